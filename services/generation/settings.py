@@ -111,7 +111,8 @@ class GenerationSettings(RpcServerSettings):
         1, ge=1, le=256,
         description="Processes, or ranks, that share the model: each holds its part of weights and cache. Rank 0 "
         "starts the others on this host; with MASTER_ADDR, MASTER_PORT, RANK and WORLD_SIZE in the environment, as "
-        "torchrun sets them, this is one of several on several hosts. No token and no receipt depends on it.",
+        "torchrun sets them, this is one of several on several hosts, which send each other prompts unencrypted and so "
+        "need --insecure. No token and no receipt depends on it.",
     )  # fmt: skip
     tensor_parallel_seconds: float = Field(
         300.0, gt=0, description="How long a rank waits for another one in a pass before the server ends."
@@ -154,6 +155,11 @@ class GenerationSettings(RpcServerSettings):
         "of prompts and outputs a minute, bytes of content that the ledger keeps; a number each, or unlimited. The "
         "tenant * is every one, but for what its own quota says. Default: unlimited.",
     )
+    quota_servers: int = Field(
+        1, ge=1, le=256,
+        description="Servers behind one name that share the quotas: each gives out this part of requests and tokens, "
+        "rounded up, and knows nothing of the others. Set it to their number on each of them.",
+    )  # fmt: skip
     prefix_caching: bool = Field(
         True, description="Requests of a tenant that begin alike share what was computed for the first of them."
     )
@@ -229,8 +235,8 @@ class GenerationSettings(RpcServerSettings):
 
     @property
     def quotas(self) -> Mapping[str, Quota]:
-        """By tenant; that of `*` is always there."""
-        return read_quotas(self.quota)
+        """By tenant, this server's part; that of `*` is always there."""
+        return {tenant: quota.part(self.quota_servers) for tenant, quota in read_quotas(self.quota).items()}
 
     @property
     def corpora(self) -> list[tuple[str | None, Path]]:

@@ -17,6 +17,7 @@ from ledger.documents.halt import Scope
 from services.generation.durable_file import write_durably
 from services.generation.halts.resumes import KnownHalt
 from services.generation.ledger_link import LedgerUnreachable
+from services.runtime.outage import Outage
 
 _log = logging.getLogger(__name__)
 
@@ -133,12 +134,11 @@ class HaltBoard:
 
     async def follow(self) -> None:
         """Ask every `every` seconds, and at once when there is news. Run it as a task."""
+        outage = Outage(_log, "ask the ledger for halts", LedgerUnreachable)
         while True:
             self._news.clear()
-            try:
+            with outage:
                 await self.refresh()
-            except LedgerUnreachable as error:
-                _log.warning("cannot ask the ledger for halts: %s", error)
             try:
                 await asyncio.wait_for(self._news.wait(), self._every)
             except TimeoutError:

@@ -16,6 +16,7 @@ from ledger.keys.envelope import Envelope
 from ledger.keys.trusted_keys import TrustedKeys
 from services.generation.heads.served_heads import HeadState
 from services.generation.ledger_link import LedgerUnreachable
+from services.runtime.outage import Outage
 
 _log = logging.getLogger(__name__)
 
@@ -49,11 +50,10 @@ class HeadBoard:
 
     async def follow(self) -> None:
         """Ask every `every` seconds. Run it as a task; returns at once if no head is served."""
+        outage = Outage(_log, "ask the ledger for withdrawn heads", LedgerUnreachable)
         while self.state.served:
-            try:
+            with outage:
                 await self.refresh()
-            except LedgerUnreachable as error:
-                _log.warning("cannot ask the ledger for withdrawn heads: %s", error)
             await asyncio.sleep(self._every)
 
     def _take(self, entry: documents_pb2.Entry) -> None:

@@ -29,6 +29,11 @@ class Quota:
     tokens: int | None = None
     bytes: int | None = None
 
+    def part(self, servers: int) -> Quota:
+        """Of one of `servers` that share it, rounded up. Bytes stay whole: the ledger counts those of all."""
+        requests, tokens = (None if whole is None else -(-whole // servers) for whole in (self.requests, self.tokens))
+        return Quota(requests, tokens, self.bytes)
+
 
 NAMES = tuple(field.name for field in fields(Quota))
 

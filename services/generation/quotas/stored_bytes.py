@@ -7,6 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 
 from services.generation.ledger_link import LedgerUnreachable
+from services.runtime.outage import Outage
 
 _log = logging.getLogger(__name__)
 
@@ -30,9 +31,8 @@ class StoredBytes:
 
     async def follow(self) -> None:
         """Run it as a task."""
+        outage = Outage(_log, "ask the ledger what it keeps of each tenant", LedgerUnreachable)
         while True:
-            try:
+            with outage:
                 await self.refresh()
-            except LedgerUnreachable as error:
-                _log.warning("cannot ask the ledger what it keeps of each tenant: %s", error)
             await asyncio.sleep(_EVERY_SECONDS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -13,7 +14,10 @@ from services.generation.settings import GenerationSettings
 from services.generation.target.errors import TargetError
 from services.generation.target.parallel.meeting import Launched
 from services.generation.target.target import LoadTarget
+from services.runtime.listening import is_loopback
 from services.runtime.process import CannotStart
+
+_log = logging.getLogger(__name__)
 
 
 def followed(settings: GenerationSettings) -> bool:
@@ -46,7 +50,22 @@ async def base_loader(settings: GenerationSettings) -> AsyncIterator[LoadTarget 
 
 
 def _launched(settings: GenerationSettings) -> Launched | None:
+    if settings.tensor_parallel == 1:
+        return None
     try:
-        return Launched.of(dict(os.environ), settings.tensor_parallel) if settings.tensor_parallel > 1 else None
+        launched = Launched.of(dict(os.environ), settings.tensor_parallel)
     except TargetError as error:
         raise CannotStart(str(error)) from None
+    if launched is not None and not is_loopback(launched.meets_at):
+        _check_exposed(launched.meets_at, settings)
+    return launched
+
+
+def _check_exposed(address: str, settings: GenerationSettings) -> None:
+    """Ranks know no TLS: whoever is on their network reads prompts and can change tokens."""
+    if not settings.insecure:
+        raise CannotStart(
+            f"MASTER_ADDR: ranks would meet at {address}, beyond this machine, and what they send is neither encrypted "
+            "nor authenticated; expected a loopback address, or --insecure on a network that only ranks are on"
+        )
+    _log.warning("ranks meet at %s without encryption: everybody on that network can read and change it", address)

@@ -19,6 +19,7 @@ from ledger.keys.envelope import Envelope
 from services.generation.engine.drafter import Drafter
 from services.generation.engine.request import RequestKey
 from services.generation.ledger_link import LedgerUnreachable
+from services.runtime.outage import Outage
 
 _log = logging.getLogger(__name__)
 
@@ -62,11 +63,10 @@ class Erasures:
 
     async def follow(self) -> None:
         """Run it as a task."""
+        outage = Outage(_log, "ask the ledger for erasures", LedgerUnreachable)
         while True:
-            try:
+            with outage:
                 await self.refresh()
-            except LedgerUnreachable as error:
-                _log.warning("cannot ask the ledger for erasures: %s", error)
             await asyncio.sleep(self._every)
 
     def _take(self, entry: documents_pb2.Entry) -> None:

@@ -23,10 +23,13 @@ _LOOPBACK = "127.0.0.1"
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """What torchrun, or an operator in its place, says in the environment: the share, and ranks on this host."""
+    """What torchrun, or an operator in its place, says in the environment: the share, ranks on this host, and the
+    address at which all meet.
+    """
 
     share: Share
     on_host: int
+    meets_at: str
 
     @classmethod
     def of(cls, environment: dict[str, str], ranks: int) -> Launched | None:
@@ -44,7 +47,7 @@ class Launched:
         if rank >= size:
             raise RanksUnsupported(f"RANK is {rank}; expected at most {size - 1}, for WORLD_SIZE is {size}")
         on_host = _number({"LOCAL_WORLD_SIZE": "1"} | environment, "LOCAL_WORLD_SIZE")
-        return cls(Share(rank, size), max(1, on_host))
+        return cls(Share(rank, size), max(1, on_host), environment["MASTER_ADDR"])
 
 
 def _number(environment: Mapping[str, str], name: str) -> int:

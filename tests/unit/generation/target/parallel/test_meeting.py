@@ -42,7 +42,7 @@ def linked(folder: Path, *works: Callable[[Link], Found]) -> list[Found | BaseEx
 def test_a_launched_rank_is_what_the_environment_says() -> None:
     assert Launched.of({}, 2) is None
     assert Launched.of({"RANK": "1", "WORLD_SIZE": "2"}, 2) is None
-    assert Launched.of(TORCHRUN, 2) == Launched(Share(1, 2), 1)
+    assert Launched.of(TORCHRUN, 2) == Launched(Share(1, 2), 1, "10.0.0.1")
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ SERVICES = [
     service_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"],
 ]
 MODEL = "tiny"
-EACH = 6
+EACH = 16
 SECONDS = 0.3  # for a call whose message means something: it may ask for many tokens
 
 

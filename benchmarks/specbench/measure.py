@@ -18,6 +18,7 @@ from benchmarks.specbench.questions import OWN, Question, first, load_questions
 from benchmarks.specbench.summary import summarised
 from benchmarks.storages import in_storage
 from services.generation.drafting.methods import METHODS
+from services.generation.heads.head_loading import says_weak
 from services.generation.target.model_path import model_path
 
 _DEMO = Path(__file__).parents[2] / "demo" / "smollm2"
@@ -88,9 +89,10 @@ def _warm_up(contenders: Sequence[Contender], engine: KolmEngine) -> None:
 
 
 def _kolm(engine: KolmEngine) -> list[Contender]:
-    """Off, each method that is loaded, and auto, which begins with the first of them."""
+    """Off, each method that is loaded, and auto, which passes over a weak head and begins with the first of the others."""
     names = [spec.name for spec in METHODS if spec.name in engine.drafters]
-    auto = engine.contender(names[0], name="auto", next_methods=tuple(names[1:]))
+    first_method, *others = [name for name in names if name != "eagle3" or not says_weak(HEAD)]
+    auto = engine.contender(first_method, name="auto", next_methods=tuple(others))
     return [engine.contender("off"), *(engine.contender(name) for name in names), auto]
 
 

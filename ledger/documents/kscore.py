@@ -9,6 +9,7 @@ from ledger.encoding.fields import Fields, checked_number
 from ledger.errors import FormatError
 
 GOOD, NEEDS_RETRAINING = "GOOD", "NEEDS_RETRAINING"
+THRESHOLD = 0.5  # mean acceptance below which a head needs retraining for an adapter
 _MOST_DEPTHS = 64
 
 

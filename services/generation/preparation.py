@@ -15,7 +15,14 @@ from services.generation.drafting.methods import CannotDraft
 from services.generation.drafting.retrieval.datastore import Datastore
 from services.generation.drafting.retrieval.embedders.models import Models
 from services.generation.drafting.retrieval.errors import DatastoreError
-from services.generation.heads.head_loading import HeadSources, LoadedHeads, is_folder, load_beside, load_heads
+from services.generation.heads.head_loading import (
+    HeadSources,
+    LoadedHeads,
+    is_folder,
+    load_beside,
+    load_heads,
+    says_weak,
+)
 from services.generation.heads.served_heads import HeadState
 from services.generation.model import Model, load_model, with_drafters
 from services.generation.settings import GenerationSettings
@@ -52,7 +59,8 @@ async def prepared(
         model = await asyncio.to_thread(with_drafters, model, parts, [head.served for head in found.loaded])
     except CannotDraft as error:
         raise CannotStart(f"cannot draft by {error}") from error
-    return model, HeadState(model.heads, found.refused)
+    weak = frozenset((head.served.cid, None) for head in found.loaded if says_weak(head.served.folder))
+    return model, HeadState(model.heads, found.refused, unfit=weak)
 
 
 async def _loaded(settings: GenerationSettings, load: LoadTarget) -> Model:

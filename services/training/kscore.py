@@ -22,7 +22,6 @@ from services.generation.engine.text.text_stream import NoText
 from services.generation.target.target import Target
 
 DEPTH = 4
-THRESHOLD = 0.5  # mean acceptance below which a head needs retraining for an adapter
 
 _AT_ONCE = 16
 _FREE_ROWS = PassCost.line(fixed=1e9, row=1.0)  # seconds: beside such a pass every draft token is worth its row

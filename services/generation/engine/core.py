@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from services.generation.engine.cost import PassCost
+from services.generation.engine.cost import PassCost, breakeven
 from services.generation.engine.counts import Counts
 from services.generation.engine.drafter import Budget, Drafter
 from services.generation.engine.errors import InvalidRequest
@@ -188,6 +188,8 @@ class EngineCore:
             rows_left // len(drafting), drafting=len(drafting), sequences=len(roots),
             rows=prefill_rows + len(roots), keys=sum(sequence.cached for sequence in roots),
         )  # fmt: skip
+        if breakeven(shares) >= 1.0:  # not even a certain token would pay: to look for one costs time all the same
+            return {}
         budgets = {}
         for sequence in drafting:
             depth = sequence.remaining - 1

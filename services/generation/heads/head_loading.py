@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ledger.audit.draft_head_evidence import DraftHeadEvidence, PublishedDraftHead, check_files, verify_draft_head
+from ledger.documents.kscore import THRESHOLD
+from ledger.encoding.fields import Fields, checked_number
 from ledger.errors import (
     DraftHeadDamaged,
     DraftHeadOfAnotherBase,
@@ -21,13 +23,14 @@ from ledger.errors import (
     DraftHeadUnlogged,
     DraftHeadUnsigned,
     DraftHeadWithdrawn,
+    FormatError,
     LedgerError,
 )
 from ledger.keys.trusted_keys import TrustedKeys
 from services.client import LedgerClient
 from services.client.errors import DataLoss, DeadlineExceeded, KolmError, NotFound, Unavailable
 from services.client.head_fetch import answers, fetch_head, find_head
-from services.client.head_folder import HeadFolderInvalid, manifest_of
+from services.client.head_folder import HeadFolderInvalid, manifest_of, training_of
 from services.client.registry import RegistryClient
 from services.generation.drafting.eagle3.errors import HeadError, HeadForAnotherBase
 from services.generation.drafting.eagle3.head import Head
@@ -112,6 +115,20 @@ def load_beside(folder: Path, base_cid: str, config: TargetConfig) -> LoadedHead
         return LoadedHeads()
     _log.info("drafting with the head in %s, which lies beside the model; nobody vouches for it", folder)
     return LoadedHeads((LoadedHead(served, head),))
+
+
+def says_weak(folder: Path) -> bool:
+    """Whether a head's own `training.json` tells of a mean acceptance that needs retraining, over answers that it had
+    not learned from. That stands until the log has a k-score of it; a head that tells nothing is not judged.
+    """
+    try:
+        told = Fields(training_of(folder).get("held_out_acceptance", {}), "held_out_acceptance")
+        depths = [depth for domain in told.names() for depth in Fields(told.read(domain), domain).array("by_depth")]
+        shares = [checked_number(share, "by_depth", 0.0, 1.0) for share in depths]
+    except (FormatError, HeadFolderInvalid) as error:
+        _log.warning("what the head in %s says of its own acceptance cannot be read: %s", folder, error)
+        return False
+    return bool(shares) and sum(shares) / len(shares) < THRESHOLD
 
 
 def is_folder(reference: str) -> bool:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ledger.audit.draft_head_evidence import DraftHeadEvidence
 from ledger.documents.draft_head_manifest import DraftHeadManifest
-from ledger.documents.kscore import KScore
+from ledger.documents.kscore import THRESHOLD, KScore
 from ledger.documents.signed_document import sign_document
 from ledger.encoding.timestamp import timestamp
 from ledger.errors import DraftHeadUnlogged
@@ -30,7 +30,7 @@ from services.generation.target.loading import load_target
 from services.generation.target.probing.profile import measure_profile
 from services.training.answers.prompts import read_prompts
 from services.training.errors import PromptsInvalid
-from services.training.kscore import DEPTH, THRESHOLD, Measured, NothingMeasured, Prompt, measure, prompts_digest
+from services.training.kscore import DEPTH, Measured, NothingMeasured, Prompt, measure, prompts_digest
 
 Target = CpuTarget | FixedShapeTarget
 

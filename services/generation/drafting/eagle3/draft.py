@@ -23,7 +23,7 @@ from services.generation.target.rows import PlacedNode, RowsBuilder
 Float32 = NDArray[np.float32]
 
 _FEW = 16  # features that are read together with the next draft
-_MOST_WAITING = 1 << 20  # bytes of features that wait until the head is to draft, which may be never
+_MOST_WAITING = 1 << 23  # bytes of features that wait until the head is to draft, which may be never
 
 
 class Eagle3Draft(Draft):

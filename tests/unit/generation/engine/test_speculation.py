@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from services.generation.engine.cost import PassCost
 from services.generation.engine.drafter import Ask, Budget, Draft, Drafter
 from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.engine.settings import EngineSettings
@@ -172,3 +173,12 @@ def test_what_a_drafter_s_tree_says_of_itself_is_not_believed(target: CpuTarget)
     sly = replace(plain, method="sly")
     expected = run(target, [plain]).outcomes[plain.key].token_ids
     assert run(target, [sly], drafters={"sly": SlyDrafter()}).outcomes[sly.key].token_ids == expected
+
+
+@pytest.mark.parametrize(("fixed", "asked"), [(1.0, True), (0.0, False)])
+def test_where_no_row_pays_no_drafter_is_asked(target: CpuTarget, fixed: float, asked: bool) -> None:
+    truth = truth_of(target)
+    drafter = ReadingDrafter((0,), truth)
+    collected = run(target, requests_for(), drafters={"reading": drafter}, cost=PassCost.line(fixed, row=0.1))
+    assert (drafter.largest > 0) is asked
+    assert {name: outcome.token_ids for (name, _), outcome in collected.outcomes.items()} == truth

@@ -89,9 +89,9 @@ def _warm_up(contenders: Sequence[Contender], engine: KolmEngine) -> None:
 
 
 def _kolm(engine: KolmEngine) -> list[Contender]:
-    """Off, each method that is loaded, and auto, which passes over a weak head and begins with the first of the others."""
+    """Off, each method that is loaded, and auto: the first of them, then the others, a weak head last."""
     names = [spec.name for spec in METHODS if spec.name in engine.drafters]
-    first_method, *others = [name for name in names if name != "eagle3" or not says_weak(HEAD)]
+    first_method, *others = sorted(names, key=lambda name: name == "eagle3" and says_weak(HEAD))
     auto = engine.contender(first_method, name="auto", next_methods=tuple(others))
     return [engine.contender("off"), *(engine.contender(name) for name in names), auto]
 

@@ -59,8 +59,8 @@ async def prepared(
         model = await asyncio.to_thread(with_drafters, model, parts, [head.served for head in found.loaded])
     except CannotDraft as error:
         raise CannotStart(f"cannot draft by {error}") from error
-    weak = frozenset((head.served.cid, None) for head in found.loaded if says_weak(head.served.folder))
-    return model, HeadState(model.heads, found.refused, unfit=weak)
+    weak = frozenset(head.served.cid for head in found.loaded if says_weak(head.served.folder))
+    return model, HeadState(model.heads, found.refused, weak=weak)
 
 
 async def _loaded(settings: GenerationSettings, load: LoadTarget) -> Model:

@@ -78,4 +78,5 @@ class HeadBoard:
     def _score(self, score: KScore) -> None:
         pair = (score.manifest_cid, score.adapter_cid)
         rest = self.state.unfit - {pair}
-        self.state = replace(self.state, unfit=rest | {pair} if score.status == NEEDS_RETRAINING else rest)
+        unfit = rest | {pair} if score.status == NEEDS_RETRAINING else rest
+        self.state = replace(self.state, unfit=unfit, weak=self.state.weak - {score.manifest_cid})

@@ -43,13 +43,18 @@ class HeadState:
     """Heads in the order of preference, and what the ledger says about them.
 
     `withdrawn` maps identifiers to reasons. `unfit` are pairs of head and adapter (None: the bare base) whose newest
-    k-score is below its threshold.
+    k-score is below its threshold. `weak` are heads without a k-score that say of themselves that they are.
     """
 
     served: tuple[ServedHead, ...] = ()
     refused: tuple[RefusedHead, ...] = ()
     withdrawn: Mapping[str, str] = field(default_factory=dict)
     unfit: frozenset[tuple[str, str | None]] = frozenset()
+    weak: frozenset[str] = frozenset()
+
+    @property
+    def all_weak(self) -> bool:
+        return bool(self.served) and all(head.cid in self.weak for head in self.served)
 
     def fit(self, adapter_cid: str | None, *, only_fit: bool) -> tuple[list[ServedHead], str | None]:
         """The heads that may draft for this adapter, or why there is none, as receipts say it."""

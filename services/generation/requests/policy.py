@@ -84,7 +84,7 @@ def decide(asked: SpeculationRequest, temperature: float, now: Circumstances) ->
         )
     if asked.method == "off" or obstacle is not None:
         return Decision(asked.method, "off", None if asked.method == "off" else obstacle)
-    wanted = _wanted(asked)
+    wanted = _wanted(asked, now)
     found = [_candidate(spec, asked, now, named) for spec in wanted]
     loaded = [candidate for candidate, _ in found if candidate is not None]
     runs = [candidate for candidate in loaded if not candidate.halted(now)]
@@ -99,12 +99,16 @@ def decide(asked: SpeculationRequest, temperature: float, now: Circumstances) ->
     return Decision(asked.method, first.spec.name, reason, head_cid, asked.k or first.spec.depth, drafters)
 
 
-def _wanted(asked: SpeculationRequest) -> list[MethodSpec]:
-    """The method that was named; or all that `auto` may choose, those that the declared workload prefers first."""
+def _wanted(asked: SpeculationRequest, now: Circumstances) -> list[MethodSpec]:
+    """The method that was named; or all that `auto` may choose, those that the declared workload prefers first, and
+    heads last where all of them are weak.
+    """
     if asked.method != "auto":
         return [spec for spec in METHODS if spec.name == asked.method]
     eligible = [spec for spec in METHODS if not spec.by_name_only]
-    return sorted(eligible, key=lambda spec: asked.workload not in spec.workloads)
+    return sorted(
+        eligible, key=lambda spec: (spec.has_heads and now.heads.all_weak, asked.workload not in spec.workloads)
+    )
 
 
 def _off(asked: SpeculationRequest, reason: str | None, loaded: list[_Candidate], now: Circumstances) -> Decision:

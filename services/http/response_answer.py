@@ -40,7 +40,7 @@ class ResponseAnswer:
             "max_output_tokens": sampling.get("max_tokens"),
             "temperature": sampling.get("temperature"),
             "top_p": sampling.get("top_p"),
-            "text": {"format": {"type": "text"}},
+            "text": fields.said_of_text(),
             **fields.said_of_tools(),
             "previous_response_id": None,
             "truncation": "disabled",

@@ -1,14 +1,15 @@
-"""`/v1/responses`: its body. Answers are text; nothing is kept, so that no response can be continued by its id."""
+"""`/v1/responses`: its body. Nothing is kept, so that no response can be continued by its id."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Discriminator, Field, Tag, ValidationInfo, field_validator, model_validator
 
-from services.client import Message, Request, Tools
+from services.client import Message, Request, StructuredOutputs, Tools
 from services.client.completion import Resolved
+from services.http.chat import JsonSchema
 from services.http.fields import NAMES, CommonFields, Strict, only
 from services.http.response_answer import ResponseAnswer
 from services.http.response_input import Item, turns_of
@@ -19,10 +20,23 @@ def _text_or_items(value: Any) -> str:
     return "~items" if isinstance(value, list) else "~text"
 
 
-class TextSettings(Strict):
-    """`text`: plain text is all there is."""
+class TextFormat(JsonSchema):
+    """What the text looks like: anything, any JSON object, or JSON that a schema allows."""
 
-    format: Annotated[Any, only({"type": "text"})] = None
+    type: Literal["text", "json_object", "json_schema"]
+    schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None  # type: ignore[assignment]
+
+    @model_validator(mode="after")
+    def _one_schema(self) -> TextFormat:
+        if (self.schema_ is not None) != (self.type == "json_schema"):
+            raise ValueError("the type json_schema needs a schema, and no other type has one")
+        return self
+
+
+class TextSettings(Strict):
+    """`text`."""
+
+    format: TextFormat | None = None
     verbosity: Annotated[Any, only("medium")] = None
 
 
@@ -67,6 +81,27 @@ class ResponseFields(CommonFields):
             return [*first, Message("user", self.input)]
         return [*first, *turns_of(self.input)]
 
+    @field_validator("text")
+    @classmethod
+    def _one_constraint(cls, value: TextSettings | None, info: ValidationInfo) -> TextSettings | None:
+        if value and value.format and value.format.type != "text" and info.data.get("structured_outputs"):
+            raise ValueError("its format stands beside structured_outputs; send one of them")
+        return value
+
+    def constraint(self) -> StructuredOutputs | None:
+        """What the output has to look like. A schema is kept to whether it is `strict` or not."""
+        match self.text and self.text.format:
+            case TextFormat(type="json_schema", schema_=schema):
+                return StructuredOutputs(json=schema)
+            case TextFormat(type="json_object"):
+                return StructuredOutputs(json_object=True)
+        return super().constraint()
+
+    def said_of_text(self) -> dict[str, Any]:
+        """As a response repeats it."""
+        wanted = self.text and self.text.format
+        return {"format": wanted.model_dump(by_alias=True, exclude_none=True) if wanted else {"type": "text"}}
+
     def callable(self) -> Tools | None:
         """What the model may call."""
         return tools_of(self.tools, self.tool_choice, self.parallel_tool_calls)
@@ -84,10 +119,15 @@ class ResponseFields(CommonFields):
 class Responses:
     """The dialect of responses."""
 
-    names: Mapping[str, str] = {**NAMES, "messages": "input", "sampling.max_tokens": "max_output_tokens"}
-
     def __init__(self, fields: ResponseFields) -> None:
         self.fields = fields
+
+    @property
+    def names(self) -> Mapping[str, str]:
+        names = {**NAMES, "messages": "input", "sampling.max_tokens": "max_output_tokens"}
+        if self.fields.text is not None and self.fields.text.format is not None:
+            names["sampling.structured_outputs.json"] = "text.format.schema"
+        return names
 
     def request(self) -> Request:
         asked = self.fields

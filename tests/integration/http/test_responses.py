@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import openai
+import pydantic
 import pytest
 from openai.types.responses import Response
 
@@ -67,9 +68,30 @@ async def test_what_was_answered_can_be_sent_back(client: openai.AsyncOpenAI) ->
     assert again.output_text == chat.choices[0].message.content
 
 
+class Pass(pydantic.BaseModel):
+    kind: Literal["drafter", "target"]
+    tokens: Annotated[int, pydantic.Field(ge=0, le=9)]
+
+
+async def test_a_response_keeps_to_the_class_that_a_client_parses_it_into(client: openai.AsyncOpenAI) -> None:
+    response = await client.responses.parse(**ASKED | {"max_output_tokens": 60}, text_format=Pass)
+    assert isinstance(response.output_parsed, Pass)
+    wanted: Any = response.text and response.text.format
+    assert (wanted.type, wanted.name, wanted.strict) == ("json_schema", "Pass", True)
+    anything = await client.responses.create(**ASKED, text={"format": {"type": "json_object"}})
+    assert anything.output_text.lstrip().startswith("{")
+
+
 @pytest.mark.parametrize(
     ("members", "param"),
     [
+        ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format"),
+        ({"text": {"format": {"type": "text", "schema": {}}}}, "text.format"),
+        ({"text": {"format": {"type": "json_schema", "name": "x", "schema": {"type": "sting"}}}}, "text.format.schema"),
+        (
+            {"text": {"format": {"type": "json_object"}}, "extra_body": {"structured_outputs": {"choice": ["a"]}}},
+            "text",
+        ),
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
         ({"tools": [{"type": "web_search"}]}, "tools"),
         ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input"),

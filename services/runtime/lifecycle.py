@@ -26,6 +26,7 @@ from services.runtime.server import Mount, RunningServer, start_server
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _HEALTH_SECONDS = 1.0
+_LONGEST_SECONDS = 86_400.0
 _LAST_WORDS_SECONDS = 2.0  # for errors on their way to callers, after the grace period
 
 
@@ -75,7 +76,8 @@ async def _drain(
     await server.drain()
     on_drain()
     last_words = _LAST_WORDS_SECONDS if interrupt else 0.0
-    stopping = asyncio.ensure_future(server.stop(grace + last_words))
+    # Ended below: gRPC has crashed where a grace of its own ran out while another call stopped the server.
+    stopping = asyncio.ensure_future(server.stop(_LONGEST_SECONDS))
     impatience = asyncio.ensure_future(received.get())
     await asyncio.wait({stopping, impatience}, timeout=grace, return_when=asyncio.FIRST_COMPLETED)
     impatience.cancel()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -51,7 +51,6 @@ class RunningServer:
     address: str
     _server: grpc.aio.Server
     _health: health.aio.HealthServicer
-    _stopped: bool = field(default=False)
 
     async def drain(self) -> None:
         """From here on health says NOT_SERVING for everything; calls are still answered."""

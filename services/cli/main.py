@@ -16,7 +16,7 @@ def _services() -> typer.Typer:
 
 
 _COMMANDS: dict[str, Member] = {
-    "up": "up:up",
+    "up": "up.up:up",
     "serve": _services,
     "init": "init:init",
     "health": "health:health",

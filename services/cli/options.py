@@ -13,7 +13,7 @@ from services.cli.exits import UsageError
 GENERATION, LEDGER, AUDITOR = "127.0.0.1:50051", "127.0.0.1:50052", "127.0.0.1:50053"
 REGISTRY = "127.0.0.1:50054"
 SERVER = "HOST:PORT"
-"""What commands call the address of a server; `https://HOST:PORT` is one too."""
+"""Metavar for the address of a server; `https://HOST:PORT` is one too."""
 DATA_DIR = Path(".kolm")
 MODEL = Path("smollm2")
 
@@ -53,16 +53,6 @@ TrainedOn = Annotated[
 Adapters = Annotated[
     list[str] | None,
     typer.Option("--adapter", metavar="NAME=DIR", help="LoRA adapter in peft's layout; may be repeated."),
-]
-ContextLength = Annotated[
-    int | None,
-    typer.Option("--context-length", min=1, metavar="TOKENS", help="The server's, where it was given one."),
-]
-CacheDtype = Annotated[
-    str | None, typer.Option("--cache-dtype", metavar="float32|bfloat16", help="The server's, where not float32.")
-]
-Arithmetic = Annotated[
-    str | None, typer.Option("--arithmetic", metavar="float32|int8", help="The server's, where not float32.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON to stdout instead of text.")]
 Generation = Annotated[

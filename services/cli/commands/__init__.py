@@ -1,1 +1,1 @@
-"""What typer sees: one function for each command, with its options; `services.cli.main` puts them together."""
+"""Functions for typer: one for each command, with its options; `services.cli.main` puts them together."""

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from services.cli import exits, options
+from services.cli.engine_options import ENGINE, EngineOptions
 
 _Schedule = Annotated[
     str | None,
@@ -27,10 +28,7 @@ def run(
         Path | None,
         options.model("--model", "The audited base, loaded here: a transformers directory, a GGUF file, or smollm2."),
     ] = None,
-    adapter: options.Adapters = None,
-    context_length: options.ContextLength = None,
-    cache_dtype: options.CacheDtype = None,
-    arithmetic: options.Arithmetic = None,
+    engine: EngineOptions = ENGINE,
     by_server: Annotated[
         bool,
         typer.Option("--by-server", help="Ask the service at --generation to replay, and believe it: not independent."),
@@ -56,7 +54,6 @@ def run(
     from services.auditor.assembly import AuditorPlan
     from services.cli.jobs.audit_pass import run_pass
     from services.cli.jobs.audit_schedule import schedule_url
-    from services.cli.jobs.own_engine import engine_plan
     from services.cli.jobs.trust import trust_own
     from services.cli.output import print_json
     from services.cli.views.audits import pass_json, show_pass
@@ -69,7 +66,7 @@ def run(
         trust_own(home.key("auditor"), "auditor", directory, key_passphrase_file)
     plan = AuditorPlan(
         ledger=ledger,
-        engine=None if by_server else engine_plan(model, adapter or [], context_length, cache_dtype, arithmetic),
+        engine=None if by_server or model is None else engine.plan(model),
         generation=generation,
         decode_share=float(decode),
         key_file=home.key("auditor", key),

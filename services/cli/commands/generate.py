@@ -25,6 +25,30 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptOptions:
+    """The prompt, or the messages of a conversation."""
+
+    prompt: Annotated[
+        str | None, typer.Argument(help="The prompt; - reads standard input, as does none where it is no terminal.")
+    ] = None
+    file: Annotated[Path | None, typer.Option("--file", "-f", help="Read the prompt from a file.")] = None
+    chat: Annotated[bool, typer.Option("--chat/--raw", help="Apply the model's chat template to the prompt.")] = False
+    system: Annotated[str | None, typer.Option("--system", help="A system message; implies --chat.")] = None
+
+    def read(self) -> str | list[Message]:
+        """Raises UsageError."""
+        from services.cli.jobs.prompt import read_prompt
+        from services.client import Message
+
+        text = read_prompt(self.prompt, self.file)
+        first = [] if self.system is None else [Message("system", self.system)]
+        return [*first, Message("user", text)] if self.chat or first else text
+
+
+PROMPT = PromptOptions()
+
+
+@dataclass(frozen=True, slots=True)
 class _Call:
     """A request on its way, and the file that keeps its promise."""
 
@@ -37,12 +61,7 @@ class _Call:
 
 def generate(
     asked: RequestOptions,
-    prompt: Annotated[
-        str | None, typer.Argument(help="The prompt; - reads standard input, as does none where it is no terminal.")
-    ] = None,
-    file: Annotated[Path | None, typer.Option("--file", "-f", help="Read the prompt from a file.")] = None,
-    chat: Annotated[bool, typer.Option("--chat/--raw", help="Apply the model's chat template to the prompt.")] = False,
-    system: Annotated[str | None, typer.Option("--system", help="A system message; implies --chat.")] = None,
+    given: PromptOptions = PROMPT,
     prediction: Annotated[
         Path | None,
         typer.Option(
@@ -79,20 +98,18 @@ def generate(
     json: options.Json = False,
 ) -> None:
     """Generate text with a signed receipt. The text goes to stdout, the summary to stderr."""
-    from services.cli.jobs.prompt import read_prediction, read_prompt
-    from services.client import Message, Request, Runtime
+    from services.cli.jobs.prompt import read_prediction
+    from services.client import Request, Runtime
 
     live = _is_live(stream, json, n)
     if save is not None:
         _check_saving(save, n)
     if promise is not None:
         expect_room("--promise", promise)
-    text = read_prompt(prompt, file)
-    first = [] if system is None else [Message("system", system)]
-    messages = [*first, Message("user", text)] if chat or first else None
+    sent = given.read()
     request = Request(
-        prompt=None if messages else text,
-        messages=messages,
+        prompt=sent if isinstance(sent, str) else None,
+        messages=None if isinstance(sent, str) else sent,
         sampling=asked.sampling(n, logprobs),
         model=asked.model,
         adapter=asked.adapter,
@@ -111,7 +128,7 @@ def generate(
         _say_interrupted(request.request_id, n or 1, ledger)
         raise typer.Exit(exits.INTERRUPTED) from None
     if save is not None and (receipt := ended[0].receipt) is not None:
-        _save(save, receipt, messages or text, ledger)
+        _save(save, receipt, sent, ledger)
     _check_whole([each.finish_reason for each in ended])
 
 

@@ -2,12 +2,48 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from services.cli import exits, options
+from services.cli.parsing import age
+
+if TYPE_CHECKING:
+    from ledger.monitor.judgement import Limits
+    from ledger.witness.tlog_policy import Policy
+
+
+@dataclass(frozen=True, slots=True)
+class LimitOptions:
+    """Limits beyond which a log is wrong."""
+
+    max_age: Annotated[
+        str | None,
+        typer.Option(
+            metavar="AGE", help="Tell when the log is older: by its witnesses' word, or else unchanged so long."
+        ),
+    ] = None
+    max_unreplayable: Annotated[
+        int, typer.Option(min=0, metavar="N", help="Accept this many receipts that could not be replayed.")
+    ] = 0
+    since: Annotated[int, typer.Option(min=0, metavar="ENTRY", help="What is found about earlier ones is known.")] = 0
+    lag: Annotated[
+        str, typer.Option(metavar="AGE", help="How far the files may be behind the log; what is due waits as long.")
+    ] = "0s"
+
+    def limits(self, policy: Policy | None, origin: str | None) -> Limits:
+        """Raises UsageError."""
+        from ledger.monitor.judgement import Limits
+
+        max_age = None if self.max_age is None else age("--max-age", self.max_age)
+        lag = age("--lag", self.lag)
+        return Limits(policy, origin, max_age, self.max_unreplayable, self.since, lag)
+
+
+LIMITS = LimitOptions()
 
 
 def monitor(
@@ -26,19 +62,7 @@ def monitor(
         list[Path] | None,
         typer.Option(metavar="FILE|DIR", help="A promise that the log must keep, or a folder of them (*.json)."),
     ] = None,
-    max_age: Annotated[
-        str | None,
-        typer.Option(
-            metavar="AGE", help="Tell when the log is older: by its witnesses' word, or else unchanged so long."
-        ),
-    ] = None,
-    max_unreplayable: Annotated[
-        int, typer.Option(min=0, metavar="N", help="Accept this many receipts that could not be replayed.")
-    ] = 0,
-    since: Annotated[int, typer.Option(min=0, metavar="ENTRY", help="What is found about earlier ones is known.")] = 0,
-    lag: Annotated[
-        str, typer.Option(metavar="AGE", help="How far the files may be behind the log; what is due waits as long.")
-    ] = "0s",
+    limits: LimitOptions = LIMITS,
     policy: Annotated[
         Path | None,
         typer.Option(help="The expected log and witnesses (C2SP tlog-policy). Default: <trusted>/policy."),
@@ -56,23 +80,19 @@ def monitor(
     json: options.Json = False,
 ) -> None:
     """Follow a log: each checkpoint, entry, owed replay and promise. Exit code 3, and a line, when one is wrong."""
-    from ledger.monitor.judgement import Limits
     from services.cli.jobs.bundle_trust import Sources, own_trust
     from services.cli.jobs.monitor.watching import Watched, follow, watching
-    from services.cli.parsing import age
     from services.cli.views.monitor import LookReport
 
     trust = own_trust(Sources(home.trusted, policy))
-    limits = Limits(
-        policy=trust.policy,
-        origin=origin,
-        max_age=None if max_age is None else age("--max-age", max_age),
-        max_unreplayable=max_unreplayable,
-        since=since,
-        lag=age("--lag", lag),
-    )
     watched = Watched(
-        ledger, tiles, state or home.data_dir / "monitor.sqlite3", trust.keys, limits, tuple(promise or ()), webhook
+        ledger,
+        tiles,
+        state or home.data_dir / "monitor.sqlite3",
+        trust.keys,
+        limits.limits(trust.policy, origin),
+        tuple(promise or ()),
+        webhook,
     )
     seconds = age("--every", every).total_seconds()
     report = LookReport(watched.place, as_json=json, once=once, goes_on=webhook is not None and not once)

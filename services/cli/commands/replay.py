@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from services.cli import exits, options
+from services.cli.engine_options import ENGINE, EngineOptions
 
 
 def replay(
@@ -16,10 +17,7 @@ def replay(
         Path | None,
         options.model("--model", "The base that the receipt names: a transformers directory, a GGUF file, or smollm2."),
     ] = None,
-    adapter: options.Adapters = None,
-    context_length: options.ContextLength = None,
-    cache_dtype: options.CacheDtype = None,
-    arithmetic: options.Arithmetic = None,
+    engine: EngineOptions = ENGINE,
     decode: Annotated[bool, typer.Option("--decode", help="Token by token, in place of along the output.")] = False,
     home: options.Home = options.HOME,
     json: options.Json = False,
@@ -33,13 +31,11 @@ def replay(
     if model is None:
         raise exits.UsageError("expected --model: the base that the receipt names, with the same values")
 
-    from services.cli.jobs.own_engine import engine_plan
     from services.cli.jobs.replay import replay_file
     from services.cli.output import answer
     from services.cli.views.replay import replay_json, replay_view
 
-    plan = engine_plan(model, adapter or [], context_length, cache_dtype, arithmetic)
-    done = replay_file(file, plan, home.trusted, decode=decode)
+    done = replay_file(file, engine.plan(model), home.trusted, decode=decode)
     answer(json, lambda: replay_json(done), lambda: replay_view(done))
     raise typer.Exit(
         {"EXACT": exits.OK, "DEVIATION": exits.VERIFICATION_FAILED}.get(done.finding.outcome, exits.FAILED)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class VerifyOptions:
-    """What a file is held against."""
+    """The keys, files and limits that a file is checked against."""
 
     policy: Annotated[
         Path | None,
@@ -96,7 +96,7 @@ GIVEN = VerifyOptions()
 
 @dataclass(frozen=True, slots=True)
 class _Checked:
-    """What a check found, and how it is shown."""
+    """The result of a check, and its views."""
 
     ok: bool
     as_json: Callable[[], Any]

@@ -88,11 +88,12 @@ def _models(base: Path, tokenizer: FastTokenizer, parameters: BuildParameters, e
     if not parameters.layer:
         return Models(base)
     from services.generation.target.config import read_config
-    from services.generation.target.loading import load_target
 
     layers = read_config(base).layers
     if parameters.layer > layers:
         raise UsageError(f"--embedding-layer: {base} has {layers} layers; expected 0 to {layers}")
+    from services.generation.target.loading import load_target
+
     return Models(base, load_target(base, cache_tokens=max(_CACHE_TOKENS, parameters.passage_tokens)))
 
 

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from services.auditor.settings import AuditorSettings
-from services.cli.commands.up import _usual_port
+from services.cli.commands.up.listen_options import usual_port
 from services.cli.jobs.running.local_services import LocalServices
 from services.cli.main import app
 from services.cli.views.services import UpTalk
@@ -24,7 +24,7 @@ def test_what_up_is_told_of_context_and_cache_reaches_the_generation_service(
 ) -> None:
     found: list[LocalServices] = []
     monkeypatch.setattr(
-        "services.cli.commands.up._run", lambda services, adapters, talk, as_json: found.append(services)
+        "services.cli.commands.up.up._run", lambda services, adapters, talk, as_json: found.append(services)
     )
     (tmp_path / "config.json").touch()
     sizes = ["--context-length", "1024", "--cache-bytes", "2GiB"]
@@ -35,7 +35,7 @@ def test_what_up_is_told_of_context_and_cache_reaches_the_generation_service(
 
 
 def test_the_page_makes_way_for_whoever_has_its_port() -> None:
-    assert _usual_port("127.0.0.1", 4321, 50056) == 4321
+    assert usual_port("127.0.0.1", 4321, 50056) == 4321
     with socket.socket() as other:
         other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -43,7 +43,7 @@ def test_the_page_makes_way_for_whoever_has_its_port() -> None:
             other.listen()
         except OSError:
             pass  # somebody has it already
-        assert _usual_port("127.0.0.1", None, 50056) == 0
+        assert usual_port("127.0.0.1", None, 50056) == 0
 
 
 def imported(folder: Path, *names: str) -> None:
@@ -54,10 +54,10 @@ def imported(folder: Path, *names: str) -> None:
 
 @pytest.fixture
 def ran(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[LocalServices]:
-    """What would have been run, on a machine without the packaged model."""
+    """The services that would have been run, on a machine without the packaged model."""
     found: list[LocalServices] = []
     monkeypatch.setattr(
-        "services.cli.commands.up._run", lambda services, adapters, talk, as_json: found.append(services)
+        "services.cli.commands.up.up._run", lambda services, adapters, talk, as_json: found.append(services)
     )
     monkeypatch.setattr("services.generation.target.model_path.find_spec", lambda name: None)
     monkeypatch.setenv("KOLM_MODELS", str(tmp_path / "models"))

@@ -1,0 +1,1 @@
+"""`kolm up`: all services on this machine."""

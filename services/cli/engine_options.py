@@ -1,0 +1,44 @@
+"""Options of the engine that an audit computes with, which `kolm audit run` and `kolm replay` share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from services.cli import options
+from services.cli.exits import UsageError
+
+if TYPE_CHECKING:
+    from services.auditor.replays.engine_plan import EnginePlan
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """The values that the audited server has."""
+
+    adapter: options.Adapters = None
+    context_length: Annotated[
+        int | None, typer.Option(min=1, metavar="TOKENS", help="The server's, where it was given one.")
+    ] = None
+    cache_dtype: Annotated[
+        str | None, typer.Option(metavar="float32|bfloat16", help="The server's, where not float32.")
+    ] = None
+    arithmetic: Annotated[str | None, typer.Option(metavar="float32|int8", help="The server's, where not float32.")] = (
+        None
+    )
+
+    def plan(self, model: Path) -> EnginePlan:
+        """Raises UsageError for an adapter without a name."""
+        from services.auditor.replays.engine_plan import EnginePlan
+
+        pairs = [each.partition("=") for each in self.adapter or ()]
+        if wrong := [each for each in pairs if not all(each)]:
+            raise UsageError(f"--adapter: expected NAME=DIR of an adapter in peft's layout, got {''.join(wrong[0])}")
+        adapters = {name: Path(folder) for name, _, folder in pairs}
+        return EnginePlan(model, adapters, self.context_length, self.cache_dtype, self.arithmetic)
+
+
+ENGINE = EngineOptions()

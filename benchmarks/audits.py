@@ -1,4 +1,4 @@
-"""What an audit costs: a recorded output verified by prefill beside the same decoded with speculation off."""
+"""Costs of an audit: a recorded output verified by prefill, and decoded with speculation off."""
 
 from __future__ import annotations
 

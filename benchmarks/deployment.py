@@ -1,8 +1,8 @@
 """The datastore that a deployment of the demo would have: what its users may ask about, and what was said before.
 
 Nothing in it is made from a benchmark's prompt: code and dialogues are those of the training split, and of the prompts
-there are only the passages that their questions are about, as wherever retrieval feeds a model. What is stock in an
-answer, up to a chat's whole list of steps, a training chat may say in the same words.
+there are only the passages that their questions are about, as wherever retrieval feeds a model. Stock
+phrases of an answer, up to a chat's whole list of steps, may stand in a training chat in the same words.
 """
 
 from __future__ import annotations

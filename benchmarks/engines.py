@@ -1,4 +1,4 @@
-"""What is compared: transformers' own decoding loops and kolm's engine, behind one call."""
+"""The contenders: transformers' own decoding loops and kolm's engine, behind one call."""
 
 from __future__ import annotations
 

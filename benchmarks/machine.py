@@ -1,4 +1,4 @@
-"""What the measurements were made on, and where they go."""
+"""The machine that measures, and the files that results go to."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ _LEARN_NOTHING = (_PEER, "kolm off")  # from one request for another
 
 
 def measure(model: Path, head: Path | None, draft: Path | None, *, prompts: int, max_tokens: int) -> dict[str, Any]:
-    """What the datastore holds, how many requests each method had answered before, and a row for each domain and
+    """The datastore's contents, how many requests each method had answered before, and a row for each domain and
     temperature. Without a head eagle3 takes no part, without a draft model draft does not.
 
     Undeclared requests: nobody tells `auto` their domain.

@@ -1,8 +1,8 @@
 """`python -m benchmarks.predicted`: a file with one name changed, beside off, the file before the edit as prediction.
 
 The file is the beginning of the standard library's textwrap. SmolLM2-135M does not copy two hundred lines without a
-slip, so the answer is dictated: the target computes each pass as ever, and then the row's token is the answer's. What
-is timed are real passes over real rows; what is accepted is what a model that edits without a slip would accept.
+slip, so the answer is dictated: the target computes each pass as ever, and then the row's token is the answer's. The
+times are those of real passes over real rows; the acceptance is that of a model that edits without a slip.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What streaming over gRPC adds to a chunk: from the end of the pass that made it to the client having it."""
+"""The delay of a chunk by streaming over gRPC: from the end of its pass until the client has it."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ COST = PassCost.line(fixed=1.0, row=0.05)
 
 
 def outcomes(target: Target, tokenizer: Tokenizer, requests: list[EngineRequest]) -> list[Outcome]:
-    """What the requests end with, run beside each other."""
+    """The ends of the requests, run beside each other."""
     found: dict[str, Outcome] = {}
 
     def sink(event: Event) -> None:

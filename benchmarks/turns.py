@@ -12,7 +12,7 @@ from typing import Any
 from benchmarks.engines import Contender, Run
 
 Turn = Mapping[str, Run | None]
-"""What each contender made of the same prompts, by its name; None where it could not take them."""
+"""The answers of each contender to the same prompts, by its name; None where it could not take them."""
 
 
 def take_turn(

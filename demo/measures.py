@@ -1,4 +1,4 @@
-"""What is measured of a model's answers; plain values in, plain values out."""
+"""Measures of a model's answers; plain values in, plain values out."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def offered_tools(system: str) -> dict[str, dict[str, Any]]:
 
 
 def call_faults(answer: str, tools: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """What is wrong with a tool call; empty for JSON that names an offered tool and follows its schema."""
+    """The faults of a tool call; empty for JSON that names an offered tool and follows its schema."""
     try:
         call = json.loads(answer)
     except json.JSONDecodeError as error:

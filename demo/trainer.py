@@ -156,10 +156,10 @@ class Trainer:
 
 
 def token_weights(tokens: torch.Tensor) -> torch.Tensor:
-    """How much the token after each of `tokens` counts; both of shape (windows, length).
+    """The weight of the token after each of `tokens`; both of shape (windows, length).
 
-    What the assistant says counts in full, and so does text outside of dialogues. What others say counts little: it is
-    full of invented names that nobody can predict, and would drown what there is to learn about copying them.
+    The assistant's tokens count in full, as does text outside of dialogues. Those of others count little: they are full
+    of invented names that nobody can predict, and would drown what there is to learn about copying them.
     """
     positions = torch.arange(tokens.shape[1], device=tokens.device)
     is_special = tokens < len(SPECIAL_TOKENS)

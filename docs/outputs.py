@@ -24,7 +24,7 @@ _LONGEST = 140  # characters of a line, where a command breaks none
 
 
 def blocks(page: Path) -> list[list[Step]]:
-    """What a page has recorded, block by block."""
+    """The recorded output of a page, block by block."""
     return [recorded(block) for block in _BLOCK.findall(page.read_text("utf-8"))]
 
 

@@ -51,8 +51,9 @@ def run(lines: list[str], folder: Path, columns: int) -> Iterator[Step]:
 
 
 def shape(output: str) -> str:
-    """What does not change from run to run: the words, without numbers, ids, times and where lines break. What was
-    drafted and how fast it was is left out: that is a matter of measured costs.
+    """The part that does not change from run to run: words, without numbers, ids, times and line breaks.
+
+    Drafts and speeds are left out: they depend on measured costs.
     """
     whole = re.sub(r"(?<=[0-9a-f]{20})\n +(?=[0-9a-f]+\b)", "", output)  # digests that a table has broken
     whole = re.sub(r"^(method \w+[^:\n]*): [\d.]+ tokens per pass.*$", r"\1", whole, flags=re.MULTILINE)
@@ -75,7 +76,7 @@ def until_judged(receipts: Callable[[], list[dict[str, object]]]) -> None:
 
 @contextmanager
 def _up(line: str, folder: Path, columns: int) -> Iterator[tuple[str, dict[str, str]]]:
-    """What `kolm up` itself says until it is ready, and the environment of commands that ask its services."""
+    """The lines of `kolm up` until it is ready, and the environment of commands that ask its services."""
     free = [f"--{service}-port=0" for service in (*_SERVICES, "explorer", "http")]
     own = {name: value for name, value in os.environ.items() if not name.startswith("KOLM_")}
     environment = {**own, "COLUMNS": str(columns), "TERM": "dumb", "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}

@@ -170,7 +170,7 @@ class StoreError(LedgerError):
 
 
 class NotWritten(StoreError):
-    """What `StoreError` says, to each caller whose entry was in the batch; the sequencer has logged the reason once."""
+    """`StoreError` for each caller whose entry was in the batch; the sequencer has logged the reason once."""
 
 
 class StoreDamaged(StoreError):

@@ -1,4 +1,4 @@
-"""Who may call servers under test, and the tokens of those who do."""
+"""Principals of servers under test, and their tokens."""
 
 from __future__ import annotations
 

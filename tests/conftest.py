@@ -1,4 +1,4 @@
-"""What holds for every test: examples get time, for a machine may be busy, and kernels compile on first use."""
+"""Settings of every test: examples get time, for a machine may be busy, and kernels compile on first use."""
 
 from __future__ import annotations
 

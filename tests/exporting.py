@@ -1,4 +1,4 @@
-"""What a registry of metrics exports, for comparison with the list."""
+"""The exported metrics of a registry, for comparison with the list."""
 
 from __future__ import annotations
 

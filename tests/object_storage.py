@@ -13,7 +13,7 @@ REQUIRED = "KOLM_TESTS_NEED_S3"
 """Set where a missing S3 server is a failure and not a reason to skip (continuous integration)."""
 
 CREDENTIALS = {"AWS_ACCESS_KEY_ID": "tests", "AWS_SECRET_ACCESS_KEY": "no secret"}
-"""What a client has in its environment; the server takes any."""
+"""Credentials in a client's environment; the server takes any."""
 
 # Ends when its stdin does, so that it never outlives the tests.
 _SERVER = """

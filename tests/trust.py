@@ -1,4 +1,4 @@
-"""What a person does with `kolm trust add` before services start, for tests that are about something else."""
+"""`kolm trust add`, as a person runs it before services start, for tests that are about something else."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What a hostile caller can do to a server's memory."""
+"""Memory of a server under attack by hostile callers."""

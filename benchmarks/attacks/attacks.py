@@ -25,9 +25,9 @@ _OPTIONS = (
 )
 _STREAMS = 60
 _LARGE = 16 * 1024 * 1024 - 64
-"""What servers took before they had limits."""
+"""Bytes of a message that servers took before they had limits."""
 _TAKEN = 4 * 1024 * 1024 - 64
-"""What a ledger takes."""
+"""Bytes of a message that a ledger takes."""
 
 
 def _junk(size: int) -> bytes:

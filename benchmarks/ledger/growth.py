@@ -1,4 +1,4 @@
-"""What an append and a proof cost as the log grows: logs of several sizes take turns, medians over the rounds."""
+"""Costs of an append and of a proof in logs of several sizes, which take turns. Medians over the rounds."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _rounded(number: float) -> float:
 
 
 def _ratios(row: dict[str, Any], first: dict[str, Any]) -> dict[str, float]:
-    """What an append costs, by the clock and in the server's processor time, over what it does in the smallest log."""
+    """The cost of an append, by the clock and in the server's processor time, over what it does in the smallest log."""
     return {
         "unary": round(first["appends_per_second"] / row["appends_per_second"], 3),
         "streaming": round(first["streaming"]["appends_per_second"] / row["streaming"]["appends_per_second"], 3),

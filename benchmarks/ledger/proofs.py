@@ -1,4 +1,4 @@
-"""What it costs to prove, and to check, in a log of some size."""
+"""Times to make and to check a proof in a log of some size."""
 
 from __future__ import annotations
 

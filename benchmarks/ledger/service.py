@@ -62,7 +62,7 @@ class Service:
     process: int
 
     def processor_seconds(self) -> float:
-        """What it has used so far, in user and system mode."""
+        """Processor seconds so far, in user and system mode."""
         fields = Path(f"/proc/{self.process}/stat").read_text().rsplit(")", 1)[1].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 

@@ -20,7 +20,7 @@ class ChatTokenizer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What a contender made of some conversations that ran at the same time.
+    """A contender's answers in some conversations that ran at the same time.
 
     `tokens` are those of each conversation's answers, one after the other. `passes` of the target are None where the
     contender does not say.

@@ -1,4 +1,4 @@
-"""What conversations say about contenders: speed, acceptance, speedup over plain decoding, identity with it."""
+"""Speed and acceptance of contenders, their speedup over plain decoding and identity with it."""
 
 from __future__ import annotations
 

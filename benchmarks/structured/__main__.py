@@ -127,7 +127,7 @@ def compare(bench: Bench) -> dict[str, Any]:
 
 @dataclass
 class Compared:
-    """What came of answers beside those of off."""
+    """A method's answers compared with those of off."""
 
     passes: dict[str, list[int]]  # by method: tokens, passes
     compared: int = 0
@@ -156,7 +156,7 @@ class Compared:
 
 
 def fault(schema: Schema, text: str) -> str | None:
-    """What `jsonschema` finds wrong with an answer."""
+    """The fault that `jsonschema` finds in an answer; None where there is none."""
     try:
         jsonschema.Draft202012Validator(schema, format_checker=_FORMATS).validate(json.loads(text))
     except (ValueError, jsonschema.ValidationError) as error:

@@ -1,4 +1,4 @@
-"""What support chats are about; the text is in `products.toml`."""
+"""Subjects of support chats; the text is in `products.toml`."""
 
 from __future__ import annotations
 

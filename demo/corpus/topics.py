@@ -1,4 +1,4 @@
-"""What invented passages tell; the text is in `topics.toml`."""
+"""Contents of invented passages; the text is in `topics.toml`."""
 
 from __future__ import annotations
 

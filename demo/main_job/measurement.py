@@ -1,4 +1,4 @@
-"""What a run measures: each prompt with speculation off and on, and what a kind adds up to."""
+"""Measurements of a run: each prompt with speculation off and on, and sums by kind."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from services.client import Finished, KolmError, Receipt, Runtime, SamplingParam
 from services.client.completion import Chunk, Metrics
 
 METHODS = ("off", "lookahead", "rest", "eagle3")
-"""What is compared, as far as it is loaded; the first is the reference."""
+"""The methods that are compared, where they are loaded; the first is the reference."""
 
 
 @dataclass(frozen=True, slots=True)

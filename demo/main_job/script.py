@@ -1,4 +1,4 @@
-"""What the demo does, step by step."""
+"""The demo, step by step."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ class Demo:
 
 
 def needed(model: Path) -> str | None:
-    """What to do where there is no model; None where there is one."""
+    """Advice where there is no model; None where there is one."""
     try:
         path = model_path(model)
     except ModelNotFound as error:

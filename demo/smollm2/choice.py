@@ -1,4 +1,4 @@
-"""What a prompt is made of, drawn from `words.toml`, of the training split or of the held-out one."""
+"""The words of a prompt, drawn from `words.toml`, from the training split or the held-out one."""
 
 from __future__ import annotations
 

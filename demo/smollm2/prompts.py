@@ -28,7 +28,7 @@ DOMAINS: dict[str, dict[Builder, int]] = {
     "json": {text.as_json: 4, text.call: 4},
     "maths": {maths.problem: 6},
 }
-"""What each domain is made of, in shares of all prompts."""
+"""The kinds of prompts in each domain, in shares of all prompts."""
 _COUNT = 40_000
 _HELD_OUT = 32
 """Prompts of a domain to measure on."""

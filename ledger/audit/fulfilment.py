@@ -1,4 +1,4 @@
-"""What became of a promise, as far as the receipts of a log show it. Pure."""
+"""The state of a promise, by the receipts of a log: kept, open or broken. Pure."""
 
 from __future__ import annotations
 

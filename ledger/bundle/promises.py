@@ -35,7 +35,7 @@ class Extent:
 
 @dataclass(frozen=True, slots=True)
 class JudgedPromise:
-    """What the bundle shows of a promise."""
+    """The state of a promise, by the bundle."""
 
     found: Fulfilment
     state: State

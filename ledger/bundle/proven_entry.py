@@ -1,4 +1,4 @@
-"""What a tlog-proof that carries its entry proves, against keys that the verifier trusts."""
+"""Verification of a tlog-proof that carries its entry, by keys that the verifier trusts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a statement in another format proves: a SCITT transparent statement, or an in-toto statement."""
+"""Verification of statements in other formats: SCITT transparent statements and in-toto statements."""
 
 from __future__ import annotations
 
@@ -90,5 +90,5 @@ def _prove_in_toto(data: bytes, trust: Trust, evidence: Evidence | None) -> Prov
 
 
 def _all(trusted: TrustedKeys) -> list[PublicKey]:
-    """Whoever may sign anything here may export a statement."""
+    """A statement may be exported by every key that may sign anything here."""
     return list(dict.fromkeys(key for role in ROLES for key in trusted.keys(role)))

@@ -33,7 +33,7 @@ class TileFolder:
             raise StoreError(f"cannot read {self._folder / path}: {error.strerror}") from None
 
     def published(self) -> Published:
-        """What the folder holds; nothing where there is no checkpoint.
+        """The tree in the folder; an empty one where there is no checkpoint.
 
         Raises FormatError for a checkpoint that is none, NotFound where tiles are missing, StoreError.
         """

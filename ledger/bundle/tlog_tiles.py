@@ -31,7 +31,7 @@ _MOST_TILES = 2**55
 
 @dataclass(frozen=True, slots=True)
 class TilePath:
-    """What a path names: a tile, or a bundle of entries where `level` is None, with `width` of 256 hashes."""
+    """The object of a path: a tile, or a bundle of entries where `level` is None, with `width` of 256 hashes."""
 
     level: int | None
     number: int
@@ -96,7 +96,7 @@ class Published:
 
     @classmethod
     def at(cls, checkpoint: Checkpoint, tiles: TileReader) -> Published:
-        """What `tiles` hold of a checkpoint's tree. Raises NotFound where a tile is missing."""
+        """A checkpoint's tree, from `tiles`. Raises NotFound where a tile is missing."""
         full = checkpoint.size - checkpoint.size % TILE_WIDTH
         return cls(checkpoint.size, checkpoint.root, TileEdge.at(full, tiles), Frontier.at(full, TileHashes(tiles)))
 

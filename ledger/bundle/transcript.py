@@ -81,7 +81,7 @@ class Transcript:
     turns: tuple[Turn, ...]
 
     def messages(self, at: int) -> list[tuple[str, str]]:
-        """What the model was sent for turn `at`: (role, content), the question last."""
+        """The messages sent to the model for turn `at`: (role, content), the question last."""
         turn = self.turns[at]
         first = [] if self.system is None else [("system", self.system)]
         for earlier in self.turns[at - turn.remembered : at]:

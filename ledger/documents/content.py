@@ -24,7 +24,7 @@ _NAMES = {Receipt: "receipt", Promise: "promise"}
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """What a replay needs: token ids, salts, and the text of the constraint that the output followed, if any. It has a
+    """Input of a replay: token ids, salts, and the text of the constraint that the output followed, if any. It has a
     table of its own; erasing it leaves every proof over the receipt intact.
     """
 

@@ -26,7 +26,7 @@ class Erasure:
 
     @classmethod
     def asked_for(cls, receipt_id: str, receipt_index: int, tenant: str, issued_at: str) -> Erasure:
-        """What the log signs when the receipt's tenant asks."""
+        """The document that the log signs when the receipt's tenant asks."""
         return cls(receipt_id, receipt_index, f"asked for by the tenant {tenant}", issued_at)
 
     def to_document(self) -> dict[str, Any]:

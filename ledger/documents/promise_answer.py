@@ -1,7 +1,7 @@
 """The log's signed answer to a promise: which of the promised receipts its tree holds.
 
-Whoever may not read the whole log cannot show that a receipt is missing from it. The log can, by its own signature: an
-answer without a receipt that was due proves the omission to everybody who trusts the keys of promise and log.
+A caller who may not read the whole log cannot show that a receipt is missing from it. The log can, by its signature:
+an answer without a receipt that was due proves the omission to everybody who trusts the keys of promise and log.
 """
 
 from __future__ import annotations

@@ -10,11 +10,11 @@ Turn = dict[str, str]
 """`role` and `content`. An assistant's turn may have `tool_calls`, a tool's `tool_call_id`, and the first `tools`."""
 
 MEMBERS = ("tool_call_id", "tool_calls", "tools")
-"""What a turn may have beside role and content."""
+"""Members of a turn beside role and content."""
 
 
 def sent_turn(role: str, content: str, calls: Sequence[tuple[str, str, str]] = (), call_id: str = "") -> Turn:
-    """`calls`: (id, name, arguments), written as a JSON array of such arrays. What is empty is left out."""
+    """`calls`: (id, name, arguments), written as a JSON array of such arrays. Empty ones are left out."""
     more = {"tool_calls": canonical([list(call) for call in calls]).decode() if calls else "", "tool_call_id": call_id}
     return {"role": role, "content": content} | {name: value for name, value in more.items() if value}
 

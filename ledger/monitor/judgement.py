@@ -1,4 +1,4 @@
-"""What is wrong with a log by now, from the summary of it alone."""
+"""Findings about a log, from its summary alone."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ledger.witness.tlog_policy import Policy
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What the monitor's owner asks of the log; None asks nothing.
+    """The demands of the monitor's owner on the log; None asks nothing.
 
     `policy` names the witnesses by whose word the log's age is counted; without one, its age is how long the monitor
     has seen nothing new. `since` is the first entry about which findings are told: what was found before is known.

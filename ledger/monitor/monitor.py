@@ -62,8 +62,9 @@ class Monitor:
         return self._summary.size
 
     def look(self, files: TileFiles, now: datetime) -> None:
-        """Read what is new. What is wrong with it is a finding; raises only what says that the log cannot be reached:
-        NotFound where it shows no checkpoint, what `files` raises, StoreError.
+        """Read what is new. Faults in it become findings.
+
+        Raises only where the log cannot be reached: NotFound without a checkpoint, the errors of `files`, StoreError.
         """
         self._complete, note = False, read_checkpoint(files)
         self._of_this_look = None

@@ -1,4 +1,4 @@
-"""What a monitor keeps of a log: the newest checkpoint, and the entries up to some index, folded.
+"""The memory that a monitor has of a log: the newest checkpoint, and the entries up to some index, folded.
 
 It grows with the open work of auditors, with halts and replaced keys, and not with the log. `MonitorMemory`
 holds what grows with the log: the receipts' ids and their newest outcomes.
@@ -132,8 +132,10 @@ class Summary:
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any], trusted: TrustedKeys, seen: SeenEntries) -> Summary:
-        """What `to_document` wrote, under the keys that are trusted now. Raises StoreError where it is damaged, and
-        SignatureError where the keys do not vouch for a replacement that those of then did.
+        """Reads the output of `to_document`, under the keys that are trusted now.
+
+        Raises StoreError where it is damaged, and SignatureError where the keys do not vouch for a replacement that
+        the earlier ones did.
         """
         try:
             if document["version"] != _VERSION:

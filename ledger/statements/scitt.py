@@ -113,7 +113,7 @@ def _proof(data: bytes) -> tuple[int, int, list[bytes]]:
 
 
 def subject(receipt_id: str) -> str:
-    """What both the statement and its COSE Receipt are about, as a URI."""
+    """The subject of the statement and of its COSE Receipt, as a URI."""
     return f"urn:uuid:{receipt_id}"
 
 

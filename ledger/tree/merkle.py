@@ -65,7 +65,7 @@ class Frontier:
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> Frontier:
-        """What `to_document` wrote; nothing of it is checked."""
+        """Reads the output of `to_document`, unchecked."""
         return cls(document["size"], tuple(bytes.fromhex(each) for each in document["hashes"]))
 
 

@@ -100,7 +100,7 @@ def __getattr__(name: str) -> Any:
 
 
 def _why(missing: str) -> str:
-    """What is in the way of a module of kolm's, or which extra brings a package."""
+    """The reason why a module of kolm's is missing, or the extra that brings a package."""
     top = missing.partition(".")[0]
     if top in ("services", "ledger"):
         other = getattr(import_module(top), "__path__", ["?"])

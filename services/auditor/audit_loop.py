@@ -14,7 +14,7 @@ from services.client.errors import Cancelled, DeadlineExceeded, InvalidArgument,
 _log = logging.getLogger(__name__)
 
 _UNTRUSTED = "UNTRUSTED_SIGNATURE"
-"""What the ledger answers before a person has said that this auditor's key counts; it may at any moment."""
+"""The ledger's answer until a person has said that this auditor's key counts, which may happen at any moment."""
 
 _AWAY = (Unavailable, ResourceExhausted, DeadlineExceeded, Cancelled, ScheduleError)
 

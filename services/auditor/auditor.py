@@ -82,7 +82,7 @@ class Auditor:
 
     @property
     def backlog(self) -> Backlog:
-        """What it has read of the log, and what is left to do. For its own thread."""
+        """The log as far as it was read, and the work that is left. For its own thread."""
         return self._backlog
 
     def run_pass(self) -> Iterator[Examined]:

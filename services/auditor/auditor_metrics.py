@@ -1,4 +1,4 @@
-"""What the auditor exports about its work; the list says what each metric means."""
+"""Metrics of the auditor's work; the list says what each one means."""
 
 from __future__ import annotations
 

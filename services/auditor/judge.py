@@ -73,7 +73,7 @@ class Judge:
 
 
 def _reached_limit(receipt: Receipt, replayed: Replayed) -> bool:
-    """What a grammar's lexer had learned before decides when it reaches a limit: that is no other computation."""
+    """Whether a grammar's limit ended the replay. A lexer's earlier work decides when: the computation is the same."""
     return replayed.finish_reason == "error" != receipt.output.finish_reason and (
         receipt.sampling.structured_outputs is not None
     )

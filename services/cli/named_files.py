@@ -23,7 +23,7 @@ def expect_files(flag: str, paths: Iterable[Path], expected: str) -> None:
 
 
 def read_text(flag: str, path: Path) -> str:
-    """What is in a file of UTF-8."""
+    """The text of a file in UTF-8."""
     try:
         return path.read_bytes().decode()
     except OSError as error:

@@ -23,7 +23,7 @@ def database_place(text: str) -> Path | str:
 
 
 def expect_address(option: str, text: str | None) -> None:
-    """HOST:PORT, alone or after https://. What names another scheme of gRPC's is left to gRPC."""
+    """HOST:PORT, alone or after https://. Other schemes of gRPC's are left to gRPC."""
     place = "" if text is None else text.removeprefix("https://")
     if text is None or _SCHEME.match(place):
         return

@@ -23,7 +23,7 @@ _Response = TypeVar("_Response")
 _Value = TypeVar("_Value")
 
 _LOOKUPS = ("GetModelInfo", "GetLoad")
-"""What the channel asks again by itself. A generation is not: each one has a receipt of its own."""
+"""Calls that the channel repeats by itself. Generations are not among them: each one has a receipt of its own."""
 _RETRIES = {
     "name": [{"service": "kolm.generation.v1.GenerationService", "method": name} for name in _LOOKUPS],
     "retryPolicy": {
@@ -94,7 +94,7 @@ class Connection:
 
     @property
     def metadata(self) -> Metadata:
-        """What each call carries: the token. Raises Unauthenticated for a token file that cannot be read."""
+        """The metadata of each call: the token. Raises Unauthenticated for a token file that cannot be read."""
         return shown_to(self._where, self._token)
 
     def wait_ready(self, timeout: float) -> None:

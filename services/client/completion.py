@@ -1,4 +1,4 @@
-"""What a generation server answers, as frozen values."""
+"""Answers of a generation server, as frozen values."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Metrics:
-    """What speculation did; names as in vLLM. Times in seconds; the speedup is None if it was not measured.
+    """Counts of speculation; names as in vLLM. Times in seconds; the speedup is None if it was not measured.
 
     `first_token_seconds` are those before the first token, 0 from servers that do not say; `decode_seconds` follow.
     """
@@ -201,7 +201,7 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """What one step added to one choice; `text` may be empty while characters or stop strings are undecided."""
+    """The addition of one step to one choice; `text` may be empty while characters or stop strings are undecided."""
 
     index: int
     text: str

@@ -1,4 +1,4 @@
-"""What a call to a kolm server can raise, decoded from google.rpc.Status.
+"""Errors of calls to a kolm server, decoded from google.rpc.Status.
 
 KolmError
 ├── InvalidArgument      a field of the request is wrong; `violations` names it

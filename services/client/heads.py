@@ -1,4 +1,4 @@
-"""What a registry answers, as frozen values. `ledger.audit.draft_head_evidence` checks the signed bytes."""
+"""Answers of a registry, as frozen values. `ledger.audit.draft_head_evidence` checks the signed bytes."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class StoredBlob:
 
 @dataclass(frozen=True, slots=True)
 class Collected:
-    """What a collection removed (or would have), and what it left: blobs of heads, and blobs that are too young.
+    """Blobs that a collection removed (or would have), and those that it left: of heads, or too young.
 
     `swept_bytes` were unfinished writes of a registry that was killed.
     """

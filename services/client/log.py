@@ -1,4 +1,4 @@
-"""What a ledger server answers, as frozen values. `ledger.audit.log_verification` checks the signed bytes."""
+"""Answers of a ledger server, as frozen values. `ledger.audit.log_verification` checks the signed bytes."""
 
 from __future__ import annotations
 
@@ -154,8 +154,10 @@ class Deviation:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What an auditor found for one receipt: `verification` is prefill or decode, `replayed_by` auditor or server; both
-    are None where nothing was computed, and in older verdicts.
+    """An auditor's finding about one receipt.
+
+    `verification` is prefill or decode, `replayed_by` auditor or server; both are None where nothing was computed, and
+    in older verdicts.
     """
 
     index: int
@@ -220,7 +222,7 @@ class SignedCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """What a halt stops; with any head if `head_cid` is None."""
+    """The scope of a halt; any head if `head_cid` is None."""
 
     base_cid: str
     method: str

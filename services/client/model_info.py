@@ -1,4 +1,4 @@
-"""What a generation server says of itself, as frozen values."""
+"""A generation server's description of itself, as frozen values."""
 
 from __future__ import annotations
 
@@ -47,8 +47,10 @@ class DraftMethod:
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """What a server serves. `profile` is the parsed numerics profile, `adapters` their identifiers by name, `heads` the
-    draft heads and `draft_methods` the methods that draft, the preferred one first.
+    """The model and methods of a server.
+
+    `profile` is the parsed numerics profile, `adapters` their identifiers by name, `heads` the draft heads and
+    `draft_methods` the methods that draft, the preferred one first.
     """
 
     model: str

@@ -23,7 +23,7 @@ from services.client.verified import SignedAnswer, VerifiedLedger
 
 @dataclass(frozen=True, slots=True)
 class Promised:
-    """What became of a promise. `tree_size` is of the log that was asked."""
+    """The state of a promise. `tree_size` is of the log that was asked."""
 
     fulfilment: Fulfilment
     state: Literal["KEPT", "OPEN", "BROKEN"]

@@ -44,8 +44,10 @@ def check_row(row: ReceiptEntry, document: Receipt) -> None:
 
 
 def check_details(details: ReceiptDetails, document: Receipt, trusted: TrustedKeys) -> None:
-    """What is shown beside a receipt: the content is what it commits to, each verdict is signed by a trusted auditor
-    and on this receipt, and the row's outcome is the newest one's. Raises FormatError, SignatureError, ProofError.
+    """Checks what is shown beside a receipt. Raises FormatError, SignatureError, ProofError.
+
+    The content must be what it commits to, each verdict must be on this receipt and signed by a trusted auditor, and
+    the row's outcome must be the newest one's.
     """
     if details.content is not None:
         details.content.check(document)

@@ -41,7 +41,7 @@ class SamplingParams:
 
     @property
     def constraint(self) -> StructuredOutputs | None:
-        """What the output has to look like."""
+        """The constraint on the output."""
         return cast("StructuredOutputs | None", self.structured_outputs)
 
 

@@ -12,7 +12,7 @@ KINDS = ("json", "regex", "choice", "grammar", "json_object")
 
 @dataclass(frozen=True, slots=True)
 class StructuredOutputs:
-    """What the output has to look like, by exactly one of its members; vLLM's names.
+    """A constraint on the output, by exactly one of its members; vLLM's names.
 
     `json` is a JSON schema, written out or as a Python value, `regex` matches the whole output, `choice` are the texts
     of which it is one, `grammar` is Lark or GBNF, `json_object` any JSON object. `engine` is for replays: the library

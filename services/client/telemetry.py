@@ -20,7 +20,7 @@ class Sample:
 
 
 class Samples:
-    """What a server exported at one moment."""
+    """The metrics of a server at one moment."""
 
     def __init__(self, samples: Iterable[Sample] = ()) -> None:
         self._samples = tuple(samples)
@@ -42,7 +42,7 @@ class Samples:
 
 
 def read_metrics(connection: Connection, timeout: float = 10.0) -> Samples:
-    """What the server exports now; `timeout` in seconds. Raises KolmError."""
+    """Reads the server's metrics; `timeout` in seconds. Raises KolmError."""
     stub = TelemetryServiceStub(connection.channel)
     answer = connection.call(stub.GetMetrics, pb.GetMetricsRequest(), timeout)
     return Samples(Sample(each.name, dict(each.labels), each.value) for each in answer.samples)

@@ -1,4 +1,4 @@
-"""What a client believes and who it is: the authorities that it trusts, and its own certificate.
+"""TLS of a client: the authorities that it trusts, and its own certificate.
 
 A process has one identity, as it has one time zone: the variables KOLM_TLS_CA, KOLM_TLS_CERT and KOLM_TLS_KEY. Flags
 and settings of that name write them, so that every connection of the process has them, and those of its children.
@@ -31,7 +31,7 @@ class ClientTls:
 
     @classmethod
     def of_process(cls) -> Self:
-        """What the environment says."""
+        """From the environment."""
         ca, cert, key = (Path(named) if (named := os.environ.get(name)) else None for name in (CA, CERT, KEY))
         return cls(ca, cert, key)
 

@@ -38,7 +38,7 @@ Part = Text | CallBegins | Arguments
 
 
 class ToolCallReader:
-    """Reads one output piece by piece. What only looks like a call, or calls none of `names`, is text.
+    """Reads one output piece by piece. Calls of none of `names`, and whatever only looks like a call, are text.
 
     White space of the syntax may differ. Joined, all parts are the output but for the syntax around calls.
     """
@@ -63,7 +63,7 @@ class ToolCallReader:
         return list(self._parts(last=False))
 
     def end(self) -> list[Part]:
-        """What was held back."""
+        """The text that was held back."""
         return list(self._parts(last=True))
 
     def _parts(self, *, last: bool) -> Iterator[Part]:

@@ -35,7 +35,7 @@ class Tool:
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """What the model may call, and whether it has to: `choice` is auto, none or required.
+    """The tools that the model may call, and whether it has to: `choice` is auto, none or required.
 
     `allowed` names those that it may call, all of them where it is empty. Without `parallel` one answer calls once.
     """

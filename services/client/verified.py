@@ -5,7 +5,7 @@
         ledger = VerifiedLedger(client, trusted, RememberedCheckpoint(Path("seen.checkpoint")))
         for receipt in ledger.receipts(ReceiptQuery(tenant="acme"), complete=True): ...
 
-Every method raises KolmError. What is wrong raises an error of the ledger: FormatError, SignatureError, ProofError.
+Every method raises KolmError. A failed check raises an error of the ledger: FormatError, SignatureError, ProofError.
 """
 
 from __future__ import annotations

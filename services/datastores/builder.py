@@ -41,7 +41,7 @@ class BuildParameters:
 
 @dataclass(frozen=True, slots=True)
 class BuildProgress:
-    """Who hears of a build."""
+    """A listener to a build."""
 
     read: Callable[[int], None] = lambda _: None
     """Characters that have been tokenised since it was called last."""
@@ -128,6 +128,6 @@ class DatastoreBuilder:
 
 
 def _token_weights(counts: NDArray[np.int64]) -> Float32:
-    """What each token counts in a mean, [vocab], from how often it occurs in the corpus."""
+    """The weight of each token in a mean, [vocab], from how often it occurs in the corpus."""
     share = counts / max(int(counts.sum()), 1)
     return (_COMMON / (_COMMON + share)).astype(np.float32)

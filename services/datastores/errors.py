@@ -1,4 +1,4 @@
-"""What can go wrong with a build of a datastore."""
+"""Errors of a build of a datastore."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def _witnessed(source: Source) -> SignedCheckpoint | None:
 
 
 def trusted_keys(source: Source) -> dict[str, Any]:
-    """What the browser holds signatures against: the log's name, keys by role, witnesses."""
+    """The trust anchors of the browser's checks: the log's name, keys by role, witnesses."""
     roles = ("receipts", "log", "auditor")
     return {
         "origin": source.origin,

@@ -43,7 +43,7 @@ def compile_everything() -> None:
 
 
 def compile_part(part: Part) -> None:
-    """What numba compiles, whatever model comes; trees are for heads and smaller models that draft."""
+    """Code that numba compiles, whatever model comes; trees are for heads and smaller models that draft."""
     if part == "trees":
         return _compile_draft_trees()
     compile_sampling()
@@ -52,7 +52,7 @@ def compile_part(part: Part) -> None:
 
 
 def _compile_draft_trees() -> None:
-    """What heads and smaller models draft with: one level below one root, by a model of two tokens."""
+    """Code that heads and smaller models draft with: one level below one root, by a model of two tokens."""
     ids, request = np.arange(2), EngineRequest("", (0,), SamplingParams())
     vocabulary, acceptance = Vocabulary(ids, ids), Acceptance().begin(request)
     speaking = Speaking.of(request, acceptance, (), vocabulary)
@@ -65,7 +65,7 @@ def _compile_draft_trees() -> None:
 
 
 def compile_sampling() -> None:
-    """What the first requests would wait for otherwise, on the engine's thread: numba compiles at the first call."""
+    """Compiles before the first requests, which would wait for it on the engine's thread."""
     logits = np.zeros(2, np.float32)
     plain = SamplingParams(temperature=1.0)
     for params in (plain, replace(plain, top_p=0.5), replace(plain, top_k=1, top_p=0.5, min_p=0.1)):

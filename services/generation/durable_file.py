@@ -26,7 +26,7 @@ def write_durably(path: Path, data: bytes) -> None:
 
 
 def remove_drafts(folder: Path) -> None:
-    """What crashes of `write_durably` have left half written, and nobody will read. Call it while nobody writes."""
+    """Removes files that crashes of `write_durably` have left half written. Call it while nobody writes."""
     for draft in folder.glob(f"{_DRAFT}*"):
         draft.unlink(missing_ok=True)
 

@@ -1,4 +1,4 @@
-"""What numba compiles at a machine's first start: by processes of their own, beside the loading of the model.
+"""Compilation by numba at a machine's first start: by processes of their own, beside the loading of the model.
 
     python -m services.generation.first_start text sampling        (is such a process)
 
@@ -23,7 +23,7 @@ from services.runtime.logs import LogFormat, configure_logging
 
 Part = Literal["sampling", "trees"]
 PARTS: tuple[Part, ...] = ("sampling", "trees")
-"""What every server needs, and what it needs where a model drafts."""
+"""Code that every server needs, and code that it needs where a model drafts."""
 
 _HERE = Path(__file__).parent
 _COMPILED = ("compiled_code.py", "engine/sampling/*.py", "drafting/**/*.py", "target/blocks.py")

@@ -92,7 +92,7 @@ class LedgerLink:
         return await self._entries(start, documents_pb2.ENTRY_KIND_ERASURE, documents_pb2.ENTRY_KIND_EXPIRY)
 
     async def content_bytes(self) -> dict[str, int]:
-        """What the ledger keeps of each tenant's content. Raises LedgerUnreachable."""
+        """The bytes of each tenant's content in the ledger. Raises LedgerUnreachable."""
         request = ledger_pb2.GetContentUsageRequest()
         try:
             call = self._stub.GetContentUsage(request, timeout=_SECONDS, metadata=self._credentials())

@@ -46,7 +46,7 @@ class Model:
 
     @property
     def methods(self) -> tuple[str, ...]:
-        """What can run besides off, in the order of preference."""
+        """The methods that can run besides off, in the order of preference."""
         return tuple(dict.fromkeys(method_of(name) for name in self.drafters))
 
 
@@ -125,7 +125,7 @@ def engine_of(model: Model, settings: EngineSettings, clock: Callable[[], float]
 
 
 def _one_row_a_pass(settings: EngineSettings) -> EngineSettings:
-    """What an unproven profile may do: the one-row stream is all that its fingerprint stands for. Replays run on this
+    """The limits of an unproven profile: the one-row stream is all that its fingerprint stands for. Replays run on this
     engine too, so that the same request gives the same bits, and nobody is convicted of what their machine does to
     rows that are computed together.
     """

@@ -75,7 +75,7 @@ async def _loaded(settings: GenerationSettings, load: LoadTarget) -> Model:
 
 
 async def _heads(settings: GenerationSettings, model: Model) -> LoadedHeads:
-    """What the settings ask for. Heads of the registry that may not be loaded are named in the log and left out.
+    """Loads what the settings ask for. Heads of the registry that may not be loaded are named in the log and left out.
 
     Raises CannotStart for a folder that was given directly and is no head for this base.
     """

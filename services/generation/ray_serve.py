@@ -2,7 +2,7 @@
 
 Serve's proxy takes the calls, places and scales the replicas and replaces those that die. A replica is a server without
 its own socket: it checks who calls, answers by the servicer of every generation server, and names its errors alike.
-What goes past Serve's proxy is not the same in three things (docs/scaling.md).
+Serve's proxy changes three things (docs/scaling.md).
 """
 
 from __future__ import annotations
@@ -129,5 +129,5 @@ class Generation:
 
 
 def application(settings: dict[str, Any]) -> Application:
-    """What a Serve config names as `import_path`; its `args` are settings of the generation service, by their names."""
+    """The `import_path` of a Serve config; its `args` are settings of the generation service, by their names."""
     return serve.deployment(Generation).bind(settings)

@@ -214,8 +214,7 @@ async def _engine(settings: GenerationSettings, model: Model) -> AsyncIterator[A
 async def _ledger(
     settings: GenerationSettings, folder: Path, key: Signer, state: HeadState, model: Model
 ) -> AsyncIterator[tuple[Outbox, PromisedReceipts, HaltBoard, HeadBoard, Erasures, TenantQuotas]]:
-    """The outbox and promised receipts in `folder`, and halts, heads, erasures and quotas as far as known, kept up by
-    tasks.
+    """The outbox and promised receipts in `folder`; known halts, heads, erasures and quotas, which tasks keep current.
 
     In the end a last try to empty the outbox.
     """

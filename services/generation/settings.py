@@ -277,7 +277,7 @@ class GenerationSettings(RpcServerSettings):
 
     @property
     def head_references(self) -> tuple[str, ...]:
-        """What to load, the preferred one first; the empty reference is the base's newest."""
+        """The heads to load, the preferred one first; the empty reference is the base's newest."""
         by_default = ("",) if self.registry is not None and self.trusted_keys is not None else ()
         return self.head or by_default
 

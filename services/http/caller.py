@@ -16,11 +16,11 @@ _Value = TypeVar("_Value")
 
 _TOKEN_PREFIX = "kolm_"
 _FORWARDED = ("forwarded", "x-forwarded-for", "x-real-ip", "via")
-"""What proxies add."""
+"""Headers that proxies add."""
 
 
 def token(request: Request) -> str:
-    """What the generation server is shown on the caller's behalf: their token, or none, which it then decides upon.
+    """Metadata for the generation server on the caller's behalf: their token, or none, which it then decides upon.
 
     OpenAI's clients always send a key. One that is no token of kolm is taken for none, on this machine alone: a caller
     from elsewhere, also by way of a proxy, has to bring one, for the front's own connection looks as if it came from

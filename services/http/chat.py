@@ -57,7 +57,7 @@ class JsonSchema(Strict):
 
 
 class ResponseFormat(Strict):
-    """What an answer looks like: text, any JSON object, or JSON that a schema allows."""
+    """The form of an answer: text, any JSON object, or JSON that a schema allows."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
@@ -105,7 +105,7 @@ class ChatFields(CommonFields):
         return value
 
     def constraint(self) -> StructuredOutputs | None:
-        """What the output has to look like. A schema is kept to whether it is `strict` or not."""
+        """The constraint on the output. It keeps to a schema, `strict` or not."""
         match self.response_format:
             case ResponseFormat(type="json_schema", json_schema=JsonSchema(schema_=schema)):
                 return StructuredOutputs(json=schema)
@@ -114,7 +114,7 @@ class ChatFields(CommonFields):
         return super().constraint()
 
     def callable(self) -> Tools | None:
-        """What the model may call."""
+        """The tools that the model may call."""
         return tools_of(self.tools, self.tool_choice, self.parallel_tool_calls)
 
     @field_validator("max_completion_tokens")

@@ -1,4 +1,4 @@
-"""What tells the endpoints apart: what a body asks for, and how an answer is written, whole and in pieces."""
+"""The seam of an endpoint: the request in its body, and the form of its answer, whole and in pieces."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class ChoiceDialect(Dialect, Protocol):
         """The first piece of each choice, None where it needs none."""
 
     def pieces(self, chunk: Chunk) -> list[dict[str, Any]]:
-        """What was added."""
+        """The addition."""
 
     def closing(self, finished: Finished) -> list[dict[str, Any]]:
-        """What was held back, and the piece that brings `finish_reason`."""
+        """The text that was held back, and the piece that brings `finish_reason`."""

@@ -1,5 +1,6 @@
-"""What the bodies of both endpoints have in common. Every member has an effect, or is refused, but `user`: clients send
-it with every request, and kolm keeps nothing about who asks but the tenant.
+"""Members that the bodies of all endpoints have in common. Every member but `user` has an effect, or is refused.
+
+Clients send `user` with every request. kolm keeps nothing about the caller but the tenant.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ class Strict(BaseModel):
 
 def by_type(*types: str, default: str = "", other: str = "other") -> Discriminator:
     """Tells the members of a union apart, each tagged `~type`, by the member `type`, which is `default` where it is
-    absent; an unknown one is held against the first. What is no object is tagged as `other`.
+    absent; an unknown one is held against the first. Everything but objects is tagged as `other`.
     """
 
     def tag(value: Any) -> str:
@@ -114,7 +115,7 @@ class StructuredFields(Strict):
 
 
 class KolmFields(Strict):
-    """What only kolm has, as the member `kolm` of a body: how to speculate, what goes into the receipt, and
+    """Parameters that only kolm has, as the member `kolm` of a body: how to speculate, what goes into the receipt, and
     whether the answer has it as a file.
     """
 
@@ -189,7 +190,7 @@ class CommonFields(Strict):
         )
 
     def constraint(self) -> StructuredOutputs | None:
-        """What the output has to look like."""
+        """The constraint on the output."""
         return self.structured_outputs.constraint() if self.structured_outputs else None
 
     def request(self, sampling: SamplingParams, **prompt: Any) -> Request:

@@ -1,4 +1,4 @@
-"""What only kolm says in an answer: the member `kolm` with the receipts, and acceptance under vLLM's names."""
+"""The member `kolm` of an answer: the receipts, and acceptance under vLLM's names."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class KolmMember:
         self._asked, self._resolved, self._promise, self._files = asked, resolved, promise, files
 
     def started(self) -> dict[str, Any]:
-        """What is known before the first token."""
+        """The members that are known before the first token."""
         resolved = self._resolved
         return {
             "request_id": resolved.request_id,

@@ -91,7 +91,7 @@ class ResponseAnswer:
         return self._items[-1].add(text) if self._reader is None else self._of_parts(self._reader.feed(text))
 
     def _held(self) -> list[Event]:
-        """What the reader held back; with no item at all an empty message."""
+        """The text that the reader held back; with no item at all an empty message."""
         events = [] if self._reader is None else self._of_parts(self._reader.end())
         return events if self._items else self._begun(MessageItem(self._item_id("msg"), 0))
 

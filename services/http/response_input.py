@@ -49,7 +49,7 @@ class InputCall(Strict):
 
 
 class InputCallOutput(Strict):
-    """What a function returned."""
+    """The result of a function."""
 
     type: Literal["function_call_output"]
     call_id: str

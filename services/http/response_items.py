@@ -1,4 +1,4 @@
-"""What a response consists of, item by item: one message of text, and calls of functions; whole, and as events."""
+"""Items of a response: one message of text, and calls of functions; whole, and as events."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ def _text_or_items(value: Any) -> str:
 
 
 class TextFormat(JsonSchema):
-    """What the text looks like: anything, any JSON object, or JSON that a schema allows."""
+    """The form of the text: anything, any JSON object, or JSON that a schema allows."""
 
     type: Literal["text", "json_object", "json_schema"]
     schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None  # type: ignore[assignment]
@@ -89,7 +89,7 @@ class ResponseFields(CommonFields):
         return value
 
     def constraint(self) -> StructuredOutputs | None:
-        """What the output has to look like. A schema is kept to whether it is `strict` or not."""
+        """The constraint on the output. It keeps to a schema, `strict` or not."""
         match self.text and self.text.format:
             case TextFormat(type="json_schema", schema_=schema):
                 return StructuredOutputs(json=schema)
@@ -103,7 +103,7 @@ class ResponseFields(CommonFields):
         return {"format": wanted.model_dump(by_alias=True, exclude_none=True) if wanted else {"type": "text"}}
 
     def callable(self) -> Tools | None:
-        """What the model may call."""
+        """The tools that the model may call."""
         return tools_of(self.tools, self.tool_choice, self.parallel_tool_calls)
 
     def said_of_tools(self) -> dict[str, Any]:

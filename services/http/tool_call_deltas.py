@@ -21,7 +21,7 @@ class ToolCallDeltas:
         return [self._delta(part) for part in self._reader.feed(text)]
 
     def end(self) -> list[dict[str, Any]]:
-        """What was held back; white space after calls is nothing."""
+        """The text that was held back, without white space after calls."""
         parts = (part for part in self._reader.end() if not (self.calls and _is_blank(part)))
         return [self._delta(part) for part in parts]
 

@@ -1,4 +1,4 @@
-"""What the ledger service exports about its log; the list says what each metric means."""
+"""Metrics of the ledger service's log; the list says what each one means."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What callers read of the log, one entry or one proof a call, within what they may see."""
+"""Reads of the log, one entry or one proof a call, within the caller's rights."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ class LogReads:
         )
 
     def erasure(self, receipt_id: str) -> Erasure:
-        """What its tenant asks for, unsigned. Raises NotFound, PermissionDenied, FailedPrecondition."""
+        """The erasure that its tenant asks for, unsigned. Raises NotFound, PermissionDenied, FailedPrecondition."""
         stored = self._seen(receipt_id)
         tenant = check_own(caller(), stored.index, stored.entry)
         if stored.content is None:

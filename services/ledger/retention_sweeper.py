@@ -20,7 +20,7 @@ MOST_CONTENTS = 1000
 
 
 class RetainedContents(Protocol):
-    """What there is to erase; `LedgerReader` is one. Blocking."""
+    """Contents to erase; `LedgerReader` is one. Blocking."""
 
     def retentions(self) -> Sequence[tuple[int, Retention]]: ...
     def expired(self, expiry: Expiry, limit: int) -> Sequence[int]: ...

@@ -1,4 +1,4 @@
-"""What a caller sees of the log: everything, or what is about its own tenant and about the log itself."""
+"""A caller's view of the log: all of it, or entries about its own tenant and about the log itself."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from services.registry.log import Log
 
 @dataclass(frozen=True, slots=True)
 class Signer:
-    """Who signed a document: the keys' ids, and the publisher's name where it gives one."""
+    """The signers of a document: the keys' ids, and the publisher's name where it gives one."""
 
     keys: frozenset[str]
     name: str | None = None

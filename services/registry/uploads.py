@@ -31,7 +31,7 @@ _SECONDS_A_DAY = 86_400.0
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What an upload is of, and whose: the blob's digest and declared size in bytes, the uploader's name."""
+    """An upload's blob and owner: the digest, the declared size in bytes, the uploader's name."""
 
     digest: str
     size: int

@@ -1,1 +1,1 @@
-"""What every server shares: lifecycle, interceptors, errors, paging, settings, telemetry."""
+"""Shared by every server: lifecycle, interceptors, errors, paging, settings, telemetry."""

@@ -40,7 +40,7 @@ class FieldViolation:
 
 @dataclass(frozen=True, slots=True)
 class Resource:
-    """What an error is about: its type (`receipt`, `model`) and the name that the caller used."""
+    """The resource that an error is about: its type (`receipt`, `model`) and the name that the caller used."""
 
     type: str
     name: str

@@ -11,7 +11,7 @@ from typing import Literal
 
 Kind = Literal["counter", "gauge", "histogram"]
 Exporter = Literal["every", "rpc", "http", "generation", "ledger", "auditor", "witness"]
-"""Who exports it: `every` process, every gRPC (`rpc`) or HTTP server, or one service."""
+"""The exporter: `every` process, every gRPC (`rpc`) or HTTP server, or one service."""
 
 _ENDINGS = {"counter": ("_total",), "gauge": ("",), "histogram": ("_bucket", "_sum", "_count")}
 

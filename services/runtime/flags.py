@@ -19,7 +19,7 @@ def flag(name: str) -> str:
 
 
 def given_flags(fields: Mapping[str, FieldInfo], arguments: Sequence[str]) -> dict[str, Any]:
-    """What the command line says, by setting, as texts, lists of texts and switches. Raises SettingsError."""
+    """Settings of the command line, by name, as texts, lists of texts and switches. Raises SettingsError."""
     parser = _Parser(add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
     for name, field in fields.items():
         kind = kind_of(name, field)

@@ -35,7 +35,7 @@ def configure_logging(level: str, form: LogFormat, service: str) -> None:
 
 
 def say(line: str) -> None:
-    """What a service tells whoever started it, whatever the level: in text, the bare line."""
+    """Prints a line for the person who started the service, whatever the level: in text, the bare line."""
     _SAID.info(line)
 
 

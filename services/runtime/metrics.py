@@ -42,7 +42,7 @@ class Metrics:
         self._registry.register(_Read(BY_NAME[name], value))
 
     def process(self, service: str) -> None:
-        """What every process exports."""
+        """Metrics of every process."""
         ProcessCollector(registry=self._registry)
         self.gauge("kolm_build_info").labels(service, _version()).set(1)
 

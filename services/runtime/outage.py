@@ -1,4 +1,4 @@
-"""What another service's absence leaves in the log: a line as it begins, a line as it ends."""
+"""Outages of other services in the log: a line as one begins, a line as it ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every composition root does: settings, logging, exit codes."""
+"""Shared by composition roots: settings, logging, exit codes."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def run_service(
 
 
 def access_of(settings: ServerSettings) -> Access:
-    """Who may call. Raises CannotStart for a file of principals that cannot be used."""
+    """The callers' access. Raises CannotStart for a file of principals that cannot be used."""
     try:
         return Access(settings.principals)
     except PrincipalsError as error:

@@ -11,7 +11,7 @@ _MIB = 1 << 20
 
 
 class RpcServerSettings(ServerSettings):
-    """What a gRPC server takes at once, besides the settings of every server."""
+    """Limits of a gRPC server, besides the settings of every server."""
 
     max_message: Size = Field(
         16 * _MIB, validate_default=True, description="Largest message that is taken, as it comes over the wire."

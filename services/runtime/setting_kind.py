@@ -1,4 +1,4 @@
-"""What a setting takes, in words: `--help` shows the short form, docs/configuration.md the long one and an example."""
+"""Kinds of settings, in words: `--help` shows the short form, docs/configuration.md the long one and an example."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ _BY_NAME = (  # of the settings whose names end like this, where the type is the
 
 
 def kind_of(name: str, field: FieldInfo) -> Kind:
-    """What the setting `name` takes. Its example is the first of `Field(examples=…)`, or else a likely one."""
+    """The kind of the setting `name`. Its example is the first of `Field(examples=…)`, or else a likely one."""
     kind = _kind(name, field.annotation, field.metadata)
     example: Any = kind.example
     if field.examples:

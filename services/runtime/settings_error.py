@@ -1,4 +1,4 @@
-"""What is wrong with settings, wherever they come from."""
+"""Errors in settings, wherever they come from."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a person asks of a run."""
+"""Parameters of a training run."""
 
 from __future__ import annotations
 

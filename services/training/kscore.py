@@ -36,7 +36,7 @@ class NothingMeasured(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What came of the `prompts` for which anything was drafted; `tokens` were emitted for them."""
+    """Results of the `prompts` for which anything was drafted; `tokens` were emitted for them."""
 
     prompts: int
     tokens: int

@@ -1,4 +1,4 @@
-"""What a run tells about itself; who runs it decides how that looks."""
+"""Reports of a run; its caller decides how they look."""
 
 from __future__ import annotations
 

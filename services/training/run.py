@@ -140,7 +140,7 @@ class _Run:
             self.reporter.said(f"continuing after {self.trainer.steps} steps")
 
     def _facts(self, found: dict[str, Acceptance]) -> dict[str, Any]:
-        """What training.json says: how this head came to be, and what it is worth."""
+        """The content of training.json: how this head was made, and its measures."""
         answers = self.data.answers
         return {
             **self.plan.document(),

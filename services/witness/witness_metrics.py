@@ -1,4 +1,4 @@
-"""What the witness exports; the list says what each metric means."""
+"""Metrics of the witness; the list says what each one means."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ class Deployment:
         return self._folder / f"{host}.fault"
 
     def ask(self, host: str, method: str = "auto", choices: int = 2, prompt: str = PROMPT) -> Completion:
-        """What a server answers; its receipts are remembered. Raises KolmError."""
+        """A server's answer; its receipts are remembered. Raises KolmError."""
         sampling = SamplingParams(max_tokens=24, temperature=0.8, seed=7, n=choices, ignore_eos=True)
         with Runtime.connect(f"{self.network.hosts[host]}:50051", token=self.kolm.token) as runtime:
             completion = runtime.serve(

@@ -41,7 +41,7 @@ class Network:
         assert self._wire.stdout.readline() == b"\n", "the wire has ended"
 
     def within(self, host: str) -> tuple[str, ...]:
-        """What a command on that host begins with."""
+        """The words that a command on that host begins with."""
         return ("ip", "netns", "exec", f"{self._prefix}{host}")
 
     def launch(self, host: str, module: str, flags: Sequence[str], environment: dict[str, str] | None = None) -> None:

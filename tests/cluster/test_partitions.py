@@ -19,7 +19,7 @@ BAD = Weather(delay=(0.0, 0.02), loss=0.01)
 
 
 def cut(*cuts: Cut) -> Weather:
-    """What they stop does not come through; the rest is as bad as ever."""
+    """Without the frames that they stop; the rest is as bad as ever."""
     return Weather(cuts, BAD.delay, BAD.loss)
 
 

@@ -150,7 +150,7 @@ def test_replicas_follow_the_queue_answer_alike_and_lose_nothing_when_a_node_die
 
 
 def text_of_the_front(deployed: Deployed) -> str:
-    """What the HTTP front before the proxy answers to the same request."""
+    """The answer of the HTTP front before the proxy to the same request."""
     http = openai.DefaultHttpxClient(trust_env=False)
     url = f"http://{deployed.kolm.addresses.http}/v1"
     with openai.OpenAI(base_url=url, api_key="any", http_client=http) as client:
@@ -167,7 +167,7 @@ def afresh(answers: list[Completion]) -> list[Completion]:
 
 
 def digest(answer: Completion) -> str:
-    """What the receipt says of the computation: each token, and the bits of its two best logits."""
+    """The receipt's digest of the computation: each token, and the bits of its two best logits."""
     assert answer.receipt is not None
     document = read_document(Envelope.from_bytes(answer.receipt.envelope))
     assert isinstance(document, Receipt)

@@ -17,5 +17,5 @@ _VARIABLE = re.compile(r"\$\{\w+:-([^}]*)\}")
 
 
 def defaulted(value: object) -> str:
-    """What a value is where no variable is set."""
+    """The value where no variable is set."""
     return _VARIABLE.sub(r"\1", str(value)).replace("$$", "$")

@@ -1,4 +1,4 @@
-"""What docker-compose.yml promises of a container, held against what the engine says of it."""
+"""The rights of containers by docker-compose.yml, compared with those that the engine reports."""
 
 from __future__ import annotations
 

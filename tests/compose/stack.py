@@ -80,7 +80,7 @@ class Stack:
         ]
 
     def inspect(self, service: str | None = None) -> list[dict[str, Any]]:
-        """What the engine says of the containers of a service, or of all."""
+        """The engine's report on the containers of a service, or of all."""
         names = self.compose("ps", "--all", "--quiet", *([service] if service else [])).split()
         return json.loads(_run(["docker", "inspect", *names]).stdout) if names else []
 
@@ -96,13 +96,13 @@ class Stack:
         assert _run(["docker", "kill", name]).returncode == 0
 
     def inside(self, container: dict[str, Any], *command: str) -> str:
-        """What a command prints in a container."""
+        """The output of a command in a container."""
         done = _run(["docker", "exec", container["Name"].lstrip("/"), *command])
         assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
         return done.stdout
 
     def type(self, page: str) -> str:
-        """What the indented lines of a page do in a shell, where `docker compose` is this stack's; what they print."""
+        """Runs the indented lines of a page in a shell, where `docker compose` is this stack's. Returns output."""
         script = "\n".join(line[4:] for line in page.splitlines() if line.startswith("    "))
         assert script
         tools = self.folder.parent / "tools"
@@ -130,7 +130,7 @@ shift; exec {" ".join(self._command)} "$@"
         self._environment["KOLM_TOKEN"] = self.token
 
     def kolm(self, *arguments: str) -> str:
-        """What `kolm` prints on this machine."""
+        """The output of `kolm` on this machine."""
         (place, *_) = self.inspect("generation")[0]["NetworkSettings"]["Ports"]["50051/tcp"]
         self._environment["KOLM_GENERATION"] = f"127.0.0.1:{place['HostPort']}"
         command = [sys.executable, "-m", "services.cli", *arguments]

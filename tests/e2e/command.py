@@ -54,7 +54,7 @@ class Kolm:
         return self.token_file.read_text().strip()
 
     def json(self, *arguments: str, code: int = 0) -> Any:
-        """What a command prints with --json; it must exit with `code`."""
+        """The output of a command with --json; it must exit with `code`."""
         done = self(*arguments, "--json")
         assert done.returncode == code, done.stderr
         return json.loads(done.stdout)
@@ -84,7 +84,7 @@ def running(services: LocalServices) -> Iterator[Kolm]:
 
 @contextmanager
 def up(data_dir: Path, model: Path, *flags: str) -> Iterator[tuple[subprocess.Popen[str], Kolm]]:
-    """`kolm up` on free ports, with its services answering. Whatever is still running at the end is killed."""
+    """`kolm up` on free ports, with its services answering. Processes that still run at the end are killed."""
     ports = [f"--{service}-port=0" for service in ("generation", "ledger", "auditor", "registry", "explorer", "http")]
     command = [*KOLM, "up", f"--data-dir={data_dir}", f"--model={model}", *ports, "--json", *flags]
     log = data_dir.parent / "up.log"

@@ -48,7 +48,7 @@ def tenants_come_and_go(kolm: Kolm) -> list[str]:
 
 
 def strangers_get_nothing(kolm: Kolm) -> None:
-    """What worked once: a role that callers gave themselves, and no secret."""
+    """An attack that worked once: a role that callers gave themselves, and no secret."""
     with grpc.insecure_channel(kolm.addresses.ledger, options=[("grpc.enable_http_proxy", 0)]) as channel:
         stub = LedgerServiceStub(channel)
         for role in ("auditor", "operator"):

@@ -1,4 +1,4 @@
-"""What an auditor promises, draws and judges, with the real processes; recomputed by somebody who has only the log."""
+"""An auditor's promises, draws and verdicts, with the real processes; recomputed from the log alone."""
 
 from __future__ import annotations
 

@@ -45,13 +45,13 @@ def test_a_conversation_is_carried_away_and_verified_word_by_word(tmp_path: Path
 
 
 def conversation_check(report: dict[str, Any]) -> dict[str, Any]:
-    """What `kolm verify` found out about the conversation."""
+    """The results of `kolm verify` on the conversation."""
     (check,) = (each for each in report["checks"] if "conversation" in each["title"])
     return check  # type: ignore[no-any-return]
 
 
 def verified(bundle: Path, trusted: str, *flags: str) -> dict[str, Any]:
-    """What `kolm verify` says, without any service."""
+    """The output of `kolm verify`, without any service."""
     command = [*KOLM, "verify", str(bundle), "--trusted", trusted, "--json", *flags]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
     return json.loads(done.stdout)  # type: ignore[no-any-return]

@@ -97,7 +97,7 @@ def _run(kolm: Kolm, line: str, folder: Path) -> str:
 
 
 def _named(word: str, kolm: Kolm, folder: Path) -> str:
-    """What stands for something that differs from run to run."""
+    """The placeholder of something that differs from run to run."""
     if word in ("RECEIPT_ID", "0199…"):
         return str(kolm.json("receipts", "list")[-1]["receipt_id"])
     if word == "my-key.pem":

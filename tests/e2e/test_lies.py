@@ -1,4 +1,4 @@
-"""What an operator can lie about, told once through the real processes, and who sees it by what.
+"""Lies of an operator, each told once through the real processes, and the commands that show it to others.
 
 docs/guarantees.md names a test for each lie; those that are not here stand beside it.
 """
@@ -37,7 +37,7 @@ INTRUDER = SigningKey.from_seed(b"\x66" * 32, "auditor")
 
 @dataclass(frozen=True)
 class Told:
-    """What is left after an operator has told every lie: files, the commands' answers, and a forked ledger."""
+    """The traces of an operator who has told every lie: files, the commands' answers, and a forked ledger."""
 
     folder: Path
     kolm: Kolm
@@ -58,7 +58,7 @@ class Told:
         return str(self.folder / name)
 
     def verified(self, bundle: str, *flags: str, code: int) -> Any:
-        """What the stranger is told about a bundle."""
+        """The verdict of `kolm verify` on a stranger's bundle."""
         return self.stranger.json("verify", self.file(bundle), *flags, code=code)
 
     def promised(self, bundle: str, promise: str) -> list[Any]:
@@ -141,7 +141,7 @@ def told(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Iterator[Told
 
 
 def looked(kolm: Kolm, state: Path, *flags: str) -> dict[str, int]:
-    """What a monitor that is red finds in one look, by kind."""
+    """The findings of a red monitor in one look, by kind."""
     return found(json.dumps(kolm.json("monitor", "--once", f"--state={state}", *flags, code=3)))
 
 

@@ -60,7 +60,7 @@ class ContextTarget:
         return (sums[:, None] % (1009 + np.array(layers, np.int64))).astype(np.float32)
 
     def features_of(self, tokens: Sequence[int], layers: Sequence[int]) -> NDArray[np.float32]:
-        """What a pass would give for each of `tokens`, the first ones of a sequence without an adapter."""
+        """The result of a pass for each of `tokens`, the first ones of a sequence without an adapter."""
         stored = _stored(np.array(tokens), np.arange(len(tokens)))
         sums = [self._total(stored[: end + 1]) for end in range(len(stored))]
         return self._features(np.array(sums, np.int64), layers)

@@ -16,7 +16,7 @@ from services.generation.target.target import Float32, KernelReport, PassOutput,
 
 
 class WrappedTarget:
-    """What it wraps, for a subclass that changes one thing."""
+    """The wrapped target, for a subclass that changes one thing."""
 
     def __init__(self, target: Target) -> None:
         self._target = target

@@ -38,7 +38,7 @@ class ThreadPeers:
 
 
 def on_ranks(ranks: int, work: Callable[[ThreadPeers], _Found]) -> list[_Found]:
-    """What the work gives on each rank, done at the same time."""
+    """The results of the work on each rank, done at the same time."""
     barrier, parts = threading.Barrier(ranks), [np.empty(0, np.float32)] * ranks
 
     def run(rank: int) -> _Found:

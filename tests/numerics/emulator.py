@@ -20,7 +20,7 @@ _MACHINE = MACHINES["neon"]
 
 
 def missing() -> str | None:
-    """What of the tools is not installed (Debian: qemu-user, gcc-aarch64-linux-gnu, libc6-dev-arm64-cross)."""
+    """The tools that are not installed (Debian: qemu-user, gcc-aarch64-linux-gnu, libc6-dev-arm64-cross)."""
     absent = [tool for tool in (_CC, _OBJCOPY, _QEMU) if shutil.which(tool) is None]
     return ", ".join(absent) or None
 

@@ -1,7 +1,7 @@
 """`Arithmetic` by the compiled kernels, each called by itself through records of its own.
 
-What kernels shall not read is NaN here: what fills up lines of the cache, slots that no row sees, results before they
-are written.
+Places that kernels must not read are NaN here: the rest of a line of the cache, slots that no row sees, results
+before they are written.
 """
 
 from __future__ import annotations

@@ -139,7 +139,7 @@ def noises(sampling: Sampling, places: Sequence[Case]) -> list[str]:
 
 
 def outcome(sampling: Sampling, case: Case) -> dict[str, Any]:
-    """What comes of a row: processed logits, survivors, the token at each position, log-probabilities of the first."""
+    """The results of a row: processed logits, survivors, the token at each position, log-probabilities of the first."""
     logits, params = values_of(case["logits"]), params_of(case["params"])
     texts = case["prompt"], case["output"], case["ends"]
     processed = sampling.processed(logits, params, *texts)

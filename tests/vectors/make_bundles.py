@@ -329,7 +329,7 @@ def _without(files: dict[str, bytes], log: ListedLog, index: int) -> dict[str, b
 
 
 def expected() -> bytes:
-    """What verification must say of each."""
+    """The result of verification that each must have."""
     known = {name: {"check": made.check, "problem": made.problem} for name, made in bundles().items()}
     return json.dumps(known, indent=2).encode() + b"\n"
 

@@ -22,7 +22,7 @@ from services.generation.verification.verifier import Stopped, Verifier
 
 
 class OwnEngine:
-    """`Replayer` on weights in this process. What it computes depends on the receipt, the content and the weights."""
+    """`Replayer` on weights in this process. Its results depend on the receipt, the content and the weights."""
 
     by = AUDITOR
     ways: tuple[str, ...] = (PREFILL, DECODE)

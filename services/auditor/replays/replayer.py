@@ -1,4 +1,4 @@
-"""Whoever computes a receipted request again."""
+"""The protocol of replayers, which compute a receipted request again."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What the commands do, without typer."""
+"""The work of the commands, without typer."""

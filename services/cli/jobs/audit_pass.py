@@ -18,7 +18,7 @@ from services.client.log import Halt
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """What a pass found.
+    """The results of a pass.
 
     `undecided` counts receipts that no draw has decided on yet. `remaining` are entries that were due and are given up
     or in another auditor's hands. `before` counts the verdicts from before by outcome. `halts` are open.

@@ -42,7 +42,7 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """What was found. `passes` are (rows, seconds); `seconds` are the times of loading, probing and timing."""
+    """The findings. `passes` are (rows, seconds); `seconds` are the times of loading, probing and timing."""
 
     machine: Machine
     libraries: dict[str, str | None]

@@ -49,7 +49,7 @@ class InitialFolder:
 
     @property
     def principals(self) -> Path:
-        """Who may call, by their certificates' names."""
+        """The principals, by their certificates' names."""
         return self.path / "principals.json"
 
     @property

@@ -27,7 +27,7 @@ def until_interrupted(stream: Stream[_Value]) -> Generator[_Value, None, None]:
 
 
 def unless_interrupted(call: Callable[[], _Value], cancel: Callable[[], None]) -> _Value:
-    """What the call returns, in the same way; `cancel` ends it, and is called at the end in any case."""
+    """The call's result, in the same way; `cancel` ends it, and is called at the end in any case."""
     (value,) = _interruptible((each() for each in (call,)), cancel)
     return value
 

@@ -37,7 +37,7 @@ class NamedModel:
 
 @dataclass(frozen=True, slots=True)
 class ModelDescription:
-    """What a model is. Sizes in bytes; `cache_bytes` are keys and values of one sequence of `context_length` tokens.
+    """A model. Sizes in bytes; `cache_bytes` are keys and values of one sequence of `context_length` tokens.
 
     `storages` count the weights, by how they are stored.
     """

@@ -15,7 +15,7 @@ from services.client.verified import VerifiedLedger
 
 
 def check_promise(ledger: LedgerClient, file: Path, trusted: Path, remember: Path | None, now: datetime) -> Promised:
-    """What became of the promise in `file`. `now` is the verifier's own clock.
+    """The state of the promise in `file`. `now` is the verifier's own clock.
 
     Raises UsageError without a promise or keys, LedgerError for a wrong signature or proof, KolmError.
     """

@@ -22,7 +22,7 @@ class Found:
 
 
 def search(ledger: LedgerClient, query: ReceiptQuery, limit: int) -> Found:
-    """What the ledger says, unproven."""
+    """The ledger's answer, unproven."""
 
     def believed(narrowed: ReceiptQuery) -> Iterator[ReceiptEntry]:
         return (receipt for page in ledger.receipt_pages(narrowed) for receipt in page.receipts)
@@ -33,7 +33,7 @@ def search(ledger: LedgerClient, query: ReceiptQuery, limit: int) -> Found:
 def proven_search(
     ledger: LedgerClient, query: ReceiptQuery, limit: int, trusted: Path, remember: Path | None, *, complete: bool
 ) -> Found:
-    """What the ledger can prove. Raises UsageError if there are no keys to check with, LedgerError."""
+    """The part that the ledger can prove. Raises UsageError if there are no keys to check with, LedgerError."""
     from services.cli.jobs.trust import load_trusted
     from services.client.remembered import RememberedCheckpoint
     from services.client.verified import VerifiedLedger

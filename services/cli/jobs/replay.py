@@ -20,8 +20,10 @@ from services.cli.output import talk
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """What came out. `index` is None where the file has no proof of a place in the log, `signed` where there were no
-    trusted keys to check the receipt's signature with.
+    """The result of a replay.
+
+    `index` is None where the file has no proof of a place in the log, `signed` where there were no trusted keys to
+    check the receipt's signature with.
     """
 
     receipt: Receipt

@@ -1,1 +1,1 @@
-"""What a person or a program reads: tables, text and JSON."""
+"""Views for people and for programs: tables, text and JSON."""

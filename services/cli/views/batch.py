@@ -1,4 +1,4 @@
-"""What has become of a batch."""
+"""Results of a batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a collection of blobs removed."""
+"""Results of a collection of blobs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `kolm verify` found: of a bundle, or of a proof file."""
+"""Results of `kolm verify` on a bundle, or on a proof file."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def report_view(report: BundleReport, *, as_claimed: bool) -> RenderableType:
 
 
 def _checked(report: BundleReport) -> list[str]:
-    """What a green result is about: how much of the log, which audits as of when, how old a log."""
+    """The scope of a green result: how much of the log, which audits as of when, how old a log."""
     said = [_scope(report), _audits(report.completeness), *([str(report.freshness)] if report.freshness else [])]
     return [*said, *([_promises(report)] if report.promises else [])]
 
@@ -107,7 +107,7 @@ def _promises(report: BundleReport) -> str:
 
 
 def proof_json(proof: ProvenEntry) -> dict[str, Any]:
-    """What a proof file proves."""
+    """A proven entry as JSON."""
     checkpoint = proof.witnessed.checkpoint
     return {
         "ok": True,
@@ -120,7 +120,7 @@ def proof_json(proof: ProvenEntry) -> dict[str, Any]:
 
 
 def proof_view(proof: ProvenEntry) -> RenderableType:
-    """What a proof file proves, in a sentence."""
+    """A proven entry in a sentence."""
     checkpoint, cosigned = proof.witnessed.checkpoint, ", ".join(proof.witnessed.cosigned) or "no witness"
     place = f"entry {proof.index} of {checkpoint.origin} is this {proof.kind}"
     return Text(f"{place}; checkpoint of {checkpoint.size} entries, cosigned by {cosigned}", style="green")

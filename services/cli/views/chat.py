@@ -1,4 +1,4 @@
-"""What `kolm chat` says beside the answers."""
+"""Lines of `kolm chat` beside the answers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from services.client.model_info import ModelInfo
 
 
 def greeting(info: ModelInfo) -> str:
-    """What answers, and how to find out more."""
+    """The server that answers, and a hint at the help."""
     return f"{info.model}, {info.context_length:,} tokens of context. /help lists the commands, Ctrl-D leaves."
 
 

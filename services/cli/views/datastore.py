@@ -33,7 +33,7 @@ def manifest_json(store: Path, manifest: Manifest) -> dict[str, Any]:
 
 
 def manifest_view(store: Path, manifest: Manifest) -> RenderableType:
-    """What it holds and how it was built."""
+    """Its contents and its parameters."""
     return facts(
         ("store", escape(str(store))),
         ("cid", manifest.cid),

@@ -1,4 +1,4 @@
-"""What `kolm doctor` found."""
+"""Findings of `kolm doctor`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What checks of a whole log found: of its entries, and of its database."""
+"""Results of checks of a whole log: of its entries, and of its database."""
 
 from __future__ import annotations
 

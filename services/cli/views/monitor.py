@@ -1,4 +1,4 @@
-"""What a monitor says: nothing wrong on stdout, what is wrong on stderr, and JSON where that was asked for."""
+"""Lines of a monitor: on stdout where nothing is wrong, findings on stderr; JSON where that was asked for."""
 
 from __future__ import annotations
 

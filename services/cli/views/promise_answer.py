@@ -25,7 +25,7 @@ def answer_json(found: Answered) -> dict[str, Any]:
 
 
 def answer_view(found: Answered) -> RenderableType:
-    """What was promised, what the log says, and what follows."""
+    """The promise, the log's answer and the conclusion."""
     promise, answer = found.promise, found.answer
     missing = len(answer.missing)
     held = f"{promise.choices - missing} of {promise.choices} receipts, in a tree of {answer.tree_size} entries"

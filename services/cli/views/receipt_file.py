@@ -1,4 +1,4 @@
-"""What `kolm verify` found of a receipt file."""
+"""Results of `kolm verify` on a receipt file."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def receipt_file_json(document: Receipt, place: ProvenEntry, promises: Sequence[
 
 
 def receipt_file_view(document: Receipt, place: ProvenEntry, promises: Sequence[Promise]) -> RenderableType:
-    """What the receipt is about, where it stands, and which promises it keeps."""
+    """The receipt's subject, its place in the log, and the promises that it keeps."""
     sampled = document.sampling
     said = (
         f"signed on {document.issued_at}: {document.prompt.tokens} tokens of this prompt gave these "

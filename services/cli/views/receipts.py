@@ -36,7 +36,7 @@ def list_view(receipts: list[ReceiptEntry]) -> RenderableType:
 
 
 def proven_view(count: int, tree_size: int, *, complete: bool) -> RenderableType:
-    """What was proven about a list."""
+    """The proof of a list."""
     whole = ", and none of the newest was left out" if complete else ""
     return f"[green]✓[/] {count} receipts, each signed and in the signed log of {tree_size} entries{whole}"
 

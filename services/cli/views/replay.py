@@ -1,4 +1,4 @@
-"""What a replay of one receipt found."""
+"""Results of a replay of one receipt."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ _COLOURS = {
 
 
 class UpTalk:
-    """What `kolm up` and its services write, on stderr: text behind the service's name, or one JSON object a line."""
+    """Output of `kolm up` and its services on stderr: text behind the service's name, or one JSON object a line."""
 
     def __init__(self, form: LogFormat) -> None:
         self._json = form == "json"
@@ -55,14 +55,14 @@ class UpTalk:
         self.line("kolm", line)
 
     def failure(self, message: str, hint: str | None = None) -> Failed | SystemExit:
-        """What to raise for a failure; with JSON lines it is one of them, already said."""
+        """The exception for a failure; with JSON lines it is one of them, already printed."""
         if not self._json:
             return Failed(message, hint)
         self.say(f"{message}; {hint}" if hint else message)
         return SystemExit(FAILED)
 
     def starting(self, services: LocalServices, adapters: Mapping[str, Path]) -> None:
-        """What is said before anything else; `adapters` lie beside the model."""
+        """Prints the first lines; `adapters` lie beside the model."""
         self.say(f"starting with {services.model}; keys, ledger and state are in {services.data_dir}")
         if adapters:
             self.say(f"adapters beside the model, for kolm generate --adapter: {', '.join(adapters)}")
@@ -72,7 +72,7 @@ class UpTalk:
         self.say(f"trusts its own {key.role} key: {key.path}")
 
     def still_starting(self, service: str, seconds: float, last_line: str | None) -> None:
-        """What is said of a service that says nothing itself."""
+        """Prints a line for a service that prints none itself."""
         doing = "importing" if last_line is None else last_line.partition("] ")[2] or last_line
         self.say(f"{service}, {seconds:.0f} s: {doing} …")
 

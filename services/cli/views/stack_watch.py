@@ -20,7 +20,7 @@ Show = Callable[[Stack, Rates], None]
 
 @contextmanager
 def shown(*, as_json: bool) -> Iterator[Show]:
-    """What to call with each look. A terminal gets a screen of its own, which is left as it was."""
+    """The function to call with each look. A terminal gets a screen of its own, which is left as it was."""
     if as_json:
         yield lambda stack, done: print(json.dumps(stack_json(stack) | {"rates": asdict(done)}), flush=True)
     elif not sys.stdout.isatty():

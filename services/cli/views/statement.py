@@ -1,4 +1,4 @@
-"""What `kolm verify` found of a statement in another format."""
+"""Results of `kolm verify` on a statement in another format."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def statement_json(stated: ProvenStatement) -> dict[str, Any]:
 
 
 def statement_view(stated: ProvenStatement) -> RenderableType:
-    """Who states what, and where it stands."""
+    """The signer, the statement and its place."""
     receipt = stated.receipt
     lines = [
         Text(f"stated by {stated.issuer.key_id[:20]}…, a key that you trust", style="green"),

@@ -50,7 +50,7 @@ def credentials_view(credentials: Sequence[Credential]) -> RenderableType:
 
 
 def revoked_view(gone: Sequence[Credential]) -> str:
-    """Who is out."""
+    """The tokens that no longer count."""
     return "\n".join(f"revoked {each.id}, of {each.name}" for each in gone)
 
 

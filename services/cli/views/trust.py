@@ -35,7 +35,7 @@ def keys_view(keys: Sequence[TrustedKey]) -> RenderableType:
 
 
 def added_view(keys: Sequence[TrustedKey]) -> RenderableType:
-    """What is trusted from now on, and what was before."""
+    """Keys that are trusted from now on, and keys that were before."""
     return Group(
         *(
             f"{key.key_id} {'may sign' if key.is_new else 'could sign before'} for {key.role}: {key.path}"

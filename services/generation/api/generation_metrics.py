@@ -1,4 +1,4 @@
-"""What the generation service exports about its requests and its state; the list says what each metric means."""
+"""Metrics of the generation service's requests and state; the list says what each one means."""
 
 from __future__ import annotations
 

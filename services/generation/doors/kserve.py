@@ -76,7 +76,7 @@ class InferenceServicer:
         return await self._whole(request, asked, context)
 
     async def ModelStreamInfer(self, requests: AsyncIterator[Any], context: Context) -> AsyncIterator[Any]:
-        """Requests one after the other. What is wrong with one is a response with an error, and the next is read."""
+        """Requests one after the other. A wrong one gets a response with an error, and the next is read."""
         async for request in requests:
             try:
                 self._check(request.model_name)

@@ -1,4 +1,4 @@
-"""What vLLM's backend for Triton takes and answers, as tensors: texts, and JSON of sampling parameters."""
+"""Tensors of vLLM's backend for Triton, in requests and answers: texts, and JSON of sampling parameters."""
 
 from __future__ import annotations
 

@@ -141,7 +141,7 @@ class VllmEngineServicer(Base):  # type: ignore[misc]  # generated without types
             yield common.GetTokenizerChunk(data=data, sha256=digest)
 
     async def _room(self, request: vllm.GenerateRequest, context: Context) -> int | None:
-        """What the context leaves for output, at least one token, where the request names no limit."""
+        """The room for output in the context, at least one token, where the request names no limit."""
         if request.sampling_params.HasField("max_tokens"):
             return None
         length = len(request.tokenized.input_ids)

@@ -36,8 +36,8 @@ class EngineCore:
     """Runs sequences on one target. All calls from one thread.
 
     Guarantee: the tokens of a sequence depend on the target, its adapter, its prompt, its sampling parameters, its seed
-    and its choice, and on nothing else that this class does, because a row's logits depend on its own tokens and on its
-    adapter only (`Target`) and sampling depends on the row and its position only (`Sampler`).
+    and its choice, and on nothing else that this class does. A row's logits depend on its own tokens and its adapter
+    only (`Target`). Sampling depends on the row and its position only (`Sampler`).
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class EngineCore:
 
     @property
     def feature_bytes(self) -> int:
-        """What features kept for prefixes take."""
+        """Bytes of the features kept for prefixes."""
         return self._sharing.feature_bytes
 
     @property
@@ -180,7 +180,7 @@ class EngineCore:
         return [work for work in plan if work.sequence in self._running]
 
     def _budgets(self, roots: list[Sequence], rows_left: int, prefill_rows: int) -> dict[Sequence, Budget]:
-        """What each sequence that drafts may spend: an equal share of the rows, no deeper than it may still emit."""
+        """The budget of each sequence that drafts: an equal share of the rows, no deeper than it may still emit."""
         drafting = [s for s in roots if s in self._running and self._speculation.drafts_for(s)]
         if not drafting:
             return {}

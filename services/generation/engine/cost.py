@@ -64,7 +64,7 @@ class PassCost:
 
     @property
     def row_share(self) -> float:
-        """What a row costs of a pass over one, on the average of all rows that were measured."""
+        """The cost of a row in passes of one row, on the average of all rows that were measured."""
         more = self.rows[-1] - self.rows[0]
         return min(1.0, (self.seconds[-1] - self.seconds[0]) / more / self.of(1))
 

@@ -16,7 +16,7 @@ from services.generation.engine.tree import TokenTree
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What one sequence may spend in the next pass."""
+    """The rows and depth that one sequence may spend in the next pass."""
 
     depth: int  # deepest draft node; deeper ones could not be emitted
     shares: Float64  # [nodes + 1] of the pass, in seconds, with 0, 1, … draft nodes: see `PassCost.of_drafts`
@@ -27,7 +27,7 @@ class Budget:
         return len(self.shares) - 1
 
     def seconds_of(self, nodes: int) -> float:
-        """What so many draft nodes add to this sequence's share of the pass."""
+        """The cost that so many draft nodes add to this sequence's share of the pass."""
         return float(self.shares[nodes] - self.shares[0]) / MARGIN
 
     @property

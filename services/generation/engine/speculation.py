@@ -22,7 +22,7 @@ Float32 = NDArray[np.float32]
 
 @dataclass(slots=True)
 class _Drafts:
-    """What drafts for one sequence: a draft by each of its methods, and which of them has its turn."""
+    """The drafts of one sequence, one by each of its methods, and the method that has its turn."""
 
     by_method: dict[str, Draft]
     layers: tuple[int, ...]  # whose features they read

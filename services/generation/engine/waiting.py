@@ -20,7 +20,7 @@ class WaitingQueue:
 
     Each tenant has a counter of the tokens that it was given. The one with the lowest comes next, with its sequence of
     the lowest priority number, the first to come among equals. A tenant that had nothing waiting begins no lower than
-    those who wait: it cannot save up. What was preempted comes before everything else.
+    those who wait: it cannot save up. Preempted sequences come before all others.
     """
 
     def __init__(self, most_of_tenant: int) -> None:

@@ -1,4 +1,4 @@
-"""What one pass does for one sequence."""
+"""The work of one pass for one sequence."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What is halted, and who may resume it."""
+"""Halted methods, and the operators who may resume them."""

@@ -9,7 +9,7 @@ _MINUTE = 60.0
 
 @dataclass(slots=True)
 class TokenBucket:
-    """`a_minute` flows in and is what it holds. Times are seconds of one clock, and do not fall."""
+    """Holds `a_minute` tokens, which flow in each minute. Times are seconds of one clock, and do not fall."""
 
     a_minute: int
     level: float = field(init=False)
@@ -25,11 +25,11 @@ class TokenBucket:
         return max(missing, 0.0) * _MINUTE / self.a_minute
 
     def take(self, tokens: int) -> None:
-        """What `wait` has allowed; the level may fall below 0."""
+        """Takes tokens that `wait` has allowed; the level may fall below 0."""
         self.level -= tokens
 
     def give_back(self, tokens: int) -> None:
-        """What was taken and not used."""
+        """Gives back tokens that were taken and not used."""
         self.level = min(self.level + tokens, self.a_minute)
 
     def _flow(self, now: float) -> None:

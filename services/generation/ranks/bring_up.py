@@ -1,4 +1,4 @@
-"""What `--tensor-parallel` makes of this process: rank 0, which serves, or one that follows it."""
+"""The role of this process under `--tensor-parallel`: rank 0, which serves, or one that follows it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def followed(settings: GenerationSettings) -> bool:
 
 @asynccontextmanager
 async def base_loader(settings: GenerationSettings) -> AsyncIterator[LoadTarget | None]:
-    """What loads the base where several ranks share it; they end with this block. Raises CannotStart."""
+    """A loader of the base for several ranks that share it; they end with this block. Raises CannotStart."""
     if settings.tensor_parallel == 1:
         yield None
         return

@@ -20,7 +20,7 @@ from services.runtime.logs import LogFormat, configure_logging
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a rank loads, and where it meets the others."""
+    """The model that a rank loads, and the address where it meets the others."""
 
     model: str
     rank: int

@@ -59,9 +59,10 @@ class SignedReceipt:
 
 @dataclass(frozen=True, slots=True)
 class SignedPromise:
-    """What a caller gets before the answer: a DSSE envelope. `unfinished` are the promised receipts, one a choice.
+    """The promise that a caller gets before the answer: a DSSE envelope.
 
-    They go to the log if this process dies before the answer is whole: finish reason `error`, no output.
+    `unfinished` are the promised receipts, one a choice. They go to the log if this process dies before
+    the answer is whole: finish reason `error`, no output.
     """
 
     envelope: bytes

@@ -21,7 +21,7 @@ _CANNOT_RUN = {
 
 @dataclass(frozen=True, slots=True)
 class Circumstances:
-    """What the server can do at this moment.
+    """The server's abilities at this moment.
 
     `loaded` are methods. `ledger_known`: it has told lately what is halted, and since the start what is withdrawn.
     `halted` are the open halts of this base. `adapter_cid` is the request's.
@@ -39,7 +39,7 @@ class Circumstances:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What runs. `fallback_reason` is None where nothing stood in the way of what was asked for.
+    """The method that runs. `fallback_reason` is None where nothing stood in the way of what was asked for.
 
     `drafters` are the engine's names, that of `method` first. Behind it stand those that take over where it does not
     pay; there are some only where the server chose the method.
@@ -70,8 +70,10 @@ class _Candidate:
 
 
 def decide(asked: SpeculationRequest, temperature: float, now: Circumstances) -> Decision:
-    """Raises FailedPrecondition for a method asked for by name that is not loaded (METHOD_NOT_LOADED) or may not draft
-    for this request (METHOD_CANNOT_RUN), after a halt (SPEC_DECODE_HALTED) and for a named head that is not served;
+    """The method of a request, and the drafters of its sequence.
+
+    Raises FailedPrecondition where a method asked for by name is not loaded (METHOD_NOT_LOADED), may not draft for this
+    request (METHOD_CANNOT_RUN) or is halted (SPEC_DECODE_HALTED), and for a named head that is not served. Raises
     NotFound for a named head that is not there.
     """
     named = None if asked.eagle_head is None else now.heads.named(asked.eagle_head)
@@ -112,7 +114,7 @@ def _wanted(asked: SpeculationRequest, now: Circumstances) -> list[MethodSpec]:
 
 
 def _off(asked: SpeculationRequest, reason: str | None, loaded: list[_Candidate], now: Circumstances) -> Decision:
-    """What is served where nothing that was asked for may run."""
+    """The method that is served where nothing that was asked for may run."""
     if loaded and not now.off_when_halted:
         name = loaded[0].spec.name
         raise FailedPrecondition(

@@ -31,7 +31,7 @@ _LONGEST_NAME = 128  # characters
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """What is generated, for whom and how. `halt_epoch` is the one the method was decided under."""
+    """A request with all defaults filled in. The method was decided under `halt_epoch`."""
 
     request_id: str
     tenant: str

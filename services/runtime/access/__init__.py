@@ -1,1 +1,1 @@
-"""Who calls, and what they may do: principals, their credentials, and the one table of what each RPC needs."""
+"""Authentication and permissions: principals, their credentials, and the one table of roles that RPCs need."""

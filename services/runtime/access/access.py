@@ -1,4 +1,4 @@
-"""Who gets in: finds the principal of a call, and holds it against the table of permissions. Fails closed."""
+"""Access control: finds the principal of a call, and checks it against the table of permissions. Fails closed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _Stamp = tuple[int, int, int]
 
 
 class Call(Protocol):
-    """What a servicer's context says about its caller."""
+    """The part of a servicer's context that tells of the caller."""
 
     def invocation_metadata(self) -> Iterable[Any] | None: ...
     def auth_context(self) -> Mapping[str, Iterable[bytes]]: ...

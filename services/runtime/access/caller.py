@@ -12,7 +12,7 @@ current_principal: ContextVar[Principal] = ContextVar("current_principal", defau
 
 
 def caller() -> Principal:
-    """Who calls; nobody outside of calls."""
+    """The caller; nobody outside of calls."""
     return current_principal.get()
 
 

@@ -1,4 +1,4 @@
-"""What proves that somebody is a principal: a bearer token, a certificate's name, or being on the same machine."""
+"""Credentials of principals: a bearer token, a certificate's name, or a connection from the same machine."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Credential(BaseModel):
 
     @property
     def id(self) -> str:
-        """What a person names it by; no secret."""
+        """Its name for people; no secret."""
         if self.loopback:
             return "loopback"
         digest = self.token_sha256 or hashlib.sha256(f"certificate:{self.certificate}".encode()).hexdigest()

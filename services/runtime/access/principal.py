@@ -1,4 +1,4 @@
-"""Who somebody is to these services: a name, a tenant, roles."""
+"""A principal of these services: a name, a tenant, roles."""
 
 from __future__ import annotations
 

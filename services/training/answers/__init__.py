@@ -1,1 +1,1 @@
-"""What a head learns from: prompts, the answers of the target, its streams while it answered."""
+"""Training data of a head: prompts, the target's answers, its streams while it answered."""

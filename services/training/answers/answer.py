@@ -17,7 +17,7 @@ Float32 = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the target said to a prompt at a temperature. `id` is unique in a run."""
+    """The target's answer to a prompt at a temperature. `id` is unique in a run."""
 
     id: str
     domain: str

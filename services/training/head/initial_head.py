@@ -45,7 +45,7 @@ def coverage(answers: Iterable[Answer], target_ids: Tensor) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Ends:
-    """What the head shares with its base: embeddings [vocab_size, hidden], final norm [hidden], output matrix."""
+    """Tensors that a head shares with its base: embeddings [vocab_size, hidden], final norm [hidden], output matrix."""
 
     embeddings: Tensor
     norm: Tensor
@@ -82,7 +82,7 @@ def fresh_head(config: HeadConfig, ends: Ends, target_ids: Tensor, seed: int) ->
 def known_head(known: Head, config: HeadConfig, ends: Ends, target_ids: Tensor) -> HeadModule:
     """A head that was trained before, for this base or a former version of it, over another draft vocabulary.
 
-    What it could not draft until now starts with the base's own row of the output matrix.
+    Tokens that it could not draft until now start with the base's own rows of the output matrix.
     """
     head = HeadModule(config, ends.embeddings)
     rows = ends.head.clone()

@@ -1,4 +1,4 @@
-"""What the unrolled head is trained towards, and how much of it comes true."""
+"""The loss of the unrolled head, and its accuracy."""
 
 from __future__ import annotations
 

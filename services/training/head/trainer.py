@@ -29,7 +29,7 @@ _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """What an optimiser step saw, over all devices. Per draft step: loss in nats, share of right guesses."""
+    """Measures of an optimiser step, over all devices. Per draft step: loss in nats, share of right guesses."""
 
     losses: tuple[float, ...]
     acceptance: tuple[float, ...]

@@ -40,7 +40,7 @@ class Terminal:
         self._seen = ""
 
     def read_until(self, text: str) -> str:
-        """What came since the last call, with `text` in it; control sequences are left out."""
+        """The output since the last call, with `text` in it; control sequences are left out."""
         while text not in (plain := STYLE.sub("", self._seen)):
             more = os.read(self._screen, 4096)
             assert more, plain

@@ -24,7 +24,7 @@ def test_a_tokenizer_that_does_not_load_is_found_before_a_service_is_started_on_
 
 @pytest.mark.slow
 def test_all_kernels_can_be_compiled_ahead_without_a_model(tmp_path: Path) -> None:
-    """What a start needs afterwards is there: nothing is compiled a second time."""
+    """A second start compiles nothing."""
     folders = {"KOLM_KERNEL_CACHE": str(tmp_path / "kernels"), "NUMBA_CACHE_DIR": str(tmp_path / "numba")}
     command = [sys.executable, "-m", "services.cli", "doctor", "--compile", "--model", "no/such/model"]
     for said in (True, False):

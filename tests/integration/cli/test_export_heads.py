@@ -43,7 +43,7 @@ def drafted(deployment: Deployment, number: int, block: SpecDecode = DRAFTED) ->
 
 
 def heads_check(kolm: Kolm, path: Path) -> str:
-    """What the check of heads says about a bundle that holds."""
+    """The result of the check of heads on a valid bundle."""
     code, out, err = kolm("verify", path, "--json")
     assert code == 0, out + err
     return str(json.loads(out)["checks"][12]["detail"])

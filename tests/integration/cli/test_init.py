@@ -1,4 +1,4 @@
-"""What `kolm init` writes is enough: services start from it, talk by mutual TLS, and take renewed certificates."""
+"""The files of `kolm init` are enough: services start from it, talk by mutual TLS, and take renewed certificates."""
 
 from __future__ import annotations
 

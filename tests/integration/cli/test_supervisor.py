@@ -15,7 +15,7 @@ PATIENCE = 60.0
 
 
 class Lines:
-    """What the services said."""
+    """The lines of the services."""
 
     def __init__(self) -> None:
         self.said: list[tuple[str, str]] = []

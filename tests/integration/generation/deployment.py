@@ -152,7 +152,7 @@ def asking(prompt: str = "The ledger keeps", **members: Any) -> pb.GenerateReque
 
 
 class Failure:
-    """What a failed call said."""
+    """The status of a failed call."""
 
     def __init__(self, error: grpc.aio.AioRpcError) -> None:
         info, request, retry = (

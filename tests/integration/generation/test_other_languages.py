@@ -46,7 +46,7 @@ def need(*found: object) -> None:
 
 
 async def answer(deployment: Deployment, command: list[str], cwd: Path | None = None) -> str:
-    """What a program prints when it asks a new server."""
+    """The output of a program that asks a new server."""
     await deployment.start_generation()
     asking = partial(subprocess.run, cwd=cwd, capture_output=True, text=True, check=False)
     done = await asyncio.to_thread(asking, [*command, deployment.generation_address])

@@ -43,7 +43,7 @@ async def run(command: list[str], cwd: Path | None = None) -> subprocess.Complet
 
 
 async def said(front: Front, command: list[str]) -> Any:
-    """What a program prints last, as JSON."""
+    """The last line of a program's output, as JSON."""
     done = await run([*command, f"http://127.0.0.1:{front.port}/v1"])
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])

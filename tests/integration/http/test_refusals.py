@@ -1,4 +1,4 @@
-"""What is refused, in OpenAI's shape, as OpenAI's client raises it."""
+"""Refusals in OpenAI's shape, as OpenAI's client raises them."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def settings(tmp_path: Path) -> LedgerSettings:
 
 @pytest.fixture
 def principals(tmp_path: Path) -> Path:
-    """Whoever is on this machine appends and reads; others have tokens."""
+    """Callers on this machine append and read; others have tokens."""
     file = tmp_path / "principals.json"
     write_principals(file, [on_this_machine("append", "read")])
     return file

@@ -1,4 +1,4 @@
-"""What one tenant sees of a log that it shares with another: its own, and nothing that says the other is there."""
+"""One tenant's view of a log that it shares with another: its own entries, and no sign of the other."""
 
 from __future__ import annotations
 

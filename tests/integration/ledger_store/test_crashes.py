@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[3]
 
 @dataclass(frozen=True)
 class Acknowledged:
-    """What a client was told before the crash, and will never forget."""
+    """The answers that a client got before the crash; they have to hold after it."""
 
     number: int
     index: int
@@ -115,7 +115,7 @@ def test_a_process_killed_again_and_again_loses_nothing(database: str, guard: Pa
             assert writer.stdout is not None
             acknowledged += [parse(writer.stdout.readline()) for _ in range(lines)]
             writer.kill()
-            # What was written to the pipe before the kill was acknowledged too; the last line may be cut short.
+            # Lines written to the pipe before the kill were acknowledged too; the last one may be cut short.
             acknowledged += [parse(line) for line in writer.stdout if line.endswith("\n")]
         assert writer.returncode == -signal.SIGKILL
         check_nothing_was_lost(database, guard, acknowledged)

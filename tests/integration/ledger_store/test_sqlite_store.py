@@ -1,4 +1,4 @@
-"""What only the store on SQLite promises: files, locks, append-only tables, and no trust in what lies on the disk."""
+"""Promises of the store on SQLite alone: files, locks, append-only tables, no trust in the bytes on the disk."""
 
 import os
 import resource

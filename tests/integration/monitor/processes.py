@@ -68,7 +68,7 @@ def monitor(data: Path, *arguments: str) -> tuple[int, str]:
 
 
 def looked(data: Path, *arguments: str) -> dict[str, Any]:
-    """What one look says with --json."""
+    """The output of one look with --json."""
     command = kolm(data, "monitor", "--once", "--json", *arguments)
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
     answer: dict[str, Any] = json.loads(done.stdout)
@@ -89,7 +89,7 @@ def following(data: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
 
 @dataclass
 class Receiver:
-    """What a webhook got. The first `refusals` calls are answered 500."""
+    """The calls that a webhook got. The first `refusals` calls are answered 500."""
 
     url: str = ""
     bodies: list[dict[str, Any]] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""What a collection of blobs removes, and what it never does: in any order of events, and beside publications."""
+"""A collection of blobs removes unused ones and no others: in any order of events, and beside publications."""
 
 from __future__ import annotations
 

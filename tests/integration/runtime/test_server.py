@@ -1,4 +1,4 @@
-"""What every server has, on a real server with real stubs."""
+"""The behaviour of every server, on a real server with real stubs."""
 
 from __future__ import annotations
 

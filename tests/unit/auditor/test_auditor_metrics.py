@@ -1,4 +1,4 @@
-"""What the auditor exports: verdicts, and what is still owed by the clock."""
+"""The auditor's metrics: verdicts, and replays that are still owed by the clock."""
 
 from __future__ import annotations
 

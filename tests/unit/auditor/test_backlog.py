@@ -1,4 +1,4 @@
-"""What is still to be done follows from the log alone."""
+"""The auditor's work follows from the log alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the benchmarks say follows from the runs: ratios by turn, and identity with off."""
+"""The benchmarks' figures follow from the runs: ratios by turn, and identity with off."""
 
 from __future__ import annotations
 

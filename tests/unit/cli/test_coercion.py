@@ -13,7 +13,7 @@ from services.cli.exits import UsageError
 
 
 def parsed(words: tuple[str, ...], *, quickly: bool) -> tuple[object, ...]:
-    """What a command was called with; or the error's kind and message."""
+    """The arguments of a command's call; or the error's kind and message."""
     called: list[object] = []
     app = typer.Typer(add_completion=False)
 

@@ -1,4 +1,4 @@
-"""What a command imports before it asks anybody: a call is to cost a quarter of a second of CPU, torch costs two."""
+"""Imports of a command before it asks anybody: a call may cost a quarter of a second of CPU, torch costs two."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a server can answer that this client does not understand."""
+"""Answers of a server that this client does not understand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever a caller writes into a request is sent or refused by its name; no other error comes out."""
+"""Every value of a request is sent, or refused by its name; no other error comes out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What several of the demo's tests need and takes seconds to make."""
+"""Fixtures of several of the demo's tests, which take seconds to make."""
 
 from __future__ import annotations
 

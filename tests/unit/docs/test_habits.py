@@ -1,4 +1,4 @@
-"""What the Makefile, the commit hooks and the editors' settings say is there."""
+"""The files and targets that the Makefile, the commit hooks and the editors' settings name are there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What pages show of the output of commands is what `make outputs` writes."""
+"""Pages show the output of commands as `make outputs` writes it."""
 
 from __future__ import annotations
 

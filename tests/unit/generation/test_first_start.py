@@ -1,4 +1,4 @@
-"""What numba compiles at a first start is compiled by a process beside it, once."""
+"""At a first start a process beside it compiles numba's code, once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What importing a service does, and does not."""
+"""Effects of importing a service."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the generation service can be told, and how it says that it was told something wrong."""
+"""Settings of the generation service, and its messages about wrong ones."""
 
 from __future__ import annotations
 

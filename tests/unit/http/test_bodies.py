@@ -30,7 +30,7 @@ BODIES = st.dictionaries(st.sampled_from(MEMBERS), JSON, max_size=5)
 
 
 def refusal(read: Any, body: bytes) -> ApiError | None:
-    """What the endpoint would answer without asking the generation server."""
+    """The endpoint's answer without asking the generation server."""
     try:
         dialect = read(body)
     except ValidationError as error:

@@ -1,4 +1,4 @@
-"""What `ledger` may import, and that every module of it is documented and can be imported alone."""
+"""Imports that `ledger` may make; every module of it is documented and can be imported alone."""
 
 import ast
 import sys

@@ -1,4 +1,4 @@
-"""What an HTTP server measures of its requests."""
+"""An HTTP server's measures of its requests."""
 
 from __future__ import annotations
 

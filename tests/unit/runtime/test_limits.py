@@ -1,4 +1,4 @@
-"""What a server takes at once, without a server."""
+"""Limits of a server's calls, without a server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an error says to a person."""
+"""Messages of errors for people."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 
 @dataclass(frozen=True)
 class Material:
-    """What lessons are made of."""
+    """Material for lessons."""
 
     base: Path
     target: CpuTarget

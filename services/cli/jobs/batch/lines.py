@@ -42,7 +42,7 @@ class BatchLine:
 
     @property
     def key(self) -> str | int:
-        """What tells it from the other lines of a batch."""
+        """Its identity among the lines of a batch."""
         return self.number if self.custom_id is None else self.custom_id
 
 
@@ -56,7 +56,7 @@ def count_lines(path: Path) -> int:
 
 
 def read_lines(path: Path) -> Iterator[BatchLine]:
-    """The lines that are not blank. What is wrong with one stands in it, also an id that an earlier one has."""
+    """The lines that are not blank. Each holds its own fault, if any, such as an id that an earlier one has."""
     seen = set[str]()
     with path.open("rb") as file:
         for number, raw in enumerate(file, 1):

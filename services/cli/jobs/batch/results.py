@@ -30,9 +30,7 @@ def refused(line: BatchLine, error: LineInvalid) -> dict[str, Any]:
 
 
 class Results:
-    """The file of results, which no other batch writes meanwhile. `done` are the keys of lines that need not be asked
-    again.
-    """
+    """The file of results, which no other batch writes meanwhile. `done` are the keys of lines with a result."""
 
     def __init__(self, path: Path) -> None:
         """Goes on with a file that is there: a last line that was not written whole is taken out, and so are those of

@@ -33,7 +33,7 @@ class Terms:
 
 @dataclass(slots=True)
 class Progress:
-    """What has been done by this call."""
+    """Counts of the work done by this call."""
 
     statuses: Counter[int] = field(default_factory=Counter)  # of answers; 0 for lines that are no requests
     completion_tokens: int = 0

@@ -1,4 +1,4 @@
-"""What was said in a conversation, and which part of it the next prompt repeats."""
+"""The turns of a conversation, and the part of them that the next prompt repeats."""
 
 from __future__ import annotations
 

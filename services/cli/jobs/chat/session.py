@@ -32,7 +32,7 @@ class Wishes:
         return replace(self, request=replace(self.request, sampling=replace(self.sampling, seed=seed)))
 
     def with_method(self, method: str) -> Wishes:
-        """What belongs to another method (depth, head, parameters) goes."""
+        """Without the parameters of the former method: depth, head and the rest."""
         return replace(self, spec_decode=SpecDecodeConfig(method=method, verify=self.spec_decode.verify))
 
 

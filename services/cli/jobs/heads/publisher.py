@@ -1,4 +1,4 @@
-"""Who publishes from this machine: a key, made at first use, and the public half that others have to trust."""
+"""The publisher's key of this machine, made at first use, and its public half, which others have to trust."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ from services.client.transfer import upload
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """What is published: a folder in kolm's layout, the base it was trained on, and what is said about it."""
+    """A publication: a folder in kolm's layout, the base it was trained on, and annotations."""
 
     folder: Path
     model: Path
@@ -114,7 +114,7 @@ def _describe_head(head: Description, base_cid: str) -> DraftHeadManifest:
 
 
 def _check_fits(head: Description) -> None:
-    """What the registry would find after the upload. Raises UsageError, which names head and base."""
+    """Makes the registry's checks before the upload. Raises UsageError, which names head and base."""
     from services.generation.target.identity import model_config
     from services.registry.errors import BaseMismatch
     from services.registry.head_check import check_fits

@@ -75,7 +75,7 @@ def _stored(store: EntryStore) -> Iterator[bytes]:
 
 
 def read_obligations(server: str, database: str | None, trusted: TrustedKeys) -> ObligationFold:
-    """What auditors owe, recomputed from entries that have all been verified. Raises VerificationFailed, KolmError."""
+    """Obligations of auditors, recomputed from verified entries. Raises VerificationFailed, KolmError."""
     book = ObligationFold()
 
     def seen(data: bytes) -> None:

@@ -25,7 +25,7 @@ from services.cli.jobs.stop_signals import stop_signals
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """What is followed and how, as in the help of `kolm monitor`."""
+    """The log that is followed, and how, as in the help of `kolm monitor`."""
 
     ledger: str
     tiles: str | None

@@ -27,7 +27,7 @@ class Condition:
 
 @dataclass(frozen=True, slots=True)
 class Remark:
-    """What a service that serves says about itself."""
+    """A serving service's own account of itself."""
 
     detail: str
     proven: bool = True

@@ -48,7 +48,7 @@ class LocalServices:
     metrics_port: int | None = None
 
     def trust_own_keys(self) -> tuple[TrustedKey, ...]:
-        """Whoever runs these services trusts their keys, and lets them call each other: keys and tokens are made and
+        """The user of these services trusts their keys, and lets them call each other: keys and tokens are made and
         added before anything starts. Returns the new keys.
 
         Raises KeyFileError, PrincipalsError, OSError.

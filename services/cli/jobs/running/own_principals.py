@@ -1,4 +1,4 @@
-"""Who may call the services on this machine: each other, with the roles that they need, and their owner, with all."""
+"""Principals of the services on this machine: each other, with the roles that they need, and their owner, with all."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from services.runtime.access.principal import LOCAL_CALLER, ROLES, Role
 from services.runtime.access.principals_file import edited_principals, write_private
 
 OWNER = "owner"
-"""Whoever runs the services: the client finds this token by itself (`services.client.token`)."""
+"""The owner of the services: the client finds this token by itself (`services.client.token`)."""
 
 SERVICE_ROLES: Mapping[str, tuple[Role, ...]] = {
     "generation": ("append", "read"),
@@ -19,13 +19,13 @@ SERVICE_ROLES: Mapping[str, tuple[Role, ...]] = {
     "registry": ("append", "read"),
     "explorer": ("read",),
 }
-"""What each service needs that calls others. The HTTP front has no rights: it shows its callers' tokens."""
+"""The roles of each service that calls others. The HTTP front has no rights: it shows its callers' tokens."""
 
 _ROLES: Mapping[str, tuple[Role, ...]] = {**SERVICE_ROLES, OWNER: ROLES}
 
 
 def principals_file(data_dir: Path) -> Path:
-    """Who may call the services of a data directory."""
+    """The principals of a data directory's services."""
     return data_dir / "principals.json"
 
 
@@ -35,7 +35,7 @@ def token_file(data_dir: Path, name: str) -> Path:
 
 
 def make_own_principals(data_dir: Path) -> None:
-    """Make the tokens that are missing, as well as those that are no longer valid. What else stands there stays.
+    """Make the tokens that are missing, as well as those that are no longer valid. Everything else there stays.
 
     At first callers on this machine get in without a token, and may generate for the default tenant; whoever revokes
     that has it revoked. Raises PrincipalsError, OSError.

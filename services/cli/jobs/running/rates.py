@@ -1,4 +1,4 @@
-"""What a stack did between two looks."""
+"""Rates of a stack between two looks."""
 
 from __future__ import annotations
 

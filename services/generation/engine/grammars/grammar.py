@@ -15,10 +15,10 @@ from services.generation.engine.sampling.processor import Float32, LogitsProcess
 
 @dataclass(slots=True)
 class Grammar:
-    """What `GrammarCompiler` made of a constraint. From any thread.
+    """A constraint compiled by `GrammarCompiler`. From any thread.
 
     Sequences share what its lexer has learned, which changes their speed and nothing else. `eos` is the model's
-    end-of-sequence token that stands for the end of the grammar. Two are equal that were made of the same.
+    end-of-sequence token that stands for the end of the grammar. Grammars of one constraint are equal.
     """
 
     source: StructuredOutputs

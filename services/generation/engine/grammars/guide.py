@@ -1,4 +1,4 @@
-"""What drafts know of a sequence's grammar: which tokens it forbids, and which ones it forces."""
+"""A sequence's grammar, for drafts: the tokens that it forbids, and those that it forces."""
 
 from __future__ import annotations
 
@@ -76,5 +76,5 @@ class GrammarGuide:
         return matcher.is_accepting() if token in self._ends else matcher.validate_tokens([token]) == 1
 
     def _forced(self, matcher: LLMatcher) -> list[int]:
-        """What has to come next, the grammar's end included."""
+        """The tokens that have to come next, the grammar's end included."""
         return [self._end] if matcher.is_stopped() else matcher.compute_ff_tokens()

@@ -1,4 +1,4 @@
-"""What an output has to look like, as a request says it."""
+"""A request's constraint on its output."""
 
 from __future__ import annotations
 

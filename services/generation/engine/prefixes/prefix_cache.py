@@ -1,8 +1,8 @@
 """Automatic prefix caching: blocks of the key/value cache serve later sequences that begin alike.
 
-Keys and values of a token are the same bits whoever computed them (DESIGN §1), so a block of them serves every sequence
-with the same tokens up to its end and the same adapter. Tenants share none: how fast an answer comes would tell one of
-them what another has asked.
+Keys and values of a token are the same bits in every sequence (docs/numerics.md). So a block of them serves every
+sequence with the same adapter and the same tokens up to its end. Tenants share none: the time of an answer would tell
+one of them what another has asked.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ class PrefixSharing:
 
     @property
     def feature_bytes(self) -> int:
-        """What features kept for prefixes take."""
+        """Bytes of the features kept for prefixes."""
         return self._cache.feature_bytes
 
     def room_for(self, sequence: Sequence) -> int:

@@ -1,4 +1,4 @@
-"""What moves the logits of fixed tokens: a bias on each, and the ban on an early end."""
+"""Changes to the logits of fixed tokens: a bias on each, and the ban on an early end."""
 
 from __future__ import annotations
 

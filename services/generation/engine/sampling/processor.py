@@ -13,7 +13,7 @@ Int64 = NDArray[np.int64]
 
 
 class LogitsProcessor(Protocol):
-    """Built for one sequence, used by one thread. What it does to a row depends on the sequence's prompt, parameters
+    """Built for one sequence, used by one thread. Its effect on a row depends on the sequence's prompt, parameters
     and accepted tokens only.
 
     Only tokens that the target has chosen are accepted, one by one: nothing is ever rolled back.

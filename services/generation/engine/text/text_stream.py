@@ -15,7 +15,7 @@ class TokenDecoder(Protocol):
         ...
 
     def flush(self) -> str:
-        """What is left at the end: open characters as U+FFFD."""
+        """The rest at the end: open characters as U+FFFD."""
         ...
 
 

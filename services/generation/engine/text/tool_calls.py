@@ -90,7 +90,7 @@ def _written(render: Callable[[Turns, bool], str], count: int) -> str:
 
 
 def _parts(text: str, prefix: str) -> list[str] | None:
-    """What stands before, between and after names and arguments; None unless there are both, in this order."""
+    """The text before, between and after names and arguments; None unless there are both, in this order."""
     if not text.startswith(prefix):
         return None
     rest = _THOUGHT.sub("", text[len(prefix) :])

@@ -1,4 +1,4 @@
-"""What the generation service and its ledger export, after requests over real sockets."""
+"""Metrics of the generation service and its ledger, after requests over real sockets."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ PROMPT = "The ledger keeps a secret"
 
 @pytest.fixture
 def exporter(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemorySpanExporter]:
-    """What was traced, by every party: they all run in this process."""
+    """The spans of every party: they all run in this process."""
     kept, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(kept))
     monkeypatch.setattr(trace, "get_tracer", provider.get_tracer)

@@ -34,7 +34,7 @@ async def served(stub: GenerationServiceStub) -> list[pb.GenerateResponse]:
 async def judged(
     stub: GenerationServiceStub, deployment: Deployment, responses: list[pb.GenerateResponse]
 ) -> list[Finding]:
-    """What an auditor finds for each choice, all replays asked for at once."""
+    """An auditor's finding for each choice, all replays asked for at once."""
     receipts: list[tuple[Receipt, pb.Choice]] = []
     replays = []
     for prompt, response in zip(PROMPTS, responses, strict=True):

@@ -33,7 +33,7 @@ def now() -> str:
 
 
 async def halt(deployment: Deployment, receipt: Receipt) -> tuple[Scope, int]:
-    """What an auditor does that found a deviation in the log's first receipt."""
+    """Signs what an auditor signs after a deviation in the log's first receipt."""
     index = (await (await deployment.ledger()).GetReceipt(_by_id(receipt))).receipt.index
     verdict = Verdict(
         receipt_id=receipt.receipt_id,

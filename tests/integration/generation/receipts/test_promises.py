@@ -36,7 +36,7 @@ async def first_event(call: Any) -> bytes:
 
 
 async def held(deployment: Deployment, promise: bytes, now: datetime = AFTER) -> Promised:
-    """What the log says of it."""
+    """The log's answer about it."""
 
     def ask() -> Promised:
         with LedgerClient.connect(deployment.ledger_address) as client:
@@ -178,7 +178,7 @@ async def test_an_answer_with_its_promise_first_is_the_unary_answer(deployment: 
 
 
 def answer_of(completion: Completion) -> tuple[object, ...]:
-    """What a seed fixes."""
+    """The parts of an answer that a seed fixes."""
     choices = [(each.index, each.text, each.token_ids, each.finish_reason) for each in completion.choices]
     logprobs = [each.logprobs for each in completion.choices]
     return choices, logprobs, completion.usage.prompt_tokens, completion.usage.completion_tokens

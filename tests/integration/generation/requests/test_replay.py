@@ -41,7 +41,7 @@ OLD_PROFILE = cid_of_json(
 
 
 def replaying(response: pb.GenerateResponse, prompt: list[int], **changes: Any) -> pb.ReplayRequest:
-    """What an auditor sends for the response's first choice."""
+    """An auditor's request for the response's first choice."""
     resolved = response.resolved
     members = {
         "prompt_token_ids": prompt,
@@ -135,7 +135,7 @@ def re_signed(deployment: Deployment, envelope: bytes, **changes: Any) -> bytes:
 
 
 async def examined(deployment: Deployment, envelope: bytes) -> Finding:
-    """What an auditor finds about a receipt whose content is that of the log's first one."""
+    """An auditor's finding about a receipt whose content is that of the log's first one."""
     first = (await deployment.receipts(1))[0].receipt_id
     kept = (
         await (await deployment.ledger()).GetReceipt(

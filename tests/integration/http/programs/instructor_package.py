@@ -1,4 +1,4 @@
-"""What Instructor gets: an object by a tool, and one by a schema."""
+"""Answers to Instructor: an object by a tool, and one by a schema."""
 
 import json
 import sys

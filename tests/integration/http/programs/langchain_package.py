@@ -1,4 +1,4 @@
-"""What LangChain's client gets: text whole and in pieces, an object by a schema and by a tool, calls."""
+"""Answers to LangChain's client: text whole and in pieces, an object by a schema and by a tool, calls."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""What comes through LiteLLM's router: text whole and in pieces, an object by a schema, calls."""
+"""Answers through LiteLLM's router: text whole and in pieces, an object by a schema, calls."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""What a stack did between two looks, and what is broken in it."""
+"""Rates of a stack between two looks, and faults in it."""
 
 from __future__ import annotations
 

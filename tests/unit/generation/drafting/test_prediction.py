@@ -36,7 +36,7 @@ def drafters_of(target: CpuTarget) -> dict[str, Drafter]:
 
 
 def predicted(expected: Sequence[int], output: Sequence[int]) -> list[list[int]]:
-    """What may come after an output, the likeliest first."""
+    """Tokens that may come after an output, the likeliest first."""
     prediction = Prediction(EngineRequest("r", PROMPT, SamplingParams(), prediction=tuple(expected)))
     for end in range(len(output)):  # token by token, as the worst method emits them
         prediction.copies([*PROMPT, *output[:end]])

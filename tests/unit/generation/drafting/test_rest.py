@@ -63,7 +63,7 @@ def test_no_store_changes_a_token(target: CpuTarget, tiny_model: Path, seed: int
         off = EngineRequest(asked.request_id, prompt, asked.sampling, asked.choice)
         requests.append(asked)
         expected[asked.key] = signature(run(target, [off], settings=ONE_ROW), off)
-    # What the requests will say, cut and changed here and there: drafts that are right for a while.
+    # The requests' outputs, cut and changed here and there: drafts that are right for a while.
     known = [[*r.prompt[-4:], *expected[r.key][0]] for r in requests]
     for document in known:
         if document and rng.random() < 0.5:

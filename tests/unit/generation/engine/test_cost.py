@@ -1,4 +1,4 @@
-"""What passes cost, and from which chance of acceptance on draft tokens are worth their rows."""
+"""The cost of passes, and the chance of acceptance from which on draft tokens are worth their rows."""
 
 from __future__ import annotations
 

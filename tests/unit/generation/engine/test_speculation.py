@@ -1,4 +1,4 @@
-"""What a drafter that reads features is told: all of them, in order, once each, whatever the schedule."""
+"""A drafter that reads features gets all of them, in order, once each, whatever the schedule."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is known of halts, folded from the ledger's answers and from what was found here."""
+"""Known halts, folded from the ledger's answers and from findings of this server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a head's own training facts say of it, until the log has a k-score."""
+"""A head's own training facts count until the log has a k-score."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a killed server leaves of its promises: the log gets each receipt once, the real one where there is one."""
+"""Promises of a killed server: the log gets each receipt once, the real one where there is one."""
 
 from __future__ import annotations
 

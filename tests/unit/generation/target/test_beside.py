@@ -1,4 +1,4 @@
-"""What lies beside a model is found, and that of other models is not."""
+"""Heads, stores and adapters beside a model are found, and those of other models are not."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def test_a_gguf_file_gives_the_bits_of_the_directory(family: str, tmp_path: Path
 
 
 _FORM = ("norm_offset",)
-"""What may differ: the same values in another form."""
+"""Allowed differences: the same values in another form."""
 
 
 @pytest.mark.parametrize("cache_dtype", ["float32", "bfloat16"])

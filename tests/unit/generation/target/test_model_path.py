@@ -1,4 +1,4 @@
-"""What --model may be: a path, or the name of a model that comes as a package."""
+"""Values of --model: a path, or the name of a model that comes as a package."""
 
 from __future__ import annotations
 

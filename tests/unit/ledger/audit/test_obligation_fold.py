@@ -1,4 +1,4 @@
-"""What is owed follows from the log alone, nobody knows it before the draw, and a broken promise shows."""
+"""Obligations follow from the log alone, nobody knows them before the draw, and a broken promise shows."""
 
 from __future__ import annotations
 

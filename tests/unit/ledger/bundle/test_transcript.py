@@ -47,7 +47,7 @@ class Reader:
 def checked(
     transcript: bytes, folder: Path, reader: object = None, files: dict[str, bytes] = GOOD
 ) -> tuple[object, str]:
-    """What the last check of the bundle with this transcript says."""
+    """The result of the last check of the bundle with this transcript."""
     write_folder((BundleFile(*file) for file in (files | {"transcript.json": transcript}).items()), folder / "bundle")
     trust = Trust(TRUSTED, POLICY, read_transcript=reader or Reader())
     check = verify_bundle(BundleFolder(folder / "bundle"), trust).checks[13]

@@ -1,4 +1,4 @@
-"""What a retention policy ends, and what an expiry may erase."""
+"""Ends of retention by a policy, and contents that an expiry may erase."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ LOG_KEYS = (KEYS["log"].public,)
 
 @dataclass(frozen=True)
 class Promise:
-    """What a caller was told, and will never forget."""
+    """The answers that a caller got; they have to hold for ever."""
 
     envelope: bytes
     answer: Appended

@@ -1,4 +1,4 @@
-"""Who gets in, from what a call shows; without a server."""
+"""Principals found by the credentials of a call; without a server."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ HERE, ELSEWHERE = "ipv4:127.0.0.1:5", "ipv4:10.0.0.7:5"
 
 @dataclass
 class Call:
-    """What a context shows."""
+    """A call's context, with its credentials."""
 
     token: str | bytes | None = None
     where: str = ELSEWHERE

@@ -1,4 +1,4 @@
-"""What a conversation repeats to the model, and how long that can be."""
+"""The turns that a conversation repeats to the model, and their length."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model that drafts goes on with is drawn with as much of the sampler's noise as has foretold more."""
+"""Candidates of a model that drafts are drawn with the share of the sampler's noise that was right more often."""
 
 from __future__ import annotations
 

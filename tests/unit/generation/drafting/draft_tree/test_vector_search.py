@@ -1,4 +1,4 @@
-"""What is found in a row of logits is what a plain comparison finds, at any length and place."""
+"""A search in a row of logits finds what a plain comparison finds, at any length and place."""
 
 from __future__ import annotations
 

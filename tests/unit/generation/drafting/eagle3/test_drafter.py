@@ -228,7 +228,7 @@ def test_a_full_cache_of_the_head_costs_a_draft_and_no_more(target: CpuTarget) -
 def said(
     drafter: Eagle3Drafter, draft: Eagle3Draft, logits: NDArray[np.float32], position: int, text: Sequence[int] = (1,)
 ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """What a head of such logits proposes for a position, and the shares."""
+    """The proposals of a head with such logits for a position, and their shares."""
     tree = DraftTree(0, draft.speaking.acceptance, DraftShape(4, 4, 60), Costs(np.ones(61)))
     draft.speaking.begin(tree, text)
     draft.speaking.length = position

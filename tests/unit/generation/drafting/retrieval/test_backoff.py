@@ -1,4 +1,4 @@
-"""What a shard drafts: what followed the longest ends of a text, most often first, then what followed shorter ones."""
+"""Drafts of a shard: tokens that followed the longest ends of a text, by frequency, then those of shorter ends."""
 
 from __future__ import annotations
 

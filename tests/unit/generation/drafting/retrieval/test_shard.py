@@ -88,7 +88,7 @@ def test_hits_are_the_longest_ends_first_and_none_twice(
 
 
 def until_the_end(flat: list[int], place: int, depth: int) -> list[int]:
-    """What follows in a document, -1 from its end on."""
+    """The tokens that follow in a document, -1 from its end on."""
     following = [*flat[place : place + depth], -1]
     kept = following[: following.index(-1)]
     return kept + [-1] * (depth - len(kept))

@@ -91,7 +91,7 @@ def test_no_node_is_forbidden_none_allowed_is_lost_and_the_bounds_hold(seed: int
 
 
 def _allowed(source: StructuredOutputs, output: list[int]) -> list[int]:
-    """What the sampler's own mask allows after an output; nothing where that is not one."""
+    """The tokens that the sampler's own mask allows after an output; none where the grammar forbids the output."""
     laid = GrammarMask(grammar(source), frozenset((END,)))
     for token in output:
         if token not in ids(laid):

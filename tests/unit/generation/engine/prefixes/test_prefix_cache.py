@@ -1,4 +1,4 @@
-"""What a sequence begins with may have been computed by another; its tokens are those that it would have had alone."""
+"""Another sequence may have computed a sequence's prefix; its tokens are those that it would have had alone."""
 
 from __future__ import annotations
 

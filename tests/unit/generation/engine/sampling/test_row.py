@@ -1,4 +1,4 @@
-"""What one look at a row finds."""
+"""The findings of one look at a row."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is served is what the reference says: tokens, processed logits and log-probabilities, bit for bit."""
+"""Tokens, processed logits and log-probabilities are those of the reference, bit for bit."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ TORCHRUN = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500", "RANK": "1", "WOR
 
 
 def linked(folder: Path, *works: Callable[[Link], Found]) -> list[Found | BaseException]:
-    """What work on each rank, a thread of this process, gives or raises."""
+    """The result, or the error, of work on each rank, a thread of this process."""
 
     def run(rank: int, work: Callable[[Link], Found]) -> Found | BaseException:
         try:

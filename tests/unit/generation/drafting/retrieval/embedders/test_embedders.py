@@ -1,4 +1,4 @@
-"""What passages are embedded with: pooled hidden states of any layer, or a sentence-transformers model; never mixed."""
+"""Embedders of passages: pooled hidden states of any layer, or a sentence-transformers model; never mixed."""
 
 from __future__ import annotations
 

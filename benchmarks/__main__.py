@@ -25,6 +25,8 @@ from benchmarks import (
     plot,
     real,
     retrieval,
+    sampling,
+    sizes,
     streaming,
 )
 from benchmarks.arithmetic import ARITHMETICS
@@ -40,6 +42,8 @@ _ALL = (
     "linears",
     "exactness",
     "real",
+    "sizes",
+    "sampling",
     "arithmetic",
     "audits",
     "memory",
@@ -64,6 +68,10 @@ def main() -> None:
         results["exactness"] = exactness.measure()
     if "real" in arguments.only:
         results["real"] = real.measure()
+    if "sizes" in arguments.only:
+        results["sizes"] = sizes.measure()
+    if "sampling" in arguments.only:
+        results["sampling"] = sampling.measure()
     if "arithmetic" in arguments.only:
         results["arithmetic"] = arithmetic.measure()
     if "audits" in arguments.only:
@@ -167,13 +175,13 @@ def _write(results: dict[str, Any], out: Path) -> None:
 
 def _show(results: dict[str, Any]) -> None:
     console = Console()
-    for name in ("exactness", "audits", "memory", "streaming"):
+    for name in ("exactness", "sampling", "audits", "memory", "streaming"):
         if name in results:
             console.print(f"{name}: {results[name]}")
     if "load" in results:
         console.print(_loads(results["load"]["cases"]))
         console.print({name: results["load"][name] for name in ("tls", "soak")})
-    for name in ("linears", "real"):
+    for name in ("linears", "real", "sizes"):
         for row in results.get(name, []):
             console.print(row)
     for row in results.get("retrieval", []):

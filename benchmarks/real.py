@@ -47,7 +47,7 @@ def measure() -> list[dict[str, Any]]:
         path = published if storage == STORAGES[0] else in_storage(published, storage)
         kolm = _Kolm(path)
         row: dict[str, Any] = {"storage": storage, "file megabytes": round(path.stat().st_size / 1e6, 1)}
-        row["pass"] = _passes(kolm.target)
+        row["pass"] = passes(kolm.target)
         row["python between passes, ms"] = round(kolm.between(), 3)
         peers: dict[str, Decode] = {_KOLM: kolm.generate, "llama.cpp": llama_decoding(path, ())}
         if storage == "float32":
@@ -60,7 +60,7 @@ def measure() -> list[dict[str, Any]]:
     return found
 
 
-def _passes(target: CpuTarget) -> dict[str, Any]:
+def passes(target: CpuTarget) -> dict[str, Any]:
     """Milliseconds of passes over chains, minima of rounds, and of reading as many bytes as the weights have, between
     them: a machine's memory is shared, and gives more in one second than in another.
     """

@@ -89,10 +89,10 @@ def _warm_up(contenders: Sequence[Contender], engine: KolmEngine) -> None:
 
 
 def _kolm(engine: KolmEngine) -> list[Contender]:
-    """Off, each method that is loaded, and auto: the first of them, then the others, a weak head last."""
+    """Off, each method that is loaded, and auto: the first of them, then the others, without a weak head."""
     loaded = [spec for spec in METHODS if spec.name in engine.drafters]
     names = [spec.name for spec in loaded]
-    first_method, *others = [spec.name for spec in sorted(loaded, key=lambda spec: spec.has_heads and says_weak(HEAD))]
+    first_method, *others = [spec.name for spec in loaded if not (spec.has_heads and says_weak(HEAD))]
     auto = engine.contender(first_method, name="auto", next_methods=tuple(others))
     return [engine.contender("off"), *(engine.contender(name) for name in names), auto]
 

@@ -102,15 +102,14 @@ def decide(asked: SpeculationRequest, temperature: float, now: Circumstances) ->
 
 
 def _wanted(asked: SpeculationRequest, now: Circumstances) -> list[MethodSpec]:
-    """The method that was named; or all that `auto` may choose, those that the declared workload prefers first, and
-    heads last where all of them are weak.
+    """The method that was named; or all that `auto` may choose, those that the declared workload prefers first. Heads
+    that are all weak are not among them: what `auto` may turn to is fed from the first token on.
     """
     if asked.method != "auto":
         return [spec for spec in METHODS if spec.name == asked.method]
-    eligible = [spec for spec in METHODS if not spec.by_name_only]
-    return sorted(
-        eligible, key=lambda spec: (spec.has_heads and now.heads.all_weak, asked.workload not in spec.workloads)
-    )
+    weak = now.heads.all_weak
+    eligible = [spec for spec in METHODS if not spec.by_name_only and not (spec.has_heads and weak)]
+    return sorted(eligible, key=lambda spec: asked.workload not in spec.workloads)
 
 
 def _off(asked: SpeculationRequest, reason: str | None, loaded: list[_Candidate], now: Circumstances) -> Decision:

@@ -40,7 +40,7 @@ from services.generation.target.model_path import model_path
 
 _log = logging.getLogger(__name__)
 
-HEAD = Path("demo/smollm2/head")
+HEAD, STORE = Path("demo/smollm2/head"), Path("demo/smollm2/store")
 TEMPERATURES = (0.0, 0.7)
 _TOGETHER = 12  # sequences side by side
 _PART = 30  # schemas between two lines of the log
@@ -61,7 +61,7 @@ class Bench:
     """The engine with its methods, and the grammars of all schemas."""
 
     def __init__(self, count: int, max_tokens: int) -> None:
-        self.engine = KolmEngine(model_path("smollm2"), HEAD)
+        self.engine = KolmEngine(model_path("smollm2"), HEAD, store=STORE)
         self.engine.drafters["suffix"] = SuffixDrafter()
         self.methods = ("off", *self.engine.drafters)
         self._max_tokens = max_tokens

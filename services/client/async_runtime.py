@@ -8,6 +8,7 @@ async with AsyncRuntime.connect("127.0.0.1:50051") as runtime:
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from copy import copy
 from typing import Any, Generic, Self, TypeVar
@@ -20,17 +21,19 @@ from kolm.generation.v1.generation_pb2_grpc import GenerationServiceStub
 from services.client import completion_wire
 from services.client.channel import OPTIONS, async_channel, shown_to
 from services.client.checked import checked_completion, checked_events
-from services.client.completion import Completion, Event, Tokens
+from services.client.collection import Collection
+from services.client.completion import Completion, Event, Replayed, Tokens
 from services.client.endpoint import endpoint
 from services.client.errors import DeadlineExceeded, Unavailable, decode_error, decoded_errors
 from services.client.message_size import check_size
-from services.client.model_info import ModelInfo
-from services.client.request import Request, as_request
-from services.client.request_wire import detokenize_request, generate_request, tokenize_request
+from services.client.model_info import Load, ModelInfo
+from services.client.request import Request, SamplingParams, as_request
+from services.client.request_wire import detokenize_request, generate_request, replay_request, tokenize_request
 from services.client.runtime import SERVICE
 from services.client.spec_decode import SpecDecodeConfig, as_config
 from services.client.tls import ClientTls
 from services.client.token import Metadata
+from services.client.tool_call_reader import with_calls
 
 _GENERATE_SECONDS = 600.0
 _LOOKUP_SECONDS = 10.0
@@ -56,8 +59,16 @@ class AsyncRuntime:
 
     @classmethod
     def connect(cls, target: str, *, token: str | None = None, tls: ClientTls | None = None) -> Self:
-        """As the constructor."""
+        """As the constructor. `wait_ready` waits for the server, which the event loop cannot do here."""
         return cls(target, token, tls)
+
+    async def wait_ready(self, timeout: float) -> None:  # noqa: ASYNC109
+        """Return once the server takes connections. Raises Unavailable after `timeout` seconds."""
+        try:
+            async with asyncio.timeout(timeout):
+                await self._channel.channel_ready()
+        except TimeoutError:
+            raise Unavailable(f"no server at {self.target} within {timeout:g} s", reason="UNAVAILABLE") from None
 
     def with_token(self, token: str | None) -> Self:
         """The same connection for another caller. Close only the one that was connected."""
@@ -71,9 +82,16 @@ class AsyncRuntime:
         *,
         spec_decode: SpecDecodeConfig | Mapping[str, Any] | None = None,
         timeout: float | None = _GENERATE_SECONDS,  # noqa: ASYNC109 (a deadline that the server knows, as Runtime's)
+        on_promise: Callable[[bytes | None], None] | None = None,
     ) -> Completion:
-        """Generate every choice and return when all have finished. Raises ReceiptMismatch as `Runtime.serve` does."""
+        """Generate every choice and return when all have finished: as `Runtime.serve` does."""
         request, spec_decode = as_request(request), as_config(spec_decode)
+        if on_promise is not None:
+            collection = Collection(request.params.n or 1, on_promise)
+            async with self.stream(request, spec_decode=spec_decode, timeout=timeout) as events:
+                async for event in events:
+                    collection.add(event)
+            return with_calls(collection.completion(), request)
         message = generate_request(request, spec_decode)
         check_size(message)
         with decoded_errors():
@@ -99,11 +117,39 @@ class AsyncRuntime:
         call = self._stub.GenerateStream(message, timeout=timeout, metadata=self._metadata)
         return AsyncStream(call, checked_events(request, spec_decode))
 
+    async def replay(
+        self,
+        prompt_token_ids: Sequence[int],
+        sampling: SamplingParams,
+        *,
+        choice: int,
+        max_output_tokens: int,
+        base_cid: str,
+        tokenizer_cid: str,
+        profile_cid: str,
+        adapter_cid: str | None = None,
+        timeout: float | None = _GENERATE_SECONDS,  # noqa: ASYNC109
+    ) -> Replayed:
+        """Decode again with speculation off. `sampling` has every field set, as the receipt has."""
+        message = replay_request(
+            prompt_token_ids,
+            sampling,
+            choice=choice,
+            max_output_tokens=max_output_tokens,
+            base_cid=base_cid,
+            tokenizer_cid=tokenizer_cid,
+            profile_cid=profile_cid,
+            adapter_cid=adapter_cid,
+        )
+        return completion_wire.replayed(await self._call(self._stub.Replay, message, timeout))
+
     async def model_info(self, timeout: float | None = _LOOKUP_SECONDS) -> ModelInfo:  # noqa: ASYNC109
         """The model, its numerics profile, its methods and heads."""
-        with decoded_errors():
-            call = self._stub.GetModelInfo(pb.GetModelInfoRequest(), timeout=timeout, metadata=self._metadata)
-            return completion_wire.model_info(await call)
+        return completion_wire.model_info(await self._call(self._stub.GetModelInfo, pb.GetModelInfoRequest(), timeout))
+
+    async def load(self, timeout: float | None = _LOOKUP_SECONDS) -> Load:  # noqa: ASYNC109
+        """How busy the server is."""
+        return completion_wire.load(await self._call(self._stub.GetLoad, pb.GetLoadRequest(), timeout))
 
     async def tokenize(
         self,
@@ -114,9 +160,7 @@ class AsyncRuntime:
     ) -> Tokens:
         """The tokens of a request's prompt or messages, as `serve` would have them read."""
         message = tokenize_request(as_request(request), add_special_tokens)
-        check_size(message)
-        with decoded_errors():
-            return completion_wire.tokens(await self._stub.Tokenize(message, timeout=timeout, metadata=self._metadata))
+        return completion_wire.tokens(await self._call(self._stub.Tokenize, message, timeout))
 
     async def detokenize(
         self,
@@ -126,11 +170,8 @@ class AsyncRuntime:
         timeout: float | None = _LOOKUP_SECONDS,  # noqa: ASYNC109
     ) -> str:
         """The text of tokens, special ones included."""
-        message = detokenize_request(token_ids, model)
-        check_size(message)
-        with decoded_errors():
-            answer = await self._stub.Detokenize(message, timeout=timeout, metadata=self._metadata)
-            return str(answer.text)
+        answer = await self._call(self._stub.Detokenize, detokenize_request(token_ids, model), timeout)
+        return str(answer.text)
 
     async def serving(self, timeout: float = 5.0) -> bool:  # noqa: ASYNC109
         """Whether the server is there and says that it serves."""
@@ -141,6 +182,11 @@ class AsyncRuntime:
         except (Unavailable, DeadlineExceeded):
             return False
         return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
+
+    async def _call(self, method: Any, request: Any, timeout: float | None) -> Any:  # noqa: ASYNC109
+        check_size(request)
+        with decoded_errors():
+            return await method(request, timeout=timeout, metadata=self._metadata)
 
     @property
     def _metadata(self) -> Metadata:

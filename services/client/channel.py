@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 _Response = TypeVar("_Response")
 _Value = TypeVar("_Value")
 
-_LOOKUPS = ("GetModelInfo", "GetLoad")
+_LOOKUPS = ("GetModelInfo", "GetLoad", "Tokenize", "Detokenize")
 """Calls that the channel repeats by itself. Generations are not among them: each one has a receipt of its own."""
 _RETRIES = {
     "name": [{"service": "kolm.generation.v1.GenerationService", "method": name} for name in _LOOKUPS],

@@ -3,40 +3,45 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain, zip_longest
 
 from services.client.completion import Choice, Chunk, Completion, Event, Finished, Metrics, Started, Usage
 from services.client.errors import Internal
 
 
-def collect(events: Iterable[Event], choices: int, on_promise: Callable[[bytes | None], None]) -> Completion:
-    """The completion of a whole stream of `choices`. `on_promise` gets the promise as soon as the stream has begun.
+class Collection:
+    """Of one stream of `choices`. `on_promise` gets the promise as soon as the stream has begun; it may raise."""
 
-    Raises Internal for a stream that ends early, and what `on_promise` raises.
-    """
-    started: Started | None = None
-    chunks: defaultdict[int, list[Chunk]] = defaultdict(list)
-    finished: dict[int, Finished] = {}
-    for event in events:
+    def __init__(self, choices: int, on_promise: Callable[[bytes | None], None]) -> None:
+        self._choices, self._on_promise = choices, on_promise
+        self._started: Started | None = None
+        self._chunks: defaultdict[int, list[Chunk]] = defaultdict(list)
+        self._finished: dict[int, Finished] = {}
+
+    def add(self, event: Event) -> None:
         match event:
             case Started():
-                started = event
-                on_promise(event.promise)
+                self._started = event
+                self._on_promise(event.promise)
             case Chunk():
-                chunks[event.index].append(event)
+                self._chunks[event.index].append(event)
             case Finished():
-                finished[event.index] = event
-    if started is None or finished.keys() != set(range(choices)):
-        raise Internal(f"the stream ended with {len(finished)} of {choices} choices")
-    ordered = [finished[index] for index in range(choices)]
-    return Completion(
-        choices=tuple(_choice(each, chunks[each.index]) for each in ordered),
-        usage=usage_of([each.usage for each in ordered]),
-        metrics=metrics_of([each.metrics for each in ordered]),
-        resolved=started.resolved,
-        promise=started.promise,
-    )
+                self._finished[event.index] = event
+
+    def completion(self) -> Completion:
+        """Raises Internal where the stream has ended early."""
+        started, finished = self._started, self._finished
+        if started is None or finished.keys() != set(range(self._choices)):
+            raise Internal(f"the stream ended with {len(finished)} of {self._choices} choices")
+        ordered = [finished[index] for index in range(self._choices)]
+        return Completion(
+            choices=tuple(_choice(each, self._chunks[each.index]) for each in ordered),
+            usage=usage_of([each.usage for each in ordered]),
+            metrics=metrics_of([each.metrics for each in ordered]),
+            resolved=started.resolved,
+            promise=started.promise,
+        )
 
 
 def _choice(finished: Finished, chunks: Sequence[Chunk]) -> Choice:

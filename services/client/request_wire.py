@@ -57,6 +57,11 @@ def generate_request(request: Request, spec_decode: SpecDecodeConfig | None) -> 
     return message
 
 
+def replay_request(prompt_token_ids: Sequence[int], sampling: SamplingParams, **of: Any) -> pb.ReplayRequest:
+    """`of` are the message's other fields."""
+    return pb.ReplayRequest(prompt_token_ids=prompt_token_ids, sampling=sampling_message(sampling), **of)
+
+
 def sampling_message(sampling: SamplingParams) -> sampling_pb2.SamplingParams:
     """Fields that are None stay unset."""
     message = sampling_pb2.SamplingParams()

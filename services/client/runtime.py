@@ -16,12 +16,12 @@ from kolm.generation.v1.generation_pb2_grpc import GenerationServiceStub
 from services.client import completion_wire
 from services.client.channel import Connection, Stream
 from services.client.checked import checked_completion, checked_events
-from services.client.collection import collect
+from services.client.collection import Collection
 from services.client.completion import Completion, Event, Replayed, Tokens
 from services.client.message_size import check_size
 from services.client.model_info import Load, ModelInfo
 from services.client.request import Request, SamplingParams, as_request
-from services.client.request_wire import detokenize_request, generate_request, sampling_message, tokenize_request
+from services.client.request_wire import detokenize_request, generate_request, replay_request, tokenize_request
 from services.client.spec_decode import SpecDecodeConfig, as_config
 from services.client.tls import ClientTls
 from services.client.tool_call_reader import with_calls
@@ -63,8 +63,11 @@ class Runtime:
         """
         request, spec_decode = as_request(request), as_config(spec_decode)
         if on_promise is not None:
+            collection = Collection(request.params.n or 1, on_promise)
             with self.stream(request, spec_decode=spec_decode, timeout=timeout) as events:
-                return with_calls(collect(events, request.params.n or 1, on_promise), request)
+                for event in events:
+                    collection.add(event)
+            return with_calls(collection.completion(), request)
         message = generate_request(request, spec_decode)
         answer, metadata = self.connection.call_with_metadata(self._stub.Generate, message, timeout)
         return checked_completion(answer, metadata, request, spec_decode)
@@ -100,9 +103,9 @@ class Runtime:
         timeout: float | None = _GENERATE_SECONDS,
     ) -> Replayed:
         """Decode again with speculation off. `sampling` has every field set, as the receipt has."""
-        message = pb.ReplayRequest(
-            prompt_token_ids=prompt_token_ids,
-            sampling=sampling_message(sampling),
+        message = replay_request(
+            prompt_token_ids,
+            sampling,
             choice=choice,
             max_output_tokens=max_output_tokens,
             base_cid=base_cid,

@@ -7,7 +7,6 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Mount, Route
-from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
 from ledger.errors import LedgerError
@@ -25,6 +24,7 @@ from services.explorer.tiles import Tiles
 from services.explorer.trends_page import TrendsPage
 from services.explorer.verdict_list import VerdictList
 from services.runtime.security_headers import SecurityHeaders
+from services.runtime.static_files import static_files
 
 
 def explorer_app(source: Source) -> ASGIApp:
@@ -69,7 +69,7 @@ def explorer_app(source: Source) -> ASGIApp:
             Route("/checkpoint", tiles.answer),
             Route("/tile/{rest:path}", tiles.answer),
             Route("/health", health),
-            Mount("/static", StaticFiles(directory=HERE / "static")),
+            Mount("/static", static_files(HERE / "static")),
         ],
         exception_handlers={KolmError: failed, LedgerError: failed, HTTPException: failed},
     )

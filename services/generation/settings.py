@@ -11,7 +11,7 @@ from pydantic import ByteSize, Field, field_validator, model_validator
 
 from services.generation.quotas.quota import Quota, read_quotas
 from services.generation.target.errors import ModelNotFound
-from services.generation.target.model_path import model_path
+from services.generation.target.model_path import model_path, name_of
 from services.runtime.rpc_settings import RpcServerSettings
 from services.runtime.setting_kind import Adapter, Kind, Target
 from services.runtime.settings import Address, Size, settings_config
@@ -35,7 +35,9 @@ class GenerationSettings(RpcServerSettings):
         Path("smollm2"), description="The base: a transformers directory, a GGUF file, or smollm2 (a package's file)."
     )
     model_name: str | None = Field(
-        None, description="Name that requests may use. Default: the directory's or file's.", examples=["house-model"]
+        None,
+        description="Name that requests may use. Default: the package's, or the directory's or file's.",
+        examples=["house-model"],
     )
     adapter: tuple[Adapter, ...] = Field(
         (), description="LoRA adapters in peft's layout that requests may name: NAME=DIRECTORY, may be repeated."
@@ -287,7 +289,7 @@ class GenerationSettings(RpcServerSettings):
 
     @property
     def served_name(self) -> str:
-        return self.model_name or self.model.resolve().name.removesuffix(".gguf")
+        return self.model_name or name_of(self.model)
 
     @property
     def public_directory(self) -> Path:

@@ -6,22 +6,35 @@ import sys
 
 from prometheus_client import CollectorRegistry
 
+from ledger.errors import KeyFileError
+from ledger.keys.trusted_keys import TrustedKeys
 from services.client import AsyncRuntime
 from services.http.app import http_app
 from services.http.settings import HttpSettings
 from services.runtime.http import serve_http
-from services.runtime.process import run_service
+from services.runtime.process import CannotStart, run_service
+from services.runtime.trusted_directory import TrustedDirectory
 
 _CONNECTIONS = 4  # for each request that may run: clients keep some open
 
 
 async def main(settings: HttpSettings) -> None:
-    """Serve until a signal. The generation server may be away: answers say so."""
+    """Serve until a signal. The generation server may be away: answers say so. Raises CannotStart."""
+    trusted = _trusted(settings)
     async with AsyncRuntime.connect(settings.generation) as runtime:
         registry = CollectorRegistry()
-        app = http_app(runtime, settings, registry)
+        app = http_app(runtime, settings, trusted, registry)
         most = _CONNECTIONS * settings.max_requests
         await serve_http("http", app, settings, registry=registry, most_connections=most)
+
+
+def _trusted(settings: HttpSettings) -> TrustedKeys:
+    if settings.trusted_keys is None:
+        return TrustedKeys()
+    try:
+        return TrustedDirectory(settings.trusted_keys).trusted()
+    except KeyFileError as error:
+        raise CannotStart(f"cannot open the HTTP front: {error}") from error
 
 
 if __name__ == "__main__":

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import logging
-from pathlib import Path
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import FileResponse, JSONResponse, Response
-from starlette.routing import Mount, Route
-from starlette.staticfiles import StaticFiles
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from ledger.keys.trusted_keys import TrustedKeys
 from services.client import AsyncRuntime
 from services.client.errors import KolmError
+from services.http import chat_page
 from services.http.admission import Admission
 from services.http.caller import Gate
 from services.http.chat import Chat, ChatFields
@@ -27,17 +27,22 @@ from services.http.responses import ResponseFields, Responses
 from services.http.settings import HttpSettings
 from services.http.text import Text, TextFields
 from services.http.tokens import Tokens
-from services.runtime.security_headers import HEADERS, SecurityHeaders
 
 _log = logging.getLogger(__name__)
 
-_PAGE = Path(__file__).parent / "page"
-_OPEN = ("/health", "/metrics", "/", *(f"/page/{file.name}" for file in _PAGE.iterdir()))
+_OPEN = ("/health", "/metrics", *chat_page.OPEN)
 """Open to everybody: they show nothing that is served. The page asks for a token itself."""
 
 
-def http_app(runtime: AsyncRuntime, settings: HttpSettings, registry: CollectorRegistry | None = None) -> ASGIApp:
-    """A client of the generation server behind `runtime`; keeps nothing. /metrics shows `registry`."""
+def http_app(
+    runtime: AsyncRuntime,
+    settings: HttpSettings,
+    trusted: TrustedKeys | None = None,
+    registry: CollectorRegistry | None = None,
+) -> ASGIApp:
+    """A client of the generation server behind `runtime`; keeps nothing. The chat page holds receipts against
+    `trusted`, /metrics shows `registry`.
+    """
     registry = registry or CollectorRegistry()
     chat = Endpoint(runtime, settings, lambda body: Chat(ChatFields.model_validate_json(body)))
     text = Endpoint(runtime, settings, lambda body: Text(TextFields.model_validate_json(body)))
@@ -54,9 +59,6 @@ def http_app(runtime: AsyncRuntime, settings: HttpSettings, registry: CollectorR
     async def described(_: Request) -> Response:
         return JSONResponse(openapi())
 
-    async def page(_: Request) -> Response:
-        return FileResponse(_PAGE / "chat.html", headers=HEADERS | {"cache-control": "no-store"})
-
     app = Starlette(
         routes=[
             Route("/v1/chat/completions", chat.answer, methods=["POST"]),
@@ -68,9 +70,8 @@ def http_app(runtime: AsyncRuntime, settings: HttpSettings, registry: CollectorR
             Route("/v1/models/{model:path}", models.one),
             Route("/health", health),
             Route("/openapi.json", described),
-            Route("/", page),
-            Mount("/page", SecurityHeaders(StaticFiles(directory=_PAGE))),
             Route("/metrics", metrics),
+            *chat_page.routes(trusted or TrustedKeys(), settings.explorer_url),
         ],
         exception_handlers={ApiError: _failed, KolmError: _failed, HTTPException: _failed, Exception: _bug},
     )

@@ -11,7 +11,7 @@ from services.client import Chunk, Finished, Message, Request, StructuredOutputs
 from services.client.completion import Choice, Resolved
 from services.client.tool_call_reader import tool_call_reader
 from services.http.answer import Answer
-from services.http.fields import NAMES, CommonFields, Strict, joined, only
+from services.http.fields import NAMES, CommonFields, Strict, joined, only, unsupported
 from services.http.logprobs import chat_logprobs
 from services.http.tool_call_deltas import ToolCallDeltas, message_json
 from services.http.tool_fields import Called, NestedFunction, NestedToolChoice, tools_of
@@ -22,13 +22,21 @@ class ChatMessage(Strict):
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Annotated[str | None, BeforeValidator(joined), Field(validate_default=True)] = None
-    name: Annotated[Any, only()] = None
+    name: str | None = None
     refusal: Annotated[Any, only()] = None
     annotations: Annotated[Any, only([])] = None
     audio: Annotated[Any, only()] = None
     tool_calls: Annotated[list[Called], Field(fail_fast=True)] | None = None
     tool_call_id: str | None = None
     function_call: Annotated[Any, only()] = None
+
+    @field_validator("name")
+    @classmethod
+    def _of_a_function(cls, value: str | None, info: ValidationInfo) -> str | None:
+        """A result's may stand beside the id of its call; chat templates know no other names."""
+        if value is not None and info.data.get("role") != "tool":
+            raise unsupported()
+        return value
 
     @model_validator(mode="after")
     def _of_its_role(self) -> ChatMessage:
@@ -83,13 +91,19 @@ class ChatFields(CommonFields):
     parallel_tool_calls: bool | None = None
     functions: Annotated[Any, only([])] = None
     modalities: Annotated[Any, only(["text"])] = None
+    metadata: Annotated[Any, only({})] = None
+    reasoning_effort: Annotated[Any, only("none")] = None
+    verbosity: Annotated[Any, only("medium")] = None
+    chat_template_kwargs: Annotated[Any, only({})] = None
+    add_generation_prompt: Annotated[Any, only(True)] = None
+    continue_final_message: Annotated[Any, only(False)] = None
     store: Annotated[Any, only(False)] = None
     service_tier: Annotated[Any, only("auto", "default")] = None
 
     @field_validator("top_logprobs")
     @classmethod
     def _with_logprobs(cls, value: int | None, info: ValidationInfo) -> int | None:
-        if value is not None and not info.data.get("logprobs"):
+        if value and not info.data.get("logprobs"):
             raise ValueError("needs logprobs to be true")
         return value
 
@@ -102,6 +116,15 @@ class ChatFields(CommonFields):
             raise ValueError("stands beside structured_outputs; send one of them")
         if value.type == "json_schema" and value.json_schema is None:
             raise ValueError("is of type json_schema and has no json_schema")
+        return value
+
+    @field_validator("messages")
+    @classmethod
+    def _results_of_calls(cls, value: list[ChatMessage]) -> list[ChatMessage]:
+        called = {call.id: call.function.name for message in value for call in message.tool_calls or ()}
+        for place, message in enumerate(value):
+            if message.name is not None and message.name != (name := called.get(message.tool_call_id or "")):
+                raise ValueError(f"message {place} has the name {message.name!r}, but its call is of {name!r}")
         return value
 
     def constraint(self) -> StructuredOutputs | None:

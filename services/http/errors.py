@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -84,8 +85,13 @@ def _named(path: str, names: Mapping[str, str]) -> str:
 
 def of_body(error: ValidationError) -> ApiError:
     """Of a body that is no request: its first problem, by the path of its field."""
-    first = error.errors(include_url=False, include_context=False)[0]
+    first = error.errors(include_url=False)[0]
     param = _path(first["loc"])[:_LONGEST_VALUE] or None
+    if first["type"] == "union_tag_invalid":
+        got = first["input"].get("type")
+        param = f"{param}.type"
+        expected = ", ".join(re.findall("'~(.+?)'", first["ctx"]["expected_tags"]))
+        return ApiError(400, f"{param}: expected one of {expected}; got {_shown(got)}", "invalid_value", param=param)
     if first["type"] == "json_invalid":
         return ApiError(400, f"the body is not JSON: {first['msg']}", "invalid_json")
     if first["type"] == "extra_forbidden":
@@ -97,8 +103,12 @@ def of_body(error: ValidationError) -> ApiError:
     if first["type"] == "missing":
         return ApiError(400, f"{param}: is missing", "missing_required_parameter", param=param)
     problem = first["msg"].removeprefix("Value error, ")
-    got = json.dumps(first["input"], default=str)[:_LONGEST_VALUE]
-    return ApiError(400, f"{param or 'the body'}: {problem}; got {got}", "invalid_value", param=param)
+    message = f"{param or 'the body'}: {problem}; got {_shown(first['input'])}"
+    return ApiError(400, message, "invalid_value", param=param)
+
+
+def _shown(value: Any) -> str:
+    return json.dumps(value, default=str)[:_LONGEST_VALUE]
 
 
 def _path(location: tuple[int | str, ...]) -> str:

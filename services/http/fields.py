@@ -1,10 +1,12 @@
-"""Members that the bodies of all endpoints have in common. Every member but `user` has an effect, or is refused.
+"""Members that the bodies of all endpoints have in common. Every member has an effect, or is refused.
 
-Clients send `user` with every request. kolm keeps nothing about the caller but the tenant.
+`user` and its newer names are exceptions: clients send them with every request. kolm keeps nothing about the caller but
+the tenant.
 """
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, model_validator
@@ -29,10 +31,17 @@ def only(*neutral: object) -> AfterValidator:
     def check(value: object) -> object:
         if value is None or value in neutral:
             return value
-        expected = " or ".join(repr(each) for each in neutral)
-        raise PydanticCustomError("unsupported_value", f"is not supported by kolm; leave it out, or send {expected}")
+        raise unsupported(*neutral)
 
     return AfterValidator(check)
+
+
+def unsupported(*neutral: object) -> PydanticCustomError:
+    """Of a value that is none of the neutral ones."""
+    instead = "".join(f", or send {json.dumps(each)}" for each in neutral)
+    return PydanticCustomError(
+        "unsupported_value", "is not supported by kolm; leave it out{instead}", {"instead": instead}
+    )
 
 
 def _bounded(value: Any, most: int) -> Any:
@@ -44,6 +53,11 @@ def _bounded(value: Any, most: int) -> Any:
 
 def _as_list(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
+
+
+def _unsigned(seed: int | None) -> int | None:
+    """OpenAI's seeds have a sign: a negative one stands for the seed of 64 bits that is spelt the same."""
+    return seed + 2**64 if seed is not None and -(2**63) <= seed < 0 else seed
 
 
 def joined(content: Any) -> Any:
@@ -75,14 +89,14 @@ class Strict(BaseModel):
 
 def by_type(*types: str, default: str = "", other: str = "other") -> Discriminator:
     """Tells the members of a union apart, each tagged `~type`, by the member `type`, which is `default` where it is
-    absent; an unknown one is held against the first. Everything but objects is tagged as `other`.
+    absent. Everything but objects is tagged as `other`.
     """
 
     def tag(value: Any) -> str:
         if not isinstance(value, dict):
             return "~" + other
         named = value.get("type", default)
-        return "~" + (named if isinstance(named, str) and named in types else types[0])
+        return "~" + named if named in types else "~"  # which is nobody's tag
 
     return Discriminator(tag)
 
@@ -140,7 +154,7 @@ class CommonFields(Strict):
     stream_options: StreamOptions | None = None
     temperature: float | None = None
     top_p: float | None = None
-    seed: int | None = None
+    seed: Annotated[int | None, AfterValidator(_unsigned)] = None
     stop: Annotated[list[str], Field(fail_fast=True), BeforeValidator(_as_list)] | None = None
     n: int | None = None
     presence_penalty: float | None = None
@@ -148,13 +162,17 @@ class CommonFields(Strict):
     logit_bias: Annotated[dict[_Key, float], BeforeValidator(lambda value: _bounded(value, _MOST_BIASES))] | None = None
     max_tokens: int | None = None
     user: str | None = None
-    top_k: int | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    top_k: Annotated[int | None, AfterValidator(lambda value: 0 if value == -1 else value)] = None  # vLLM's "all"
     min_p: float | None = None
     min_tokens: int | None = None
     stop_token_ids: Annotated[list[int], Field(fail_fast=True)] | None = None
     repetition_penalty: float | None = None
     ignore_eos: bool | None = None
     priority: int | None = None
+    skip_special_tokens: Annotated[Any, only(True)] = None
+    include_stop_str_in_output: Annotated[Any, only(False)] = None
     prediction: Prediction | None = None
     structured_outputs: StructuredFields | None = None
     kolm: KolmFields | None = None

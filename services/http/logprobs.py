@@ -1,4 +1,4 @@
-"""Log-probabilities in the two forms that OpenAI has had."""
+"""Log-probabilities in the forms that OpenAI has had."""
 
 from __future__ import annotations
 
@@ -12,8 +12,12 @@ _INCOMPLETE = "\ufffd"
 
 def chat_logprobs(positions: Sequence[PositionLogprobs]) -> dict[str, Any]:
     """`logprobs` of a chat's choice."""
-    content = [{**_token(each.chosen), "top_logprobs": [_token(other) for other in each.top]} for each in positions]
-    return {"content": content, "refusal": None}
+    return {"content": response_logprobs(positions), "refusal": None}
+
+
+def response_logprobs(positions: Sequence[PositionLogprobs]) -> list[dict[str, Any]]:
+    """`logprobs` of a response's text."""
+    return [{**_token(each.chosen), "top_logprobs": [_token(other) for other in each.top]} for each in positions]
 
 
 def text_logprobs(positions: Sequence[PositionLogprobs], offset: int) -> dict[str, Any]:

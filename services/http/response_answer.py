@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from services.client import Chunk, Completion, Finished, Request
-from services.client.completion import Metrics, Resolved, Usage
+from services.client.completion import Metrics, PositionLogprobs, Resolved, Usage
 from services.client.tool_call_reader import Arguments, CallBegins, Part, Text, tool_call_reader
 from services.client.tools import call_id
 from services.http.errors import ApiError
@@ -40,6 +40,7 @@ class ResponseAnswer:
             "max_output_tokens": sampling.get("max_tokens"),
             "temperature": sampling.get("temperature"),
             "top_p": sampling.get("top_p"),
+            "top_logprobs": fields.top_logprobs or 0,
             "text": fields.said_of_text(),
             **fields.said_of_tools(),
             "previous_response_id": None,
@@ -51,7 +52,7 @@ class ResponseAnswer:
 
     def whole(self, completion: Completion) -> dict[str, Any]:
         choice = completion.choices[0]
-        self._opened(), self._read(choice.text), self._held()
+        self._opened(), self._read(choice.text, choice.logprobs), self._held()
         kolm = self._kolm.ended(completion.metrics, completion.choices)
         return self._ended(choice.finish_reason, completion.usage, completion.metrics, kolm)
 
@@ -64,7 +65,7 @@ class ResponseAnswer:
         ]
 
     def piece(self, chunk: Chunk) -> list[dict[str, Any]]:
-        return self._numbered(self._read(chunk.text))
+        return self._numbered(self._read(chunk.text, chunk.logprobs))
 
     def closing(self, finished: Finished) -> list[dict[str, Any]]:
         """The receipt is in the last event, with the whole response."""
@@ -87,8 +88,12 @@ class ResponseAnswer:
         """Where there can be calls, the first item waits for what it is."""
         return self._begun(MessageItem(self._item_id("msg"), 0)) if self._reader is None else []
 
-    def _read(self, text: str) -> list[Event]:
-        return self._items[-1].add(text) if self._reader is None else self._of_parts(self._reader.feed(text))
+    def _read(self, text: str, positions: Sequence[PositionLogprobs]) -> list[Event]:
+        if self._reader is not None:
+            return self._of_parts(self._reader.feed(text))
+        (message,) = self._items
+        assert isinstance(message, MessageItem)
+        return message.add(text, positions)
 
     def _held(self) -> list[Event]:
         """The text that the reader held back; with no item at all an empty message."""

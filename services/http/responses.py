@@ -15,6 +15,9 @@ from services.http.response_answer import ResponseAnswer
 from services.http.response_input import Item, turns_of
 from services.http.tool_fields import FlatFunction, FlatToolChoice, tools_of
 
+Included = Literal["message.output_text.logprobs", "reasoning.encrypted_content"]
+_LOGPROBS = "message.output_text.logprobs"
+
 
 def _text_or_items(value: Any) -> str:
     return "~items" if isinstance(value, list) else "~text"
@@ -48,6 +51,14 @@ class ObfuscationOptions(Strict):
     include_usage: Annotated[Any, only()] = None
 
 
+class Reasoning(Strict):
+    """`reasoning`, of which kolm has none."""
+
+    effort: Annotated[Any, only("none")] = None
+    summary: Annotated[Any, only()] = None
+    generate_summary: Annotated[Any, only()] = None
+
+
 class ResponseFields(CommonFields):
     """The body: OpenAI's members, and those that the other endpoints have."""
 
@@ -66,9 +77,9 @@ class ResponseFields(CommonFields):
     previous_response_id: Annotated[Any, only()] = None
     conversation: Annotated[Any, only()] = None
     prompt: Annotated[Any, only()] = None
-    include: Annotated[Any, only([])] = None
-    reasoning: Annotated[Any, only({})] = None
-    top_logprobs: Annotated[Any, only(0)] = None
+    include: Annotated[list[Included], Field(fail_fast=True)] | None = None
+    reasoning: Reasoning | None = None
+    top_logprobs: int | None = None
     background: Annotated[Any, only(False)] = None
     store: Annotated[Any, only(False)] = None
     truncation: Annotated[Any, only("disabled")] = None
@@ -80,6 +91,20 @@ class ResponseFields(CommonFields):
         if isinstance(self.input, str):
             return [*first, Message("user", self.input)]
         return [*first, *turns_of(self.input)]
+
+    @field_validator("include")
+    @classmethod
+    def _of_text_alone(cls, value: list[str] | None, info: ValidationInfo) -> list[str] | None:
+        if value and _LOGPROBS in value and info.data.get("tools"):
+            raise ValueError("logprobs beside tools are not supported; /v1/chat/completions has them")
+        return value
+
+    @field_validator("top_logprobs")
+    @classmethod
+    def _included(cls, value: int | None, info: ValidationInfo) -> int | None:
+        if value and _LOGPROBS not in (info.data.get("include") or ()):
+            raise ValueError(f"needs include to have {_LOGPROBS}")
+        return value
 
     @field_validator("text")
     @classmethod
@@ -124,14 +149,17 @@ class Responses:
 
     @property
     def names(self) -> Mapping[str, str]:
-        names = {**NAMES, "messages": "input", "sampling.max_tokens": "max_output_tokens"}
+        names = {**NAMES, "messages": "input", "sampling.logprobs": "top_logprobs"}
+        names["sampling.max_tokens"] = "max_output_tokens"
         if self.fields.text is not None and self.fields.text.format is not None:
             names["sampling.structured_outputs.json"] = "text.format.schema"
         return names
 
     def request(self) -> Request:
         asked = self.fields
-        sampling = asked.sampling(asked.max_output_tokens, None)
+        sampling = asked.sampling(
+            asked.max_output_tokens, asked.top_logprobs or 0 if _LOGPROBS in (asked.include or ()) else None
+        )
         return asked.request(sampling, messages=asked.turns(), tools=asked.callable())
 
     def answer(

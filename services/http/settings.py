@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from pydantic import Field
 
 from services.runtime.setting_kind import Target
@@ -24,4 +26,12 @@ class HttpSettings(ServerSettings):
     body_seconds: float = Field(30.0, gt=0, le=3600, description="How long a request's body may take to come.")
     request_seconds: float = Field(
         600.0, gt=0, le=86_400, description="How long one request may take, with its queueing and its sending."
+    )
+    trusted_keys: Path | None = Field(
+        None, description="Public keys, <role>-<name>.pub, against which the chat page holds signatures of receipts."
+    )
+    explorer_url: str | None = Field(
+        None,
+        description="The auditor's page, where the chat page sends who wants to see a receipt's verdict.",
+        examples=["http://127.0.0.1:50056"],
     )

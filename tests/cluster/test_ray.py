@@ -20,7 +20,6 @@ from services.cli.jobs.running.local_services import Addresses, LocalServices
 from services.cli.jobs.running.own_principals import principals_file, token_file
 from services.cli.jobs.running.supervisor import Supervisor
 from services.client import Completion, KolmError, LedgerClient, Request, Runtime, SamplingParams, SpecDecodeConfig
-from services.client.collection import collect
 from tests.e2e.command import ENVIRONMENT, KOLM, Kolm, local_services, say, until
 from tests.fakes.tiny_model import make_tiny_model
 from tests.ports import known_port
@@ -59,8 +58,7 @@ class Deployed:
         with Runtime.connect(self.kolm.addresses.generation) as runtime:
             if not stream:
                 return runtime.serve(request, spec_decode=config)
-            with runtime.stream(request, spec_decode=config) as events:
-                return collect(events, 1, lambda promise: None)
+            return runtime.serve(request, spec_decode=config, on_promise=lambda promise: None)  # streams
 
     def logged(self) -> set[str]:
         """The receipts in the log, by id."""

@@ -108,8 +108,7 @@ class InitialFolder:
             yield f"{state} = {json.dumps(str(root / service))}"
         if service in ("generation", "auditor"):
             yield 'model = "smollm2"'
-        if service != "http":
-            yield f"trusted_keys = {json.dumps(str(root / 'trusted'))}"
+        yield f"trusted_keys = {json.dumps(str(root / 'trusted'))}"
         if service in ("generation", "ledger", "registry"):
             yield f"principals = {json.dumps(str(root / self.principals.name))}"
         yield from (f'{called} = "https://localhost:{PORTS[called]}"' for called in _CALLS.get(service, ()))

@@ -23,6 +23,7 @@ from kolm.generation.v1 import sampling_pb2
 from services.generation.api.servicer import GenerationServicer
 from services.generation.doors import vllm_messages as messages
 from services.generation.doors.tokenizer_archive import TokenizerArchive
+from services.generation.requests.sampling import read_choices
 from services.generation.requests.server_identity import Identity
 from services.runtime.access.caller import tenant_of_call
 
@@ -47,12 +48,14 @@ class VllmEngineServicer(Base):  # type: ignore[misc]  # generated without types
         """With `stream`, chunks and then one complete per choice; without, the completes."""
         self._last = time.time()
         name, end = (tenant_of_call(""), request.request_id), asyncio.Event()
-        asked = pb.GenerateStreamRequest(request=messages.generate_request(request, await self._room(request, context)))
         tokens: defaultdict[int, list[int]] = defaultdict(list)
         logprobs: defaultdict[int, list[sampling_pb2.PositionLogprobs]] = defaultdict(list)
-        open_choices, prompt_tokens = set(range(asked.request.sampling.n or 1)), 0
+        open_choices, prompt_tokens = set[int](), 0
         self._running[name].append(end)
         try:
+            room = await self._room(request, context)
+            asked = pb.GenerateStreamRequest(request=messages.generate_request(request, room))
+            open_choices.update(range(read_choices(asked.request.sampling)))
             async with aclosing(self._generation.GenerateStream(asked, context)) as events:  # type: ignore[type-var]
                 async for event in _until(events, end):
                     match event.WhichOneof("event"):

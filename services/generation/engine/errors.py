@@ -14,6 +14,10 @@ class InvalidRequest(EngineError):
     """The request itself is wrong; sending it again will not help."""
 
 
+class ContextExceeded(InvalidRequest):
+    """Prompt and output together do not fit the context."""
+
+
 class EngineFull(EngineError):
     """The queue of waiting requests is full; the same request may pass later."""
 

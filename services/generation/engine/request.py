@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from services.generation.engine.errors import InvalidRequest
+from services.generation.engine.errors import ContextExceeded, InvalidRequest
 from services.generation.engine.grammars.structured_outputs import StructuredOutputs
 
 if TYPE_CHECKING:
@@ -120,10 +120,11 @@ class EngineRequest:
             raise InvalidRequest("structured_outputs", "is not the grammar that was compiled for this request")
         total = len(self.prompt) + self.sampling.max_tokens
         if total > context_length:
-            raise InvalidRequest(
+            raise ContextExceeded(
                 "max_tokens",
-                f"{len(self.prompt)} prompt tokens + {self.sampling.max_tokens} new ones exceed the context of "
-                f"{context_length}; shorten the prompt or ask for at most {max(0, context_length - len(self.prompt))}",
+                f"{len(self.prompt)} prompt tokens + {self.sampling.max_tokens} new ones are too many: this model's "
+                f"maximum context length is {context_length} tokens; shorten the prompt or ask for at most "
+                f"{max(0, context_length - len(self.prompt))}",
             )
 
 

@@ -7,9 +7,11 @@ from contextlib import contextmanager
 
 import grpc
 
-from services.generation.engine.errors import EngineError, EngineFull, EngineStopped, InvalidRequest
+from services.generation.engine.errors import ContextExceeded, EngineError, EngineFull, EngineStopped, InvalidRequest
 from services.runtime.errors import InvalidArgument, KolmError, ResourceExhausted, Unavailable
 
+CONTEXT_LENGTH_EXCEEDED = "CONTEXT_LENGTH_EXCEEDED"
+"""OpenAI's name. Routers know by it, or by the words "this model's maximum context length", to ask another model."""
 _FULL_RETRY_SECONDS = 1.0
 
 
@@ -44,7 +46,8 @@ def engine_errors(input_field: str) -> Iterator[None]:
     try:
         yield
     except InvalidRequest as error:
-        raise InvalidArgument(_path(error.field, input_field), error.message) from error
+        reason = CONTEXT_LENGTH_EXCEEDED if isinstance(error, ContextExceeded) else None
+        raise InvalidArgument(_path(error.field, input_field), error.message, reason=reason) from error
     except EngineFull as error:
         raise ResourceExhausted(error.message, retry_after=_FULL_RETRY_SECONDS) from error
     except EngineStopped as error:

@@ -10,6 +10,7 @@ from kolm.generation.v1 import generation_pb2 as pb
 from ledger.encoding.canonical import canonical
 from services.generation.engine.text.tokenizer import Tokenizer
 from services.generation.engine.text.tool_calls import ToolCallSyntax
+from services.generation.requests.errors import CONTEXT_LENGTH_EXCEEDED
 from services.generation.requests.tools import Tools, chat_turns, read_tools, sent_turns
 from services.runtime.errors import InvalidArgument
 
@@ -121,6 +122,6 @@ class PromptReader:
         return prompt
 
     def _too_long(self, field: str, size: str) -> InvalidArgument:
-        return InvalidArgument(
-            field, f"{size} do not fit the context of {self._context_length} tokens together with any output"
-        )
+        longest = f"this model's maximum context length is {self._context_length} tokens"
+        description = f"{size} leave no room for output: {longest}"
+        return InvalidArgument(field, description, reason=CONTEXT_LENGTH_EXCEEDED)

@@ -44,6 +44,13 @@ def imported() -> dict[str, Path]:
     }
 
 
+def name_of(path: Path) -> str:
+    """What a model is called where nobody says: by the name of its package, or of its directory or file."""
+    path = path.resolve()
+    found = (name for name, file in packaged().items() if file is not None and file.resolve() == path)
+    return next(found, path.name.removesuffix(".gguf"))
+
+
 def model_path(named: str | Path) -> Path:
     """The directory or file of a model. A path that is there wins, then the name of a package, then one that was
     imported; others stay as they are.

@@ -1,9 +1,13 @@
-// The chat page: sends the whole conversation with every question, and shows what the receipt of each answer says.
+// The chat page: sends the whole conversation with every question, checks the receipt of each answer, and shows what it
+// says.
 
-import { chat } from "/page/stream.js";
+import { checkReceipt, readReceipt } from "./receipt_check.js";
+import { chat } from "./stream.js";
+import { CannotCheck } from "./verify.js";
 
 const at = (id) => document.getElementById(id);
 const conversation = [];
+const front = fetch("/page.json").then((answer) => answer.json());
 let running = null;
 
 async function describe() {
@@ -42,33 +46,48 @@ function speed(tokens, passes, began) {
   return [fact(`${tokens} tokens`), fact(rate), fact(`${(tokens / passes).toFixed(2)} tokens a pass`)];
 }
 
-function ended(kolm, parts) {
+async function ended(kolm, turns, answer) {
   const accepted = kolm.acceptance;
   const drafted = accepted.num_draft_tokens;
-  parts.push(fact(kolm.fallback_reason ? `${kolm.method} (${kolm.fallback_reason})` : kolm.method));
+  const parts = [fact(kolm.fallback_reason ? `${kolm.method} (${kolm.fallback_reason})` : kolm.method)];
   if (drafted) parts.push(fact(`${accepted.num_accepted_tokens} of ${drafted} drafted tokens accepted`));
-  for (const receipt of kolm.receipts) parts.push(...receiptFacts(receipt));
+  for (const receipt of kolm.receipts) parts.push(...(await receiptFacts(receipt, turns, answer)));
   return parts;
 }
 
-function receiptFacts(receipt) {
-  const document_ = JSON.parse(utf8(atob(JSON.parse(JSON.parse(receipt.file).envelope).payload)));
-  const { verified_identical_to_off: identical, wall_clock_speedup: faster } = document_.spec_decode;
-  const parts = [];
-  if (identical === true) {
-    parts.push(fact(faster ? `identical without speculation, ${faster.toFixed(2)} times as fast` : "identical without speculation", "badge ok"));
-  } else if (identical === false) {
-    parts.push(fact("another text without speculation", "badge bad"));
-  } else {
-    parts.push(fact("not computed again before it was signed", "badge"));
-  }
+async function receiptFacts(receipt, turns, answer) {
+  const { keys, explorer } = await front;
+  const read = readReceipt(receipt.file);
+  const checked = await checkReceipt(read, turns, answer, keys).then(() => null, (error) => error);
   const where = receipt.pending ? "on its way to the ledger" : `entry ${receipt.ledger_index}`;
-  parts.push(fact(`receipt, ${where}:`), fact(receipt.receipt_id, "id"), saved(receipt));
-  return parts;
+  const place = [fact(`receipt, ${where}:`), named(receipt.receipt_id, explorer), saved(receipt)];
+  if (checked === null) {
+    return [fact("receipt checked here: this question, this answer, signed", "badge ok"), ...verdict(read.document), ...place];
+  }
+  if (checked instanceof CannotCheck) {
+    return [fact(`receipt not checked here: ${checked.message}`, "badge"), ...verdict(read.document), ...place];
+  }
+  return [fact(`this receipt does not hold: ${checked.message}`, "badge bad"), ...place];
 }
 
-function utf8(binary) {
-  return new TextDecoder().decode(Uint8Array.from(binary, (character) => character.charCodeAt(0)));
+function verdict({ spec_decode: { verified_identical_to_off: identical, wall_clock_speedup: faster } }) {
+  if (identical === null) return [fact("not computed again before it was signed", "badge")];
+  if (identical === false) return [fact("another text without speculation", "badge bad")];
+  const speed = faster ? `, ${faster.toFixed(2)} times as fast` : "";
+  return [fact(`identical without speculation${speed}`, "badge ok")];
+}
+
+// The receipt's id; a link to the auditor's page, which has its proof and its verdicts, where there is one.
+function named(id, explorer) {
+  const made = document.createElement(explorer ? "a" : "span");
+  made.className = "id";
+  made.textContent = id;
+  if (explorer) {
+    made.href = `${explorer.replace(/\/$/, "")}/receipts/${id}`;
+    made.target = "_blank";
+    made.rel = "noopener";
+  }
+  return made;
 }
 
 function saved(receipt) {
@@ -88,18 +107,19 @@ async function ask(question) {
     temperature: Number(at("temperature").value), max_completion_tokens: Number(at("tokens").value),
     kolm: { method: at("method").value, receipt_files: true, verify: at("verify").checked ? "inline" : "sampled" },
   };
+  const turns = [...conversation];
   let tokens = 0, passes = 0, began = 0;
   for await (const event of chat(body, at("key").value, running.signal)) {
     const [choice] = event.choices;
     const read = choice?.logprobs?.content?.length ?? 0;
+    shown.textContent += choice?.delta.content ?? "";
     if (read) {
       began ||= performance.now();
       tokens += read;
       passes += 1;
-      shown.textContent += choice.delta.content;
       facts.replaceChildren(...speed(tokens, passes, began));
     }
-    if (event.usage) facts.replaceChildren(...ended(event.kolm, [...facts.children]));
+    if (event.usage) facts.append(...(await ended(event.kolm, turns, shown.textContent)));
   }
   conversation.push({ role: "assistant", content: shown.textContent });
 }

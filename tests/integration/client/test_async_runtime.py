@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from kolm.generation.v1 import generation_pb2 as pb
-from services.client import AsyncRuntime, Request
+from services.client import AsyncRuntime, Request, Runtime, SamplingParams
 from services.client.errors import DeadlineExceeded
 from services.client.errors import Unavailable as Away
 from services.runtime.errors import Unavailable
@@ -38,6 +39,9 @@ class Shaky(ScriptedGeneration):
     async def Generate(self, request: pb.GenerateRequest, context: Any) -> pb.GenerateResponse:
         self._come()
         return await super().Generate(request, context)
+
+    async def Replay(self, request: pb.ReplayRequest, context: Any) -> pb.ReplayResponse:
+        return pb.ReplayResponse(token_ids=request.prompt_token_ids, finish_reason=pb.FINISH_REASON_STOP)
 
 
 @pytest.fixture
@@ -88,3 +92,32 @@ async def test_a_call_that_ends_early_ends_on_the_server_too(server: Shaky, addr
                 await anext(events)
                 assert await asyncio.to_thread(server.running.wait, PATIENCE)
         assert await asyncio.to_thread(server.cancelled.wait, PATIENCE)
+
+
+async def test_what_runtime_asks_it_asks_too(address: str) -> None:
+    promises: list[bytes | None] = []
+    with Runtime.connect(address) as blocking:
+        expected = blocking.serve("hello", on_promise=promises.append).text, blocking.load(), replayed(blocking)
+    async with AsyncRuntime.connect(address) as runtime:
+        await runtime.wait_ready(PATIENCE)
+        assert (await runtime.serve("hello", on_promise=promises.append)).text == expected[0]
+        assert await runtime.load() == expected[1]
+        assert await replayed(runtime) == expected[2]
+    assert promises == [None, None]
+
+
+def replayed(runtime: Any) -> Any:
+    of = {"base_cid": "b", "tokenizer_cid": "t", "profile_cid": "p"}
+    return runtime.replay([1], SamplingParams(), choice=0, max_output_tokens=1, **of)
+
+
+async def test_nobody_there_is_said_in_time() -> None:
+    async with AsyncRuntime.connect("127.0.0.1:1") as runtime:
+        with pytest.raises(Away, match="no server at"):
+            await runtime.wait_ready(0.05)
+
+
+def test_its_names_and_parameters_are_those_of_runtime() -> None:
+    for name in (each for each in vars(Runtime) if not each.startswith("_")):
+        ours, theirs = inspect.signature(getattr(AsyncRuntime, name)), inspect.signature(getattr(Runtime, name))
+        assert [each for each in theirs.parameters if each != "wait"] == [*ours.parameters], name

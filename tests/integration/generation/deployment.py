@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, aclosing
 from pathlib import Path
 from typing import Any
 
@@ -125,7 +125,13 @@ class Deployment:
         """The first `count` receipts of the log, in its order, once they are there."""
         return [receipt async for receipt in self._watch(count)]
 
-    async def _watch(self, count: int) -> AsyncIterator[Receipt]:
+    async def receipt_of(self, request_id: str) -> Receipt:
+        """The first one of a request, once it is in the log."""
+        async with aclosing(self._watch()) as receipts:
+            return await anext(each async for each in receipts if each.request_id == request_id)
+
+    async def _watch(self, count: int = -1) -> AsyncGenerator[Receipt]:
+        """`count` of them, or without end."""
         call = (await self.ledger()).WatchEntries(ledger_pb2.WatchEntriesRequest(follow=True), timeout=PATIENCE)
         async for message in call:
             if message.entry.kind == documents_pb2.ENTRY_KIND_RECEIPT:

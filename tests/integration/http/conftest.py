@@ -9,14 +9,21 @@ import openai
 import pytest
 import pytest_asyncio
 
+from tests.fakes.tampered_targets import GatedTarget, Loader
 from tests.fakes.tiny_model import make_tiny_model
 from tests.integration.generation.deployment import Deployment
 from tests.integration.http.front import Front, fronting
 
 
+@pytest.fixture(scope="module")
+def loader() -> Loader:
+    """Its target's gate is open until a test closes it."""
+    return Loader(GatedTarget)
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def deployment(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, loader: Loader
 ) -> AsyncIterator[Deployment]:
     """With the module's CHAT_TEMPLATE, where it has one."""
     model: Path = make_tiny_model(tmp_path_factory.mktemp("tiny"))
@@ -24,14 +31,14 @@ async def deployment(
         (model / "chat_template.jinja").write_text(template)
     deployment = Deployment(tmp_path_factory.mktemp("deployment"), model)
     await deployment.start_ledger()
-    await deployment.start_generation(model_name="tiny")
+    await deployment.start_generation(loader, model_name="tiny")
     yield deployment
     await deployment.stop()
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def front(deployment: Deployment) -> AsyncIterator[Front]:
-    async with fronting(deployment.generation_address) as front:
+    async with fronting(deployment.generation_address, deployment.trust()) as front:
         yield front
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import openai
 import uvicorn
 
+from ledger.keys.trusted_keys import TrustedKeys
 from services.client import AsyncRuntime
 from services.http.app import http_app
 from services.http.settings import HttpSettings
@@ -39,11 +40,11 @@ class _Server(uvicorn.Server):
 
 
 @asynccontextmanager
-async def fronting(generation: str, **changes: Any) -> AsyncIterator[Front]:
+async def fronting(generation: str, trusted: TrustedKeys | None = None, **changes: Any) -> AsyncIterator[Front]:
     """The front before a generation server's address; `changes` are settings."""
     settings = HttpSettings(generation=generation, **changes)
     async with AsyncRuntime.connect(generation) as runtime:
-        app = http_app(runtime, settings)
+        app = http_app(runtime, settings, trusted)
         server = _Server(
             uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=1)
         )

@@ -191,6 +191,14 @@ async def test_every_parameter_of_sampling_reaches_the_receipt(
     assert raw.parse().id == "chatcmpl-r-1"
 
 
+async def test_a_negative_seed_is_the_one_of_64_bits_that_is_spelt_the_same(client: openai.AsyncOpenAI) -> None:
+    negative = await client.chat.completions.create(**ASKED | {"seed": -1})
+    same = await client.chat.completions.create(**ASKED | {"extra_body": {"seed": 2**64 - 1}})
+    assert negative.choices[0].message.content == same.choices[0].message.content
+    extra: Any = negative.model_extra
+    assert extra["kolm"]["seed"] == 2**64 - 1
+
+
 async def test_a_stop_string_ends_the_text_before_it(client: openai.AsyncOpenAI) -> None:
     whole = (await client.chat.completions.create(**ASKED)).choices[0].message.content or ""
     stopped = (await client.chat.completions.create(**ASKED, stop=[whole[8:11]])).choices[0]
@@ -204,7 +212,8 @@ async def test_what_asks_for_nothing_is_taken_and_parts_of_text_are_one_text(cli
     asked = ASKED | {
         "messages": [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": parts}],
         "response_format": {"type": "text"}, "tools": [], "store": False, "n": 1, "stop": None, "logprobs": False,
-        "extra_body": {"kolm": None},
+        "top_logprobs": 0, "metadata": {}, "safety_identifier": "somebody", "prompt_cache_key": "brief",
+        "extra_body": {"kolm": None, "top_k": -1, "skip_special_tokens": True, "add_generation_prompt": True},
     }  # fmt: skip
     assert (await client.chat.completions.create(**asked)).choices[0].message.content == whole.content
     continued = [*ASKED["messages"], whole.model_dump(), {"role": "user", "content": "And then?"}]

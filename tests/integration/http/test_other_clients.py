@@ -79,8 +79,9 @@ async def test_langchain(front: Front) -> None:
 
 
 async def test_litellm_in_front(front: Front) -> None:
-    same, held, calls = await python(front, "litellm_package.py", "litellm")
+    same, held, calls, refused = await python(front, "litellm_package.py", "litellm")
     assert same
+    assert refused == "ContextWindowExceededError"
     assert calls
     assert {held, *calls} <= WORDS
 

@@ -1,15 +1,20 @@
-"""The chat page in a real browser: it streams, names method and speed, and shows what the receipt says."""
+"""The chat page in a real browser: it streams, names method and speed, checks the receipt and shows what it says."""
 
 from __future__ import annotations
 
+import asyncio
+import base64
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from playwright.async_api import Browser, Page, async_playwright, expect
+from playwright.async_api import Browser, Locator, Page, Route, async_playwright, expect
 
 from ledger.bundle.receipt_file import ReceiptFile
+from ledger.keys.ed25519 import SigningKey
+from tests.fakes.tampered_targets import GatedTarget, Loader
 from tests.integration.explorer.browsing import CHROMIUM, DESKTOP, PHONE
 from tests.integration.http.front import Front
 
@@ -60,8 +65,10 @@ async def test_an_answer_is_shown_with_its_speed_and_its_receipt(page: Page, tmp
     await page.get_by_label("Tokens at most").fill("40")
     await ask(page, "What does the ledger keep?")
     answer = page.locator(".assistant").first
-    await expect(answer.locator(".badge.ok")).to_contain_text("identical without speculation")
     facts = answer.locator(".facts")
+    checked, identical = facts.locator(".badge.ok").nth(0), facts.locator(".badge.ok").nth(1)
+    await expect(checked).to_have_text("receipt checked here: this question, this answer, signed")
+    await expect(identical).to_contain_text("identical without speculation")
     for said in ("40 tokens", "tokens/s", "tokens a pass", "lookahead", "receipt, entry"):
         await expect(facts).to_contain_text(said)
     assert (await answer.locator(".text").inner_text()).strip()
@@ -88,3 +95,71 @@ async def test_a_refusal_is_said_where_the_answer_would_be(page: Page) -> None:
     assert (await refused.value).status == 400
     await expect(page.locator(".assistant .badge.bad")).to_contain_text("max_completion_tokens")
     await expect(page.get_by_role("button", name="Ask")).to_be_enabled()
+
+
+async def test_while_an_answer_comes_its_speed_and_acceptance_are_shown_and_it_can_be_stopped(
+    page: Page, loader: Loader
+) -> None:
+    gate = loader.target
+    assert isinstance(gate, GatedTarget)
+    gate.close()
+    try:
+        await page.get_by_label("Method").select_option("off")
+        await ask(page, "How long?")
+        facts, stop = page.locator(".assistant .facts"), page.get_by_role("button", name="Stop")
+        await expect(stop).to_be_visible()
+        seen = await passed(gate, facts, "3 tokens")
+        assert "1.00 tokens a pass" in seen
+        assert "tokens/s" in seen
+        assert "receipt" not in seen
+        await stop.click()
+        await expect(page.locator(".assistant .badge.bad")).to_contain_text("stopped; its receipt says so")
+    finally:
+        gate.open()
+    await expect(page.get_by_role("button", name="Ask")).to_be_enabled()
+
+
+async def passed(gate: GatedTarget, facts: Locator, said: str) -> str:
+    """What the facts say once one of them is `said`; passes go on until then."""
+    while said not in (seen := " ".join(await facts.locator("span").all_inner_texts())):
+        gate.let_pass()
+        await asyncio.sleep(0.01)
+    return seen
+
+
+OTHER = base64.b64encode(SigningKey.generate("receipts").public.raw).decode()
+
+
+@pytest.mark.parametrize("page", ["desktop"], indirect=True)
+@pytest.mark.parametrize(
+    ("keys", "text", "said"),
+    [
+        ([], None, "receipt not checked here: this front was given no keys that sign receipts"),
+        ([OTHER], None, "this receipt does not hold: it is signed by ed25519:"),
+        (None, "another", "this receipt does not hold: its file holds another answer"),
+    ],
+)
+async def test_a_receipt_that_does_not_hold_is_said_not_to(
+    page: Page, keys: list[str] | None, text: str | None, said: str
+) -> None:
+    async def front(route: Route) -> None:
+        await route.fulfill(json={"keys": keys, "explorer": "https://explorer.example/"})
+
+    async def answer(route: Route) -> None:
+        sent = await (await route.fetch()).text()
+        changed = re.sub(r'"delta":{"content":"[^"]*"}', f'"delta":{{"content":"{text}"}}', sent, count=1)
+        await route.fulfill(body=changed)
+
+    if text is None:
+        await page.route("**/page.json", front)
+    else:
+        await page.route("**/v1/chat/completions", answer)
+    await page.reload()
+    await ask(page, "Is it so?")
+    facts = page.locator(".assistant .facts")
+    await expect(facts).to_contain_text(said)
+    holds = "not checked" in said
+    assert await facts.locator(".badge.ok").count() == (1 if holds else 0)
+    if keys is not None:
+        id_ = await facts.locator("a.id").inner_text()
+        assert await facts.locator("a.id").get_attribute("href") == f"https://explorer.example/receipts/{id_}"

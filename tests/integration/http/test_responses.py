@@ -68,6 +68,9 @@ async def test_what_was_answered_can_be_sent_back(client: openai.AsyncOpenAI) ->
     assert again.output_text == chat.choices[0].message.content
 
 
+TOOL = {"type": "function", "name": "look", "parameters": {"type": "object"}}
+
+
 class Pass(pydantic.BaseModel):
     kind: Literal["drafter", "target"]
     tokens: Annotated[int, pydantic.Field(ge=0, le=9)]
@@ -78,8 +81,30 @@ async def test_a_response_keeps_to_the_class_that_a_client_parses_it_into(client
     assert isinstance(response.output_parsed, Pass)
     wanted: Any = response.text and response.text.format
     assert (wanted.type, wanted.name, wanted.strict) == ("json_schema", "Pass", True)
-    anything = await client.responses.create(**ASKED, text={"format": {"type": "json_object"}})
+    async with client.responses.stream(**ASKED | {"max_output_tokens": 60}, text_format=Pass) as stream:
+        texts = [event.delta async for event in stream if event.type == "response.output_text.delta"]
+        streamed = await stream.get_final_response()
+    assert ("".join(texts), streamed.output_parsed) == (response.output_text, response.output_parsed)
+    nothing: Any = {"reasoning": {"effort": "none"}, "include": ["reasoning.encrypted_content"]}
+    anything = await client.responses.create(**ASKED | nothing, text={"format": {"type": "json_object"}})
     assert anything.output_text.lstrip().startswith("{")
+
+
+async def test_logprobs_are_those_of_chats_whole_and_in_pieces(client: openai.AsyncOpenAI) -> None:
+    asked = ASKED | {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
+    messages: Any = [{"role": "user", "content": "hello"}]
+    chat = await client.chat.completions.create(
+        model="tiny", messages=messages, max_completion_tokens=20, seed=7, logprobs=True, top_logprobs=2
+    )
+    assert chat.choices[0].logprobs is not None
+    expected = [each.model_dump() for each in chat.choices[0].logprobs.content or ()]
+    whole: Any = await client.responses.create(**asked)
+    assert [each.model_dump() for each in whole.output[0].content[0].logprobs] == expected
+    assert whole.top_logprobs == 2
+    events: list[Any] = [event async for event in await client.responses.create(**asked, stream=True)]
+    assert events[-1].response.output[0].content == whole.output[0].content
+    deltas = [event for event in events if event.type == "response.output_text.delta"]
+    assert [each.token for event in deltas for each in event.logprobs] == [each["token"] for each in expected]
 
 
 @pytest.mark.parametrize(
@@ -99,6 +124,11 @@ async def test_a_response_keeps_to_the_class_that_a_client_parses_it_into(client
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"temperature": -1}, "temperature"),
         ({"store": True}, "store"),
+        ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"include": ["file_search_call.results"]}, "include[0]"),
+        ({"include": ["message.output_text.logprobs"], "tools": [TOOL]}, "include"),
+        ({"reasoning": {"effort": "low"}}, "reasoning.effort"),
         ({"extra_body": {"n": 2}}, "n"),
         ({"extra_body": {"tempreture": 2}}, "tempreture"),
     ],

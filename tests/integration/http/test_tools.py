@@ -193,6 +193,11 @@ async def test_calls_and_their_results_go_back_with_the_next_question(client: op
     assert [turn["role"] for turn in file.sent] == ["tools", "user", "assistant", "tool"]
     assert call.id in file.sent[2]["tool_calls"]
     assert file.sent[3]["tool_call_id"] == call.id
+    named = {**result, "name": call.function.name}  # type: ignore[union-attr]
+    again = asked | {"messages": [*ASKED["messages"], message, named]}
+    assert files_of(await client.chat.completions.create(**again))[0].sent == file.sent
+    with pytest.raises(openai.BadRequestError, match="its call is of"):
+        await client.chat.completions.create(**again | {"messages": [*again["messages"][:-1], named | {"name": "x"}]})
 
 
 async def test_responses_call_functions_whole_and_as_events(client: openai.AsyncOpenAI) -> None:
@@ -213,6 +218,11 @@ async def test_responses_call_functions_whole_and_as_events(client: openai.Async
     assert ended.output == whole.output
     deltas = [event for event in events if event.type == "response.function_call_arguments.delta"]
     assert "".join(each.delta for each in deltas if each.output_index == 0) == calls[0].arguments
+    async with client.responses.stream(**asked) as stream:
+        helped = [event async for event in stream]
+        final: Any = await stream.get_final_response()
+    assert [(each.call_id, each.arguments) for each in final.output] == [(c.call_id, c.arguments) for c in calls]
+    assert [event.type for event in helped] == [event.type for event in events]
     output = {"type": "function_call_output", "call_id": calls[0].call_id, "output": "sunny"}
     turns: Any = [{"role": "user", "content": "Sun?"}, calls[0], output]
     again = await client.responses.create(**asked | {"input": turns, "tool_choice": "auto", "max_output_tokens": 4})

@@ -24,6 +24,7 @@ ELSEWHERE = {
         "KOLM_GENERATION_REPLICAS": None,
         "KOLM_GENERATION_KEY_FILE": "/var/lib/kolm/key/receipts.pem",
     },
+    "http": {"KOLM_HTTP_EXPLORER_URL": None},  # nobody knows under which name browsers reach the explorer
     "postgres": {"PGDATA": "/var/lib/postgresql/data/kolm"},
 }
 """Where a cluster's variables are not those of docker-compose.yml."""

@@ -9,7 +9,7 @@ import pytest
 from docs.outputs import PAGES, blocks, up
 from tests.documented import ALL, DOCUMENTS, ROOT
 
-LANGUAGES = {"python", "js", "java", "go", "json", "mermaid"}
+LANGUAGES = {"python", "js", "java", "go", "json", "yaml", "mermaid"}
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)

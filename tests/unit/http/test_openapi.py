@@ -14,7 +14,7 @@ from services.http.chat import ChatFields
 from services.http.openapi import openapi
 from services.http.settings import HttpSettings
 
-_OTHERS = {"/", "/openapi.json", "/metrics", "/v1/models/{model:path}"}
+_OTHERS = {"/", "/page.json", "/openapi.json", "/metrics", "/v1/models/{model:path}"}
 
 
 async def test_every_endpoint_is_described() -> None:

@@ -100,8 +100,10 @@ class LocalServices:
     def explorer(self, ledger: str) -> Plan:
         return self._plan("explorer", self.explorer_port, ledger=ledger, trusted_keys=self.data_dir / "trusted")
 
-    def http(self, generation: str) -> Plan:
-        return self._plan("http", self.http_port, generation=generation)
+    def http(self, generation: str, explorer: str | None) -> Plan:
+        page = None if explorer is None else f"http://{explorer}"
+        trusted = self.data_dir / "trusted"
+        return self._plan("http", self.http_port, generation=generation, trusted_keys=trusted, explorer_url=page)
 
     def _plan(
         self, name: str, port: int | None, more: tuple[str, ...] = (), *, module: str | None = None, **flags: object
@@ -129,7 +131,7 @@ class LocalServices:
 
     def plans(self) -> tuple[Plan, ...]:
         """All plans, with addresses left open: what `kolm up` gives each service."""
-        front = () if self.http_port is None else (self.http(""),)
+        front = () if self.http_port is None else (self.http("", None if self.explorer_port is None else ""),)
         page = () if self.explorer_port is None else (self.explorer(""),)
         return (self.ledger(), self.registry(""), self.generation("", ""), self.auditor("", ""), *page, *front)
 
@@ -167,7 +169,7 @@ def bring_up(
     supervisor.launch(auditing)
     explorer = None if services.explorer_port is None else supervisor.start(services.explorer(ledger), _QUICK_SECONDS)
     generation = supervisor.address(generating, _MODEL_SECONDS)
-    front = services.http(generation)
+    front = services.http(generation, explorer)
     if services.http_port is not None:
         supervisor.launch(front)
     auditor = supervisor.address(auditing, _MODEL_SECONDS)

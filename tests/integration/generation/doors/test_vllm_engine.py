@@ -117,7 +117,7 @@ async def test_without_a_limit_the_context_is_one(router: VllmEngineStub) -> Non
     assert whole.complete.finish_reason == "length"
 
 
-async def test_a_request_is_aborted_by_its_id(router: VllmEngineStub, loader: Loader) -> None:
+async def test_a_request_is_aborted_by_its_id(router: VllmEngineStub, loader: Loader, deployment: Deployment) -> None:
     assert isinstance(loader.target, GatedTarget)
     loader.target.close()
     running = asyncio.ensure_future(answered(router, asking("long", stream=True, n=2)))
@@ -127,6 +127,22 @@ async def test_a_request_is_aborted_by_its_id(router: VllmEngineStub, loader: Lo
     *_, first, second = await running
     loader.target.open()
     assert [first.complete.finish_reason, second.complete.finish_reason] == ["abort", "abort"]
+    assert (await deployment.receipt_of("long")).output.finish_reason == "cancelled"
+
+
+async def test_a_call_that_its_router_ends_is_computed_no_further(
+    router: VllmEngineStub, loader: Loader, deployment: Deployment
+) -> None:
+    assert isinstance(loader.target, GatedTarget)
+    loader.target.close()
+    loader.target.stopped.clear()
+    call = router.Generate(asking("left", stream=True))
+    reading = asyncio.ensure_future(call.read())
+    await asyncio.to_thread(loader.target.stopped.wait, 60)
+    call.cancel()
+    await asyncio.gather(reading, return_exceptions=True)
+    loader.target.open()
+    assert (await deployment.receipt_of("left")).output.finish_reason == "cancelled"
 
 
 async def test_a_router_learns_of_model_server_and_loads(router: VllmEngineStub) -> None:
@@ -161,6 +177,7 @@ async def test_the_tokenizer_comes_as_an_archive_that_transformers_reads(
         ({"prompt_logprobs": 1}, grpc.StatusCode.INVALID_ARGUMENT, "sampling_params.prompt_logprobs"),
         ({"structural_tag": "{}"}, grpc.StatusCode.INVALID_ARGUMENT, "sampling_params.structural_tag"),
         ({"logprobs": -1}, grpc.StatusCode.INVALID_ARGUMENT, "sampling_params.logprobs"),
+        ({"n": 2**32 - 1}, grpc.StatusCode.INVALID_ARGUMENT, "n"),
         ({"top_p": 2.0}, grpc.StatusCode.INVALID_ARGUMENT, "top_p"),
         ({"json_schema": "{"}, grpc.StatusCode.INVALID_ARGUMENT, "structured_outputs.json"),
     ],

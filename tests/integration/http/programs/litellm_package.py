@@ -1,4 +1,4 @@
-"""Answers through LiteLLM's router: text whole and in pieces, an object by a schema, calls."""
+"""Answers through LiteLLM's router: text whole and in pieces, an object by a schema, calls, a refusal."""
 
 import json
 import sys
@@ -20,6 +20,9 @@ form = {"type": "json_schema", "json_schema": {"name": "verdict", "schema": sche
 held = json.loads(router.completion(**asked, response_format=form).choices[0].message.content)
 tool = {"type": "function", "function": {"name": "judge", "parameters": schema}}
 calls = router.completion(**asked, tools=[tool], tool_choice="required").choices[0].message.tool_calls
-print(
-    json.dumps([whole == pieces, held["verdict"], [json.loads(call.function.arguments)["verdict"] for call in calls]])
-)
+named = [json.loads(call.function.arguments)["verdict"] for call in calls]
+try:
+    refused = router.completion(**asked | {"messages": [{"role": "user", "content": "word " * 999}]}) and ""
+except Exception as error:  # a router asks a model with a longer context where it knows this one
+    refused = type(error).__name__
+print(json.dumps([whole == pieces, held["verdict"], named, refused]))

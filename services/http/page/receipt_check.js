@@ -1,0 +1,26 @@
+// The check of an answer's receipt, in the browser: it is about this conversation and this answer, and it is signed.
+
+import { openCommitments } from "./commitments.js";
+import { CannotCheck, fromBase64, openEnvelope, readJson } from "./verify.js";
+
+const RECEIPT = "application/vnd.kolm.receipt.v1+json";
+
+// What the receipt in a receipt file says: its document. Nothing of it holds before `checkReceipt` has returned.
+export function readReceipt(text) {
+  const file = JSON.parse(text);
+  const envelope = JSON.parse(file.envelope);
+  return { file, envelope, document: readJson(fromBase64(envelope.payload)) };
+}
+
+// `turns` were sent, `answer` came back, `keys` (base64) sign receipts. Throws an Error that says what does not hold,
+// and CannotCheck where this browser or this front lacks what the check needs.
+export async function checkReceipt({ file, envelope, document }, turns, answer, keys) {
+  const said = JSON.stringify((file.sent ?? []).map(({ role, content }) => [role, content]));
+  if (said !== JSON.stringify(turns.map(({ role, content }) => [role, content]))) {
+    throw new Error("its file holds another conversation");
+  }
+  if (file.text !== answer) throw new Error("its file holds another answer");
+  await openCommitments(file, document);
+  if (keys.length === 0) throw new CannotCheck("this front was given no keys that sign receipts");
+  await openEnvelope(envelope, RECEIPT, keys.map(fromBase64));
+}

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from services.generation.compiled_parts import PARTS, Part, compiling, leave_mark
 from services.generation.drafting.acceptance import Acceptance
 from services.generation.drafting.draft_tree.candidates import Vocabulary, candidates
 from services.generation.drafting.draft_tree.draft_tree import DraftTree
@@ -18,7 +19,6 @@ from services.generation.engine.cost import PassCost
 from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.engine.sampling.row import Row
 from services.generation.engine.sampling.sampler import Sampler, logprobs_of
-from services.generation.first_start import PARTS, Part, compiling, leave_mark
 from services.generation.target.canonical.kernels.attention.cached import CACHED
 from services.generation.target.canonical.kernels.compilation import compile_ahead, module_names
 from services.generation.target.canonical.kernels.storages import STORAGES

@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from services.generation.compiled_code import compile_sampling
+from services.generation.compiled_parts import compiling
 from services.generation.drafting.method_spec import Parts
 from services.generation.drafting.methods import build_drafters, method_of
 from services.generation.engine.core import EngineCore
@@ -21,7 +22,6 @@ from services.generation.engine.engine import Engine
 from services.generation.engine.grammars.compiler import GrammarCompiler
 from services.generation.engine.settings import EngineSettings
 from services.generation.engine.text.tokenizer import Tokenizer
-from services.generation.first_start import compiling
 from services.generation.heads.served_heads import ServedHead
 from services.generation.requests.server_identity import Identity
 from services.generation.target.capacity import explained

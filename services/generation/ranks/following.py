@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from services.generation.ranks.worker import Work
+from services.generation.ranks.work import Work
 from services.generation.target.errors import TargetError
 from services.generation.target.parallel.link import Link
 from services.generation.target.parallel.loading import load_follower

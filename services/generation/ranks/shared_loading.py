@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from services.generation.ranks.worker import Work
+from services.generation.ranks.work import Work
 from services.generation.ranks.workers import Workers
 from services.generation.settings import GenerationSettings
 from services.generation.target.canonical.kernels.machine import cpus

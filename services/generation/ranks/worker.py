@@ -6,38 +6,13 @@ ends too. It takes no signal to stop from elsewhere, for rank 0 first lets runni
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
 import threading
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
 
-from services.runtime.logs import LogFormat, configure_logging
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """The model that a rank loads, and the address where it meets the others."""
-
-    model: str
-    rank: int
-    ranks: int
-    folder: str
-    seconds: float
-    adapters: Mapping[str, str]
-    options: Mapping[str, Any]  # of `load_target`
-    log_level: str
-    log_format: LogFormat
-
-    def line(self) -> bytes:
-        return json.dumps(asdict(self)).encode() + b"\n"
-
-    @classmethod
-    def of_line(cls, line: bytes) -> Work:
-        return cls(**json.loads(line))
+from services.generation.ranks.work import Work
+from services.runtime.logs import configure_logging
 
 
 def main() -> int:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from services.generation.ranks.worker import Work
+from services.generation.ranks.work import Work
 from services.generation.target.errors import RankLost
 
 _END_SECONDS = 5.0  # for ranks that were told to stop

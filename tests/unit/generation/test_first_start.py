@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from services.generation import first_start
+from services.generation.compiled_parts import leave_mark
+from services.generation.first_start import compile_beside
 
 
 @pytest.fixture(autouse=True)
@@ -17,18 +18,18 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_nothing_is_started_where_an_earlier_start_has_left_its_mark() -> None:
-    first_start.leave_mark("sampling")
-    assert first_start.compile_beside("sampling", "text") is None
+    leave_mark("sampling")
+    assert compile_beside("sampling", "text") is None
 
 
 def test_nothing_is_started_where_nothing_can_be_kept(folder: Path) -> None:
     folder.write_text("a file where the folder should be")
-    assert first_start.compile_beside("sampling", "text") is None
-    first_start.leave_mark("sampling")
+    assert compile_beside("sampling", "text") is None
+    leave_mark("sampling")
 
 
 def test_the_process_ends_with_the_one_that_started_it(folder: Path) -> None:
-    process = first_start.compile_beside("sampling", "text")
+    process = compile_beside("sampling", "text")
     assert process is not None
     assert process.stdin is not None
     process.stdin.close()

@@ -1,0 +1,52 @@
+"""The parts of the code that numba compiles, and their marks in the folder of compiled code."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from contextlib import AbstractContextManager
+from importlib.metadata import version
+from pathlib import Path
+from typing import Literal
+
+from services.generation.target.canonical.kernels.cache_folder import cache_folder
+from services.generation.target.one_at_a_time import one_at_a_time
+
+Part = Literal["sampling", "trees"]
+PARTS: tuple[Part, ...] = ("sampling", "trees")
+"""Code that every server needs, and code that it needs where a model drafts."""
+
+_HERE = Path(__file__).parent
+_COMPILED = ("compiled_code.py", "engine/sampling/*.py", "drafting/**/*.py", "target/blocks.py")
+
+
+def is_compiled(part: Part) -> bool:
+    """Whether a process of this version has left the mark of having compiled the part."""
+    return _mark(part).exists()
+
+
+def compiling(part: Part) -> AbstractContextManager[None]:
+    """In this block no other process of this machine compiles this part."""
+    return one_at_a_time(cache_folder() / part)
+
+
+def leave_mark(part: Part) -> None:
+    """All of it is compiled."""
+    if can_be_kept():
+        _mark(part).touch()
+
+
+def can_be_kept() -> bool:
+    """Whether compiled code outlives this process."""
+    folder = cache_folder()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return False
+    return os.access(folder, os.W_OK)
+
+
+def _mark(part: Part) -> Path:
+    sources = sorted(path for pattern in _COMPILED for path in _HERE.glob(pattern))
+    read = b"".join(source.read_bytes() for source in sources) + version("numba").encode()
+    return cache_folder() / f"{part}-{hashlib.sha256(read).hexdigest()[:16]}"

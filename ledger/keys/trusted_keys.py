@@ -49,9 +49,6 @@ class TrustedKeys:
     def find(self, role: str, key_id: str) -> PublicKey | None:
         return next((key for key in self.keys(role) if key.key_id == key_id), None)
 
-    def roles_of(self, key_id: str) -> tuple[str, ...]:
-        return tuple(role for role in ROLES if self.find(role, key_id) is not None)
-
 
 def _load_all(folders: Iterable[Path], role: str) -> Iterable[PublicKey]:
     return dict.fromkeys(_load_public(path) for folder in folders for path in _files_of(folder, role))

@@ -69,5 +69,5 @@ def compile_sampling() -> None:
     logits = np.zeros(2, np.float32)
     plain = SamplingParams(temperature=1.0)
     for params in (plain, replace(plain, top_p=0.5), replace(plain, top_k=1, top_p=0.5, min_p=0.1)):
-        Sampler(params, 0, (), frozenset(), 2).sample(logits, 0)
+        Sampler(params, 0, (), frozenset()).sample(logits, 0)
     logprobs_of(Row.of(logits), 0, 1)

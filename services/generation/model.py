@@ -62,7 +62,6 @@ def load_model(
     *,
     context_length: int | None = None,
     cache_bytes: int | None = None,
-    threads: int | None = None,
     adapters: Mapping[str, Path] | None = None,
 ) -> Model:
     """Load, probe, measure: seconds, on the calling thread. Raises TargetError."""

@@ -68,7 +68,7 @@ async def _loaded(settings: GenerationSettings, load: LoadTarget) -> Model:
         _log.info("loading %s", settings.model)
         return await asyncio.to_thread(
             load_model, settings.model, load, context_length=settings.context_length, cache_bytes=settings.cache_bytes,
-            threads=settings.threads, adapters=settings.adapters,
+            adapters=settings.adapters,
         )  # fmt: skip
     except TargetError as error:
         raise CannotStart(f"cannot serve {settings.model}: {error}") from error

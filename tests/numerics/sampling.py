@@ -117,7 +117,7 @@ class EngineSampling:
         position: int,
     ) -> int:  # fmt: skip
         prompt, output, ends = texts
-        sampler = Sampler(params, choice, prompt, frozenset(ends), len(logits))
+        sampler = Sampler(params, choice, prompt, frozenset(ends))
         for token in output:
             sampler.accept(token)
         return sampler.sample(logits, position)

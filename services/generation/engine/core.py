@@ -113,7 +113,7 @@ class EngineCore:
             raise InvalidRequest("adapter", f"{request.adapter!r} is not loaded; loaded: {list(self._adapters)}")
         self._waiting.check(request.tenant)
         decoder = self._new_decoder(request.prompt)
-        sequence = Sequence(request, sink, decoder, config.eos_token_ids, config.vocab_size, self._clock(), self.totals)
+        sequence = Sequence(request, sink, decoder, config.eos_token_ids, self._clock(), self.totals)
         self._waiting.add(sequence)
 
     def cancel(self, request_id: str) -> None:

@@ -31,7 +31,6 @@ class Sequence:
         sink: Sink,
         decoder: TokenDecoder,
         eos_token_ids: tuple[int, ...],
-        vocab_size: int,
         now: float,
         totals: Counts,
     ) -> None:
@@ -48,7 +47,7 @@ class Sequence:
         self._stop_ids = frozenset(params.stop_token_ids)
         self.ends = end_ids(params, eos_token_ids)
         masks = () if request.grammar is None else (GrammarMask(request.grammar, self.ends),)
-        self._sampler = Sampler(params, request.choice, request.prompt, self.ends, vocab_size, *masks)
+        self._sampler = Sampler(params, request.choice, request.prompt, self.ends, *masks)
         self._text = TextStream(decoder, params.stop)
         self._digest = StreamDigest()
         self._margins: list[float] = []

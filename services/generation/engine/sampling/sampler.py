@@ -24,9 +24,13 @@ class Sampler:
     """
 
     def __init__(
-        self, params: SamplingParams, choice: int, prompt: Sequence[int], end_ids: frozenset[int], vocab_size: int,
+        self,
+        params: SamplingParams,
+        choice: int,
+        prompt: Sequence[int],
+        end_ids: frozenset[int],
         *last: LogitsProcessor,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """`last`: processors beside those that `params` ask for, after them."""
         self._params = params
         self._choice = choice

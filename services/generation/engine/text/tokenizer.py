@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from functools import cached_property
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -123,11 +122,6 @@ class Tokenizer:
     def decode_all(self, token_ids: Sequence[int]) -> str:
         """As `decode`, with the text of special tokens."""
         return str(self._fast.decode(list(token_ids), skip_special_tokens=False))
-
-    def decode_turns(self, token_ids: Sequence[int]) -> str:
-        """As `decode`, with a line's end where special tokens stand: chat templates set turns apart by them."""
-        runs = groupby(token_ids, key=self._special.__contains__)
-        return "\n".join(self.decode(list(run)) for special, run in runs if not special)
 
     def stream(self, prompt: Sequence[int] = ()) -> StreamDecoder:
         """A decoder for one new sequence, which goes on after `prompt`."""

@@ -272,7 +272,7 @@ def test_a_coupled_head_with_the_targets_logits_draws_the_targets_token(
     said_logits[drafter._pass.vocabulary.draft_ids[end]] = 20.0 if sampling.min_tokens else -20.0
     logits = np.full(384, -100.0, np.float32)
     logits[ids] = said_logits
-    sampler = Sampler(sampling, 2, prompt, frozenset((end, *drafter._ends)), 384)
+    sampler = Sampler(sampling, 2, prompt, frozenset((end, *drafter._ends)))
     for token in output:
         sampler.accept(token)
     tokens, shares = said(drafter, draft, said_logits, position, [*prompt, *output])

@@ -23,7 +23,7 @@ VOCAB = 16
 
 
 def sampler(params: SamplingParams, prompt: Sequence[int] = (), ends: frozenset[int] = frozenset()) -> Sampler:
-    return Sampler(params, 0, prompt, ends, VOCAB)
+    return Sampler(params, 0, prompt, ends)
 
 
 def row(seed: int = 0, spread: float = 1.5) -> np.ndarray:
@@ -64,7 +64,7 @@ def test_seed_choice_and_position_each_change_the_draw() -> None:
     base = [sampler(SamplingParams(temperature=1.0, seed=1)).sample(logits, p) for p in range(60)]
     again = [sampler(SamplingParams(temperature=1.0, seed=1)).sample(logits, p) for p in range(60)]
     other_seed = [sampler(SamplingParams(temperature=1.0, seed=2)).sample(logits, p) for p in range(60)]
-    other_choice = Sampler(SamplingParams(temperature=1.0, seed=1), 1, (), frozenset(), VOCAB)
+    other_choice = Sampler(SamplingParams(temperature=1.0, seed=1), 1, (), frozenset())
     assert base == again
     assert base != other_seed
     assert base != [other_choice.sample(logits, p) for p in range(60)]

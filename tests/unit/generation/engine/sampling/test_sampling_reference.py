@@ -70,7 +70,7 @@ def test_the_token_is_that_of_the_reference(
     allowed = None if allowed is None else {token % size for token in allowed}
     masks = () if allowed is None else (Mask(allowed, size),)
     processors = LogitsProcessors(params, prompt, frozenset(ends), None, *masks)
-    sampler = Sampler(params, choice, prompt, frozenset(ends), size, *masks)
+    sampler = Sampler(params, choice, prompt, frozenset(ends), *masks)
     for token in output:
         processors.accept(token)
         sampler.accept(token)
@@ -109,6 +109,6 @@ def test_log_probabilities_are_those_of_the_reference(logits: NDArray[np.float32
 )
 def test_a_whole_vocabulary(params: SamplingParams) -> None:
     logits = (np.random.default_rng(0).standard_normal(20_000) * 3).astype(np.float32)
-    sampler = Sampler(params, 1, (), frozenset(), len(logits))
+    sampler = Sampler(params, 1, (), frozenset())
     for position in range(3):
         assert sampler.sample(logits, position) == reference.sample(logits.tolist(), params, 1, position)

@@ -83,9 +83,3 @@ def test_a_prompt_is_neither_cut_nor_padded_whatever_the_file_says(tmp_path: Pat
     cutting.enable_truncation(2)
     padding.enable_padding(length=9)
     assert saved(cutting, tmp_path / "cutting").encode("abab") == saved(padding, tmp_path / "padding").encode("abab")
-
-
-def test_turns_are_set_apart_where_special_tokens_stand(tokenizer: Tokenizer) -> None:
-    assert tokenizer.decode_turns([BEGIN, A, A, BEGIN, BEGIN, THE]) == "aa\nthe"
-    assert tokenizer.decode_turns([A, BEGIN]) == "a"
-    assert tokenizer.decode_turns([]) == ""

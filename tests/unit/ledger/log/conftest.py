@@ -1,0 +1,29 @@
+"""An empty store and guard, and a sequencer over the store."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from ledger.log.sequencer import Sequencer
+from tests.unit.ledger.log.memory_guard import MemoryGuard
+from tests.unit.ledger.log.memory_store import MemoryEntryStore
+from tests.unit.ledger.log.sequencing import open_sequencer
+
+
+@pytest.fixture
+def store() -> MemoryEntryStore:
+    return MemoryEntryStore()
+
+
+@pytest.fixture
+def guard() -> MemoryGuard:
+    return MemoryGuard()
+
+
+@pytest.fixture
+def sequencer(store: MemoryEntryStore) -> Iterator[Sequencer]:
+    sequencer = open_sequencer(store)
+    yield sequencer
+    sequencer.close()

@@ -67,8 +67,7 @@ class DatastoreBuilder:
             CorpusInvalid: there is no text.
             TargetError: the base's directory is not one whose token embeddings can be read.
         """
-        if os.path.lexists(out):
-            raise BuildFailed(f"{out} stands already; choose another --out or remove it")
+        check_out(out)
         folder = out.with_name(f".{out.name}.partial")
         try:
             shutil.rmtree(folder, ignore_errors=True)
@@ -125,6 +124,12 @@ class DatastoreBuilder:
         )
         (folder / NAME).write_bytes(manifest.to_bytes())
         return manifest
+
+
+def check_out(out: Path) -> None:
+    """Raises BuildFailed where something is there."""
+    if os.path.lexists(out):
+        raise BuildFailed(f"{out} stands already; choose another --out or remove it")
 
 
 def _token_weights(counts: NDArray[np.int64]) -> Float32:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from html.parser import HTMLParser
+from itertools import chain
 from pathlib import Path
 
 from services.datastores.errors import CorpusInvalid
@@ -79,6 +80,16 @@ def read_documents(
             skipped(file)
             continue
         yield from _documents(file, text)
+
+
+def with_text(documents: Iterator[Document]) -> Iterator[Document]:
+    """The same documents, once one of them has text. Raises CorpusInvalid where none has."""
+    read = []
+    for document in documents:
+        read.append(document)
+        if document.text:
+            return chain(read, documents)
+    raise CorpusInvalid("the corpus holds no text; name files with text in them")
 
 
 def _text(data: bytes) -> str:

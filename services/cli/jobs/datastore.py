@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
-from tokenizers import Tokenizer as FastTokenizer
 
 from services.cli.exits import Failed, Missing, UsageError, VerificationFailed
 from services.cli.output import talk
-from services.datastores.builder import BuildParameters, BuildProgress, DatastoreBuilder
-from services.datastores.documents import find_files, read_documents
+from services.datastores.builder import BuildParameters, BuildProgress, DatastoreBuilder, check_out
+from services.datastores.documents import find_files, read_documents, with_text
 from services.datastores.errors import BuildFailed, CorpusInvalid
 from services.datastores.tokenising import fast_tokenizer
 from services.generation.drafting.retrieval.embedders.models import Models
@@ -52,12 +52,15 @@ def build(
     """Build with progress bars on stderr. Imports torch only if passages go through layers or another model."""
     skipped: list[Path] = []
     with _explained():
+        check_out(out)
         files = find_files(paths, exclude)
-        tokenizer = fast_tokenizer(base)
-        models = _models(base, tokenizer, parameters, embedder)
+        documents = with_text(read_documents(files, paths, skipped.append))
+        models = _models(base, parameters, embedder)
+        tokenizer = fast_tokenizer(base)  # takes seconds: what can be refused was refused before
+        models = replace(models, tokenizer=tokenizer)
         builder = DatastoreBuilder(base, tokenizer, tokenizer_cid(base), parameters, models)
         with _progress(files) as progress:
-            manifest = builder.build(read_documents(files, paths, skipped.append), out, progress)
+            manifest = builder.build(documents, out, progress)
     if skipped:
         talk().print(f"{len(skipped):,} files are not UTF-8 text and were left out, {skipped[0]} among them")
     return manifest
@@ -79,12 +82,12 @@ def _progress(files: list[Path]) -> Iterator[BuildProgress]:
         yield BuildProgress(lambda done: bars.update(reading, advance=done), embedded)
 
 
-def _models(base: Path, tokenizer: FastTokenizer, parameters: BuildParameters, embedder: Path | None) -> Models:
+def _models(base: Path, parameters: BuildParameters, embedder: Path | None) -> Models:
     """The models that embed the passages, loaded. Raises UsageError if the base has no such layer."""
     if embedder is not None:
         if parameters.layer:
             raise UsageError("--embedding-layer is a layer of the base; leave it out with --embedder")
-        return Models(base, sentences=SentenceModel.load(embedder), tokenizer=tokenizer)
+        return Models(base, sentences=SentenceModel.load(embedder))
     if not parameters.layer:
         return Models(base)
     from services.generation.target.config import read_config

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,18 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def texts(tmp_path: Path) -> Path:
-    folder = tmp_path / "texts"
+    return written(tmp_path / "texts")
+
+
+@pytest.fixture(scope="module")
+def store(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built once; a test that changes it takes a copy."""
+    folder = tmp_path_factory.mktemp("built")
+    built(written(folder / "texts"), base, folder / "store")
+    return folder / "store"
+
+
+def written(folder: Path) -> Path:
     folder.mkdir()
     (folder / "one.txt").write_text(TEXT)
     (folder / "two.md").write_text(TEXT * 3)
@@ -71,6 +83,17 @@ def test_passages_may_be_embedded_by_a_layer_or_by_another_model(base: Path, tex
         assert corpus("search", tmp_path / store, "one receipt", "--base", base)[0] == 0
 
 
+@pytest.fixture
+def no_tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A refusal comes before the tokenizer is loaded, which takes seconds."""
+
+    def loaded(directory: Path) -> None:
+        raise AssertionError(f"the tokenizer of {directory} is loaded")
+
+    monkeypatch.setattr("services.cli.jobs.datastore.fast_tokenizer", loaded)
+
+
+@pytest.mark.usefixtures("no_tokenizer")
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
@@ -89,6 +112,7 @@ def test_flags_that_make_no_datastore_are_usage_errors(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["texts"]
 
 
+@pytest.mark.usefixtures("no_tokenizer")
 @pytest.mark.parametrize(
     ("name", "data", "named", "said"),
     [
@@ -111,6 +135,7 @@ def test_a_corpus_that_is_none_is_named_and_leaves_nothing(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["texts"]
 
 
+@pytest.mark.usefixtures("no_tokenizer")
 def test_what_stands_at_out_is_left_alone(base: Path, texts: Path, tmp_path: Path) -> None:
     (tmp_path / "store").write_text("mine")
     code, _, talk = corpus("build", texts, "--base", base, "--out", tmp_path / "store")
@@ -120,23 +145,22 @@ def test_what_stands_at_out_is_left_alone(base: Path, texts: Path, tmp_path: Pat
 
 
 @pytest.mark.parametrize("damage", ["cut", "changed", "absent"])
-def test_a_damaged_shard_fails_verification_by_its_name(base: Path, texts: Path, tmp_path: Path, damage: str) -> None:
-    built(texts, base, tmp_path / "store")
-    shard = tmp_path / "store" / "tokens-00000.npy"
+def test_a_damaged_shard_fails_verification_by_its_name(store: Path, tmp_path: Path, damage: str) -> None:
+    damaged = shutil.copytree(store, tmp_path / "store")
+    shard = damaged / "tokens-00000.npy"
     data = shard.read_bytes()
     if damage == "absent":
         shard.unlink()
     else:
         shard.write_bytes(data[:-2] if damage == "cut" else data[:-2] + bytes([data[-2] ^ 1, data[-1]]))
-    code, printed, talk = corpus("verify", tmp_path / "store")
+    code, printed, talk = corpus("verify", damaged)
     assert (code, printed) == (3, "")
     assert "tokens-00000.npy" in talk
 
 
-def test_another_tokenizers_store_is_refused_by_name(base: Path, texts: Path, tmp_path: Path) -> None:
-    built(texts, base, tmp_path / "store")
+def test_another_tokenizers_store_is_refused_by_name(base: Path, store: Path, tmp_path: Path) -> None:
     other = make_tiny_model(tmp_path / "other", vocab=300)
-    code, _, talk = corpus("search", tmp_path / "store", "one", "--base", other)
+    code, _, talk = corpus("search", store, "one", "--base", other)
     assert code == 2
     assert tokenizer_cid(base) in talk
     assert tokenizer_cid(other) in talk

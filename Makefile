@@ -35,7 +35,7 @@ beside = log=$$(mktemp) && { $(1) >$$log 2>&1 & first=$$!; $(2); second=$$?; wai
 PYTEST := $(BIN)/python -m pytest
 
 test: lint ## lint, then the whole test suite, in two halves beside each other
-	@$(call beside,$(PYTEST) tests --ignore=tests/unit,$(PYTEST) tests/unit)
+	@$(call beside,$(PYTEST) tests --ignore=tests/unit --ignore=tests/e2e,$(PYTEST) tests/unit tests/e2e)
 
 FAST   := $(PYTEST) -q -m 'not slow' --hypothesis-profile=fast
 HALF   := tests/unit/generation/engine tests/unit/generation/drafting tests/unit/cli

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from services.cli.jobs.running.supervisor import NotReady, Plan, ServiceDied, StopRequested, Supervisor
+from tests.e2e.command import children, is_running, until
 
 PATIENCE = 60.0
 
@@ -98,3 +101,21 @@ def test_a_signal_ends_the_waiting(tmp_path: Path, supervisor: Supervisor, numbe
         with pytest.raises(StopRequested, match=number.name):
             supervisor.wait()
     supervisor.stop(PATIENCE)
+
+
+def test_services_do_not_outlive_a_supervisor_that_is_killed(tmp_path: Path) -> None:
+    supervising = f"""
+import signal
+from pathlib import Path
+from tests.integration.cli.test_supervisor import PATIENCE, Lines, Supervisor, plan
+supervisor = Supervisor(Lines())
+supervisor.start(plan(Path({str(tmp_path)!r}), "one"), PATIENCE)
+print(flush=True)
+signal.pause()
+"""
+    with subprocess.Popen([sys.executable, "-c", supervising], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        (service,) = children(process)
+        process.kill()
+    until(lambda: not is_running(service))

@@ -52,9 +52,9 @@ def kscore(
     from services.cli.views.kscores import scores_json, scores_view
     from services.client.registry import RegistryClient
 
-    keys, worn = home.trusted, scoring.adapters_in(adapters or [])
+    keys, adapted = home.trusted, scoring.adapters_in(adapters or [])
     folder = fetching.local_folder(head, keys, registry, ledger, home.data_dir / "heads")
-    loaded = scoring.loaded(scoring.Plan(folder, model, worn, files, limit, max_tokens))
+    loaded = scoring.loaded(scoring.Plan(folder, model, adapted, files, limit, max_tokens))
     if record:
         us = Publisher.load(home.key("publisher", key), keys, passphrase_file=key_passphrase_file)
         with RegistryClient.connect(registry) as client, us.explaining():

@@ -94,9 +94,9 @@ def loaded(plan: Plan) -> Loaded:
 
 def measured(on: Loaded) -> list[Scored]:
     """Scores for the bare base first, then for every adapter. Raises Failed."""
-    worn: list[tuple[str | None, str | None]] = [(None, None)]
-    worn += [(adapter.name, adapter.cid) for adapter in on.target.adapters]
-    return [Scored(name, _score(on, name, cid)) for name, cid in worn]
+    adapted: list[tuple[str | None, str | None]] = [(None, None)]
+    adapted += [(adapter.name, adapter.cid) for adapter in on.target.adapters]
+    return [Scored(name, _score(on, name, cid)) for name, cid in adapted]
 
 
 def recorded(scored: Sequence[Scored], registry: RegistryClient, key: Signer) -> list[Scored]:

@@ -41,7 +41,7 @@ def measure() -> dict[str, dict[str, float]]:
 def _of(spread: float) -> dict[str, float]:
     rng = np.random.default_rng(0)
     times: dict[str, list[float]] = {name: [] for name in CASES}
-    samplers = {name: Sampler(params, 0, _PROMPT, frozenset(), VOCABULARY) for name, params in CASES.items()}
+    samplers = {name: Sampler(params, 0, _PROMPT, frozenset()) for name, params in CASES.items()}
     for position in range(_ROUNDS):
         logits = (spread * rng.standard_normal(VOCABULARY)).astype(np.float32)
         for name, sampler in samplers.items():

@@ -1,14 +1,31 @@
-"""Random messages of any type: fields set or not, numbers at their edges, texts and bytes of no meaning."""
+"""Random messages to every RPC: fields set or not, numbers at their edges, texts and bytes of no meaning."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any
 
 import grpc
-from google.protobuf.descriptor import FieldDescriptor, MethodDescriptor
+from google.protobuf.descriptor import FieldDescriptor, MethodDescriptor, ServiceDescriptor
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
+from grpc_health.v1 import health_pb2
+from grpc_reflection.v1alpha import reflection_pb2
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
+
+from kolm.telemetry.v1 import telemetry_pb2
+
+EVERYWHERE: list[ServiceDescriptor] = [
+    telemetry_pb2.DESCRIPTOR.services_by_name["TelemetryService"],
+    health_pb2.DESCRIPTOR.services_by_name["Health"],
+    reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"],
+]
+"""What every gRPC server answers beside its own services."""
+
+_BUGS = ("INTERNAL", "UNKNOWN", "DATA_LOSS")
+_CALLS = 20
+_STREAM_SECONDS = 0.3  # a stream may go on for ever
 
 _F = FieldDescriptor
 _EDGES = (0, 1, -1, 2, 7, 1000, 2**31 - 1, -(2**31), 2**32 - 1, 2**63 - 1, -(2**63), 2**64 - 1)
@@ -26,7 +43,7 @@ _TEXTS = (
 _BYTES = (b"", b"{}", b"\xff" * 33, bytes(32), b'{"payload":"e30=","payloadType":"x","signatures":[]}')
 
 
-def random_message(kind: type[Message], random: Random, depth: int = 3) -> Message:
+def _random_message(kind: type[Message], random: Random, depth: int = 3) -> Message:
     message = kind()
     for field in kind.DESCRIPTOR.fields:
         if random.random() < 0.4 or (field.message_type and depth == 0):
@@ -47,7 +64,7 @@ def random_message(kind: type[Message], random: Random, depth: int = 3) -> Messa
 
 def _value(field: FieldDescriptor, random: Random, depth: int) -> Any:
     if field.message_type:
-        return random_message(GetMessageClass(field.message_type), random, depth - 1)
+        return _random_message(GetMessageClass(field.message_type), random, depth - 1)
     if field.cpp_type == _F.CPPTYPE_STRING:
         return random.choice(_TEXTS if field.type == _F.TYPE_STRING else _BYTES)
     if field.cpp_type == _F.CPPTYPE_BOOL:
@@ -62,7 +79,32 @@ def _value(field: FieldDescriptor, random: Random, depth: int) -> Any:
     return random.choice([edge for edge in _EDGES if low <= edge <= high])
 
 
-def answer_to(channel: Any, method: MethodDescriptor, requests: list[bytes], seconds: float) -> grpc.StatusCode:
+def flood(
+    address: str,
+    *services: ServiceDescriptor,
+    seconds: float = 30.0,
+    changed: Callable[[Message], Message] = lambda message: message,
+) -> None:
+    """Twenty calls of every RPC, of these services and of EVERYWHERE; of a quarter the messages are cut short.
+
+    A call ends after `seconds`, one whose answer is a stream after 0.3. Raises AssertionError where an answer is a bug,
+    or where the server has more services.
+    """
+    random = Random(1)
+    flooded = (*services, *EVERYWHERE)
+    with grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]) as channel:
+        listed = ProtoReflectionDescriptorDatabase(channel).get_services()
+        assert set(listed) == {service.full_name for service in flooded}
+        for method in (method for service in flooded for method in service.methods):
+            kind = GetMessageClass(method.input_type)
+            for number in range(_CALLS):
+                whole = [changed(_random_message(kind, random)).SerializeToString() for _ in range(3)]
+                sent = [data[: len(data) // 2] for data in whole] if number % 4 == 3 else whole
+                code = _answer_to(channel, method, sent, _STREAM_SECONDS if method.server_streaming else seconds)
+                assert code.name not in _BUGS, (method.full_name, sent)
+
+
+def _answer_to(channel: Any, method: MethodDescriptor, requests: Sequence[bytes], seconds: float) -> grpc.StatusCode:
     """The status of one call; of a server's stream that does not end, DEADLINE_EXCEEDED or CANCELLED."""
     path = f"/{method.containing_service.full_name}/{method.name}"
     sent: Any = iter(requests) if method.client_streaming else requests[0]

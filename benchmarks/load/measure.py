@@ -19,7 +19,7 @@ from services.client import LedgerClient, Runtime
 _CALLERS = (1, 4, 16, 64)
 _LEAST_REQUESTS = 16
 _TLS_CALLERS = 8
-_TLS_TURNS = 3
+_TLS_TURNS = 6
 _SOAK_CALLERS = 8
 _LEDGER_SECONDS = 60.0  # until the last receipt is there
 _FLAGS = ("--no-prefix-caching",)
@@ -126,20 +126,26 @@ def _complete(stack: Stack, runs: list[Seen]) -> bool:
 
 
 def _with_and_without_tls(plain: Stack, secure: Stack, methods: list[str], turns: int) -> dict[str, Any]:
-    """Turn by turn, each time in another order."""
-    asked: list[Asked] = requests(2 * _TLS_CALLERS, methods)
+    """Turns of plain, TLS, TLS, plain. Each run of plain over the other one of its turn says how far chance goes."""
+    asked: list[Asked] = requests(4 * _TLS_CALLERS, methods)
     runs: dict[str, list[Seen]] = {"plain": [], "tls": []}
-    for turn in range(turns):
-        order = [("plain", plain), ("tls", secure)]
-        for name, stack in order if turn % 2 == 0 else reversed(order):
+    for _ in range(turns):
+        for name, stack in (("plain", plain), ("tls", secure), ("tls", secure), ("plain", plain)):
             runs[name].append(asyncio.run(serve(stack, asked, _TLS_CALLERS, off=True)))
-    ratios = [_rate(tls) / _rate(bare) for bare, tls in zip(runs["plain"], runs["tls"], strict=True)]
+    pairs = {name: list(zip(found[::2], found[1::2], strict=True)) for name, found in runs.items()}
+    ratios = [_together(tls) / _together(bare) for bare, tls in zip(pairs["plain"], pairs["tls"], strict=True)]
     return {
         "callers": _TLS_CALLERS,
         **{name: figures(found) for name, found in runs.items()},
         "over plain": round(median(ratios), 3),
         "turns": [round(ratio, 3) for ratio in ratios],
+        "plain over itself": [round(_rate(last) / _rate(first), 3) for first, last in pairs["plain"]],
     }
+
+
+def _together(pair: tuple[Seen, Seen]) -> float:
+    """The rate of two runs of the same requests."""
+    return sum(seen.tokens for seen in pair) / sum(seen.seconds for seen in pair)
 
 
 def _soak(stack: Stack, methods: list[str], minutes: float) -> dict[str, Any]:

@@ -64,6 +64,9 @@ def test_a_width_dependent_target_is_found_halted_refused_and_served_again_after
 
     own = kolm.json("replay", str(saved), f"--model={model}", code=3)
     assert (own["outcome"], own["deviation"]["position"]) == ("DEVIATION", deviation["position"])
+    exported = tmp_path / "exported.json"
+    assert kolm("receipts", "export", bad["receipt"]["receipt_id"], str(exported)).returncode == 0
+    assert kolm.json("replay", str(exported), f"--model={model}", code=3)["deviation"] == own["deviation"]
     assert kolm("ledger", "export", str(bundle)).returncode == 0
     report = json.loads(kolm("verify", str(bundle), "--json").stdout)
     assert (report["outcomes"]["DEVIATION"], report["kinds"]["halt"]) == (1, 1)

@@ -17,7 +17,7 @@ def status(
     json: options.Json = False,
 ) -> None:
     """Show servers, model, halts, receipts on their way, log and audit. Exit code 5 if a server does not serve, 3 if a
-    promise does not hold: profile unproven, halts open, deviations, overdue verdicts, refused receipts.
+    promise does not hold: profile unproven, halts open, deviations, overdue verdicts, refused receipts, a fork.
     """
     from services.cli.jobs.running.stack import read_stack
     from services.cli.output import answer

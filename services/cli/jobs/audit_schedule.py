@@ -6,10 +6,14 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
+from sqlalchemy import make_url
+
 from services.auditor.errors import ScheduleError
 from services.auditor.schedule.database import open_database, sqlite_url
 from services.auditor.schedule.sql import SqlSchedule
-from services.cli.exits import Failed, UsageError
+from services.cli.exits import Failed, Missing, UsageError
+
+_ELSEWHERE = "name it with --schedule, or the --data-dir of the auditor; one in a container is asked there"
 
 
 def schedule_url(named: str | None, data_dir: Path) -> str:
@@ -21,9 +25,12 @@ def schedule_url(named: str | None, data_dir: Path) -> str:
 
 @contextmanager
 def open_schedule(url: str) -> Iterator[SqlSchedule]:
-    """Raises Failed if the database cannot be opened."""
+    """Raises Missing for a file that is not there, Failed if the database cannot be opened."""
+    parsed = make_url(url)
+    if parsed.drivername == "sqlite" and not Path(parsed.database or "").is_file():
+        raise Missing(f"there is no auditor's schedule at {parsed.database}", _ELSEWHERE)
     try:
         with closing(SqlSchedule(open_database(url))) as schedule:
             yield schedule
     except ScheduleError as error:
-        raise Failed(str(error), "name it with --schedule, or the --data-dir of `kolm up`") from error
+        raise Failed(str(error), _ELSEWHERE) from error

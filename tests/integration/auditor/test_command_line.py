@@ -76,7 +76,6 @@ def test_a_verdict_that_never_came_is_overdue_and_exits_with_3(deployment: Deplo
 
 
 def test_what_was_given_up_is_shown_and_can_be_tried_afresh(deployment: Deployment, kolm: Kolm) -> None:
-    assert kolm("audit", "jobs") == (0, [])
     schedule = SqlSchedule(open_database(sqlite_url(deployment.trusted.parent / "auditor.sqlite3")), max_attempts=1)
     lease = schedule.lease([4])
     assert lease is not None

@@ -13,6 +13,7 @@ import pytest
 
 from services.auditor.promise import Terms
 from services.client.channel import Connection
+from tests.fuzzing import flood
 from tests.integration.auditor.deployment import Deployment
 
 PATIENCE = 60.0
@@ -47,6 +48,12 @@ def test_it_serves_health_and_stops_cleanly_also_while_ledger_and_generation_are
         assert process.wait(PATIENCE) == 0
         assert process.stderr is not None
         assert "auditor stopped" in process.stderr.read()
+
+
+def test_random_messages_are_answered_or_refused(tmp_path: Path) -> None:
+    with auditor_process(tmp_path, "--ledger=127.0.0.1:1", "--by-server", "--generation=127.0.0.1:1") as process:
+        flood(address_of(process))
+        assert process.poll() is None
 
 
 def test_a_stop_in_the_middle_of_a_replay_writes_no_verdict(tmp_path: Path, deployment: Deployment) -> None:

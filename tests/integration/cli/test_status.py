@@ -56,6 +56,17 @@ def test_the_exit_code_says_what_is_wrong() -> None:
     assert (away.exit_code, "does not answer, or is stopping" in away.stdout) == (5, True)
 
 
+def test_a_server_that_says_not_serving_is_asked_why_and_a_fork_is_said() -> None:
+    with serving(mount(ScriptedGeneration())) as served:
+        metrics = Metrics(served.registry)
+        metrics.read("kolm_ledger_takes_entries", lambda: 0)
+        metrics.read("kolm_ledger_witness_silent", lambda: {("a",): 2, ("b",): 1})
+        served.on_loop(lambda: served.server.set_serving("", False))
+        shown = RUNNER.invoke(app, ["status", *flags(served)])
+    problem = "✗ the ledger cannot write, 1 witnesses saw another history of the log"
+    assert (shown.exit_code, problem in shown.stdout) == (5, True), shown.stdout
+
+
 def test_top_writes_a_short_line_for_each_look_into_a_pipe_and_objects_for_programs() -> None:
     with serving(mount(ScriptedGeneration())) as served:
         export(served.registry)

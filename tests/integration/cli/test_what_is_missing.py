@@ -21,6 +21,8 @@ def kolm(*words: object) -> tuple[int, str]:
         ("verify", "{}", "--trusted", "{keys}"),
         ("ledger", "verify", "--database", "{}", "--trusted", "{keys}"),
         ("ledger", "fsck", "--database", "{}", "--trusted", "{keys}"),
+        ("audit", "jobs", "--data-dir", "{}"),
+        ("audit", "jobs", "--schedule", "sqlite:///{}"),
         ("corpus", "show", "{}"),
         ("corpus", "verify", "{}"),
         ("corpus", "search", "{}", "text"),

@@ -228,6 +228,21 @@ def test_what_has_replicas_is_drained_one_by_one() -> None:
         assert budget["selector"] == WORKLOADS[name]["spec"]["selector"]
 
 
+@pytest.mark.parametrize("folder", OVERLAYS, ids=lambda folder: folder.name)
+def test_servers_divide_quotas_by_the_number_that_an_overlay_runs(folder: Path) -> None:
+    overlay = yaml.safe_load((folder / "kustomization.yaml").read_text("utf-8"))
+    replicas = {one["name"]: one["count"] for one in overlay["replicas"]}
+    patched = [
+        variable["value"]
+        for patch in map(yaml.safe_load, (one["patch"] for one in overlay["patches"]))
+        if isinstance(patch, dict) and patch["metadata"]["name"] == "generation"
+        for container in patch["spec"]["template"]["spec"]["containers"]
+        for variable in container["env"]
+        if variable["name"] == "KOLM_GENERATION_QUOTA_SERVERS"
+    ]
+    assert patched == [str(replicas["generation"])]
+
+
 def test_manifests_are_those_of_kubernetes() -> None:
     for document in BASE:
         kubernetes_validate.validate(document, "1.35", strict=True)

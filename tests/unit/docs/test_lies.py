@@ -1,4 +1,4 @@
-"""The README's table of lies: each row names a test that exists."""
+"""The tables of lies and of attacks: each row names a test that exists."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ ROOT = Path(__file__).parents[3]
 HEADING = "| an operator who |"
 
 
-def rows(document: str) -> dict[str, str]:
-    """The table of lies in a document: the lie, and the rest of its row."""
-    table = (ROOT / document).read_text("utf-8").partition(HEADING)[2].partition("\n\n")[0]
+def rows(document: str, heading: str = HEADING) -> dict[str, str]:
+    """The table of lies in a document, or another: what was tried, and the rest of its row."""
+    table = (ROOT / document).read_text("utf-8").partition(heading)[2].partition("\n\n")[0]
     return dict(line.removeprefix("| ").split(" | ", 1) for line in table.splitlines()[2:])
 
 
@@ -22,9 +22,12 @@ def test_every_lie_of_the_readme_is_told_in_a_test() -> None:
     assert rows("README.md").keys() == rows("docs/guarantees.md").keys() != set()
 
 
-@pytest.mark.parametrize("lie", rows("docs/guarantees.md"))
-def test_the_test_of_a_lie_exists(lie: str) -> None:
-    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", rows("docs/guarantees.md")[lie])
+ATTACKS = rows("docs/security.md", "| tried |")
+
+
+@pytest.mark.parametrize("row", [*rows("docs/guarantees.md").values(), *ATTACKS.values()])
+def test_the_test_of_a_lie_or_an_attack_exists(row: str) -> None:
+    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", row)
     assert named
     for path, name in named:
         tree = ast.parse((ROOT / path).read_text("utf-8"))

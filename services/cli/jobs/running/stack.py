@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from services.client.channel import Connection
-from services.client.errors import KolmError
+from services.client.errors import DeadlineExceeded, KolmError, Unavailable
 from services.client.model_info import ModelInfo
 from services.client.runtime import Runtime
 from services.client.telemetry import Samples, read_metrics
@@ -62,9 +62,15 @@ class Stack:
             (ledger.total("kolm_ledger_open_halts"), "halts open"),
             (auditor.total("kolm_auditor_obligations", state="overdue"), "verdicts overdue"),
             (self.of("generation").total("kolm_outbox_refused"), "receipts refused by the ledger"),
+            (_accusers(ledger), "witnesses saw another history of the log"),
         )
         unproven = () if self.model is None or self.model.probe_passed else ("numerics profile unproven",)
-        return (*unproven, *(f"{count:.0f} {what}" for count, what in counts if count))
+        stuck = ("the ledger cannot write",) if 0 in ledger.by("kolm_ledger_takes_entries", "").values() else ()
+        return (*unproven, *stuck, *(f"{count:.0f} {what}" for count, what in counts if count))
+
+
+def _accusers(ledger: Samples) -> int:
+    return list(ledger.by("kolm_ledger_witness_silent", "witness").values()).count(2)
 
 
 def read_stack(addresses: Mapping[str, str]) -> Stack:
@@ -77,11 +83,13 @@ def read_stack(addresses: Mapping[str, str]) -> Stack:
 def _read(name: str, address: str) -> Server:
     with closing(Connection(address)) as connection:
         try:
-            if not connection.serving(timeout=_SECONDS):
-                return Server(name, address, False, problem="does not answer, or is stopping")
-            return Server(name, address, True, read_metrics(connection, _SECONDS), read_at=time.monotonic())
+            serving = connection.serving(timeout=_SECONDS)
+            samples = read_metrics(connection, _SECONDS)
+        except (Unavailable, DeadlineExceeded):
+            return Server(name, address, False, problem="does not answer, or is stopping")
         except KolmError as error:
-            return Server(name, address, True, problem=error.message)
+            return Server(name, address, serving, problem=error.message)
+        return Server(name, address, serving, samples, read_at=time.monotonic())
 
 
 def _model(address: str) -> ModelInfo | None:

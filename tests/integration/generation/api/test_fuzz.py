@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from random import Random
 
-import grpc
 from google.protobuf.message import Message
-from google.protobuf.message_factory import GetMessageClass
 from smg_grpc_proto.generated import vllm_engine_pb2
 from tritonclient.grpc import service_pb2
 
 from kolm.generation.v1 import generation_pb2
-from tests.fuzzing import answer_to, random_message
+from tests.fuzzing import flood
 from tests.integration.generation.deployment import Deployment, asking
 
 SERVICES = [
@@ -21,28 +18,17 @@ SERVICES = [
     service_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"],
 ]
 MODEL = "tiny"
-EACH = 16
 SECONDS = 0.3  # for a call whose message means something: it may ask for many tokens
 
 
 async def test_random_messages_are_answered_or_refused_and_no_receipt_is_lost(deployment: Deployment) -> None:
     stub = await deployment.start_generation(model_name=MODEL, kserve=True, vllm_engine=True)
     before = (await stub.Generate(asking(max_tokens=8))).choices[0].token_ids
-    await asyncio.to_thread(flood, deployment.generation_address)
+    address = deployment.generation_address
+    await asyncio.to_thread(flood, address, *SERVICES, seconds=SECONDS, changed=of_our_model)
     after = (await stub.Generate(asking(max_tokens=8))).choices[0]
     assert after.token_ids == before
     assert after.receipt.receipt_id
-
-
-def flood(address: str) -> None:
-    random = Random("generation")
-    with grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]) as channel:
-        for method in (method for service in SERVICES for method in service.methods):
-            kind = GetMessageClass(method.input_type)
-            for _ in range(EACH):
-                requests = [of_our_model(random_message(kind, random)).SerializeToString() for _ in range(3)]
-                code = answer_to(channel, method, requests, SECONDS)
-                assert code.name not in ("INTERNAL", "UNKNOWN", "DATA_LOSS"), (method.full_name, requests)
 
 
 def of_our_model(message: Message) -> Message:

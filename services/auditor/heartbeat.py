@@ -41,6 +41,6 @@ class Heartbeat:
         while not self._done.wait(self._seconds):
             try:
                 if not self._schedule.renew(self._lease):
-                    return  # whoever holds it now examines it; we ask once more before anything is written
+                    return  # its new holder examines it; we ask once more before anything is written
             except ScheduleError as error:
                 _log.warning("cannot renew the lease on entry %d: %s", self._lease.receipt_index, error)

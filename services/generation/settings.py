@@ -121,12 +121,12 @@ class GenerationSettings(RpcServerSettings):
     )
     cache_dtype: Literal["float32", "bfloat16"] | None = Field(
         None,
-        description="What keys and values are kept in on the CPU; bfloat16 takes half the memory and is another "
+        description="Type of the cached keys and values on the CPU; bfloat16 takes half the memory and is another "
         "profile. Default: float32.",
     )
     arithmetic: Literal["float32", "int8"] | None = Field(
         None,
-        description="What linear layers with quantised weights (GGUF) compute in on the CPU; int8 rounds their inputs, "
+        description="Arithmetic of linear layers with quantised weights (GGUF) on the CPU; int8 rounds their inputs, "
         "is faster, and is another profile. Default: float32.",
     )
     context_length: int | None = Field(
@@ -153,7 +153,7 @@ class GenerationSettings(RpcServerSettings):
     max_waiting: int = Field(256, ge=1, description="Sequences of one tenant that may wait beyond those.")
     quota: tuple[_Quota, ...] = Field(
         (),
-        description="What a tenant may take, may be repeated: requests in flight (one of n choices counts n), tokens "
+        description="Quota of a tenant, may be repeated: requests in flight (one of n choices counts n), tokens "
         "of prompts and outputs a minute, bytes of content that the ledger keeps; a number each, or unlimited. The "
         "tenant * is every one, but for what its own quota says. Default: unlimited.",
     )
@@ -172,7 +172,7 @@ class GenerationSettings(RpcServerSettings):
     )
     verify: Literal["sampled", "inline"] = Field("sampled", description="When a request does not say.")
     on_halt: Literal["refuse", "off"] = Field(
-        "refuse", description="What becomes of requests for a halted method: refused, or served with speculation off."
+        "refuse", description="Requests for a halted method: refused, or served with speculation off."
     )
     halt_poll_seconds: float = Field(1.0, gt=0, description="How often the ledger is asked for halts.")
     halt_lease_seconds: float = Field(

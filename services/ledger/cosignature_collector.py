@@ -25,7 +25,7 @@ Post = Callable[[str, bytes], tuple[int, bytes]]
 
 
 class CosignatureCollector:
-    """Asks the witnesses of a policy. On one event loop; what blocks runs on threads."""
+    """Asks the witnesses of a policy. On one event loop; blocking calls run on threads."""
 
     def __init__(
         self, reader: LedgerReader, policy: Policy, notes: CosignatureStore, post: Post, interval: float

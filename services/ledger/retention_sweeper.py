@@ -27,7 +27,7 @@ class RetainedContents(Protocol):
 
 
 class RetentionSweeper:
-    """On one event loop; what blocks runs on threads. A crash between two entries leaves the rest to the next sweep."""
+    """On one event loop; blocking calls on threads. A crash between two entries leaves the rest to the next sweep."""
 
     def __init__(
         self,

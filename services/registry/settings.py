@@ -45,7 +45,7 @@ class RegistrySettings(RpcServerSettings):
     disk_reserve: Size = Field(
         1 << 30,
         validate_default=True,
-        description="What uploads leave free of the disk; one that would not is refused.",
+        description="Space of the disk that uploads leave free; one that would not is refused.",
     )
     upload_days: float = Field(7.0, gt=0, description="After how long an upload that was left is forgotten.")
 

@@ -173,7 +173,7 @@ class DeadlineExceeded(KolmError):
 
 
 class Aborted(KolmError):
-    """The server gives a call up; what it did so far stands."""
+    """The server gives a call up; its effects so far stand."""
 
     code = grpc.StatusCode.ABORTED
 

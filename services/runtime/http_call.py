@@ -17,7 +17,7 @@ _MOST_BYTES = 64 * 1024
 
 @dataclass(frozen=True, slots=True)
 class HttpAnswer:
-    """The answer to a call; of its body, what was asked for at most."""
+    """The answer to a call; of its body at most as much as was asked for."""
 
     status: int
     body: bytes

@@ -78,7 +78,7 @@ class ServerSettings(BaseSettings):
     ready_file: Path | None = Field(None, description="Written with host:port once the server accepts calls.")
     principals: Path | None = Field(
         None,
-        description="Who may call, and what: the file that `kolm tokens create` writes. Without it, nobody but callers "
+        description="The principals: the file that `kolm tokens create` writes. Without it, nobody but callers "
         "from this machine, who may generate for the default tenant.",
     )
     token_file: Path | None = Field(

@@ -15,7 +15,7 @@ class WitnessSettings(ServerSettings):
     model_config = settings_config("witness")
 
     listen: Address = Field("127.0.0.1:50055", description="host:port to serve HTTP on; port 0 takes a free one.")
-    data_dir: Path = Field(description="What the witness must never forget: witness.sqlite3, and its key.")
+    data_dir: Path = Field(description="The witness's memory, witness.sqlite3, and its key. It must never be lost.")
     name: str = Field("kolm.local/witness", description="The name of the witness in its cosignatures.")
     key_file: Path | None = Field(
         None,

@@ -34,7 +34,7 @@ def report_json(report: Report) -> dict[str, Any]:
 
 
 def report_view(report: Report) -> RenderableType:
-    """The checklist, what the log holds, and the verdict on it."""
+    """The checklist, the log's contents, and the verdict on it."""
     checklist = table("", "check", "")
     for check in report.checks:
         detail = "" if check.passed is False else check.detail

@@ -17,7 +17,7 @@ from services.cli.output import MARKS, OUTCOME_STYLES, facts, table
 
 
 def stack_json(stack: Stack) -> dict[str, Any]:
-    """For programs; what a server that does not answer would say is 0."""
+    """For programs; figures of a server that does not answer are 0."""
     generation, ledger, auditor = (stack.of(name) for name in ("generation", "ledger", "auditor"))
     return {
         "serving": stack.serving,

@@ -115,7 +115,7 @@ class Sequence:
             self._end("cancelled", None)
 
     def fail(self, error: str) -> None:
-        """End with an error; what was emitted so far stays."""
+        """End with an error; tokens emitted so far stay."""
         self._end("error", None)
         self._error = error
 

@@ -73,7 +73,7 @@ class Database:
 
 
 def lock_blobs(connection: Connection, *, alone: bool) -> None:
-    """For the rest of the transaction, whoever removes blobs is alone; others are together with their like.
+    """For the rest of the transaction, a remover of blobs is alone; others are together with their like.
 
     SQLite has one writer, who is alone anyway.
     """

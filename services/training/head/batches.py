@@ -20,7 +20,7 @@ _POOL = 1024  # answers that are sorted by length before they are cut into passe
 
 @dataclass(frozen=True, eq=False)
 class Passes:
-    """An endless row of passes; what the n-th one holds depends on the answers and the seed alone."""
+    """An endless row of passes; the n-th one depends on the answers and the seed alone."""
 
     answers: Sequence[Answer]
     starts: int  # in a pass at most, padding counted; a longer answer is a pass of its own

@@ -1,1 +1,1 @@
-"""Follows a log: where it is read from, what is remembered of it, whom findings are told to."""
+"""Follows a log: its source, the memory of it, and the receivers of findings."""

@@ -37,8 +37,8 @@ def token_file(data_dir: Path, name: str) -> Path:
 def make_own_principals(data_dir: Path) -> None:
     """Make the tokens that are missing, as well as those that are no longer valid. Everything else there stays.
 
-    At first callers on this machine get in without a token, and may generate for the default tenant; whoever revokes
-    that has it revoked. Raises PrincipalsError, OSError.
+    At first callers on this machine get in without a token, and may generate for the default tenant; a person may
+    revoke that for good. Raises PrincipalsError, OSError.
     """
     file, now = principals_file(data_dir), datetime.now(UTC)
     first = not file.exists()

@@ -30,7 +30,7 @@ _GPT4O = (
 
 @dataclass(frozen=True, slots=True)
 class Splitting:
-    """`expressions` apply one after the other; what each matches is a word, and so is what lies between."""
+    """`expressions` apply one after the other; each match is a word, and so is the text between two."""
 
     expressions: tuple[str, ...]
     whole_words: bool = False  # a word that is in the vocabulary is a token, whatever the merges would make of it

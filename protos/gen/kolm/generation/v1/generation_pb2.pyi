@@ -120,7 +120,7 @@ class GenerateRequest(_message.Message):
     adapter: _builtins.str
     """Adapter to apply to the base, by name or cid. Default: none. Unknown: NOT_FOUND."""
     workload: _speculation_pb2.Workload.ValueType
-    """What the caller says about its traffic; only the policy of method "auto" reads it."""
+    """The caller's word about its traffic; only the policy of method "auto" reads it."""
     nonce: _builtins.str
     """The caller's own, 1 to 128 printable ASCII characters; goes into the promise and the receipt. Empty: none."""
     prediction: _builtins.str
@@ -205,7 +205,7 @@ class ChatMessages(_message.Message):
 
     @_builtins.property
     def tools(self) -> _containers.RepeatedCompositeFieldContainer[Global___Tool]:
-        """What the model may call. It is told of them, unless tool_choice is NONE. At most 128."""
+        """The tools that the model may call. It is told of them, unless tool_choice is NONE. At most 128."""
 
     @_builtins.property
     def allowed_tools(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -243,7 +243,7 @@ class Tool(_message.Message):
     name: _builtins.str
     """1 to 64 letters, digits, "_", "-" and "."; no two are equal."""
     description: _builtins.str
-    """What it does, for the model."""
+    """Its purpose, for the model."""
     parameters: _builtins.str
     """The JSON schema of its arguments, an object, as JSON. Empty: no arguments are described."""
     strict: _builtins.bool
@@ -274,7 +274,7 @@ class ToolCall(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     ARGUMENTS_FIELD_NUMBER: _builtins.int
     id: _builtins.str
-    """What the tool's message refers to it by."""
+    """The name by which the tool's message refers to it."""
     name: _builtins.str
     """The tool's name."""
     arguments: _builtins.str
@@ -351,7 +351,7 @@ class Message(_message.Message):
     """The call that a tool's turn answers. Empty: none."""
     @_builtins.property
     def tool_calls(self) -> _containers.RepeatedCompositeFieldContainer[Global___ToolCall]:
-        """What an assistant's turn called."""
+        """The calls of an assistant's turn."""
 
     def __init__(
         self,
@@ -413,11 +413,11 @@ class GenerateResponse(_message.Message):
 
     @_builtins.property
     def metrics(self) -> _speculation_pb2.SpeculationMetrics:
-        """What speculation did, all choices together."""
+        """Counts of speculation, all choices together."""
 
     @_builtins.property
     def resolved(self) -> Global___Resolved:
-        """What the request was resolved to."""
+        """The request with all defaults filled in."""
 
     def __init__(
         self,
@@ -474,7 +474,7 @@ class Choice(_message.Message):
 
     @_builtins.property
     def metrics(self) -> _speculation_pb2.SpeculationMetrics:
-        """What speculation did for this choice."""
+        """Counts of speculation for this choice."""
 
     def __init__(
         self,
@@ -857,7 +857,7 @@ class Finished(_message.Message):
 
     @_builtins.property
     def metrics(self) -> _speculation_pb2.SpeculationMetrics:
-        """What speculation did for this choice."""
+        """Counts of speculation for this choice."""
 
     @_builtins.property
     def receipt(self) -> Global___Receipt:
@@ -1105,10 +1105,10 @@ class DraftMethod(_message.Message):
     name: _builtins.str
     """Its name in SpecDecodeConfig.method."""
     meaning: _builtins.str
-    """What it is, in a line."""
+    """Its meaning, in a line."""
     @_builtins.property
     def parameters(self) -> _containers.RepeatedCompositeFieldContainer[Global___Parameter]:
-        """What SpecDecodeConfig.parameters may set for it."""
+        """The parameters that SpecDecodeConfig.parameters may set for it."""
 
     def __init__(
         self,
@@ -1138,7 +1138,7 @@ class Parameter(_message.Message):
     name: _builtins.str
     """Its name in SpecDecodeConfig.parameters."""
     meaning: _builtins.str
-    """What it is."""
+    """Its meaning."""
     least: _builtins.int
     """The smallest value."""
     most: _builtins.int

@@ -107,7 +107,7 @@ class SamplingParams(_message.Message):
 
     @_builtins.property
     def structured_outputs(self) -> Global___StructuredOutputs:
-        """What every output has to look like. It says where an output may end, so min_tokens cannot stand beside it.
+        """The constraint on every output. It says where an output may end, so min_tokens cannot stand beside it.
         Absent: nothing in particular.
         """
 
@@ -194,8 +194,8 @@ Global___SamplingParams: _TypeAlias = SamplingParams  # noqa: Y015
 @_typing.final
 class StructuredOutputs(_message.Message):
     """StructuredOutputs is a constraint on the output; exactly one. The receipt commits to its text, salted, and names the
-    library that decides which tokens it allows. What does not compile is INVALID_ARGUMENT and names the place. Text of any
-    kind has at most 262,144 characters.
+    library that decides which tokens it allows. A constraint that does not compile is INVALID_ARGUMENT and names the
+    place. Text of any kind has at most 262,144 characters.
     """
 
     DESCRIPTOR: _descriptor.Descriptor

@@ -115,7 +115,7 @@ class SpecDecodeConfig(_message.Message):
     """"auto", "off" or a method of the server (GetModelInfoResponse.draft_methods): "eagle3", "lookahead", "rest", "draft",
     "suffix".
     Default "auto", the server's policy decides, or "eagle3" where eagle_head is given.
-    Unknown names are INVALID_ARGUMENT. What ran is in Resolved.method and in the receipt's spec_decode.method.
+    Unknown names are INVALID_ARGUMENT. The method that ran is in Resolved.method and in the receipt's spec_decode.method.
     """
     eagle_head: _builtins.str
     """The EAGLE-3 head: "cidv1:sha256:<64 hex>", "name@sha256:<hex prefix>" or "name". Only with eagle3. Default: the first

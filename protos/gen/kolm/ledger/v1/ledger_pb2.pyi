@@ -67,7 +67,9 @@ class AppendEntryRequest(_message.Message):
     """The caller's span (W3C Trace Context, `traceparent`), for traces only: neither kept nor hashed. Empty: none."""
     @_builtins.property
     def content(self) -> _documents_pb2.Content:
-        """What a receipt commits to, kept beside the log and erasable. Only with a receipt; checked against its commitments."""
+        """The content that a receipt commits to, kept beside the log and erasable. Only with a receipt; checked against
+        its commitments.
+        """
 
     def __init__(
         self,
@@ -338,7 +340,7 @@ class GetReceiptResponse(_message.Message):
     CHECKPOINT_FIELD_NUMBER: _builtins.int
     INCLUSION_PROOF_FIELD_NUMBER: _builtins.int
     content_state: Global___ContentState.ValueType
-    """What became of its content, whether it was asked for or not."""
+    """The state of its content, whether it was asked for or not."""
     erasure_index: _builtins.int
     """Index of the erasure; set where content_state is CONTENT_STATE_ERASED."""
     checkpoint: _builtins.bytes
@@ -425,7 +427,7 @@ class ListReceiptsRequest(_message.Message):
     profile_cid: _builtins.str
     """Exact numerics profile."""
     outcome: _documents_pb2.Outcome.ValueType
-    """What the newest verdict on it says; OUTCOME_UNSPECIFIED is any."""
+    """The outcome of the newest verdict on it; OUTCOME_UNSPECIFIED is any."""
     prove_complete: _builtins.bool
     """Show that nothing was left out: the page then covers a whole range of indexes and brings the entries in it that do not
     match, too. page_size counts all entries of the range. Not together with outcome, which is not part of a receipt.
@@ -934,8 +936,8 @@ class GetTileResponse(_message.Message):
 
     HASHES_FIELD_NUMBER: _builtins.int
     hashes: _builtins.bytes
-    """The tile's hashes under the newest signed checkpoint, one after another: 1 to 256 of them, 32 bytes each. What is there
-    never changes; a tile with fewer than 256 grows.
+    """The tile's hashes under the newest signed checkpoint, one after another: 1 to 256 of them, 32 bytes each. They
+    never change; a tile with fewer than 256 grows.
     """
     def __init__(
         self,

@@ -599,7 +599,7 @@ class CollectBlobsResponse(_message.Message):
 
     @_builtins.property
     def summary(self) -> Global___CollectionSummary:
-        """What else was found; in the last message, and only there."""
+        """Other findings; in the last message, and only there."""
 
     def __init__(
         self,

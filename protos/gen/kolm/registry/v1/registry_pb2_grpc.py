@@ -153,8 +153,8 @@ class RegistryServiceServicer:
 
     def UploadBlob(self, request_iterator, context):
         """UploadBlob takes one blob: a start, then data in order. Nothing is visible before all of it is there and its digest
-        holds. What has arrived stays when the call breaks off: ask FindMissingBlobs and go on from there. A newer upload of
-        the same blob takes over from an older one, which gets ABORTED, reason UPLOAD_TAKEN_OVER, with RetryInfo.
+        holds. The bytes that have arrived stay when the call breaks off: ask FindMissingBlobs and go on from there. A newer
+        upload of the same blob takes over from an older one, which gets ABORTED, reason UPLOAD_TAKEN_OVER, with RetryInfo.
         INVALID_ARGUMENT, reason BLOB_TOO_LARGE, before any data; FAILED_PRECONDITION, reason OFFSET_MISMATCH with
         committed_size in the metadata; INVALID_ARGUMENT, reason DIGEST_MISMATCH, and the upload starts over;
         RESOURCE_EXHAUSTED, reason DISK_FULL.

@@ -65,8 +65,8 @@ class RegistryServiceStub:
     """FindMissingBlobs says which of some blobs are not there, and how much of each an interrupted upload left."""
     UploadBlob: _grpc.StreamUnaryMultiCallable[_registry_pb2.UploadBlobRequest, _registry_pb2.UploadBlobResponse]
     """UploadBlob takes one blob: a start, then data in order. Nothing is visible before all of it is there and its digest
-    holds. What has arrived stays when the call breaks off: ask FindMissingBlobs and go on from there. A newer upload of
-    the same blob takes over from an older one, which gets ABORTED, reason UPLOAD_TAKEN_OVER, with RetryInfo.
+    holds. The bytes that have arrived stay when the call breaks off: ask FindMissingBlobs and go on from there. A newer
+    upload of the same blob takes over from an older one, which gets ABORTED, reason UPLOAD_TAKEN_OVER, with RetryInfo.
     INVALID_ARGUMENT, reason BLOB_TOO_LARGE, before any data; FAILED_PRECONDITION, reason OFFSET_MISMATCH with
     committed_size in the metadata; INVALID_ARGUMENT, reason DIGEST_MISMATCH, and the upload starts over;
     RESOURCE_EXHAUSTED, reason DISK_FULL.
@@ -118,8 +118,8 @@ class RegistryServiceAsyncStub(RegistryServiceStub):
     """FindMissingBlobs says which of some blobs are not there, and how much of each an interrupted upload left."""
     UploadBlob: _aio.StreamUnaryMultiCallable[_registry_pb2.UploadBlobRequest, _registry_pb2.UploadBlobResponse]  # type: ignore[assignment]
     """UploadBlob takes one blob: a start, then data in order. Nothing is visible before all of it is there and its digest
-    holds. What has arrived stays when the call breaks off: ask FindMissingBlobs and go on from there. A newer upload of
-    the same blob takes over from an older one, which gets ABORTED, reason UPLOAD_TAKEN_OVER, with RetryInfo.
+    holds. The bytes that have arrived stay when the call breaks off: ask FindMissingBlobs and go on from there. A newer
+    upload of the same blob takes over from an older one, which gets ABORTED, reason UPLOAD_TAKEN_OVER, with RetryInfo.
     INVALID_ARGUMENT, reason BLOB_TOO_LARGE, before any data; FAILED_PRECONDITION, reason OFFSET_MISMATCH with
     committed_size in the metadata; INVALID_ARGUMENT, reason DIGEST_MISMATCH, and the upload starts over;
     RESOURCE_EXHAUSTED, reason DISK_FULL.
@@ -216,8 +216,8 @@ class RegistryServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_registry_pb2.UploadBlobResponse, _abc.Awaitable[_registry_pb2.UploadBlobResponse]]:
         """UploadBlob takes one blob: a start, then data in order. Nothing is visible before all of it is there and its digest
-        holds. What has arrived stays when the call breaks off: ask FindMissingBlobs and go on from there. A newer upload of
-        the same blob takes over from an older one, which gets ABORTED, reason UPLOAD_TAKEN_OVER, with RetryInfo.
+        holds. The bytes that have arrived stay when the call breaks off: ask FindMissingBlobs and go on from there. A newer
+        upload of the same blob takes over from an older one, which gets ABORTED, reason UPLOAD_TAKEN_OVER, with RetryInfo.
         INVALID_ARGUMENT, reason BLOB_TOO_LARGE, before any data; FAILED_PRECONDITION, reason OFFSET_MISMATCH with
         committed_size in the metadata; INVALID_ARGUMENT, reason DIGEST_MISMATCH, and the upload starts over;
         RESOURCE_EXHAUSTED, reason DISK_FULL.

@@ -239,7 +239,7 @@ class BundleChecks:
         if self._folded is None or self._folded.content_problem is not None:
             raise NotReached
         receipts = receipts_in(self._bundle, {turn.receipt_id for turn in transcript.turns})
-        return check_transcript(transcript, receipts, self._trust.read_transcript)
+        return check_transcript(transcript, receipts, self._trust.reader)
 
     def _replayable(self) -> str:
         return check_unreplayable(self._passed(RULES + 1), self._trust)

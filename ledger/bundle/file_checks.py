@@ -19,7 +19,7 @@ from ledger.keys.envelope import Envelope
 from ledger.tree.entry import Entry, entry_hash
 from ledger.tree.merkle import leaf_hash
 
-FORM, CANONICAL, SIGNED, CONTENT = 1, 6, 8, 12
+CANONICAL, SIGNED, CONTENT = 6, 8, 12
 """Numbers of `verification.CHECKS`."""
 
 
@@ -67,10 +67,12 @@ def check_file(job: FileCheck) -> CheckedFile:
         if not 1 <= len(lines) <= ENTRIES_PER_FILE:
             raise FormatError(f"entries/{job.name}.jsonl", f"expected 1 to {ENTRIES_PER_FILE} entries")
     except LedgerError as error:
-        return CheckedFile((), problem=(FORM, str(error)))
+        return CheckedFile((), problem=(CANONICAL, str(error)))
     entries = tuple(_check_line(data, f"{job.name}.jsonl line {at}", job.keys) for at, data in enumerate(lines, 1))
     if entries[0].problem is None and entries[0].index != int(job.name):
-        return CheckedFile(entries, problem=(FORM, f"entries/{job.name}.jsonl begins with entry {entries[0].index}"))
+        return CheckedFile(
+            entries, problem=(CANONICAL, f"entries/{job.name}.jsonl begins with entry {entries[0].index}")
+        )
     if not job.with_content:
         return CheckedFile(entries)
     try:

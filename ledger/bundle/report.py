@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from itertools import chain
 
 from ledger.audit.log_verification import Check
 from ledger.audit.obligation import Completeness
 from ledger.bundle.layout import BundleManifest
 from ledger.bundle.promises import JudgedPromise
-from ledger.bundle.transcript import TranscriptReader
+from ledger.bundle.skipped import NOT_REACHED
+from ledger.bundle.text_check import TextReader
 from ledger.documents.halt import HaltState
 from ledger.keys.trusted_keys import TrustedKeys
 from ledger.tree.checkpoint import Checkpoint
@@ -29,7 +31,7 @@ class Trust:
     the verifier got at some other time: the bundle must extend them. `as_of` is when owed replays are counted; None is
     the latest time that log, witnesses and timestamps name. `check_timestamp` None leaves timestamps unchecked.
     `now` is the verifier's clock: nothing in the log can have been signed later. None asks the witnesses alone.
-    `read_transcript` None leaves the texts of a conversation uncompared. `max_unreplayable` is how many receipts may
+    `reader` None leaves the texts of a conversation uncompared. `max_unreplayable` is how many receipts may
     have UNREPLAYABLE as their newest verdict, `max_age` how long ago witnesses may have cosigned the checkpoint; None
     sets no limit. `promises` are those that servers gave the verifier before answers, in form.
     """
@@ -40,7 +42,7 @@ class Trust:
     as_of: datetime | None = None
     check_timestamp: TimestampCheck | None = None
     now: datetime | None = None
-    read_transcript: TranscriptReader | None = None
+    reader: TextReader | None = None
     max_unreplayable: int | None = None
     max_age: timedelta | None = None
     promises: tuple[bytes, ...] = ()
@@ -75,7 +77,10 @@ class BundleReport:
 
     @property
     def problem(self) -> str | None:
-        return next((check.detail for check in self.checks if check.passed is False), None)
+        """A check that was not reached is none that passed: it is the problem where none has failed."""
+        failed = (check.detail for check in self.checks if check.passed is False)
+        unreached = (f"check {check.number} was not reached" for check in self.checks if check.detail == NOT_REACHED)
+        return next(chain(failed, unreached), None)
 
     @property
     def ok(self) -> bool:

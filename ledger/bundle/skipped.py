@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+NOT_REACHED = "not reached"
+"""What a report says of a check that another one has kept from its work."""
+
 
 class NothingToCheck(Exception):
     """The message says why."""

@@ -1,38 +1,21 @@
 """A conversation as a bundle's `transcript.json`: what was asked, what was answered, and which receipt is about it.
 
 A claim like every file of a bundle. Receipts commit to token ids, so that holding the texts against them takes the
-tokenizer of the model, which the verifier brings (`TranscriptReader`).
+tokenizer of the model, which the verifier brings (`ledger.bundle.text_check.TextReader`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
+from ledger.documents import sent
 from ledger.encoding.canonical import canonical, parse
 from ledger.encoding.fields import Fields
 from ledger.errors import FormatError
 
 _LONGEST_TEXT = 16 * 2**20
 """Characters; four times what the generation service takes as a prompt."""
-
-
-class TranscriptReader(Protocol):
-    """The verifier's tokenizer. Its methods raise LedgerError where it cannot read what it is given."""
-
-    @property
-    def tokenizer_cid(self) -> str:
-        """As receipts name it."""
-        ...
-
-    def prompt(self, messages: Sequence[tuple[str, str]]) -> list[int]:
-        """The prompt that the model's chat template makes of (role, content) pairs."""
-        ...
-
-    def text(self, prompt_token_ids: Sequence[int], output_token_ids: Sequence[int]) -> str:
-        """The text of an output after its prompt, without special tokens."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,13 +63,13 @@ class Transcript:
     system: str | None
     turns: tuple[Turn, ...]
 
-    def messages(self, at: int) -> list[tuple[str, str]]:
-        """The messages sent to the model for turn `at`: (role, content), the question last."""
+    def messages(self, at: int) -> list[sent.Turn]:
+        """The messages sent to the model for turn `at`, the question last."""
         turn = self.turns[at]
         first = [] if self.system is None else [("system", self.system)]
         for earlier in self.turns[at - turn.remembered : at]:
             first += [("user", earlier.question), ("assistant", earlier.answer)]
-        return [*first, ("user", turn.question)]
+        return [sent.sent_turn(role, content) for role, content in (*first, ("user", turn.question))]
 
     def to_bytes(self) -> bytes:
         turns = [turn.to_document() for turn in self.turns]

@@ -8,7 +8,8 @@ from pathlib import PurePosixPath
 from ledger.bundle.folder import BundleFolder
 from ledger.bundle.lines import ContentLine, split_lines
 from ledger.bundle.skipped import NothingToCheck
-from ledger.bundle.transcript import Transcript, TranscriptReader, Turn
+from ledger.bundle.text_check import TextReader, another_tokenizer, is_answer, is_prompt
+from ledger.bundle.transcript import Transcript
 from ledger.documents.content import Content
 from ledger.documents.receipt import Receipt
 from ledger.documents.signed_document import read_document
@@ -40,7 +41,7 @@ def _contents(bundle: BundleFolder, name: str) -> Mapping[int, Content]:
     return {read.index: read.content for read in map(ContentLine.from_bytes, split_lines(bundle.read(path), path))}
 
 
-def check_transcript(transcript: Transcript, receipts: Receipts, reader: TranscriptReader | None) -> str:
+def check_transcript(transcript: Transcript, receipts: Receipts, reader: TextReader | None) -> str:
     """Hold every turn against its receipt and its content, which have been checked; returns the finding in words.
 
     Raises ProofError for a difference, NothingToCheck without a reader or all content, and what the reader raises.
@@ -62,21 +63,11 @@ def check_transcript(transcript: Transcript, receipts: Receipts, reader: Transcr
     return f"{count} turns: every prompt is the conversation before it, every answer the output"
 
 
-def _check_turn(transcript: Transcript, at: int, receipt: Receipt, content: Content, reader: TranscriptReader) -> None:
+def _check_turn(transcript: Transcript, at: int, receipt: Receipt, content: Content, reader: TextReader) -> None:
     turn, name = transcript.turns[at], f"turn {at + 1}"
-    if receipt.tokenizer_cid != reader.tokenizer_cid:
-        raise ProofError(f"{name}: was read by the tokenizer {receipt.tokenizer_cid}, yours is {reader.tokenizer_cid}")
-    if tuple(reader.prompt(transcript.messages(at))) != content.prompt_token_ids:
+    if (problem := another_tokenizer(receipt, reader)) is not None:
+        raise ProofError(f"{name}: {problem}")
+    if not is_prompt(content, transcript.messages(at), reader):
         raise ProofError(f"{name}: the receipt is about another prompt than the conversation up to here")
-    stop = receipt.output.stop_reason
-    by_token = receipt.output.finish_reason == "stop" and not isinstance(stop, str)  # the last one, which has no text
-    ids = content.output_token_ids[:-1] if by_token else content.output_token_ids
-    if not _is_answer(turn, reader.text(content.prompt_token_ids, ids), stop):
+    if not is_answer(receipt, content, turn.answer, reader, interrupted=turn.interrupted):
         raise ProofError(f"{name}: the receipt is about another answer")
-
-
-def _is_answer(turn: Turn, text: str, stop_reason: str | int | None) -> bool:
-    """Whether `text`, that of the whole output, was shown as the turn's answer. A stop string is not shown."""
-    if turn.interrupted:
-        return text.startswith(turn.answer)
-    return text.startswith(turn.answer + stop_reason) if isinstance(stop_reason, str) else text == turn.answer

@@ -12,7 +12,7 @@ from ledger.bundle.checks import BundleChecks
 from ledger.bundle.evidence import CheckFiles
 from ledger.bundle.folder import BundleFolder
 from ledger.bundle.report import BundleReport, Trust
-from ledger.bundle.skipped import NothingToCheck, NotReached
+from ledger.bundle.skipped import NOT_REACHED, NothingToCheck, NotReached
 from ledger.errors import LedgerError
 
 CHECKS = (
@@ -58,6 +58,6 @@ def _attempt(number: int, step: Callable[[], str], *, blocked: bool) -> Check:
     except NothingToCheck as reason:
         return Check(number, title, None, str(reason))
     except NotReached:
-        return Check(number, title, None, "not reached")
+        return Check(number, title, None, NOT_REACHED)
     except LedgerError as error:
         return Check(number, title, False, str(error))

@@ -33,6 +33,8 @@ def follow(
     while not stop.is_set():
         try:
             _pass(auditor, stop, on_examined, on_read)
+            if away:
+                _log.info("going on: nothing has to be waited for any more")
             away = False
         except Interrupted:
             return

@@ -9,6 +9,7 @@ from typing import Self
 
 from services.auditor.errors import ScheduleError
 from services.auditor.schedule.schedule import Lease, Schedule
+from services.runtime.outage import Outage
 
 _log = logging.getLogger(__name__)
 
@@ -38,9 +39,8 @@ class Heartbeat:
         self._thread.join()
 
     def _beat(self) -> None:
+        outage = Outage(_log, f"renew the lease on entry {self._lease.receipt_index}", ScheduleError)
         while not self._done.wait(self._seconds):
-            try:
+            with outage:
                 if not self._schedule.renew(self._lease):
                     return  # its new holder examines it; we ask once more before anything is written
-            except ScheduleError as error:
-                _log.warning("cannot renew the lease on entry %d: %s", self._lease.receipt_index, error)

@@ -17,6 +17,7 @@ from ledger.log.reader import LedgerReader
 from ledger.witness.add_checkpoint import AddCheckpoint, read_size
 from ledger.witness.cosignature_store import CosignatureStore
 from ledger.witness.tlog_policy import Policy, PolicyWitness
+from services.runtime.outage import Outage
 
 _log = logging.getLogger(__name__)
 
@@ -42,11 +43,10 @@ class CosignatureCollector:
 
     async def run(self) -> None:
         """Collect for ever. Run as a task."""
+        outage = Outage(_log, "collect cosignatures", LedgerError, OSError, bugs=True)
         while True:
-            try:
+            with outage:
                 await self.round()
-            except Exception:  # the ledger goes on after any error, and so does the next round
-                _log.exception("a round of cosignatures failed")
             await asyncio.sleep(self._interval)
 
     def lags(self) -> dict[str, int]:

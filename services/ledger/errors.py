@@ -13,11 +13,11 @@ from ledger.errors import (
     FormatError,
     LedgerError,
     NotFound,
-    NotWritten,
     ProofError,
     SignatureError,
     SignerUnavailable,
     Stopped,
+    StoreDamaged,
     StoreError,
 )
 from services.runtime import errors
@@ -52,13 +52,13 @@ def to_kolm_error(error: LedgerError, resource: str, name: str) -> errors.KolmEr
         case ChainError():
             _log.error("the log contradicts itself", exc_info=error)
             return errors.DataLoss(f"the log contradicts itself: {error}")
-        case NotWritten():  # the sequencer logs a database that fails, and one that works again, once
-            return _store_failed()
         case SignerUnavailable():
             _log.error("the log's key cannot be reached: %s", error)
             return errors.Unavailable("the log's signing key cannot be reached; send it again", reason="SIGNER_AWAY")
-        case StoreError():
-            _log.error("the store failed", exc_info=error)
+        case StoreDamaged():
+            _log.error("the database is damaged", exc_info=error)
+            return _store_failed()
+        case StoreError():  # logged by who writes and by who reads, as it begins and as it ends
             return _store_failed()
         case _:
             _log.error("unexpected ledger error", exc_info=error)

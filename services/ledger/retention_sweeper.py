@@ -12,6 +12,7 @@ from typing import Protocol
 from ledger.documents.retention import Expiry, Retention, in_force, own_tenants
 from ledger.encoding.timestamp import timestamp
 from ledger.errors import LedgerError
+from services.runtime.outage import Outage
 
 _log = logging.getLogger(__name__)
 
@@ -44,13 +45,10 @@ class RetentionSweeper:
 
     async def run(self) -> None:
         """Sweep for ever. Run as a task."""
+        outage = Outage(_log, "erase contents whose time is over", LedgerError, bugs=True)
         while True:
-            try:
+            with outage:
                 await self.sweep()
-            except LedgerError as error:
-                _log.warning("contents that are over could not be erased, the next sweep tries again: %s", error)
-            except Exception:  # the ledger goes on after any error, and so does the next sweep
-                _log.exception("a sweep of contents that are over failed")
             await asyncio.sleep(self._interval)
 
     async def sweep(self) -> int:

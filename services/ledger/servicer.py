@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import aclosing
@@ -16,6 +17,7 @@ from kolm.ledger.v1 import ledger_pb2
 from kolm.ledger.v1.ledger_pb2_grpc import LedgerServiceServicer
 from ledger.documents.erasure import Erasure
 from ledger.documents.signed_document import Document, kind_of, sign_document
+from ledger.errors import StoreError
 from ledger.keys.signer import Signer
 from ledger.keys.trusted_keys import TrustedKeys
 from ledger.log.reader import LedgerReader
@@ -33,6 +35,9 @@ from services.ledger.sight import whole_log
 from services.ledger.wakeups import Growth
 from services.runtime.access.caller import caller
 from services.runtime.errors import InvalidArgument, Unavailable
+from services.runtime.outage import Outage
+
+_log = logging.getLogger(__name__)
 
 SERVICE = "kolm.ledger.v1.LedgerService"
 
@@ -66,6 +71,7 @@ class LedgerServicer(LedgerServiceServicer):
         self._growth = Growth()
         self._intake = Intake(sequencer, self._growth)
         self._streams: set[EntryStream] = set()
+        self._unreadable = Outage(_log, "read the database")
         self._closing = False
 
     @property
@@ -242,7 +248,13 @@ class LedgerServicer(LedgerServiceServicer):
         """`read(*arguments)` on a worker thread; `resource` and `name` are for the error where it is not there."""
         here = copy_context()  # with the caller
         with ledger_errors(resource, str(name)):
-            return await asyncio.get_running_loop().run_in_executor(threads, partial(here.run, read, *arguments))
+            try:
+                value = await asyncio.get_running_loop().run_in_executor(threads, partial(here.run, read, *arguments))
+            except StoreError as error:
+                self._unreadable.failed(error)
+                raise
+            self._unreadable.works()
+            return value
 
 
 def _watched_kinds(request: ledger_pb2.WatchEntriesRequest) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from ledger.errors import LedgerError
 from ledger.keys.note import Note
 from ledger.log.reader import LedgerReader
 from ledger.witness.cosignature_store import CosignatureStore
+from services.runtime.outage import Outage
 
 _log = logging.getLogger(__name__)
 
@@ -18,7 +19,7 @@ Post = Callable[[bytes, str], tuple[int, bytes]]
 
 
 class TimestampCollector:
-    """Asks one authority. In the background: an authority that is away costs a log line."""
+    """Asks one authority. In the background: an authority that is away costs a log line, and one when it is back."""
 
     def __init__(self, reader: LedgerReader, notes: CosignatureStore, post: Post, interval: float) -> None:
         self._reader = reader
@@ -26,26 +27,21 @@ class TimestampCollector:
         self._post = post
         self._interval = interval
         self._stamped = -1
+        self._outage = Outage(_log, "have checkpoints timestamped", LedgerError, OSError, bugs=True)
 
     async def run(self) -> None:
         """Stamp for ever. Run as a task."""
         while True:
-            try:
-                await self.stamp()
-            except Exception:  # the ledger goes on after any error, and so does the next attempt
-                _log.exception("no timestamp")
+            await self.stamp()
             await asyncio.sleep(self._interval)
 
     async def stamp(self) -> None:
-        """Stamp the newest checkpoint, if it has not been."""
+        """Stamp the newest checkpoint, if it has not been. What fails is logged, and tried again by the next call."""
         head = self._reader.head()
         if head.size == self._stamped:
             return
-        try:
+        with self._outage:
             await asyncio.to_thread(self._stamp, head.size, Note.from_bytes(head.note))
-        except (LedgerError, OSError) as error:
-            _log.warning("no timestamp over %d entries: %s", head.size, error)
-        else:
             self._stamped = head.size
 
     def _stamp(self, size: int, note: Note) -> None:

@@ -28,6 +28,7 @@ from services.runtime.errors import KolmError
 from services.runtime.heap import return_large_blocks
 from services.runtime.lifecycle import serve
 from services.runtime.migration import ForeignDatabase
+from services.runtime.outage import Outage
 from services.runtime.process import CannotStart, run_service
 from services.runtime.reasons import reason
 from services.runtime.server import Mount
@@ -85,11 +86,10 @@ async def keep_finishing(publishing: Publishing) -> None:
 
 async def keep_forgetting(uploads: Uploads, days: float) -> None:
     """Remove abandoned uploads, for ever. Run as a task."""
+    outage = Outage(_log, "look through the uploads", OSError)
     while True:
-        try:
+        with outage:
             await asyncio.to_thread(uploads.forget_older_than, days)
-        except OSError as error:
-            _log.warning("cannot look through the uploads: %s", error)
         await asyncio.sleep(_FORGETTING_SECONDS)
 
 

@@ -31,6 +31,7 @@ from services.registry.log import Log
 from services.registry.ownership import check_name, check_withdrawal
 from services.registry.resolving import refuse_withdrawn
 from services.runtime.errors import NotFound, Unavailable
+from services.runtime.outage import Outage
 
 _log = logging.getLogger(__name__)
 
@@ -47,6 +48,7 @@ class Publishing:
         self._blobs = blobs
         self._log = log
         self._trusted = trusted
+        self._outage = Outage(_log, "append the documents that wait for the ledger", Unavailable)
 
     def publish(self, manifest_bytes: bytes, envelope: bytes) -> tuple[CataloguedHead, bool]:
         """The head, and whether this call gave it its name. Raises what RegistryService.PublishHead names."""
@@ -88,16 +90,18 @@ class Publishing:
         return self._head(head.row.head_cid)
 
     def finish_proposals(self) -> bool:
-        """Append the proposals that a crash or an absent ledger has left. False where the ledger still is away."""
-        for proposal in self._catalogue.proposals():
-            try:
-                self._append(proposal)
-            except Unavailable as error:
-                _log.warning("%s of %s waits for the ledger: %s", proposal.kind, proposal.head_cid, error)
-                return False
-            except (UntrustedSignature, BadDocument) as error:
-                _log.warning("%s of %s is given up: %s", proposal.kind, proposal.head_cid, error)
-        return True
+        """Append the proposals that a crash or an absent ledger has left. False where the ledger still is away.
+
+        For one thread at a time.
+        """
+        with self._outage:
+            for proposal in self._catalogue.proposals():
+                try:
+                    self._append(proposal)
+                except (UntrustedSignature, BadDocument) as error:
+                    _log.warning("%s of %s is given up: %s", proposal.kind, proposal.head_cid, error)
+            return True
+        return False
 
     def _record(self, row: HeadRow, document: Signed, check: Check = lambda first: None) -> Signed:
         """The document that stands under this key, on record. One whose proposal the ledger refuses makes room."""

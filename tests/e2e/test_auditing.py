@@ -13,7 +13,7 @@ PROMPT = "The ledger keeps one receipt for every request"
 def test_every_receipt_that_was_drawn_is_replayed_in_time_and_anybody_can_recompute_it(
     tmp_path: Path, model: Path
 ) -> None:
-    environment = {"KOLM_AUDITOR_DRAW_SECONDS": "0.2"}
+    environment = {"KOLM_AUDITOR_DRAW_SECONDS": "0.2", "KOLM_AUDITOR_DECODE_SHARE": "1"}
     with running(local_services(tmp_path / "data", model, audit_rate=0.5, environment=environment)) as kolm:
         until(lambda: obligations(kolm)["policies"])
         kolm.json("generate", PROMPT, "--max-tokens=4", "--temperature=0.8", "--n=12")
@@ -28,6 +28,14 @@ def test_every_receipt_that_was_drawn_is_replayed_in_time_and_anybody_can_recomp
         assert done["independent"] == done["outcomes"]["EXACT"]
         assert kolm("audit", "run", f"--model={model}").returncode == 0
         assert kinds(kolm)["verdict"] == 12
+        drawn = {one["index"] for one in done["obligations"]}
+        assert ways(kolm) == {index: "decode" if index in drawn else "prefill" for index in ways(kolm)}
+
+
+def ways(kolm: Kolm) -> dict[int, str]:
+    """How each receipt was computed again, by its entry."""
+    shown = [kolm.json("receipts", "show", one["receipt_id"]) for one in kolm.json("receipts", "list", "--limit=100")]
+    return {each["ledger_index"]: each["verdicts"][0]["document"]["verification"] for each in shown}
 
 
 def obligations(kolm: Kolm) -> dict[str, Any]:

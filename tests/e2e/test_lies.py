@@ -110,7 +110,9 @@ def told(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Iterator[Told
         random = ask("random")
         (lies / "random").unlink()
         honest = ask("honest", f"--promise={folder / 'honest'}", f"--save={folder / 'receipt.json'}", "--json")
-        assert (silent.returncode, late.returncode, honest.returncode) == (0, 0, 0)
+        (lies / "honest").unlink()
+        words = ask("words", f"--save={folder / 'words.json'}")
+        assert [each.returncode for each in (silent, late, honest, words)] == [0, 0, 0, 0]
         kolm("receipts", "list", "--prove", f"--remember={folder / 'seen'}")
         kolm("ledger", "export", str(folder / "unaudited.tar.gz"))
         generations.stop(10.0)
@@ -156,7 +158,7 @@ def test_an_operator_that_never_logs_breaks_the_promise_that_its_customer_holds(
     assert told.kolm.json("receipts", "promised", told.file("silent"), code=3)["state"] == "BROKEN"
     assert told.promised("log.tar.gz", "silent") == [3, "BROKEN"]
     unknown = told.verified("log.tar.gz", "--max-unreplayable=9", code=0)  # nobody else sees anything
-    assert unknown["kinds"]["receipt"] == 3
+    assert unknown["kinds"]["receipt"] == 4
 
 
 def test_an_operator_that_logs_late_is_overdue_until_then_and_keeps_its_promise_after(told: Told) -> None:
@@ -170,16 +172,29 @@ def test_an_operator_that_commits_to_random_bytes_is_caught_by_its_customer_at_o
     assert told.random.returncode not in (0, 2)
     assert "the receipt does not fit the answer" in " ".join(told.random.stderr.split())
     outcomes = [each["outcome"] for each in json.loads(told.audited.stdout)["verdicts"]]
-    assert sorted(outcomes) == ["EXACT", "EXACT", "UNREPLAYABLE"]
+    assert sorted(outcomes) == ["EXACT", "EXACT", "EXACT", "UNREPLAYABLE"]
     report = told.verified("log.tar.gz", code=3)
     assert "could not be replayed, which is no pass" in report["problem"]
     assert [check["number"] for check in report["checks"] if check["passed"] is False] == [15]
 
 
+def test_an_operator_that_gives_the_model_other_words_is_caught_by_a_customer_with_its_tokenizer(
+    told: Told, model: Path
+) -> None:
+    mine, with_model = told.file("words.json"), f"--model={model}"
+    assert told.stranger.json("verify", mine)["texts"] is None  # both commitments hold
+    refused = told.stranger("verify", mine, with_model)
+    assert (refused.returncode, "another prompt than the one that was sent" in refused.stderr) == (3, True)
+    computed = told.stranger.json("replay", mine, with_model, code=3)
+    assert (computed["outcome"], computed["texts"]) == ("EXACT", False)
+    honest = ("verify", told.file("receipt.json"), with_model)
+    assert told.stranger.json(*honest)["texts"] is True
+
+
 def test_an_operator_that_is_away_when_audited_is_audited_from_the_log_alone(told: Told) -> None:
     exact = [each for each in json.loads(told.audited.stdout)["verdicts"] if each["outcome"] == "EXACT"]
-    assert [each["replayed_by"] for each in exact] == ["auditor", "auditor"]
-    assert told.verified("log.tar.gz", "--max-unreplayable=1", code=0)["independent"] == 2
+    assert [each["replayed_by"] for each in exact] == ["auditor"] * 3
+    assert told.verified("log.tar.gz", "--max-unreplayable=1", code=0)["independent"] == 3
 
 
 def test_an_operator_that_stops_its_clock_is_measured_by_the_verifier_s(told: Told) -> None:

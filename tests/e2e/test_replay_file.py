@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
 
 from ledger.encoding.canonical import canonical
 from services.cli.jobs.running.local_services import Addresses
@@ -14,7 +18,17 @@ PROMPT = "The ledger keeps one receipt for every request"
 NOWHERE = Addresses("127.0.0.1:1", "127.0.0.1:1", "127.0.0.1:1")
 
 
+def stored(model: Path, folder: Path, dtype: torch.dtype) -> Path:
+    """A copy whose weights are what bfloat16 can hold, stored as `dtype`."""
+    shutil.copytree(model, folder)
+    tensors = {name: values.bfloat16().to(dtype) for name, values in load_file(model / "model.safetensors").items()}
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    return folder
+
+
 def test_an_exported_receipt_is_exact_offline(tmp_path: Path, model: Path) -> None:
+    wide = stored(model, tmp_path / "wide", torch.float32)
+    model = stored(model, tmp_path / "narrow", torch.bfloat16)
     file, data_dir = tmp_path / "receipt.json", tmp_path / "data"
     saved = tmp_path / "saved.json"
     exported(file, saved, data_dir, model)
@@ -23,9 +37,10 @@ def test_an_exported_receipt_is_exact_offline(tmp_path: Path, model: Path) -> No
     for way, flags in (("prefill", ()), ("decode", ("--decode",))):
         found = somebody.json("replay", str(file), f"--model={model}", *flags)
         assert (found["outcome"], found["verification"], found["signature"]) == ("EXACT", way, True)
-        assert found["tokens_compared"] == 24
+        assert (found["tokens_compared"], found["texts"]) == (24, None)  # the log has no texts
     own = somebody.json("replay", str(saved), f"--model={model}")
     assert (own["outcome"], own["signature"], own["receipt_id"]) == ("EXACT", True, found["receipt_id"])
+    assert own["texts"] is True
     for each in (file, saved):
         assert somebody("verify", str(each)).returncode == 0
     stranger = Kolm(NOWHERE, tmp_path / "elsewhere")
@@ -36,6 +51,14 @@ def test_an_exported_receipt_is_exact_offline(tmp_path: Path, model: Path) -> No
     found = somebody.json("replay", str(file), f"--model={other}", code=1)
     assert (found["outcome"], found["deviation"]) == ("UNREPLAYABLE", None)
     assert found["reason"].startswith("base_cid: the receipt names ")
+
+    found = somebody.json("replay", str(file), f"--model={wide}", code=1)
+    assert found["reason"].startswith("base_cid: the receipt names ")
+    found = somebody.json("replay", str(file), f"--model={wide}", "--any-storage")
+    assert (found["outcome"], found["tokens_compared"]) == ("EXACT", 24)
+    assert "by the same values from other files" in found["reason"]
+    found = somebody.json("replay", str(file), f"--model={other}", "--any-storage", code=1)
+    assert found["reason"].startswith("profile_cid: the receipt names ")
 
     changed = json.loads(file.read_bytes())
     changed["content"]["output_token_ids"][3] ^= 1

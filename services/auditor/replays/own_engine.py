@@ -27,11 +27,13 @@ class OwnEngine:
     by = AUDITOR
     ways: tuple[str, ...] = (PREFILL, DECODE)
 
-    def __init__(self, verifier: Verifier) -> None:
+    def __init__(self, verifier: Verifier, *, any_storage: bool = False) -> None:
+        """`any_storage` takes receipts of other files, as long as their numerics profile is that of these weights."""
         self._verifier = verifier
+        self._any_storage = any_storage
 
     @classmethod
-    def load(cls, plan: EnginePlan, stop: threading.Event) -> OwnEngine:
+    def load(cls, plan: EnginePlan, stop: threading.Event, *, any_storage: bool = False) -> OwnEngine:
         """Load and probe the base: seconds. `stop` ends a replay that is running. Raises EngineFailed."""
         try:
             verifier = Verifier.load(
@@ -45,7 +47,12 @@ class OwnEngine:
             )
         except TargetError as error:
             raise EngineFailed(f"cannot load {plan.model}: {error}") from error
-        return cls(verifier)
+        return cls(verifier, any_storage=any_storage)
+
+    @property
+    def base_cid(self) -> str:
+        """Of the weights in this process."""
+        return self._verifier.target.base_cid
 
     def replay(self, receipt: Receipt, content: Content, way: str = DECODE) -> Replayed:
         """Keeps the contract of Replayer: CannotReplay for another base, tokenizer, profile or adapter than its own."""
@@ -72,7 +79,9 @@ class OwnEngine:
     def _check(self, receipt: Receipt) -> None:
         """Another base, tokenizer or profile computes other bits; its stream proves nothing about the receipt's."""
         target, profile = self._verifier.target, self._verifier.profile
-        own = {"base_cid": target.base_cid, "tokenizer_cid": target.tokenizer_cid, "profile_cid": profile.cid}
+        own = {"profile_cid": profile.cid}
+        if not self._any_storage:
+            own = {"base_cid": target.base_cid, "tokenizer_cid": target.tokenizer_cid} | own
         for name, cid in own.items():
             if getattr(receipt, name) != cid:
                 raise CannotReplay(f"{name}: the receipt names {getattr(receipt, name)}, the auditor has loaded {cid}")

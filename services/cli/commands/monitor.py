@@ -98,6 +98,8 @@ def monitor(
     report = LookReport(watched.place, as_json=json, once=once, goes_on=webhook is not None and not once)
     with watching(watched) as work:
         follow(work, None if once else seconds, report.show)
-    if report.away is not None and not report.wrong:
+    if report.wrong or report.away is None:
+        raise typer.Exit(exits.VERIFICATION_FAILED if report.wrong else exits.OK)
+    if once:
         raise report.away
-    raise typer.Exit(exits.VERIFICATION_FAILED if report.wrong else exits.OK)
+    raise typer.Exit(report.away.exit_code)  # it was said as it began

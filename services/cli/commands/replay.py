@@ -18,11 +18,14 @@ def replay(
         options.model("--model", "The base that the receipt names: a transformers directory, a GGUF file, or smollm2."),
     ] = None,
     engine: EngineOptions = ENGINE,
+    any_storage: Annotated[
+        bool, typer.Option("--any-storage", help="Take the base's values from other files than the receipt names.")
+    ] = False,
     decode: Annotated[bool, typer.Option("--decode", help="Token by token, in place of along the output.")] = False,
     home: options.Home = options.HOME,
     json: options.Json = False,
 ) -> None:
-    """Compute a receipted request again, here, and compare every token and the digest. Asks no service.
+    """Compute a receipted request again, here, and compare every token, the digest and the texts. Asks no service.
 
     Exit code 3 if it differs, or the content is not what the receipt commits to; 1 if it cannot be computed here.
     """
@@ -35,8 +38,8 @@ def replay(
     from services.cli.output import answer
     from services.cli.views.replay import replay_json, replay_view
 
-    done = replay_file(file, engine.plan(model), home.trusted, decode=decode)
+    done = replay_file(file, engine.plan(model), home.trusted, decode=decode, any_storage=any_storage)
     answer(json, lambda: replay_json(done), lambda: replay_view(done))
-    raise typer.Exit(
-        {"EXACT": exits.OK, "DEVIATION": exits.VERIFICATION_FAILED}.get(done.finding.outcome, exits.FAILED)
-    )
+    if done.differs:
+        raise typer.Exit(exits.VERIFICATION_FAILED)
+    raise typer.Exit(exits.OK if done.finding.outcome == "EXACT" else exits.FAILED)

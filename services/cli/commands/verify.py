@@ -57,7 +57,7 @@ class VerifyOptions:
         typer.Option(
             metavar="DIR|GGUF|NAME",
             callback=options.found_model,
-            help="For a conversation of kolm chat: the model whose tokenizer compares its texts.",
+            help="For a receipt file or a conversation: the model whose tokenizer compares texts and tokens.",
         ),
     ] = None
     prompt: Annotated[
@@ -121,10 +121,10 @@ def verify(
     from services.cli.output import answer
 
     sources = given.sources(home.trusted)
-    if (answered := read_answer(path)) is not None:
-        checked = _promise_answer(answered, sources)
-    elif is_receipt_file(path):
+    if is_receipt_file(path):
         checked = _receipt_file(path, sources, given)
+    elif (answered := read_answer(path)) is not None:
+        checked = _promise_answer(answered, sources)
     else:
         checked = _bundle_or_proof(path, sources, given, workers)
     answer(json, checked.as_json, checked.as_text)
@@ -140,22 +140,26 @@ def _promise_answer(answered: bytes, sources: Sources) -> _Checked:
 
 
 def _receipt_file(path: Path, sources: Sources, given: VerifyOptions) -> _Checked:
-    from services.cli.jobs.receipt_file import check_receipt_file, kept_promises
+    from services.cli.jobs.receipt_file import check_receipt_file
     from services.cli.views.receipt_file import receipt_file_json, receipt_file_view
 
-    document, place = check_receipt_file(path, sources, given.history, given.prompt, given.output)
-    found = (document, place, kept_promises(document, sources))
-    return _Checked(True, lambda: receipt_file_json(*found), lambda: receipt_file_view(*found))
+    found = check_receipt_file(path, sources, given.history, given.prompt, given.output)
+    return _Checked(True, lambda: receipt_file_json(found), lambda: receipt_file_view(found))
 
 
 def _bundle_or_proof(path: Path, sources: Sources, given: VerifyOptions, workers: int) -> _Checked:
     """Raises UsageError for options that belong to another kind of file."""
-    from services.cli.jobs.bundle_trust import is_proof, read_statement
+    from services.cli.jobs.bundle_trust import is_json, is_proof, read_statement
 
     if given.prompt is not None or given.output is not None:
         raise exits.UsageError("--prompt and --output belong to a receipt file")
     statement = read_statement(path)
     alone = statement is not None or is_proof(path)
+    if not alone and is_json(path):
+        raise exits.VerificationFailed(
+            f"{path} is no receipt file or statement, or only a part of one",
+            "a promise is held against a bundle or a receipt file: --promise",
+        )
     if given.promise and alone:
         raise exits.UsageError("--promise belongs to a bundle or a receipt file")
     if given.history is not None and not alone:

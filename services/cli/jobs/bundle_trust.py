@@ -18,8 +18,8 @@ from ledger.keys.trusted_keys import TrustedKeys
 from ledger.tree.checkpoint import Checkpoint
 from ledger.witness.tlog_policy import Policy
 from services.cli.exits import UsageError
-from services.cli.jobs.conversation_reader import ConversationReader
 from services.cli.jobs.promise_file import read_promise_file
+from services.cli.jobs.text_reader import ModelTextReader
 
 _LONGEST_STATEMENT = 1 << 20  # bytes
 _PROOF_BEGINS = b"c2sp.org/tlog-proof@"
@@ -46,21 +46,27 @@ class Sources:
 
 def is_proof(path: Path) -> bool:
     """Whether a file is a tlog-proof, by its first line."""
-    try:
-        with path.open("rb") as file:
-            return file.read(len(_PROOF_BEGINS)) == _PROOF_BEGINS
-    except OSError:
-        return False
+    return _beginning(path, len(_PROOF_BEGINS)) == _PROOF_BEGINS
+
+
+def is_json(path: Path) -> bool:
+    """Whether a file may be JSON, which no bundle is."""
+    return _beginning(path, 1) in (b"{", b"[")
 
 
 def read_statement(path: Path) -> bytes | None:
     """The bytes of a SCITT or in-toto statement; None for anything else."""
+    data = _beginning(path, _LONGEST_STATEMENT)
+    return data if is_statement(data) else None
+
+
+def _beginning(path: Path, size: int) -> bytes:
+    """At most so many bytes; none of what cannot be read."""
     try:
         with path.open("rb") as file:
-            data = file.read(_LONGEST_STATEMENT)
+            return file.read(size)
     except OSError:
-        return None
-    return data if is_statement(data) else None
+        return b""
 
 
 def own_trust(sources: Sources) -> Trust:
@@ -106,7 +112,7 @@ def _trust(sources: Sources, keys: TrustedKeys, policy: Policy | None) -> Trust:
         now=now,
         max_unreplayable=sources.max_unreplayable,
         max_age=sources.max_age,
-        read_transcript=None if sources.model is None else ConversationReader(sources.model),
+        reader=None if sources.model is None else ModelTextReader(sources.model),
         promises=tuple(map(read_promise_file, sources.promises)),
     )
 

@@ -3,52 +3,75 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from ledger.bundle.proven_entry import ProvenEntry
-from ledger.bundle.receipt_file import ReceiptFile
+from ledger.bundle.receipt_file import MAX_FILE_BYTES, ReceiptFile
 from ledger.documents.content import check_opened, check_sent
 from ledger.documents.promise import Promise, open_promise
 from ledger.documents.receipt import Receipt as ReceiptDocument
-from ledger.documents.sent import MEMBERS
+from ledger.documents.sent import MEMBERS, Turn
 from services.cli.exits import UsageError, VerificationFailed
 from services.cli.jobs.bundle_trust import Sources, own_trust
 from services.cli.jobs.bundle_verification import check_tlog_proof
+from services.cli.jobs.receipt_texts import Texts, compared_texts
 
-_BEGINS = b'{"content":{"output_salt"'  # canonical JSON has its members in order
+_TYPE = f'"{ReceiptFile.TYPE}"'.encode()
 
 
 def is_receipt_file(path: Path) -> bool:
-    """Whether a file is one, by its first bytes."""
+    """Whether a file claims to be one, in whatever layout."""
     try:
         with path.open("rb") as file:
-            return file.read(len(_BEGINS)) == _BEGINS
+            data = file.read(MAX_FILE_BYTES + 1)
     except OSError:
         return False
+    return data.lstrip()[:1] == b"{" and _TYPE in data
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedReceipt:
+    """A receipt that holds, its place in the log, the promises that it keeps, and its texts where a model's tokenizer
+    has compared them with the tokens.
+    """
+
+    document: ReceiptDocument
+    place: ProvenEntry
+    promises: tuple[Promise, ...]
+    texts: Texts | None
 
 
 def check_receipt_file(
     path: Path, sources: Sources, history: Path | None, prompt: Path | None, output: Path | None
-) -> tuple[ReceiptDocument, ProvenEntry]:
+) -> CheckedReceipt:
     """`prompt` and `output` are files with what the holder remembers; a prompt in JSON is a conversation's messages.
 
     Raises LedgerError for what does not hold, UsageError, VerificationFailed.
     """
     file = ReceiptFile.from_bytes(path.read_bytes())
-    document = file.receipt()
+    document, text = file.receipt(), file.text
+    sent: str | Sequence[Turn] | None = file.sent
     if prompt is not None:
-        check_sent(document, file.content.prompt_salt, _sent(prompt, chat=document.prompt.chat_template is not None))
+        sent = remembered = _sent(prompt, chat=document.prompt.chat_template is not None)
+        check_sent(document, file.content.prompt_salt, remembered)
     if output is not None:
-        check_opened(document, file.content, _text(output))
+        text = _text(output)
+        check_opened(document, file.content, text)
+    texts = None if sources.model is None else compared_texts(document, file.content, sent, text, sources.model)
+    if texts is not None and texts.same is False:
+        raise VerificationFailed(texts.said)
     if file.proof is None:
         raise VerificationFailed(
             "the file opens the receipt, but holds no proof that the log took it",
             "fetch one: kolm ledger export --proof",
         )
-    return document, check_tlog_proof(file.proof, sources, history)
+    place = check_tlog_proof(file.proof, sources, history)
+    return CheckedReceipt(document, place, _kept_promises(document, sources), texts)
 
 
-def kept_promises(document: ReceiptDocument, sources: Sources) -> tuple[Promise, ...]:
+def _kept_promises(document: ReceiptDocument, sources: Sources) -> tuple[Promise, ...]:
     """The promises that were named, if the receipt keeps each of them.
 
     Raises LedgerError for a signature that does not hold, VerificationFailed for a promise of another request.

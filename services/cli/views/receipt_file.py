@@ -2,33 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from ledger.documents.promise import Promise
-from ledger.documents.receipt import Receipt
+from services.cli.output import MARKS
 from services.cli.views.bundle import proof_json, proof_view
 
 if TYPE_CHECKING:
-    from ledger.bundle.proven_entry import ProvenEntry
+    from services.cli.jobs.receipt_file import CheckedReceipt
 
 
-def receipt_file_json(document: Receipt, place: ProvenEntry, promises: Sequence[Promise]) -> dict[str, Any]:
-    """`promises` are those that the receipt keeps; `overclaim` is what is said of a speedup that cannot be measured."""
+def receipt_file_json(found: CheckedReceipt) -> dict[str, Any]:
+    """`promises` are those that the receipt keeps; `overclaim` is what is said of a speedup that cannot be measured;
+    `texts` is null where no model's tokenizer has compared them with the tokens.
+    """
+    document = found.document
     return {
         "ok": True,
         "receipt": document.to_document(),
         "overclaim": document.overclaim,
-        "proof": proof_json(place),
-        "promises": [promise.to_document() for promise in promises],
+        "proof": proof_json(found.place),
+        "promises": [promise.to_document() for promise in found.promises],
+        "texts": None if found.texts is None else found.texts.same,
     }
 
 
-def receipt_file_view(document: Receipt, place: ProvenEntry, promises: Sequence[Promise]) -> RenderableType:
+def receipt_file_view(found: CheckedReceipt) -> RenderableType:
     """The receipt's subject, its place in the log, and the promises that it keeps."""
+    document, texts = found.document, found.texts
     sampled = document.sampling
     said = (
         f"signed on {document.issued_at}: {document.prompt.tokens} tokens of this prompt gave these "
@@ -38,8 +41,9 @@ def receipt_file_view(document: Receipt, place: ProvenEntry, promises: Sequence[
     kept = [
         f"keeps the promise of {promise.promised_at} for request {promise.request_id}, as choice {sampled.choice} of "
         f"{promise.choices}"
-        for promise in promises
+        for promise in found.promises
     ]
     over = [] if document.overclaim is None else [Text(f"the receipt {document.overclaim}", style="yellow")]
     lines = (Text(line, style="green") for line in kept)
-    return Group(Text(said, style="green"), *over, proof_view(place), *lines)
+    compared = [] if texts is None else [Text.from_markup(f"{MARKS[texts.same]} {texts.said}")]
+    return Group(Text(said, style="green"), *compared, *over, proof_view(found.place), *lines)

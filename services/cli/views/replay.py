@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from services.cli.output import outcome
+from services.cli.output import MARKS, outcome
 
 if TYPE_CHECKING:
     from services.cli.jobs.replay import Replay
@@ -16,7 +16,7 @@ _UNSIGNED = "signature not checked: no trusted keys (--trusted)"
 
 
 def replay_json(done: Replay) -> dict[str, Any]:
-    """`signature` is null where there were no keys to check it with."""
+    """`signature` is null where there were no keys to check it with, `texts` where there were none to compare."""
     finding = done.finding
     return {
         "receipt_id": done.receipt.receipt_id,
@@ -27,6 +27,7 @@ def replay_json(done: Replay) -> dict[str, Any]:
         "tokens_compared": finding.tokens_compared,
         "deviation": None if finding.deviation is None else finding.deviation.to_document(),
         "reason": finding.reason,
+        "texts": None if done.texts is None else done.texts.same,
     }
 
 
@@ -40,6 +41,8 @@ def replay_view(done: Replay) -> RenderableType:
     lines = [Text.from_markup(found)]
     if finding.reason:
         lines.append(Text(finding.reason))
+    if done.texts is not None:
+        lines.append(Text.from_markup(f"{MARKS[done.texts.same]} {done.texts.said}"))
     signed = "signed by a trusted key of role receipts" if done.signed else _UNSIGNED
     place = "without a proof of its place" if done.index is None else f"entry {done.index}"
     lines.append(Text(f"receipt {done.receipt.receipt_id}, {place}; {signed}", style="dim"))

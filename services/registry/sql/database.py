@@ -15,6 +15,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from services.registry.sql.schema import REVISION, VERSION_TABLE
 from services.runtime.errors import Unavailable
 from services.runtime.migration import Migrations
+from services.runtime.outage import Outage
 
 _log = logging.getLogger(__name__)
 _BUSY_SECONDS = 30.0
@@ -32,6 +33,7 @@ class Database:
         self._engine = engine
         # SQLite's own lock between threads is a sleeping loop; ours is a queue.
         self._writer = threading.Lock() if engine.dialect.name == "sqlite" else nullcontext()
+        self._outage = Outage(_log, "use the catalogue's database", SQLAlchemyError)
 
     @classmethod
     def open(cls, url: str) -> Database:
@@ -59,17 +61,28 @@ class Database:
     @contextmanager
     def writing(self) -> Iterator[Connection]:
         """A transaction that commits where the block ends and rolls back where it raises. Raises Unavailable."""
-        with self._writer, _errors(), self._engine.begin() as connection:
+        with self._writer, self._errors(), self._engine.begin() as connection:
             yield connection
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
         """A transaction that only reads. Raises Unavailable."""
-        with _errors(), self._engine.connect().execution_options(reads_only=True) as connection, connection.begin():
+        with (
+            self._errors(),
+            self._engine.connect().execution_options(reads_only=True) as connection,
+            connection.begin(),
+        ):
             yield connection
 
     def close(self) -> None:
         self._engine.dispose()
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        with self._outage:
+            yield
+            return
+        raise Unavailable("the registry's database failed; try again", reason="CATALOGUE_UNAVAILABLE")
 
 
 def lock_blobs(connection: Connection, *, alone: bool) -> None:
@@ -98,12 +111,3 @@ def _prepare(connection: Any, _: Any) -> None:
 def _begin(connection: Connection) -> None:
     reads_only = connection.get_execution_options().get("reads_only", False)
     connection.exec_driver_sql("BEGIN" if reads_only else "BEGIN IMMEDIATE")
-
-
-@contextmanager
-def _errors() -> Iterator[None]:
-    try:
-        yield
-    except SQLAlchemyError as error:
-        _log.error("the catalogue's database failed", exc_info=error)
-        raise Unavailable("the registry's database failed; try again", reason="CATALOGUE_UNAVAILABLE") from error

@@ -73,6 +73,16 @@ def test_a_file_that_was_changed_is_refused(
     ):
         path.write_bytes(changed.to_bytes())
         assert kolm("verify", str(path))[0] == 3
+    data = file.to_bytes()
+    for other, said in (
+        (b'{"content":null' + data[data.index(b',"envelope"') :], "content: expected a JSON object"),
+        (b" " + data, "not in canonical form"),
+        (data[:400], "no receipt file or statement, or only a part of one"),
+        (file.envelope.to_bytes(), "no receipt file or statement"),
+    ):
+        path.write_bytes(other)
+        code, _, shown = kolm("verify", str(path))
+        assert (code, said in " ".join(shown.split())) == (3, True), shown
 
 
 def test_without_a_ledger_it_is_saved_without_a_proof(kolm: Kolm, answered: Receipt, tmp_path: Path) -> None:

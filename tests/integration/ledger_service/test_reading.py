@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -12,7 +13,9 @@ import pytest
 from kolm.ledger.v1 import ledger_pb2
 from kolm.ledger.v1.ledger_pb2_grpc import LedgerServiceStub
 from ledger.documents.signed_document import open_document
+from ledger.errors import StoreError
 from ledger.keys.envelope import Envelope
+from ledger.log.reader import LedgerReader
 from ledger.tree.merkle import leaf_hash, verify_consistency, verify_inclusion
 from services.client import Content, LedgerClient
 from services.client.errors import InvalidArgument, NotFound, PermissionDenied, Unauthenticated, Unavailable
@@ -264,3 +267,24 @@ def test_a_halt_stands_until_it_is_resumed_and_the_epoch_stays(audited: LedgerCl
 
 def test_content_never_shows_in_a_repr() -> None:
     assert "1, 2, 3" not in repr(Content(b"s" * 32, (1, 2, 3), b"t" * 32, (4,)))
+
+
+def test_a_database_that_cannot_be_read_costs_a_line_of_the_log_and_one_when_it_can_be_again(
+    ledger: LedgerClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    _append_receipts(ledger, 1)
+    caplog.set_level(logging.INFO, "services.ledger")
+
+    def away(*_: object) -> None:
+        raise StoreError("the database is away")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(LedgerReader, "entry", away)
+        for _ in range(3):
+            with pytest.raises(Unavailable, match="the ledger's database failed"):
+                ledger.entry(0)
+    ledger.entry(0)
+    ledger.entry(0)
+    assert [record.getMessage() for record in caplog.records] == [
+        "cannot read the database, tried again until it works: the database is away", "can read the database again",
+    ]  # fmt: skip

@@ -144,7 +144,7 @@ def test_the_log_itself_cannot_erase_beyond_a_policy(kept: Kept) -> None:
     assert kept.contents(1) == [False]
 
 
-def test_a_sweep_that_fails_is_not_the_last_one() -> None:
+def test_a_sweep_that_fails_is_not_the_last_one_and_costs_one_line(caplog: pytest.LogCaptureFixture) -> None:
     swept: list[int] = []
 
     class Broken:
@@ -163,3 +163,5 @@ def test_a_sweep_that_fails_is_not_the_last_one() -> None:
     with pytest.raises(asyncio.CancelledError):
         asyncio.run(RetentionSweeper(Broken(), append, lambda: START, 0.0).run())  # type: ignore[arg-type]
     assert len(swept) == 3
+    (line,) = (record.getMessage() for record in caplog.records)
+    assert "entry: is damaged" in line

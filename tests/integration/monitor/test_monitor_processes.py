@@ -87,6 +87,11 @@ def test_a_monitor_that_is_killed_goes_on_where_it_was_and_one_that_is_stopped_e
             assert (second[0], "another monitor" in second[1]) == (1, True), second
             process.send_signal(signal.SIGTERM)
             assert process.wait(PATIENCE) == 0
+    with following(tmp_path, "--tiles", str(tmp_path / "none")) as process:
+        assert process.stderr is not None
+        assert "none" in process.stderr.readline()
+        process.send_signal(signal.SIGTERM)
+        assert (process.wait(PATIENCE), process.stderr.read()) == (4, "")
 
 
 def forked(tmp_path: Path) -> tuple[Path, Path]:

@@ -14,6 +14,8 @@ from ledger.keys.trusted_keys import TrustedKeys
 from ledger.tree.entry import Entry
 from services.client.errors import FailedPrecondition, InvalidArgument, NotFound, PermissionDenied, Unavailable
 from services.client.registry import RegistryClient
+from services.registry.__main__ import opened_servicer
+from services.registry.settings import RegistrySettings
 from tests.fakes.tiny_head import OTHER_BASE, changed_config, changed_weights, tensors, tiny_head
 from tests.integration.auditor.deployment import Deployment
 from tests.integration.registry.conftest import Serve
@@ -272,7 +274,9 @@ def test_a_publisher_that_the_ledger_does_not_trust_leaves_room_for_one_that_it_
     assert TrustedKeys.load(ours).find("publisher", stranger.key_id)
 
 
-def test_without_the_ledger_nothing_is_published_until_it_is_back(serve: Serve, deployment: Deployment) -> None:
+def test_without_the_ledger_nothing_is_published_until_it_is_back(
+    serve: Serve, deployment: Deployment, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     head = tiny_head()
     with serve(ledger="127.0.0.1:1") as served, RegistryClient.connect(served.address, wait=60) as registry:
         send(registry, head.blobs)
@@ -280,6 +284,11 @@ def test_without_the_ledger_nothing_is_published_until_it_is_back(serve: Serve, 
             registry.publish(head.manifest.to_bytes(), envelope(head))
         assert caught.value.reason == "LEDGER_UNAVAILABLE"
         assert list(registry.heads()) == []
+    away = RegistrySettings(data_dir=tmp_path / "registry", ledger="127.0.0.1:1", trusted_keys=tmp_path / "trusted")
+    with opened_servicer(away) as (_, publishing, _):
+        assert [publishing.finish_proposals() for _ in range(3)] == [False] * 3
+    waits = [record for record in caplog.records if record.name == "services.registry.publishing"]
+    assert len(waits) == 1
     with serve() as served, RegistryClient.connect(served.address, wait=60) as registry:
         published = registry.resolve(NAME)  # the start has finished what was proposed
         assert deployment.ledger.entry(published.publications[0].ledger_index).envelope == envelope(head)

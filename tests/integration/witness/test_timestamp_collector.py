@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from pathlib import Path
+
+import pytest
 
 from ledger.log.reader import LedgerReader
 from ledger.log.sequencer import Sequencer
@@ -13,7 +16,8 @@ from tests.unit.ledger.builders import KEYS, ORIGIN, TRUSTED, signed_receipt
 from tests.unit.ledger.log.memory_store import MemoryEntryStore
 
 
-def test_the_newest_checkpoint_is_stamped_once(tmp_path: Path) -> None:
+def test_the_newest_checkpoint_is_stamped_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "services.ledger.timestamp_collector")
     store, notes = MemoryEntryStore(), CosignatureStore(tmp_path)
     sequencer = Sequencer(store, KEYS["log"], TRUSTED, ORIGIN)
     sequencer.append(signed_receipt(0)).result()
@@ -32,6 +36,10 @@ def test_the_newest_checkpoint_is_stamped_once(tmp_path: Path) -> None:
         asyncio.run(timestamping.stamp())
     assert (len(asked), asked[0][1], notes.timestamp(1)) == (3, "application/timestamp-query", b"token")
     assert notes.note(1) == store.latest_checkpoint()
+    assert [record.getMessage() for record in caplog.records] == [
+        "cannot have checkpoints timestamped, tried again until it works: away",
+        "can have checkpoints timestamped again",
+    ]
     sequencer.append(signed_receipt(1)).result()
     asyncio.run(timestamping.stamp())
     assert (notes.timestamp(2), notes.sizes()) == (b"later", [1, 2])

@@ -1,15 +1,18 @@
-"""A database that fails is told to every caller, and logged where nobody else logs it."""
+"""A database that fails is told to every caller, and logged by who writes and by who reads, once."""
 
 from __future__ import annotations
 
 import pytest
 
-from ledger.errors import NotWritten, StoreError
+from ledger.errors import NotWritten, StoreDamaged, StoreError
 from services.ledger.errors import to_kolm_error
 
 
-@pytest.mark.parametrize(("error", "lines"), [(NotWritten("the disk is full"), 0), (StoreError("cannot read"), 1)])
-def test_an_entry_that_was_not_written_costs_no_line_of_the_log(
+@pytest.mark.parametrize(
+    ("error", "lines"),
+    [(NotWritten("the disk is full"), 0), (StoreError("cannot read"), 0), (StoreDamaged("cannot read"), 1)],
+)
+def test_a_call_that_fails_costs_no_line_of_the_log_unless_the_database_is_damaged(
     error: StoreError, lines: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     told = to_kolm_error(error, "entry", "7")

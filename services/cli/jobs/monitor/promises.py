@@ -14,17 +14,17 @@ _MOST_BYTES = 64 * 1024
 def read_promises(places: Iterable[Path]) -> tuple[Promised, ...]:
     """The promises as they are by now; in a folder, its `*.json`. Raises UsageError for one that cannot be read.
 
-    An empty one is still being written.
+    An empty one in a folder is still being written.
     """
-    return tuple(promise for path in _files(places) if (promise := _promise(path)).data)
+    return tuple(_promises(places))
 
 
-def _files(places: Iterable[Path]) -> Iterator[Path]:
+def _promises(places: Iterable[Path]) -> Iterator[Promised]:
     for place in places:
         if place.is_dir():
-            yield from sorted(place.glob("*.json"))
+            yield from (promise for path in sorted(place.glob("*.json")) if (promise := _promise(path)).data)
         else:
-            yield place
+            yield _promise(place)
 
 
 def _promise(path: Path) -> Promised:

@@ -14,6 +14,7 @@ from ledger.bundle.report import Trust
 from ledger.bundle.tar_archive import write_folder
 from ledger.bundle.transcript import Transcript, Turn
 from ledger.bundle.verification import verify_bundle
+from ledger.documents.sent import Turn as Message
 from ledger.encoding.cid import cid
 from ledger.errors import FormatError
 from tests.unit.ledger.builders import TRUSTED, content, receipt, receipt_id
@@ -35,8 +36,8 @@ class Reader:
 
     tokenizer_cid = cid(b"tokenizer")
 
-    def prompt(self, messages: Sequence[tuple[str, str]]) -> list[int]:
-        known = [number for number in range(len(SAID.turns)) if SAID.messages(number) == messages]
+    def prompt(self, sent: str | Sequence[Message]) -> list[int]:
+        known = [number for number in range(len(SAID.turns)) if SAID.messages(number) == sent]
         return [*content(known[0]).prompt_token_ids] if known else [0]
 
     def text(self, prompt_token_ids: Sequence[int], output_token_ids: Sequence[int]) -> str:
@@ -49,7 +50,7 @@ def checked(
 ) -> tuple[object, str]:
     """The result of the last check of the bundle with this transcript."""
     write_folder((BundleFile(*file) for file in (files | {"transcript.json": transcript}).items()), folder / "bundle")
-    trust = Trust(TRUSTED, POLICY, read_transcript=reader or Reader())
+    trust = Trust(TRUSTED, POLICY, reader=reader or Reader())
     check = verify_bundle(BundleFolder(folder / "bundle"), trust).checks[13]
     return check.passed, check.detail
 
@@ -66,9 +67,9 @@ def test_bytes_and_values_are_one() -> None:
 
 
 def test_a_prompt_is_what_was_remembered() -> None:
-    system, last = ("system", "be brief"), ("user", "three?")
-    assert SAID.messages(2) == [system, ("user", "two?"), ("assistant", "answer 1"), last]
-    assert Transcript(None, SAID.turns).messages(0) == [("user", "one?")]
+    told = [("system", "be brief"), ("user", "two?"), ("assistant", "answer 1"), ("user", "three?")]
+    assert SAID.messages(2) == [{"role": role, "content": said} for role, said in told]
+    assert Transcript(None, SAID.turns).messages(0) == [{"role": "user", "content": "one?"}]
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,13 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from ledger.bundle.checks import BundleChecks
 from ledger.bundle.export import Export, export_bundle
 from ledger.bundle.folder import BundleFolder, opened_bundle
 from ledger.bundle.layout import BundleFile, BundleManifest, bound_of
 from ledger.bundle.lines import ContentLine, OlderTree, read_hashes, split_lines
 from ledger.bundle.report import BundleReport, Trust
+from ledger.bundle.skipped import NotReached
 from ledger.bundle.tar_archive import write_folder
 from ledger.bundle.verification import CHECKS, verify_bundle
 from ledger.documents.verdict import Verdict
@@ -315,6 +317,35 @@ def test_no_change_of_any_byte_escapes_the_report(
     said = path == "bundle.json" and report.ok and BundleManifest.from_bytes(changed).entries == len(DOCUMENTS)
     lines = path == "trees.jsonl" and report.ok and trees_of(changed) == trees_of(data)
     assert report.ok == (changed == data) or claims or said or lines
+
+
+ENTRIES = "entries/000000000000.jsonl"
+LINES = GOOD[ENTRIES].splitlines(keepends=True)
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        LINES[1:], LINES[:-1], [LINES[1], LINES[0], *LINES[2:]], [*LINES, LINES[-1]], LINES[::-1], [b"\n", *LINES],
+        [*LINES[:-1], LINES[-1].rstrip(b"\n")], [b"garbage\n"], [b"\n"], [], [b"\xff" * 9], LINES[3:4],
+    ],
+    ids=["first gone", "last gone", "swapped", "doubled", "reversed", "blank", "no end", "junk", "empty", "nothing",
+         "bytes", "one"],
+)  # fmt: skip
+def test_entries_in_another_form_or_order_fail_the_check_of_the_entries(lines: list[bytes], tmp_path: Path) -> None:
+    report = judged(GOOD | {ENTRIES: b"".join(lines)}, tmp_path / "b")
+    assert (report.ok, failed(report)) == (False, 6), report.problem
+
+
+def test_a_check_that_was_not_reached_is_no_pass_even_where_none_has_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unreached(_: BundleChecks) -> str:
+        raise NotReached
+
+    monkeypatch.setattr(BundleChecks, "_rules", unreached)
+    report = judged(GOOD, tmp_path / "b")
+    assert (report.ok, report.problem) == (False, "check 9 was not reached")
 
 
 def trees_of(data: bytes) -> list[tuple[OlderTree, str]]:

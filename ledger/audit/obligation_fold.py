@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
+from ledger.audit.halt_breach import GRACE_SECONDS
 from ledger.audit.obligation import LATE, OVERDUE, OWED, UNDRAWN, Completeness, Obligation
 from ledger.documents.audit_policy import AuditPolicy
 from ledger.documents.draw import Draw, draw_seed, is_sampled
@@ -129,6 +130,14 @@ class ObligationFold:
             policies=tuple(self.policies),
             independent=self._independent,
         )
+
+    def dated_ahead(self, now: datetime) -> str | None:
+        """In words, if the log names a time that is still to come, by more than clocks differ. Replays are due so long
+        after these times: who dates a document ahead puts off what is owed.
+        """
+        if self.latest <= moved(timestamp(now), GRACE_SECONDS):
+            return None
+        return f"a document is dated {self.latest}, which is still to come: what is owed cannot be counted"
 
     def take_late(self) -> tuple[Obligation, ...]:
         """Those judged past their time, and forget them: for who keeps a count of its own."""

@@ -176,9 +176,15 @@ class BundleChecks:
         self._check_resumes(self._fold().watch.latest_resume)
         return counted(kinds)
 
+    @property
+    def _known(self) -> datetime | None:
+        """When the log held all of this. A witness that cosigned the tree has seen everything in it: what has a later
+        date is dated wrongly.
+        """
+        return max(self._times) if self._times else self._trust.now
+
     def _check_resumes(self, latest: tuple[int, str] | None) -> None:
-        """A witness that cosigned the tree has seen everything in it: a resume with a later date is dated wrongly."""
-        known = max(self._times) if self._times else self._trust.now
+        known = self._known
         if latest is None or known is None:
             return
         index, issued_at = latest
@@ -200,11 +206,16 @@ class BundleChecks:
         if not fold.whole:
             raise NothingToCheck("needs the whole log")
         self._completeness = fold.obligations.completeness(self._as_of(fold))
-        if self._completeness.problem is not None:
-            raise ProofError(self._completeness.problem)
+        problem = self._completeness.problem or self._dated_ahead(fold)
+        if problem is not None:
+            raise ProofError(problem)
         if not self._completeness.policies:
             raise NothingToCheck("no auditor has promised anything in this log")
         return owed_in_words(self._completeness)
+
+    def _dated_ahead(self, fold: BundleFold) -> str | None:
+        known = self._known
+        return None if known is None else fold.obligations.dated_ahead(known)
 
     def _content(self) -> str:
         self._fold()

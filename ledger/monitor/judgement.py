@@ -58,7 +58,7 @@ def judge(
         *_forks(memory),
         *_deviations(summary, limits),
         *_breaches(summary, limits, now),
-        *_obligations(summary, limits, as_of),
+        *_obligations(summary, limits, as_of, now),
         *_unreplayable(memory, limits),
         *_heads(summary, limits),
         *_promises(summary, memory, promised, as_of),
@@ -102,8 +102,11 @@ def _breaches(summary: Summary, limits: Limits, now: datetime) -> Iterator[Findi
         yield Finding(kinds.INVALID, f"{kinds.INVALID}:{resume[0]}", message, resume[0])
 
 
-def _obligations(summary: Summary, limits: Limits, as_of: datetime) -> Iterator[Finding]:
+def _obligations(summary: Summary, limits: Limits, as_of: datetime, now: datetime) -> Iterator[Finding]:
     owed = summary.obligations.completeness(as_of)
+    ahead = summary.obligations.dated_ahead(now)
+    if ahead is not None:
+        yield Finding(kinds.INVALID, f"{kinds.INVALID}:dates", ahead)
     overdue = [one for one in owed.overdue if one.index >= limits.since]
     if overdue:
         first = overdue[0]

@@ -94,7 +94,8 @@ def obligations(
 ) -> None:
     """Recompute from the log which receipts had to be replayed, and whether each has its verdict in time.
 
-    Exit code 3 if a promise was broken: a verdict is overdue or came too late, or a draw is over another log.
+    Exit code 3 if a promise was broken: a verdict is overdue or came too late, a draw is over another log, or a
+    document is dated ahead, which puts off what is owed.
     """
     from datetime import UTC, datetime
 
@@ -103,10 +104,12 @@ def obligations(
     from services.cli.output import answer
     from services.cli.views.obligations import obligations_json, obligations_view
 
-    book = read_obligations(ledger, database, load_trusted(home.trusted))
-    done = book.completeness(datetime.now(UTC))
+    book, now = read_obligations(ledger, database, load_trusted(home.trusted)), datetime.now(UTC)
+    done = book.completeness(now)
     listed = [one for one in book.all() if not (open_ and one.judged_at)]
     answer(json, lambda: obligations_json(listed, done), lambda: obligations_view(listed, done))
+    if (ahead := book.dated_ahead(now)) is not None:
+        raise exits.VerificationFailed(ahead)
     raise typer.Exit(exits.OK if done.kept else exits.VERIFICATION_FAILED)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from hashlib import sha256
 
 import pytest
 
@@ -15,6 +16,7 @@ from services.generation.receipts.speedup import Speedup
 from services.generation.target.blocks import BLOCK
 from services.runtime.logs import TextFormatter
 from tests.fakes.tampered_targets import GatedTarget, Loader
+from tests.fakes.tiny_model import TEMPLATE
 from tests.integration.generation.deployment import Deployment, asking, failure
 
 
@@ -150,6 +152,9 @@ async def test_messages_and_token_ids_are_prompts_too(deployment: Deployment) ->
     assert response.usage.prompt_tokens == 5  # user, h, i, end, assistant
     ids = await stub.Generate(asking("", token_ids=pb.TokenIds(ids=[2, 75, 76, 1, 3]), max_tokens=5))
     assert ids.choices[0].token_ids == response.choices[0].token_ids
+    spoken, bare = (verify_receipt(each.choices[0].receipt.envelope, deployment.trust()) for each in (response, ids))
+    assert spoken.prompt.chat_template == f"sha256:{sha256(TEMPLATE.encode()).hexdigest()}"
+    assert (bare.prompt.chat_template, bare.prompt.text_commitment) == (None, None)
 
 
 async def test_defaults_are_filled_in_and_the_output_takes_no_more_than_the_context_leaves(

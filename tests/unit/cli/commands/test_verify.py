@@ -66,7 +66,8 @@ def test_what_is_wrong_is_explained_without_the_client() -> None:
     for path, trusted, code, said in (
         ("nothing.tar.gz", keys, 4, "there is no bundle at nothing.tar.gz"),
         (good, "nowhere", 2, "whose signatures do you trust?"),
-        (str(VECTORS / "bundles/expected.json"), keys, 3, "archive"),
+        (str(VECTORS / "bundles/expected.json"), keys, 3, "is no receipt file or statement"),
+        (str(VECTORS / "bundles/policy"), keys, 3, "archive"),
     ):
         done = kolm("verify", path, "--trusted", trusted)
         assert (done.returncode, said in done.stderr) == (code, True), done.stderr

@@ -319,6 +319,15 @@ def test_no_change_of_any_byte_escapes_the_report(
     assert report.ok == (changed == data) or claims or said or lines
 
 
+def test_a_receipt_that_is_dated_ahead_does_not_put_off_its_replay(tmp_path: Path) -> None:
+    ahead = exported(log_of({2: receipt(0, issued_at="2036-01-02T03:04:05.000Z")}))
+    now = datetime(2026, 1, 2, 3, 30, tzinfo=UTC)
+    for name, trust in {"witnesses": TRUST, "own clock": Trust(TRUSTED, now=now, as_of=now)}.items():
+        report = judged(ahead, tmp_path / name, trust)
+        assert failed(report) == 11, report.problem
+        assert "is dated 2036-01-02T03:04:05.000Z, which is still to come" in (report.problem or "")
+
+
 ENTRIES = "entries/000000000000.jsonl"
 LINES = GOOD[ENTRIES].splitlines(keepends=True)
 

@@ -95,13 +95,13 @@ def test_an_honest_log_stays_green_while_it_grows(memory: MonitorMemory, monkeyp
 def test_only_what_is_new_is_read_again(memory: MonitorMemory) -> None:
     log = ListedLog()
     log.append(policy(0.0), *(receipt(number) for number in range(1000)))
-    assert told(log, memory) == []
+    assert told(log, memory, START + timedelta(hours=1)) == []
     log.append(receipt(1000))
     log.read_paths.clear()
-    assert told(log, memory) == []
+    assert told(log, memory, START + timedelta(hours=1)) == []
     assert [path for path in log.read_paths if "entries" in path] == ["tile/entries/003.p/234"]
     log.read_paths.clear()
-    assert told(log, memory) == []
+    assert told(log, memory, START + timedelta(hours=1)) == []
     assert log.read_paths == ["checkpoint"]
 
 
@@ -252,6 +252,14 @@ def test_what_is_due_is_told_by_the_monitors_clock(memory: MonitorMemory) -> Non
     log.append(receipt(9))
     assert told(log, memory, late) == [kinds.LATE]
     assert told(log, memory, late, since=3) == []
+
+
+def test_a_document_that_is_dated_ahead_is_told_until_then(memory: MonitorMemory) -> None:
+    log = owed(1)
+    log.append(verdict(1, 0), receipt(9, issued_at=at(5000)), verdict(3, 9, replayed_at=at(5000)))
+    assert told(log, memory, START + timedelta(seconds=1)) == [kinds.INVALID]
+    assert told(log, memory, START + timedelta(seconds=4699)) == [kinds.INVALID]
+    assert told(log, memory, START + timedelta(seconds=4701)) == []
 
 
 def test_a_draw_over_another_log_is_told(memory: MonitorMemory) -> None:

@@ -23,7 +23,8 @@ from services.http.endpoint import Endpoint
 from services.http.errors import ApiError, of_kolm
 from services.http.models import Models
 from services.http.openapi import openapi
-from services.http.responses import ResponseFields, Responses
+from services.http.response_fields import ResponseFields
+from services.http.responses import Responses
 from services.http.settings import HttpSettings
 from services.http.text import Text, TextFields
 from services.http.tokens import Tokens

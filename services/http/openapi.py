@@ -9,7 +9,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from services.http.chat import ChatFields
-from services.http.responses import ResponseFields
+from services.http.response_fields import ResponseFields
 from services.http.text import TextFields
 from services.http.tokens import DetokenizeFields, TokenizeFields
 

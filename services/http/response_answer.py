@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from services.client import Chunk, Completion, Finished, Request
 from services.client.completion import Metrics, PositionLogprobs, Resolved, Usage
@@ -12,10 +12,8 @@ from services.client.tool_call_reader import Arguments, CallBegins, Part, Text, 
 from services.client.tools import call_id
 from services.http.errors import ApiError
 from services.http.kolm_member import KolmMember, speculative_decoding
+from services.http.response_fields import ResponseFields
 from services.http.response_items import CallItem, Event, MessageItem
-
-if TYPE_CHECKING:
-    from services.http.responses import ResponseFields
 
 _INCOMPLETE = {"length": "max_output_tokens", "cancelled": "cancelled", "error": "server_error"}
 

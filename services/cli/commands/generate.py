@@ -45,7 +45,47 @@ class PromptOptions:
         return [*first, Message("user", text)] if self.chat or first else text
 
 
-PROMPT = PromptOptions()
+@dataclass(frozen=True, slots=True)
+class AnswerOptions:
+    """The ways of an answer: to the terminal, and into files."""
+
+    save: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write a receipt file: prompt, output, receipt and proof, for kolm verify."),
+    ] = None
+    stream: Annotated[
+        bool | None, typer.Option("--stream/--no-stream", help="Print text as it comes. Default: on a terminal.")
+    ] = None
+    promise: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Keep the promise of a receipt, before the first token, for `kolm receipts promised` and `verify`.",
+        ),
+    ] = None
+
+    def is_live(self, n: int | None, *, as_json: bool) -> bool:
+        """Whether text is printed as it comes. Raises UsageError for ways that go against each other."""
+        several = n is not None and n > 1
+        if self.stream and as_json:
+            raise UsageError("--stream prints text as it comes, --json one object at the end: choose one")
+        if self.stream and several:
+            raise UsageError("--stream shows one choice as it comes: leave out --n, or use --no-stream")
+        return sys.stdout.isatty() and not as_json and not several if self.stream is None else self.stream
+
+    def check_files(self, n: int | None) -> None:
+        """Raises UsageError for files that could not be written after the answer."""
+        if self.save is not None:
+            from services.cli.jobs.receipt_saving import check_writable
+
+            if n is not None and n > 1:
+                raise UsageError("--save: a receipt file is about one choice; leave out --n")
+            check_writable(self.save)
+        if self.promise is not None:
+            expect_room("--promise", self.promise)
+
+
+PROMPT, ANSWER = PromptOptions(), AnswerOptions()
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,20 +119,7 @@ def generate(
     ] = None,
     request_id: Annotated[str, typer.Option(help="Your name for the request; goes into the receipt.")] = "",
     nonce: Annotated[str, typer.Option(help="A word of your own; goes into the receipt.")] = "",
-    save: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Write a receipt file: prompt, output, receipt and proof, for kolm verify."),
-    ] = None,
-    stream: Annotated[
-        bool | None, typer.Option("--stream/--no-stream", help="Print text as it comes. Default: on a terminal.")
-    ] = None,
-    promise: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Keep the promise of a receipt, before the first token, for `kolm receipts promised` and `verify`.",
-        ),
-    ] = None,
+    answer: AnswerOptions = ANSWER,
     generation: options.Generation = options.GENERATION,
     ledger: options.Ledger = options.LEDGER,
     json: options.Json = False,
@@ -101,11 +128,8 @@ def generate(
     from services.cli.jobs.prompt import read_prediction
     from services.client import Request, Runtime
 
-    live = _is_live(stream, json, n)
-    if save is not None:
-        _check_saving(save, n)
-    if promise is not None:
-        expect_room("--promise", promise)
+    live = answer.is_live(n, as_json=json)
+    answer.check_files(n)
     sent = given.read()
     request = Request(
         prompt=sent if isinstance(sent, str) else None,
@@ -122,23 +146,14 @@ def generate(
     spec_decode = asked.spec_decode()
     try:
         with Runtime.connect(generation) as runtime:  # leaving early closes it, which cancels the request
-            call = _Call(runtime, request, spec_decode, asked.timeout, promise)
+            call = _Call(runtime, request, spec_decode, asked.timeout, answer.promise)
             ended: Sequence[Choice | Finished] = _stream(call) if live else _serve(call, as_json=json)
     except KeyboardInterrupt:
         _say_interrupted(request.request_id, n or 1, ledger)
         raise typer.Exit(exits.INTERRUPTED) from None
-    if save is not None and (receipt := ended[0].receipt) is not None:
-        _save(save, receipt, sent, ledger)
+    if answer.save is not None and (receipt := ended[0].receipt) is not None:
+        _save(answer.save, receipt, sent, ledger)
     _check_whole([each.finish_reason for each in ended])
-
-
-def _is_live(stream: bool | None, json: bool, n: int | None) -> bool:
-    several = n is not None and n > 1
-    if stream and json:
-        raise UsageError("--stream prints text as it comes, --json one object at the end: choose one")
-    if stream and several:
-        raise UsageError("--stream shows one choice as it comes: leave out --n, or use --no-stream")
-    return sys.stdout.isatty() and not json and not several if stream is None else stream
 
 
 def _stream(call: _Call) -> Sequence[Finished]:
@@ -197,14 +212,6 @@ def _waiting() -> AbstractContextManager[object]:
     from services.cli.output import talk
 
     return talk().status("generating")
-
-
-def _check_saving(path: Path, n: int | None) -> None:
-    from services.cli.jobs.receipt_saving import check_writable
-
-    if n is not None and n > 1:
-        raise UsageError("--save: a receipt file is about one choice; leave out --n")
-    check_writable(path)
 
 
 def _save(path: Path, receipt: Receipt, sent: str | list[Message], ledger: str) -> None:

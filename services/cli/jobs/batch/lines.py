@@ -11,7 +11,8 @@ from typing import Any
 from services.cli.exits import UsageError
 from services.http.chat import Chat, ChatFields
 from services.http.dialect import Dialect
-from services.http.responses import ResponseFields, Responses
+from services.http.response_fields import ResponseFields
+from services.http.responses import Responses
 from services.http.text import Text, TextFields
 
 _URLS: dict[str, Callable[[Any], Dialect]] = {

@@ -76,7 +76,7 @@ RUN /opt/kolm/bin/python -m pip install --quiet --no-cache-dir --no-build-isolat
 
 FROM home AS engine
 COPY --from=engine-code /opt/kolm /opt/kolm
-ENV NUMBA_CACHE_DIR=/var/cache/kolm/numba KOLM_KERNEL_CACHE=/var/cache/kolm/kernels XDG_CACHE_HOME=/var/cache/kolm
+ENV KOLM_KERNEL_CACHE=/var/cache/kolm/kernels XDG_CACHE_HOME=/var/cache/kolm
 # Kernels for the machine that builds; another kind of CPU compiles its own at its first start, into the volume there.
 RUN install -d -o kolm -g kolm /var/cache/kolm && kolm doctor --compile && chown -R kolm:kolm /var/cache/kolm
 USER kolm

@@ -147,7 +147,7 @@ def _random_head(base: TargetConfig) -> Head:
         for name, shape in head_shapes(config).items()
     }
     ids = torch.randperm(config.vocab_size, generator=dice)[: config.draft_vocab_size].sort().values.numpy()
-    return Head("kolm", config, tensors, ids)
+    return Head("kolm", config, {name: tensor.numpy() for name, tensor in tensors.items()}, ids)
 
 
 class _Guesses(Drafter):

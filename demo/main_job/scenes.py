@@ -64,8 +64,8 @@ class Stage:
 
     def table(self, rows: Sequence[Row], totals: Sequence[Row]) -> None:
         made = table(
-            "kind", "method", "tokens/s", "acceptance length", "speedup", "identical to off",
-            right=("tokens/s", "acceptance length", "speedup"),
+            "kind", "method", "tokens/s", "tokens a pass", "speedup", "identical to off",
+            right=("tokens/s", "tokens a pass", "speedup"),
         )  # fmt: skip
         for row in rows:
             made.add_row(*_cells(row), end_section=row is rows[-1])

@@ -29,6 +29,7 @@ from services.client import LedgerClient, ModelInfo, Runtime, SamplingParams
 from services.generation.target.canonical.kernels.compilation import kernels_are_compiled
 from services.generation.target.errors import ModelNotFound
 from services.generation.target.model_path import model_path
+from services.generation.target.without_torch import spare_torch
 
 _TEMPERATURES = (0.0, 0.7)
 """Taken in turn, so that greedy and sampled output are both compared."""
@@ -64,8 +65,8 @@ class Demo:
 
     def _start(self) -> tuple[str, str]:
         self._stage.step("Start the ledger and the generation service")
-        for key in self._services.trust_own_keys():
-            self._stage.remark(f"trusts its own {key.role} key from now on: {_near(key.path)}")
+        if self._services.trust_own_keys():
+            self._stage.remark("with new keys of log, server and auditor; whoever trusts these can check all of it")
         os.environ["KOLM_TOKEN_FILE"] = str(token_file(self._services.data_dir, OWNER))
         with self._stage.waiting("starting the ledger"):
             ledger = self._supervisor.start(self._services.ledger(), _READY_SECONDS)
@@ -121,6 +122,7 @@ class Demo:
         self._stage.step("Compare")
         totals = [total(answers, method) for method in self._methods]
         self._stage.table(rows(answers), totals)
+        self._stage.remark("a pass of the model gives one token with speculation off; off is what the others equal")
         return all(row.identical in (None, True) for row in totals)
 
     def _audit(self, ledger: str, receipts: int) -> bool:
@@ -144,6 +146,7 @@ class Demo:
             patience=_PATIENCE_SECONDS,
             spot_checks=1.0,
         )
+        spare_torch()
         columns = (TextColumn("replayed"), BarColumn(bar_width=30), MofNCompleteColumn())
         console = self._stage.console
         with (
@@ -173,13 +176,10 @@ class Demo:
 def needed(model: Path) -> str | None:
     """Advice where there is no model; None where there is one."""
     try:
-        path = model_path(model)
+        model_path(model)
     except ModelNotFound as error:
-        return f"{error}, or run: make venv"
-    found = path.is_file() or (path / "config.json").is_file()
-    return (
-        None if found else f"There is no model in {model}: expected a transformers directory, a GGUF file, or smollm2."
-    )
+        return f"--model: {error}, which `make venv` installs"
+    return None
 
 
 def _loading() -> str:
@@ -197,5 +197,6 @@ def _model(info: ModelInfo) -> str:
 
 
 def _probe(info: ModelInfo) -> str:
-    passed = "passed: a row's bits do not depend on what runs beside it" if info.probe_passed else "FAILED: off only"
-    return f"numerics probe {passed}"
+    if info.probe_passed:
+        return "probed: no bit of an answer depends on drafts, or on what else runs beside it"
+    return "the probe of the numerics FAILED: speculation stays off"

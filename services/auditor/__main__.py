@@ -1,15 +1,17 @@
-"""`python -m services.auditor --data-dir DIR --model DIR [--ledger …]`: settings first, torch once they are right."""
+"""`python -m services.auditor --data-dir DIR --model DIR [--ledger …]`: settings first, the engine once they hold."""
 
 from __future__ import annotations
 
 import sys
 
 from services.auditor.settings import AuditorSettings
+from services.generation.target.without_torch import spare_torch
 from services.runtime.process import run_service
 
 
 async def main(settings: AuditorSettings) -> None:
     """See `services.auditor.serving`."""
+    spare_torch()
     from services.auditor.serving import main
 
     await main(settings)

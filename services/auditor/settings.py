@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 
 from ledger.documents.audit_policy import LONGEST_PROMISE_SECONDS
 from services.auditor.replays.engine_plan import EnginePlan
 from services.auditor.schedule.database import sqlite_url
-from services.generation.target.errors import ModelNotFound
-from services.generation.target.model_path import model_path
+from services.generation.target.named_folders import MODEL, NAMED_ADAPTER
 from services.runtime.rpc_settings import RpcServerSettings
 from services.runtime.setting_kind import Adapter, Target
 from services.runtime.settings import Address, settings_config
@@ -24,13 +23,13 @@ class AuditorSettings(RpcServerSettings):
 
     listen: Address = Field("127.0.0.1:50053", description="host:port to serve health on; port 0 takes a free one.")
     ledger: Target = Field("127.0.0.1:50052", description="The ledger to audit, host:port or any gRPC name.")
-    model: Path | None = Field(
+    model: Annotated[Path, MODEL] | None = Field(
         None,
         description="The base that this auditor computes with, by itself: a transformers directory, a GGUF file, or a "
         "model's name. The same weights as the audited server's; receipts of another base are UNREPLAYABLE.",
         examples=["smollm2"],
     )
-    adapter: tuple[Adapter, ...] = Field(
+    adapter: tuple[Annotated[Adapter, NAMED_ADAPTER], ...] = Field(
         (), description="LoRA adapters that receipts may name: NAME=DIRECTORY, may be repeated."
     )
     context_length: int | None = Field(
@@ -97,14 +96,6 @@ class AuditorSettings(RpcServerSettings):
     patience_seconds: float = Field(
         600.0, ge=0.0, description="How long a generation service may be away before a receipt counts as UNREPLAYABLE."
     )
-
-    @field_validator("model")
-    @classmethod
-    def _found(cls, value: Path | None) -> Path | None:
-        try:
-            return None if value is None else model_path(value)
-        except ModelNotFound as error:
-            raise ValueError(str(error)) from error
 
     @field_validator("adapter")
     @classmethod

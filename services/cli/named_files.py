@@ -4,16 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
+from tempfile import TemporaryFile
 
 from services.cli.exits import UsageError
-
-
-def expect_model(flag: str, path: Path) -> Path:
-    """A model that could be loaded, by its looks."""
-    if path.is_file() or (path / "config.json").is_file():
-        return path
-    hint = "name a transformers directory, a GGUF file or smollm2; `kolm models list` shows which have a name"
-    raise UsageError(f"{flag}: no model in {path}" if path.is_dir() else f"{flag}: there is no model {path}", hint)
 
 
 def expect_files(flag: str, paths: Iterable[Path], expected: str) -> None:
@@ -36,6 +29,17 @@ def expect_folder(flag: str, path: Path, holding: str, expected: str) -> None:
     """A folder that holds this file."""
     if not (path / holding).is_file():
         raise UsageError(f"{flag}: {path}: no {holding}; expected {expected}")
+
+
+def expect_writable(flag: str, folder: Path) -> None:
+    """A folder, made where missing, in which files can be made."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        hint = "name another folder, or let its owner make it yours"
+        raise UsageError(f"{flag}: cannot write in {folder}: {error.strerror}", hint) from None
 
 
 def expect_room(flag: str, path: Path) -> Path:

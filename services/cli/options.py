@@ -25,19 +25,19 @@ def found_model(context: typer.Context, param: typer.CallbackParam, named: Path 
     """
     if named is None:
         return None
-    from services.cli.named_files import expect_model
     from services.generation.target.errors import ModelNotFound
     from services.generation.target.model_path import imported, model_path
 
-    name = param.opts[0]
+    name = param.opts[0] if param.opts[0].startswith("-") else param.opts[0].upper()
     try:
-        return expect_model(name if name.startswith("-") else name.upper(), model_path(named))
+        return model_path(named)
     except ModelNotFound as error:
         others = imported()
         source = context.get_parameter_source(param.name or "")
         if len(others) == 1 and source is not None and source.name == "DEFAULT":
             return next(iter(others.values()))
-        hint = f"or name another with {name}: {', '.join(others) or 'a transformers directory, a GGUF file'}"
+        named_ones = f"or name another with {name}: {', '.join(others)}" if others else None
+        hint = named_ones or "`kolm models list` shows which have a name"
         raise UsageError(f"{name}: {error}", hint) from error
 
 

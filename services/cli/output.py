@@ -8,14 +8,18 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from rich import box
-from rich.console import Console, ConsoleOptions, JustifyMethod, RenderableType
+from rich.console import Console, ConsoleOptions, JustifyMethod, RenderableType, RenderResult
+from rich.measure import Measurement
 from rich.segment import Segment
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from services.cli.steering import STEERING
 
 MARKS = {True: "[green]✓[/]", False: "[red]✗[/]", None: "[dim]–[/]"}
+_NARROW, _SPACE = 10, 2
+"""Characters that are left to a column whose values may be broken, and those between two columns."""
+_WIDEST = 10_000
 OUTCOME_STYLES = {"EXACT": "green", "DEVIATION": "bold red", "UNREPLAYABLE": "yellow"}
 
 
@@ -28,6 +32,30 @@ class ShownConsole(Console):
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         for segment in super().render(renderable, options):
             yield segment if segment.control else Segment(STEERING.sub("", segment.text), segment.style)
+
+    def print(self, *objects: Any, crop: bool = False, **how: Any) -> None:
+        """As rich's, which would cut off what is wider than the terminal."""
+        super().print(*objects, crop=crop, **how)
+
+
+class ShownTable(Table):
+    """A table that is wider than a narrow terminal, rather than cut what its reader copies."""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        wide = options.update(max_width=_WIDEST)
+        return super().__rich_console__(
+            console, options.update(max_width=max(options.max_width, self._least(wide, console)))
+        )
+
+    def _least(self, options: ConsoleOptions, console: Console) -> int:
+        """Columns, with the space between two of them."""
+        return sum(_SPACE + self._least_of(column, options, console) for column in self.columns)
+
+    def _least_of(self, column: Column, options: ConsoleOptions, console: Console) -> int:
+        measured = [Measurement.get(console, options, cell) for cell in (column.header, *column.cells)]
+        if column.no_wrap:
+            return max(each.maximum for each in measured)
+        return min(_NARROW, max(each.minimum for each in measured))
 
 
 def data() -> Console:
@@ -66,7 +94,7 @@ def facts(*rows: tuple[str, str]) -> Table:
 
 def table(*columns: str, right: tuple[str, ...] = (), whole: tuple[str, ...] = ()) -> Table:
     """A table; columns in `right` hold numbers, those in `whole` what is copied: their values stay on one line."""
-    made = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="bold")
+    made = ShownTable(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="bold")
     for column in columns:
         justify: JustifyMethod = "right" if column in right else "left"
         made.add_column(column, justify=justify, overflow="fold", no_wrap=column in whole)

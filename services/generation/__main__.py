@@ -1,4 +1,4 @@
-"""`python -m services.generation [--model DIR] [--ledger HOST:PORT]`: settings first, torch once they are right."""
+"""`python -m services.generation [--model DIR] [--ledger HOST:PORT]`: settings first, the engine once they hold."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import sys
 
 from services.generation.first_start import compile_beside
 from services.generation.settings import GenerationSettings
+from services.generation.target.without_torch import spare_torch
 from services.runtime.process import run_service
 
 
@@ -14,6 +15,8 @@ async def main(settings: GenerationSettings) -> None:
     compile_beside("sampling", settings.log_format)
     if settings.head_references or settings.draft_model:
         compile_beside("trees", settings.log_format)
+    if settings.device == "cpu" and settings.embedder is None:  # an embedder is a model of torch's
+        spare_torch()
     from services.generation.serving import main
 
     await main(settings)

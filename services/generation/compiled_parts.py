@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from contextlib import AbstractContextManager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Literal
 
-from services.generation.target.canonical.kernels.cache_folder import cache_folder
+from services.generation.target.canonical.kernels.cache_folder import cache_folder, is_writable
 from services.generation.target.one_at_a_time import one_at_a_time
 
 Part = Literal["sampling", "trees"]
@@ -38,12 +37,7 @@ def leave_mark(part: Part) -> None:
 
 def can_be_kept() -> bool:
     """Whether compiled code outlives this process."""
-    folder = cache_folder()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError:
-        return False
-    return os.access(folder, os.W_OK)
+    return is_writable(cache_folder())
 
 
 def _mark(part: Part) -> Path:

@@ -9,8 +9,6 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import torch
-
 from services.generation.compiled_code import compile_sampling
 from services.generation.compiled_parts import compiling
 from services.generation.drafting.method_spec import Parts
@@ -65,7 +63,6 @@ def load_model(
     adapters: Mapping[str, Path] | None = None,
 ) -> Model:
     """Load, probe, measure: seconds, on the calling thread. Raises TargetError."""
-    torch.set_num_threads(1)  # passes have a team of their own; torch's threads would spin beside it
     started = time.perf_counter()
     target = load(directory, context_length=context_length, cache_bytes=cache_bytes, adapters=adapters)
     _log.info(explained(target.config.context_length, read_config(directory).context_length, context_length))

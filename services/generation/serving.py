@@ -6,7 +6,15 @@ import asyncio
 import logging
 import signal
 from collections.abc import AsyncIterator, Coroutine, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext, suppress
+from contextlib import (
+    AbstractContextManager,
+    AsyncExitStack,
+    ExitStack,
+    asynccontextmanager,
+    contextmanager,
+    nullcontext,
+    suppress,
+)
 from functools import partial
 from pathlib import Path
 
@@ -22,6 +30,7 @@ from services.generation.api.servicer import SERVICE, GenerationServicer
 from services.generation.doors.mounts import doors
 from services.generation.engine.async_engine import AsyncEngine
 from services.generation.engine.compile_log import compile_log
+from services.generation.engine.engine import Engine
 from services.generation.engine.settings import EngineSettings
 from services.generation.halts.halt_board import HaltBoard
 from services.generation.halts.resumes import OperatorsWord
@@ -33,7 +42,6 @@ from services.generation.preparation import prepared, trusted_keys
 from services.generation.quotas.stored_bytes import StoredBytes
 from services.generation.quotas.tenant_quotas import TenantQuotas
 from services.generation.ranks.bring_up import base_loader, followed
-from services.generation.ranks.shared_loading import watched
 from services.generation.receipts.erasures import Erasures
 from services.generation.receipts.issuer import ReceiptIssuer
 from services.generation.receipts.key_registration import key_envelope, register_key
@@ -47,7 +55,6 @@ from services.generation.requests.server_identity import Identity
 from services.generation.settings import GenerationSettings
 from services.generation.target.capacity import feature_bytes
 from services.generation.target.loading import load_target
-from services.generation.target.parallel.leader import SharedTarget
 from services.generation.target.target import LoadTarget
 from services.runtime.lifecycle import serve
 from services.runtime.process import CannotStart
@@ -147,11 +154,14 @@ async def opened_servicer(
 @contextmanager
 def _own_folder(settings: GenerationSettings) -> Iterator[Path]:
     """Where this server keeps its receipts, and no other. Raises CannotStart."""
-    try:
-        with state_folder(settings.state_dir, settings.replicas) as folder:
-            yield folder
-    except StateTaken as error:
-        raise CannotStart(str(error)) from None
+    with ExitStack() as stack:
+        try:
+            folder = stack.enter_context(state_folder(settings.state_dir, settings.replicas))
+        except StateTaken as error:
+            raise CannotStart(str(error)) from None
+        except OSError as error:
+            raise CannotStart(f"--state-dir: cannot write in {settings.state_dir}: {error.strerror}") from None
+        yield folder
 
 
 def _servicer(
@@ -204,10 +214,18 @@ async def _engine(settings: GenerationSettings, model: Model) -> AsyncIterator[A
     running.start()
     engine = AsyncEngine(running)
     try:
-        with watched(model.target, running.fail) if isinstance(model.target, SharedTarget) else nullcontext():
+        with _watched_ranks(model, running) if settings.tensor_parallel > 1 else nullcontext():
             yield engine
     finally:
         await engine.stop()
+
+
+def _watched_ranks(model: Model, engine: Engine) -> AbstractContextManager[None]:
+    from services.generation.ranks.shared_loading import watched
+    from services.generation.target.parallel.leader import SharedTarget
+
+    assert isinstance(model.target, SharedTarget)
+    return watched(model.target, engine.fail)
 
 
 @asynccontextmanager

@@ -10,15 +10,22 @@ from typing import Annotated, Literal, Self
 from pydantic import ByteSize, Field, field_validator, model_validator
 
 from services.generation.quotas.quota import Quota, read_quotas
-from services.generation.target.errors import ModelNotFound
-from services.generation.target.model_path import model_path, name_of
+from services.generation.target.model_path import name_of
+from services.generation.target.named_folders import (
+    IF_FOLDER_A_HEAD,
+    MODEL,
+    NAMED_ADAPTER,
+    NAMED_STORE,
+    SENTENCES,
+    STORE,
+)
 from services.runtime.rpc_settings import RpcServerSettings
 from services.runtime.setting_kind import Adapter, Kind, Target
 from services.runtime.settings import Address, Size, settings_config
 
-_Head = Annotated[str, Kind("HEAD", "reference or folder", "support-head@sha256:3f0c2a9d")]
-_Corpus = Annotated[str, Kind("TENANT=DIR", "tenant=folder", "acme=acme.store")]
-
+_Head = Annotated[str, Kind("HEAD", "reference or folder", "support-head@sha256:3f0c2a9d"), IF_FOLDER_A_HEAD]
+_Adapter = Annotated[Adapter, NAMED_ADAPTER]
+_Corpus = Annotated[str, Kind("TENANT=DIR", "tenant=folder", "acme=acme.store"), NAMED_STORE]
 _Quota = Annotated[str, Kind("QUOTA", "TENANT=NAME:LIMIT,…", "acme=requests:8,tokens:60000,bytes:1GiB")]
 
 _HEAD = re.compile(r"cidv1:sha256:[0-9a-f]{64}|[A-Za-z0-9][A-Za-z0-9._-]{0,127}(@sha256:[0-9a-f]{1,64})?")
@@ -31,7 +38,7 @@ class GenerationSettings(RpcServerSettings):
     model_config = settings_config("generation")
 
     listen: Address = Field("127.0.0.1:50051", description="host:port to serve gRPC on; port 0 takes a free one.")
-    model: Path = Field(
+    model: Annotated[Path, MODEL] = Field(
         Path("smollm2"), description="The base: a transformers directory, a GGUF file, or smollm2 (a package's file)."
     )
     model_name: str | None = Field(
@@ -39,7 +46,7 @@ class GenerationSettings(RpcServerSettings):
         description="Name that requests may use. Default: the package's, or the directory's or file's.",
         examples=["house-model"],
     )
-    adapter: tuple[Adapter, ...] = Field(
+    adapter: tuple[_Adapter, ...] = Field(
         (), description="LoRA adapters in peft's layout that requests may name: NAME=DIRECTORY, may be repeated."
     )
     head: tuple[_Head, ...] = Field(
@@ -57,13 +64,13 @@ class GenerationSettings(RpcServerSettings):
         (),
         description="Datastores (`kolm corpus build`) for one tenant's requests: TENANT=FOLDER, may be repeated.",
     )
-    shared_corpus: tuple[Path, ...] = Field(
+    shared_corpus: tuple[Annotated[Path, STORE], ...] = Field(
         (), description="Datastores that every request draws on, whoever's it is; may be repeated."
     )
-    embedder: Path | None = Field(
+    embedder: Annotated[Path, SENTENCES] | None = Field(
         None, description="The sentence-transformers directory of datastores that were built with one."
     )
-    draft_model: Path | None = Field(
+    draft_model: Annotated[Path, MODEL] | None = Field(
         None, description="A smaller model with the same tokenizer, named like --model, for the method draft."
     )
     registry: Target | None = Field(
@@ -253,14 +260,6 @@ class GenerationSettings(RpcServerSettings):
     def adapters(self) -> dict[str, Path]:
         """Directories by name."""
         return {name: Path(directory) for name, _, directory in (each.partition("=") for each in self.adapter)}
-
-    @field_validator("model", "draft_model")
-    @classmethod
-    def _found(cls, value: Path | None) -> Path | None:
-        try:
-            return None if value is None else model_path(value)
-        except ModelNotFound as error:
-            raise ValueError(str(error)) from error
 
     @field_validator("head")
     @classmethod

@@ -26,7 +26,8 @@ def configure_logging(level: str, form: LogFormat, service: str) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter(service) if form == "json" else TextFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
-    logging.getLogger("faiss.loader").setLevel(logging.WARNING)  # tells at info which of its libraries it tried
+    for name in ("faiss.loader", "uvicorn.error"):  # which tell at info what they tried, and number their process
+        logging.getLogger(name).setLevel(logging.WARNING)
     _SAID.setLevel(logging.INFO)
     if form == "json":
         logging.captureWarnings(True)

@@ -56,7 +56,7 @@ def random_head(base: TargetConfig, seed: int = 0, **choices: Any) -> Head:
     config = head_config(base, **choices)
     tensors = head_tensors(config, seed)
     ids = np.arange(config.draft_vocab_size) + tensors.pop("d2t").numpy()
-    return Head("kolm", config, tensors, ids)
+    return Head("kolm", config, {name: tensor.numpy() for name, tensor in tensors.items()}, ids)
 
 
 class InformedDrafter(Drafter):

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from services.generation.target.adapters.adapter import Adapter, LowRank
@@ -125,7 +124,7 @@ class KernelArithmetic:
     def low_rank(self, y: Float32, x: Float32, down: Float32, up: Float32, scale: float) -> Float32:
         """The second of two adapters, for the second of two modules; every second row has none and stays."""
         rows, outputs = y.shape
-        update = LowRank(torch.from_numpy(down.copy()), torch.from_numpy(up.copy()), scale)
+        update = LowRank(down, up, scale)
         adapters = [Adapter(AdapterIdentity(name, ""), {(0, name): update}) for name in ("first", "second")]
         modules = [ModuleSpec(name, outputs, x.shape[1], False) for name in ("first", "second")]
         updates = AdapterUpdates.of(adapters, 0, modules, halves=False)

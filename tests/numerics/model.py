@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from services.generation.target.adapters.adapter import Adapter, LowRank
 from services.generation.target.adapters.identity import AdapterIdentity
@@ -58,7 +57,7 @@ class Model:
         tensors = {name: tensor_of(name, tensor) for name, tensor in written["weights"].items()}
         updates = {
             (update["layer"], update["module"]): LowRank(
-                *(torch.from_numpy(values_of(update[part]).copy()) for part in ("down", "up")), update["scale"]
+                *(values_of(update[part]) for part in ("down", "up")), update["scale"]
             )
             for update in written["adapter"]
         }
@@ -68,7 +67,7 @@ class Model:
     def to_json(self) -> dict[str, Any]:
         updates = [
             {
-                "layer": layer, "module": module, "down": array(update.down.numpy()), "up": array(update.up.numpy()),
+                "layer": layer, "module": module, "down": array(update.down), "up": array(update.up),
                 "scale": update.scale,
             }
             for (layer, module), update in self.adapter.updates.items()

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 def list_view(receipts: list[ReceiptEntry]) -> RenderableType:
     """One line for each receipt."""
-    made = table("entry", "receipt", "method", "tokens", "verdict", right=("entry", "tokens"))
+    made = table("entry", "receipt", "method", "tokens", "verdict", right=("entry", "tokens"), whole=("receipt",))
     for receipt in receipts:
         document = envelope_json(receipt.envelope)["document"]
         made.add_row(

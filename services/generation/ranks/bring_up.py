@@ -1,4 +1,7 @@
-"""The role of this process under `--tensor-parallel`: rank 0, which serves, or one that follows it."""
+"""The role of this process under `--tensor-parallel`: rank 0, which serves, or one that follows it.
+
+Ranks are connected by torch.distributed, which no other server imports.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +10,16 @@ import logging
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
 
-from services.generation.ranks.following import follow_on_this_host
-from services.generation.ranks.shared_loading import SharedLoading, rank_options
 from services.generation.settings import GenerationSettings
 from services.generation.target.errors import TargetError
-from services.generation.target.parallel.meeting import Launched
 from services.generation.target.target import LoadTarget
 from services.runtime.listening import is_loopback
 from services.runtime.process import CannotStart
+
+if TYPE_CHECKING:
+    from services.generation.target.parallel.meeting import Launched
 
 _log = logging.getLogger(__name__)
 
@@ -28,6 +32,9 @@ def followed(settings: GenerationSettings) -> bool:
     rank = _launched(settings)
     if rank is None or rank.share.rank == 0:
         return False
+    from services.generation.ranks.following import follow_on_this_host
+    from services.generation.ranks.shared_loading import rank_options
+
     options = rank_options(settings, rank.on_host)
     try:
         follow_on_this_host(rank.share, settings.tensor_parallel_seconds, settings.model, settings.adapters, options)
@@ -42,6 +49,8 @@ async def base_loader(settings: GenerationSettings) -> AsyncIterator[LoadTarget 
     if settings.tensor_parallel == 1:
         yield None
         return
+    from services.generation.ranks.shared_loading import SharedLoading
+
     loading = SharedLoading(settings, _launched(settings))
     try:
         yield loading
@@ -52,6 +61,8 @@ async def base_loader(settings: GenerationSettings) -> AsyncIterator[LoadTarget 
 def _launched(settings: GenerationSettings) -> Launched | None:
     if settings.tensor_parallel == 1:
         return None
+    from services.generation.target.parallel.meeting import Launched
+
     try:
         launched = Launched.of(dict(os.environ), settings.tensor_parallel)
     except TargetError as error:

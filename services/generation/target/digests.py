@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from services.generation.durable_file import write_durably
+from services.generation.target.canonical.kernels.cache_folder import user_cache
 
 _log = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ Progress = Callable[[Path, int], None]
 
 def default_cache() -> Path:
     """`$XDG_CACHE_HOME/kolm/digests.json`, or under `~/.cache`."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kolm" / "digests.json"
+    return user_cache() / "digests.json"
 
 
 def logged() -> Progress:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-
-import torch
+from typing import TYPE_CHECKING
 
 from services.generation.target.adapters.adapter import Adapter, read_adapter
 from services.generation.target.canonical.program.exchange import Peers
@@ -13,12 +12,13 @@ from services.generation.target.capacity import bounded, cache_blocks
 from services.generation.target.config import TargetConfig, read_config
 from services.generation.target.cpu import CpuTarget
 from services.generation.target.errors import TargetError
-from services.generation.target.fixed_shape.fixed_shape_target import FixedShapeTarget
 from services.generation.target.identity import base_cid, tokenizer_cid
-from services.generation.target.weights.checkpoint import open_checkpoint
 from services.generation.target.weights.expected import checked_weights
 
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+if TYPE_CHECKING:
+    from services.generation.target.fixed_shape.fixed_shape_target import FixedShapeTarget
+
+_ITEM_BYTES = {"float32": 4, "bfloat16": 2}
 
 
 def load_target(
@@ -61,7 +61,7 @@ def load_target(
         raise TargetError(f"arithmetic: int8 is not supported on {kind}; use device cpu, or leave arithmetic out")
     config = bounded(read_config(directory), context_length)
     cached = (cache_dtype or "float32") if kind == "cpu" else dtype
-    blocks = cache_blocks(config, _DTYPES[cached].itemsize, tokens=cache_tokens, size=cache_bytes)
+    blocks = cache_blocks(config, _ITEM_BYTES[cached], tokens=cache_tokens, size=cache_bytes)
     cids = base_cid(directory), tokenizer_cid(directory)
     loaded = _read_adapters(adapters or {}, config, directory, cids[0])
     if kind == "cpu":
@@ -70,8 +70,14 @@ def load_target(
             config, weights, blocks, *cids, loaded, threads=threads, cache_dtype=cached,
             arithmetic=arithmetic or "float32", peers=peers,
         )  # fmt: skip
+    import torch
+
+    from services.generation.target.fixed_shape.fixed_shape_target import FixedShapeTarget
+    from services.generation.target.weights.checkpoint import open_checkpoint
+
+    torch.set_num_threads(1)  # the GPU computes; threads here would only spin
     with open_checkpoint(directory, config) as checkpoint:
-        return FixedShapeTarget(config, checkpoint, blocks, *cids, loaded, device=device, dtype=_DTYPES[dtype])
+        return FixedShapeTarget(config, checkpoint, blocks, *cids, loaded, device=device, dtype=getattr(torch, dtype))
 
 
 def _read_adapters(
@@ -86,10 +92,16 @@ def _read_adapters(
     return read
 
 
+def _has_cuda() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
 def _check_device(kind: str, device: str, dtype: str) -> None:
     if kind not in ("cpu", "cuda"):
         raise TargetError(f"device: {device!r} is not supported; supported: cpu, cuda, cuda:N")
-    if kind == "cuda" and not torch.cuda.is_available():
+    if kind == "cuda" and not _has_cuda():
         raise TargetError("device: no CUDA device is available to torch here; use cpu")
-    if dtype not in _DTYPES or (kind == "cpu" and dtype != "float32"):
+    if dtype not in _ITEM_BYTES or (kind == "cpu" and dtype != "float32"):
         raise TargetError(f"dtype: {dtype!r} is not supported on {kind}; supported: float32, on cuda also bfloat16")

@@ -26,7 +26,7 @@ _PACKAGES = {
 
 def models_folder() -> Path:
     """Where models lie that were imported by a name: $KOLM_MODELS, by default ~/.local/share/kolm/models."""
-    return Path(os.environ.get("KOLM_MODELS") or Path.home() / ".local" / "share" / "kolm" / "models")
+    return Path(os.environ.get("KOLM_MODELS") or os.path.expanduser("~/.local/share/kolm/models"))
 
 
 def packaged() -> dict[str, Path | None]:
@@ -52,21 +52,28 @@ def name_of(path: Path) -> str:
 
 
 def model_path(named: str | Path) -> Path:
-    """The directory or file of a model. A path that is there wins, then the name of a package, then one that was
-    imported; others stay as they are.
+    """The directory or file of a model. A path with one wins, then the name of a package, then one that was imported.
 
     Raises:
-        ModelNotFound: the package is not installed.
+        ModelNotFound: nothing of that kind is there, by its looks, or the package is not installed.
     """
     path, package = Path(named), _PACKAGES.get(str(named))
-    if path.exists():
+    if _is_model(path):
         return path
     if package is not None:
         if (file := _file(package)) is None:
             raise ModelNotFound(f"{named}: the package with this model is not installed: {package.install}")
         return file
     imported = (models_folder() / path.name, models_folder() / f"{path.name}.gguf")
-    return next((each for each in imported if path.name == str(named) and each.exists()), path)
+    found = next((each for each in imported if path.name == str(named) and _is_model(each)), None)
+    if found is None:
+        said = f"no model in {path}" if path.is_dir() else f"there is no model {path}"
+        raise ModelNotFound(f"{said}; expected a transformers directory, a GGUF file or {', '.join(_PACKAGES)}")
+    return found
+
+
+def _is_model(path: Path) -> bool:
+    return path.is_file() or (path / "config.json").is_file()
 
 
 def _file(package: _Package) -> Path | None:

@@ -12,8 +12,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-import torch
-
 from services.generation.engine.core import EngineCore
 from services.generation.engine.cost import PassCost
 from services.generation.engine.events import Event, Finished, Outcome
@@ -73,7 +71,6 @@ class Verifier:
 
         Raises TargetError.
         """
-        torch.set_num_threads(1)  # passes have a team of their own
         target = load_target(
             model, adapters=adapters, context_length=context_length, cache_dtype=cache_dtype, arithmetic=arithmetic,
             threads=threads,

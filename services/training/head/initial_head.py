@@ -86,8 +86,9 @@ def known_head(known: Head, config: HeadConfig, ends: Ends, target_ids: Tensor) 
     """
     head = HeadModule(config, ends.embeddings)
     rows = ends.head.clone()
-    rows[torch.from_numpy(known.target_ids)] = known.tensors["lm_head.weight"].to(rows.dtype)
-    head.load_state_dict({**known.tensors, "lm_head.weight": rows[target_ids]})
+    weights = {name: torch.from_numpy(values) for name, values in known.tensors.items()}
+    rows[torch.from_numpy(known.target_ids)] = weights["lm_head.weight"].to(rows.dtype)
+    head.load_state_dict({**weights, "lm_head.weight": rows[target_ids]})
     return head
 
 

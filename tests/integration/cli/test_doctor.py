@@ -25,7 +25,7 @@ def test_a_tokenizer_that_does_not_load_is_found_before_a_service_is_started_on_
 @pytest.mark.slow
 def test_all_kernels_can_be_compiled_ahead_without_a_model(tmp_path: Path) -> None:
     """A second start compiles nothing."""
-    folders = {"KOLM_KERNEL_CACHE": str(tmp_path / "kernels"), "NUMBA_CACHE_DIR": str(tmp_path / "numba")}
+    folders = {"KOLM_KERNEL_CACHE": str(tmp_path / "kernels")}
     command = [sys.executable, "-m", "services.cli", "doctor", "--compile", "--model", "no/such/model"]
     for said in (True, False):
         done = subprocess.run(command, env={**os.environ, **folders}, capture_output=True, text=True, check=False)

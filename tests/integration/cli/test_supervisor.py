@@ -41,7 +41,7 @@ def supervisor(lines: Lines) -> Iterator[Supervisor]:
 
 def plan(directory: Path, name: str, *flags: str) -> Plan:
     ready = directory / f"{name}.address"
-    return Plan(name, "tests.integration.cli.stub_service", (f"--ready-file={ready}", *flags), ready)
+    return Plan(name, "tests.integration.cli.stub_service", (f"--ready-file={ready}", *flags), "127.0.0.1:0", ready)
 
 
 def test_a_service_is_started_once_it_says_where(tmp_path: Path, supervisor: Supervisor, lines: Lines) -> None:

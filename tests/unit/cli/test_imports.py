@@ -62,6 +62,8 @@ def test_verifying_needs_no_server_and_no_engine(tmp_path: Path) -> None:
         ("heads", "train", "{model}", "--prompts", "{none}", "--out", "{out}", "--steps", "1"),
         ("heads", "train", "{model}", "--prompts", "{prompts}", "--out", "{model}", "--steps", "1"),
         ("heads", "train", "{none}", "--prompts", "{prompts}", "--out", "{out}", "--steps", "1"),
+        ("heads", "train", "{model}", "--prompts", "{prompts}", "--out", "{out}", "--steps", "1", "--held-out", "7"),
+        ("heads", "train", "{model}", "--prompts", "{prompts}", "--out", "{out}", "--steps", "1", "--max-tokens", "0"),
         (
             "heads",
             "train",

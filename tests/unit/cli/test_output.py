@@ -35,6 +35,17 @@ def test_what_a_caller_put_into_a_receipt_does_not_steer_the_terminal_of_who_rea
     assert "\x1b[1m" in written.getvalue()  # styles are still there
 
 
+@pytest.mark.parametrize("width", [40, 60, 80])
+def test_what_is_copied_stays_whole_on_a_narrow_terminal(width: int) -> None:
+    written, receipt = io.StringIO(), "01a20793-755f-7df1-8ba9-5622946153b6"
+    rows = table("entry", "receipt", "why", right=("entry",), whole=("receipt",))
+    rows.add_row("12345", receipt, "a long sentence, which may be broken")
+    ShownConsole(file=written, width=width).print(rows)
+    assert receipt in written.getvalue()
+    assert "12345" in written.getvalue()
+    assert "sentence," in written.getvalue()
+
+
 def test_an_identifier_is_shortened_for_a_column_and_stays_recognisable() -> None:
     assert short("cidv1:sha256:" + "ab" * 32) == "cidv1:abababababab…"
     assert short("plain") == "plain"

@@ -13,7 +13,6 @@ from services.generation.first_start import compile_beside
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("KOLM_KERNEL_CACHE", str(tmp_path / "kernels"))
-    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "numba"))
     return tmp_path / "kernels"
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from services.generation.settings import GenerationSettings
 from services.runtime.settings import SettingsError
+
+DEMO = Path(__file__).parents[3] / "demo" / "base"
 
 
 def test_context_and_cache_come_from_flag_environment_and_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -33,10 +36,30 @@ def test_a_size_that_is_none_is_refused_by_its_flag(wrong: str) -> None:
         GenerationSettings.load([f"--cache-bytes={wrong}"], environment={})
 
 
-def test_a_gguf_file_is_served_under_its_name_without_the_ending() -> None:
-    settings = GenerationSettings.load(["--model", "models/SmolLM2-135M.Q4_1.gguf"], environment={})
-    assert settings.served_name == "SmolLM2-135M.Q4_1"
-    assert GenerationSettings.load(["--model", "models/mine"], environment={}).served_name == "mine"
+def test_a_gguf_file_is_served_under_its_name_without_the_ending(tmp_path: Path) -> None:
+    file, folder = tmp_path / "SmolLM2-135M.Q4_1.gguf", tmp_path / "mine"
+    folder.mkdir()
+    for model in (file, folder / "config.json"):
+        model.touch()
+    assert GenerationSettings.load(["--model", str(file)], environment={}).served_name == "SmolLM2-135M.Q4_1"
+    assert GenerationSettings.load(["--model", str(folder)], environment={}).served_name == "mine"
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("--model=none", "there is no model none; expected a transformers directory, a GGUF file or smollm2"),
+        ("--draft-model=none", "there is no model none; expected a transformers directory"),
+        ("--adapter=a=none", "none: no adapter_config.json; expected an adapter in peft's layout, as NAME=DIRECTORY"),
+        ("--head=./none", "none: no config.json; expected a head's folder"),
+        ("--corpus=acme=none", "none: no manifest.json; expected a datastore"),
+        ("--shared-corpus=none", "none: no manifest.json; expected a datastore"),
+        ("--embedder=none", "none: no config.json; expected a sentence-transformers directory"),
+    ],
+)
+def test_what_is_not_there_is_named_with_its_flag_before_anything_is_loaded(setting: str, said: str) -> None:
+    with pytest.raises(SettingsError, match=f"^{setting.partition('=')[0]}: {re.escape(said)}"):
+        GenerationSettings.load(["--model", str(DEMO), setting], environment={})
 
 
 @pytest.mark.parametrize("flag", ["--model", "--draft-model"])

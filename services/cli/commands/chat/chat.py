@@ -69,7 +69,7 @@ def chat(
         session = Session(runtime, Conversation(system), wishes, info.context_length)
         dialogue = Dialogue(session, terms)
         if interactive:
-            talk().print(f"[dim]{escape(greeting(info))}[/]", soft_wrap=True)
+            talk().print(f"[dim]{escape(greeting(info))}[/]")
         try:
             dialogue.run(typed_lines(tuple(COMMANDS), dialogue.interrupted) if interactive else piped_lines())
         finally:

@@ -185,7 +185,7 @@ class Dialogue:
         talk().print(help_view((f"{name} {word}".strip(), meaning) for name, (word, meaning) in COMMANDS.items()))
 
     def _note(self, text: str) -> None:
-        talk().print(f"[dim]{escape(text)}[/]", soft_wrap=True)
+        talk().print(f"[dim]{escape(text)}[/]", soft_wrap=not self._terms.interactive)
 
 
 def _overflow(error: InvalidArgument) -> Exception:

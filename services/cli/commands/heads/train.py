@@ -23,7 +23,7 @@ class LengthOptions:
     """The length of the training."""
 
     minutes: Annotated[float | None, typer.Option(help="Minutes of training; the learning rate follows them.")] = None
-    steps: Annotated[int | None, typer.Option(help="Steps instead of minutes; reproducible to the bit.")] = None
+    steps: Annotated[int | None, typer.Option(min=1, help="Steps instead of minutes; reproducible to the bit.")] = None
 
     def check(self) -> None:
         """Raises UsageError."""
@@ -31,7 +31,7 @@ class LengthOptions:
         if length is None or None not in (self.minutes, self.steps):
             raise UsageError("expected either --minutes or --steps: the length of the training")
         if length <= 0:
-            raise UsageError("--minutes or --steps: expected more than 0")
+            raise UsageError(f"--minutes: is {length:g}; expected a number above 0")
 
     def budget(self) -> Budget:
         from services.training.head.optimiser import Minutes, Steps
@@ -43,18 +43,29 @@ class LengthOptions:
 class AnswerOptions:
     """The base's answers, which the head learns from."""
 
-    answering_minutes: Annotated[float | None, typer.Option(help="Minutes at most for the base's answers.")] = None
+    answering_minutes: Annotated[float | None, typer.Option(min=0, help="Minutes at most for the base's answers.")] = (
+        None
+    )
     temperatures: Annotated[str, typer.Option(help="Of the answers; prompts take them in turns.")] = "0,0.7,0,1"
-    max_tokens: Annotated[int, typer.Option(help="Tokens of an answer at most.")] = 256
+    max_tokens: Annotated[int, typer.Option(min=2, help="Tokens of an answer at most.")] = 256
     held_out: Annotated[float, typer.Option(help="Share of the prompts kept for the measurement.")] = 0.05
 
-    def plan(self, seed: int) -> DataPlan:
-        """Raises UsageError."""
-        temperatures = numbers("--temperatures", self.temperatures, float)
+    @property
+    def heats(self) -> tuple[float, ...]:
+        """The temperatures. Raises UsageError."""
+        return numbers("--temperatures", self.temperatures, float)
 
+    def check(self) -> None:
+        """Raises UsageError."""
+        if not all(0 <= each <= 100 for each in self.heats):
+            raise UsageError(f"--temperatures: is {self.temperatures}; expected numbers from 0 to 100")
+        if not 0 < self.held_out < 1:
+            raise UsageError(f"--held-out: is {self.held_out:g}; expected a share between 0 and 1")
+
+    def plan(self, seed: int) -> DataPlan:
         from services.training.plan import DataPlan
 
-        return DataPlan(temperatures, self.max_tokens, held_out=self.held_out, seed=seed)
+        return DataPlan(self.heats, self.max_tokens, held_out=self.held_out, seed=seed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +76,10 @@ class SizeOptions:
         None
     )
     draft_vocabulary: Annotated[
-        int | None, typer.Option(help="Tokens that it can draft. Default: at most 32000, or those of --start-from.")
+        int | None,
+        typer.Option(min=1, help="Tokens that it can draft. Default: at most 32000, or those of --start-from."),
     ] = None
-    intermediate: Annotated[int | None, typer.Option(help="Width of its MLP. Default: the base's.")] = None
+    intermediate: Annotated[int | None, typer.Option(min=1, help="Width of its MLP. Default: the base's.")] = None
 
     def chosen(self) -> dict[str, Any] | None:
         """Members of `services.training.plan.HeadSizes`. Raises UsageError."""
@@ -84,10 +96,15 @@ class SizeOptions:
 class LessonOptions:
     """Draft steps and passes of the training."""
 
-    unroll: Annotated[int, typer.Option(help="Draft steps that the training unrolls.")] = 7
+    unroll: Annotated[int, typer.Option(min=1, help="Draft steps that the training unrolls.")] = 7
     decay: Annotated[float, typer.Option(help="Weight of a draft step relative to the one before it.")] = 0.8
-    starts: Annotated[int, typer.Option(help="Draft starts in one pass; more of them need more memory.")] = 256
-    passes: Annotated[int, typer.Option(help="Passes in an optimiser step, over all devices.")] = 1
+    starts: Annotated[int, typer.Option(min=1, help="Draft starts in one pass; more of them need more memory.")] = 256
+    passes: Annotated[int, typer.Option(min=1, help="Passes in an optimiser step, over all devices.")] = 1
+
+    def check(self) -> None:
+        """Raises UsageError."""
+        if not 0 < self.decay <= 1:
+            raise UsageError(f"--decay: is {self.decay:g}; expected a number above 0, at most 1")
 
     def plan(self, precision: Literal["bfloat16", "float32"], seed: int) -> LessonPlan:
         from services.training.plan import LessonPlan
@@ -132,11 +149,15 @@ def train(
     expect_new("--out", out)
     if start_from is not None:
         expect_folder("--start-from", start_from, "config.json", "a head's folder")
-    length.check()
-    chosen, data = sizes.chosen(), answers.plan(seed)
+    for each in (length, answers, lesson):
+        each.check()
+    chosen = sizes.chosen()
+
+    from services.cli.output import answer, talk
+
+    talk().print(f"a head for {base}: loading torch, then the model …", soft_wrap=True, markup=False)
 
     from services.cli.jobs.heads import training
-    from services.cli.output import answer, talk
     from services.cli.views.training import trained_json, trained_view
     from services.training.devices import end_process
     from services.training.job import Job
@@ -147,7 +168,7 @@ def train(
         out=out,
         work=work or out.with_name(f"{out.name}.work"),
         budget=length.budget(),
-        data=data,
+        data=answers.plan(seed),
         lesson=lesson.plan(precision, seed),
         sizes=chosen,
         start_from=start_from,

@@ -11,6 +11,7 @@ import typer
 from services.cli import options
 from services.cli.commands.up.listen_options import LISTEN, ListenOptions
 from services.cli.commands.up.served_options import SERVED, ServedOptions
+from services.cli.named_files import expect_writable
 
 if TYPE_CHECKING:
     from services.cli.jobs.running.local_services import LocalServices
@@ -104,6 +105,7 @@ def up(
     if every.config is not None:
         Configuration.read(every.config).refuse_what_up_sets(services.plans())
     listen.check_ports(services.metrics_ports)
+    expect_writable("--data-dir", data_dir)
     _run(services, found, UpTalk(every.log_format), as_json=json)
 
 

@@ -45,7 +45,8 @@ def convert(source: Path, out: Path, model: Path, feature_layers: tuple[int, ...
         elif head.other_layers:
             head = _confirmed(head, model)
         own = np.arange(head.config.draft_vocab_size, dtype=np.int64)
-        write_head(out, head.config, {**head.tensors, "d2t": torch.from_numpy(head.target_ids - own)})
+        tensors = {**head.tensors, "d2t": head.target_ids - own}
+        write_head(out, head.config, {name: torch.from_numpy(values) for name, values in tensors.items()})
     except (HeadError, TargetError, OSError) as error:
         raise UsageError(reason(error)) from error
     return {

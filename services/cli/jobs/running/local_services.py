@@ -110,17 +110,18 @@ class LocalServices:
     ) -> Plan:
         """With its token, if it calls others, and the file that says who may call it."""
         ready_file = self.data_dir / "run" / f"{name}.address"
+        listens_at = f"{self.host}:{port}"
         given = words(
             **flags,
-            listen=f"{self.host}:{port}",
+            listen=listens_at,
             ready_file=ready_file,
             principals=principals_file(self.data_dir),
             token_file=token_file(self.data_dir, name) if name in SERVICE_ROLES else None,
             metrics_port=self.metrics_ports.get(name),
         )
-        return Plan(
-            name, module or f"services.{name}", (*given, *more, *self.shared_flags), ready_file, self.environment
-        )
+        module = module or f"services.{name}"
+        flags_ = (*given, *more, *self.shared_flags)
+        return Plan(name, module, flags_, listens_at, ready_file, self.environment)
 
     @property
     def metrics_ports(self) -> dict[str, int]:
@@ -151,27 +152,47 @@ class Addresses:
 def bring_up(
     services: LocalServices, supervisor: Supervisor, told: Callable[[TrustedKey], None] = lambda key: None
 ) -> Addresses:
-    """Start the ledger, then the registry, which both are there at once, then together what takes longer.
-
-    An auditor that believes the generation service waits for it.
+    """Start all services together, those first that others ask. One whose port is to be a free one has to be there
+    before whoever is told of it; an auditor that believes the generation service waits for it.
 
     Their keys are trusted first; `told` gets those that are new. Raises KeyFileError, PrincipalsError, OSError, and
     what Supervisor.start raises.
     """
     for key in services.trust_own_keys():
         told(key)
-    ledger = supervisor.start(services.ledger(), _QUICK_SECONDS)
-    registry = supervisor.start(services.registry(ledger), _QUICK_SECONDS)
-    generating = services.generation(ledger, registry)
-    supervisor.launch(generating)
-    generation = supervisor.address(generating, _MODEL_SECONDS) if services.audit_by_server else ""
-    auditing = services.auditor(ledger, generation)
-    supervisor.launch(auditing)
-    explorer = None if services.explorer_port is None else supervisor.start(services.explorer(ledger), _QUICK_SECONDS)
-    generation = supervisor.address(generating, _MODEL_SECONDS)
-    front = services.http(generation, explorer)
-    if services.http_port is not None:
-        supervisor.launch(front)
-    auditor = supervisor.address(auditing, _MODEL_SECONDS)
-    http = None if services.http_port is None else supervisor.address(front, _QUICK_SECONDS)
-    return Addresses(generation, ledger, auditor, registry, explorer, http)
+    ledger = _Launched(supervisor, services.ledger(), _QUICK_SECONDS)
+    registry = _Launched(supervisor, services.registry(ledger.place), _QUICK_SECONDS)
+    generation = _Launched(supervisor, services.generation(ledger.place, registry.place), _MODEL_SECONDS)
+    asked = generation.address if services.audit_by_server else ""
+    auditor = _Launched(supervisor, services.auditor(ledger.place, asked), _MODEL_SECONDS)
+    pages = services.explorer_port is not None
+    explorer = _Launched(supervisor, services.explorer(ledger.place), _QUICK_SECONDS) if pages else None
+    fronted = services.http_port is not None
+    front = services.http(generation.place, explorer.place if explorer else None)
+    http = _Launched(supervisor, front, _QUICK_SECONDS) if fronted else None
+    return Addresses(
+        generation=generation.address,
+        ledger=ledger.address,
+        auditor=auditor.address,
+        registry=registry.address,
+        explorer=explorer.address if explorer else None,
+        http=http.address if http else None,
+    )
+
+
+class _Launched:
+    """A service that has been started and may not be there yet. Both properties raise as Supervisor.address does."""
+
+    def __init__(self, supervisor: Supervisor, plan: Plan, seconds: float) -> None:
+        self._supervisor, self._plan, self._seconds = supervisor, plan, seconds
+        supervisor.launch(plan)
+
+    @property
+    def place(self) -> str:
+        """Where it will be: known already, unless it takes a free port."""
+        return self.address if self._plan.listens_at.endswith(":0") else self._plan.listens_at
+
+    @property
+    def address(self) -> str:
+        """Where it is, once it serves."""
+        return self._supervisor.address(self._plan, self._seconds)

@@ -61,11 +61,15 @@ class NotReady(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How to start one service: `python -m <module> <flags>`. It writes host:port into `ready_file` when it serves."""
+    """How to start one service: `python -m <module> <flags>`. It writes host:port into `ready_file` when it serves.
+
+    `listens_at` is host:port as it is told; port 0 is a free one.
+    """
 
     name: str
     module: str
     flags: tuple[str, ...]
+    listens_at: str
     ready_file: Path
     environment: Mapping[str, str] = field(default_factory=dict)
 

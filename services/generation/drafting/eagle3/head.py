@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from services.generation.drafting.eagle3.config import HeadConfig
@@ -20,6 +19,6 @@ class Head:
 
     origin: Origin
     config: HeadConfig
-    tensors: dict[str, torch.Tensor]  # float32, under the names that `head_shapes` lists
+    tensors: dict[str, NDArray[np.float32]]  # under the names that `head_shapes` lists
     target_ids: NDArray[np.int64]  # [draft_vocab_size] token of the target for each of the head's own
     other_layers: tuple[tuple[int, ...], ...] = ()  # readings of `feature_layers` that the layout leaves possible

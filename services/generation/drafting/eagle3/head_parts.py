@@ -44,7 +44,7 @@ class HeadParts:
     def of(cls, head: Head, cache_blocks: int, positions: int) -> HeadParts:
         """With an empty cache. Raises WeightsInvalid for weights that are NaN or infinite."""
         config = head.config
-        stored = {name: StoredTensor.of_values(name, tensor.numpy()) for name, tensor in head.tensors.items()}
+        stored = {name: StoredTensor.of_values(name, values) for name, values in head.tensors.items()}
         read = stored.__getitem__
         storages = {tensor.storage for tensor in stored.values() if len(tensor.shape) == 2}
         compilation.compile_ahead(compilation.module_names(sorted(storages), _CACHED))

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
-
-import torch
-from safetensors.torch import save_file
+from typing import TYPE_CHECKING, Any
 
 from services.generation.drafting.eagle3.config import HeadConfig, head_shapes
 from services.generation.drafting.eagle3.errors import HeadConfigInvalid, HeadWeightsInvalid
+
+if TYPE_CHECKING:  # who serves needs none
+    import torch
 
 LAYOUT = "kolm.eagle3.v1"
 CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
@@ -96,6 +96,9 @@ def write_head(directory: Path, config: HeadConfig, tensors: dict[str, torch.Ten
     Raises:
         HeadWeightsInvalid: a tensor is missing, unknown or of another shape.
     """
+    import torch
+    from safetensors.torch import save_file
+
     config.check()
     shapes = {**head_shapes(config), "d2t": (config.draft_vocab_size,)}
     found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}

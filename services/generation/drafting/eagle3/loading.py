@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
 
 from services.generation.drafting.eagle3.config import HeadConfig, head_shapes
 from services.generation.drafting.eagle3.errors import HeadConfigInvalid, HeadNotFound, HeadWeightsInvalid
@@ -18,8 +17,11 @@ from services.generation.drafting.eagle3.head import Head, Origin
 from services.generation.drafting.eagle3.layout import CONFIG_FILE, LAYOUT, WEIGHTS_FILE, parse_config
 from services.generation.drafting.eagle3.published import default_layers, read_safeailab, read_speculators
 from services.generation.target.config import TargetConfig
+from services.generation.target.errors import WeightsInvalid
+from services.generation.target.weights.safetensors_file import FLOATS, floats, read_parts
+from services.generation.target.weights.safetensors_parts import Part
 
-_FLOATS = ("F32", "BF16", "F16")
+_WHOLE = {"I64": "<i8", "I32": "<i4"}
 _LARGEST_CONFIG = 1 << 20  # bytes
 _VERIFIER = ("verifier_norm.weight", "verifier_lm_head.weight")  # speculators' copies of the base, for training only
 
@@ -38,10 +40,10 @@ def load_head(directory: Path, base: TargetConfig) -> Head:
     if not path.is_file():
         raise HeadNotFound(f"{directory}: no {WEIGHTS_FILE}; convert other formats first, pickle is not read")
     try:
-        with safe_open(path, framework="pt") as weights:
-            return _read(document, weights, base)
-    except (SafetensorError, OSError) as error:
-        raise HeadWeightsInvalid(f"{path}: not a whole safetensors file ({error}); copy it again") from error
+        weights = read_parts(path)
+    except WeightsInvalid as error:
+        raise HeadWeightsInvalid(str(error)) from error
+    return _read(document, weights, base)
 
 
 def read_document(directory: Path) -> dict[str, Any]:
@@ -74,17 +76,17 @@ def origin_of(document: dict[str, Any]) -> Origin:
     )
 
 
-def _read(document: dict[str, Any], weights: Any, base: TargetConfig) -> Head:
+def _read(document: dict[str, Any], weights: Mapping[str, Part], base: TargetConfig) -> Head:
     origin = origin_of(document)
-    stored = {_name(name, origin): name for name in weights.keys() if name not in _VERIFIER}  # noqa: SIM118
+    stored = {_name(name, origin): name for name in weights if name not in _VERIFIER}
     config = _config(origin, document, stored.keys(), base)
     config.check_base(base)
     _check_names(config, stored, d2t_required=config.draft_vocab_size < config.vocab_size)
     for name, shape in head_shapes(config).items():
-        _check_tensor(name, weights.get_slice(stored[name]), shape)
-    tensors = {name: weights.get_tensor(stored[name]).to(torch.float32) for name in head_shapes(config)}
-    for name, tensor in tensors.items():
-        if not torch.isfinite(tensor).all():
+        _check_tensor(name, weights[stored[name]], shape)
+    tensors = {name: floats(name, weights[stored[name]]) for name in head_shapes(config)}
+    for name, values in tensors.items():
+        if not np.isfinite(values).all():
             raise HeadWeightsInvalid(f"weights: {name} holds a value that is infinite or not a number")
     others = () if origin == "kolm" else _other_layers(config, base)
     return Head(origin, config, tensors, _target_ids(config, stored, weights), others)
@@ -112,20 +114,20 @@ def _check_names(config: HeadConfig, stored: dict[str, str], *, d2t_required: bo
         raise HeadWeightsInvalid(f"weights: missing {missing}, unknown {unknown}; does config.json fit them?")
 
 
-def _check_tensor(name: str, tensor: Any, shape: tuple[int, ...], dtypes: tuple[str, ...] = _FLOATS) -> None:
-    if tuple(tensor.get_shape()) != shape:
-        raise HeadWeightsInvalid(f"weights: {name} has shape {tensor.get_shape()}; config.json makes it {list(shape)}")
-    if tensor.get_dtype() not in dtypes:
-        raise HeadWeightsInvalid(f"weights: {name} has dtype {tensor.get_dtype()}; expected one of {', '.join(dtypes)}")
+def _check_tensor(name: str, part: Part, shape: tuple[int, ...], dtypes: Sequence[str] = FLOATS) -> None:
+    if part.shape != shape:
+        raise HeadWeightsInvalid(f"weights: {name} has shape {list(part.shape)}; config.json makes it {list(shape)}")
+    if part.dtype not in dtypes:
+        raise HeadWeightsInvalid(f"weights: {name} has dtype {part.dtype}; expected one of {', '.join(dtypes)}")
 
 
-def _target_ids(config: HeadConfig, stored: dict[str, str], weights: Any) -> NDArray[np.int64]:
+def _target_ids(config: HeadConfig, stored: dict[str, str], weights: Mapping[str, Part]) -> NDArray[np.int64]:
     """Offsets to ids: target id = draft id + d2t[draft id]. Without a d2t both vocabularies are one."""
     own = np.arange(config.draft_vocab_size, dtype=np.int64)
     if "d2t" not in stored:
         return own
-    _check_tensor("d2t", weights.get_slice("d2t"), own.shape, ("I64", "I32"))
-    ids: NDArray[np.int64] = own + weights.get_tensor("d2t").to(torch.int64).numpy()
+    _check_tensor("d2t", weights["d2t"], own.shape, tuple(_WHOLE))
+    ids: NDArray[np.int64] = own + weights["d2t"].read().view(_WHOLE[weights["d2t"].dtype])
     twice = len(ids) - len(np.unique(ids))
     if ids.min() < 0 or ids.max() >= config.vocab_size or twice:
         raise HeadWeightsInvalid(
@@ -133,8 +135,8 @@ def _target_ids(config: HeadConfig, stored: dict[str, str], weights: Any) -> NDA
             f"from 0 to {config.vocab_size - 1}"
         )
     if "t2d" in stored:
-        _check_tensor("t2d", weights.get_slice("t2d"), (config.vocab_size,), ("BOOL",))
-        if not np.array_equal(np.flatnonzero(weights.get_tensor("t2d").numpy()), np.sort(ids)):
+        _check_tensor("t2d", weights["t2d"], (config.vocab_size,), ("BOOL",))
+        if not np.array_equal(np.flatnonzero(weights["t2d"].read()), np.sort(ids)):
             raise HeadWeightsInvalid("weights: t2d and d2t name different tokens")
     return ids
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Set
 from typing import Any
 
-from transformers.models.llama import LlamaConfig
-from transformers.models.qwen3 import Qwen3Config
+from transformers import LlamaConfig, Qwen3Config
 
 from services.generation.drafting.eagle3.config import HeadConfig
 from services.generation.drafting.eagle3.errors import HeadConfigInvalid

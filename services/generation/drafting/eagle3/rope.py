@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from transformers.models.llama import LlamaConfig
+from transformers import LlamaConfig
 
 from services.generation.drafting.eagle3.config import HeadConfig
 from services.generation.drafting.eagle3.errors import HeadConfigInvalid

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from numba import config, njit
+
+from services.generation.target.canonical.kernels.cache_folder import cache_folder
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -33,7 +34,7 @@ def inlined(function: Function) -> Function:
 
 def _compiled(function: Function, forceinline: bool) -> Function:
     before = config.CACHE_DIR  # type: ignore[attr-defined]
-    config.CACHE_DIR = str(_folder(before))  # type: ignore[attr-defined]
+    config.CACHE_DIR = str(cache_folder() / f"sampling-{_version()}")  # type: ignore[attr-defined]
     try:
         compile = njit(nogil=True, cache=True, fastmath=False, error_model="numpy", forceinline=forceinline)
         return cast(Function, compile(function))
@@ -42,17 +43,6 @@ def _compiled(function: Function, forceinline: bool) -> Function:
 
 
 @cache
-def _folder(configured: str) -> Path:
-    """A folder named by all sources: numba looks for changes in a function's own file, not in those that it calls."""
-    version = hashlib.sha256(b"".join((_PACKAGE / source).read_bytes() for source in _SOURCES)).hexdigest()[:16]
-    return _root(configured) / f"sampling-{version}"
-
-
-def _root(configured: str) -> Path:
-    """NUMBA_CACHE_DIR where it is set, else beside the modules, else the user's cache."""
-    if configured:
-        return Path(configured)
-    beside = _PACKAGE / "__pycache__"
-    if os.access(beside if beside.exists() else _PACKAGE, os.W_OK):
-        return beside
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kolm"
+def _version() -> str:
+    """Of all sources: numba looks for changes in a function's own file, not in those that it calls."""
+    return hashlib.sha256(b"".join((_PACKAGE / source).read_bytes() for source in _SOURCES)).hexdigest()[:16]

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import torch
+import numpy as np
+from numpy.typing import NDArray
 
 from services.generation.target.adapters.config import FUSED_MODULES, MODULES, AdapterConfig, read_adapter_config
 from services.generation.target.adapters.identity import AdapterIdentity, adapter_cid, base_names
@@ -22,8 +23,8 @@ _CID = "cidv1:"
 class LowRank:
     """y += scale * ((x down^T) up^T); down [rank, in], up [out, rank], float32."""
 
-    down: torch.Tensor
-    up: torch.Tensor
+    down: NDArray[np.float32]
+    up: NDArray[np.float32]
     scale: float
 
     @property
@@ -49,13 +50,13 @@ def read_adapter(name: str, directory: Path, base: TargetConfig, base_directory:
     _check_base(config, base_directory, base_cid)
     there = expected_shapes(base)  # not every layer of Gemma 4 has every module
     config = replace(config, updates=tuple(each for each in config.updates if f"{each.module}.weight" in there))
-    with open_adapter_weights(directory, config, base) as weights:
-        updates = {
-            (update.layer, update.module.removeprefix(f"model.layers.{update.layer}.")): LowRank(
-                weights.read(update, "lora_A"), weights.read(update, "lora_B"), update.scale
-            )
-            for update in config.updates
-        }
+    weights = open_adapter_weights(directory, config, base)
+    updates = {
+        (update.layer, update.module.removeprefix(f"model.layers.{update.layer}.")): LowRank(
+            weights.read(update, "lora_A"), weights.read(update, "lora_B"), update.scale
+        )
+        for update in config.updates
+    }
     return Adapter(AdapterIdentity(name, adapter_cid(directory)), updates)
 
 

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-import torch
-from safetensors import SafetensorError, safe_open
+import numpy as np
+from numpy.typing import NDArray
 
 from services.generation.target.adapters.config import SUPPORTED, AdapterConfig, ModuleUpdate
 from services.generation.target.config import TargetConfig
-from services.generation.target.errors import AdapterInvalid, AdapterUnsupported
+from services.generation.target.errors import AdapterInvalid, AdapterUnsupported, WeightsInvalid
 from services.generation.target.weights.expected import expected_shapes
+from services.generation.target.weights.safetensors_file import FLOATS, floats, read_parts
+from services.generation.target.weights.safetensors_parts import Part
 
 FILE = "adapter_model.safetensors"
-_FLOATS = ("F32", "BF16", "F16")
 _ROOT = "base_model.model."
 _FOREIGN = {
     "lora_magnitude_vector": "DoRA",
@@ -29,8 +28,7 @@ _FOREIGN = {
 }
 
 
-@contextmanager
-def open_adapter_weights(directory: Path, adapter: AdapterConfig, base: TargetConfig) -> Iterator[AdapterWeights]:
+def open_adapter_weights(directory: Path, adapter: AdapterConfig, base: TargetConfig) -> AdapterWeights:
     """Open the weights of an adapter and check every tensor's name, shape and dtype.
 
     Raises:
@@ -41,53 +39,53 @@ def open_adapter_weights(directory: Path, adapter: AdapterConfig, base: TargetCo
     if not path.exists():
         raise AdapterInvalid(f"{directory}: no {FILE}; pickle is not read")
     try:
-        with safe_open(path, framework="pt") as file:
-            _check(file, adapter, base, path)
-            yield AdapterWeights(file, path)
-    except (SafetensorError, OSError) as error:
-        raise AdapterInvalid(f"{path}: not a whole safetensors file ({error}); download or copy it again") from error
+        parts = read_parts(path)
+    except WeightsInvalid as error:
+        raise AdapterInvalid(str(error)) from error
+    _check(parts, adapter, base, path)
+    return AdapterWeights(parts, path)
 
 
 class AdapterWeights:
     """The open file of one adapter."""
 
-    def __init__(self, file: Any, path: Path) -> None:
-        self._file = file
+    def __init__(self, parts: Mapping[str, Part], path: Path) -> None:
+        self._parts = parts
         self._path = path
 
-    def read(self, update: ModuleUpdate, part: str) -> torch.Tensor:
+    def read(self, update: ModuleUpdate, part: str) -> NDArray[np.float32]:
         """lora_A [rank, in] or lora_B [out, rank] in float32, exact from bfloat16 and float16.
 
         Raises AdapterInvalid where a value is not finite.
         """
         name = _name(update, part)
-        tensor: torch.Tensor = self._file.get_tensor(name).to(torch.float32).contiguous()
-        if not bool(torch.isfinite(tensor).all()):
+        values = floats(name, self._parts[name])
+        if not np.isfinite(values).all():
             raise AdapterInvalid(f"{self._path}: {name} holds values that are not finite; train or convert it again")
-        return tensor
+        return values
 
 
 def _name(update: ModuleUpdate, part: str) -> str:
     return f"{_ROOT}{update.module}.{part}.weight"
 
 
-def _check(file: Any, adapter: AdapterConfig, base: TargetConfig, path: Path) -> None:
+def _check(parts: Mapping[str, Part], adapter: AdapterConfig, base: TargetConfig, path: Path) -> None:
     expected = _expected(adapter, base)
-    found = set(file.keys())
+    found = set(parts)
     for name in sorted(found - expected.keys()):
         _refuse(name, path)
     missing = sorted(expected.keys() - found)
     if missing:
         raise AdapterInvalid(f"{path}: {_listing(missing)} missing, which adapter_config.json calls for")
     for name, shape in expected.items():
-        tensor = file.get_slice(name)
-        if tuple(tensor.get_shape()) != shape:
+        part = parts[name]
+        if part.shape != shape:
             raise AdapterInvalid(
-                f"{path}: {name} has shape {tensor.get_shape()}; adapter_config.json and this base make it "
+                f"{path}: {name} has shape {list(part.shape)}; adapter_config.json and this base make it "
                 f"{list(shape)}; is the adapter for another base?"
             )
-        if tensor.get_dtype() not in _FLOATS:
-            raise AdapterInvalid(f"{path}: {name} has dtype {tensor.get_dtype()}; expected one of {', '.join(_FLOATS)}")
+        if part.dtype not in FLOATS:
+            raise AdapterInvalid(f"{path}: {name} has dtype {part.dtype}; expected one of {', '.join(FLOATS)}")
 
 
 def _expected(adapter: AdapterConfig, base: TargetConfig) -> dict[str, tuple[int, int]]:

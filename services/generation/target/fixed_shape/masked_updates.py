@@ -44,7 +44,8 @@ class MaskedSum:
 
         def part(first: int, update: LowRank) -> _Part:
             missing = -update.rank % _RANKS
-            down, up = pad(update.down, (0, 0, 0, missing)), pad(update.up, (0, missing))
+            down = pad(torch.from_numpy(update.down), (0, 0, 0, missing))
+            up = pad(torch.from_numpy(update.up), (0, missing))
             return _Part(first, down.to(device, dtype), up.to(device, dtype), update.scale)
 
         self._parts = [

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 from contextlib import AbstractContextManager
 from functools import cache
 from pathlib import Path
@@ -15,6 +14,7 @@ import llvmlite.binding as llvm
 
 from ledger.encoding.cid import cid_of_json
 from services.generation.durable_file import write_durably
+from services.generation.target.canonical.kernels.cache_folder import user_cache
 from services.generation.target.canonical.kernels.machine import cpus, this_machine
 from services.generation.target.one_at_a_time import one_at_a_time
 from services.generation.target.probing.probe import ProbeReport
@@ -26,7 +26,7 @@ _PACKAGE = Path(__file__).parents[1]
 
 def default_folder() -> Path:
     """`$XDG_CACHE_HOME/kolm/probes`, or under `~/.cache`."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kolm" / "probes"
+    return user_cache() / "probes"
 
 
 class KeptProbes:

@@ -202,7 +202,7 @@ class ReferenceModel:
         update = self._updates.get((number, module.name))
         if update is None:
             return y
-        return low_rank(y, x, update.down.numpy(), update.up.numpy(), np.float32(update.scale))
+        return low_rank(y, x, update.down, update.up, np.float32(update.scale))
 
     def _linear(self, x: Float32, name: str, bias: Operand = ZERO) -> Float32:
         tensor = self._weights.tensor(name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import lru_cache
 from math import prod
 from pathlib import Path
 
@@ -24,6 +25,19 @@ from services.generation.target.weights.stored_tensor import StoredTensor
 _LAYOUTS = {int(layout.ggml): layout for layout in LAYOUTS.values()}
 _INTERLEAVED = {"self_attn.q_proj": "head_count", "self_attn.k_proj": "head_count_kv"}
 """Modules whose rows a converter reorders in some families, and the field that counts the heads they belong to."""
+
+
+def _opened(path: Path) -> GgufFile:
+    data = map_file(path)
+    header = read_gguf_header(path, data.data)
+    _check_whole(header.metadata)
+    _check_places(path, header.tensors, len(data))
+    return GgufFile(path, header, data)
+
+
+@lru_cache(maxsize=1)  # a start asks seven times, for the configuration, digests, weights and tokenizer of one file
+def _unchanged(path: Path, *stamp: int) -> GgufFile:
+    return _opened(path)
 
 
 def is_gguf(path: Path) -> bool:
@@ -54,11 +68,11 @@ class GgufFile:
             ModelNotFound: there is no such file.
             WeightsInvalid: it is not a whole GGUF file, or it holds weights in a format that is not supported.
         """
-        data = map_file(path)
-        header = read_gguf_header(path, data.data)
-        _check_whole(header.metadata)
-        _check_places(path, header.tensors, len(data))
-        return cls(path, header, data)
+        try:
+            stat = path.stat()
+        except OSError:
+            return _opened(path)  # which says what is wrong
+        return _unchanged(path, stat.st_size, stat.st_ino, stat.st_mtime_ns, stat.st_ctime_ns)
 
     def names(self) -> frozenset[str]:
         return frozenset(self._places)

@@ -17,6 +17,7 @@ from services.generation.target.weights.mapped_file import map_file
 from services.generation.target.weights.safetensors_parts import Part, parts_of
 from services.generation.target.weights.stored_tensor import StoredTensor
 
+FLOATS = ("F32", "BF16", "F16")
 _STORAGES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "MXFP4": "mxfp4"}
 
 
@@ -34,7 +35,7 @@ class SafetensorsFiles:
         """
         entries: dict[str, Part] = {}
         for path in weight_files(directory):
-            entries.update(_entries(path))
+            entries.update(read_parts(path))
         return cls(directory, parts_of(family, entries))
 
     def names(self) -> frozenset[str]:
@@ -56,7 +57,8 @@ class SafetensorsFiles:
         return StoredTensor.of_bytes(name, self.storage(name), part.shape, part.read())
 
 
-def _entries(path: Path) -> dict[str, Part]:
+def read_parts(path: Path) -> dict[str, Part]:
+    """The tensors of one file by their names in it. Raises WeightsInvalid for one that is not whole."""
     try:
         with safe_open(path, framework="numpy"):
             pass  # it has checked the header: sizes fit dtypes and shapes, and tensors fill the file without a gap
@@ -71,6 +73,11 @@ def _entries(path: Path) -> dict[str, Part]:
 def _entry(field: dict[str, Any], data: NDArray[np.uint8]) -> Part:
     begin, end = field["data_offsets"]
     return Part(field["dtype"], tuple(field["shape"]), lambda: data[begin:end])
+
+
+def floats(name: str, part: Part) -> NDArray[np.float32]:
+    """The values of a tensor of `FLOATS` in float32, exact; a copy."""
+    return StoredTensor.of_bytes(name, _STORAGES[part.dtype], part.shape, part.read()).values().copy()
 
 
 def weight_files(directory: Path) -> list[Path]:

@@ -204,7 +204,7 @@ def test_a_head_of_noise_changes_nothing(
 def test_a_head_gone_mad_changes_nothing(target: CpuTarget, temperature: float, poison: float) -> None:
     drafter = eagle3(target, CHEAP_ROWS)
     for tensor in drafter.head.tensors.values():
-        tensor.fill_(poison)
+        tensor.fill(poison)
     mad = Eagle3Drafter(drafter.head, target, CHEAP_ROWS)
     sampling = SamplingParams(temperature=temperature, seed=5, max_tokens=30, ignore_eos=True)
     requests = [

@@ -25,9 +25,20 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("named", ["some/model", "model.gguf", "/abs/model", "demo/base"])
-def test_a_path_stays_as_it_is(named: str) -> None:
+@pytest.mark.parametrize("named", ["some/model", "model.gguf"])
+def test_a_path_stays_as_it_is_where_a_model_is_there(package: Path, named: str) -> None:
+    with pytest.raises(ModelNotFound, match=f"there is no model {named}; expected a transformers directory"):
+        model_path(named)
+    file = Path(named) if named.endswith(".gguf") else Path(named, "config.json")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.touch()
     assert model_path(Path(named)) == model_path(named) == Path(named)
+
+
+def test_a_folder_without_a_model_says_so(package: Path) -> None:
+    Path("other").mkdir()
+    with pytest.raises(ModelNotFound, match="no model in other; expected"):
+        model_path("other")
 
 
 def test_a_package_is_found_without_being_imported(package: Path) -> None:
@@ -44,6 +55,8 @@ def test_a_model_is_called_as_its_package_or_as_its_file(package: Path) -> None:
 
 def test_what_is_there_under_the_name_of_a_package_wins(package: Path) -> None:
     Path("smollm2").mkdir()
+    assert model_path("smollm2") == package / FILE
+    Path("smollm2", "config.json").touch()
     assert model_path("smollm2") == Path("smollm2")
 
 

@@ -162,7 +162,7 @@ def test_where_the_target_said_too_few_tokens_those_known_before_fill_up() -> No
 def test_a_head_that_goes_on_keeps_its_rows_and_takes_the_base_s_for_new_tokens(material: Material) -> None:
     before = material.head()
     old, new = material.target_ids, torch.arange(100, 140)
-    known = Head("kolm", before.config, {k: v.detach() for k, v in before.state_dict().items()}, old.numpy())
+    known = Head("kolm", before.config, {k: v.detach().numpy() for k, v in before.state_dict().items()}, old.numpy())
     head = known_head(known, replace(before.config, draft_vocab_size=40), material.ends, new)
     for row, token in enumerate(new.tolist()):
         at = (old == token).nonzero()

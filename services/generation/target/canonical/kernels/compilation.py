@@ -20,10 +20,11 @@ from llvmlite import ir
 from services.generation.target.canonical.kernels import experts, row_operations, team
 from services.generation.target.canonical.kernels.attention import attend, moving, rotation
 from services.generation.target.canonical.kernels.attention.cached import CACHED
-from services.generation.target.canonical.kernels.cache_folder import cache_folder
+from services.generation.target.canonical.kernels.cache_folder import CACHE, cache_folder, is_writable
 from services.generation.target.canonical.kernels.linear import embedding, integer, linear
 from services.generation.target.canonical.kernels.machine import MACHINES, Machine, this_machine
 from services.generation.target.canonical.kernels.storages import STORAGES
+from services.generation.target.errors import TargetError
 from services.generation.target.one_at_a_time import one_at_a_time
 
 _log = logging.getLogger(__name__)
@@ -95,6 +96,8 @@ def compile_ahead(modules: Sequence[str]) -> None:
         return
     with one_at_a_time(cache_folder()):  # a server and its auditor start together
         missing = [module for module in modules if not _object_path(machine, module).exists()]
+        if missing and not is_writable(cache_folder()):
+            raise TargetError(f"{CACHE}: cannot write in {cache_folder()}, and kernels have to be compiled")
         if missing:
             _log.info("compiling %d kernels for %s, once for this version", len(missing), machine.name)
         with ThreadPoolExecutor(os.cpu_count() or 1) as pool:

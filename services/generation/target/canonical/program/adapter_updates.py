@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from services.generation.target.adapters.adapter import Adapter, LowRank
@@ -46,8 +45,9 @@ class AdapterUpdates:
                 fused = halves and len(modules) == 1
                 update = adapter.updates.get((layer, module.name))
                 if update is not None:
-                    held = torch.cat([update.up[r.start : r.stop] for r in module.rows]) if module.rows else update.up
-                    for number, up_rows in enumerate(held.chunk(2) if fused else (held,)):
+                    rows = [update.up[r.start : r.stop] for r in module.rows]
+                    held = np.concatenate(rows) if rows else update.up
+                    for number, up_rows in enumerate(np.split(held, 2) if fused else (held,)):
                         down, up = _terms_first(update.down), _terms_first(up_rows)
                         kept += [down, up]
                         parts.append(_part(update, down, up, len(up_rows), first + number * PANEL, halves))
@@ -64,9 +64,9 @@ def _part(update: LowRank, down: Float32, up: Float32, outputs: int, first: int,
     return [down.ctypes.data, up.ctypes.data, update.down.shape[1], update.rank, outputs, first, int(halves), scale]
 
 
-def _terms_first(matrix: torch.Tensor) -> Float32:
+def _terms_first(matrix: Float32) -> Float32:
     """[outputs, terms] as [terms, outputs], lines filled up with zeros to whole vectors."""
     outputs, terms = matrix.shape
     whole = np.zeros((terms, padded(outputs, LANES)), np.float32)
-    whole[:, :outputs] = matrix.float().numpy().T
+    whole[:, :outputs] = matrix.T
     return whole

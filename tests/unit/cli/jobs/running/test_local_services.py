@@ -17,6 +17,7 @@ class Starts:
     def __init__(self) -> None:
         self.plans: list[Plan] = []
         self.waited: list[str] = []
+        self.launched_at_first_wait = 0
 
     def start(self, plan: Plan, seconds: float) -> str:
         self.launch(plan)
@@ -26,6 +27,7 @@ class Starts:
         self.plans.append(plan)
 
     def address(self, plan: Plan, seconds: float) -> str:
+        self.launched_at_first_wait = self.launched_at_first_wait or len(self.plans)
         self.waited.append(plan.name)
         return f"127.0.0.1:{7001 + self.plans.index(plan)}"
 
@@ -36,10 +38,21 @@ def started(services: LocalServices) -> tuple[Starts, Any]:
     return supervisor, addresses
 
 
-def test_the_engines_load_beside_each_other_once_the_ledger_and_the_registry_are_there(tmp_path: Path) -> None:
-    made, _ = started(LocalServices(tmp_path, Path("model"), explorer_port=0))
-    assert [plan.name for plan in made.plans] == ["ledger", "registry", "generation", "auditor", "explorer"]
-    assert made.waited == ["ledger", "registry", "explorer", "generation", "auditor"]
+def test_services_with_ports_of_their_own_are_all_started_before_one_is_waited_for(tmp_path: Path) -> None:
+    made, _ = started(LocalServices(tmp_path, Path("model"), explorer_port=50056, http_port=50057))
+    assert [plan.name for plan in made.plans] == ["ledger", "registry", "generation", "auditor", "explorer", "http"]
+    assert made.waited == ["generation", "ledger", "auditor", "registry", "explorer", "http"]
+    assert made.launched_at_first_wait == 6
+    given = dict(zip(made.plans[-1].flags[::2], made.plans[-1].flags[1::2], strict=True))
+    assert given["--generation"] == "127.0.0.1:50051"
+
+
+def test_whoever_is_told_of_a_free_port_is_started_once_that_is_known(tmp_path: Path) -> None:
+    free = {f"{name}_port": 0 for name in ("ledger", "registry", "generation", "explorer", "http")}
+    made, addresses = started(LocalServices(tmp_path, Path("model"), **free))
+    assert made.waited[:2] == ["ledger", "ledger"]
+    assert addresses.ledger in made.plans[1].flags
+    assert addresses.generation in made.plans[-1].flags
 
 
 def test_an_auditor_that_believes_the_server_waits_for_it(tmp_path: Path) -> None:
@@ -53,17 +66,17 @@ def test_the_auditor_s_page_is_over_this_ledger(tmp_path: Path) -> None:
     assert addresses.explorer == "127.0.0.1:7005"
     page = made.plans[-1]
     given = dict(zip(page.flags[::2], page.flags[1::2], strict=True))
-    assert (given["--listen"], given["--ledger"]) == ("127.0.0.1:0", addresses.ledger)
+    assert (given["--listen"], given["--ledger"]) == ("127.0.0.1:0", "127.0.0.1:50052")
     names = {flag.removeprefix("--").replace("-", "_") for flag in given}
     assert names <= set(ExplorerSettings.model_fields)
 
 
 def test_openai_s_api_is_over_this_generation_server_and_comes_up_beside_the_auditor(tmp_path: Path) -> None:
     made, addresses = started(LocalServices(tmp_path, Path("model"), http_port=0))
-    assert (addresses.http, made.waited[-2:]) == ("127.0.0.1:7005", ["auditor", "http"])
+    assert addresses.http == "127.0.0.1:7005"
     front = made.plans[-1]
     given = dict(zip(front.flags[::2], front.flags[1::2], strict=True))
-    assert (given["--listen"], given["--generation"]) == ("127.0.0.1:0", addresses.generation)
+    assert (given["--listen"], given["--generation"]) == ("127.0.0.1:0", "127.0.0.1:50051")
     names = {flag.removeprefix("--").replace("-", "_") for flag in given}
     assert names <= set(HttpSettings.model_fields)
 

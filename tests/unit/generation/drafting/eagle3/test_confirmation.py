@@ -47,7 +47,7 @@ def passing_through(target: Signpost, layers: tuple[int, ...], others: tuple[tup
     tensors = {name: t + 1.0 if len(t.shape) == 1 else t for name, t in tensors.items()}
     tensors["fc.weight"] = torch.cat([torch.eye(VOCAB)] * len(layers), dim=1)
     tensors["lm_head.weight"] = torch.eye(VOCAB)
-    return Head("safeailab", config, tensors, np.arange(VOCAB), others)
+    return Head("safeailab", config, {name: t.numpy() for name, t in tensors.items()}, np.arange(VOCAB), others)
 
 
 @pytest.mark.parametrize("telling", [2, 1, 7])

@@ -1,0 +1,29 @@
+"""transformers without torch, of which kolm needs configurations and tokenizers alone.
+
+Whatever of transformers is imported brings torch along where that is installed, and with it torch.distributed and
+sympy: most of the time of a start on the CPU, where kolm's own kernels compute.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+
+_QUIET = "TRANSFORMERS_NO_ADVISORY_WARNINGS"  # else it warns that models are not available
+
+
+def spare_torch() -> None:
+    """In this process transformers takes torch for missing from now on; kolm's own modules can still import it.
+
+    For the start of a process that computes on the CPU. Nothing where torch is there already.
+    """
+    if "torch" in sys.modules:
+        return
+    os.environ.setdefault(_QUIET, "1")
+    sys.modules["torch"] = None  # type: ignore[assignment]  # what an import then finds missing
+    try:
+        asked = importlib.import_module("transformers.utils.import_utils")
+        asked.is_torch_available()  # remembers its answer
+    finally:
+        del sys.modules["torch"]

@@ -73,7 +73,7 @@ def _start(model: Path, cache: str, *arguments: str) -> dict[str, Any]:
     started = time.perf_counter()
     child = subprocess.Popen(
         [sys.executable, "-m", "benchmarks.sizes", str(model), *arguments], text=True, stdout=subprocess.PIPE,
-        env=os.environ | {"XDG_CACHE_HOME": cache, KERNELS: cache, "NUMBA_CACHE_DIR": cache},
+        env=os.environ | {"XDG_CACHE_HOME": cache, KERNELS: cache},
     )  # fmt: skip
     assert child.stdout
     said: dict[str, Any] = json.loads(child.stdout.readline())

@@ -10,7 +10,17 @@ from playwright.sync_api import Browser, expect
 from tests.integration.explorer.browsing import DESKTOP, PHONE, browsing
 from tests.integration.explorer.site import Site, id_of
 
-PAGES = ("/receipts", f"/receipts/{id_of(25)}", "/verdicts", "/halts", "/promises", "/retention", "/trends", "/log")
+PAGES = (
+    "/receipts",
+    f"/receipts/{id_of(25)}",
+    "/verdicts",
+    "/halts",
+    "/promises",
+    "/check",
+    "/retention",
+    "/trends",
+    "/log",
+)
 
 
 @pytest.mark.parametrize("viewport", [PHONE, DESKTOP], ids=["phone", "desktop"])
@@ -82,6 +92,13 @@ def test_trends_are_plotted_and_in_a_table(browser: Browser, site: Site) -> None
         assert page.locator(".plot canvas").evaluate_all(_INKED) == [True, True]
         expect(page.locator("tbody th[scope=row]")).to_have_text(["eagle3", "eagle3", "lookahead", "off"])
         assert "so far" not in page.locator(".lead").inner_text()
+
+
+def test_without_scripts_it_is_said_that_nothing_is_plotted(browser: Browser, site: Site) -> None:
+    with browsing(browser, site.url, java_script_enabled=False) as page:
+        for path, plots in (("/trends", 2), ("/log", 1)):
+            page.goto(path)
+            expect(page.get_by_text("A plot takes JavaScript.")).to_have_count(plots)
 
 
 def test_the_log_shows_its_head_its_growth_and_its_witnesses(browser: Browser, site: Site) -> None:

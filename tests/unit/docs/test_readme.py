@@ -44,7 +44,8 @@ def resolve(words: list[str]) -> tuple[Any, list[str]]:
 @pytest.fixture
 def anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files that the pages name need not be here."""
-    monkeypatch.setattr("services.cli.named_files.expect_model", lambda flag, path: path)
+    monkeypatch.setattr("services.generation.target.model_path._is_model", lambda path: True)
+    monkeypatch.setattr("services.generation.target.named_folders._checked", lambda folder, *expected: folder)
     monkeypatch.setattr(TomlTable, "read", lambda *arguments: TomlTable(None, "", {}))
 
 

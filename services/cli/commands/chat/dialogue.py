@@ -20,6 +20,7 @@ from services.cli.server_failure import of_server
 from services.cli.views.chat import answer_json, answer_line, help_view, wishes_line
 from services.cli.views.completion import text_writer
 from services.cli.views.receipts import receipt_view
+from services.cli.views.wrapped_text import WrappedText
 from services.client import LedgerClient
 from services.client.errors import InvalidArgument, KolmError
 
@@ -112,6 +113,8 @@ class Dialogue:
 
     def _ask(self, question: str) -> None:
         write = _discard if self._terms.as_json else text_writer()
+        if self._terms.interactive:
+            write = WrappedText(write, lambda: data().width)
         try:
             answer = self._session.ask(question, write)
         except InvalidArgument as error:

@@ -1,0 +1,25 @@
+"""An answer in a narrow terminal."""
+
+from __future__ import annotations
+
+import pytest
+
+from services.cli.views.wrapped_text import WrappedText
+
+
+@pytest.mark.parametrize(
+    ("pieces", "shown"),
+    [
+        (("atmos", "pheric scat", "tering"), "atmospheric\nscattering\n"),
+        (("one two three four",), "one two three\nfour\n"),
+        (("a\n\nb  c",), "a\n\nb  c\n"),
+        (("abcdefghijklmnopqrst u",), "abcdefghijklmnopqrst\nu\n"),
+        (("三三三 三三三三",), "三三三\n三三三三\n"),
+    ],
+)
+def test_lines_break_between_words_however_the_text_comes(pieces: tuple[str, ...], shown: str) -> None:
+    written: list[str] = []
+    write = WrappedText(written.append, lambda: 14)
+    for piece in (*pieces, "\n"):
+        write(piece)
+    assert "\n".join(line.rstrip() for line in "".join(written).split("\n")) == shown

@@ -17,7 +17,7 @@ from rich.text import Text
 from services.cli.steering import STEERING
 
 MARKS = {True: "[green]✓[/]", False: "[red]✗[/]", None: "[dim]–[/]"}
-_NARROW, _SPACE = 10, 2
+_NARROW, _SPACE = 10, 3
 """Characters that are left to a column whose values may be broken, and those between two columns."""
 _WIDEST = 10_000
 OUTCOME_STYLES = {"EXACT": "green", "DEVIATION": "bold red", "UNREPLAYABLE": "yellow"}

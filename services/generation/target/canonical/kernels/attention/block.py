@@ -18,8 +18,11 @@ _BYTES = 32  # copied at a time: sixteen elements of two bytes
 
 
 def block_function(module: ir.Module, machine: Machine, products: Products) -> Any:
-    """block(record, pass, scratch, row, kv, block, out): the result of one block for the query heads of a key head."""
-    c = Code(module, machine, "attend_block", (POINTER, POINTER, POINTER, I64, I64, I64, POINTER))
+    """block(record, pass, scratch, row, kv, block, out, next): a block's result for the query heads of a key head.
+
+    The keys of block `next` are fetched meanwhile: they do not lie behind these, where the CPU would look for itself.
+    """
+    c = Code(module, machine, "attend_block", (POINTER, POINTER, POINTER, I64, I64, I64, POINTER, I64))
     block = _Block(c, products)
     block.mix(block.values_in_order())
     return c.done()
@@ -29,7 +32,7 @@ class _Block:
     """The code of one block, in the order in which its methods are called."""
 
     def __init__(self, c: Code, products: Products) -> None:
-        record, passed, scratch, self.row, self.kv, self.number, self.out = c.arguments
+        record, passed, scratch, self.row, self.kv, self.number, self.out, self.next = c.arguments
         self.c, self.products, self.size = c, products, products.cached.size
         self.record, self.passed = Words(c, record, FIELDS["attend"], 2), Words(c, passed, PASS, 0)
         self.layout, self.padded = Layout(c, self.record, scratch), self.record.padded
@@ -54,8 +57,11 @@ class _Block:
 
         is_straight = c.compare(self.run, ">=", c.smaller(self.length, c.add(self.start, BLOCK)))
         c.either(is_straight, straight, self._gather)
-        place = self._place(c.index(self.table, c.b.select(is_straight, self.number, c.i(0))))
-        return c.b.select(is_straight, c.at(self.record.values, c.mul(place, self.values_size)), self.layout.values)
+        return c.b.select(is_straight, self._values(c.b.select(is_straight, self.number, c.i(0))), self.layout.values)
+
+    def _values(self, block: Value) -> Value:
+        place = self._place(self.c.index(self.table, block))
+        return self.c.at(self.record.values, self.c.mul(place, self.values_size))
 
     def mix(self, values: Value) -> None:
         """Weights of the scores, then each head's weighted values to `out`."""
@@ -66,10 +72,11 @@ class _Block:
         with c.loop(layout.sharing) as head:
             ends = c.at(c.at(self.out, c.mul(head, layout.result)), c.mul(padded, 4))
             c.call(self.products.weights, c.at(layout.scores, c.mul(head, LINE)), self.low, self.high, ends)
+        ahead = c.at(self.record.keys, c.mul(self._place(c.index(self.table, self.next)), self.keys_size))
         self._by_heads(
             self.products.mixes,
             lambda head: (values, padded, self.low, self.high, c.at(layout.scores, c.mul(head, LINE)),
-                          c.at(self.out, c.mul(head, layout.result)), layout.result),
+                          c.at(self.out, c.mul(head, layout.result)), layout.result, ahead),
         )  # fmt: skip
 
     def _place(self, number: Value) -> Value:
@@ -80,10 +87,11 @@ class _Block:
         """Scores of all keys of a block of the cache."""
         c, padded = self.c, self.padded
         keys = c.at(self.record.keys, c.mul(self._place(number), self.keys_size))
+        ahead = c.at(self.record.values, c.mul(self._place(number), self.values_size))
         self._by_heads(
             self.products.scores,
             lambda head: (keys, c.at(self.queries, c.mul(c.mul(head, padded), 4)), c.mul(padded, 4), self.record.dim,
-                          c.at(to, c.mul(head, LINE))),
+                          c.at(to, c.mul(head, LINE)), ahead),
         )  # fmt: skip
 
     def _gather(self) -> None:

@@ -10,12 +10,13 @@ from services.generation.target.canonical.kernels.records import Kernel
 
 LANES = 16
 LINE = 4 * BLOCK  # bytes of a block's scores
+TILE = 8  # rows that go through a block together
 _SPLIT = 8  # units of work for each member below which blocks, not rows, are shared out
 
 
 def scratch_bytes(sharing: int, padded: int) -> int:
-    """Of one member: scores of all heads twice, values of a block, one block's result and the row's."""
-    return 2 * sharing * LINE + LINE * padded + 2 * sharing * result_bytes(padded)
+    """Of one member: scores of all heads twice, values of a block, one block's result and those of a tile's rows."""
+    return 2 * sharing * LINE + LINE * padded + (1 + TILE) * sharing * result_bytes(padded)
 
 
 def result_bytes(padded: int) -> int:
@@ -38,7 +39,12 @@ class Layout:
         self.scores, self.gathered = scratch, c.at(scratch, lines)
         self.values = c.at(scratch, c.mul(lines, 2))
         self.one = c.at(self.values, c.mul(record.padded, LINE))
-        self.all = c.at(self.one, c.mul(self.sharing, self.result))
+        self._code, self._row = c, c.mul(self.sharing, self.result)
+        self._rows = c.at(self.one, self._row)
+
+    def of_row(self, row: Value) -> Value:
+        """The blocks joined so far of a row of the tile."""
+        return self._code.at(self._rows, self._code.mul(row, self._row))
 
 
 def is_split(kernel: Kernel) -> Value:

@@ -35,13 +35,21 @@ def _together(machine: Machine, heads: int) -> int:
     return min(_VECTORS, 1 << (fits.bit_length() - 1))
 
 
-def _scores(module: ir.Module, machine: Machine, cached: Cached, heads: int) -> Any:
-    """scores(keys, queries, stride, dim, out): out[h][j] = sum over i of queries[h][i] * keys[i][j], i ascending.
+def _fetch(c: Code, start: Value, offset: Value, first: int, size: int) -> None:
+    """`size` bytes from `first` on, behind an offset."""
+    line = c.at(start, offset)
+    for at in range(first, first + size, 64):
+        c.prefetch(line, at)
 
-    Terms are added by fma, from +0. keys [dim][BLOCK], queries `stride` bytes apart, out [heads][BLOCK].
+
+def _scores(module: ir.Module, machine: Machine, cached: Cached, heads: int) -> Any:
+    """scores(keys, queries, stride, dim, out, ahead): out[h][j] = sum over i of queries[h][i] * keys[i][j].
+
+    i ascends, terms are added by fma, from +0. keys [dim][BLOCK], queries `stride` bytes apart, out [heads][BLOCK]. As
+    many bytes as the keys have are fetched from `ahead`.
     """
-    c = Code(module, machine, f"scores_{heads}", (POINTER, POINTER, I64, I64, POINTER))
-    keys, queries, stride, dim, out = c.arguments
+    c = Code(module, machine, f"scores_{heads}", (POINTER, POINTER, I64, I64, POINTER, POINTER))
+    keys, queries, stride, dim, out, ahead = c.arguments
     rows = [c.at(queries, c.mul(stride, h)) for h in range(heads)]
     together = _together(machine, heads)
     for first in range(0, _VECTORS, together):
@@ -50,6 +58,7 @@ def _scores(module: ir.Module, machine: Machine, cached: Cached, heads: int) -> 
         with c.loop(dim) as i:
             line = c.at(keys, c.mul(i, cached.size * BLOCK))
             terms = [cached.load(c, line, cached.size * LANES * v, LANES) for v in vectors]
+            _fetch(c, ahead, c.mul(i, cached.size * BLOCK), cached.size * LANES * first, cached.size * LANES * together)
             for row, each in zip(rows, sums, strict=True):
                 factor = c.repeated(c.load(row, c.mul(i, 4), F32), LANES)
                 for term, total in zip(terms, each, strict=True):
@@ -93,19 +102,22 @@ def _weights(module: ir.Module, machine: Machine) -> Any:
 
 
 def _mix(module: ir.Module, machine: Machine, cached: Cached, heads: int) -> Any:
-    """mix(values, padded, low, high, weights, out, stride): out[h][i] = sum over j of weights[h][j] * values[j][i].
+    """mix(values, padded, low, high, weights, out, stride, ahead): out[h][i] = sum over j of weights[h][j] values[j][i]
 
-    j ascends from low to high, terms are added by fma, from +0; out[h] `stride` bytes apart.
+    j ascends from low to high, terms are added by fma, from +0. out[h] `stride` bytes apart. As many bytes as the
+    values have are fetched from `ahead`.
     """
-    kinds = (POINTER, I64, I64, I64, POINTER, POINTER, I64)
+    kinds = (POINTER, I64, I64, I64, POINTER, POINTER, I64, POINTER)
     c = Code(module, machine, f"mix_{heads}", kinds)
-    values, padded, low, high, weights, out, stride = c.arguments
+    values, padded, low, high, weights, out, stride, ahead = c.arguments
 
     def columns(i: Value, vectors: int) -> None:
         sums = [[c.variable(_VECTOR, c.vector(F32, 0.0, LANES)) for _ in range(vectors)] for _ in range(heads)]
         with c.loop(high, low) as j:
-            line = c.at(values, c.mul(c.add(c.mul(j, padded), i), cached.size))
+            at = c.mul(c.add(c.mul(j, padded), i), cached.size)
+            line = c.at(values, at)
             terms = [cached.load(c, line, cached.size * LANES * v, LANES) for v in range(vectors)]
+            _fetch(c, ahead, at, 0, cached.size * LANES * vectors)
             for h, each in enumerate(sums):
                 factor = c.repeated(c.load(weights, c.add(c.mul(j, 4), LINE * h), F32), LANES)
                 for term, total in zip(terms, each, strict=True):

@@ -16,12 +16,12 @@ from ledger.audit.log_verification import Check
 from ledger.audit.obligation import Completeness
 from ledger.bundle import layout
 from ledger.bundle.draft_heads import check_draft_head, draft_head_path, without
-from ledger.bundle.evidence import CheckFiles, Evidence, Folded, fold_entries, read_evidence
+from ledger.bundle.evidence import CheckFiles, Evidence, Folded, check_older, fold_entries, read_evidence
 from ledger.bundle.file_checks import CANONICAL, SIGNED
 from ledger.bundle.fold import COMPLETE, RULES, BundleFold
 from ledger.bundle.folder import BundleFolder
 from ledger.bundle.limits import check_age, check_unreplayable, owed_in_words
-from ledger.bundle.lines import OlderTree, read_hashes
+from ledger.bundle.lines import read_hashes
 from ledger.bundle.promises import Extent, JudgedPromise, check_promises, judge_promise
 from ledger.bundle.report import BundleReport, Trust
 from ledger.bundle.skipped import NothingToCheck, NotReached
@@ -31,7 +31,6 @@ from ledger.documents.halt import HaltState
 from ledger.documents.signed_document import counted
 from ledger.encoding.timestamp import moved, parse_timestamp, timestamp
 from ledger.errors import FormatError, ProofError
-from ledger.keys.note import Note
 from ledger.tree.checkpoint import Checkpoint
 from ledger.tree.merkle import verify_consistency
 from ledger.tree.multiproof import verify_multi_proof
@@ -133,7 +132,7 @@ class BundleChecks:
         for tree in evidence.trees:
             verify_consistency(tree.size, newest.size, tree.proof, tree.root, newest.root)
             if tree.checkpoint is not None:
-                _check_older(evidence, tree, tree.checkpoint)
+                check_older(evidence, tree, tree.checkpoint)
         known = evidence.roots() | (self._fold().roots if evidence.own else {})
         for own in evidence.own:
             if own.size not in known:
@@ -297,15 +296,3 @@ class BundleChecks:
         """When owed replays are counted: the latest time that the log, a witness or an authority names."""
         log = [parse_timestamp(fold.obligations.latest)] if fold.obligations.latest else []
         return self._trust.as_of or max([*log, *self._times], default=None)
-
-
-def _check_older(evidence: Evidence, tree: OlderTree, data: bytes) -> None:
-    """An older checkpoint is checked as the newest one is, except for the quorum."""
-    note = Note.from_bytes(data)
-    checkpoint = Checkpoint.from_text(note.text)
-    if (checkpoint.origin, checkpoint.size) != (evidence.checkpoint.origin, tree.size):
-        raise FormatError(layout.TREES, f"the checkpoint of size {tree.size} is of another log or size")
-    evidence.keys.check_log_key(evidence.policy.log_key(note, checkpoint), checkpoint.size)
-    evidence.policy.cosigned(note)
-    if checkpoint.root != tree.root:
-        raise ProofError(f"the log signed two different trees of {tree.size} entries")

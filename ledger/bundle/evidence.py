@@ -18,7 +18,7 @@ from ledger.bundle.report import Trust
 from ledger.documents.key_history import KeyHistory
 from ledger.documents.promise import Promise, read_promise
 from ledger.documents.signed_document import payload_type
-from ledger.errors import FormatError
+from ledger.errors import FormatError, ProofError
 from ledger.keys.ed25519 import PublicKey
 from ledger.keys.note import Note, VerifierKey
 from ledger.tree.checkpoint import Checkpoint
@@ -152,3 +152,15 @@ def _opened(data: bytes, policy: Policy) -> Checkpoint:
     checkpoint = Checkpoint.from_text(note.text)
     policy.log_key(note, checkpoint)
     return checkpoint
+
+
+def check_older(evidence: Evidence, tree: OlderTree, data: bytes) -> None:
+    """Checks an older checkpoint as the newest one is checked, without the quorum. Raises FormatError, ProofError."""
+    note = Note.from_bytes(data)
+    checkpoint = Checkpoint.from_text(note.text)
+    if (checkpoint.origin, checkpoint.size) != (evidence.checkpoint.origin, tree.size):
+        raise FormatError(layout.TREES, f"the checkpoint of size {tree.size} is of another log or size")
+    evidence.keys.check_log_key(evidence.policy.log_key(note, checkpoint), checkpoint.size)
+    evidence.policy.cosigned(note)
+    if checkpoint.root != tree.root:
+        raise ProofError(f"the log signed two different trees of {tree.size} entries")

@@ -28,6 +28,7 @@ from services.generation.target.probing.calibration import time_keys, time_passe
 from services.generation.target.probing.kept_probes import KeptProbes
 from services.generation.target.probing.profile import NumericsProfile, measure_profile
 from services.generation.target.target import LoadTarget, Target
+from services.generation.target.weights.gguf_file import held_open
 
 _log = logging.getLogger(__name__)
 
@@ -64,9 +65,10 @@ def load_model(
 ) -> Model:
     """Load, probe, measure: seconds, on the calling thread. Raises TargetError."""
     started = time.perf_counter()
-    target = load(directory, context_length=context_length, cache_bytes=cache_bytes, adapters=adapters)
-    _log.info(explained(target.config.context_length, read_config(directory).context_length, context_length))
-    tokenizer = Tokenizer(directory)
+    with held_open(directory):  # the configuration, digests, weights and tokenizer of one file
+        target = load(directory, context_length=context_length, cache_bytes=cache_bytes, adapters=adapters)
+        _log.info(explained(target.config.context_length, read_config(directory).context_length, context_length))
+        tokenizer = Tokenizer(directory)
     profile = measure_profile(target, KeptProbes())
     _say(profile)
     with compiling("sampling"):

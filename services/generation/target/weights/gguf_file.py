@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
-from functools import lru_cache
 from math import prod
 from pathlib import Path
+from weakref import WeakValueDictionary
 
 import numpy as np
 from gguf.constants import GGMLQuantizationType
@@ -27,22 +28,33 @@ _INTERLEAVED = {"self_attn.q_proj": "head_count", "self_attn.k_proj": "head_coun
 """Modules whose rows a converter reorders in some families, and the field that counts the heads they belong to."""
 
 
-def _opened(path: Path) -> GgufFile:
-    data = map_file(path)
-    header = read_gguf_header(path, data.data)
-    _check_whole(header.metadata)
-    _check_places(path, header.tensors, len(data))
-    return GgufFile(path, header, data)
+_Stamp = tuple[Path, int, int, int, int]
+_open_files: WeakValueDictionary[_Stamp, GgufFile] = WeakValueDictionary()
 
 
-@lru_cache(maxsize=1)  # a start asks seven times, for the configuration, digests, weights and tokenizer of one file
-def _unchanged(path: Path, *stamp: int) -> GgufFile:
-    return _opened(path)
+def _stamp(path: Path) -> _Stamp:
+    """A file that has not changed keeps it; one that is not there has one, too."""
+    try:
+        stat = path.stat()
+    except OSError:
+        return path, 0, 0, 0, 0
+    return path, stat.st_size, stat.st_ino, stat.st_mtime_ns, stat.st_ctime_ns
 
 
 def is_gguf(path: Path) -> bool:
     """Whether a model's path is one of a GGUF file, there or not."""
     return path.suffix.lower() == ".gguf" or path.is_file()
+
+
+@contextmanager
+def held_open(path: Path) -> Iterator[None]:
+    """In this block a GGUF file is read and checked once, however often it is opened; other paths are left alone.
+
+    Raises what `GgufFile.open` raises.
+    """
+    file = GgufFile.open(path) if is_gguf(path) else None
+    yield
+    del file
 
 
 class GgufFile:
@@ -68,11 +80,15 @@ class GgufFile:
             ModelNotFound: there is no such file.
             WeightsInvalid: it is not a whole GGUF file, or it holds weights in a format that is not supported.
         """
-        try:
-            stat = path.stat()
-        except OSError:
-            return _opened(path)  # which says what is wrong
-        return _unchanged(path, stat.st_size, stat.st_ino, stat.st_mtime_ns, stat.st_ctime_ns)
+        stamp = _stamp(path)
+        file = _open_files.get(stamp)
+        if file is None:
+            data = map_file(path)
+            header = read_gguf_header(path, data.data)
+            _check_whole(header.metadata)
+            _check_places(path, header.tensors, len(data))
+            file = _open_files[stamp] = cls(path, header, data)
+        return file
 
     def names(self) -> frozenset[str]:
         return frozenset(self._places)

@@ -10,12 +10,15 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from benchmarks.attacks.attacks import ATTACKS
 from services.client import LedgerClient
 from services.client.errors import KolmError
+from services.runtime.access.credential import Credential
+from services.runtime.access.principals_file import write_principals
 
 _SECONDS = 6.0
 _START_SECONDS = 1.5
@@ -83,7 +86,11 @@ def resident(pid: int, line: str) -> float:
 
 @contextmanager
 def ledger(folder: Path, flags: list[str]) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    command = [sys.executable, "-m", "services.ledger", "--data-dir", str(folder), "--listen", "127.0.0.1:0", *flags]
+    """Whoever is on this machine may append and read: without a role an attacker's request would not even be read."""
+    local = Credential(name="here", tenant=None, roles=("append", "read"), loopback=True, created_at=datetime.now(UTC))
+    write_principals(folder / "principals.json", [local])
+    command = [sys.executable, "-m", "services.ledger", "--data-dir", str(folder), "--listen", "127.0.0.1:0"]
+    command += ["--principals", str(folder / "principals.json"), *flags]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         try:
             assert process.stderr is not None

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from traceback import clear_frames
 from typing import TypeVar
 
 import grpc
@@ -81,8 +82,10 @@ class KolmError(Exception):
 
 def without_frames(error: _Error) -> _Error:
     """An error to keep. With its traceback it would keep the frames that it went through, and their requests, until
-    the garbage collector finds them: megabytes for each refusal.
+    the garbage collector finds them: megabytes for each refusal. Others may hold the traceback, as contextlib does, so
+    the frames give up what they hold, too.
     """
+    clear_frames(error.__traceback__)
     error.__traceback__ = error.__context__ = error.__cause__ = None
     return error
 

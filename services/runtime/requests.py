@@ -8,12 +8,18 @@ from dataclasses import dataclass
 from typing import Any
 
 import grpc
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 
 from services.runtime.errors import InvalidArgument
 from services.runtime.limits import CallLimits
 
 Context = grpc.aio.ServicerContext[Any, Any]
+
+_LARGE_BYTES = 64 * 1024
+_MOST_PARTS = 16_384
+"""Messages within a request that is large. Two bytes make an empty one, which takes a hundred where it is read and a
+thousand where it is answered; those that callers send hold as many bytes as they take.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +70,31 @@ class Requests:
         return self._decoded(raw)
 
     def _decoded(self, raw: bytes) -> Any:
+        """Nothing else is read meanwhile, so that of requests of too many parts only one is in memory."""
+        if self.deserialize is None:
+            return raw
         try:
-            return self.deserialize(raw) if self.deserialize else raw
+            request = self.deserialize(raw)
         except DecodeError:
             problem = f"not a valid request message of {self.method} (wrong bytes, or text that is not UTF-8)"
             raise InvalidArgument("request", problem, reason="MALFORMED_REQUEST") from None
+        if len(raw) > _LARGE_BYTES and _parts(request, _MOST_PARTS) > _MOST_PARTS:
+            del request  # or it would stay for as long as somebody has the error
+            problem = f"expected at most {_MOST_PARTS} messages in a request of more than {_LARGE_BYTES} bytes"
+            raise InvalidArgument("request", f"{problem}; send several", reason="TOO_MANY_PARTS")
+        return request
+
+
+def _parts(message: Message, most: int) -> int:
+    """The messages within a message; it stops to count above `most`."""
+    found = 0
+    for field, value in message.ListFields():
+        if field.message_type is None or field.message_type.GetOptions().map_entry:
+            continue
+        values = value if field.is_repeated else (value,)
+        found += len(values)
+        for each in values:
+            if found > most:
+                return found
+            found += _parts(each, most - found)
+    return found

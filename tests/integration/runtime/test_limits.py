@@ -62,6 +62,20 @@ def test_messages_are_bounded_and_come_as_they_are(
                 stub.Generate(pb.GenerateRequest(prompt="x" * size))
 
 
+def test_a_large_request_of_two_bytes_a_part_is_refused_before_anything_looks_at_its_parts(served: Served) -> None:
+    """Each of them would take a thousand times as much where it is answered."""
+    many = pb.ChatMessages(messages=[pb.Message()] * 40_000)
+    deep = pb.ChatMessages(messages=[pb.Message(tool_calls=[pb.ToolCall()] * 40_000)])
+    few = pb.ChatMessages(messages=[pb.Message(content="x" * 800)] * 100)
+    with _channel(served) as channel:
+        stub = GenerationServiceStub(channel)
+        for messages in (many, deep):
+            with pytest.raises(InvalidArgument, match="at most 16384 messages") as caught, decoded_errors():
+                stub.Generate(pb.GenerateRequest(messages=messages))
+            assert caught.value.reason == "TOO_MANY_PARTS"
+        assert stub.Generate(pb.GenerateRequest(messages=few)).choices
+
+
 def test_a_unary_call_without_a_request_is_refused_and_one_that_holds_it_back_is_not_waited_for(served: Served) -> None:
     ended = threading.Event()
 

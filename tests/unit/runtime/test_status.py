@@ -1,11 +1,22 @@
 from __future__ import annotations
 
+import gc
+import weakref
+from types import TracebackType
+
 import grpc
 from google.rpc import error_details_pb2
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.runtime.errors import FieldViolation, InvalidArgument, KolmError, NotFound, ResourceExhausted
+from services.runtime.errors import (
+    FieldViolation,
+    InvalidArgument,
+    KolmError,
+    NotFound,
+    ResourceExhausted,
+    without_frames,
+)
 from services.runtime.status import to_status
 
 
@@ -44,3 +55,29 @@ def test_any_text_and_any_number_of_violations_fit_into_grpc_metadata(text: str,
     status = to_status(InvalidArgument.of(violations), "r" * 128)
     percent_encoded = 3 * len(status.message.encode())
     assert status.ByteSize() * 4 / 3 + percent_encoded < 8000
+
+
+class Request:
+    """A megabyte."""
+
+
+def test_a_kept_error_keeps_no_request_also_where_somebody_else_holds_its_traceback() -> None:
+    refused: list[weakref.ref[Request]] = []
+
+    def refuse() -> None:
+        request = Request()
+        refused.append(weakref.ref(request))
+        raise InvalidArgument("request", "expected less")
+
+    held: TracebackType | None = None
+    gc.disable()
+    try:
+        try:
+            refuse()
+        except InvalidArgument as error:
+            held = error.__traceback__
+            without_frames(error)
+        assert refused[0]() is None
+        assert held is not None
+    finally:
+        gc.enable()

@@ -100,7 +100,7 @@ class LocalServices:
     def explorer(self, ledger: str) -> Plan:
         return self._plan("explorer", self.explorer_port, ledger=ledger, trusted_keys=self.data_dir / "trusted")
 
-    def http(self, generation: str, explorer: str | None) -> Plan:
+    def http(self, generation: str, explorer: str | None = None) -> Plan:
         page = None if explorer is None else f"http://{explorer}"
         trusted = self.data_dir / "trusted"
         return self._plan("http", self.http_port, generation=generation, trusted_keys=trusted, explorer_url=page)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from prometheus_client import CollectorRegistry
+from pydantic import ValidationError
 
 from kolm.generation.v1 import generation_pb2 as pb
 from kolm.generation.v1.generation_pb2_grpc import GenerationServiceStub
@@ -73,6 +74,14 @@ WRONG = {
 }
 
 
+TOO_LONG = (
+    "a prompt that cannot fit by its bytes alone",
+    "a prompt longer than the context",
+    "more messages than tokens fit",
+    "prompt and output past the context",
+)
+
+
 @pytest.fixture
 async def stub(deployment: Deployment) -> GenerationServiceStub:
     return await deployment.start_generation()
@@ -82,7 +91,8 @@ async def test_every_bad_field_is_named_and_the_server_goes_on(stub: GenerationS
     for what, (request, field) in WRONG.items():
         refused = await failure(stub.Generate(request), what)
         assert (refused.code.name, refused.fields) == ("INVALID_ARGUMENT", [field]), what
-        assert refused.reason == ("LOSSY_ACCEPTANCE" if "threshold" in field else "INVALID_ARGUMENT"), what
+        reason = "LOSSY_ACCEPTANCE" if "threshold" in field else "INVALID_ARGUMENT"
+        assert refused.reason == ("CONTEXT_LENGTH_EXCEEDED" if what in TOO_LONG else reason), what
         assert field in refused.message
     assert (await stub.Generate(asking(max_tokens=2))).choices
     assert "lookahead" in (await failure(stub.Generate(asking(method="psychic")))).message
@@ -128,7 +138,8 @@ async def test_missing_truncated_and_contradicting_model_files_end_the_start_wit
                 pass
         return str(caught.value)
 
-    assert "no such directory" in await problem(tmp_path / "nowhere")
+    with pytest.raises(ValidationError, match="there is no model"):
+        deployment.settings(model=tmp_path / "nowhere")
     broken = tmp_path / "broken"
     broken.mkdir()
     for file in deployment.model.iterdir():

@@ -38,7 +38,7 @@ test: lint ## lint, then the whole test suite, in two halves beside each other
 	@$(call beside,$(PYTEST) tests --ignore=tests/unit --ignore=tests/e2e,$(PYTEST) tests/unit tests/e2e)
 
 FAST   := $(PYTEST) -q -m 'not slow' --hypothesis-profile=fast
-HALF   := tests/unit/generation/engine tests/unit/generation/drafting tests/unit/cli
+HALF   := tests/unit/generation/engine tests/unit/generation/target
 
 test-fast: $(STAMP) ## unit tests but the slow ones, with fewer random examples: a minute on two cores
 	@$(call beside,$(FAST) $(HALF),$(FAST) tests/unit $(HALF:%=--ignore=%))

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from services.client.tool_call_reader import Arguments, CallBegins, Text, ToolCallReader
 from services.client.tools import ToolCallSyntax
+from tests.examples import examples
 
 HERMES = ToolCallSyntax(
     '<tool_call>\n{"name": "', '", "arguments": ', '}\n</tool_call>\n<tool_call>\n{"name": "', "}\n</tool_call>"
@@ -55,7 +56,7 @@ PIECES = ["<tool_call>", "\n", '{"name": "', "get_time", '", "arguments": ', "{"
 
 
 @pytest.mark.parametrize(("syntax", "output", "text", "calls"), CASES)
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(data=st.data())
 def test_calls_and_text_do_not_depend_on_how_the_output_comes(
     syntax: ToolCallSyntax, output: str, text: str | None, calls: tuple[tuple[str, str], ...], data: st.DataObject
@@ -75,7 +76,7 @@ def test_arguments_are_told_as_they_come() -> None:
     assert reader.end() == []
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.lists(st.sampled_from(PIECES)))
 def test_any_output_is_read_to_its_end(pieces: list[str]) -> None:
     assert read(HERMES, pieces) == read(HERMES, ["".join(pieces)])

@@ -32,3 +32,9 @@ def test_a_development_container_has_the_python_of_the_image() -> None:
     )
     assert f"python:{version}-" in container["image"]
     assert container["postCreateCommand"] == "make venv"
+
+
+def test_random_examples_of_unit_tests_are_fewer_where_make_test_fast_asks_for_fewer() -> None:
+    """A number of their own would go against the profile: `tests.examples` makes it a share of the profile's."""
+    files = (ROOT / "tests" / "unit").rglob("*.py")
+    assert [str(file) for file in files if re.search(r"max_examples=\d", file.read_text("utf-8"))] == []

@@ -15,6 +15,7 @@ from services.generation.drafting.draft_tree.nodes import NODE, NONE, Bounds
 from services.generation.drafting.retrieval.backoff import Suffixes, expand
 from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.engine.sampling.philox import gumbel
+from tests.examples import examples
 
 VOCABULARY = 40
 
@@ -47,7 +48,7 @@ def paths(nodes: np.ndarray) -> list[list[int]]:
     document=st.lists(st.integers(0, 4), min_size=1, max_size=60),
     end=st.lists(st.integers(0, 4), min_size=1, max_size=6),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_each_token_that_followed_is_drafted_once_those_of_the_longest_end_first(
     document: list[int], end: list[int]
 ) -> None:

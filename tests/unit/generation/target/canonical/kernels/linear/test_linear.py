@@ -15,6 +15,8 @@ from tests.numerics.reference import ReferenceArithmetic
 
 PAGE = ReferenceArithmetic()
 ROWS = (1, 2, 3, 4, 5, 7, 9, 13, 24, 25, 31, 40)
+EACH = [pytest.param(each, marks=() if each in ("float32", "q4_1", "q6_k") else pytest.mark.slow) for each in STORAGES]
+"""All storages; without the slow ones, one of each layout: plain numbers, blocks of 32, blocks of 256."""
 SHAPES = {1: ((70, 96), (70, 1536), (33, 40)), 32: ((70, 96), (70, 1536)), 256: ((70, 256), (35, 768))}
 
 
@@ -59,7 +61,7 @@ def test_numbers_of_all_magnitudes(rows: int) -> None:
         assert_same_bits(KernelArithmetic().linear(x, plain(weights)), PAGE.linear(x, plain(weights)))
 
 
-@pytest.mark.parametrize("storage", STORAGES)
+@pytest.mark.parametrize("storage", EACH)
 def test_infinite_and_undefined_inputs(storage: str) -> None:
     random = np.random.default_rng(4)
     weights = stored(storage, 40, 256, random)
@@ -79,7 +81,7 @@ def test_subnormal_sums_are_kept() -> None:
     assert_same_bits(found, PAGE.linear(x, plain(weights)))
 
 
-@pytest.mark.parametrize("storage", STORAGES)
+@pytest.mark.parametrize("storage", EACH)
 def test_embeddings(storage: str) -> None:
     random = np.random.default_rng(5)
     for _, size in SHAPES[LAYOUTS[storage].weights]:

@@ -131,10 +131,11 @@ def test_a_log_whose_disk_was_restored_is_found_out_by_its_witness(tmp_path: Pat
     key = SigningKey.load(services.data_dir / "keys/log.pem", "log")
     log, policy, ready = (tmp_path / name for name in ("log.vkey", "policy", "witness.address"))
     log.write_text(VerifierKey(ORIGIN, key.public).to_text() + "\n")
-    flags = words(data_dir=tmp_path / "w", logs=log, listen="127.0.0.1:0", ready_file=ready)
+    free = "127.0.0.1:0"
+    flags = words(data_dir=tmp_path / "w", logs=log, listen=free, ready_file=ready)
     witness = Supervisor(say)
     try:
-        address = witness.start(Plan("witness", "services.witness", flags, ready), PATIENCE)
+        address = witness.start(Plan("witness", "services.witness", flags, free, ready), PATIENCE)
         vkey = (tmp_path / "w/vkey").read_text()
         policy.write_text(f"log {log.read_text()}witness w {vkey.strip()} http://{address}/\nquorum w\n")
         with witnessed(services, policy) as kolm:

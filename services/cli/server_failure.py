@@ -67,8 +67,7 @@ def _plain(message: str) -> str:
 
 
 def _violation(violation: client.FieldViolation) -> str:
-    flag = _FLAGS.get(violation.field)
-    return f"{violation.field}{f' ({flag})' if flag else ''}: {violation.description}"
+    return f"{_FLAGS.get(violation.field, violation.field)}: {violation.description}"
 
 
 def _hint(error: client.KolmError) -> str | None:

@@ -40,6 +40,9 @@ from services.generation.target.config import TargetConfig
 
 _log = logging.getLogger(__name__)
 
+_COMING_SECONDS = 2.0
+"""For a registry that was started together with this server."""
+
 _REASONS: tuple[tuple[type[Exception], str], ...] = (
     (DraftHeadUnsigned, "HEAD_UNSIGNED"),
     (DraftHeadUnlogged, "HEAD_UNLOGGED"),
@@ -149,6 +152,7 @@ def _from_registry(sources: HeadSources, reference: str, base_cid: str) -> Serve
         closing(LedgerClient.connect(sources.ledger)) as ledger,
     ):
         try:
+            registry.connection.wait_ready(_COMING_SECONDS)
             evidence, published = find_head(registry, ledger, sources.trusted, reference, base_cid)
             folder = sources.cache / published.cid.removeprefix("cidv1:sha256:")
             fetch_head(registry, evidence, published, folder)

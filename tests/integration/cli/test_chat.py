@@ -139,7 +139,7 @@ def test_two_slashes_begin_a_question_with_one(address: str, scripted: ScriptedG
         ("/save x.tar.gz", 2, "nothing was said yet"),
         ("/receipt", 2, "nothing was answered yet"),
         ("/drop", 2, "begins afresh already"),
-        ("wrong", 2, "spec_decode.k (--k): is 0"),
+        ("wrong", 2, "--k: is 0"),
         ("broken", 1, "the server ended the answer early (error)"),
     ],
 )

@@ -186,7 +186,7 @@ def test_a_file_is_a_prompt_and_chat_makes_it_a_message(
 def test_a_refusal_is_one_line_with_the_field_and_one_with_what_to_do(generate: Generate, stream: str) -> None:
     code, out, err = generate("wrong", stream)
     assert (code, out) == (2, "")
-    assert err == "kolm: spec_decode.k (--k): is 0; expected a whole number from 1 to 16\n"
+    assert err == "kolm: --k: is 0; expected a whole number from 1 to 16\n"
     code, _, err = generate("halted", stream)
     assert code == 1
     assert err.splitlines()[0] == "kolm: an audit has halted lookahead on this base"

@@ -168,7 +168,7 @@ def test_what_is_wrong_says_so_and_publishes_nothing(kolm: Kolm, folder: Path, t
         (("push", str(folder), "--name", "bad", "--model", str(tmp_path / "nothing")), 2, "--model"),
         (("pull", "nobody"), 4, "nobody"),
         (("pull", "a/b"), 2, "reference"),
-        (("pull", "x", "--base", "y"), 2, "base_cid (--base): expected cidv1:sha256:"),
+        (("pull", "x", "--base", "y"), 2, "--base: expected cidv1:sha256:"),
         (("push", str(folder), "--name", "bad", "--model", str(tmp_path / "nowhere")), 2, "there is no model"),
         (("verify", "nobody"), 4, "nobody"),
         (("withdraw", "nobody", "--reason", "x"), 4, "nobody"),

@@ -56,7 +56,7 @@ class Models:
             layers = "is not loaded" if self.target is None else f"has {self.target.config.layers} layers"
             raise StoreMismatch(f"embedding: needs {embedding}, which {layers}")
         from services.generation.drafting.retrieval.embedders.hidden_states import (
-            HiddenStates,  # brings torch, which others spare
+            HiddenStates,  # brings the engine, which others spare
         )
 
         return HiddenStates(embedding, self.target, weights, window)

@@ -28,6 +28,7 @@ from ledger.encoding.commitment import (
     commit_text,
 )
 from services.client.runtime import SERVICE
+from services.generation.requests.errors import CONTEXT_LENGTH_EXCEEDED
 from services.generation.requests.sampling import read_sampling, receipt_sampling
 from services.runtime.errors import FailedPrecondition, InvalidArgument, ResourceExhausted
 from services.runtime.server import Mount
@@ -101,7 +102,8 @@ class ScriptedGeneration(GenerationServiceServicer):
         if asked == "wrong":
             raise InvalidArgument("spec_decode.k", "is 0; expected a whole number from 1 to 16")
         if asked == "too long":
-            raise InvalidArgument("messages", "9 tokens do not fit the context of 9 tokens together with any output")
+            said = "9 tokens leave no room for output: this model's maximum context length is 9 tokens"
+            raise InvalidArgument("messages", said, reason=CONTEXT_LENGTH_EXCEEDED)
         if asked == "busy" and [_asked(each) for each in self.requests].count("busy") < 3:
             raise ResourceExhausted("8 requests are waiting already; try again later", retry_after=0.01)
         if asked == "always busy":

@@ -193,7 +193,7 @@ class Dialogue:
 
 def _overflow(error: InvalidArgument) -> Exception:
     """The error with what to do, where the conversation has become too long for the context."""
-    if error.fields != ("messages",) or "maximum context length" not in str(error):
+    if error.fields != ("messages",) or error.reason != "CONTEXT_LENGTH_EXCEEDED":
         return error
     return UsageError(of_server(error).message, _FULL)
 

@@ -20,7 +20,7 @@ from demo.export import export
 from demo.threads import PoliteThreads
 from demo.trainer import Batch, DrillPlan, Trainer, Windows
 from demo.training_run import Run, Saving
-from services.training.head.optimiser import Budget, Minutes, Steps
+from services.training.budget import Budget, Minutes, Steps
 
 _HELD_OUT_DIALOGUES = 400
 _HELD_OUT_WINDOWS = 6

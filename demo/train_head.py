@@ -17,8 +17,8 @@ from services.cli.exits import CommandError
 from services.cli.jobs.heads import training
 from services.cli.output import data, talk
 from services.cli.views.training import acceptance_table
+from services.training.budget import Minutes, Steps
 from services.training.devices import end_process
-from services.training.head.optimiser import Minutes, Steps
 from services.training.job import Job
 from services.training.plan import DataPlan, LessonPlan
 

@@ -17,7 +17,8 @@ from transformers import LlamaForCausalLM
 from demo.corpus.dialogue import ROLE_TOKENS, SPECIAL_TOKENS
 from demo.corpus.drill import DRILL_LENGTH, Drill
 from demo.corpus.mixture import Mixture
-from services.training.head.optimiser import Budget, Clock, Optimiser, rate_factor
+from services.training.budget import Budget
+from services.training.head.optimiser import Clock, Optimiser, rate_factor
 from services.training.work_folder import write_checkpoint
 
 _MATRIX_RATE = 0.01  # of Muon

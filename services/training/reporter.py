@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from services.training.head.trainer import StepReport
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """Measures of an optimiser step, over all devices. Per draft step: loss in nats, share of right guesses."""
+
+    losses: tuple[float, ...]
+    acceptance: tuple[float, ...]
+    starts: int
 
 
 class Reporter(Protocol):

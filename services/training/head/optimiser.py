@@ -1,10 +1,9 @@
-"""How far a run is, which learning rate that means, and the optimisers: Muon for matrices, AdamW for the rest."""
+"""The learning rate of a run, and the optimisers: Muon for matrices, AdamW for the rest."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
@@ -16,34 +15,7 @@ Clock = Callable[[], float]
 _WARM_UP = 0.01
 _DECAY_FROM = 0.3
 _LEAST_WARM_UP = 0.05
-_SECONDS_PER_MINUTE = 60.0
 _LARGEST_GRADIENT_NORM = 1.0
-
-
-class Budget(Protocol):
-    """Says which fraction of a run is over after `steps` steps and `seconds` seconds of training."""
-
-    def fraction(self, steps: int, seconds: float) -> float: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Steps:
-    """A run of a fixed number of steps; reproducible to the bit."""
-
-    total: int
-
-    def fraction(self, steps: int, seconds: float) -> float:
-        return steps / self.total
-
-
-@dataclass(frozen=True, slots=True)
-class Minutes:
-    """A run that ends, fully annealed, after so much time, however fast the machine is."""
-
-    total: float
-
-    def fraction(self, steps: int, seconds: float) -> float:
-        return seconds / (self.total * _SECONDS_PER_MINUTE)
 
 
 def rate_factor(fraction: float, decay_from: float = _DECAY_FROM) -> float:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,25 +14,18 @@ from torch.nn.parallel import DistributedDataParallel
 
 from services.training.answers.answer import Answer
 from services.training.answers.recordings import Recordings
+from services.training.budget import Budget
 from services.training.devices import Devices
 from services.training.errors import OutputInvalid
 from services.training.head.batches import Passes, Window, window_of
 from services.training.head.loss import Teacher, step_sums
 from services.training.head.module import HeadModule
-from services.training.head.optimiser import Budget, Clock, Optimiser, rate_factor
+from services.training.head.optimiser import Clock, Optimiser, rate_factor
 from services.training.plan import LessonPlan
+from services.training.reporter import StepReport
 from services.training.work_folder import write_checkpoint
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
-
-
-@dataclass(frozen=True, slots=True)
-class StepReport:
-    """Measures of an optimiser step, over all devices. Per draft step: loss in nats, share of right guesses."""
-
-    losses: tuple[float, ...]
-    acceptance: tuple[float, ...]
-    starts: int
 
 
 class Lesson(nn.Module):

@@ -19,7 +19,8 @@ from services.cli.main import app
 from services.generation.drafting.eagle3.loading import load_head
 from services.generation.target.config import read_config
 from services.training.answers.answer import AnswerFile
-from services.training.head.trainer import StepReport, Trainer
+from services.training.head.trainer import Trainer
+from services.training.reporter import StepReport
 from tests.fakes.tiny_model import make_tiny_model
 
 PROMPTS = 40

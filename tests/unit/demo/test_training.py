@@ -16,7 +16,8 @@ from demo.corpus.drill import DRILL_LENGTH, Drill
 from demo.corpus.mixture import DOMAINS, WEIGHTS, Mixture, Tokens, fixed_windows, tokenise
 from demo.export import export
 from demo.trainer import Batch, DrillPlan, Trainer, token_weights
-from services.training.head.optimiser import Minutes, Steps, rate_factor
+from services.training.budget import Minutes, Steps
+from services.training.head.optimiser import rate_factor
 
 LENGTH = 32
 TOTAL_STEPS = 20

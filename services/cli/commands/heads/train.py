@@ -14,7 +14,7 @@ from services.cli.named_files import expect_files, expect_folder, expect_new
 from services.cli.parsing import numbers
 
 if TYPE_CHECKING:
-    from services.training.head.optimiser import Budget
+    from services.training.budget import Budget
     from services.training.plan import DataPlan, LessonPlan
 
 
@@ -34,7 +34,7 @@ class LengthOptions:
             raise UsageError(f"--minutes: is {length:g}; expected a number above 0")
 
     def budget(self) -> Budget:
-        from services.training.head.optimiser import Minutes, Steps
+        from services.training.budget import Minutes, Steps
 
         return Minutes(self.minutes or 0.0) if self.steps is None else Steps(self.steps)
 

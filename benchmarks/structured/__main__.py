@@ -32,9 +32,10 @@ from services.generation.engine.core import EngineCore
 from services.generation.engine.errors import InvalidRequest
 from services.generation.engine.events import Event, Finished, Outcome
 from services.generation.engine.grammars.compiler import GrammarCompiler
-from services.generation.engine.grammars.grammar import Grammar, GrammarMask
+from services.generation.engine.grammars.grammar import Grammar
 from services.generation.engine.grammars.structured_outputs import StructuredOutputs
 from services.generation.engine.request import EngineRequest, SamplingParams
+from services.generation.engine.sampling.grammar_mask import GrammarMask
 from services.generation.engine.settings import EngineSettings
 from services.generation.target.model_path import model_path
 

@@ -9,8 +9,8 @@ from ledger.encoding.stream_digest import StreamDigest
 from services.generation.engine.counts import Counts
 from services.generation.engine.errors import UnusableLogits
 from services.generation.engine.events import Chunk, Finished, FinishReason, Outcome, Sink, TokenLogprobs
-from services.generation.engine.grammars.grammar import GrammarMask
 from services.generation.engine.request import EngineRequest
+from services.generation.engine.sampling.grammar_mask import GrammarMask
 from services.generation.engine.sampling.processors import end_ids
 from services.generation.engine.sampling.row import Row
 from services.generation.engine.sampling.sampler import Sampler, logprobs_of

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.generation.engine.errors import UnusableLogits
-from services.generation.engine.grammars.grammar import GrammarMask
 from services.generation.engine.grammars.structured_outputs import StructuredOutputs
+from services.generation.engine.sampling.grammar_mask import GrammarMask
 from services.generation.engine.sampling.mask import forbid
 from tests.examples import examples
 from tests.fakes.grammars import CONSTRAINTS, VOCAB, decoded, encoded, grammar, ids

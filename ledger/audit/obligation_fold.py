@@ -132,12 +132,12 @@ class ObligationFold:
         )
 
     def dated_ahead(self, now: datetime) -> str | None:
-        """In words, if the log names a time that is still to come, by more than clocks differ. Replays are due so long
-        after these times: who dates a document ahead puts off what is owed.
+        """In words, if the log names a later time than `now`, when all of it was there, by more than clocks differ.
+        Replays are due so long after these times: who dates a document ahead puts off what is owed.
         """
         if self.latest <= moved(timestamp(now), GRACE_SECONDS):
             return None
-        return f"a document is dated {self.latest}, which is still to come: what is owed cannot be counted"
+        return f"a document is dated {self.latest}, the log held it by {timestamp(now)}: what is owed cannot be counted"
 
     def take_late(self) -> tuple[Obligation, ...]:
         """Those judged past their time, and forget them: for who keeps a count of its own."""

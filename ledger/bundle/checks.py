@@ -180,7 +180,8 @@ class BundleChecks:
         """When the log held all of this. A witness that cosigned the tree has seen everything in it: what has a later
         date is dated wrongly.
         """
-        return max(self._times) if self._times else self._trust.now
+        known = [max(self._times)] if self._times else []
+        return min([*known, *([self._trust.now] if self._trust.now else [])], default=None)
 
     def _check_resumes(self, latest: tuple[int, str] | None) -> None:
         known = self._known

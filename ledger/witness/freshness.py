@@ -10,6 +10,7 @@ from ledger.errors import ProofError
 from ledger.witness.tlog_policy import Policy
 
 _LAST_SECOND = 253_402_300_799  # of the year 9999; a witness may claim any second below 2^63
+_GRACE = timedelta(minutes=5)  # clocks differ
 _UNITS = (("day", 86_400), ("hour", 3_600), ("minute", 60))
 
 
@@ -26,8 +27,10 @@ class Freshness:
 
     @property
     def age(self) -> timedelta | None:
-        """How long ago that was; None where nobody vouches. Clocks differ a little: never below zero."""
-        return None if self.vouched_at is None else max(self.now - self.vouched_at, timedelta())
+        """How long ago that was, never below zero; None where nobody vouches, or by a time that is still to come."""
+        if self.vouched_at is None or self.vouched_at > self.now + _GRACE:
+            return None
+        return max(self.now - self.vouched_at, timedelta())
 
     def check(self, max_age: timedelta) -> None:
         """Raises ProofError where the checkpoint is older, or nobody vouches for its age."""
@@ -35,8 +38,11 @@ class Freshness:
             raise ProofError(f"{self}; at most {_words(max_age)} are allowed")
 
     def __str__(self) -> str:
-        if self.vouched_at is not None and self.age is not None:
-            return f"the newest cosigned checkpoint is {_words(self.age)} old ({self.vouched_at:%Y-%m-%d %H:%M:%S} UTC)"
+        if self.vouched_at is not None:
+            moment = f"{self.vouched_at:%Y-%m-%d %H:%M:%S} UTC"
+            if self.age is None:
+                return f"the newest cosigned checkpoint is dated {moment}, which is still to come"
+            return f"the newest cosigned checkpoint is {_words(self.age)} old ({moment})"
         if self.said_at is None:
             return "nobody outside the log vouches for its age"
         ago = _words(max(self.now - self.said_at, timedelta()))

@@ -76,7 +76,13 @@ def own_trust(sources: Sources) -> Trust:
             f"whose signatures do you trust? {sources.trusted} is not a directory",
             "name one with --trusted; --as-claimed takes the bundle's own, which shows only that it agrees with itself",
         )
-    return _trust(sources, TrustedKeys.load(sources.trusted, retired=True), _own_policy(sources))
+    keys, policy = TrustedKeys.load(sources.trusted, retired=True), _own_policy(sources)
+    if policy is None and not keys.keys("log"):
+        raise UsageError(
+            f"whose signatures do you trust? {sources.trusted} holds no public key of a log (log-….pub)",
+            "kolm trust add FILE, or name the folder with --trusted",
+        )
+    return _trust(sources, keys, policy)
 
 
 def claimed_trust(sources: Sources, bundle: BundleFolder) -> Trust:

@@ -5,6 +5,11 @@ import { fromBase64, sha256, toHex } from "./verify.js";
 // Opens the commitments to prompt and output with what the file holds of them; gives lines that say what was opened.
 // Throws an Error that names what is another.
 export async function openCommitments({ content, sent, text }, { prompt, output }) {
+  for (const name of ["prompt", "output"]) {
+    if (typeof content?.[`${name}_salt`] !== "string" || !Array.isArray(content[`${name}_token_ids`])) {
+      throw new Error(`its content lacks the salt or the token ids of the ${name}`);
+    }
+  }
   const salts = { prompt: fromBase64(content.prompt_salt), output: fromBase64(content.output_salt) };
   await opens("prompt", prompt, "kolm.prompt.v1", salts.prompt, content.prompt_token_ids);
   await opens("output", output, "kolm.output.v1", salts.output, content.output_token_ids);

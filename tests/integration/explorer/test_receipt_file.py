@@ -133,6 +133,7 @@ def another_signature(document: dict[str, Any]) -> None:
         (another_token, "Prompt and output are what the receipt commits to", "bad"),
         (another_word, "Prompt and output are what the receipt commits to", "bad"),
         (changed(text="another answer"), "Prompt and output are what the receipt commits to", "bad"),
+        (changed(content=None), "Prompt and output are what the receipt commits to", "bad"),
         (another_signature, "The entry of the proof is this receipt", "bad"),
         (another_checkpoint, "The log has signed that root", "bad"),
         (changed(type="kolm.receipt-file.v2"), "The file holds a receipt", "bad"),

@@ -45,6 +45,9 @@ def test_an_age_is_held_against_the_clock_of_the_verifier() -> None:
     with pytest.raises(ProofError, match=r"1 day old .*; at most 1 hour are allowed"):
         old.check(timedelta(hours=1))
     assert Freshness(NOW, NOW + timedelta(seconds=3)).age == timedelta()
+    ahead = Freshness(NOW, NOW + timedelta(days=30))
+    with pytest.raises(ProofError, match="dated 2026-07-31 00:00:00 UTC, which is still to come"):
+        ahead.check(timedelta(days=400))
 
 
 def test_what_the_log_says_of_itself_is_told_and_not_believed() -> None:

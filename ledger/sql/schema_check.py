@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import cache
 from typing import Any
 
 from sqlalchemy import Connection, Row, Table, create_engine, inspect, text
 from sqlalchemy.types import TypeEngine
 
+from ledger.errors import StoreDamaged
+from ledger.sql.database import store_errors
 from ledger.sql.schema import metadata
 from ledger.sql.schema_version import migrate
 
@@ -29,6 +32,17 @@ def differences(connection: Connection) -> Iterator[str]:
         yield from _postgres_triggers(connection)
 
 
+def check_schema(connection: Connection, name: str) -> None:
+    """Raises StoreDamaged for the first difference; `name` is the database's, for the message."""
+    with store_errors():
+        wrong = next(differences(connection), None)
+    if wrong is not None:
+        raise StoreDamaged(
+            f"{name}: {wrong}; `kolm ledger fsck` lists what else is not as the ledger made it, and nothing is written "
+            "until it is"
+        )
+
+
 def _compared(found: Mapping[str, str], made: Mapping[str, str]) -> Iterator[str]:
     for name, definition in made.items():
         if name not in found:
@@ -38,6 +52,7 @@ def _compared(found: Mapping[str, str], made: Mapping[str, str]) -> Iterator[str
     yield from (f"the {name} is none that the ledger makes" for name in found if name not in made)
 
 
+@cache
 def _made_on_sqlite() -> Mapping[str, str]:
     """The objects that the migrations make in an empty database."""
     engine = create_engine("sqlite://")

@@ -22,6 +22,7 @@ from ledger.sql.fence import Fence
 from ledger.sql.list_queries import select_expired, select_receipts, select_verdicts
 from ledger.sql.rows import blob, entry_bytes, indexes_by, insert_rows, rows_of
 from ledger.sql.schema import checkpoints, contents, leaves, metadata, receipts, verdicts
+from ledger.sql.schema_check import check_schema
 from ledger.sql.schema_version import check_revision, migrate
 from ledger.sql.sealed_contents import SealedContents
 from ledger.sql.statements import CHECKPOINT, ENTRIES, ENTRY, LAST_INDEX, PUT_CHECKPOINT, PUT_TILE, TILE
@@ -44,7 +45,8 @@ class SqlEntryStore:
         `content_keys` is the database of the keys (`SqlContentKeys`), which seal contents; without it, none can be
         written, read or erased. Tables are made, or brought up to date, in one transaction. Raises StoreLocked where
         another process writes to this ledger, StoreError for a database of another schema or none and, unless
-        `new_keys`, where contents are sealed and the keys are gone, ChainError where an old one is damaged.
+        `new_keys`, where contents are sealed and the keys are gone, StoreDamaged where a table, an index or a trigger
+        is not as the ledger made it, ChainError where an old one is damaged.
         """
         database = connect(target, "ledger")
         keys = None
@@ -53,6 +55,7 @@ class SqlEntryStore:
             sealed = SealedContents(database, keys)
             with database.writing() as connection:
                 migrated = migrate(connection, database.name, keys)
+                check_schema(connection, database.name)
                 fence = Fence(connection)
                 size = _next_index(connection)
             if migrated:

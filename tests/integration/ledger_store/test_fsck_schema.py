@@ -79,6 +79,15 @@ def test_a_schema_that_was_changed_is_a_finding_of_the_quick_check(path: Path, s
         assert (result.exit_code, DAMAGE[statement] in result.stdout) == (3, True), result.output
 
 
+@pytest.mark.parametrize("statement", DAMAGE)
+def test_a_ledger_does_not_write_to_a_schema_that_was_changed(path: Path, statement: str) -> None:
+    keys = path.parent / "content-keys/keys.sqlite3"
+    SqlEntryStore.open(path, keys).close()
+    change(path, statement)
+    with pytest.raises(StoreError):
+        SqlEntryStore.open(path, keys)
+
+
 def test_a_table_that_the_walk_needs_is_a_finding_and_no_traceback(path: Path) -> None:
     change(path, "DROP TABLE leaves")
     result = command(path, "--deep")

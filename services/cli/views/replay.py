@@ -44,6 +44,6 @@ def replay_view(done: Replay) -> RenderableType:
     if done.texts is not None:
         lines.append(Text.from_markup(f"{MARKS[done.texts.same]} {done.texts.said}"))
     signed = "signed by a trusted key of role receipts" if done.signed else _UNSIGNED
-    place = "without a proof of its place" if done.index is None else f"entry {done.index}"
+    place = "without a proof of its place" if done.index is None else f"said to be entry {done.index}"
     lines.append(Text(f"receipt {done.receipt.receipt_id}, {place}; {signed}", style="dim"))
     return Group(*lines)

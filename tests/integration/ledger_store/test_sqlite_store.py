@@ -160,11 +160,14 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
 
 
 def _tamper(path: Path, statement: str, *values: object) -> None:
-    """As an attacker with the file would: triggers gone first."""
+    """As an attacker with the file would: triggers gone first, and back again."""
     with closing(sqlite3.connect(path)) as connection, connection:
-        for (trigger,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'").fetchall():
-            connection.execute(f"DROP TRIGGER {trigger}")
+        triggers = connection.execute("SELECT name, sql FROM sqlite_master WHERE type = 'trigger'").fetchall()
+        for name, _ in triggers:
+            connection.execute(f"DROP TRIGGER {name}")
         connection.execute(statement, values)
+        for _, made in triggers:
+            connection.execute(made)
 
 
 @pytest.mark.parametrize("index", [0, 3, 6])

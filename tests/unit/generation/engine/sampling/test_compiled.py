@@ -19,14 +19,15 @@ def test_every_file_with_a_compiled_function_counts() -> None:
 
 
 def test_they_lie_in_a_folder_of_their_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(config, "CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("KOLM_KERNEL_CACHE", str(tmp_path))
+    before = config.CACHE_DIR
 
     @compiled
     def twice(value: int) -> int:
         return 2 * value
 
     assert twice(4) == 8
-    assert str(tmp_path) == config.CACHE_DIR
+    assert before == config.CACHE_DIR
     (folder,) = tmp_path.iterdir()
-    assert folder == module._folder(str(tmp_path))
+    assert folder == tmp_path / f"sampling-{module._version()}"
     assert any(folder.rglob("*.nbi"))

@@ -36,8 +36,3 @@ async def test_a_draft_model_with_another_tokenizer_stops_the_start(deployment: 
         await deployment.start_generation(draft_model=other)
     assert tokenizer_cid(other) in str(refused.value)
     assert tokenizer_cid(deployment.model) in str(refused.value)
-
-
-async def test_a_draft_model_that_is_not_there_stops_the_start(deployment: Deployment, tmp_path: Path) -> None:
-    with pytest.raises(CannotStart, match=r"cannot draft by draft \(--draft-model\)"):
-        await deployment.start_generation(draft_model=tmp_path / "absent")

@@ -1,7 +1,7 @@
 """`python -m benchmarks.structured`: 300 schemas, every method beside off under the same schema, T = 0 and 0.7.
 
 All answers of a method are decoded side by side and held against those of off; finished ones are read by `jsonschema`.
-Then some schemas take turns alone, for the time that a method takes beside off, and for that of a mask.
+Then some schemas take turns alone, for the time that a method takes beside off, and for that of a token's grammar.
 """
 
 from __future__ import annotations
@@ -166,18 +166,27 @@ def fault(schema: Schema, text: str) -> str | None:
 
 
 def times(bench: Bench, count: int) -> dict[str, Any]:
-    """Schemas alone, methods in an order of each turn's own: off's seconds over a method's, of decoding; masks."""
-    masks, dice = list[float](), random.Random(0)
+    """Schemas alone, methods in an order of each turn's own: off's seconds over a method's, of decoding; grammars."""
+    spent, dice = list[float](), random.Random(0)
     seconds: dict[str, list[float]] = {method: [] for method in bench.methods}
-    plain = GrammarMask.allowed
+    plain = {name: getattr(GrammarMask, name) for name in ("allows", "allowed", "accept")}
+    since = 0.0  # the last token
 
-    def timed(mask: GrammarMask) -> Any:
-        started = time.thread_time()
-        allowed = plain(mask)
-        masks.append(time.thread_time() - started)
-        return allowed
+    def timed(name: str) -> Any:
+        def call(mask: GrammarMask, *asked: int) -> Any:
+            nonlocal since
+            started = time.thread_time()
+            told = plain[name](mask, *asked)
+            since += time.thread_time() - started
+            if name == "accept":
+                spent.append(since)
+                since = 0.0
+            return told
 
-    GrammarMask.allowed = timed  # type: ignore[method-assign, assignment]
+        return call
+
+    for name in plain:
+        setattr(GrammarMask, name, timed(name))
     try:
         for number in track(range(count), "alone"):
             for temperature in TEMPERATURES:
@@ -185,9 +194,10 @@ def times(bench: Bench, count: int) -> dict[str, Any]:
                     outcome = bench.run([number], method, temperature, 1)[number]
                     seconds[method].append(outcome.metrics.decode_seconds)
     finally:
-        GrammarMask.allowed = plain  # type: ignore[method-assign]
+        for name, own in plain.items():
+            setattr(GrammarMask, name, own)
     off = seconds["off"]
-    cuts = quantiles(masks, n=100)
+    cuts = quantiles(spent, n=100)
     return {
         "turns": len(off),
         "over off": {
@@ -197,8 +207,10 @@ def times(bench: Bench, count: int) -> dict[str, Any]:
             }
             for method, own in seconds.items()
         },
-        "mask, milliseconds of CPU": {"median": round(1e3 * median(masks), 4), "p99": round(1e3 * cuts[98], 3),
-                               "largest": round(1e3 * max(masks), 2), "masks": len(masks)},
+        "grammar, milliseconds of CPU a token": {
+            "median": round(1e3 * median(spent), 4), "p99": round(1e3 * cuts[98], 3),
+            "largest": round(1e3 * max(spent), 2), "tokens": len(spent),
+        },
     }  # fmt: skip
 
 

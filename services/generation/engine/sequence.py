@@ -46,8 +46,8 @@ class Sequence:
         self._sink = sink
         self._stop_ids = frozenset(params.stop_token_ids)
         self.ends = end_ids(params, eos_token_ids)
-        masks = () if request.grammar is None else (GrammarMask(request.grammar, self.ends),)
-        self._sampler = Sampler(params, request.choice, request.prompt, self.ends, *masks)
+        mask = None if request.grammar is None else GrammarMask(request.grammar, self.ends)
+        self._sampler = Sampler(params, request.choice, request.prompt, self.ends, mask)
         self._text = TextStream(decoder, params.stop)
         self._digest = StreamDigest()
         self._margins: list[float] = []

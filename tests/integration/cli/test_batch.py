@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 from openai.types import Completion
 from openai.types.chat import ChatCompletion
+from rich.console import Console
 from typer.testing import CliRunner
 
 from ledger.bundle.receipt_file import ReceiptFile
+from services.cli import progress
 from services.cli.jobs.batch import work
 from services.cli.jobs.batch.results import Results
 from services.cli.main import app
@@ -108,6 +112,16 @@ def test_a_busy_server_is_asked_again_and_not_for_ever(
     assert len(scripted.requests) == 3 + 4
     assert run(address, files, "--retries=0")[0] == 1
     assert len(scripted.requests) == 8, "what is answered is not asked again, what found it busy is"
+
+
+def test_a_bar_on_a_terminal_shows_how_many_lines_are_done_and_failed(
+    address: str, files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = StringIO()
+    monkeypatch.setattr(progress, "talk", lambda: Console(file=shown, force_terminal=True, width=80))
+    write(files[0], [chat("one", "hello"), "{", chat("two", "hello")])
+    assert run(address, files)[0] == 1
+    assert "3/3 1 failed" in re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.getvalue())
 
 
 def test_a_killed_batch_goes_on_where_it_was(

@@ -7,10 +7,10 @@ import numpy as np
 from services.generation.engine.errors import UnusableLogits
 from services.generation.engine.grammars.grammar import Grammar
 from services.generation.engine.sampling.mask import UInt32, forbid
-from services.generation.engine.sampling.processor import Float32, LogitsProcessor
+from services.generation.engine.sampling.processor import Float32, LogitsMask
 
 
-class GrammarMask(LogitsProcessor):
+class GrammarMask(LogitsMask):
     """-inf at every token that the grammar does not allow next (docs/numerics.md, Grammars).
 
     Its matcher is told the accepted tokens and asked for masks, in the same order whatever was drafted.
@@ -37,6 +37,16 @@ class GrammarMask(LogitsProcessor):
             bit = np.uint32(1 << (token & 31))
             self._mask[token >> 5] = self._mask[token >> 5] & ~bit | (bit if may_end and token in self._ends else 0)
         return self._mask
+
+    def allows(self, token: int) -> bool | None:
+        """The token's bit of `allowed`, without the others: a tenth of the time. None where bytes are forced: there the
+        mask holds less than the grammar allows.
+        """
+        if token in self._ends:
+            return self._matcher.is_accepting()
+        if token == self._grammar.eos or self._matcher.compute_ff_bytes():
+            return None
+        return self._matcher.validate_tokens([token]) == 1
 
     def accept(self, token: int) -> None:
         if token not in self._ends:

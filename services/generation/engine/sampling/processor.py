@@ -36,6 +36,14 @@ class LogitsProcessor(Protocol):
         ...
 
 
+class LogitsMask(LogitsProcessor, Protocol):
+    """-inf at some tokens, the bits of the others as they were."""
+
+    def allows(self, token: int) -> bool | None:
+        """Whether `apply` would leave the token's logit as it is. None where only `apply` tells."""
+        ...
+
+
 class Columns:
     """Where token ids stand in a row: everywhere at their own number, but in a drafter's rows of fewer tokens.
 

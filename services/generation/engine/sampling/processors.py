@@ -20,14 +20,13 @@ def end_ids(params: SamplingParams, eos_token_ids: Collection[int]) -> frozenset
 class LogitsProcessors:
     """Those that a request asks for, after the tokens that `accept` was told of.
 
-    `columns`: where a drafter's rows have tokens, see `Columns`. `last`: what comes after all others.
+    `columns`: where a drafter's rows have tokens, see `Columns`.
     """
 
     def __init__(
-        self, params: SamplingParams, prompt: Sequence[int], ends: frozenset[int], columns: Int64 | None = None,
-        *last: LogitsProcessor,
+        self, params: SamplingParams, prompt: Sequence[int], ends: frozenset[int], columns: Int64 | None = None
     ) -> None:  # fmt: skip
-        self._processors = [*_asked_for(params, prompt, ends, Columns(columns)), *last]
+        self._processors = _asked_for(params, prompt, ends, Columns(columns))
         self._told = len(prompt)
 
     def accept(self, token: int) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 from services.generation.engine.events import TokenLogprobs
 from services.generation.engine.request import SamplingParams
 from services.generation.engine.sampling.elementary import log64
-from services.generation.engine.sampling.processor import LogitsProcessor
+from services.generation.engine.sampling.processor import LogitsMask
 from services.generation.engine.sampling.processors import LogitsProcessors
 from services.generation.engine.sampling.race import noisy_argmax
 from services.generation.engine.sampling.row import Float32, Row
@@ -29,13 +29,14 @@ class Sampler:
         choice: int,
         prompt: Sequence[int],
         end_ids: frozenset[int],
-        *last: LogitsProcessor,
+        mask: LogitsMask | None = None,
     ) -> None:
-        """`last`: processors beside those that `params` ask for, after them."""
+        """`mask` comes after the processors that `params` ask for."""
         self._params = params
         self._choice = choice
         self._seed = np.uint64(params.seed)
-        self._processors = LogitsProcessors(params, prompt, end_ids, None, *last)
+        self._processors = LogitsProcessors(params, prompt, end_ids)
+        self._mask = mask
 
     def sample(self, logits: Float32, position: int) -> int:
         """The token at absolute `position`, given the raw logits [vocab_size] of the row before it.
@@ -51,7 +52,15 @@ class Sampler:
         temperature plus Gumbel noise keyed by seed, choice, position and id, over the ids that survive top-k, top-p
         and min-p (DESIGN, leg 2). Raises UnusableLogits.
         """
-        row, params = self._processed(raw), self._params
+        logits, mask, params = self._processors.apply(raw.logits), self._mask, self._params
+        if mask is not None:
+            if params.temperature == 0.0 and logits is raw.logits and mask.allows(raw.token):
+                return raw.token  # the first of all ids is the first of the allowed ones too
+            logits = logits.copy()
+            mask.apply(logits)
+        row = raw
+        if logits is not raw.logits:
+            row = Row.of(logits, "the logits after penalties, biases, min_tokens and grammar")
         if params.temperature == 0.0:
             return row.token
         return int(
@@ -63,12 +72,8 @@ class Sampler:
     def accept(self, token: int) -> None:
         """Tell that `token` was emitted."""
         self._processors.accept(token)
-
-    def _processed(self, raw: Row) -> Row:
-        logits = self._processors.apply(raw.logits)
-        if logits is raw.logits:
-            return raw
-        return Row.of(logits, "the logits after penalties, biases, min_tokens and grammar")
+        if self._mask is not None:
+            self._mask.accept(token)
 
 
 def logprobs_of(row: Row, token: int, count: int) -> TokenLogprobs:

@@ -61,6 +61,8 @@ def test_the_mask_depends_on_the_accepted_tokens_alone(seed: int, source: Struct
     asked, told = mask(source), mask(source)
     for _ in range(rng.randrange(1, 25)):
         allowed = ids(asked)
+        for candidate in range(VOCAB):
+            assert told.allows(candidate) in (None, candidate in allowed)
         other = grammar(source).matcher()  # drafts come and go on the lexer that all share
         for _ in range(rng.randrange(3)):
             other.validate_tokens([rng.randrange(VOCAB) for _ in range(5)])

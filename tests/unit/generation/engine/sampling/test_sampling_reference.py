@@ -14,7 +14,7 @@ from services.generation.engine.errors import UnusableLogits
 from services.generation.engine.request import SamplingParams
 from services.generation.engine.sampling import sampling_reference as reference
 from services.generation.engine.sampling.mask import forbid
-from services.generation.engine.sampling.processor import LogitsProcessor
+from services.generation.engine.sampling.processor import LogitsMask
 from services.generation.engine.sampling.processors import LogitsProcessors
 from services.generation.engine.sampling.row import Row
 from services.generation.engine.sampling.sampler import Sampler, logprobs_of
@@ -36,18 +36,22 @@ PARAMS = st.builds(
 TEXTS = st.lists(st.integers(0, 2**20), max_size=8)
 
 
-class Mask(LogitsProcessor):
-    """A grammar that allows the same tokens always."""
+class Mask(LogitsMask):
+    """A grammar that allows the same tokens always. `tells`: of a single one, too."""
 
     idle = False
 
-    def __init__(self, allowed: set[int], size: int) -> None:
+    def __init__(self, allowed: set[int], size: int, tells: bool) -> None:
+        self._allowed, self._tells = allowed, tells
         self._words = np.zeros(-(-size // 32), np.uint32)
         for token in allowed:
             self._words[token >> 5] |= np.uint32(1 << (token & 31))
 
     def apply(self, logits: NDArray[np.float32]) -> None:
         forbid(logits, self._words)
+
+    def allows(self, token: int) -> bool | None:
+        return token in self._allowed if self._tells else None
 
     def accept(self, token: int) -> None:
         pass
@@ -56,26 +60,30 @@ class Mask(LogitsProcessor):
 @given(
     logits=rows(), params=PARAMS, biases=st.dictionaries(st.integers(0, 2**20), st.floats(-100, 100), max_size=4),
     prompt=TEXTS, output=TEXTS, ends=TEXTS, choice=st.integers(0, 5), position=st.integers(0, 2**20),
-    allowed=st.none() | st.sets(st.integers(0, 2**20), min_size=1),
+    allowed=st.none() | st.sets(st.integers(0, 2**20), min_size=1), tells=st.booleans(),
 )  # fmt: skip
 @settings(deadline=None, max_examples=examples(1000))
 def test_the_token_is_that_of_the_reference(
     logits: NDArray[np.float32], params: SamplingParams, biases: dict[int, float],
     prompt: list[int], output: list[int], ends: list[int], choice: int, position: int, allowed: set[int] | None,
+    tells: bool,
 ) -> None:  # fmt: skip
     size = len(logits)
     prompt, output, ends = ([token % size for token in tokens] for tokens in (prompt, output, ends))
     biased = {token % size: bias for token, bias in biases.items()}
     params = _with(params, tuple(biased.items()))
     allowed = None if allowed is None else {token % size for token in allowed}
-    masks = () if allowed is None else (Mask(allowed, size),)
-    processors = LogitsProcessors(params, prompt, frozenset(ends), None, *masks)
-    sampler = Sampler(params, choice, prompt, frozenset(ends), *masks)
+    mask = None if allowed is None else Mask(allowed, size, tells)
+    processors = LogitsProcessors(params, prompt, frozenset(ends))
+    sampler = Sampler(params, choice, prompt, frozenset(ends), mask)
     for token in output:
         processors.accept(token)
         sampler.accept(token)
     expected = reference.processed(logits.tolist(), params, prompt, output, ends, allowed)
-    assert np.array_equal(processors.apply(logits), np.array(expected, np.float32), equal_nan=True)
+    processed = processors.apply(logits).copy()
+    if mask is not None:
+        mask.apply(processed)
+    assert np.array_equal(processed, np.array(expected, np.float32), equal_nan=True)
     try:
         token = reference.sample(expected, params, choice, position)
     except UnusableLogits:
@@ -83,6 +91,18 @@ def test_the_token_is_that_of_the_reference(
             sampler.sample(logits, position)
     else:
         assert sampler.sample(logits, position) == token
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_mask_that_tells_of_one_token_chooses_as_the_whole_mask(temperature: float) -> None:
+    rng, params = np.random.default_rng(5), SamplingParams(temperature=temperature, seed=3)
+    for position in range(50):
+        logits, allowed = rng.standard_normal(64).astype(np.float32), set(rng.choice(64, 20).tolist())
+        mask = Mask(allowed, 64, tells=True)
+        masked = logits.copy()
+        mask.apply(masked)
+        expected = Sampler(params, 0, (), frozenset()).sample(masked, position)
+        assert Sampler(params, 0, (), frozenset(), mask).sample(logits, position) == expected
 
 
 def _with(params: SamplingParams, biases: tuple[tuple[int, float], ...]) -> SamplingParams:

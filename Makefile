@@ -40,7 +40,7 @@ test: lint ## lint, then the whole test suite, in two halves beside each other
 FAST   := $(PYTEST) -q -m 'not slow' --hypothesis-profile=fast
 HALF   := tests/unit/generation/engine tests/unit/generation/target
 
-test-fast: $(STAMP) ## unit tests but the slow ones, with fewer random examples: a minute on two cores
+test-fast: $(STAMP) ## unit tests but the slow ones, with fewer random examples: a minute or so on two cores
 	@$(call beside,$(FAST) $(HALF),$(FAST) tests/unit $(HALF:%=--ignore=%))
 
 # Where no image registry is reachable, images named as in Dockerfile and docker-compose.yml have to be there before.

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from itertools import count
 from pathlib import Path
 
+import pytest
 import torch
 
 from services.generation.target.config import read_config
@@ -72,3 +74,13 @@ def test_passes_are_timed_over_several_widths(target: CpuTarget) -> None:
     assert [rows for rows, _ in samples] == [1, 2, 4, 8, 16, 32]
     assert {seconds for _, seconds in samples} == {1.0}
     assert target.blocks.used == 0
+
+
+@pytest.mark.parametrize(("tick", "rounds"), [(0.001, 12), (1.0, 5)])
+def test_passes_that_take_long_are_timed_fewer_times(
+    target: CpuTarget, monkeypatch: pytest.MonkeyPatch, tick: float, rounds: int
+) -> None:
+    ticks, passes, forward = count(step=tick), [], target.forward
+    monkeypatch.setattr(target, "forward", lambda *asked: passes.append(asked) or forward(*asked))
+    time_passes(target, clock=lambda: next(ticks))
+    assert len(passes) == 6 * rounds

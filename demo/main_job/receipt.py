@@ -21,9 +21,9 @@ def explained(details: ReceiptDetails, proof: Proof) -> Table:
         (
             "the prompt",
             f"{prompt['tokens']} tokens",
-            f"{short(prompt['commitment'])} commits to it, hidden",
+            f"sealed as {short(prompt['commitment'])}",
         ),
-        ("the answer", f"{output['tokens']} tokens", f"{short(output['commitment'])}, in the same way"),
+        ("the answer", f"{output['tokens']} tokens", f"sealed as {short(output['commitment'])}"),
         ("the computation", short(output["stream_digest"]), "digest over tokens and logits"),
         ("how it was made", block["method"], f"{block['target_passes']} passes of the model"),
         ("signed", MARKS[proof.signature], "by the server's key for receipts"),

@@ -66,7 +66,7 @@ class Demo:
     def _start(self) -> tuple[str, str]:
         self._stage.step("Start the ledger and the generation service")
         if self._services.trust_own_keys():
-            self._stage.remark("with new keys of log, server and auditor; whoever trusts these can check all of it")
+            self._stage.remark("with new keys of log, server and auditor, by which anybody can check all of it")
         os.environ["KOLM_TOKEN_FILE"] = str(token_file(self._services.data_dir, OWNER))
         with self._stage.waiting("starting the ledger"):
             ledger = self._supervisor.start(self._services.ledger(), _READY_SECONDS)
@@ -122,12 +122,12 @@ class Demo:
         self._stage.step("Compare")
         totals = [total(answers, method) for method in self._methods]
         self._stage.table(rows(answers), totals)
-        self._stage.remark("a pass of the model gives one token with speculation off; off is what the others equal")
+        self._stage.remark("off gives one token a pass of the model; the other methods have to equal it")
         return all(row.identical in (None, True) for row in totals)
 
     def _audit(self, ledger: str, receipts: int) -> bool:
         self._stage.step("Audit: compute every request again, without the server")
-        self._stage.remark("the auditor has a key and an engine of its own; from the server it takes what was logged")
+        self._stage.remark("the auditor has a key and an engine of its own, and the log; it asks no server")
         found = Counter(each.finding.outcome for each in self._examined(ledger, receipts))
         colour = "green" if found == {"EXACT": receipts} else "bold red"
         text = f"{found['EXACT']} of {receipts} replays EXACT: every token and every stream digest agrees, bit for bit"

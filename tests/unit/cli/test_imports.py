@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from ledger.keys.ed25519 import SigningKey
+
 _HEAVY = ("torch", "numpy", "numba", "sqlalchemy", "matplotlib", "pydantic", "transformers")
 _PROBE = """
 import json, sys
@@ -46,7 +48,7 @@ def test_a_call_imports_nothing_heavy_before_it_asks(words: tuple[str, ...], cod
 
 def test_verifying_needs_no_server_and_no_engine(tmp_path: Path) -> None:
     (tmp_path / "bundle").mkdir()
-    (tmp_path / "trusted").mkdir()
+    SigningKey.generate("log").publish(tmp_path / "trusted")
     code, names = imported("verify", tmp_path / "bundle", "--trusted", tmp_path / "trusted")
     assert code == 3
     assert "ledger" in names

@@ -7,6 +7,7 @@ import signal
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from hypothesis import settings
@@ -29,6 +30,13 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 settings.register_profile("kolm", deadline=None)
 settings.register_profile("fast", deadline=None, max_examples=15)  # --hypothesis-profile=fast: `make test-fast`
 settings.load_profile("kolm")
+
+
+@pytest.fixture(autouse=True)
+def own_environment() -> Iterator[None]:
+    """A command makes its token its process's: under test it is the token of that test alone."""
+    with patch.dict(os.environ):
+        yield
 
 
 @pytest.fixture(scope="session")

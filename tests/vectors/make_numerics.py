@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from services.generation.target.adapters.adapter import Adapter, LowRank
 from services.generation.target.adapters.identity import AdapterIdentity
@@ -227,9 +226,7 @@ def model() -> dict[str, Any]:
             data = random_rows(storage, *shape, random)
             tensors[name] = StoredTensor(name, storage, shape, data)
     updates = {
-        (layer, module): LowRank(
-            torch.from_numpy(drawn(random, 3, inputs) / 4), torch.from_numpy(drawn(random, outputs, 3) / 4), 0.7
-        )
+        (layer, module): LowRank(drawn(random, 3, inputs) / 4, drawn(random, outputs, 3) / 4, 0.7)
         for layer, module, outputs, inputs in (
             (0, "self_attn.k_proj", 16, 32), (1, "mlp.up_proj", 40, 32), (1, "mlp.down_proj", 32, 40),
         )

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from ledger.keys.ed25519 import SigningKey
 from services.cli.main import app
 
 
@@ -30,7 +31,7 @@ def kolm(*words: object) -> tuple[int, str]:
     ids=" ".join,
 )
 def test_what_a_command_is_asked_about_is_4(tmp_path: Path, words: tuple[str, ...]) -> None:
-    (tmp_path / "keys").mkdir()
+    SigningKey.generate("log").publish(tmp_path / "keys")
     missing = tmp_path / "nothing"
     code, said = kolm(*(word.format(missing, keys=tmp_path / "keys") for word in words))
     assert code == 4, said

@@ -221,7 +221,7 @@ def test_a_late_promise_is_told_to_a_webhook_and_the_monitor_goes_on(tmp_path: P
 
 
 def test_what_the_command_line_has_wrong_is_said(tmp_path: Path) -> None:
-    (tmp_path / "trusted").mkdir()
+    KEYS["log"].publish(tmp_path / "trusted")
     for arguments, said in (
         (("--tiles", "ftp://x/y"), "--tiles: expected http"),
         (("--webhook", "mailto:a@b"), "--webhook: expected http"),

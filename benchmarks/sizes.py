@@ -21,12 +21,7 @@ from rich.progress import track
 from safetensors.torch import save_file
 from transformers import LlamaConfig, LlamaForCausalLM, PretrainedConfig, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
-from benchmarks.real import PROMPTS, passes
-from services.generation.engine.core import EngineCore
-from services.generation.engine.events import Event
-from services.generation.engine.request import EngineRequest, SamplingParams
-from services.generation.engine.settings import EngineSettings
-from services.generation.model import load_model
+from benchmarks.real import passes
 from services.generation.target.canonical.kernels.cache_folder import CACHE as KERNELS
 from services.generation.target.cpu import CpuTarget
 from services.generation.target.loading import load_target
@@ -63,25 +58,21 @@ def _measure_random(name: str) -> dict[str, Any]:
 
 def _measure(name: str, model: Path) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as cache:
-        first, again = _start(model, cache), _start(model, cache, "--passes")
-    seconds = {"with nothing kept": first.pop("seconds"), "again": again.pop("seconds")}
-    return {"model": name, "seconds to the first token": seconds, "probe": first["probe"], "pass": again["pass"]}
+        (first, probe), (again, _) = _start(model, cache), _start(model, cache)
+    target = load_target(model)
+    assert isinstance(target, CpuTarget)
+    seconds = {"with nothing kept": first, "again": again}
+    return {"model": name, "seconds to the first token": seconds, "probe": probe, "pass": passes(target)}
 
 
-def _start(model: Path, cache: str, *arguments: str) -> dict[str, Any]:
-    """The child's words; `seconds` until it had a token. Kernels, digests and probes are kept in `cache` alone."""
+def _start(model: Path, cache: str) -> tuple[float, dict[str, Any]]:
+    """(seconds until there was a token, the probe). Compiled code, digests and probes are kept in `cache` alone."""
     started = time.perf_counter()
-    child = subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.sizes", str(model), *arguments], text=True, stdout=subprocess.PIPE,
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.first_token", str(model)], text=True, stdout=subprocess.PIPE, check=True,
         env=os.environ | {"XDG_CACHE_HOME": cache, KERNELS: cache},
     )  # fmt: skip
-    assert child.stdout
-    said: dict[str, Any] = json.loads(child.stdout.readline())
-    said["seconds"] = round(time.perf_counter() - started, 1)
-    rest = child.stdout.read()
-    if child.wait():
-        raise RuntimeError(f"the start of {model} ended with {child.returncode}")
-    return said | (json.loads(rest) if rest else {})
+    return round(time.perf_counter() - started, 1), json.loads(done.stdout)
 
 
 def _random_model(name: str, folder: Path) -> Path:
@@ -102,23 +93,3 @@ def _random_model(name: str, folder: Path) -> Path:
     for each in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(_TOKENIZER / each, folder)
     return folder
-
-
-def _start_here(path: Path, with_passes: bool) -> None:
-    model = load_model(path, load_target)
-    core = EngineCore(
-        model.target, model.drafters, model.tokenizer.stream, model.cost, EngineSettings(), time.perf_counter
-    )  # fmt: skip
-    made: list[Event] = []
-    core.add(EngineRequest("0", tuple(model.tokenizer.encode(PROMPTS[0])), SamplingParams(max_tokens=1)), made.append)
-    while not core.idle:
-        core.step()
-    report = model.profile.report
-    print(json.dumps({"probe": {"passed": report.passed, "compared": report.compared}}), flush=True)
-    if with_passes:
-        assert isinstance(model.target, CpuTarget)
-        print(json.dumps({"pass": passes(model.target)}))
-
-
-if __name__ == "__main__":
-    _start_here(Path(sys.argv[1]), "--passes" in sys.argv)

@@ -9,6 +9,7 @@ from typing import Any
 
 from rich.progress import track
 
+from benchmarks.arithmetic import ARITHMETICS
 from benchmarks.prompts import load_prompts
 from services.generation.engine.events import Outcome
 from services.generation.engine.request import EngineRequest, SamplingParams
@@ -23,18 +24,20 @@ _THREADS = (1, 2)
 
 def measure() -> dict[str, Any]:
     """Milliseconds of an audit of 128 output tokens of SmolLM2-135M, the prompt included: medians over prompts of the
-    minimum over rounds, in which the two ways take turns. By the number of threads.
+    minimum over rounds, in which the two ways take turns. By arithmetic, and by the number of threads.
     """
-    return {str(threads): _measured(threads) for threads in _THREADS}
+    return {
+        arithmetic: {str(threads): _measured(arithmetic, threads) for threads in _THREADS} for arithmetic in ARITHMETICS
+    }
 
 
-def _measured(threads: int) -> dict[str, Any]:
+def _measured(arithmetic: str, threads: int) -> dict[str, Any]:
     path = model_path("smollm2")
     tokenizer = Tokenizer(path)
-    verifier = Verifier.load(path, context_length=1024, threads=threads)
+    verifier = Verifier.load(path, context_length=1024, threads=threads, arithmetic=arithmetic)
     prompts = [tuple(prompt) for prompt in load_prompts("chat", tokenizer, _PROMPTS)]
     decoded, verified = [], []
-    for number, prompt in enumerate(track(prompts, f"audits, {threads} threads")):
+    for number, prompt in enumerate(track(prompts, f"audits, {arithmetic}, {threads} threads")):
         sampling = SamplingParams(0.7, seed=number, max_tokens=_TOKENS, ignore_eos=True)
         request = EngineRequest(f"audit/{number}", prompt, sampling)
         record = Record(request, verifier.decode(request).token_ids)

@@ -99,7 +99,8 @@ def compile_ahead(modules: Sequence[str]) -> None:
         if missing and not is_writable(cache_folder()):
             raise TargetError(f"{CACHE}: cannot write in {cache_folder()}, and kernels have to be compiled")
         if missing:
-            _log.info("compiling %d kernels for %s, once for this version", len(missing), machine.name)
+            many = "a kernel" if len(missing) == 1 else f"{len(missing)} kernels"
+            _log.info("compiling %s for %s, once for this version", many, machine.name)
         with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
             for done, module in enumerate(pool.map(partial(_compile_apart, machine), missing), 1):
                 _log.info("compiled %d of %d kernels: %s", done, len(missing), module)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from services.cli import options
-from services.cli.exits import UsageError
+from services.cli.named_files import named_adapters
 
 if TYPE_CHECKING:
     from services.auditor.replays.engine_plan import EnginePlan
@@ -34,11 +34,9 @@ class EngineOptions:
         """Raises UsageError for an adapter without a name."""
         from services.auditor.replays.engine_plan import EnginePlan
 
-        pairs = [each.partition("=") for each in self.adapter or ()]
-        if wrong := [each for each in pairs if not all(each)]:
-            raise UsageError(f"--adapter: expected NAME=DIR of an adapter in peft's layout, got {''.join(wrong[0])}")
-        adapters = {name: Path(folder) for name, _, folder in pairs}
-        return EnginePlan(model, adapters, self.context_length, self.cache_dtype, self.arithmetic)
+        return EnginePlan(
+            model, named_adapters(self.adapter or ()), self.context_length, self.cache_dtype, self.arithmetic
+        )
 
 
 ENGINE = EngineOptions()

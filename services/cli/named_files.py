@@ -7,6 +7,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 
 from services.cli.exits import UsageError
+from services.generation.target.folder_kinds import ADAPTER, FolderKind
 
 
 def expect_files(flag: str, paths: Iterable[Path], expected: str) -> None:
@@ -25,10 +26,24 @@ def read_text(flag: str, path: Path) -> str:
         raise UsageError(f"{flag}: {path} is not UTF-8: byte {error.start}") from None
 
 
-def expect_folder(flag: str, path: Path, holding: str, expected: str) -> None:
-    """A folder that holds this file."""
-    if not (path / holding).is_file():
-        raise UsageError(f"{flag}: {path}: no {holding}; expected {expected}")
+def expect_folder(flag: str, path: Path, kind: FolderKind) -> None:
+    """A folder of this kind."""
+    try:
+        kind.check(path)
+    except ValueError as error:
+        raise UsageError(f"{flag}: {error}") from None
+
+
+def named_adapters(settings: Iterable[str]) -> dict[str, Path]:
+    """Of NAME=DIR each."""
+    found = {}
+    for setting in settings:
+        name, _, folder = setting.partition("=")
+        if not (name and folder):
+            raise UsageError(f"--adapter: expected NAME=DIR of an adapter in peft's layout, got {setting}")
+        expect_folder("--adapter", Path(folder), ADAPTER)
+        found[name] = Path(folder)
+    return found
 
 
 def expect_writable(flag: str, folder: Path) -> None:

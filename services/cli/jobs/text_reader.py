@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,13 +29,10 @@ class ModelTextReader:
 
     @cached_property
     def tokenizer_cid(self) -> str:
-        from services.generation.target.errors import TargetError
         from services.generation.target.identity import tokenizer_cid
 
-        try:
+        with _model_errors():
             return tokenizer_cid(self._model)
-        except TargetError as error:
-            raise UsageError(f"--model: {error}") from error
 
     def prompt(self, sent: str | Sequence[Turn]) -> list[int]:
         if isinstance(sent, str):
@@ -57,12 +55,19 @@ class ModelTextReader:
     @cached_property
     def _tokenizer(self) -> Tokenizer:
         from services.generation.engine.text.tokenizer import Tokenizer
-        from services.generation.target.errors import TargetError
 
-        try:
+        with _model_errors():
             return Tokenizer(self._model)
-        except TargetError as error:
-            raise UsageError(f"--model: {error}") from error
+
+
+@contextmanager
+def _model_errors() -> Iterator[None]:
+    from services.generation.target.errors import TargetError
+
+    try:
+        yield
+    except TargetError as error:
+        raise UsageError(f"--model: {error}") from error
 
 
 def _messages(sent: Sequence[Turn]) -> pb.ChatMessages:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from pydantic import AfterValidator
 
+from services.generation.target import folder_kinds
 from services.generation.target.errors import ModelNotFound
 from services.generation.target.model_path import model_path
 
@@ -18,7 +19,11 @@ def _model(named: Path) -> Path:
 
 
 def _store(folder: Path) -> Path:
-    return _checked(folder, "manifest.json", "a datastore")
+    return folder_kinds.STORE.check(folder)
+
+
+def _sentences(folder: Path) -> Path:
+    return folder_kinds.EMBEDDER.check(folder)
 
 
 def _named_store(setting: str) -> str:
@@ -27,24 +32,14 @@ def _named_store(setting: str) -> str:
 
 
 def _named_adapter(setting: str) -> str:
-    _checked(Path(setting.partition("=")[2]), "adapter_config.json", "an adapter in peft's layout, as NAME=DIRECTORY")
+    folder_kinds.ADAPTER.check(Path(setting.partition("=")[2]))
     return setting
 
 
 def _head(setting: str) -> str:
     if "/" in setting:
-        _checked(Path(setting), "config.json", "a head's folder")
+        folder_kinds.HEAD.check(Path(setting))
     return setting
-
-
-def _sentences(folder: Path) -> Path:
-    return _checked(folder, "config.json", "a sentence-transformers directory")
-
-
-def _checked(folder: Path, holding: str, expected: str) -> Path:
-    if not (folder / holding).is_file():
-        raise ValueError(f"{folder}: no {holding}; expected {expected}")
-    return folder
 
 
 MODEL = AfterValidator(_model)

@@ -15,6 +15,7 @@ import typer
 import kolm
 from docs.configuration import service_settings
 from services.cli.main import app
+from services.generation.target.folder_kinds import FolderKind
 from services.runtime.toml_table import TomlTable
 from tests import documented
 from tests.documented import DOCUMENTS
@@ -45,7 +46,7 @@ def resolve(words: list[str]) -> tuple[Any, list[str]]:
 def anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files that the pages name need not be here."""
     monkeypatch.setattr("services.generation.target.model_path._is_model", lambda path: True)
-    monkeypatch.setattr("services.generation.target.named_folders._checked", lambda folder, *expected: folder)
+    monkeypatch.setattr(FolderKind, "check", lambda kind, folder: folder)
     monkeypatch.setattr(TomlTable, "read", lambda *arguments: TomlTable(None, "", {}))
 
 

@@ -9,6 +9,7 @@ import typer
 
 from services.cli import options
 from services.cli.named_files import expect_folder
+from services.generation.target.folder_kinds import HEAD
 
 
 def convert(
@@ -23,7 +24,7 @@ def convert(
     """Write a head in kolm's layout, with every choice explicit."""
     from services.cli.parsing import numbers
 
-    expect_folder("SOURCE", source, "config.json", "a head's folder")
+    expect_folder("SOURCE", source, HEAD)
     layers = None if feature_layers is None else numbers("--feature-layers", feature_layers, int)
 
     from services.cli.jobs.heads import conversion

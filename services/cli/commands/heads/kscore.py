@@ -10,6 +10,7 @@ import typer
 from services.cli import options
 from services.cli.exits import UsageError
 from services.cli.named_files import expect_files, expect_folder
+from services.generation.target.folder_kinds import HEAD
 
 _PROMPTS = Path("demo/prompts")
 
@@ -44,7 +45,7 @@ def kscore(
         raise UsageError(f"--prompts: none given, and no *.jsonl in {_PROMPTS}")
     expect_files("--prompts", files, "JSON lines with prompt or messages")
     if "/" in head:
-        expect_folder("HEAD", Path(head), "config.json", "a head's folder")
+        expect_folder("HEAD", Path(head), HEAD)
 
     from services.cli.jobs.heads import fetching, scoring
     from services.cli.jobs.heads.publisher import Publisher

@@ -11,6 +11,7 @@ from services.cli import options
 from services.cli.commands.heads.fetch import Base, Reference
 from services.cli.exits import UsageError
 from services.cli.named_files import expect_folder
+from services.generation.target.folder_kinds import HEAD
 
 
 def push(
@@ -34,7 +35,7 @@ def push(
     from services.cli.views.heads import pushed_json, pushed_view
     from services.client.registry import RegistryClient
 
-    expect_folder("FOLDER", folder, "config.json", "a head's folder")
+    expect_folder("FOLDER", folder, HEAD)
     us = Publisher.load(home.key("publisher", key), home.trusted, passphrase_file=key_passphrase_file)
     described = publishing.Description(folder, model, name, publisher, _annotations(annotate or []))
     with RegistryClient.connect(registry) as client, us.explaining():

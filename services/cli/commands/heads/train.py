@@ -12,6 +12,7 @@ from services.cli import options
 from services.cli.exits import INTERRUPTED, UsageError
 from services.cli.named_files import expect_files, expect_folder, expect_new
 from services.cli.parsing import numbers
+from services.generation.target.folder_kinds import HEAD
 
 if TYPE_CHECKING:
     from services.training.budget import Budget
@@ -148,7 +149,7 @@ def train(
     expect_files("--prompts", prompts, "JSON lines with prompt or messages")
     expect_new("--out", out)
     if start_from is not None:
-        expect_folder("--start-from", start_from, "config.json", "a head's folder")
+        expect_folder("--start-from", start_from, HEAD)
     for each in (length, answers, lesson):
         each.check()
     chosen = sizes.chosen()

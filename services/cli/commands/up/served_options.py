@@ -9,8 +9,8 @@ from typing import Annotated, Literal
 import typer
 
 from services.cli import options
-from services.cli.exits import UsageError
-from services.cli.named_files import expect_folder
+from services.cli.named_files import expect_folder, named_adapters
+from services.generation.target.folder_kinds import EMBEDDER, HEAD, STORE
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class ServedOptions:
         from services.cli.jobs.running.command_words import words
 
         return words(
-            adapter=_checked_adapters(self.adapter or [f"{name}={folder}" for name, folder in found.items()]),
+            adapter=[f"{name}={folder}" for name, folder in (named_adapters(self.adapter or ()) or found).items()],
             context_length=self.context_length,
             cache_dtype=self.cache_dtype,
             arithmetic=self.arithmetic,
@@ -97,19 +97,9 @@ SERVED = ServedOptions()
 def _check_folders(heads: list[str], corpora: list[Path], embedder: Path | None) -> None:
     """Raises UsageError for one that is not there, or holds something else."""
     for corpus in corpora:
-        expect_folder("--shared-corpus", corpus, "manifest.json", "a datastore")
+        expect_folder("--shared-corpus", corpus, STORE)
     for head in heads:
         if "/" in head:
-            expect_folder("--head", Path(head), "config.json", "a head's folder")
+            expect_folder("--head", Path(head), HEAD)
     if embedder is not None:
-        expect_folder("--embedder", embedder, "config.json", "a sentence-transformers directory")
-
-
-def _checked_adapters(adapters: list[str]) -> list[str]:
-    """NAME=DIR each. Raises UsageError for other words, and missing directories."""
-    for adapter in adapters:
-        name, equals, directory = adapter.partition("=")
-        if not (name and equals) or not (Path(directory) / "adapter_config.json").is_file():
-            hint = "name a directory with adapter_config.json and adapter_model.safetensors"
-            raise UsageError(f"--adapter: expected NAME=DIR of an adapter in peft's layout, got {adapter}", hint)
-    return adapters
+        expect_folder("--embedder", embedder, EMBEDDER)

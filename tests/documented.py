@@ -1,7 +1,6 @@
-"""The `kolm` commands of the documentation: which of them a test runs as they stand, and why others are only parsed.
+"""The `kolm` commands of the documentation, in the order in which tests run them as they stand.
 
-`tests/unit/docs/test_readme.py` parses every one and holds these tables against the pages; the commands of `SMOLLM2`
-and `DEMO_BASE` are run, in this order, by `tests/e2e/test_documented_commands.py`.
+`tests/unit/docs/test_readme.py` parses every one and holds these tables against the pages.
 """
 
 from __future__ import annotations
@@ -27,7 +26,8 @@ SMOLLM2 = (
     'kolm generate "The sky is" --max-tokens 32 --save sky.json',
     "kolm verify sky.json --trusted .kolm/trusted --model smollm2",
     "kolm replay sky.json --model smollm2",
-    'kolm generate "The ledger keeps" --promise promise.json',
+    'kolm generate "The ledger keeps" --promise promise.json --save receipt.json',
+    "kolm verify receipt.json --promise promise.json",
     'kolm generate "def add(a, b):" -n 2 --logprobs 3 --presence-penalty 0.5',
     'git log -20 | kolm generate --system "Summarise." --min-tokens 8',
     'kolm generate --method eagle3 "def area("',
@@ -46,6 +46,7 @@ SMOLLM2 = (
     "kolm receipts export RECEIPT_ID receipt.intoto.json --format in-toto --key my-key.pem",
     "kolm verify receipt.cose",
     "kolm verify receipt.intoto.json --trusted .kolm/trusted",
+    "kolm receipts list --head cidv1:sha256:… --first 0 --last 999 --limit 1000 --complete --remember seen.checkpoint",
     "kolm halts list",
     "kolm retention show",
     "kolm audit obligations",
@@ -55,28 +56,58 @@ SMOLLM2 = (
     "kolm ledger head --note > seen.checkpoint",
     "kolm ledger export log.tar.gz",
     "kolm ledger export receipts.csv --format csv",
+    "kolm ledger export receipts.parquet --format parquet --start 0 --end 1000",
     "kolm verify log.tar.gz --trusted .kolm/trusted",
     "kolm verify log.tar.gz --promise promise.json",
     "kolm verify log.tar.gz --checkpoint seen.checkpoint",
     "kolm verify talk.tar.gz --model smollm2",
+    "kolm serve explorer --ledger 127.0.0.1:50052 --trusted-keys .kolm/trusted --token-file .kolm/tokens/explorer "
+    "--remember seen.checkpoint",
+    "kolm serve explorer --ledger 127.0.0.1:50052 --trusted-keys .kolm/trusted --token-file .kolm/tokens/explorer "
+    "--witness-policy policy",
+    "kolm ledger tiles /srv/www/log",
+    "kolm monitor --ledger ledger.example:50052 --max-age 24h",
+    "kolm monitor --tiles https://log.example/ --trusted keys --policy policy --promise promises "
+    "--webhook https://alerts.example/kolm",
+    "kolm monitor --tiles /srv/www/log --trusted keys --lag 1h --once",
+    "kolm audit obligations --database ledger.sqlite3 --trusted keys/",
+    "kolm heads kscore demo/smollm2/head --model smollm2 --no-record --prompts prompts/held-out/code.jsonl",
+    "kolm trust add /mnt/other/public/auditor-3f0c2a9d1b7e4c55.pub",
     "kolm trust list",
+    "kolm trust remove 3f0c2a9d --retire",
     'kolm ledger erase 0199… --reason "the tenant asked for it"',
     "kolm retention set --days 180",
     "kolm retention set --days 30 --tenant acme",
     "kolm tokens create acme-app --role generate --tenant acme --expires 90d",
     "kolm tokens create compliance --role audit --tenant '*'",
     "kolm tokens create ledger-mirror --role read --tenant '*' --certificate mirror.example",
-    "kolm tokens create generation --role append --role read --tenant '*' --out tokens/generation",
-    "kolm tokens create auditor --role append --role read --role audit --tenant '*' --out tokens/auditor",
     "kolm tokens list",
     "kolm tokens revoke acme-app",
     "kolm registry collect --dry-run",
     "kolm registry collect --older-than 7d",
-    "kolm init deployment --host ledger.example",
 )
 """Run in a folder where `kolm up --head demo/smollm2/head --shared-corpus demo/smollm2/store` has its state."""
 
+CORPORA = (
+    "kolm corpus build docs src --out docs.store --exclude '*.css' --exclude tests",
+    "kolm corpus build docs --out embedded.store --embedder path/to/sentence-transformers-model",
+    "kolm corpus build answers.txt --out store --passage-tokens 8192",
+    'kolm corpus build "$(python -c \'import sysconfig; print(sysconfig.get_path("stdlib"))\')" --out python.store '
+    "--exclude site-packages",
+)
+
+TRAINED_HEAD = (
+    "kolm heads train demo/base --prompts prompts.jsonl --out ./my-head --minutes 40",
+    "kolm up --model demo/base --head ./my-head",
+    "kolm heads push ./my-head --name support-head --model demo/base",
+    "kolm heads kscore support-head --model demo/base --adapters demo/adapters",
+    "kolm up --model demo/base --head support-head",
+)
+"""From prompts to a head that is served by its name."""
+
 DEMO_BASE = (
+    "kolm up --model demo/base --draft-model demo/draft "
+    "--adapter courteous=demo/adapters/courteous --adapter capitals=demo/adapters/capitals",
     "kolm heads push demo/head --name support-head --model demo/base",
     "kolm heads list",
     "kolm heads pull support-head",
@@ -86,32 +117,96 @@ DEMO_BASE = (
     'kolm generate --chat --method draft "Where is my parcel?"',
     'kolm heads withdraw support-head --reason "trained on the wrong data"',
 )
-"""Run where `kolm up --model demo/base` has head, adapters and draft model of the demo."""
+"""The demo's own model, with all that there is for it."""
 
-ONLY_PARSED = {
-    "kolm up": "stays in the foreground; tests/e2e/test_recorded_outputs.py starts it as the README does",
-    "KOLM_LEDGER_DATA_DIR=/var/lib/kolm/ledger kolm serve": "the same, by a variable",
-    "kolm serve": "stays in the foreground, and names hosts and paths of an operator's own",
-    "kolm monitor": "follows a log of another host",
-    "kolm heads train": "trains for as long as it is given",
-    "kolm heads kscore": "minutes of decoding; tests/integration/cli/test_kscore.py measures a tiny head",
-    "kolm heads push demo/head --name demo": "the same with another name",
-    "kolm heads push ./my-head": "pushes what a training has made",
-    "kolm corpus build": "minutes on folders as large as these; tests/integration/cli/test_corpus.py builds one",
-    "kolm halts resume": "needs an open halt: tests/e2e/test_deviation.py",
-    "kolm halts sign": "needs an open halt: tests/e2e/test_deviation.py",
-    "kolm trust add": "names a key on another disk: tests/integration/cli/test_trust.py",
-    "kolm trust remove": "names a key by its digits: tests/integration/cli/test_trust.py",
-    "kolm audit obligations --database": "needs a log at rest: tests/integration/auditor/test_command_line.py",
-    "kolm ledger fsck": "names a PostgreSQL of an operator's own",
-    "kolm generate --generation HEAD": "asks another host: tests/cluster/test_ray.py",
-    "kolm ledger head --ledger": "asks another host",
-    "kolm ledger tiles": "writes where a web server reads",
-    "kolm ledger export receipts.parquet": "entries 1000 to 2000; the same as CSV is run",
-    "kolm receipts list --head": "entries 1000 to 1999 of a head",
-    "kolm verify receipt.json": "needs a promise about that very receipt: tests/e2e/test_lies.py",
+BY_HAND = (
+    "kolm tokens create generation --role append --role read --tenant '*' --out tokens/generation",
+    "kolm tokens create auditor --role append --role read --role audit --tenant '*' --out tokens/auditor",
+    "kolm tokens create owner --role generate --role read --out .kolm/tokens/owner",
+    "kolm serve ledger --data-dir .kolm --principals .kolm/principals.json",
+    "kolm serve generation --model smollm2 --principals .kolm/principals.json --token-file tokens/generation",
+    "kolm trust add .kolm/generation/public",
+    'kolm generate --generation HEAD:50051 "Where is my parcel?"',
+    "kolm serve http --generation 127.0.0.1:50051",
+    "kolm serve http --generation HEAD:50051",
+    "kolm serve auditor --data-dir /var/lib/kolm/auditor --ledger ledger:50052 --token-file tokens/auditor "
+    "--model path/to/base",
+    "kolm serve registry --data-dir /var/lib/kolm/registry --ledger ledger:50052 "
+    "--blobs 's3://heads/kolm?region=eu-central-1'",
+    "kolm serve registry --data-dir .kolm/registry --trusted-keys .kolm/trusted "
+    "--blobs 's3://heads/kolm?endpoint=http://127.0.0.1:9000'",
+)
+"""Services that are started one by one; those that are asked by others stay."""
+
+LEDGERS = (
+    "kolm serve ledger --data-dir /var/lib/kolm/ledger",
+    "KOLM_LEDGER_DATA_DIR=/var/lib/kolm/ledger kolm serve ledger",
+    "kolm serve ledger --config kolm.toml",
+    "kolm serve ledger --data-dir .kolm --key-passphrase-file passphrase",
+)
+WITNESSED = (
+    "kolm serve ledger --data-dir ledger",
+    "kolm serve witness --data-dir w1 --logs log.vkey --name w1.example/kolm --listen 0.0.0.0:50055 "
+    "--tls-cert w1.pem --tls-key w1.key",
+)
+WITH_TLS = (
+    "kolm init deployment --host ledger.example",
+    "kolm serve ledger --config deployment/kolm.toml",
+    "kolm ledger head --ledger https://ledger.example:50052",
+    "kolm trust add deployment/public --trusted deployment/trusted",
+)
+IN_A_DEVICE = (
+    "kolm serve ledger --data-dir .kolm "
+    "--key-file 'pkcs11:token=kolm;object=log?module-path=/usr/lib/softhsm/libsofthsm2.so' --key-passphrase-file pin",
+)
+ON_POSTGRESQL = (
+    "kolm serve ledger --data-dir .kolm --database-url postgresql+psycopg://kolm@db/kolm "
+    "--guard-url sqlite:////mnt/other/guard.sqlite3",
+    "kolm ledger fsck --deep --database postgresql+psycopg://kolm@db/kolm --guard /mnt/other/guard.sqlite3 "
+    "--trusted .kolm/trusted",
+)
+GENERATIONS = (
+    "kolm serve generation --model smollm2 --vllm-engine",
+    "kolm serve generation --model smollm2 --kserve",
+    "kolm serve generation --model demo/base --head demo/head",
+    "kolm serve generation --quota '*=requests:64,tokens:200000' --quota 'acme=requests:8,tokens:60000,bytes:1GiB'",
+    "kolm serve generation --corpus acme=acme.store --shared-corpus docs.store",
+)
+"""Each is started, answers, and ends."""
+
+RESUME = 'kolm halts resume 17 --reason "the kernel was replaced"'
+RESUME_BY_SEVERAL = (
+    'kolm halts sign resume.json --halt 17 --reason "the kernel was replaced"',
+    "kolm halts sign resume.json",
+    "kolm halts resume --file resume.json",
+)
+"""Run by `tests/e2e/test_deviation.py`."""
+
+CONFIGURED = "kolm up --config kolm.toml --metrics-port 9090 --log-format json"
+"""Starts the services of `tests/e2e/test_main_job.py`."""
+
+LONG_CONTEXT = "kolm up --model path/to/model --context-length 32768 --cache-bytes 8GiB"
+OWN_MODEL = "kolm up --model path/to/model"
+
+RUN = {
+    *SMOLLM2,
+    *CORPORA,
+    *TRAINED_HEAD,
+    *DEMO_BASE,
+    *BY_HAND,
+    *LEDGERS,
+    *GENERATIONS,
+    *WITNESSED,
+    *WITH_TLS,
+    *IN_A_DEVICE,
+    *ON_POSTGRESQL,
+    *RESUME_BY_SEVERAL,
+    RESUME,
+    CONFIGURED,
+    LONG_CONTEXT,
+    OWN_MODEL,
 }
-"""Beginnings of commands, and why no test runs them as they stand."""
+"""All of them, but for how README and recording start the services: `docs.outputs` has that."""
 
 
 def shell_lines(document: str) -> Iterator[str]:

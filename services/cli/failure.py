@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import sys
+from importlib.util import find_spec
 
 from ledger.errors import KeyFileError, LedgerError, NotFound, StoreError
 from services.cli import exits
 from services.cli.exits import CommandError
 
 _EXTRAS = {
-    **dict.fromkeys(("grpc", "google", "sqlalchemy", "alembic", "pydantic_settings"), "kolm-serve[cli]"),
-    "cbor2": "kolm-serve[verify]",
+    **dict.fromkeys(("grpc", "google", "sqlalchemy", "alembic", "pydantic_settings", "cbor2"), "kolm-serve[cli]"),
     "starlette": "kolm-serve[web]",
     "uvicorn": "kolm-serve[web]",
     "obstore": "kolm-serve[registry]",
@@ -19,7 +19,7 @@ _EXTRAS = {
     "numpy": "kolm-serve[generation]",
     "transformers": "kolm-serve[generation]",
 }
-"""The extra that installs each optional package; `kolm-serve[verify]` alone runs `kolm verify` and little else."""
+"""The extra that installs each optional package."""
 
 
 def explain(error: Exception) -> int:
@@ -39,8 +39,8 @@ def as_command_error(error: Exception) -> CommandError | None:
     """The error for people; None for a bug, which needs its traceback."""
     if isinstance(error, CommandError):
         return error
-    if isinstance(error, ModuleNotFoundError) and (missing := (error.name or "").partition(".")[0]) in _EXTRAS:
-        return exits.UsageError(f"this needs {missing}, which is not installed", f"pip install '{_EXTRAS[missing]}'")
+    if isinstance(error, ModuleNotFoundError):
+        return _not_installed(error.name or "")
     if "services.client.errors" in sys.modules:  # else no server was called, and importing the client would need grpc
         from services.cli.server_failure import of_server
         from services.client.errors import KolmError
@@ -57,4 +57,14 @@ def as_command_error(error: Exception) -> CommandError | None:
         return exits.VerificationFailed(str(error))
     if isinstance(error, OSError) and error.filename is not None:  # a folder that is a file, or that we may not write
         return exits.Failed(f"{error.filename}: {error.strerror}")
+    return None
+
+
+def _not_installed(module: str) -> CommandError | None:
+    """What brings an optional package, or a part of kolm where only kolm-verify is installed; None for neither."""
+    package = module.partition(".")[0]
+    if package in _EXTRAS:
+        return exits.UsageError(f"this needs {package}, which is not installed", f"pip install '{_EXTRAS[package]}'")
+    if package in ("services", "ledger") and find_spec("services.ledger") is None:
+        return exits.UsageError(f"this needs {module}, which kolm-verify leaves out", "pip install 'kolm-serve[cli]'")
     return None

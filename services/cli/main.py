@@ -117,9 +117,10 @@ app = typer.Typer(
 
 def _print_version(asked: bool) -> None:
     if asked:
-        from importlib.metadata import version
+        from importlib.metadata import distributions
 
-        print(f"kolm {version('kolm-serve')}")
+        (installed, *_) = (each for name in ("kolm-serve", "kolm-verify") for each in distributions(name=name))
+        print(f"kolm {installed.version}")
         raise typer.Exit()
 
 

@@ -1,4 +1,4 @@
-"""Offline verification for programs: what `kolm verify` does, with nothing but `kolm-serve[verify]` installed."""
+"""Offline verification for programs: what `kolm verify` does, with nothing but kolm-verify installed."""
 
 from __future__ import annotations
 

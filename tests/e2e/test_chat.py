@@ -7,7 +7,9 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from tests.e2e.command import ENVIRONMENT, KOLM, PATIENCE, Kolm, up
+from tests.documented import OWN_MODEL
+from tests.e2e.command import ENVIRONMENT, KOLM, PATIENCE, Kolm
+from tests.e2e.shell import started
 
 
 def chat(kolm: Kolm, lines: str, *flags: str) -> subprocess.CompletedProcess[str]:
@@ -24,7 +26,8 @@ def chat(kolm: Kolm, lines: str, *flags: str) -> subprocess.CompletedProcess[str
 
 def test_a_conversation_is_carried_away_and_verified_word_by_word(tmp_path: Path, model: Path) -> None:
     bundle, lines = tmp_path / "talk", "first\n/method off\nsecond\n/new\nthird\n"
-    with up(tmp_path / "data", model, "--audit-rate=0") as (_, kolm):
+    with started(OWN_MODEL, tmp_path, "--audit-rate=0", places={"path/to/model": str(model)}) as (_, shell):
+        kolm = shell.kolm
         done = chat(kolm, lines, "--max-tokens=16", "--temperature=0.7", "--seed=3", f"--save={bundle}")
         assert done.returncode == 0, done.stderr
         full = chat(kolm, f"a\n{'long ' * 400}\n", "--max-tokens=4")
@@ -33,7 +36,7 @@ def test_a_conversation_is_carried_away_and_verified_word_by_word(tmp_path: Path
 
     turns = json.loads((bundle / "transcript.json").read_bytes())["turns"]
     assert [(turn["question"], turn["remembered"]) for turn in turns] == [("first", 0), ("second", 1), ("third", 0)]
-    trusted = str(tmp_path / "data/trusted")
+    trusted = str(tmp_path / ".kolm/trusted")
     read = conversation_check(verified(bundle, trusted, "--model", str(model)))
     assert (read["passed"], "3 turns" in read["detail"]) == (True, True)
     assert conversation_check(verified(bundle, trusted))["passed"] is None

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.documented import RESUME, RESUME_BY_SEVERAL
 from tests.e2e.command import Kolm, local_services, running, until
 
 PROMPT = "The ledger keeps one receipt for every request"
@@ -35,7 +38,7 @@ def kolm(tmp_path: Path, model: Path, fault: Path) -> Iterator[Kolm]:
 
 
 def test_a_width_dependent_target_is_found_halted_refused_and_served_again_after_a_resume(
-    kolm: Kolm, model: Path, fault: Path, tmp_path: Path
+    kolm: Kolm, model: Path, fault: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     saved, bundle = tmp_path / "saved.json", tmp_path / "bundle"
     good = kolm.json("generate", PROMPT, "--max-tokens=48", "--method=lookahead")
@@ -43,8 +46,7 @@ def test_a_width_dependent_target_is_found_halted_refused_and_served_again_after
     fault.touch()
     bad = kolm.json("generate", PROMPT, "--max-tokens=48", "--method=lookahead", f"--save={saved}")
     assert bad["token_ids"] != good["token_ids"]
-    until(lambda: kolm("halts", "list").returncode == 3)
-    (halt,) = kolm.json("halts", "list", code=3)["halts"]
+    halt = _open_halt(kolm)
     assert halt["scope"]["method"] == "lookahead"
 
     until(lambda: kolm("generate", PROMPT, "--max-tokens=4").returncode == 1)
@@ -76,9 +78,31 @@ def test_a_width_dependent_target_is_found_halted_refused_and_served_again_after
     assert f"the receipt at entry {bad['ledger_index']} came out differently" in told[0]["message"]
 
     fault.unlink()
-    assert kolm("halts", "resume", str(halt["halt_index"]), "--reason=the kernel was replaced").returncode == 0
+    monkeypatch.chdir(tmp_path)
+    first, other, together = RESUME_BY_SEVERAL
+    _run(kolm, first, halt)
+    _run(kolm, other, halt, f"--key={tmp_path / 'another operator.pem'}")
+    _run(kolm, together, halt)
     until(lambda: kolm("generate", PROMPT, "--max-tokens=48", "--method=lookahead").returncode == 0)
     assert kolm.json("generate", PROMPT, "--max-tokens=48")["token_ids"] == good["token_ids"]
     assert kolm.json("monitor", "--once")["ok"]
     kinds = kolm.json("ledger", "verify")["kinds"]
     assert (kinds["halt"], kinds["resume"]) == (1, 1)
+
+    fault.touch()
+    assert kolm.json("generate", PROMPT, "--max-tokens=48", "--method=lookahead")["token_ids"] != good["token_ids"]
+    _run(kolm, RESUME, _open_halt(kolm))
+    assert kolm("halts", "list").returncode == 0
+
+
+def _open_halt(kolm: Kolm) -> dict[str, Any]:
+    """The only one, once there is one."""
+    until(lambda: kolm("halts", "list").returncode == 3)
+    (halt,) = kolm.json("halts", "list", code=3)["halts"]
+    return halt  # type: ignore[no-any-return]
+
+
+def _run(kolm: Kolm, line: str, halt: dict[str, Any], *more: str) -> None:
+    """A line of the documentation, about this halt."""
+    done = kolm(*(str(halt["halt_index"]) if word.isdigit() else word for word in shlex.split(line)[1:]), *more)
+    assert done.returncode == 0, f"{line}: {done.stderr}"

@@ -3,24 +3,33 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 from pathlib import Path
 
 import openai
+import pytest
 
 from ledger.audit.log_verification import verify_receipt
 from ledger.keys.trusted_keys import TrustedKeys
 from services.cli.views.documents import envelope_json
 from services.client import Chunk, LedgerClient, Request, Runtime, SamplingParams
+from tests.documented import CONFIGURED, LONG_CONTEXT
 from tests.e2e.command import PATIENCE, Kolm, children, is_running, until, up
+from tests.e2e.shell import started
 from tests.e2e.tenancy import no_secret_is_written, strangers_get_nothing, tenants_come_and_go
+from tests.fakes.tiny_model import make_tiny_model
 
 PROMPT = "The ledger keeps one receipt for every request"
 
 
-def test_one_command_serves_and_every_request_is_receipted_replayed_and_verified(tmp_path: Path, model: Path) -> None:
-    data = tmp_path / "data"
-    with up(data, model, "--audit-rate=0") as (process, kolm):
+def test_one_command_serves_and_every_request_is_receipted_replayed_and_verified(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "kolm.toml").write_text('[generation]\nmodel_name = "configured"\n')
+    monkeypatch.chdir(tmp_path)
+    data, configured = tmp_path / "data", shlex.split(CONFIGURED)[2:]
+    with up(data, model, *configured, "--metrics-port=0", "--audit-rate=0") as (process, kolm):
         assert kolm.json("health")["healthy"]
         plain = kolm.json("generate", PROMPT, "--max-tokens=48", "--method=off")
         speculated = kolm.json("generate", PROMPT, "--max-tokens=48", "--method=lookahead", "--verify=inline")
@@ -60,6 +69,7 @@ def _asked_by_openai_s_client(kolm: Kolm) -> str:
     http = openai.DefaultHttpxClient(trust_env=False)
     with openai.OpenAI(base_url=f"http://{kolm.addresses.http}/v1", api_key="any", http_client=http) as client:
         (model,) = client.models.list()
+        assert model.id == "configured"
         answer = client.completions.create(model=model.id, prompt=PROMPT, max_tokens=48, temperature=0)
     return answer.choices[0].text
 
@@ -84,8 +94,9 @@ def _cancel_a_request(kolm: Kolm) -> int:
     return choices * attempts
 
 
-def test_one_service_that_dies_stops_all_and_says_which(tmp_path: Path, model: Path) -> None:
-    with up(tmp_path / "data", model) as (process, _):
+def test_one_service_that_dies_stops_all_and_says_which(tmp_path: Path) -> None:
+    model = make_tiny_model(tmp_path / "model", context=32_768)
+    with started(LONG_CONTEXT, tmp_path, places={"path/to/model": str(model)}) as (process, _):
         services = children(process)
         assert len(services) == 6  # ledger, registry, generation, auditor, explorer, http
         os.kill(services[0], signal.SIGKILL)

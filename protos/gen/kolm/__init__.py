@@ -7,8 +7,9 @@
 
     report = kolm.verify("log.tar.gz", trusted=".kolm/trusted")
 
-Names are imported when they are first used: `verify` and `verify_receipt` need `kolm-serve[verify]`, the others
-`kolm-serve[cli]`. The generated messages are in `kolm.generation.v1`, `kolm.ledger.v1` and `kolm.registry.v1`.
+Names are imported when they are first used: `verify` and `verify_receipt` need `kolm-verify`, the others
+`kolm-serve[cli]`, which has all of that, too. The generated messages are in `kolm.generation.v1`, `kolm.ledger.v1` and
+`kolm.registry.v1`.
 """
 
 from importlib import import_module
@@ -56,7 +57,6 @@ _PLACES = {
     "services.client.tools": ("Tool", "ToolCall", "Tools"),
     "services.client.verification": ("ProvenReceipt", "verify", "verify_receipt"),
 }
-_EXTRAS = {"cryptography": "verify", "rfc8785": "verify"}
 
 __all__ = [
     "AsyncRuntime",
@@ -104,8 +104,8 @@ def _why(missing: str) -> str:
     top = missing.partition(".")[0]
     if top in ("services", "ledger"):
         other = getattr(import_module(top), "__path__", ["?"])
-        return f"needs the package {top} that kolm-serve installs, and finds another one in {next(iter(other))}"
-    return f"needs {missing}, which is not installed: pip install 'kolm-serve[{_EXTRAS.get(top, 'cli')}]'"
+        return f"needs the package {top} of kolm-serve, and finds another one in {next(iter(other))}"
+    return f"needs {missing}, which is not installed: pip install 'kolm-serve[cli]'"
 
 
 def __dir__() -> list[str]:

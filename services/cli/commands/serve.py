@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import runpy
 import sys
+from importlib import import_module
 
 import typer
 
@@ -37,5 +38,6 @@ def group() -> typer.Typer:
 def _serve(context: typer.Context) -> None:
     """As `python -m services.<service>` would; the service exits with its own code."""
     service = context.info_name
+    import_module(f"services.{service}")  # says which module is missing, where runpy does not
     sys.argv = [f"kolm serve {service}", *context.args]
     runpy.run_module(f"services.{service}", run_name="__main__", alter_sys=True)

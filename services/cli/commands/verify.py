@@ -1,4 +1,4 @@
-"""`kolm verify`: a bundle or a proof file, offline. Needs nothing but what `pip install kolm-serve[verify]` brings."""
+"""`kolm verify`: a bundle or a proof file, offline. Needs nothing but what the wheel kolm-verify brings."""
 
 from __future__ import annotations
 

@@ -1,68 +1,92 @@
-"""The wheel, in an environment that has nothing but it and what its extra `verify` names."""
+"""The wheels; kolm-verify in an environment that has nothing but it and what it requires."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+import tomllib
 import venv
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.metadata import distribution
 from pathlib import Path
 from zipfile import ZipFile
 
+import pytest
 from packaging.requirements import Requirement
 
 from tests.unit.ledger.vectors import VECTORS
 
 ROOT = Path(__file__).parents[3]
+SMALL = ROOT / "packages/kolm-verify"
+GOOD = ("verify", str(VECTORS / "bundles/good.tar.gz"), "--trusted", str(VECTORS / "log/keys"), "--max-unreplayable=1")
+
+Python = Callable[..., subprocess.CompletedProcess[str]]
 
 
-def test_the_wheel_of_a_checkout_verifies_with_its_extra_alone(tmp_path: Path) -> None:
-    build = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(tmp_path)]
-    subprocess.run(build, cwd=ROOT, check=True, capture_output=True)
-    (wheel,) = tmp_path.glob("kolm_serve-*.whl")
-    environment = tmp_path / "environment"
+def built(project: Path, folder: Path) -> Path:
+    """The wheel that `make wheels` makes of a project."""
+    build = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(folder)]
+    subprocess.run(build, cwd=project, check=True, capture_output=True)
+    (wheel,) = folder.glob("*.whl")
+    return wheel
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory: pytest.TempPathFactory) -> Python:
+    """Runs the Python of an environment with kolm-verify."""
+    folder = tmp_path_factory.mktemp("wheel")
+    environment = folder / "environment"
     venv.create(environment, with_pip=False)
     (packages,) = environment.glob("lib/python*/site-packages")
-    with ZipFile(wheel) as archive:
+    with ZipFile(built(SMALL, folder)) as archive:
         archive.extractall(packages)
         (metadata,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
-        named = [line.partition(": ")[2] for line in archive.read(metadata).decode().splitlines()]
-    wanted = [Requirement(line) for line in named if line.endswith("extra == 'verify'")]
-    assert wanted
-    for place in _places(wanted):
+        named = [line.partition(": ") for line in archive.read(metadata).decode().splitlines()]
+    for place in _places([Requirement(value) for key, _, value in named if key == "Requires-Dist"]):
         if not (packages / place.name).exists():
             (packages / place.name).symlink_to(place)
 
-    def kolm(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = "import sys; from services.cli.main import app; app(sys.argv[1:], prog_name='kolm')"
-        python = [str(environment / "bin" / "python"), "-I", "-c", command, *arguments]
-        return subprocess.run(python, cwd=tmp_path, capture_output=True, text=True, check=False)
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [str(environment / "bin" / "python"), "-I", *arguments]
+        return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
 
-    verified = kolm(
-        "verify",
-        str(VECTORS / "bundles/good.tar.gz"),
-        "--trusted",
-        str(VECTORS / "log/keys"),
-        "--max-unreplayable",
-        "1",
-    )
+    return run
+
+
+def test_the_small_wheel_verifies_and_says_what_it_is_not(python: Python) -> None:
+    def kolm(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return python("-m", "services.cli", *arguments)
+
+    verified = kolm(*GOOD)
     assert verified.returncode == 0, verified.stdout + verified.stderr
+    assert kolm("--version").stdout == "kolm 0.1.0\n"
+    keys = ("--trusted", str(VECTORS / "log/keys"))
+    assert kolm("trust", "list", *keys).returncode == 0
+    assert kolm("monitor", "--tiles", "http://127.0.0.1:9", "--once", *keys).returncode == 5
+    for words in (("receipts", "list"), ("generate", "x"), ("up",), ("serve", "ledger"), ("ledger", "verify")):
+        missing = kolm(*words)
+        assert (missing.returncode, "pip install 'kolm-serve[cli]'" in missing.stderr) == (2, True), missing.stderr
+        assert "Traceback" not in missing.stderr
+
+
+def test_the_small_wheel_is_the_face_of_what_verifies(python: Python) -> None:
     bundle, keys = str(VECTORS / "bundles/good.tar.gz"), str(VECTORS / "log/keys")
-    face = f"import kolm; print(kolm.verify({bundle!r}, {keys!r}, max_unreplayable=1).ok); kolm.Runtime"
-    imported = subprocess.run(
-        [str(environment / "bin" / "python"), "-I", "-c", face],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
+    imported = python(
+        "-c", f"import kolm; print(kolm.verify({bundle!r}, {keys!r}, max_unreplayable=1).ok); kolm.Runtime"
     )
     assert imported.stdout == "True\n", imported.stderr
-    assert "ImportError: kolm.Runtime: needs google" in imported.stderr
-    assert "pip install 'kolm-serve[cli]'" in imported.stderr
-    assert kolm("--version").stdout == "kolm 0.1.0\n"
-    missing = kolm("receipts", "list")
-    assert (missing.returncode, "pip install 'kolm-serve[cli]'" in missing.stderr) == (2, True), missing.stderr
+    assert "ImportError: kolm.Runtime: needs the package services of kolm-serve" in imported.stderr
+
+
+def test_both_wheels_have_one_version_and_the_small_one_nothing_else(tmp_path: Path) -> None:
+    wheels = [built(project, tmp_path / project.name) for project in (ROOT, SMALL)]
+    large, small = (set(ZipFile(wheel).namelist()) for wheel in wheels)
+    assert [wheel.name for wheel in wheels] == [f"kolm_{name}-0.1.0-py3-none-any.whl" for name in ("serve", "verify")]
+    assert {name for name in small - large if ".dist-info/" not in name} == set()
+    assert sum(wheel.stat().st_size for wheel in wheels[1:]) < wheels[0].stat().st_size / 3
+    own, all_ = (tomllib.loads((project / "pyproject.toml").read_text())["project"] for project in (SMALL, ROOT))
+    extras = all_["optional-dependencies"]
+    assert set(own["dependencies"]) <= {*extras["ledger"], *extras["cli"]}
 
 
 def _places(wanted: list[Requirement]) -> Iterator[Path]:

@@ -37,7 +37,7 @@ def test_another_package_called_services_is_named(tmp_path: Path) -> None:
         [sys.executable, "-c", "import kolm; kolm.Runtime"], cwd=tmp_path, capture_output=True, text=True, check=False
     )
     last = done.stderr.splitlines()[-1]
-    assert last.startswith("ImportError: kolm.Runtime: needs the package services that kolm-serve installs")
+    assert last.startswith("ImportError: kolm.Runtime: needs the package services of kolm-serve")
     assert str(tmp_path / "services") in last
 
 

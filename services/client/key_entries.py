@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from contextlib import closing
 
 from services.client.errors import KolmError
 from services.client.ledger import LedgerClient
 
-_log = logging.getLogger(__name__)
-
 _SECONDS = 2.0
 
 
 def key_entries(address: str) -> Sequence[tuple[int, bytes]]:
-    """Index and envelope of each; none where the ledger does not answer within 2 s. To be believed by signatures."""
+    """Index and envelope of each, to be believed by signatures. Raises ConnectionError without an answer within 2 s."""
     try:
         with (
             closing(LedgerClient.connect(address)) as ledger,
@@ -23,5 +20,4 @@ def key_entries(address: str) -> Sequence[tuple[int, bytes]]:
         ):
             return [(entry.index, entry.envelope) for entry in entries]
     except KolmError as error:
-        _log.warning("cannot ask the ledger whose keys were replaced: %s", error)
-        return ()
+        raise ConnectionError(str(error)) from error

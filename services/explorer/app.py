@@ -29,7 +29,7 @@ from services.runtime.static_files import static_files
 
 def explorer_app(source: Source) -> ASGIApp:
     """Reads from `source`, keeps nothing, changes nothing."""
-    pages = Pages()
+    pages = Pages(source.freshness)
     trends = TrendsPage(source, pages)
     tiles = Tiles(source)
 

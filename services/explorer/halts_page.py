@@ -39,7 +39,7 @@ class HaltsPage:
         state = self._source.client.halt_state()
         with self._source.client.watch(kinds=("halt", "resume")) as entries:
             events = [event for entry in entries if (event := self._event(entry)) is not None]
-        return self._pages.render("halts.html", here="halts", state=state, events=events[::-1])
+        return self._pages.of_log("halts.html", here="halts", state=state, events=events[::-1])
 
     def _event(self, entry: LogEntry) -> Event | None:
         envelope = Envelope.from_bytes(entry.envelope)

@@ -36,7 +36,7 @@ class LogPage:
         head = self._source.proving.head()
         newest = self._source.client.checkpoint()
         witnessed = self._witnessed()
-        return self._pages.render(
+        return self._pages.of_log(
             "log.html",
             here="log",
             head=head,

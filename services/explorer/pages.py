@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from starlette.responses import HTMLResponse
 
 from ledger.encoding.timestamp import parse_timestamp
+from ledger.witness.freshness import Freshness
 from services.explorer.shown import shown_text
 
 HERE = Path(__file__).parent
@@ -18,7 +20,8 @@ _SHORT = 10
 class Pages:
     """Renders the templates of this package."""
 
-    def __init__(self) -> None:
+    def __init__(self, freshness: Callable[[], Freshness]) -> None:
+        self._freshness = freshness
         self._templates = Environment(
             loader=FileSystemLoader(HERE / "templates"),
             autoescape=True,
@@ -37,7 +40,12 @@ class Pages:
         self._templates.filters.update(filters)
 
     def render(self, template: str, status: int = 200, **values: object) -> HTMLResponse:
+        """A page that shows nothing of the log."""
         return HTMLResponse(self._templates.get_template(template).render(values), status)
+
+    def of_log(self, template: str, status: int = 200, **values: object) -> HTMLResponse:
+        """A page with a state of the log: says how old that is. Raises what asking for it raises."""
+        return self.render(template, status, freshness=self._freshness(), **values)
 
 
 def moment(time: datetime) -> str:

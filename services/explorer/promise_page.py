@@ -39,4 +39,4 @@ class PromisePage:
             else:
                 found = look_up(self._source.proving, promise, datetime.now(UTC))
         values = {"given": given, "problem": problem, "found": found, "said": _SAID[found.state] if found else ""}
-        return self._pages.render("promise.html", 400 if problem else 200, here="promises", **values)
+        return self._pages.of_log("promise.html", 400 if problem else 200, here="promises", **values)

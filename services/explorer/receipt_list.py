@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import UTC, datetime
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -11,7 +10,6 @@ from starlette.responses import Response
 from ledger.documents.receipt import Receipt
 from ledger.encoding.canonical import parse_json
 from ledger.keys.envelope import Envelope
-from ledger.witness.freshness import Freshness
 from services.client.log import ReceiptEntry
 from services.explorer.newest_receipts import Newest, newest_receipts
 from services.explorer.pages import Pages
@@ -41,7 +39,7 @@ class ReceiptList:
         search = read_search(request.query_params)
         size = self._source.proving.head().size
         found = Newest((), 0, older=False) if search.problems else self._found(search, size)
-        return self._pages.render(
+        return self._pages.of_log(
             "receipts.html",
             status=400 if search.problems else 200,
             here="receipts",
@@ -50,12 +48,7 @@ class ReceiptList:
             rows=[_row(each) for each in found.receipts],
             found=found,
             size=size,
-            freshness=self._freshness(),
         )
-
-    def _freshness(self) -> Freshness:
-        policy = self._source.policy
-        return Freshness(datetime.now(UTC)) if policy is None else self._source.proving.freshness(policy)
 
     def _found(self, search: Search, size: int) -> Newest:
         end = size if search.before is None else min(size, search.before)

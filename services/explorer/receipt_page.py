@@ -28,7 +28,7 @@ class ReceiptPage:
         receipt_id = request.path_params["receipt_id"]
         details = self._source.client.receipt(receipt_id)
         envelope = Envelope.from_bytes(details.receipt.envelope)
-        return self._pages.render(
+        return self._pages.of_log(
             "receipt.html",
             here="receipts",
             receipt_id=receipt_id,

@@ -36,7 +36,7 @@ class RetentionPage:
         policies = ((event.index, event.document) for event in events if isinstance(event.document, Retention))
         newest = sorted(in_force(policies).values(), key=lambda policy: policy[1].tenant or "")
         expiries = [event for event in events if isinstance(event.document, Expiry)]
-        return self._pages.render(
+        return self._pages.of_log(
             "retention.html", here="retention", policies=newest, events=events[::-1], expiries=len(expiries)
         )
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 from ledger.keys.trusted_keys import TrustedKeys
+from ledger.witness.freshness import Freshness
 from ledger.witness.tlog_policy import Policy
 from services.client import LedgerClient
 from services.client.verified import VerifiedLedger
@@ -22,3 +24,7 @@ class Source:
     trusted: TrustedKeys
     origin: str | None = None
     policy: Policy | None = None
+
+    def freshness(self) -> Freshness:
+        """How old the newest cosigned checkpoint is; without a policy nobody's word counts."""
+        return Freshness(datetime.now(UTC)) if self.policy is None else self.proving.freshness(self.policy)

@@ -23,7 +23,7 @@ class TrendsPage:
     def answer(self, _: Request) -> Response:
         size = self._source.proving.head().size
         finished = self._trends.catch_up(_PATIENCE_SECONDS)
-        return self._pages.render(
+        return self._pages.of_log(
             "trends.html",
             here="trends",
             totals=self._trends.totals(),

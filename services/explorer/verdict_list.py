@@ -29,7 +29,7 @@ class VerdictList:
         page = self._source.client.newest_verdicts(
             outcome=outcome, page_size=_ROWS, page_token=request.query_params.get("page", "")
         )
-        return self._pages.render(
+        return self._pages.of_log(
             "verdicts.html",
             here="verdicts",
             verdicts=[(each.index, self._opened(each)) for each in page.verdicts],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from services.client import Chunk, Completion, Finished, Request
@@ -24,6 +25,8 @@ class Answer:
         """`files` as in `KolmMember`."""
         self._dialect = dialect
         self._kolm = KolmMember(asked, resolved, promise, files=files or dialect.fields.wants_files)
+        self._usage_wanted = dialect.fields.usage_in_stream
+        self._so_far = Usage(resolved.prompt_tokens, 0)
         self._common = {
             "id": dialect.prefix + resolved.request_id,
             "created": int(time.time()),
@@ -54,6 +57,8 @@ class Answer:
         return events
 
     def piece(self, chunk: Chunk) -> list[dict[str, Any]]:
+        done = self._so_far.completion_tokens + len(chunk.token_ids)
+        self._so_far = replace(self._so_far, completion_tokens=done)
         return [self._event([_choice(chunk.index, piece)]) for piece in self._dialect.pieces(chunk)]
 
     def closing(self, finished: Finished) -> list[dict[str, Any]]:
@@ -64,7 +69,7 @@ class Answer:
 
     def endings(self, finished: Sequence[Finished]) -> list[Any]:
         """After the last choice the usage, for who asked for it."""
-        return [self._usage(finished), DONE] if self._dialect.fields.include_usage else [DONE]
+        return [self._usage(finished), DONE] if self._usage_wanted.include_usage else [DONE]
 
     def failed(self, error: ApiError) -> dict[str, Any]:
         return error.body()
@@ -77,7 +82,9 @@ class Answer:
 
     def _event(self, choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
         event = {**self._common, "object": self._dialect.piece_object, "choices": choices, **more}
-        return event | {"usage": None} if self._dialect.fields.include_usage else event
+        if not self._usage_wanted.include_usage:
+            return event
+        return event | {"usage": _tokens(self._so_far) if self._usage_wanted.continuous_usage_stats else None}
 
 
 def _choice(index: int, piece: dict[str, Any]) -> dict[str, Any]:
@@ -87,12 +94,18 @@ def _choice(index: int, piece: dict[str, Any]) -> dict[str, Any]:
 def _usage(usage: Usage) -> dict[str, Any]:
     """Rejected prediction tokens are no part of completion_tokens."""
     return {
-        "prompt_tokens": usage.prompt_tokens,
-        "completion_tokens": usage.completion_tokens,
-        "total_tokens": usage.total_tokens,
+        **_tokens(usage),
         "prompt_tokens_details": {"cached_tokens": usage.cached_prompt_tokens},
         "completion_tokens_details": {
             "accepted_prediction_tokens": usage.accepted_prediction_tokens,
             "rejected_prediction_tokens": usage.rejected_prediction_tokens,
         },
+    }
+
+
+def _tokens(usage: Usage) -> dict[str, Any]:
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.total_tokens,
     }

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -76,7 +78,20 @@ def http_app(
         ],
         exception_handlers={ApiError: _failed, KolmError: _failed, HTTPException: _failed, Exception: _bug},
     )
-    return Gate(Admission(app, settings.max_requests), _OPEN)
+    return _across_origins(Gate(Admission(app, settings.max_requests), _OPEN), settings.allowed_origin)
+
+
+def _across_origins(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
+    """Lets pages of other sites call. Outside of the gate: what a browser asks beforehand brings no token."""
+    if not origins:
+        return app
+    return CORSMiddleware(
+        app,
+        allow_origins=origins,
+        allow_methods=["GET", "POST"],
+        allow_headers=["*"],  # OpenAI's client sends a dozen of its own
+        expose_headers=["x-receipt-id", "retry-after"],
+    )
 
 
 def _failed(request: Request, error: Exception) -> Response:

@@ -9,7 +9,17 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from services.client import Request, SamplingParams, SpecDecodeConfig, StructuredOutputs
@@ -20,6 +30,9 @@ NAMES = {
     "messages.allowed_tools": "tool_choice",
 }
 """The caller's names of the generation server's fields and resources."""
+
+_GUIDED = {f"guided_{name}": name for name in ("json", "regex", "choice", "grammar")}
+"""Names that vLLM had for members of structured_outputs."""
 
 _MOST_BIASES = 300  # as the generation server takes
 _MOST_MEMBERS = 64  # of an object: more than any of them has
@@ -102,10 +115,20 @@ def by_type(*types: str, default: str = "", other: str = "other") -> Discriminat
 
 
 class StreamOptions(Strict):
-    """`include_usage`: a last chunk with the usage of the whole request."""
+    """`include_usage`: a last chunk with the usage of the whole request; with `continuous_usage_stats`, vLLM's, every
+    chunk has it as far as it has come.
+    """
 
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
     include_obfuscation: Annotated[Any, only(False)] = None
+
+    @field_validator("continuous_usage_stats")
+    @classmethod
+    def _with_usage(cls, value: bool | None, info: ValidationInfo) -> bool | None:
+        if value and not info.data.get("include_usage"):
+            raise ValueError("needs include_usage to be true")
+        return value
 
 
 class Prediction(Strict):
@@ -177,9 +200,21 @@ class CommonFields(Strict):
     structured_outputs: StructuredFields | None = None
     kolm: KolmFields | None = None
 
+    @model_validator(mode="before")
+    @classmethod
+    def _guided(cls, value: Any) -> Any:
+        """Former names as the members of `structured_outputs` that they are."""
+        if not isinstance(value, dict) or _GUIDED.keys().isdisjoint(value):
+            return value
+        given = {member: value[name] for name, member in _GUIDED.items() if value.get(name) is not None}
+        kept = {name: each for name, each in value.items() if name not in _GUIDED}
+        if given and kept.get("structured_outputs"):
+            raise ValueError("guided_… stands beside structured_outputs; send one of them")
+        return kept | {"structured_outputs": given} if given else kept
+
     @property
-    def include_usage(self) -> bool:
-        return bool(self.stream_options and self.stream_options.include_usage)
+    def usage_in_stream(self) -> StreamOptions:
+        return self.stream_options or StreamOptions()
 
     @property
     def wants_files(self) -> bool:

@@ -27,6 +27,12 @@ class HttpSettings(ServerSettings):
     request_seconds: float = Field(
         600.0, gt=0, le=86_400, description="How long one request may take, with its queueing and its sending."
     )
+    allowed_origin: tuple[str, ...] = Field(
+        (),
+        description="Sites whose pages may call this from a browser, may be repeated; * is every site. In a browser on "
+        "this machine they need no token.",
+        examples=["https://chat.example"],
+    )
     trusted_keys: Path | None = Field(
         None, description="Public keys, <role>-<name>.pub, against which the chat page holds signatures of receipts."
     )

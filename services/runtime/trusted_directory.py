@@ -15,6 +15,7 @@ from ledger.keys.ed25519 import ROLES, PublicKey
 from ledger.keys.signer import Signer
 from ledger.keys.threshold import FixedThreshold
 from ledger.keys.trusted_keys import TrustedKeys
+from services.runtime.outage import Outage
 
 _log = logging.getLogger(__name__)
 
@@ -24,7 +25,7 @@ _ASK_SECONDS = 10.0
 _Stamp = tuple[tuple[str, int, int], ...]
 
 KeyEntries = Callable[[], Iterable[tuple[int, bytes]]]
-"""Index and envelope of each key entry of the log, in order; none where the log cannot be asked. Raises nothing."""
+"""Index and envelope of each key entry of the log, in order. Raises ConnectionError where the log cannot be asked."""
 
 
 def _no_entries() -> Iterable[tuple[int, bytes]]:
@@ -59,6 +60,8 @@ class TrustedDirectory(Mapping[str, tuple[PublicKey, ...]]):
         self._retired = retired
         self._own = own
         self._key_entries = key_entries
+        self._asking = Outage(_log, "ask the ledger whose keys were replaced", ConnectionError)
+        self._reading = Outage(_log, "read the trusted keys again")
         self._clock = clock
         self._lock = threading.Lock()
         self._changed, self._looked = self._directory_time(), clock()
@@ -104,15 +107,17 @@ class TrustedDirectory(Mapping[str, tuple[PublicKey, ...]]):
         try:
             found = self._load()
         except KeyFileError as error:
-            _log.error("cannot read the trusted keys again, going on with those read before: %s", error)
+            self._reading.failed(error)
             return
+        self._reading.works()
         new = {role: [key for key in found.keys(role) if key not in self._taken[role]] for role in ROLES}
         for role in ROLES:
             if not self._taken[role]:
                 self._taken[role].update(new.pop(role))
         refused = [(role, key) for role, keys in new.items() for key in keys]
         if refused:
-            self._ask_the_log(refused)
+            with self._asking:
+                self._ask_the_log(refused)
         self._asks_again = now + _ASK_SECONDS if refused else None
         by_role = {role: tuple(key for key in found.keys(role) if key in self._taken[role]) for role in ROLES}
         self._keys = TrustedKeys(by_role, self._stricter(found))

@@ -24,7 +24,7 @@ from tests.unit.ledger.builders import expiry, retention, signed
 def shown(deployment: Deployment, trusted: TrustedKeys) -> str:
     source = Source(deployment.ledger, VerifiedLedger(deployment.ledger, trusted), trusted)
     request: Any = None
-    body = bytes(RetentionPage(source, Pages()).answer(request).body).decode()
+    body = bytes(RetentionPage(source, Pages(source.freshness)).answer(request).body).decode()
     return re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", body.split("<main")[1]))
 
 

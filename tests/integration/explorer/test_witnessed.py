@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+import httpx2
 import pytest
 from playwright.sync_api import Browser, expect
 
@@ -15,7 +17,7 @@ from ledger.witness.tlog_policy import Policy, PolicyWitness
 from tests.integration.explorer.browsing import browsing
 from tests.integration.explorer.site import Site, explored
 from tests.integration.explorer.test_one_receipt import concluded, states
-from tests.unit.ledger.builders import KEYS
+from tests.unit.ledger.builders import KEYS, receipt_id
 
 NAME = "witness.example/w"
 WITNESS = VerifierKey(NAME, KEYS["witness"].public, COSIGNATURE)
@@ -51,13 +53,33 @@ def test_a_cosignature_over_something_else_is_red(browser: Browser, site: Site, 
         assert states(page).index("bad") == 6
 
 
-def test_the_front_page_says_how_old_the_log_is_by_whose_word(browser: Browser, site: Site, url: str) -> None:
-    with browsing(browser, url) as page:
-        page.goto("/")
-        expect(page.locator("#freshness")).to_contain_text("nobody outside the log vouches for its age")
-    with site.lying(GetCheckpoint=cosigned), browsing(browser, url) as page:
-        page.goto("/")
-        expect(page.locator("#freshness")).to_contain_text("days old (2023-11-14 22:13:20 UTC)")
+STATES = (
+    "/receipts",
+    f"/receipts/{receipt_id(1)}",
+    "/verdicts",
+    "/halts",
+    "/promises",
+    "/retention",
+    "/trends",
+    "/log",
+)
+
+
+@pytest.mark.parametrize("path", STATES)
+def test_each_page_of_the_log_says_how_old_it_is_by_whose_word(site: Site, url: str, path: str) -> None:
+    assert "nobody outside the log vouches for its age" in age(url + path)
+    with site.lying(GetCheckpoint=cosigned):
+        assert re.search(r"days old \(2023-11-14 22:13:20 UTC\)", age(url + path))
+
+
+def test_a_page_without_a_state_says_no_age(url: str) -> None:
+    assert age(f"{url}/check") == age(f"{url}/receipts/{receipt_id(1000)}") == ""
+
+
+def age(url: str) -> str:
+    """The line of the page."""
+    line = re.search('<p id="freshness"[^>]*>(.*?)</p>', httpx2.get(url).text)
+    return line[1] if line else ""
 
 
 def test_the_log_page_says_who_has_not_cosigned(browser: Browser, site: Site, url: str) -> None:

@@ -159,6 +159,17 @@ async def test_a_stream_adds_up_to_the_whole_answer(client: openai.AsyncOpenAI) 
     assert "receipts" not in first["kolm"]
 
 
+async def test_each_event_says_what_was_used_so_far_for_who_asks(client: openai.AsyncOpenAI) -> None:
+    options: Any = {"include_usage": True, "continuous_usage_stats": True}
+    chunks = await streamed(client, **ASKED, n=2, stream_options=options)
+    used = [(chunk.usage.prompt_tokens, chunk.usage.completion_tokens) for chunk in chunks if chunk.usage]
+    assert len(used) == len(chunks)
+    assert used == sorted(used)
+    assert used[0][1] == 0
+    assert used[-2] == used[-1], "all tokens, before the whole usage"
+    assert used[-1][1] == 48
+
+
 async def test_a_stream_without_usage_ends_with_its_choice_and_its_receipt(client: openai.AsyncOpenAI) -> None:
     chunks = await streamed(client, **ASKED)
     last: Any = chunks[-1].model_extra

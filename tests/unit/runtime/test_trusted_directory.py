@@ -134,3 +134,24 @@ def test_a_file_that_is_no_key_leaves_the_keys_as_they_were(tmp_path: Path) -> N
     trusted = TrustedKeys(TrustedDirectory(tmp_path, Clock()))
     (tmp_path / "receipts-junk.pub").write_text("no key")
     assert trusted.keys("receipts") == (FIRST.public,)
+
+
+def test_a_log_that_is_away_is_one_line_and_decides_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    away, clock = [True], Clock()
+
+    def entries() -> list[tuple[int, bytes]]:
+        if away:
+            raise ConnectionError("nobody answers")
+        return [(5, rotation(FIRST, SECOND, FIRST))]
+
+    FIRST.publish(tmp_path)
+    trusted = TrustedKeys(TrustedDirectory(tmp_path, clock, key_entries=entries))
+    SECOND.publish(tmp_path)
+    for clock.now in (10.0, 20.0, 30.0):
+        assert trusted.keys("receipts") == (FIRST.public,)
+    away.clear()
+    clock.now = 40.0
+    assert set(trusted.keys("receipts")) == {FIRST.public, SECOND.public}
+    said = ("cannot ask the ledger whose keys were replaced", "took the key", "can ask the ledger whose keys were")
+    assert all(line.startswith(words) for line, words in zip(caplog.messages, said, strict=True)), caplog.messages

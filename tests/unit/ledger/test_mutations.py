@@ -1,0 +1,213 @@
+"""Signed files that a stranger has changed: never believed as something else, and nothing but the ledger's errors.
+
+Each file is changed hundreds of times, at any depth (`tests.mutations`). What still holds says what the file said
+before: a signature line more or less, a file that the format lets one leave out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ledger.bundle.folder import BundleFolder
+from ledger.bundle.layout import BundleFile
+from ledger.bundle.proven_entry import prove_entry
+from ledger.bundle.proven_statement import prove_statement
+from ledger.bundle.receipt_file import ReceiptFile
+from ledger.bundle.report import Trust
+from ledger.bundle.tar_archive import write_folder
+from ledger.bundle.transcript import Transcript
+from ledger.bundle.verification import verify_bundle
+from ledger.documents.promise import Promise, open_promise, sign_promise
+from ledger.documents.promise_answer import PromiseAnswer, open_answer, promise_digest, sign_answer
+from ledger.documents.receipt import Receipt
+from ledger.documents.signed_document import read_document
+from ledger.encoding.digest import digest
+from ledger.errors import FormatError, LedgerError
+from ledger.keys.envelope import Envelope, sign
+from ledger.monitor.judgement import Limits
+from ledger.monitor.monitor import Monitor
+from ledger.statements import in_toto
+from ledger.statements.scitt import Place, cose_receipt, transparent_statement
+from ledger.tree.checkpoint import open_checkpoint
+from ledger.tree.entry import Entry
+from ledger.tree.merkle import inclusion_proof
+from ledger.tree.tile import TileHashes
+from ledger.tree.tlog_proof import TlogProof
+from tests.mutations import mutants
+from tests.unit.client.test_answer_check import CONTENT, TEXT
+from tests.unit.client.test_answer_check import signed as answered
+from tests.unit.ledger.builders import KEYS, START, TRUSTED, at, policy, publication, receipt, receipt_id, verdict
+from tests.unit.ledger.bundle.test_transcript import SAID, Reader
+from tests.unit.ledger.monitor.listed_log import ListedLog, ListedMemory
+from tests.vectors.make_bundles import POLICY, bundles, checkpoint, log_of
+
+COUNT = 200
+GOOD = bundles()["good"].files
+LOG = log_of({2: answered(receipt_id=receipt_id(0)), 3: answered(receipt_id=receipt_id(1), request_id="request-1")})
+SIZE = len(LOG.all)
+TRUST = Trust(TRUSTED, POLICY, reader=Reader(), now=START + timedelta(days=1))
+LOGS_ALONE = Trust(TRUSTED)  # a COSE Receipt has no cosignatures
+
+
+@dataclass(frozen=True)
+class Signed:
+    """A file, another of its kind, and what believing a file gives; it raises LedgerError for what does not hold."""
+
+    data: bytes
+    other: bytes
+    believed: Callable[[bytes], Any]
+
+
+def proof(index: int) -> TlogProof:
+    return TlogProof(index, inclusion_proof(index, SIZE, TileHashes(LOG)), checkpoint(LOG, SIZE), LOG.all[index])
+
+
+def believed_proof(data: bytes) -> Any:
+    read = TlogProof.from_bytes(data)
+    place = prove_entry(read, TRUST)
+    return place.index, place.kind, place.witnessed.checkpoint, read.extra
+
+
+def receipt_file(index: int) -> bytes:
+    envelope = Entry.from_bytes(LOG.all[index]).envelope
+    return ReceiptFile(envelope, CONTENT, "a prompt", TEXT, proof(index)).to_bytes()
+
+
+def believed_file(data: bytes) -> Any:
+    file = ReceiptFile.from_bytes(data)
+    assert file.proof is not None, "kolm verify asks for one"
+    return file.receipt(), file.content, file.sent, file.text, believed_proof(file.proof.to_bytes())
+
+
+def cose_statement(index: int) -> bytes:
+    tree = open_checkpoint(checkpoint(LOG, SIZE), [KEYS["log"].public])
+    place = Place(LOG.all[index], index, inclusion_proof(index, SIZE, TileHashes(LOG)), tree)
+    about = receipt_at(index).receipt_id
+    return transparent_statement(place.entry, about, KEYS["receipts"], [cose_receipt(place, about, KEYS["log"])])
+
+
+def receipt_at(index: int) -> Receipt:
+    document = read_document(Entry.from_bytes(LOG.all[index]).envelope)
+    assert isinstance(document, Receipt)
+    return document
+
+
+def in_toto_file(index: int, known: in_toto.KnownVerdict) -> bytes:
+    return in_toto.in_toto_statement(receipt_at(index), proof(index), [known], KEYS["auditor"]).to_bytes()
+
+
+def promise(index: int) -> bytes:
+    kept = receipt_at(index)
+    made = Promise(
+        at(0), at(600), kept.tenant, kept.request_id, kept.nonce, kept.base_cid, kept.profile_cid, kept.prompt, 1
+    )
+    return sign_promise(made, KEYS["receipts"]).to_bytes()
+
+
+def promise_answer(index: int) -> bytes:
+    about = promise_digest(promise(index))
+    return sign_answer(PromiseAnswer(about, SIZE, digest(b"root"), (index,), at(700)), KEYS["log"]).to_bytes()
+
+
+FILES = {
+    "proof": Signed(proof(2).to_bytes(), proof(3).to_bytes(), believed_proof),
+    "receipt file": Signed(receipt_file(2), receipt_file(3), believed_file),
+    "SCITT": Signed(cose_statement(2), cose_statement(3), lambda data: prove_statement(data, LOGS_ALONE)),
+    "in-toto": Signed(
+        in_toto_file(2, in_toto.KnownVerdict(4, verdict(2, 0))),
+        in_toto_file(3, in_toto.KnownVerdict(5, verdict(3, 1, "DEVIATION"))),
+        lambda data: prove_statement(data, TRUST),
+    ),
+    "promise": Signed(promise(2), promise(3), lambda data: open_promise(data, TRUSTED)),
+    "answer": Signed(promise_answer(2), promise_answer(3), lambda data: open_answer(data, promise(2), TRUSTED)),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_changed_file_says_what_it_said_or_nothing(name: str) -> None:
+    file = FILES[name]
+    honest = [file.believed(file.data)]
+    with suppress(LedgerError):
+        honest.append(file.believed(file.other))
+    for changed in mutants(file.data, file.other, COUNT):
+        with suppress(LedgerError):
+            assert file.believed(changed) in honest, changed
+
+
+def test_whoever_may_sign_a_statement_can_change_nothing_but_his_own_word() -> None:
+    file = FILES["in-toto"]
+    whole, other = (Envelope.from_bytes(data).payload for data in (file.data, file.other))
+    honest = file.believed(file.data)
+    for changed in mutants(whole, other, COUNT):
+        by_exporter = sign(changed, in_toto.PAYLOAD_TYPE, KEYS["auditor"]).to_bytes()
+        with suppress(LedgerError):
+            assert replace(file.believed(by_exporter), verdicts=honest.verdicts) == honest, changed
+
+
+def test_a_statement_about_one_receipt_has_no_proof_and_no_verdict_of_another() -> None:
+    verdict_of_3 = in_toto.KnownVerdict(5, verdict(3, 1))
+    for place, known, said in ((3, [], "proves another entry"), (2, [verdict_of_3], "a verdict on another receipt")):
+        lie = in_toto.in_toto_statement(receipt_at(2), proof(place), known, KEYS["auditor"]).to_bytes()
+        with pytest.raises(FormatError, match=said):
+            prove_statement(lie, TRUST)
+
+
+def judged(files: dict[str, bytes], folder: Path) -> Any:
+    """What a bundle is believed to say; None where it does not hold. A manifest may claim a part of what is there, of
+    which nobody can say what is owed.
+    """
+    write_folder((BundleFile(path, data) for path, data in files.items()), folder)
+    report = verify_bundle(BundleFolder(folder), TRUST)
+    if not report.ok:
+        return None
+    if report.checks[13].passed:
+        check_told(Transcript.from_bytes(files["transcript.json"]))
+    return replace(report, checks=(), manifest=None, cosigned={}, freshness=None, completeness=None)
+
+
+def check_told(transcript: Transcript) -> None:
+    """Nothing that was not said; of an answer that was interrupted a beginning."""
+    said = {turn.receipt_id: (SAID.messages(place), turn.answer) for place, turn in enumerate(SAID.turns)}
+    for place, turn in enumerate(transcript.turns):
+        messages, answer = said[turn.receipt_id]
+        assert transcript.messages(place) == messages
+        assert turn.answer == answer or (turn.interrupted and answer.startswith(turn.answer))
+
+
+WHOLE = GOOD | {"transcript.json": SAID.to_bytes()}
+
+
+@pytest.mark.parametrize("path", [path for path in WHOLE if not path.startswith(("keys/", "policy"))])
+def test_a_bundle_with_a_changed_file_says_what_it_said_or_nothing(path: str, tmp_path: Path) -> None:
+    honest = judged(WHOLE, tmp_path / "honest")
+    assert honest is not None
+    other = bundles()["range"].files.get(path, WHOLE[path])
+    for number, changed in enumerate(mutants(WHOLE[path], other, COUNT // 4)):
+        assert judged(WHOLE | {path: changed}, tmp_path / str(number)) in (honest, None), changed
+
+
+def test_a_monitor_takes_no_changed_entry_and_no_changed_checkpoint() -> None:
+    log = ListedLog()
+    log.append(policy(0.0), *map(receipt, range(4)), publication(), verdict(2, 1))
+    entries, note = log.entries, log.checkpoint()
+    assert followed(entries, note) == len(entries)
+    for changed in mutants(note, log.checkpoint(5), COUNT // 5):
+        assert followed(entries, changed) in (len(entries), None), changed
+    for number, entry in enumerate(entries):
+        for changed in mutants(entry, entries[number - 1], COUNT // 25):
+            assert followed([*entries[:number], changed, *entries[number + 1 :]], note) is None, changed
+
+
+def followed(entries: Sequence[bytes], note: bytes) -> int | None:
+    """How far a new monitor follows; None where it tells that something is wrong."""
+    log, monitor = ListedLog(entries), Monitor(ListedMemory(), TRUSTED, Limits())
+    log.overlay = {"checkpoint": note}
+    monitor.look(log, START)
+    return None if monitor.findings((), START) else monitor.size

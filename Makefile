@@ -28,20 +28,29 @@ $(STAMP): constraints.txt pyproject.toml
 demo: $(STAMP) ## serve, speculate, receipt, replay: the main job, end to end
 	@$(BIN)/python -m demo.run
 
-# Two commands beside each other; what the first says comes at the end. Fails where one of them does.
-beside = log=$$(mktemp) && { $(1) >$$log 2>&1 & first=$$!; $(2); second=$$?; wait $$first; first=$$?; \
-  cat $$log; rm $$log; test $$first$$second = 00; }
+# Bytecode is kept, whatever the environment says: tests start some hundred processes.
+export PYTHONDONTWRITEBYTECODE :=
 
+# Tests in parts, which run beside each other and print when they end; the longest come first. Three at a time keep two
+# cores busy, for half of each part is waiting.
+BESIDE := +$(MAKE) --no-print-directory --keep-going --output-sync=target
 PYTEST := $(BIN)/python -m pytest
+PARTS  := tests/e2e tests/cluster tests/integration/generation tests/integration/cli tests/unit/generation tests/unit tests
 
-test: lint ## lint, then the whole test suite, in two halves beside each other
-	@$(call beside,$(PYTEST) tests --ignore=tests/unit --ignore=tests/e2e,$(PYTEST) tests/unit tests/e2e)
+test: $(STAMP) ## lint and the whole test suite, in parts beside each other
+	@$(BESIDE) --jobs=3 lint $(PARTS:%=test-%)
 
-FAST   := $(PYTEST) -q -m 'not slow' --hypothesis-profile=fast
-HALF   := tests/unit/generation/engine tests/unit/generation/target
+# A part leaves out the parts inside of it.
+$(PARTS:%=test-%): test-%:
+	@$(PYTEST) $* $(patsubst %,--ignore=%,$(filter $*/%,$(PARTS)))
+
+FAST := tests/unit/generation tests/unit
 
 test-fast: $(STAMP) ## unit tests but the slow ones, with fewer random examples: a minute or so on two cores
-	@$(call beside,$(FAST) $(HALF),$(FAST) tests/unit $(HALF:%=--ignore=%))
+	@$(BESIDE) --jobs=2 $(FAST:%=fast-%)
+
+$(FAST:%=fast-%): fast-%:
+	@$(PYTEST) -q -m 'not slow' --hypothesis-profile=fast $* $(patsubst %,--ignore=%,$(filter $*/%,$(FAST)))
 
 # Where no image registry is reachable, images named as in Dockerfile and docker-compose.yml have to be there before.
 test-compose: $(STAMP) ## the stack of docker-compose.yml, built, used, killed piece by piece, taken down

@@ -31,6 +31,7 @@ from benchmarks import (
 )
 from benchmarks.arithmetic import ARITHMETICS
 from benchmarks.load import measure as load
+from benchmarks.load import tls
 from benchmarks.real import STORAGES
 from benchmarks.specbench import measure as specbench
 from benchmarks.specbench.questions import OWN, QuestionsInvalid
@@ -49,6 +50,7 @@ _ALL = (
     "memory",
     "streaming",
     "load",
+    "tls",
     "decode",
     "methods",
     "eagle3",
@@ -82,6 +84,8 @@ def main() -> None:
         results["streaming"] = streaming.measure(arguments.model, prompts=4, max_tokens=arguments.max_tokens)
     if "load" in arguments.only:
         results["load"] = load.measure(arguments.serve, quick=arguments.quick, soak_minutes=arguments.soak_minutes)
+    if "tls" in arguments.only:
+        results["tls"] = tls.measure(arguments.serve, quick=arguments.quick)
     if "decode" in arguments.only:
         results["decode"] = decode.measure(
             arguments.model, head, prompts=arguments.prompts, max_tokens=arguments.max_tokens
@@ -128,9 +132,11 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--storage", choices=STORAGES, help="of specbench: of the same values (q4_1, as published)")
     parser.add_argument("--arithmetic", choices=ARITHMETICS, help="of specbench: kolm's (float32)")
     parser.add_argument(
-        "--quick", action="store_true", help="of specbench and load: a few requests, minutes instead of hours"
+        "--quick", action="store_true", help="of specbench, load and tls: a few requests, minutes instead of hours"
     )
-    parser.add_argument("--serve", default="smollm2", help="of load: the model, as `kolm serve generation` (smollm2)")
+    parser.add_argument(
+        "--serve", default="smollm2", help="of load and tls: the model, as `kolm serve generation` (smollm2)"
+    )
     parser.add_argument(
         "--soak-minutes", type=float, default=0.0, help="of load: so long the same again, for the memory (0)"
     )
@@ -175,12 +181,12 @@ def _write(results: dict[str, Any], out: Path) -> None:
 
 def _show(results: dict[str, Any]) -> None:
     console = Console()
-    for name in ("exactness", "sampling", "audits", "memory", "streaming"):
+    for name in ("exactness", "sampling", "audits", "memory", "streaming", "tls"):
         if name in results:
             console.print(f"{name}: {results[name]}")
     if "load" in results:
         console.print(_loads(results["load"]["cases"]))
-        console.print({name: results["load"][name] for name in ("tls", "soak")})
+        console.print({"soak": results["load"]["soak"]})
     for name in ("linears", "real", "sizes"):
         for row in results.get(name, []):
             console.print(row)

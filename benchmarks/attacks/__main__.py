@@ -9,6 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,8 +18,11 @@ from typing import Any
 from benchmarks.attacks.attacks import ATTACKS
 from services.client import LedgerClient
 from services.client.errors import KolmError
-from services.runtime.access.credential import Credential
+from services.runtime.access.credential import Credential, new_token, token_digest
 from services.runtime.access.principals_file import write_principals
+
+HONEST = new_token()
+"""Of a caller whom the attacker is not."""
 
 _SECONDS = 6.0
 _START_SECONDS = 1.5
@@ -36,32 +40,42 @@ def main() -> None:
     for name in ATTACKS:
         if arguments.only is None or arguments.only in name:
             figures.append({"attack": name} | measured(name, arguments.seconds, arguments.flags))
-            print("{attack:45} {before:6.0f} {most:6.0f} {after:6.0f} MB  answers {answers}".format(**figures[-1]))
+            print(
+                "{attack:45} {before:6.0f} {most:6.0f} {after:6.0f} MB  answers {answers}; {neighbour}".format(
+                    **figures[-1]
+                )
+            )
     if arguments.json:
         arguments.json.write_text(json.dumps(figures, indent=2) + "\n")
 
 
 def measured(name: str, seconds: float, flags: list[str]) -> dict[str, Any]:
-    """Resident memory in MB before the attack, the most under it, and some seconds after it; and whether an honest
-    caller was answered meanwhile.
+    """Resident memory in MB before the attack, the most under it, and some seconds after it; and when honest callers
+    were answered meanwhile, one with a token and one who shares the attacker's identity.
     """
     with (
         tempfile.TemporaryDirectory() as folder,
         ledger(Path(folder), flags) as (process, address),
-        closing(LedgerClient.connect(address, wait=30, timeout=20)) as honest,
+        closing(LedgerClient.connect(address, wait=30, timeout=20, token=HONEST)) as honest,
+        closing(LedgerClient.connect(address, wait=30, timeout=20)) as neighbour,
+        ThreadPoolExecutor() as threads,
     ):
-        honest.checkpoint()
+        for caller in (honest, neighbour):
+            caller.checkpoint()
         before = resident(process.pid, "VmRSS")
         with subprocess.Popen([sys.executable, "-m", "benchmarks.attacks.attacks", name, address]) as attacker:
-            answers = _answers(honest, process, seconds + _START_SECONDS)
+            asking = [
+                threads.submit(_answers, caller, process, seconds + _START_SECONDS) for caller in (honest, neighbour)
+            ]
+            answers, neighbours = (asked.result() for asked in asking)
             most = resident(process.pid, "VmHWM")
             attacker.kill()
         time.sleep(_CALM_SECONDS)
         after = resident(process.pid, "VmRSS")
-    return {"before": before, "most": most, "after": after, "answers": answers}
+    return {"before": before, "most": most, "after": after, "answers": answers, "neighbour": neighbours}
 
 
-def _answers(honest: LedgerClient, process: subprocess.Popen[str], seconds: float) -> str:
+def _answers(honest: LedgerClient, process: subprocess.Popen[bytes], seconds: float) -> str:
     """Asks all the time; the slowest answer, or what came in its place."""
     end, slowest = time.monotonic() + seconds, 0.0
     while time.monotonic() < end:
@@ -85,16 +99,23 @@ def resident(pid: int, line: str) -> float:
 
 
 @contextmanager
-def ledger(folder: Path, flags: list[str]) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """Whoever is on this machine may append and read: without a role an attacker's request would not even be read."""
+def ledger(folder: Path, flags: list[str]) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+    """Whoever is on this machine may append and read: without a role an attacker's request would not even be read.
+    So may HONEST, under an identity of its own.
+    """
     local = Credential(name="here", tenant=None, roles=("append", "read"), loopback=True, created_at=datetime.now(UTC))
-    write_principals(folder / "principals.json", [local])
+    honest = local.model_copy(update={"name": "honest", "loopback": False, "token_sha256": token_digest(HONEST)})
+    write_principals(folder / "principals.json", [local, honest])
     command = [sys.executable, "-m", "services.ledger", "--data-dir", str(folder), "--listen", "127.0.0.1:0"]
-    command += ["--principals", str(folder / "principals.json"), *flags]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+    ready = folder / "address"
+    command += ["--principals", str(folder / "principals.json"), "--ready-file", str(ready), *flags]
+    with (folder / "log").open("w") as log, subprocess.Popen(command, stderr=log) as process:
         try:
-            assert process.stderr is not None
-            yield process, process.stderr.readline().split()[-1]
+            while not ready.exists():
+                if process.poll() is not None:
+                    raise RuntimeError((folder / "log").read_text())
+                time.sleep(0.05)
+            yield process, ready.read_text().strip()
         finally:
             process.kill()
 

@@ -11,12 +11,15 @@ from contextlib import suppress
 from typing import Any
 
 import grpc
+from grpc_reflection.v1alpha import reflection_pb2
 
 from kolm.ledger.v1 import documents_pb2, ledger_pb2
 
 Attack = Callable[[str], Coroutine[None, None, None]]
 
 _SERVICE = "/kolm.ledger.v1.LedgerService"
+_APPEND_ENTRIES = f"{_SERVICE}/AppendEntries"
+_REFLECTION = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
 _OPTIONS = (
     ("grpc.enable_http_proxy", 0),
     ("grpc.max_send_message_length", -1),
@@ -77,7 +80,7 @@ async def _stream(channel: Any, method: str, message: bytes) -> None:
 
     while True:
         with suppress(grpc.RpcError):
-            call = channel.stream_stream(f"{_SERVICE}/{method}")(endless())
+            call = channel.stream_stream(method)(endless())
             await call.wait_for_connection()
             await call.code()
         await asyncio.sleep(0.01)
@@ -96,7 +99,7 @@ def streams(message: Callable[[], bytes], connections: int = 1) -> Attack:
     async def attack(address: str) -> None:
         sent = message()
         channels = [grpc.aio.insecure_channel(address, options=_OPTIONS) for _ in range(connections)]
-        await asyncio.gather(*(_stream(channels[n % connections], "AppendEntries", sent) for n in range(_STREAMS)))
+        await asyncio.gather(*(_stream(channels[n % connections], _APPEND_ENTRIES, sent) for n in range(_STREAMS)))
 
     return attack
 
@@ -108,6 +111,17 @@ def calls(message: Callable[[], bytes], connections: int = 1) -> Attack:
         sent = message()
         channels = [grpc.aio.insecure_channel(address, options=_OPTIONS) for _ in range(connections)]
         await asyncio.gather(*(_call(channels[n % connections], "AppendEntry", sent) for n in range(_STREAMS)))
+
+    return attack
+
+
+def reflected(size: int) -> Attack:
+    """Sixty streams of questions to the reflection service, which takes no role."""
+
+    async def attack(address: str) -> None:
+        sent = reflection_pb2.ServerReflectionRequest(file_by_filename="x" * size).SerializeToString()
+        channels = [grpc.aio.insecure_channel(address, options=_OPTIONS) for _ in range(_STREAMS)]
+        await asyncio.gather(*(_stream(channel, _REFLECTION, sent) for channel in channels))
 
     return attack
 
@@ -211,6 +225,7 @@ ATTACKS: dict[str, Attack] = {
     "60 calls of a huge envelope": calls(lambda: _entry(_TAKEN), 60),
     "60 calls that stop before their end": stalled(60),
     "compressed messages, 256 MiB each": bomb(256 * 2**20),
+    "60 streams of reflection, 4 MiB a question": reflected(_TAKEN - 64),
     "5,000 watches on one connection": watches(5000),
     "2,000 connections that say nothing": idle_connections(2000),
     "60 exports, unread": exports(60),

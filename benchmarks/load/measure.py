@@ -1,4 +1,4 @@
-"""Throughput, latency and memory under 1 to 64 callers; speculation on beside off, TLS beside none."""
+"""Throughput, latency and memory under 1 to 64 callers; speculation on beside off."""
 
 from __future__ import annotations
 
@@ -12,48 +12,42 @@ from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
 
-from benchmarks.load.callers import Asked, Seen, requests, serve
+from benchmarks.load.callers import Seen, requests, serve
 from benchmarks.load.stack import Stack, running
 from services.client import LedgerClient, Runtime
 
 _CALLERS = (1, 4, 16, 64)
 _LEAST_REQUESTS = 16
-_TLS_CALLERS = 8
-_TLS_TURNS = 6
 _SOAK_CALLERS = 8
 _LEDGER_SECONDS = 60.0  # until the last receipt is there
-_FLAGS = ("--no-prefix-caching",)
+FLAGS = ("--no-prefix-caching",)
 """The same requests come again and again: each run computes their prompts."""
 
 
 def measure(model: str, *, quick: bool = False, soak_minutes: float = 0.0) -> dict[str, Any]:
     """`model` as `--model` takes it. On and off take turns on the same requests, whose tokens have to be the same."""
     counts = _CALLERS[:2] if quick else _CALLERS
-    with tempfile.TemporaryDirectory() as folder, running(Path(folder), model, *_FLAGS) as stack:
-        methods = _methods(stack)
-        asyncio.run(_warm(stack, methods))
+    with tempfile.TemporaryDirectory() as folder, running(Path(folder), model, *FLAGS) as stack:
+        methods = methods_of(stack)
+        asyncio.run(warm(stack, methods))
         cases = [case for callers in counts for case in _on_and_off(stack, methods, callers)]
         soak = _soak(stack, methods, soak_minutes) if soak_minutes else None
-        with tempfile.TemporaryDirectory() as other, running(Path(other), model, *_FLAGS, tls=True) as secure:
-            asyncio.run(_warm(secure, methods))
-            tls = _with_and_without_tls(stack, secure, methods, 1 if quick else _TLS_TURNS)
     return {
         "model": model,
         "methods": methods,
         "cases": cases,
-        "tls": tls,
         "soak": soak,
         "load average": os.getloadavg(),
     }
 
 
-def _methods(stack: Stack) -> list[str]:
+def methods_of(stack: Stack) -> list[str]:
     """Those that are loaded, `auto` first: mixed among the requests."""
     with Runtime.connect(stack.generation, token=stack.token, tls=stack.tls) as runtime:
         return ["auto", *(name for name in runtime.model_info().methods if name != "off")]
 
 
-async def _warm(stack: Stack, methods: list[str]) -> None:
+async def warm(stack: Stack, methods: list[str]) -> None:
     await serve(stack, requests(8, methods), 4, off=False)
 
 
@@ -65,7 +59,7 @@ def _on_and_off(stack: Stack, methods: list[str], callers: int) -> list[dict[str
         runs[off].append(asyncio.run(serve(stack, asked, callers, off=off)))
     outputs = {tuple(sorted(seen.outputs.items())) for seen in (*runs[False], *runs[True])}
     pairs = zip(runs[False], runs[True], strict=True)
-    over_off = median(_rate(on) / _rate(off) for on, off in pairs)
+    over_off = median(rate(on) / rate(off) for on, off in pairs)
     resident = stack.resident_mb()
     cases = [
         {
@@ -89,7 +83,7 @@ def figures(runs: list[Seen]) -> dict[str, Any]:
     return {
         "requests": sum(len(seen.outputs) for seen in runs),
         "failures": dict(sum((seen.failures for seen in runs), Counter[str]())),
-        "tokens_per_second": round(median(map(_rate, runs)), 1),
+        "tokens_per_second": round(median(map(rate, runs)), 1),
         "first_token_ms": {"p50": _ms(first, 50), "p99": _ms(first, 99)},
         "inter_token_ms": {"p50": _ms(gaps, 50), "p99": _ms(gaps, 99)},
     }
@@ -103,7 +97,7 @@ def _gaps(seen: Seen) -> list[float]:
     return seen.gaps
 
 
-def _rate(seen: Seen) -> float:
+def rate(seen: Seen) -> float:
     return seen.tokens / seen.seconds
 
 
@@ -123,29 +117,6 @@ def _complete(stack: Stack, runs: list[Seen]) -> bool:
             time.sleep(0.2)
     answered = sum(len(seen.outputs) for seen in runs)
     return given <= {*logged} and len(given) == answered and len({*logged}) == len(logged)
-
-
-def _with_and_without_tls(plain: Stack, secure: Stack, methods: list[str], turns: int) -> dict[str, Any]:
-    """Turns of plain, TLS, TLS, plain. Each run of plain over the other one of its turn says how far chance goes."""
-    asked: list[Asked] = requests(4 * _TLS_CALLERS, methods)
-    runs: dict[str, list[Seen]] = {"plain": [], "tls": []}
-    for _ in range(turns):
-        for name, stack in (("plain", plain), ("tls", secure), ("tls", secure), ("plain", plain)):
-            runs[name].append(asyncio.run(serve(stack, asked, _TLS_CALLERS, off=True)))
-    pairs = {name: list(zip(found[::2], found[1::2], strict=True)) for name, found in runs.items()}
-    ratios = [_together(tls) / _together(bare) for bare, tls in zip(pairs["plain"], pairs["tls"], strict=True)]
-    return {
-        "callers": _TLS_CALLERS,
-        **{name: figures(found) for name, found in runs.items()},
-        "over plain": round(median(ratios), 3),
-        "turns": [round(ratio, 3) for ratio in ratios],
-        "plain over itself": [round(_rate(last) / _rate(first), 3) for first, last in pairs["plain"]],
-    }
-
-
-def _together(pair: tuple[Seen, Seen]) -> float:
-    """The rate of two runs of the same requests."""
-    return sum(seen.tokens for seen in pair) / sum(seen.seconds for seen in pair)
 
 
 def _soak(stack: Stack, methods: list[str], minutes: float) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A ledger and a generation server as processes on this machine, with or without TLS."""
+"""A ledger and a generation server as processes on this machine; the server has one port with TLS and one without."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+from benchmarks.load.two_ports import CERTIFICATES, secure_address
 from services.cli.jobs.initial_folder import CALLER, InitialFolder
 from services.cli.jobs.running.local_services import LocalServices
 from services.cli.jobs.running.own_principals import OWNER, token_file
@@ -29,64 +30,50 @@ class Stack:
     ledger: str
     token: str
     tls: ClientTls | None
+    _keys: InitialFolder
     _processes: dict[str, subprocess.Popen[bytes]]
 
     def resident_mb(self) -> dict[str, float]:
         """Of each process (Linux)."""
         return {name: _resident(process.pid) for name, process in self._processes.items()}
 
+    def secure(self) -> Stack:
+        """The same processes; callers take the generation server's port with mutual TLS."""
+        caller = ClientTls(self._keys.authority, self._keys.certificate(CALLER), self._keys.key(CALLER))
+        return replace(self, generation=secure_address(self._keys.path).read_text(), tls=caller)
+
 
 @contextmanager
-def running(folder: Path, model: str, *flags: str, tls: bool = False) -> Iterator[Stack]:
+def running(folder: Path, model: str, *flags: str) -> Iterator[Stack]:
     """Both, answering; stopped at the end. `flags` are the generation server's."""
-    keys = _certificates(folder / "tls") if tls else None
-    secure = () if keys is None else _tls_flags(keys, "generation")
+    keys = InitialFolder(folder / "tls")
+    keys.create((), datetime.now(UTC), 1)
     services = LocalServices(
-        folder / "data", Path(model), generation_port=0, ledger_port=0, generation_flags=(*flags, *secure),
-        shared_flags=("--log-level", "error"),
+        folder / "data", Path(model), generation_port=0, ledger_port=0, generation_module="benchmarks.load.two_ports",
+        generation_flags=flags, shared_flags=("--log-level", "error"), environment={CERTIFICATES: str(keys.path)},
     )  # fmt: skip
     services.trust_own_keys()
     processes: dict[str, subprocess.Popen[bytes]] = {}
     try:
-        ledger = _start(processes, services.ledger(), () if keys is None else _tls_flags(keys, "ledger"), keys)
-        generation = _start(processes, services.generation(ledger), (), keys)
+        ledger = _start(processes, services.ledger())
+        generation = _start(processes, services.generation(ledger))
         token = token_file(services.data_dir, OWNER).read_text().strip()
-        yield Stack(generation, ledger, token, None if keys is None else _caller(keys), processes)
+        yield Stack(generation, ledger, token, None, keys, processes)
     finally:
         for process in reversed(processes.values()):
             process.terminate()
             process.wait(timeout=60)
 
 
-def _start(
-    processes: dict[str, subprocess.Popen[bytes]], plan: Plan, flags: tuple[str, ...], keys: InitialFolder | None
-) -> str:
-    command = [sys.executable, "-m", plan.module, *plan.flags, *flags]
+def _start(processes: dict[str, subprocess.Popen[bytes]], plan: Plan) -> str:
+    command = [sys.executable, "-m", plan.module, *plan.flags]
     processes[plan.name] = process = subprocess.Popen(command, env={**os.environ, **plan.environment})
     deadline = time.monotonic() + _START_SECONDS
     while not plan.ready_file.exists():
         if process.poll() is not None or time.monotonic() > deadline:
             raise RuntimeError(f"the {plan.name} service did not start")
         time.sleep(0.05)
-    address = plan.ready_file.read_text().strip()
-    return address if keys is None else f"https://{address}"
-
-
-def _certificates(folder: Path) -> InitialFolder:
-    """Of mutual TLS: an authority, and a certificate for each service and for callers."""
-    keys = InitialFolder(folder)
-    keys.create((), datetime.now(UTC), 1)
-    return keys
-
-
-def _tls_flags(keys: InitialFolder, name: str) -> tuple[str, ...]:
-    authority = str(keys.authority)
-    own = ("--tls-cert", str(keys.certificate(name)), "--tls-key", str(keys.key(name)))
-    return (*own, "--tls-client-ca", authority, "--tls-ca", authority)
-
-
-def _caller(keys: InitialFolder) -> ClientTls:
-    return ClientTls(keys.authority, keys.certificate(CALLER), keys.key(CALLER))
+    return plan.ready_file.read_text().strip()
 
 
 def _resident(process: int) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from ledger.audit.halt_breach import GRACE_SECONDS
@@ -30,7 +30,14 @@ class Admitted:
     envelope: bytes
     envelope_digest: bytes
     document: Document
-    content: Content | None
+    content: Content | None = None
+
+    def with_content(self, content: Content) -> Admitted:
+        """With the content that belongs to its receipt. Raises FormatError."""
+        if not isinstance(self.document, Receipt):
+            raise FormatError("content", "belongs beside a receipt, and this document is none")
+        content.check(self.document)
+        return replace(self, content=content)
 
 
 def admit(data: bytes, content: Content | None, trusted: TrustedKeys, clock: Callable[[], datetime] = _now) -> Admitted:
@@ -44,11 +51,8 @@ def admit(data: bytes, content: Content | None, trusted: TrustedKeys, clock: Cal
     document = open_document(envelope, trusted)
     if isinstance(document, Resume):
         _check_not_ahead(document, timestamp(clock()))
-    if content is not None:
-        if not isinstance(document, Receipt):
-            raise FormatError("content", "belongs beside a receipt, and this document is none")
-        content.check(document)
-    return Admitted(canonical, hashlib.sha256(canonical).digest(), document, content)
+    admitted = Admitted(canonical, hashlib.sha256(canonical).digest(), document)
+    return admitted if content is None else admitted.with_content(content)
 
 
 def _check_not_ahead(resume: Resume, now: str) -> None:

@@ -82,6 +82,7 @@ class EntryStream:
                 size = request.ByteSize()
                 await self._window.enter(_checked_count(request), size)
                 self._work.put_nowait(_Work(size, await self._submit(request.entries)))
+                del request  # or it would be there until the next one has come
         except KolmError as error:  # the request itself was wrong
             end = error
         except asyncio.CancelledError:

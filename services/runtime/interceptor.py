@@ -67,7 +67,9 @@ class _Call:
         self._metrics = metrics
         self._access = access
         self._limits = limits
-        self._requests = Requests(method, handler.request_streaming, handler.request_deserializer, limits)
+        self._requests = Requests(
+            method, handler.request_streaming, handler.request_deserializer, limits, small=access.is_open(method)
+        )
 
     def wrapped(self) -> Handler:
         """A handler that gRPC takes for one with streamed requests: those it leaves to be read here."""
@@ -79,21 +81,23 @@ class _Call:
             (True, True): self._handler.stream_stream,
         }[streams_in, streams_out]
 
-        async def answer(_raw: Any, context: Context) -> Any:
-            async with self._guard(context), self._requests.of(context, _caller(context)) as request:
-                return await behaviour(request, context)
+        async def answered(context: Context, caller: str) -> Any:
+            async with self._requests.of(context, caller) as request:
+                called = behaviour(request, context)
+                return await (_write_all(called, context) if streams_out else called)
 
-        async def stream(_raw: Any, context: Context) -> None:
-            async with self._guard(context), self._requests.of(context, _caller(context)) as request:
-                await _write_all(behaviour(request, context), context)
+        async def answer(_raw: Any, context: Context) -> Any:
+            async with self._guard(context) as caller:  # a refusal goes out without the frame that has the request
+                return await answered(context, caller)
 
         factory: Any = grpc.stream_stream_rpc_method_handler if streams_out else grpc.stream_unary_rpc_method_handler
-        handler: Handler = factory(stream if streams_out else answer, None, self._handler.response_serializer)
+        handler: Handler = factory(answer, None, self._handler.response_serializer)
         return handler
 
     @asynccontextmanager
-    async def _guard(self, context: Context) -> AsyncIterator[None]:
-        """Gives the call an id, lets in who may make it, counts it, maps its errors, measures it.
+    async def _guard(self, context: Context) -> AsyncIterator[str]:
+        """Gives the call an id, lets in who may make it, counts it, maps its errors, measures it. Gives the caller's
+        name for limits.
 
         Only AbortError and cancellation leave this block.
         """
@@ -105,8 +109,10 @@ class _Call:
         started, code, failure = time.perf_counter(), grpc.StatusCode.OK, None
         try:
             current_principal.set(self._access.admitted(self._method, context))
-            with self._limits.call(_caller(context), vital=self._method == _HEALTH_CHECK):
-                yield
+            caller = self._access.caller_of(context)
+            streamed, vital = self._handler.request_streaming, self._method == _HEALTH_CHECK
+            with self._limits.call(caller, streamed=streamed, vital=vital):
+                yield caller
         except grpc.aio.AbortError:
             code = _as_status_code(context.code())
             raise
@@ -134,12 +140,6 @@ def as_kolm_error(method: str, error: Exception) -> KolmError:
         return Unimplemented(f"{method} is not implemented by this server")
     _log.error("unexpected error", exc_info=error, extra={"event": {"method": method}})
     return Internal()
-
-
-def _caller(context: Context) -> str:
-    """Whose call it is, for limits: a principal or, without one, the address of a machine."""
-    principal = current_principal.get()
-    return principal.name if principal.authenticated else context.peer().rpartition(":")[0]
 
 
 async def _write_all(responses: Any, context: Context) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 
@@ -16,19 +16,25 @@ from services.runtime.errors import DeadlineExceeded, ResourceExhausted
 
 _AGAIN_SECONDS = 1.0
 _SMALL_BYTES = 16 * 1024
+_CALLERS = 4
+"""Who has as much as he may hold leaves room for three like him."""
+_DECODED = 8
+"""Bytes that one byte of a request takes once it is read, at most: an id of one byte, in an array that has grown."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """`message_bytes` is the largest message that gRPC takes. `request_bytes` is what requests that are being answered
-    may measure together, as they came; decoded they take several times as much. A connection of `age_seconds`, a tenth
-    more or less, takes no further calls: its client looks the name up again and finds servers that are new there.
+    """`message_bytes` is the largest message that gRPC takes. `request_bytes` is the memory of requests that are being
+    answered. `streams_of_caller` are calls whose requests are a stream: gRPC takes in a whole message for each that
+    waits for one. A connection of `age_seconds`, a tenth more or less, takes no further calls: its client looks the
+    name up again and finds servers that are new there.
     """
 
-    message_bytes: int = 16 * 1024 * 1024
-    request_bytes: int = 64 * 1024 * 1024
+    message_bytes: int = 8 * 1024 * 1024
+    request_bytes: int = 128 * 1024 * 1024
     calls: int = 1024
     calls_of_caller: int = 256
+    streams_of_caller: int = 32
     requests_being_read: int = 16
     reading_seconds: float = 30.0
     idle_seconds: float = 600.0
@@ -39,7 +45,11 @@ class Limits:
 
 @dataclass(slots=True)
 class _Line:
+    """Of a caller: `places` for requests that are being read, and the memory that he holds."""
+
     places: asyncio.Semaphore
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    held: int = 0
     users: int = 0
 
 
@@ -49,6 +59,7 @@ class CallLimits:
 
     limits: Limits
     _calls: Counter[str] = field(default_factory=Counter)
+    _streams: Counter[str] = field(default_factory=Counter)
     _all: int = 0
     _lines: dict[str, _Line] = field(default_factory=dict)
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -56,21 +67,27 @@ class CallLimits:
     _held: int = 0
 
     @contextmanager
-    def call(self, caller: str, *, vital: bool = False) -> Iterator[None]:
-        """One call. Raises ResourceExhausted. A `vital` one, a health check, is taken by a server that is full."""
+    def call(self, caller: str, *, streamed: bool = False, vital: bool = False) -> Iterator[None]:
+        """One call, whose requests may be a stream. A `vital` one, a health check, is taken by a server that is full.
+        Raises ResourceExhausted.
+        """
+        if streamed and self._streams[caller] >= self.limits.streams_of_caller:
+            raise _too_many(f"you have {self.limits.streams_of_caller} streams of requests here already")
         if self._calls[caller] >= self.limits.calls_of_caller:
             raise _too_many(f"you have {self.limits.calls_of_caller} calls here already")
         if self._all >= self.limits.calls and not vital:
             raise _too_many(f"this server has {self.limits.calls} calls already")
         self._calls[caller] += 1
+        self._streams[caller] += streamed
         self._all += 1
         try:
             yield
         finally:
             self._all -= 1
+            self._streams[caller] -= streamed
             self._calls[caller] -= 1
             if not self._calls[caller]:
-                del self._calls[caller]
+                del self._calls[caller], self._streams[caller]
 
     @asynccontextmanager
     async def reading(self, caller: str) -> AsyncIterator[None]:
@@ -78,15 +95,9 @@ class CallLimits:
 
         Raises DeadlineExceeded.
         """
-        line = self._lines.setdefault(caller, _Line(asyncio.Semaphore(self.limits.requests_being_read)))
-        line.users += 1
-        try:
+        with self._line(caller) as line:
             async with line.places, _patience(self.limits.reading_seconds):
                 yield
-        finally:
-            line.users -= 1
-            if not line.users:
-                del self._lines[caller]
 
     @asynccontextmanager
     async def awaiting(self) -> AsyncIterator[None]:
@@ -95,23 +106,44 @@ class CallLimits:
             yield
 
     @asynccontextmanager
-    async def holding(self, size: int) -> AsyncIterator[None]:
-        """Decode and answer a request of `size` bytes in this block; it waits its turn for memory. A small one does
-        not, and one that is larger than all the memory gets in alone.
+    async def holding(self, caller: str, size: int) -> AsyncIterator[None]:
+        """Decode and answer a request of `size` bytes in this block; it waits its turn for the memory that it may take.
+        A small one does not. A caller has a quarter of the memory, and one that is larger gets in alone.
         """
         if size <= _SMALL_BYTES:
             yield
             return
-        async with self._turn:
-            while self._held and self._held + size > self.limits.request_bytes:
-                self._left.clear()
-                await self._left.wait()
-            self._held += size
+        size *= _DECODED
+        most = self.limits.request_bytes
+        with self._line(caller) as line:
+            async with line.turn:
+                await self._until(lambda: not line.held or line.held + size <= most // _CALLERS)
+                async with self._turn:
+                    await self._until(lambda: not self._held or self._held + size <= most)
+                    self._held += size
+                    line.held += size
+            try:
+                yield
+            finally:
+                self._held -= size
+                line.held -= size
+                self._left.set()
+
+    async def _until(self, fits: Callable[[], bool]) -> None:
+        while not fits():
+            self._left.clear()
+            await self._left.wait()
+
+    @contextmanager
+    def _line(self, caller: str) -> Iterator[_Line]:
+        line = self._lines.setdefault(caller, _Line(asyncio.Semaphore(self.limits.requests_being_read)))
+        line.users += 1
         try:
-            yield
+            yield line
         finally:
-            self._held -= size
-            self._left.set()
+            line.users -= 1
+            if not line.users:
+                del self._lines[caller]
 
 
 @asynccontextmanager

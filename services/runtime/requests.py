@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import grpc
+from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError, Message
 
 from services.runtime.errors import InvalidArgument
@@ -17,19 +18,22 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 _LARGE_BYTES = 64 * 1024
 _MOST_PARTS = 16_384
-"""Messages within a request that is large. Two bytes make an empty one, which takes a hundred where it is read and a
-thousand where it is answered; those that callers send hold as many bytes as they take.
+"""Messages, texts and entries of maps within a request that is large. Two bytes make an empty one, which takes a
+hundred where it is read and a thousand where it is answered; those that callers send hold as many bytes as they take.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Requests:
-    """Of one method. gRPC itself would read a unary request before anything else, whoever sends it."""
+    """Of one method, `small` ones where anybody may call it. gRPC itself would read a unary request before anything
+    else, whoever sends it.
+    """
 
     method: str
     streamed: bool
     deserialize: Callable[[bytes], Any] | None
     limits: CallLimits
+    small: bool = False
 
     @asynccontextmanager
     async def of(self, context: Context, caller: str) -> AsyncIterator[Any]:
@@ -43,7 +47,7 @@ class Requests:
             return
         async with AsyncExitStack() as held:
             async with self.limits.reading(caller):
-                request = await self._next(context, held)
+                request = await self._next(context, caller, held)
             if request is grpc.aio.EOF:
                 raise InvalidArgument("request", f"expected a message, which every call of {self.method} has")
             yield request
@@ -54,19 +58,22 @@ class Requests:
         while True:
             async with AsyncExitStack() as held:
                 async with reading:
-                    request = await self._next(context, held)
+                    request = await self._next(context, caller, held)
                 if request is grpc.aio.EOF:
                     return
                 yield request
                 del request
             reading = self.limits.awaiting()
 
-    async def _next(self, context: Context, held: AsyncExitStack) -> Any:
+    async def _next(self, context: Context, caller: str, held: AsyncExitStack) -> Any:
         """The next message, decoded, with memory for it until `held` is left; grpc.aio.EOF where there is none."""
         raw: Any = await context.read()
         if raw is grpc.aio.EOF:
             return raw
-        await held.enter_async_context(self.limits.holding(len(raw)))
+        if self.small and len(raw) > _LARGE_BYTES:
+            problem = f"measures {len(raw)} bytes; {self.method}, which is open to anybody, takes {_LARGE_BYTES}"
+            raise InvalidArgument("request", problem, reason="REQUEST_TOO_LARGE")
+        await held.enter_async_context(self.limits.holding(caller, len(raw)))
         return self._decoded(raw)
 
     def _decoded(self, raw: bytes) -> Any:
@@ -80,19 +87,23 @@ class Requests:
             raise InvalidArgument("request", problem, reason="MALFORMED_REQUEST") from None
         if len(raw) > _LARGE_BYTES and _parts(request, _MOST_PARTS) > _MOST_PARTS:
             del request  # or it would stay for as long as somebody has the error
-            problem = f"expected at most {_MOST_PARTS} messages in a request of more than {_LARGE_BYTES} bytes"
+            problem = (
+                f"expected at most {_MOST_PARTS} messages and texts in a request of more than {_LARGE_BYTES} bytes"
+            )
             raise InvalidArgument("request", f"{problem}; send several", reason="TOO_MANY_PARTS")
         return request
 
 
 def _parts(message: Message, most: int) -> int:
-    """The messages within a message; it stops to count above `most`."""
+    """The messages, texts and entries of maps within a message; it stops to count above `most`."""
     found = 0
     for field, value in message.ListFields():
-        if field.message_type is None or field.message_type.GetOptions().map_entry:
-            continue
         values = value if field.is_repeated else (value,)
-        found += len(values)
+        kind = field.message_type
+        if kind is not None or field.cpp_type == FieldDescriptor.CPPTYPE_STRING:
+            found += len(values)
+        if kind is None or kind.GetOptions().map_entry:
+            continue
         for each in values:
             if found > most:
                 return found

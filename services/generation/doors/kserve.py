@@ -79,17 +79,22 @@ class InferenceServicer:
         """Requests one after the other. A wrong one gets a response with an error, and the next is read."""
         async for request in requests:
             try:
-                self._check(request.model_name)
-                asked = text_tensors.read(request)
-                if not asked.stream:
-                    yield _streamed(await self._whole(request, asked, context))
-                    continue
-                async for answer in self._pieces(request, asked, context):
+                async for answer in self._answers(request, context):
                     yield _streamed(answer)
             except KolmError as error:
                 failed = _streamed(MESSAGES["ModelInferResponse"](model_name=request.model_name, id=request.id))
                 failed.error_message = str(error)
                 yield failed
+            del request  # or it would be there until the next one has come
+
+    async def _answers(self, request: Any, context: Context) -> AsyncIterator[Any]:
+        self._check(request.model_name)
+        asked = text_tensors.read(request)
+        if asked.stream:
+            async for answer in self._pieces(request, asked, context):
+                yield answer
+        else:
+            yield await self._whole(request, asked, context)
 
     async def _whole(self, request: Any, asked: text_tensors.Asked, context: Context) -> Any:
         answer = await self._generation.Generate(asked.request, context)

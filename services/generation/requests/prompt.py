@@ -43,12 +43,16 @@ class PromptReader:
         """Raises InvalidArgument naming prompt, messages or token_ids."""
         kind = request.WhichOneof("input")
         if kind == "token_ids":
-            return self._fitting(Prompt("token_ids", tuple(request.token_ids.ids)))
+            self._check_fits("token_ids", request.token_ids.ids)  # before they are copied
+            return Prompt("token_ids", tuple(request.token_ids.ids))
         if kind == "messages":
-            return self._fitting(await self._chat(request.messages))
+            prompt = await self._chat(request.messages)
+            self._check_fits("messages", prompt.token_ids)
+            return prompt
         if kind == "prompt" and request.prompt:
             ids = await self._encoded("prompt", [request.prompt], lambda: self._tokenizer.encode(request.prompt))
-            return self._fitting(Prompt("prompt", ids, request.prompt))
+            self._check_fits("prompt", ids)
+            return Prompt("prompt", ids, request.prompt)
         raise InvalidArgument("prompt", "is empty; expected text, messages or token_ids")
 
     async def tokens(self, request: pb.TokenizeRequest) -> tuple[int, ...]:
@@ -114,12 +118,11 @@ class PromptReader:
             raise self._too_long(field, f"{size} bytes")
         return tuple(encode() if size <= _INLINE_BYTES else await asyncio.to_thread(encode))
 
-    def _fitting(self, prompt: Prompt) -> Prompt:
-        if not prompt.token_ids:
-            raise InvalidArgument(prompt.field, "has no tokens; expected at least one")
-        if len(prompt.token_ids) >= self._context_length:
-            raise self._too_long(prompt.field, f"{len(prompt.token_ids)} tokens")
-        return prompt
+    def _check_fits(self, field: str, token_ids: Sequence[int]) -> None:
+        if not token_ids:
+            raise InvalidArgument(field, "has no tokens; expected at least one")
+        if len(token_ids) >= self._context_length:
+            raise self._too_long(field, f"{len(token_ids)} tokens")
 
     def _too_long(self, field: str, size: str) -> InvalidArgument:
         longest = f"this model's maximum context length is {self._context_length} tokens"

@@ -74,6 +74,18 @@ class Access:
             raise self._refusal(method, needed, principal)
         return principal
 
+    def caller_of(self, call: Call) -> str:
+        """Whose call it is, for limits: a principal's or, without a credential, that of a machine's address."""
+        try:
+            principal = self._principal(call)
+        except (Unauthenticated, Unavailable):
+            principal = NOBODY
+        return principal.name if principal.authenticated else call.peer().rpartition(":")[0]
+
+    def is_open(self, method: str) -> bool:
+        """Whether anybody may call it."""
+        return method in self._permissions and self._permissions[method] is None
+
     def _principal(self, call: Call) -> Principal:
         local = is_loopback(call.peer())
         if self._file is None:

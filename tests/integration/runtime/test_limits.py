@@ -8,15 +8,17 @@ from contextlib import ExitStack
 
 import grpc
 import pytest
+from grpc_health.v1.health_pb2 import HealthCheckRequest
 
 from kolm.generation.v1 import generation_pb2 as pb
 from kolm.generation.v1.generation_pb2_grpc import GenerationServiceStub
+from kolm.generation.v1.sampling_pb2 import SamplingParams
 from services.client.errors import DeadlineExceeded, InvalidArgument, KolmError, ResourceExhausted, decoded_errors
 from services.runtime.limits import Limits
 from tests.integration.runtime.scripted import SERVICE, ScriptedServicer, mount
 from tests.serving import Served, serving
 
-LIMITS = Limits(message_bytes=100_000, calls=3, calls_of_caller=3, reading_seconds=0.2)
+LIMITS = Limits(message_bytes=300_000, calls=3, calls_of_caller=3, reading_seconds=0.2)
 
 
 @pytest.fixture(scope="module")
@@ -44,9 +46,9 @@ def test_a_call_too_many_is_told_to_come_back(served: Served) -> None:
 @pytest.mark.parametrize(
     ("size", "options", "expected"),
     [
-        (90_000, {}, None),
-        (110_000, {}, ResourceExhausted),
-        (90_000, {"default_compression_algorithm": 2}, KolmError),
+        (290_000, {}, None),
+        (310_000, {}, ResourceExhausted),
+        (290_000, {"default_compression_algorithm": 2}, KolmError),
     ],
     ids=["largest", "too large", "compressed"],
 )
@@ -66,14 +68,26 @@ def test_a_large_request_of_two_bytes_a_part_is_refused_before_anything_looks_at
     """Each of them would take a thousand times as much where it is answered."""
     many = pb.ChatMessages(messages=[pb.Message()] * 40_000)
     deep = pb.ChatMessages(messages=[pb.Message(tool_calls=[pb.ToolCall()] * 40_000)])
+    texts, biases = SamplingParams(stop=[""] * 40_000), SamplingParams(logit_bias=dict.fromkeys(range(17_000), 1.0))
     few = pb.ChatMessages(messages=[pb.Message(content="x" * 800)] * 100)
     with _channel(served) as channel:
         stub = GenerationServiceStub(channel)
-        for messages in (many, deep):
+        for request in (
+            *(pb.GenerateRequest(messages=messages) for messages in (many, deep)),
+            *(pb.GenerateRequest(sampling=sampling) for sampling in (texts, biases)),
+        ):
             with pytest.raises(InvalidArgument, match="at most 16384 messages") as caught, decoded_errors():
-                stub.Generate(pb.GenerateRequest(messages=messages))
+                stub.Generate(request)
             assert caught.value.reason == "TOO_MANY_PARTS"
         assert stub.Generate(pb.GenerateRequest(messages=few)).choices
+
+
+def test_what_anybody_may_ask_is_short(served: Served) -> None:
+    with _channel(served) as channel:
+        check = channel.unary_unary("/grpc.health.v1.Health/Check")
+        with pytest.raises(InvalidArgument, match="takes 65536") as caught, decoded_errors():
+            check(HealthCheckRequest(service="x" * 70_000).SerializeToString())
+        assert caught.value.reason == "REQUEST_TOO_LARGE"
 
 
 def test_a_unary_call_without_a_request_is_refused_and_one_that_holds_it_back_is_not_waited_for(served: Served) -> None:

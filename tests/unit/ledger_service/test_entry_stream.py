@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections.abc import AsyncIterator, Sequence
 
 import pytest
@@ -79,6 +80,34 @@ def test_answers_keep_the_order_of_the_requests_whatever_comes_first() -> None:
 
 async def _all(stream: EntryStream) -> list[int]:
     return [answer.results[0].appended.index async for answer in stream.answers()]
+
+
+def test_a_request_that_was_taken_is_not_kept_until_the_next_one_comes() -> None:
+    class Request:
+        entries = ONE.entries
+
+        def ByteSize(self) -> int:
+            return 4
+
+    sent: list[weakref.ref[Request]] = []
+
+    async def requests() -> AsyncIterator[Request]:
+        request = Request()
+        sent.append(weakref.ref(request))
+        yield request
+        del request
+        await asyncio.Event().wait()
+
+    async def story() -> None:
+        ledger = Ledger()
+        stream = EntryStream(requests(), ledger.submit)  # type: ignore[arg-type]
+        reading = asyncio.ensure_future(_all(stream))
+        await settled()
+        assert ledger.waiting
+        assert sent[0]() is None
+        reading.cancel()
+
+    asyncio.run(story())
 
 
 def test_an_error_of_one_entry_is_its_result_and_an_error_of_the_ledger_ends_the_stream() -> None:

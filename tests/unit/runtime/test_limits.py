@@ -13,6 +13,8 @@ from services.runtime.errors import DeadlineExceeded, InvalidArgument, ResourceE
 from services.runtime.limits import CallLimits, Limits
 
 LARGE = 100 * 1024
+MEMORY = 8 * LARGE
+"""What it may take once it is decoded."""
 
 
 def test_calls_are_bounded_for_each_caller_and_in_all() -> None:
@@ -29,6 +31,17 @@ def test_calls_are_bounded_for_each_caller_and_in_all() -> None:
         with limits.call("third", vital=True):  # a health check
             pass
     with limits.call("one"), limits.call("one"), limits.call("third"):
+        pass
+
+
+def test_streams_of_requests_are_bounded_for_each_caller() -> None:
+    limits = CallLimits(Limits(streams_of_caller=1))
+    with ExitStack() as running:
+        for caller, streamed in (("one", True), ("one", False), ("other", True)):
+            running.enter_context(limits.call(caller, streamed=streamed))
+        with pytest.raises(ResourceExhausted, match="you have 1 streams"), limits.call("one", streamed=True):
+            pass
+    with limits.call("one", streamed=True):
         pass
 
 
@@ -58,14 +71,14 @@ async def test_a_request_that_does_not_come_is_not_waited_for() -> None:
 
 
 async def test_large_requests_wait_for_memory_in_turn_and_small_ones_do_not_wait() -> None:
-    limits = CallLimits(Limits(request_bytes=2 * LARGE))
+    limits = CallLimits(Limits(request_bytes=2 * MEMORY))
     order: list[str] = []
 
     async def answer(name: str, size: int) -> None:
-        async with limits.holding(size):
+        async with limits.holding(name, size):
             order.append(name)
 
-    async with limits.holding(LARGE):
+    async with limits.holding("first", LARGE):
         waiting = [
             asyncio.ensure_future(answer("larger than all", 5 * LARGE)),
             asyncio.ensure_future(answer("b", LARGE)),
@@ -76,18 +89,30 @@ async def test_large_requests_wait_for_memory_in_turn_and_small_ones_do_not_wait
     assert order == ["small", "larger than all", "b"]
 
 
+async def test_a_caller_whose_large_requests_take_long_leaves_memory_for_others() -> None:
+    limits = CallLimits(Limits(request_bytes=8 * MEMORY))
+    async with AsyncExitStack() as held:
+        for _ in range(2):
+            await held.enter_async_context(limits.holding("one", LARGE))
+        third = asyncio.ensure_future(_hold(limits, "one"))
+        await _hold(limits, "other")
+        assert not third.done()
+    await third
+
+
 async def test_one_that_gives_up_waiting_for_memory_leaves_it_to_the_next() -> None:
-    limits = CallLimits(Limits(request_bytes=LARGE))
-    async with limits.holding(LARGE):
-        cut, next_one = (asyncio.ensure_future(_hold(limits)) for _ in range(2))
-        await asyncio.sleep(0)
-        cut.cancel()
-    await next_one
-    assert cut.cancelled()
+    limits = CallLimits(Limits(request_bytes=MEMORY))
+    for callers in (("a", "b", "c"), ("a", "a", "a")):
+        async with limits.holding(callers[0], LARGE):
+            cut, next_one = (asyncio.ensure_future(_hold(limits, caller)) for caller in callers[1:])
+            await asyncio.sleep(0)
+            cut.cancel()
+        await next_one
+        assert cut.cancelled()
 
 
-async def _hold(limits: CallLimits) -> None:
-    async with limits.holding(LARGE):
+async def _hold(limits: CallLimits, caller: str) -> None:
+    async with limits.holding(caller, LARGE):
         pass
 
 

@@ -63,6 +63,15 @@ def test_a_token_s_principal_is_found_and_an_unknown_one_is_refused(file: Path) 
             access.admitted(GENERATE, Call(sent))
 
 
+def test_a_call_that_is_open_to_anybody_counts_for_whoever_shows_a_valid_token(file: Path) -> None:
+    token = token_of(file, "generate")
+    access = Access(file)
+    assert access.caller_of(bearing(token)) == access.admitted(GENERATE, bearing(token)).name
+    assert {access.caller_of(call) for call in (Call(), bearing(token + "x"))} == {"ipv4:10.0.0.7"}
+    file.write_text("{")
+    assert access.caller_of(bearing(token)) == "ipv4:10.0.0.7"
+
+
 def test_a_role_that_the_rpc_does_not_take_is_refused_with_what_it_takes(file: Path) -> None:
     token = token_of(file, "generate")
     access = Access(file)

@@ -27,6 +27,7 @@ _FREE_ROWS = PassCost.line(fixed=1e9, row=1.0)  # seconds: every token is worth 
 def measure(model: Path, head: Path, *, prompts: int, max_tokens: int) -> dict[str, Any]:
     """Seconds of a draft beside those of a pass, and acceptance of chains by domain and temperature."""
     engine = KolmEngine(model)
+    cost, engine.cost = engine.cost, _FREE_ROWS
     loaded = load_head(head, engine.target.config)
     timed = _Timed(Eagle3Drafter(loaded, engine.target, _FREE_ROWS))
     engine.drafters = {
@@ -41,7 +42,7 @@ def measure(model: Path, head: Path, *, prompts: int, max_tokens: int) -> dict[s
             contender = engine.contender(method, k=DEPTH, parameters={"tree_width": 1, "tree_tokens": DEPTH})
             row[method] = _summed([contender.run([prompt], temperature, max_tokens) for prompt in known])
         rows.append(row)
-    return {"cost": timed.cost(engine.cost), "acceptance": rows}
+    return {"cost": timed.cost(cost), "acceptance": rows}
 
 
 def _summed(runs: Sequence[Run]) -> dict[str, Any]:

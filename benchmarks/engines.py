@@ -99,6 +99,7 @@ class KolmEngine:
         self, directory: Path, head: Path | None = None, arithmetic: str | None = None, store: Path | None = None
     ) -> None:
         """Of a datastore only what follows in it is drafted, whatever is near."""
+        self.settings = EngineSettings()
         self.target = load_target(directory, arithmetic=arithmetic)
         self.tokenizer = Tokenizer(directory)
         self.cost = PassCost.measured(time_passes(self.target), time_keys(self.target), time_seen(self.target))
@@ -132,7 +133,7 @@ class Kolm:
 
         start = time.perf_counter()
         core = EngineCore(
-            engine.target, engine.drafters, engine.tokenizer.stream, engine.cost, EngineSettings(), time.perf_counter,
+            engine.target, engine.drafters, engine.tokenizer.stream, engine.cost, engine.settings, time.perf_counter,
         )  # fmt: skip
         for number, prompt in enumerate(prompts):
             asked = EngineRequest(str(number), tuple(prompt), sampling, **self._options)

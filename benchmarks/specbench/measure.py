@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from benchmarks.specbench.questions import OWN, Question, first, load_questions
 from benchmarks.specbench.summary import summarised
 from benchmarks.storages import in_storage
 from services.generation.drafting.methods import METHODS
+from services.generation.engine.settings import EngineSettings
 from services.generation.heads.head_loading import says_weak
 from services.generation.target.model_path import model_path
 
@@ -28,7 +30,11 @@ _ALL = 10**9
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """`questions` of each kind, `batch` conversations at once; `context` tokens of prompt, None as they are written."""
+    """`questions` of each kind, `batch` conversations at once; `context` tokens of prompt, None as they are written.
+
+    One at a time, a figure is of a kind. In batches all kinds stand in one queue: where an answer ends the next one
+    begins, as on a server, so that it is throughput that is measured and not how long the last of a batch takes alone.
+    """
 
     temperature: float
     batch: int
@@ -106,7 +112,8 @@ def _told(
     *,
     back: bool,
 ) -> dict[str, list[Mapping[str, Told]]]:
-    """By kind, group by group; a group is of another kind than the one before."""
+    """By kind, group by group."""
+    engine.settings = EngineSettings(max_sequences=case.batch, max_waiting=_ALL)
     asked = first(known, case.questions)
     if case.context is not None:
         pages, tokenizer, length = own_pages(), engine.tokenizer, case.context
@@ -116,7 +123,7 @@ def _told(
         }
     groups = _groups(asked, case.batch)
     dice = random.Random(0)
-    told: dict[str, list[Mapping[str, Told]]] = {kind: [] for kind in asked}
+    told: dict[str, list[Mapping[str, Told]]] = {kind: [] for kind, _ in groups}
     for kind, group in track(groups, f"T = {case.temperature:g}, batch {case.batch}, context {case.context}"):
         told[kind].append(
             told_by_all(contenders, group, engine.tokenizer, case.temperature, max_tokens, dice, back=back)
@@ -125,10 +132,9 @@ def _told(
 
 
 def _groups(asked: Mapping[str, Sequence[Question]], batch: int) -> list[tuple[str, Sequence[Question]]]:
-    """Groups of `batch` questions of one kind, the kinds in turns. The rest of a kind makes a smaller group."""
-    longest = max(map(len, asked.values()))
-    starts = range(0, longest, batch)
-    return [(kind, group) for at in starts for kind, each in asked.items() if (group := each[at : at + batch])]
+    """Each question alone, the kinds in turns; or all of them, in that order, as one group."""
+    turns = [question for some in zip_longest(*asked.values()) for question in some if question is not None]
+    return [(each.kind, [each]) for each in turns] if batch == 1 else [("all kinds", turns)]
 
 
 def _count(case: Case, known: Mapping[str, Sequence[Question]]) -> int:

@@ -186,7 +186,7 @@ class EngineCore:
             return {}
         shares = self._cost.of_drafts(
             rows_left // len(drafting), drafting=len(drafting), sequences=len(roots),
-            rows=prefill_rows + len(roots), keys=sum(sequence.cached for sequence in roots),
+            prefill_rows=prefill_rows, keys=sum(sequence.cached for sequence in roots),
         )  # fmt: skip
         if breakeven(shares) >= 1.0:  # not even a certain token would pay: to look for one costs time all the same
             return {}

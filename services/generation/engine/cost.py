@@ -54,12 +54,15 @@ class PassCost:
         base = np.interp(rows, self.rows, self.seconds) + slope * beyond
         return base + rows * (self.seen * keys / sequences) + self.key * keys
 
-    def of_drafts(self, most: int, *, drafting: int, sequences: int, rows: int, keys: int) -> Float64:
-        """[most + 1] a sequence's share of a pass in which it and the others of `drafting` have 0 to `most` draft rows
-        each, beside `rows` other rows; what drafts add counts `MARGIN` times.
+    def of_drafts(self, most: int, *, drafting: int, sequences: int, prefill_rows: int, keys: int) -> Float64:
+        """[most + 1] a sequence's share of a pass over one row of each, with 0 to `most` draft rows of its own and as
+        many of each of the others of `drafting`; what drafts add counts `MARGIN` times.
+
+        Drafts add to a pass that has `prefill_rows` too, but those make no token dearer: what a draft token saves is a
+        share of a later pass, without them.
         """
-        passes = self.of_each(rows + drafting * np.arange(most + 1), keys, sequences)
-        shares: Float64 = passes[0] / sequences + MARGIN * (passes - passes[0]) / drafting
+        passes = self.of_each(prefill_rows + sequences + drafting * np.arange(most + 1), keys, sequences)
+        shares: Float64 = self.of(sequences, keys, sequences) / sequences + MARGIN * (passes - passes[0]) / drafting
         return shares
 
     @property

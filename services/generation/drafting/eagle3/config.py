@@ -88,7 +88,7 @@ def head_shapes(config: HeadConfig) -> dict[str, tuple[int, ...]]:
         "lm_head.weight": (config.draft_vocab_size, hidden),
     }
     if config.own_embeddings:
-        shapes["embed_tokens.weight"] = (config.vocab_size, hidden)
+        shapes[EMBEDDING] = (config.vocab_size, hidden)
     if config.norm_before_fc:
         shapes["input_norm.weight"] = (features,)
     if config.fc_norm:
@@ -109,6 +109,7 @@ def layer_spec(config: HeadConfig, layer: int) -> LayerSpec:
 
 
 FEATURE_NORM = "midlayer.hidden_norm.weight"
+EMBEDDING = "embed_tokens.weight"
 
 
 def _layer_shapes(config: HeadConfig, layer: int) -> dict[str, tuple[int, ...]]:

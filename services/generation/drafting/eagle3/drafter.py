@@ -34,6 +34,7 @@ _FAINT = 0.05  # chance from which a copy is shown to the head, which can tell t
 _TIMED_ROWS = (1, 2, 4, 8)
 _TIMED_DEPTH = 3  # levels among which a timed draft shares what it needs but once: about as many as most drafts take
 _ROUNDS = 12
+_ARITHMETIC = "int8"  # of the head: half of what a step reads in bfloat16, and its drafts hold as often
 
 
 class Eagle3Drafter(Drafter):
@@ -50,7 +51,7 @@ class Eagle3Drafter(Drafter):
         self.head, self.shape = head, DraftShape.for_device(cost)
         self.feature_layers = head.config.feature_layers
         blocks, length = target.blocks.total + _SPARE_BLOCKS, target.config.context_length
-        self._pass = HeadPass(head, target.embed, blocks, length, threads=target.threads)
+        self._pass = HeadPass(head, target.embed, blocks, length, threads=target.threads, arithmetic=_ARITHMETIC)
         self._coupled, self._guesses = coupled, LookaheadShape.for_device(cost).guesses if copies else 0
         self._acceptance, self._ends = Acceptance(), target.config.eos_token_ids
         self.step_cost = self._time_steps()

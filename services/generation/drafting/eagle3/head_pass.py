@@ -44,8 +44,12 @@ class HeadPass:
     cache (`blocks`).
     """
 
-    def __init__(self, head: Head, embed: Embed, cache_blocks: int, context_length: int, *, threads: int = 1) -> None:
+    def __init__(
+        self, head: Head, embed: Embed, cache_blocks: int, context_length: int, *, threads: int = 1,
+        arithmetic: str = "float32",
+    ) -> None:  # fmt: skip
         """`embed` reads the target's token embeddings, [rows] ids to [rows, hidden]; unused if the head has its own.
+        `arithmetic`: of linear layers; for int8 their weights are rounded to 8 bits.
 
         Raises:
             WeightsInvalid: a weight is NaN or infinite.
@@ -55,7 +59,7 @@ class HeadPass:
         draft_ids = np.full(config.vocab_size, -1, np.int64)
         draft_ids[head.target_ids] = np.arange(len(head.target_ids))
         self.vocabulary = Vocabulary(head.target_ids, draft_ids)
-        parts = HeadParts.of(head, cache_blocks, context_length + _AHEAD)
+        parts = HeadParts.of(head, arithmetic, cache_blocks, context_length + _AHEAD)
         own = parts.embedding
         self._embed = embed if own is None else EmbeddingTable(own, config.hidden_size).rows
         self._passes = Passes(threads)

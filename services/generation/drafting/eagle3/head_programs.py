@@ -39,7 +39,7 @@ class HeadPrograms:
 
     def _program(self, *, fuse: bool, finish: bool) -> Int64:
         parts, buffers = self._parts, self.buffers
-        operations = Operations(parts.config, buffers, parts.cache)
+        operations = Operations(parts.config, buffers, parts.cache, arithmetic=parts.arithmetic)
         if fuse:
             self._fuse(operations)
         self._enter(operations)

@@ -11,7 +11,7 @@ from typing import Any
 
 from transformers import LlamaConfig, Qwen3Config
 
-from services.generation.drafting.eagle3.config import HeadConfig
+from services.generation.drafting.eagle3.config import EMBEDDING, HeadConfig
 from services.generation.drafting.eagle3.errors import HeadConfigInvalid
 from services.generation.drafting.eagle3.layout import layer_numbers, typed
 from services.generation.target.config import TargetConfig
@@ -102,7 +102,7 @@ def _config(
         output_bias="midlayer.self_attn.o_proj.bias" in names,
         mlp_bias="midlayer.mlp.down_proj.bias" in names,
         head_norms=kind is Qwen3Config,
-        own_embeddings="embed_tokens.weight" in names,
+        own_embeddings=EMBEDDING in names,
         norm_before_residual=_or(document, "norm_before_residual", norm_before_residual, bool),
         norm_before_fc=_or(document, "norm_before_fc", "input_norm.weight" in names, bool),
         fc_norm=_or(document, "fc_norm", False, bool),

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from gguf.quants import dequantize
+from gguf.quants import dequantize, quantize
 from numpy.typing import NDArray
 
 from services.generation.target.errors import WeightsInvalid
@@ -64,6 +64,18 @@ class StoredTensor:
         with np.errstate(invalid="ignore"):  # scales that are not finite are for check_finite to find
             found: NDArray[np.float32] = dequantize(self.data, LAYOUTS[self.storage].ggml)
         return found
+
+    def rounded(self) -> StoredTensor:
+        """A matrix with its values rounded to q8_0; itself where rows are no whole number of blocks, or a scale would
+        not be finite in float16.
+        """
+        layout = LAYOUTS["q8_0"]
+        if len(self.shape) < 2 or self.shape[1] % layout.weights:
+            return self
+        with np.errstate(over="ignore", invalid="ignore"):
+            data: NDArray[np.uint8] = quantize(np.ascontiguousarray(self.values(), np.float32), layout.ggml)
+        finite = _finite(data.reshape(-1, layout.size), layout)
+        return StoredTensor(self.name, layout.storage, self.shape, data) if finite else self
 
     def rows(self, which: NDArray[np.int64] | slice) -> NDArray[np.float32]:
         """The values of some rows of a matrix, [which, in]; a copy."""

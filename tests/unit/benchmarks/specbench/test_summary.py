@@ -99,10 +99,11 @@ def test_identity_is_counted_by_conversation() -> None:
     assert geometric_mean([2.0, 8.0]) == pytest.approx(4.0)
 
 
-def test_groups_are_of_one_kind_and_the_kinds_take_turns() -> None:
-    asked = {"qa": [ONE] * 5, "rag": [TWO] * 2}
-    groups = [(kind, len(group)) for kind, group in _groups(asked, 2)]
-    assert groups == [("qa", 2), ("rag", 2), ("qa", 2), ("qa", 1)]
+def test_the_kinds_take_turns_alone_or_in_one_queue() -> None:
+    rag = Question("3", "rag", ("d",))
+    asked = {"multi-turn": [TWO, ONE], "rag": [rag]}
+    assert _groups(asked, 1) == [("multi-turn", [TWO]), ("rag", [rag]), ("multi-turn", [ONE])]
+    assert _groups(asked, 2) == [("all kinds", [TWO, rag, ONE])]
 
 
 def test_a_peer_ends_with_the_token_that_ends_a_text_and_takes_one_greedy_request() -> None:

@@ -35,8 +35,10 @@ def test_a_row_costs_what_it_sees_of_its_own_sequence() -> None:
     assert COST.of(2, keys=1000) == pytest.approx(1.0 + 2 * 0.6 + 1.0)
 
 
-def shares(cost: PassCost = COST, *, sequences: int = 1, drafting: int = 1, keys: int = 0) -> Float64:
-    return cost.of_drafts(4, drafting=drafting, sequences=sequences, rows=sequences, keys=keys)
+def shares(
+    cost: PassCost = COST, *, sequences: int = 1, drafting: int = 1, prefill_rows: int = 0, keys: int = 0
+) -> Float64:
+    return cost.of_drafts(4, drafting=drafting, sequences=sequences, prefill_rows=prefill_rows, keys=keys)
 
 
 def test_a_draft_token_pays_less_in_a_long_context() -> None:
@@ -50,6 +52,10 @@ def test_sequences_share_a_pass_and_what_their_drafts_add() -> None:
     assert shares(sequences=4)[0] == pytest.approx(1.4 / 4)
     assert np.diff(shares(sequences=4, drafting=2)) == pytest.approx([MARGIN * 0.1] * 4)
     assert breakeven(shares(sequences=8)) > 4 * breakeven(shares())
+
+
+def test_prompts_in_a_pass_make_drafts_no_cheaper() -> None:
+    assert shares(sequences=4, prefill_rows=128) == pytest.approx(shares(sequences=4))
 
 
 def test_breakeven_is_that_of_the_cheapest_number_of_rows() -> None:

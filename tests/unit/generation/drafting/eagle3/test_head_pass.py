@@ -99,11 +99,12 @@ def straight_line(
 
 def computed(
     directory: Path, base: TargetConfig, embeddings: torch.Tensor, features: NDArray[np.float32], tokens: list[int],
-    drafted: list[int], chunk: int,
+    drafted: list[int], chunk: int, arithmetic: str = "float32",
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:  # fmt: skip
     """The same by `HeadPass`: entries in chunks, then one drafted token at a time."""
     table_of_embeddings = embeddings.numpy()
-    head = HeadPass(load_head(directory, base), lambda ids: table_of_embeddings[ids], 4, base.context_length)
+    loaded, length = load_head(directory, base), base.context_length
+    head = HeadPass(loaded, lambda ids: table_of_embeddings[ids], 4, length, arithmetic=arithmetic)
     table: list[int] = []
     head.blocks.extend(table, len(tokens) + len(drafted))
     states, logits = [], []
@@ -142,22 +143,31 @@ CHOICES: dict[str, tuple[Callable[..., Tensors], dict[str, Any]]] = {
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CHOICES)
 def test_the_head_computes_what_the_description_says(case: str, base: TargetConfig, tmp_path: Path) -> None:
+    compare(case, base, tmp_path, "float32", 1e-5)
+
+
+@pytest.mark.parametrize("case", ["kolm", "kolm, biases", "kolm, own embeddings"])
+def test_in_8_bits_it_computes_nearly_that(case: str, base: TargetConfig, tmp_path: Path) -> None:
+    """Where rows of 48 weights are no whole number of blocks, matrices stay as they are."""
+    compare(case, base, tmp_path, "int8", 0.06)
+
+
+def compare(case: str, base: TargetConfig, directory: Path, arithmetic: str, error: float) -> None:
+    """`error` as a share of the largest logit and state."""
     write, choices = CHOICES[case]
-    config = head_config(base, **choices)
-    tensors = write(tmp_path, config)
-    config = load_head(tmp_path, base).config
+    tensors = write(directory, head_config(base, **choices))
+    config = load_head(directory, base).config
     random = torch.Generator().manual_seed(3)
     tokens = torch.randint(base.vocab_size, (LENGTH,), generator=random).tolist()
     drafted = torch.randint(base.vocab_size, (5,), generator=random).tolist()
     width = len(config.feature_layers) * config.target_hidden_size
     features = torch.randn(LENGTH, width, generator=random)
     embeddings = tensors.get("embed_tokens.weight", torch.randn(base.vocab_size, base.hidden_size, generator=random))
-    states, logits = straight_line(tensors, embeddings, features, tokens, drafted, config)
+    expected = straight_line(tensors, embeddings, features, tokens, drafted, config)
     for chunk in (1, 7, LENGTH):
-        found = computed(tmp_path, base, embeddings, features.numpy(), tokens, drafted, chunk)
-        scale = float(logits.abs().max())
-        np.testing.assert_allclose(found[1] / scale, logits.numpy() / scale, atol=1e-5, rtol=0)
-        np.testing.assert_allclose(found[0], states.numpy(), rtol=1e-4, atol=1e-5 * float(states.abs().max()))
+        found = computed(directory, base, embeddings, features.numpy(), tokens, drafted, chunk, arithmetic)
+        for got, exact in zip(found, expected, strict=True):
+            np.testing.assert_allclose(got, exact.numpy(), rtol=0, atol=error * float(exact.abs().max()))
 
 
 @pytest.mark.parametrize("case", ["kolm", "kolm, head norms", "kolm, three layers"])

@@ -30,6 +30,7 @@ import services.auditor.serving, services.auditor.replays.own_engine
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("process", [_SERVER, _AUDITOR], ids=["server", "auditor"])
 def test_torch_is_not_imported_and_is_still_there(process: str) -> None:
     asked = "assert 'torch' not in sys.modules\nimport torch\ntorch.zeros(1)"

@@ -15,10 +15,10 @@ from statistics import median, quantiles
 from typing import Any
 
 from benchmarks.prompts import PROMPTS
-from services.client.completion import Chunk
-from services.client.request import Request, SamplingParams
-from services.client.runtime import Runtime
-from services.client.spec_decode import SpecDecodeConfig
+from services.client.generation.completion import Chunk
+from services.client.generation.request import Request, SamplingParams
+from services.client.generation.runtime import Runtime
+from services.client.generation.spec_decode import SpecDecodeConfig
 
 _START_SECONDS = 120.0
 

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from services.cli.jobs.certificates import Authority, Pair
-from services.client.tls import ClientTls
+from services.client.connection.tls import ClientTls
 from services.runtime.tls import ServerTls
 
 HOSTS = ("localhost", "127.0.0.1")

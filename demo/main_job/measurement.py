@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from demo.main_job.prompts import Prompt
 from services.client import Finished, KolmError, Receipt, Runtime, SamplingParams, SpecDecodeConfig
-from services.client.completion import Chunk, Metrics
+from services.client.generation.completion import Chunk, Metrics
 
 METHODS = ("off", "lookahead", "rest", "eagle3")
 """The methods that are compared, where they are loaded; the first is the reference."""

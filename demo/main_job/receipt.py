@@ -7,7 +7,7 @@ from rich.table import Table
 from services.cli.jobs.receipt_proof import Proof
 from services.cli.output import MARKS, outcome, short, whose_replay
 from services.cli.views.documents import envelope_json
-from services.client.log import ReceiptDetails
+from services.client.ledger.log import ReceiptDetails
 
 
 def explained(details: ReceiptDetails, proof: Proof) -> Table:

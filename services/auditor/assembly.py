@@ -23,9 +23,9 @@ from services.auditor.replays.replayer import Replayer
 from services.auditor.replays.server_replayer import PatientReplayer
 from services.auditor.schedule.database import open_database
 from services.auditor.schedule.sql import SqlSchedule
-from services.client.key_entries import key_entries
-from services.client.ledger import LedgerClient
-from services.client.runtime import Runtime
+from services.client.generation.runtime import Runtime
+from services.client.ledger.key_entries import key_entries
+from services.client.ledger.ledger import LedgerClient
 from services.runtime.trusted_directory import TrustedDirectory
 
 

@@ -22,7 +22,7 @@ from services.auditor.journal import Journal
 from services.auditor.promise import Promise
 from services.auditor.schedule.schedule import DEAD, LEASED, Job, Lease, Schedule
 from services.client.errors import KolmError
-from services.client.ledger import LedgerClient
+from services.client.ledger.ledger import LedgerClient
 
 _log = logging.getLogger(__name__)
 

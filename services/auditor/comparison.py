@@ -8,7 +8,7 @@ from itertools import zip_longest
 from ledger.documents.receipt import Receipt
 from ledger.documents.verdict import Deviation
 from services.auditor.finding import Finding
-from services.client.completion import Replayed
+from services.client.generation.completion import Replayed
 
 _OPEN_ENDED = ("cancelled", "error")
 """Finish reasons that come from outside the stream: only the tokens emitted until then can be compared."""

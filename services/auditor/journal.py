@@ -14,7 +14,7 @@ from ledger.encoding.timestamp import timestamp
 from ledger.keys.envelope import Envelope
 from ledger.keys.signer import Signer
 from services.auditor.finding import Finding
-from services.client.ledger import LedgerClient
+from services.client.ledger.ledger import LedgerClient
 
 
 class Journal:

@@ -13,8 +13,8 @@ from services.auditor.comparison import compare
 from services.auditor.errors import CannotReplay
 from services.auditor.finding import Finding
 from services.auditor.replays.replayer import Replayer
-from services.client.completion import Replayed
 from services.client.errors import FailedPrecondition, Internal, InvalidArgument, KolmError, NotFound, Unimplemented
+from services.client.generation.completion import Replayed
 
 _FINAL = (FailedPrecondition, InvalidArgument, NotFound, Unimplemented, Internal)
 """Errors about this receipt, rather than about the server or the caller."""

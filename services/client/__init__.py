@@ -6,7 +6,7 @@
     with Runtime.connect("127.0.0.1:50051") as runtime:
         completion = runtime.serve(Request(prompt="…"), spec_decode=cfg)
 
-`AsyncRuntime` generates on an event loop. The values of the ledger are in `services.client.log`,
+`AsyncRuntime` generates on an event loop. The values of the ledger are in `services.client.ledger.log`,
 the error tree in `services.client.errors`.
 """
 
@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ledger.documents.content import Content
-    from services.client.async_runtime import AsyncRuntime
-    from services.client.completion import (
+    from services.client.connection.tls import ClientTls
+    from services.client.errors import KolmError
+    from services.client.generation.async_runtime import AsyncRuntime
+    from services.client.generation.completion import (
         Chunk,
         Completion,
         Event,
@@ -25,32 +27,30 @@ if TYPE_CHECKING:
         Replayed,
         Started,
     )
-    from services.client.errors import KolmError
-    from services.client.ledger import LedgerClient
-    from services.client.model_info import Load, ModelInfo
-    from services.client.request import Message, Request, SamplingParams
-    from services.client.runtime import Runtime
-    from services.client.spec_decode import SpecDecodeConfig
-    from services.client.structured_outputs import StructuredOutputs
-    from services.client.tls import ClientTls
-    from services.client.tools import Tool, ToolCall, Tools
+    from services.client.generation.model_info import Load, ModelInfo
+    from services.client.generation.request import Message, Request, SamplingParams
+    from services.client.generation.runtime import Runtime
+    from services.client.generation.spec_decode import SpecDecodeConfig
+    from services.client.generation.structured_outputs import StructuredOutputs
+    from services.client.generation.tools import Tool, ToolCall, Tools
+    from services.client.ledger.ledger import LedgerClient
 
 _PLACES = {
-    "AsyncRuntime": "services.client.async_runtime",
-    "ClientTls": "services.client.tls",
+    "AsyncRuntime": "services.client.generation.async_runtime",
+    "ClientTls": "services.client.connection.tls",
     "Content": "ledger.documents.content",
     **dict.fromkeys(
         ("Chunk", "Completion", "Event", "Finished", "Receipt", "Replayed", "Started"),
-        "services.client.completion",
+        "services.client.generation.completion",
     ),
     "KolmError": "services.client.errors",
-    "LedgerClient": "services.client.ledger",
-    **dict.fromkeys(("Load", "ModelInfo"), "services.client.model_info"),
-    **dict.fromkeys(("Message", "Request", "SamplingParams"), "services.client.request"),
-    "Runtime": "services.client.runtime",
-    "SpecDecodeConfig": "services.client.spec_decode",
-    "StructuredOutputs": "services.client.structured_outputs",
-    **dict.fromkeys(("Tool", "ToolCall", "Tools"), "services.client.tools"),
+    "LedgerClient": "services.client.ledger.ledger",
+    **dict.fromkeys(("Load", "ModelInfo"), "services.client.generation.model_info"),
+    **dict.fromkeys(("Message", "Request", "SamplingParams"), "services.client.generation.request"),
+    "Runtime": "services.client.generation.runtime",
+    "SpecDecodeConfig": "services.client.generation.spec_decode",
+    "StructuredOutputs": "services.client.generation.structured_outputs",
+    **dict.fromkeys(("Tool", "ToolCall", "Tools"), "services.client.generation.tools"),
 }
 """Where each name is. It is imported when it is first asked for: who generates needs nothing of the ledger's client."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from contextlib import closing
 
-from services.client.channel import Connection
+from services.client.connection.channel import Connection
 from services.client.errors import KolmError
 
 EXIT_OK, EXIT_USAGE, EXIT_UNAVAILABLE = 0, 2, 5

@@ -9,9 +9,9 @@ from functools import partial
 from ledger.errors import LedgerError
 from ledger.witness.tlog_policy import Policy
 from services.client import LedgerClient
-from services.client.key_entries import key_entries
-from services.client.remembered import RememberedCheckpoint
-from services.client.verified import VerifiedLedger
+from services.client.ledger.key_entries import key_entries
+from services.client.ledger.remembered import RememberedCheckpoint
+from services.client.ledger.verified import VerifiedLedger
 from services.explorer.app import explorer_app
 from services.explorer.settings import ExplorerSettings
 from services.explorer.source import Source

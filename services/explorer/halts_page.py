@@ -10,7 +10,7 @@ from starlette.responses import Response
 from ledger.documents.halt import Halt, Resume
 from ledger.documents.signed_document import open_document
 from ledger.keys.envelope import Envelope
-from services.client.log import LogEntry
+from services.client.ledger.log import LogEntry
 from services.explorer.pages import Pages
 from services.explorer.source import Source
 

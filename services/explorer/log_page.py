@@ -12,7 +12,7 @@ from ledger.keys.ed25519 import ROLES
 from ledger.keys.note import Note
 from ledger.tree.checkpoint import Checkpoint, open_checkpoint
 from services.client.errors import NotFound
-from services.client.log import SignedCheckpoint
+from services.client.ledger.log import SignedCheckpoint
 from services.explorer.pages import Pages
 from services.explorer.source import Source
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from itertools import islice
 
-from services.client.log import ReceiptEntry, ReceiptQuery
+from services.client.ledger.log import ReceiptEntry, ReceiptQuery
 
 MOST_ROWS = 1000
 """Most rows of one window; with more, a shorter window is read first."""

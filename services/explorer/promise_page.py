@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from ledger.documents.promise import open_promise
 from ledger.errors import FormatError, SignatureError
-from services.client.promised import Promised, look_up
+from services.client.ledger.promised import Promised, look_up
 from services.explorer.pages import Pages
 from services.explorer.source import Source
 

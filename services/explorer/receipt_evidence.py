@@ -10,7 +10,7 @@ from base64 import b64encode
 from typing import Any
 
 from services.client.errors import NotFound
-from services.client.log import ProvenEntry, SignedCheckpoint
+from services.client.ledger.log import ProvenEntry, SignedCheckpoint
 from services.explorer.source import Source
 
 

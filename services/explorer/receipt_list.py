@@ -10,7 +10,7 @@ from starlette.responses import Response
 from ledger.documents.receipt import Receipt
 from ledger.encoding.canonical import parse_json
 from ledger.keys.envelope import Envelope
-from services.client.log import ReceiptEntry
+from services.client.ledger.log import ReceiptEntry
 from services.explorer.newest_receipts import Newest, newest_receipts
 from services.explorer.pages import Pages
 from services.explorer.search import CHOICES, Search, read_search

@@ -10,7 +10,7 @@ from urllib.parse import urlencode
 from ledger.documents.verdict import OUTCOMES
 from ledger.encoding.digest import digest_text, parse_digest
 from ledger.errors import FormatError
-from services.client.log import ReceiptQuery
+from services.client.ledger.log import ReceiptQuery
 
 TEXTS = ("tenant", "request_id", "method", "base_cid", "head_cid", "adapter_cid", "profile_cid")
 CHOICES: dict[str, tuple[str, ...]] = {"outcome": OUTCOMES}

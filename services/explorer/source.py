@@ -9,7 +9,7 @@ from ledger.keys.trusted_keys import TrustedKeys
 from ledger.witness.freshness import Freshness
 from ledger.witness.tlog_policy import Policy
 from services.client import LedgerClient
-from services.client.verified import VerifiedLedger
+from services.client.ledger.verified import VerifiedLedger
 
 
 @dataclass(frozen=True, slots=True)

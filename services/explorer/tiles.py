@@ -11,7 +11,7 @@ from starlette.responses import PlainTextResponse, Response
 from ledger.bundle.tlog_tiles import CHECKPOINT, ENTRIES, MAX_BUNDLE_BYTES
 from ledger.errors import FormatError, NotFound
 from services.client.errors import KolmError
-from services.client.ledger_tiles import LedgerTiles
+from services.client.ledger.ledger_tiles import LedgerTiles
 from services.explorer.source import Source
 
 _AT_ONCE = 8

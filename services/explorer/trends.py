@@ -11,7 +11,7 @@ from ledger.encoding.canonical import parse_json
 from ledger.errors import LedgerError
 from ledger.keys.envelope import Envelope
 from services.client.errors import KolmError
-from services.client.log import ReceiptEntry, ReceiptQuery
+from services.client.ledger.log import ReceiptEntry, ReceiptQuery
 
 _MOST_BINS = 4096
 """Most bins of one series; with more, all become twice as wide."""

@@ -9,7 +9,7 @@ from ledger.documents.signed_document import open_document
 from ledger.documents.verdict import OUTCOMES, Verdict
 from ledger.errors import ProofError
 from ledger.keys.envelope import Envelope
-from services.client.log import Verdict as Listed
+from services.client.ledger.log import Verdict as Listed
 from services.explorer.pages import Pages
 from services.explorer.source import Source
 

@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 from services.client import Chunk, Completion, Finished, Request
-from services.client.collection import metrics_of, usage_of
-from services.client.completion import Resolved, Usage
+from services.client.generation.collection import metrics_of, usage_of
+from services.client.generation.completion import Resolved, Usage
 from services.http.dialect import ChoiceDialect
 from services.http.errors import ApiError
 from services.http.event_stream import DONE

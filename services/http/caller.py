@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from services.client.token import is_here
+from services.client.connection.token import is_here
 from services.http.errors import CLOSED, ApiError
 
 _Value = TypeVar("_Value")

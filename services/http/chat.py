@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 
 from services.client import Chunk, Finished, Message, Request, StructuredOutputs, Tools
-from services.client.completion import Choice, Resolved
-from services.client.tool_call_reader import tool_call_reader
+from services.client.generation.completion import Choice, Resolved
+from services.client.generation.tool_call_reader import tool_call_reader
 from services.http.answer import Answer
 from services.http.fields import NAMES, CommonFields, Strict, joined, only, unsupported
 from services.http.logprobs import chat_logprobs

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from services.client import Chunk, Completion, Finished, Request
-from services.client.completion import Choice, Resolved
+from services.client.generation.completion import Choice, Resolved
 from services.http.errors import ApiError
 from services.http.fields import CommonFields
 

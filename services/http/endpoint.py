@@ -10,8 +10,8 @@ from starlette.responses import JSONResponse, Response
 
 from services.client import AsyncRuntime, Chunk, Completion, Event, Finished, Started
 from services.client import Request as GenerationRequest
-from services.client.async_runtime import AsyncStream
 from services.client.errors import Internal, KolmError
+from services.client.generation.async_runtime import AsyncStream
 from services.http.caller import body, token, while_there
 from services.http.dialect import Answering, Dialect
 from services.http.errors import ApiError, of_body, of_kolm

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from services.client import Finished, Request
-from services.client.completion import Choice, Metrics, Resolved
+from services.client.generation.completion import Choice, Metrics, Resolved
 from services.http.receipts import receipts_json
 
 _FINGERPRINT_DIGITS = 12  # of the profile's identifier, 48 bits: enough to see that it is another one

@@ -8,7 +8,7 @@ from typing import Any
 from ledger.bundle.receipt_file import ReceiptFile
 from ledger.keys.envelope import Envelope
 from services.client import Finished, Receipt, Request
-from services.client.completion import Choice
+from services.client.generation.completion import Choice
 
 
 def receipts_json(choices: Sequence[Choice | Finished], asked: Request, *, files: bool) -> list[dict[str, Any]]:

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from services.client import Chunk, Completion, Finished, Request
-from services.client.completion import Metrics, PositionLogprobs, Resolved, Usage
-from services.client.tool_call_reader import Arguments, CallBegins, Part, Text, tool_call_reader
-from services.client.tools import call_id
+from services.client.generation.completion import Metrics, PositionLogprobs, Resolved, Usage
+from services.client.generation.tool_call_reader import Arguments, CallBegins, Part, Text, tool_call_reader
+from services.client.generation.tools import call_id
 from services.http.errors import ApiError
 from services.http.kolm_member import KolmMember, speculative_decoding
 from services.http.response_fields import ResponseFields

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from services.client.completion import PositionLogprobs
+from services.client.generation.completion import PositionLogprobs
 from services.http.logprobs import response_logprobs
 
 Event = tuple[str, dict[str, Any]]

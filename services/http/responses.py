@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from services.client import Request
-from services.client.completion import Resolved
+from services.client.generation.completion import Resolved
 from services.http.fields import NAMES
 from services.http.response_answer import ResponseAnswer
 from services.http.response_fields import ResponseFields

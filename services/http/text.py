@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator
 
 from services.client import Chunk, Finished, Request
-from services.client.completion import Choice, Resolved
+from services.client.generation.completion import Choice, Resolved
 from services.http.answer import Answer
 from services.http.fields import NAMES, CommonFields, only
 from services.http.logprobs import text_length, text_logprobs

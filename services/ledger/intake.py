@@ -14,7 +14,7 @@ from ledger.errors import Backpressure, LedgerError
 from ledger.log.admission import Admitted
 from ledger.log.sequencer import Sequencer
 from ledger.log.writer import Appended
-from services.client import log_wire
+from services.client.ledger import log_wire
 from services.ledger.append_span import traced
 from services.ledger.wakeups import FutureBridge, Growth
 from services.runtime.access.principal import Principal

@@ -12,7 +12,7 @@ from ledger.keys.signer import Signer
 from ledger.log.reader import LedgerReader, StoredReceipt
 from ledger.statements.scitt import Place, cose_receipt
 from ledger.tree.merkle import HashReader, tree_root
-from services.client.log_wire import content_message
+from services.client.ledger.log_wire import content_message
 from services.ledger import messages
 from services.ledger.promise_answers import answer_promise
 from services.ledger.sight import check_content, check_own, check_receipt, sees_entry

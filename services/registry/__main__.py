@@ -16,7 +16,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from kolm.registry.v1.registry_pb2_grpc import add_RegistryServiceServicer_to_server
 from ledger.errors import LedgerError
 from services.client import LedgerClient
-from services.client.key_entries import key_entries
+from services.client.ledger.key_entries import key_entries
 from services.registry.log import LedgerLog
 from services.registry.object_blobs import ObjectBlobStore
 from services.registry.publishing import Publishing

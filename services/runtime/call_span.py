@@ -7,7 +7,7 @@ from typing import Any
 
 import grpc
 
-from services.client import tracing
+from services.client.connection import tracing
 
 
 class CallSpan:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from services.client.tls import ClientTls
+from services.client.connection.tls import ClientTls
 
 _PIECE = 64 * 1024
 _MOST_BYTES = 64 * 1024

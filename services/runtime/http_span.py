@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from services.client import tracing
+from services.client.connection import tracing
 
 
 class TracedApp:

@@ -11,8 +11,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from services.client import token
-from services.client.tls import TlsFilesInvalid
+from services.client.connection import token
+from services.client.connection.tls import TlsFilesInvalid
 from services.runtime.access.access import Access
 from services.runtime.access.principals_file import PrincipalsError
 from services.runtime.listening import CannotListen, check_free
@@ -71,7 +71,7 @@ def access_of(settings: ServerSettings) -> Access:
 
 
 def show_token(file: Path | None) -> None:
-    """Gives the process its identity, which its clients read (`services.client.token`). Raises CannotStart.
+    """Gives the process its identity, which its clients read (`services.client.connection.token`). Raises CannotStart.
 
     A service that was told of none has none, also where a person's token could be found.
     """

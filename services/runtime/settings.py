@@ -28,7 +28,7 @@ from pydantic_settings import (
 )
 from pydantic_settings import SettingsError as UnreadableVariable
 
-from services.client.tls import ClientTls
+from services.client.connection.tls import ClientTls
 from services.runtime.environment import SERVICES, unknown_variables, unread
 from services.runtime.flags import flag, given_flags, service_help
 from services.runtime.listening import is_loopback

@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar
 
 import grpc
 
-from services.client.tls import invalid_files
+from services.client.connection.tls import invalid_files
 
 _log = logging.getLogger(__name__)
 

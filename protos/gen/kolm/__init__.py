@@ -18,24 +18,24 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ledger.bundle.report import BundleReport
     from ledger.errors import LedgerError
-    from services.client.async_runtime import AsyncRuntime
-    from services.client.completion import Choice, Chunk, Completion, Event, Finished, Receipt, Started
+    from services.client.connection.tls import ClientTls
     from services.client.errors import KolmError
-    from services.client.ledger import LedgerClient
-    from services.client.model_info import ModelInfo
-    from services.client.registry import RegistryClient
-    from services.client.request import Message, Request, SamplingParams
-    from services.client.runtime import Runtime
-    from services.client.spec_decode import SpecDecodeConfig
-    from services.client.structured_outputs import StructuredOutputs
-    from services.client.tls import ClientTls
-    from services.client.tools import Tool, ToolCall, Tools
+    from services.client.generation.async_runtime import AsyncRuntime
+    from services.client.generation.completion import Choice, Chunk, Completion, Event, Finished, Receipt, Started
+    from services.client.generation.model_info import ModelInfo
+    from services.client.generation.request import Message, Request, SamplingParams
+    from services.client.generation.runtime import Runtime
+    from services.client.generation.spec_decode import SpecDecodeConfig
+    from services.client.generation.structured_outputs import StructuredOutputs
+    from services.client.generation.tools import Tool, ToolCall, Tools
+    from services.client.ledger.ledger import LedgerClient
+    from services.client.registry.registry import RegistryClient
     from services.client.verification import ProvenReceipt, verify, verify_receipt
 
 _PLACES = {
-    "services.client.async_runtime": ("AsyncRuntime",),
+    "services.client.generation.async_runtime": ("AsyncRuntime",),
     "ledger.bundle.report": ("BundleReport",),
-    "services.client.completion": (
+    "services.client.generation.completion": (
         "Choice",
         "Chunk",
         "Completion",
@@ -44,17 +44,17 @@ _PLACES = {
         "Receipt",
         "Started",
     ),
-    "services.client.tls": ("ClientTls",),
+    "services.client.connection.tls": ("ClientTls",),
     "services.client.errors": ("KolmError",),
-    "services.client.ledger": ("LedgerClient",),
+    "services.client.ledger.ledger": ("LedgerClient",),
     "ledger.errors": ("LedgerError",),
-    "services.client.request": ("Message", "Request", "SamplingParams"),
-    "services.client.model_info": ("ModelInfo",),
-    "services.client.registry": ("RegistryClient",),
-    "services.client.runtime": ("Runtime",),
-    "services.client.spec_decode": ("SpecDecodeConfig",),
-    "services.client.structured_outputs": ("StructuredOutputs",),
-    "services.client.tools": ("Tool", "ToolCall", "Tools"),
+    "services.client.generation.request": ("Message", "Request", "SamplingParams"),
+    "services.client.generation.model_info": ("ModelInfo",),
+    "services.client.registry.registry": ("RegistryClient",),
+    "services.client.generation.runtime": ("Runtime",),
+    "services.client.generation.spec_decode": ("SpecDecodeConfig",),
+    "services.client.generation.structured_outputs": ("StructuredOutputs",),
+    "services.client.generation.tools": ("Tool", "ToolCall", "Tools"),
     "services.client.verification": ("ProvenReceipt", "verify", "verify_receipt"),
 }
 

@@ -12,7 +12,7 @@ from ledger.documents.verdict import AUDITOR, DECODE, PREFILL
 from services.auditor.comparison import replay_limit
 from services.auditor.errors import CannotReplay, EngineFailed, Interrupted
 from services.auditor.replays.engine_plan import EnginePlan
-from services.client.completion import Replayed
+from services.client.generation.completion import Replayed
 from services.generation.engine.errors import InvalidRequest
 from services.generation.engine.grammars.structured_outputs import KINDS, Kind, StructuredOutputs, grammar_engine
 from services.generation.engine.request import EngineRequest, SamplingParams

@@ -7,7 +7,7 @@ from typing import Protocol
 from ledger.documents.content import Content
 from ledger.documents.receipt import Receipt
 from ledger.documents.verdict import DECODE
-from services.client.completion import Replayed
+from services.client.generation.completion import Replayed
 
 
 class Replayer(Protocol):

@@ -14,11 +14,11 @@ from ledger.documents.structured_outputs import StructuredOutputsPart
 from ledger.documents.verdict import DECODE, SERVER
 from services.auditor.comparison import replay_limit
 from services.auditor.errors import CannotReplay, Interrupted, ServiceAway
-from services.client.completion import Replayed
 from services.client.errors import Cancelled, DeadlineExceeded, KolmError, ResourceExhausted, Unavailable
-from services.client.request import SamplingParams
-from services.client.runtime import Runtime
-from services.client.structured_outputs import StructuredOutputs
+from services.client.generation.completion import Replayed
+from services.client.generation.request import SamplingParams
+from services.client.generation.runtime import Runtime
+from services.client.generation.structured_outputs import StructuredOutputs
 
 _log = logging.getLogger(__name__)
 

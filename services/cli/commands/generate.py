@@ -21,7 +21,7 @@ from services.cli.request_options import SAMPLING, SPECULATION, RequestOptions
 
 if TYPE_CHECKING:
     from services.client import Event, Message, Receipt, Request, Runtime, SpecDecodeConfig
-    from services.client.completion import Choice, Finished
+    from services.client.generation.completion import Choice, Finished
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,7 +41,7 @@ def show(
     from services.cli.jobs.models import describe
     from services.cli.output import data, print_json
     from services.cli.views.models import model_json, model_view
-    from services.client.registry import RegistryClient
+    from services.client.registry.registry import RegistryClient
 
     found = describe(model, context_length)
     heads = None

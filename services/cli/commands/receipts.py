@@ -11,7 +11,7 @@ import typer
 from services.cli import exits, options
 
 if TYPE_CHECKING:
-    from services.client.log import ReceiptQuery
+    from services.client.ledger.log import ReceiptQuery
 from services.cli.named_files import expect_room
 
 
@@ -42,7 +42,7 @@ class Filters:
     def query(self) -> ReceiptQuery:
         """Raises UsageError for a time that is none."""
         from services.cli.parsing import moment
-        from services.client.log import ReceiptQuery
+        from services.client.ledger.log import ReceiptQuery
 
         return ReceiptQuery(
             tenant=self.tenant,

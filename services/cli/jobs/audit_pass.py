@@ -13,7 +13,7 @@ from services.auditor.errors import AuditError, BrokenLog, EngineFailed, Service
 from services.cli.exits import Away, Failed, UsageError, VerificationFailed
 from services.cli.output import talk
 from services.client import LedgerClient
-from services.client.log import Halt
+from services.client.ledger.log import Halt
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import time
 
 from services.client import LedgerClient
 from services.client.errors import KolmError
-from services.client.log import ReceiptEntry
+from services.client.ledger.log import ReceiptEntry
 
 _PATIENCE, _PAUSE = 3.0, 0.05
 """Seconds to wait for the receipts, and between two looks."""

@@ -9,9 +9,9 @@ from ledger.documents.promise import open_promise
 from services.cli.jobs.promise_file import read_promise_file
 from services.cli.jobs.trust import load_trusted
 from services.client import LedgerClient
-from services.client.promised import Promised, look_up
-from services.client.remembered import RememberedCheckpoint
-from services.client.verified import VerifiedLedger
+from services.client.ledger.promised import Promised, look_up
+from services.client.ledger.remembered import RememberedCheckpoint
+from services.client.ledger.verified import VerifiedLedger
 
 
 def check_promise(ledger: LedgerClient, file: Path, trusted: Path, remember: Path | None, now: datetime) -> Promised:

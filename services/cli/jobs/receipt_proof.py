@@ -14,8 +14,8 @@ from ledger.errors import LedgerError
 from services.cli.exits import Missing, UsageError
 from services.cli.jobs.trust import load_trusted
 from services.client import LedgerClient
-from services.client.log import ReceiptDetails
-from services.client.receipt_checks import entry_of
+from services.client.ledger.log import ReceiptDetails
+from services.client.ledger.receipt_checks import entry_of
 
 _BEGINNING = re.compile(r"0[0-9a-f]{7}[0-9a-f-]*", re.IGNORECASE)
 _ID_LENGTH, _TIME_DIGITS = 36, 12

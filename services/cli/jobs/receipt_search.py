@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from services.client import LedgerClient
-from services.client.log import ReceiptEntry, ReceiptQuery
+from services.client.ledger.log import ReceiptEntry, ReceiptQuery
 
 List = Callable[[ReceiptQuery], Iterable[ReceiptEntry]]
 
@@ -35,8 +35,8 @@ def proven_search(
 ) -> Found:
     """The part that the ledger can prove. Raises UsageError if there are no keys to check with, LedgerError."""
     from services.cli.jobs.trust import load_trusted
-    from services.client.remembered import RememberedCheckpoint
-    from services.client.verified import VerifiedLedger
+    from services.client.ledger.remembered import RememberedCheckpoint
+    from services.client.ledger.verified import VerifiedLedger
 
     proving = VerifiedLedger(ledger, load_trusted(trusted), RememberedCheckpoint(remember))
     size = proving.head().size

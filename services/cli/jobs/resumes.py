@@ -16,7 +16,7 @@ from ledger.keys.threshold import FixedThreshold
 from services.cli.exits import Failed, Missing, UsageError
 from services.client import LedgerClient
 from services.client.errors import InvalidArgument
-from services.client.log import Halt
+from services.client.ledger.log import Halt
 
 
 @dataclass(frozen=True, slots=True)

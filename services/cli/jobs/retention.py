@@ -13,7 +13,7 @@ from ledger.keys.envelope import Envelope
 from ledger.keys.signer import Signer
 from services.cli.jobs.trust import load_trusted
 from services.client import LedgerClient
-from services.client.verified import VerifiedLedger
+from services.client.ledger.verified import VerifiedLedger
 
 
 @dataclass(frozen=True, slots=True)

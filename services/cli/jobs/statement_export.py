@@ -20,9 +20,9 @@ from services.cli.jobs.receipt_export import write_new
 from services.cli.jobs.receipt_proof import find
 from services.cli.jobs.trust import load_trusted
 from services.client import LedgerClient
-from services.client.log import ReceiptDetails
-from services.client.receipt_checks import entry_of
-from services.client.verified import VerifiedLedger
+from services.client.ledger.log import ReceiptDetails
+from services.client.ledger.receipt_checks import entry_of
+from services.client.ledger.verified import VerifiedLedger
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,8 @@ from rich.table import Table
 from services.cli.jobs.chat.session import Answer, Session
 from services.cli.views.completion import receipt_json
 from services.cli.views.speed import speed
-from services.client.completion import Finished
-from services.client.model_info import ModelInfo
+from services.client.generation.completion import Finished
+from services.client.generation.model_info import ModelInfo
 
 
 def greeting(info: ModelInfo) -> str:

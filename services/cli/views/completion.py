@@ -16,7 +16,7 @@ from services.cli.output import table, talk
 from services.cli.steering import printable
 from services.cli.views.documents import envelope_json
 from services.cli.views.speed import speed
-from services.client.completion import (
+from services.client.generation.completion import (
     Choice,
     Chunk,
     Completion,

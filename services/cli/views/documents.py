@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from ledger.keys.envelope import Envelope
-from services.client.log import ReceiptDetails, ReceiptEntry, Verdict
+from services.client.ledger.log import ReceiptDetails, ReceiptEntry, Verdict
 
 
 def envelope_json(envelope: bytes) -> dict[str, Any]:

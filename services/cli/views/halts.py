@@ -12,7 +12,7 @@ from services.cli.output import short, table
 
 if TYPE_CHECKING:
     from services.cli.jobs.resumes import Resumed, SignedResume
-    from services.client.log import Halt, HaltState
+    from services.client.ledger.log import Halt, HaltState
 
 
 def halts_json(state: HaltState) -> dict[str, Any]:

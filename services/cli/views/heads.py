@@ -16,7 +16,7 @@ from services.cli.steering import printable
 if TYPE_CHECKING:
     from services.cli.jobs.heads.fetching import Checked
     from services.cli.jobs.heads.publishing import Pushed
-    from services.client.heads import Head, KScore
+    from services.client.registry.heads import Head, KScore
 
 _CHECKS = (
     "The manifest is well-formed and names its base",

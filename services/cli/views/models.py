@@ -12,7 +12,7 @@ from rich.table import Table
 
 from services.cli.jobs.models import ModelDescription, NamedModel
 from services.cli.output import size, table
-from services.client.heads import Head
+from services.client.registry.heads import Head
 
 
 def models_json(models: Iterable[NamedModel]) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ from ledger.audit.fulfilment import Fulfilment
 from services.cli.output import facts
 
 if TYPE_CHECKING:
-    from services.client.promised import Promised
+    from services.client.ledger.promised import Promised
 
 _SAID = {
     "KEPT": "[green]KEPT[/]: the log holds every promised receipt",

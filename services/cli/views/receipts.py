@@ -13,7 +13,7 @@ from ledger.documents.receipt import Receipt
 from services.cli.fallbacks import explained
 from services.cli.output import MARKS, outcome, table, whose_replay
 from services.cli.views.documents import envelope_json
-from services.client.log import ReceiptDetails, ReceiptEntry, Verdict
+from services.client.ledger.log import ReceiptDetails, ReceiptEntry, Verdict
 
 if TYPE_CHECKING:
     from services.cli.jobs.ledger.erasure import Erased

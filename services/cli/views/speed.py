@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from services.client.completion import Metrics
+from services.client.generation.completion import Metrics
 
 
 def speed(tokens: int, metrics: Metrics, seconds: float | None) -> str:

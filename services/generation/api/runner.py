@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
 from ledger.documents.halt import scopes_of
-from services.client import tracing
+from services.client.connection import tracing
 from services.generation.api.generation_metrics import GenerationMetrics
 from services.generation.api.request_log import log_request
 from services.generation.api.run import Completed, Run

@@ -29,9 +29,9 @@ from ledger.errors import (
 from ledger.keys.trusted_keys import TrustedKeys
 from services.client import LedgerClient
 from services.client.errors import DataLoss, DeadlineExceeded, KolmError, NotFound, Unavailable
-from services.client.head_fetch import answers, fetch_head, find_head
-from services.client.head_folder import HeadFolderInvalid, manifest_of, training_of
-from services.client.registry import RegistryClient
+from services.client.registry.head_fetch import answers, fetch_head, find_head
+from services.client.registry.head_folder import HeadFolderInvalid, manifest_of, training_of
+from services.client.registry.registry import RegistryClient
 from services.generation.drafting.eagle3.errors import HeadError, HeadForAnotherBase
 from services.generation.drafting.eagle3.head import Head
 from services.generation.drafting.eagle3.loading import load_head

@@ -29,7 +29,7 @@ from services.auditor.schedule.schedule import Schedule
 from services.auditor.schedule.sql import SqlSchedule
 from services.client import Content as SentContent
 from services.client import LedgerClient
-from services.client.completion import Replayed
+from services.client.generation.completion import Replayed
 from services.ledger.__main__ import opened_servicer
 from services.ledger.servicer import SERVICE
 from services.ledger.settings import LedgerSettings

@@ -23,7 +23,7 @@ from services.auditor.promise import Promise
 from services.auditor.schedule.database import open_database
 from services.auditor.schedule.sql import SqlSchedule
 from services.client import LedgerClient
-from services.client.completion import Replayed
+from services.client.generation.completion import Replayed
 from tests.unit.ledger.builders import KEYS
 
 LEASE_SECONDS = 2.0

@@ -18,7 +18,7 @@ from kolm.ledger.v1.ledger_pb2_grpc import LedgerServiceServicer, add_LedgerServ
 from ledger.documents.signed_document import open_document
 from ledger.keys.envelope import Envelope
 from services.cli.main import app
-from services.client.ledger import SERVICE
+from services.client.ledger.ledger import SERVICE
 from services.runtime.server import Mount
 from tests.integration.cli.scripted import ScriptedGeneration
 from tests.serving import serving

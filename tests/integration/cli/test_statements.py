@@ -25,7 +25,7 @@ from ledger.tree.entry import Entry
 from ledger.tree.tlog_proof import TlogProof
 from services.cli.jobs import statement_export
 from services.client import LedgerClient
-from services.client.log import CoseReceipt
+from services.client.ledger.log import CoseReceipt
 from tests.integration.auditor.deployment import Deployment
 from tests.integration.cli.conftest import Kolm
 from tests.unit.ledger.builders import KEYS, receipt, receipt_id

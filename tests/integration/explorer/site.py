@@ -18,7 +18,7 @@ from ledger.documents.spec_decode import SpecDecode
 from ledger.encoding.cid import cid
 from ledger.keys.trusted_keys import TrustedKeys
 from services.client import LedgerClient
-from services.client.verified import VerifiedLedger
+from services.client.ledger.verified import VerifiedLedger
 from services.explorer.app import explorer_app
 from services.explorer.source import Source
 from services.ledger.__main__ import opened_servicer

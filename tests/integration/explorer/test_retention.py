@@ -13,7 +13,7 @@ from ledger.errors import SignatureError
 from ledger.keys.ed25519 import SigningKey
 from ledger.keys.trusted_keys import TrustedKeys
 from services.client import LedgerClient
-from services.client.verified import VerifiedLedger
+from services.client.ledger.verified import VerifiedLedger
 from services.explorer.pages import Pages
 from services.explorer.retention_page import RetentionPage
 from services.explorer.source import Source

@@ -10,8 +10,8 @@ from ledger.audit.log_verification import verify_log
 from ledger.keys.trusted_keys import TrustedKeys
 from services.client import LedgerClient
 from services.client.errors import AlreadyExists, InvalidArgument, PermissionDenied, Unauthenticated
-from services.client.log import ReceiptQuery
-from services.client.verified import VerifiedLedger
+from services.client.ledger.log import ReceiptQuery
+from services.client.ledger.verified import VerifiedLedger
 from services.ledger.settings import LedgerSettings
 from tests.integration.ledger_service.conftest import Serve
 from tests.integration.ledger_service.test_appending import wire_content

@@ -15,8 +15,8 @@ from ledger.encoding.cid import cid
 from ledger.keys.trusted_keys import TrustedKeys
 from services.client import LedgerClient
 from services.client.errors import InvalidArgument
-from services.client.log import ReceiptQuery
-from services.client.verified import VerifiedLedger
+from services.client.ledger.log import ReceiptQuery
+from services.client.ledger.verified import VerifiedLedger
 from services.ledger.settings import LedgerSettings
 from tests.unit.ledger.builders import BASE, PROFILE, START, key_entry, receipt, signed, verdict
 

@@ -20,9 +20,9 @@ from ledger.keys.trusted_keys import TrustedKeys
 from ledger.tree.checkpoint import Checkpoint, sign_checkpoint
 from ledger.tree.entry import Entry
 from services.client import LedgerClient
-from services.client.log import Appended, ReceiptQuery
-from services.client.remembered import RememberedCheckpoint
-from services.client.verified import VerifiedLedger
+from services.client.ledger.log import Appended, ReceiptQuery
+from services.client.ledger.remembered import RememberedCheckpoint
+from services.client.ledger.verified import VerifiedLedger
 from services.ledger.__main__ import opened_servicer
 from services.ledger.servicer import SERVICE
 from services.ledger.settings import LedgerSettings

@@ -14,8 +14,8 @@ from ledger.keys.trusted_keys import TrustedKeys
 from ledger.tree.entry import MAX_ENVELOPE_BYTES
 from services.client import Content, LedgerClient
 from services.client.errors import AlreadyExists, InvalidArgument, KolmError, PermissionDenied, Unavailable
-from services.client.log import Appended
-from services.client.verified import VerifiedLedger
+from services.client.ledger.log import Appended
+from services.client.ledger.verified import VerifiedLedger
 from services.ledger.settings import LedgerSettings
 from tests.integration.ledger_service.conftest import Serve
 from tests.integration.ledger_service.test_appending import wire_content

@@ -25,9 +25,9 @@ from ledger.keys.trusted_keys import TrustedKeys
 from services.cli.main import app
 from services.client import LedgerClient
 from services.client.errors import FailedPrecondition, InvalidArgument, KolmError, NotFound, PermissionDenied
-from services.client.log import ReceiptQuery
-from services.client.promised import look_up
-from services.client.verified import VerifiedLedger
+from services.client.ledger.log import ReceiptQuery
+from services.client.ledger.promised import look_up
+from services.client.ledger.verified import VerifiedLedger
 from services.ledger.settings import LedgerSettings
 from services.runtime.access.principals_file import edited_principals
 from tests.access import on_this_machine, token_of

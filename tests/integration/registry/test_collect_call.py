@@ -10,9 +10,9 @@ import pytest
 from kolm.registry.v1 import registry_pb2
 from kolm.registry.v1.registry_pb2_grpc import RegistryServiceStub
 from ledger.encoding.digest import digest
-from services.client.channel import Connection
+from services.client.connection.channel import Connection
 from services.client.errors import InvalidArgument, decoded_errors
-from services.client.registry import RegistryClient
+from services.client.registry.registry import RegistryClient
 from services.registry.object_blobs import ObjectBlobStore
 from tests.fakes.tiny_head import tiny_head
 from tests.integration.registry.conftest import Serve

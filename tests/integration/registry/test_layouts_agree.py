@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from services.cli.main import app
-from services.client.head_folder import manifest_of
+from services.client.registry.head_folder import manifest_of
 from services.generation.drafting.eagle3.config import head_shapes
 from services.generation.drafting.eagle3.loading import load_head
 from services.generation.target.config import TargetConfig, read_config

@@ -16,8 +16,8 @@ import pytest
 from ledger.documents.named_file import NamedFile
 from ledger.encoding.digest import digest
 from services.client.errors import KolmError, NotFound
-from services.client.registry import RegistryClient
-from services.client.transfer import upload
+from services.client.registry.registry import RegistryClient
+from services.client.registry.transfer import upload
 from tests.access import everybodys_file
 from tests.processes import started
 

@@ -13,7 +13,7 @@ from ledger.keys.ed25519 import SigningKey
 from ledger.keys.trusted_keys import TrustedKeys
 from ledger.tree.entry import Entry
 from services.client.errors import FailedPrecondition, InvalidArgument, NotFound, PermissionDenied, Unavailable
-from services.client.registry import RegistryClient
+from services.client.registry.registry import RegistryClient
 from services.registry.__main__ import opened_servicer
 from services.registry.settings import RegistrySettings
 from tests.fakes.tiny_head import OTHER_BASE, changed_config, changed_weights, tensors, tiny_head

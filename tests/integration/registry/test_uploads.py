@@ -17,8 +17,7 @@ from kolm.registry.v1 import registry_pb2
 from kolm.registry.v1.registry_pb2_grpc import RegistryServiceStub
 from ledger.documents.named_file import NamedFile
 from ledger.encoding.digest import digest
-from services.client import heads_wire
-from services.client.channel import Connection
+from services.client.connection.channel import Connection
 from services.client.errors import (
     DataLoss,
     FailedPrecondition,
@@ -29,8 +28,9 @@ from services.client.errors import (
     Unavailable,
     decoded_errors,
 )
-from services.client.registry import RegistryClient
-from services.client.transfer import download, upload
+from services.client.registry import heads_wire
+from services.client.registry.registry import RegistryClient
+from services.client.registry.transfer import download, upload
 from services.registry.errors import DiskFull, UploadTakenOver
 from services.registry.uploads import Part, Upload, Uploads
 from tests.integration.registry.conftest import Serve

@@ -18,8 +18,8 @@ from ledger.keys.envelope import Envelope
 from services.auditor.errors import CannotReplay, ServiceAway
 from services.auditor.examination import Examiner
 from services.auditor.finding import Finding
-from services.client.completion import Replayed
 from services.client.errors import FailedPrecondition, Internal, KolmError
+from services.client.generation.completion import Replayed
 from tests.unit.auditor.logs import trust
 from tests.unit.ledger.builders import PROFILE, STRANGER, content, receipt, signed
 

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from services.cli.views.speed import speed
-from services.client.completion import Metrics
+from services.client.generation.completion import Metrics
 
 
 def metrics(first: float, decode: float) -> Metrics:

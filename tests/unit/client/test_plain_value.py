@@ -6,8 +6,8 @@ import pytest
 
 from kolm.generation.v1 import generation_pb2, speculation_pb2
 from kolm.ledger.v1 import documents_pb2
-from services.client.completion import Metrics
-from services.client.log import Halt, Scope
+from services.client.generation.completion import Metrics
+from services.client.ledger.log import Halt, Scope
 from services.client.plain_value import plain_value
 
 

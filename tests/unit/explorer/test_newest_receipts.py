@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.client.log import ReceiptQuery
+from services.client.ledger.log import ReceiptQuery
 from services.explorer.newest_receipts import MOST_ROWS, newest_receipts
 
 

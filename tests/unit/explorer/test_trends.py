@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ledger.errors import ProofError
-from services.client.log import ReceiptEntry, ReceiptQuery
+from services.client.ledger.log import ReceiptEntry, ReceiptQuery
 from services.explorer import trends
 from services.explorer.trends import Bins, Sums, Trends
 from tests.unit.ledger.builders import BASE, PROFILE, START, receipt, receipt_id, signed

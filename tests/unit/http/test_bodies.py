@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from services.client.errors import InvalidArgument
-from services.client.request_wire import generate_request
+from services.client.generation.request_wire import generate_request
 from services.http.chat import Chat, ChatFields
 from services.http.errors import ApiError, of_body, of_kolm
 from services.http.text import Text, TextFields

@@ -18,7 +18,7 @@ from ledger.tree.checkpoint import Checkpoint, sign_checkpoint
 from ledger.tree.entry import Entry
 from ledger.tree.merkle import leaf_hash
 from services.client import errors as client
-from services.client.log import Appended, InclusionProof, LogEntry
+from services.client.ledger.log import Appended, InclusionProof, LogEntry
 from services.registry.errors import BadDocument, UntrustedSignature
 from services.registry.log import LedgerLog
 from services.runtime.errors import KolmError, Unavailable

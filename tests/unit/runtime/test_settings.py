@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from pydantic import Field, SecretStr
 
-from services.client.tls import ClientTls
+from services.client.connection.tls import ClientTls
 from services.ledger.settings import LedgerSettings
 from services.runtime.settings import ServerSettings, SettingsError, settings_config
 from services.runtime.tls import ServerTls

@@ -28,7 +28,7 @@ def pull(
     from services.cli.output import answer
     from services.cli.views.heads import checked_json
     from services.client import LedgerClient
-    from services.client.registry import RegistryClient
+    from services.client.registry.registry import RegistryClient
 
     keys = load_trusted(home.trusted)
     with RegistryClient.connect(registry) as client, LedgerClient.connect(ledger) as log:
@@ -46,7 +46,7 @@ def list_(
     """List heads, the oldest first."""
     from services.cli.output import answer
     from services.cli.views.heads import head_json, list_view
-    from services.client.registry import RegistryClient
+    from services.client.registry.registry import RegistryClient
 
     with RegistryClient.connect(registry) as client:
         heads = list(client.heads(base_cid=base, name=name, include_withdrawn=every))
@@ -59,7 +59,7 @@ def show(
     """Show what is on record about a head, withdrawn or not."""
     from services.cli.output import answer
     from services.cli.views.heads import head_json, head_view
-    from services.client.registry import RegistryClient
+    from services.client.registry.registry import RegistryClient
 
     with RegistryClient.connect(registry) as client:
         head = client.resolve(reference, base_cid=base, include_withdrawn=True)

@@ -33,7 +33,7 @@ def push(
     from services.cli.jobs.heads.publisher import Publisher
     from services.cli.output import answer, talk
     from services.cli.views.heads import pushed_json, pushed_view
-    from services.client.registry import RegistryClient
+    from services.client.registry.registry import RegistryClient
 
     expect_folder("FOLDER", folder, HEAD)
     us = Publisher.load(home.key("publisher", key), home.trusted, passphrase_file=key_passphrase_file)
@@ -69,7 +69,7 @@ def withdraw(
     from services.cli.jobs.heads.publisher import Publisher
     from services.cli.output import answer
     from services.cli.views.heads import head_json, withdrawn_view
-    from services.client.registry import RegistryClient
+    from services.client.registry.registry import RegistryClient
 
     role = "operator" if by_operator else "publisher"
     us = Publisher.load(home.key(role, key), home.trusted, role, key_passphrase_file)

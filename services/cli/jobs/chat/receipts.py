@@ -9,7 +9,7 @@ from services.cli.exits import Failed
 from services.cli.jobs.chat.conversation import Said
 from services.client import LedgerClient
 from services.client.errors import NotFound
-from services.client.log import ReceiptEntry
+from services.client.ledger.log import ReceiptEntry
 
 _PATIENCE, _PAUSE = 10.0, 0.05
 """Seconds to wait for a receipt, and between two looks."""

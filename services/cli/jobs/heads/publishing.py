@@ -22,10 +22,10 @@ from ledger.keys.signer import Signer
 from services.cli.exits import UsageError
 from services.cli.progress import transfers
 from services.client.errors import FailedPrecondition
-from services.client.head_folder import CONFIG_FILE, TRAINING_FILE, HeadFolderInvalid, manifest_of, training_of
-from services.client.heads import Head
-from services.client.registry import RegistryClient
-from services.client.transfer import upload
+from services.client.registry.head_folder import CONFIG_FILE, TRAINING_FILE, HeadFolderInvalid, manifest_of, training_of
+from services.client.registry.heads import Head
+from services.client.registry.registry import RegistryClient
+from services.client.registry.transfer import upload
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,8 @@ from ledger.keys.signer import Signer
 from services.cli.exits import Failed, UsageError
 from services.cli.output import talk
 from services.cli.progress import bars
-from services.client.head_folder import HeadFolderInvalid, manifest_of
-from services.client.registry import RegistryClient
+from services.client.registry.head_folder import HeadFolderInvalid, manifest_of
+from services.client.registry.registry import RegistryClient
 from services.generation.drafting.eagle3.errors import HeadError
 from services.generation.drafting.eagle3.head import Head
 from services.generation.drafting.eagle3.loading import load_head

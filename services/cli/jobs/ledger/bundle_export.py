@@ -20,7 +20,7 @@ from ledger.tree.tlog_proof import TlogProof
 from services.cli.exits import Failed, UsageError
 from services.client import LedgerClient
 from services.client.errors import KolmError, NotFound
-from services.client.registry import RegistryClient
+from services.client.registry.registry import RegistryClient
 
 TAR_GZ, TAR, ZIP = (".tar.gz", ".tgz"), (".tar",), (".zip",)
 ARCHIVES = (*TAR_GZ, *TAR, *ZIP)

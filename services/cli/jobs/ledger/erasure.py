@@ -12,8 +12,8 @@ from ledger.encoding.timestamp import timestamp
 from ledger.keys.signer import Signer
 from services.cli.jobs.trust import load_trusted
 from services.client import LedgerClient
-from services.client.log import ReceiptEntry
-from services.client.verified import VerifiedLedger
+from services.client.ledger.log import ReceiptEntry
+from services.client.ledger.verified import VerifiedLedger
 
 
 @dataclass(frozen=True, slots=True)

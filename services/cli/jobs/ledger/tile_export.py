@@ -11,7 +11,7 @@ from ledger.bundle.tlog_tiles import CHECKPOINT, export_tiles
 from services.cli.exits import UsageError
 from services.client import LedgerClient
 from services.client.errors import NotFound
-from services.client.log import SignedCheckpoint
+from services.client.ledger.log import SignedCheckpoint
 
 
 @dataclass(frozen=True, slots=True)

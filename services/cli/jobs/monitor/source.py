@@ -38,7 +38,7 @@ def opened_log(ledger: str, tiles: str | None, *, witnessed: bool) -> Iterator[L
         # Imported here: who follows tiles needs no gRPC.
         from services.client import LedgerClient
         from services.client.errors import KolmError
-        from services.client.ledger_tiles import LedgerTiles
+        from services.client.ledger.ledger_tiles import LedgerTiles
 
         with LedgerClient.connect(ledger) as client:
             yield LogFiles(LedgerTiles(client, witnessed=witnessed), ledger, (KolmError,))

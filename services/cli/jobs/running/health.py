@@ -7,9 +7,9 @@ from contextlib import closing
 from dataclasses import dataclass
 
 from services.client import LedgerClient, Runtime
-from services.client.channel import Connection
+from services.client.connection.channel import Connection
 from services.client.errors import KolmError
-from services.client.registry import RegistryClient
+from services.client.registry.registry import RegistryClient
 
 _SECONDS = 2.0
 

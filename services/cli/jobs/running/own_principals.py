@@ -11,7 +11,7 @@ from services.runtime.access.principal import LOCAL_CALLER, ROLES, Role
 from services.runtime.access.principals_file import edited_principals, write_private
 
 OWNER = "owner"
-"""The owner of the services: the client finds this token by itself (`services.client.token`)."""
+"""The owner of the services: the client finds this token by itself (`services.client.connection.token`)."""
 
 SERVICE_ROLES: Mapping[str, tuple[Role, ...]] = {
     "generation": ("append", "read"),

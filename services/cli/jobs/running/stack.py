@@ -9,11 +9,11 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from services.client.channel import Connection
+from services.client.connection.channel import Connection
+from services.client.connection.telemetry import Samples, read_metrics
 from services.client.errors import DeadlineExceeded, KolmError, Unavailable
-from services.client.model_info import ModelInfo
-from services.client.runtime import Runtime
-from services.client.telemetry import Samples, read_metrics
+from services.client.generation.model_info import ModelInfo
+from services.client.generation.runtime import Runtime
 
 _SECONDS = 2.0
 

@@ -8,7 +8,7 @@ import pytest
 
 from kolm.generation.v1 import generation_pb2 as pb
 from kolm.generation.v1 import speculation_pb2
-from services.client import completion_wire
+from services.client.generation import completion_wire
 from services.generation.engine import switch
 from tests.fakes.tiny_model import make_tiny_model
 from tests.integration.generation.deployment import Deployment, asking

@@ -13,7 +13,7 @@ from ledger.audit.log_verification import verify_receipt
 from ledger.documents.receipt import Receipt
 from services.auditor.comparison import compare
 from services.auditor.finding import Finding
-from services.client.completion_wire import replayed
+from services.client.generation.completion_wire import replayed
 from tests.fakes.tampered_targets import Loader, UnprovableTarget
 from tests.integration.generation.deployment import Deployment, asking
 from tests.integration.generation.requests.test_replay import replaying

@@ -20,8 +20,8 @@ from ledger.documents.promise import open_promise, read_promise
 from ledger.documents.receipt import Receipt
 from services.cli.main import app
 from services.client import Completion, LedgerClient, Request, Runtime, SamplingParams
-from services.client.promised import Promised, look_up
-from services.client.verified import VerifiedLedger
+from services.client.ledger.promised import Promised, look_up
+from services.client.ledger.verified import VerifiedLedger
 from tests.fakes.tampered_targets import GatedTarget, Loader
 from tests.integration.generation.deployment import Deployment, asking, failure
 from tests.integration.generation.test_process import generation_process, stub_of

@@ -20,7 +20,7 @@ from ledger.keys.envelope import Envelope
 from services.auditor.examination import Examiner
 from services.auditor.finding import Finding
 from services.auditor.replays.server_replayer import PatientReplayer
-from services.client.runtime import Runtime
+from services.client.generation.runtime import Runtime
 from services.generation.engine.core import EngineCore
 from services.generation.engine.events import Sink
 from services.generation.engine.request import EngineRequest

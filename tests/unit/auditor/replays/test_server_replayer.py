@@ -13,8 +13,8 @@ from ledger.encoding.cid import cid
 from services.auditor.errors import Interrupted, ServiceAway
 from services.auditor.replays.server_replayer import PatientReplayer, as_requested
 from services.client import Runtime
-from services.client.completion import Replayed
 from services.client.errors import Cancelled, FailedPrecondition, KolmError, ResourceExhausted, Unavailable
+from services.client.generation.completion import Replayed
 from tests.unit.ledger.builders import content, receipt
 
 STREAM = Replayed((1,), "stop", "sha256:" + 64 * "0", "profile", 0.0, (0.5,))

@@ -21,8 +21,8 @@ from services.cli.jobs.ledger.bundle_export import draft_of
 from services.cli.jobs.ledger.receipt_table.columns import Row
 from services.cli.jobs.ledger.receipt_table.files import CsvFile, ParquetFile, TableFile
 from services.client import LedgerClient
-from services.client.log import ReceiptEntry
-from services.client.log import Verdict as ListedVerdict
+from services.client.ledger.log import ReceiptEntry
+from services.client.ledger.log import Verdict as ListedVerdict
 
 _BATCH = 4096
 """Rows that are in memory at once."""

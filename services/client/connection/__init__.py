@@ -1,0 +1,1 @@
+"""The connection under every client: channel, endpoint, TLS, token, spans."""

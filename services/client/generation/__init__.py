@@ -1,0 +1,1 @@
+"""The client of a generation server: requests, answers, and how both are checked."""

@@ -1,0 +1,244 @@
+"""Answers of a generation server, as frozen values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from services.client.generation.tools import Called, ToolCall, ToolCallSyntax
+
+if TYPE_CHECKING:
+    import ledger.documents.receipt
+    from ledger.documents.content import Content
+    from ledger.keys.trusted_keys import TrustedKeys
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens of prompt and output. `cached_prompt_tokens` of the prompt were not computed again.
+
+    `accepted_prediction_tokens` of the output were drafted from the request's prediction, as were the rejected ones,
+    which are no part of it.
+    """
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_prompt_tokens: int = 0
+    accepted_prediction_tokens: int = 0
+    rejected_prediction_tokens: int = 0
+
+    @property
+    def total_tokens(self) -> int:
+        return self.prompt_tokens + self.completion_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Metrics:
+    """Counts of speculation; names as in vLLM. Times in seconds; the speedup is None if it was not measured.
+
+    `first_token_seconds` are those before the first token, 0 from servers that do not say; `decode_seconds` follow.
+    """
+
+    num_drafts: int
+    num_draft_tokens: int
+    num_accepted_tokens: int
+    acceptance_rate: float
+    mean_acceptance_length: float
+    num_accepted_tokens_per_pos: tuple[int, ...]
+    target_passes: int
+    first_token_seconds: float
+    decode_seconds: float
+    wall_clock_speedup: float | None
+    speedup_basis: str
+    method: str
+    requested_method: str
+    fallback_reason: str | None
+    passes_by_method: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """The signed receipt of one choice: DSSE bytes exactly as signed. `ledger_index` is None while `pending`.
+
+    `content` and `text`, the output's, open its commitments; clients have checked that they do.
+    """
+
+    envelope: bytes
+    receipt_id: str
+    ledger_index: int | None
+    pending: bool
+    content: Content
+    text: str = field(repr=False)
+
+    def verify(self, trusted: TrustedKeys) -> ledger.documents.receipt.Receipt:
+        """The signed document, if a key of role receipts that you trust has signed it, over this very content.
+
+        Raises FormatError, SignatureError.
+        """
+        from ledger.audit.log_verification import verify_receipt
+        from ledger.documents.content import check_opened
+
+        document = verify_receipt(self.envelope, trusted)
+        check_opened(document, self.content, self.text)
+        return document
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A token and its natural-log probability."""
+
+    token_id: int
+    text: str
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True)
+class PositionLogprobs:
+    """The emitted token and the best alternatives at one position."""
+
+    chosen: TokenLogprob
+    top: tuple[TokenLogprob, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """The request with every default filled in and every name turned into an identifier.
+
+    `sampling` is by field name; `profile_proven` is None from servers that do not say. `tool_calls` is how calls look
+    in the text, None where the model was told of no tools.
+    """
+
+    request_id: str
+    base_cid: str
+    tokenizer_cid: str
+    profile_cid: str
+    profile_proven: bool | None
+    adapter_cid: str | None
+    sampling: dict[str, Any]
+    requested_method: str
+    method: str
+    fallback_reason: str | None
+    head_cid: str | None
+    k: int | None
+    halt_epoch: int
+    prompt_tokens: int
+    prompt_token_ids: tuple[int, ...]
+    prompt_salt: bytes = field(repr=False)
+    tool_calls: ToolCallSyntax | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One continuation. `finish_reason` is stop, length, cancelled or error; `stop_reason` is the match, or None.
+
+    `text` is the whole output, calls of tools as the model wrote them included; `content` is what stands beside those.
+    """
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: str
+    stop_reason: str | int | None
+    logprobs: tuple[PositionLogprobs, ...]
+    receipt: Receipt | None
+    metrics: Metrics
+    called: Called | None = None
+
+    @property
+    def content(self) -> str:
+        return self.text if self.called is None else self.called.content
+
+    @property
+    def tool_calls(self) -> tuple[ToolCall, ...]:
+        return () if self.called is None else self.called.calls
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """Every choice of one request; the properties are the first choice's, which is the only one unless n > 1.
+
+    `promise` as in `Started`, here with the answer; None also where an idempotency key brought an earlier one.
+    """
+
+    choices: tuple[Choice, ...]
+    usage: Usage
+    metrics: Metrics
+    resolved: Resolved
+    promise: bytes | None = field(default=None, repr=False)
+
+    @property
+    def text(self) -> str:
+        return self.choices[0].text
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        return self.choices[0].token_ids
+
+    @property
+    def finish_reason(self) -> str:
+        return self.choices[0].finish_reason
+
+    @property
+    def receipt(self) -> Receipt | None:
+        return self.choices[0].receipt
+
+    @property
+    def ledger_index(self) -> int | None:
+        return self.receipt.ledger_index if self.receipt else None
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """First event of a stream. `promise`: the signed promise of its receipts, None from servers that make none.
+
+    `ledger.documents.promise.open_promise` checks its signature. Keep it until the receipts are in the log.
+    """
+
+    resolved: Resolved
+    promise: bytes | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """The addition of one step to one choice; `text` may be empty while characters or stop strings are undecided."""
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[PositionLogprobs, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """Last event of one choice."""
+
+    index: int
+    finish_reason: str
+    stop_reason: str | int | None
+    usage: Usage
+    metrics: Metrics
+    receipt: Receipt | None
+
+
+Event = Started | Chunk | Finished
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """The tokens of a replay. `margins` are the best minus the second-best logit of the model at each position."""
+
+    token_ids: tuple[int, ...]
+    finish_reason: str
+    stream_digest: str
+    profile_cid: str
+    decode_seconds: float
+    margins: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """The tokens of a prompt, and the context that prompt and output have together."""
+
+    token_ids: tuple[int, ...]
+    context_length: int

@@ -1,0 +1,208 @@
+"""Finds calls of tools in an output's text, as it comes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from services.client.generation.tools import Called, ToolCall, ToolCallSyntax, call_id
+
+if TYPE_CHECKING:
+    from services.client.generation.completion import Choice, Completion, Resolved
+    from services.client.generation.request import Request
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """Of the answer, beside its calls."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallBegins:
+    """The next call."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    """More of the last call's arguments."""
+
+    text: str
+
+
+Part = Text | CallBegins | Arguments
+
+
+class ToolCallReader:
+    """Reads one output piece by piece. Calls of none of `names`, and whatever only looks like a call, are text.
+
+    White space of the syntax may differ. Joined, all parts are the output but for the syntax around calls.
+    """
+
+    def __init__(self, syntax: ToolCallSyntax, names: Iterable[str], *, anywhere: bool = True) -> None:
+        """Unless `anywhere`, an output that does not begin with a call is text to its end."""
+        names, self._anywhere = list(names), anywhere
+        self._first = {_squeezed(syntax.open) + name + _squeezed(syntax.middle) + "{": name for name in names}
+        between = None if syntax.between is None else _squeezed(syntax.between)
+        self._next = (
+            {} if between is None else {between + name + _squeezed(syntax.middle) + "{": name for name in names}
+        )
+        self._starts = {candidate[0] for candidate in self._first}
+        self._close = _squeezed(syntax.close)
+        self._held = ""
+        self._within: _Object | None = None  # of the arguments that are open
+        self._after = False  # a call: another one or the closing follows
+        self._is_text = False  # all that comes
+
+    def feed(self, text: str) -> list[Part]:
+        self._held += text
+        return list(self._parts(last=False))
+
+    def end(self) -> list[Part]:
+        """The text that was held back."""
+        return list(self._parts(last=True))
+
+    def _parts(self, *, last: bool) -> Iterator[Part]:
+        while self._held:
+            if self._is_text:
+                text, self._held = self._held, ""
+                yield Text(text)
+            elif self._within is not None:
+                taken = self._within.take(self._held)
+                arguments, self._held = self._held[:taken], self._held[taken:]
+                self._after = self._within.closed
+                if self._after:
+                    self._within = None
+                yield Arguments(arguments)
+            elif self._after:
+                if not self._is_decided(last):
+                    return
+                yield from self._followed()
+            else:
+                at, name, end = self._found(last)
+                if text := self._held[:at]:
+                    self._is_text = not self._anywhere
+                    yield Text(text)
+                self._held = self._held[at:]
+                if self._is_text:
+                    continue
+                if name is None:
+                    return
+                yield self._begin(name, end - at)
+
+    def _begin(self, name: str, end: int) -> CallBegins:
+        """The opening brace, the last of what was matched, belongs to the arguments."""
+        self._held, self._within, self._after = self._held[end - 1 :], _Object(), False
+        return CallBegins(name)
+
+    def _is_decided(self, last: bool) -> bool:
+        """Whether it is known what follows a call: another one, the closing, or neither."""
+        return last or not any(_may_become(self._held, candidate) for candidate in (*self._next, self._close))
+
+    def _followed(self) -> Iterator[Part]:
+        for candidate, name in self._next.items():
+            if end := _matched(self._held, candidate):
+                yield self._begin(name, end)
+                return
+        self._after = False
+        end = _matched(self._held, self._close) or (len(self._held) if _may_become(self._held, self._close) else 0)
+        self._held = self._held[end:]
+
+    def _found(self, last: bool) -> tuple[int, str | None, int]:
+        """Where a call may begin, its name and where its beginning ends; the end of what is known without one."""
+        known = len(self._held) if last else len(self._held.rstrip())  # white space may belong to what follows
+        for at in range(known):
+            if self._held[at] not in self._starts:
+                continue
+            rest = self._held[at:]
+            for candidate, name in self._first.items():
+                if end := _matched(rest, candidate):
+                    return at, name, at + end
+            if not last and any(_may_become(rest, candidate) for candidate in self._first):
+                return at, None, at
+        return known, None, known
+
+
+def tool_call_reader(resolved: Resolved, request: Request) -> ToolCallReader | None:
+    """For one choice; None where the model was told of no tools. An output under a constraint is calls, or none."""
+    if resolved.tool_calls is None or request.tool_set is None:
+        return None
+    return ToolCallReader(resolved.tool_calls, request.tool_set.names, anywhere=request.params.constraint is None)
+
+
+def with_calls(completion: Completion, request: Request) -> Completion:
+    """With the calls of each choice read, where the model was told of tools."""
+    read = (_called(each, completion.resolved, request) for each in completion.choices)
+    return replace(completion, choices=tuple(read))
+
+
+def _called(choice: Choice, resolved: Resolved, request: Request) -> Choice:
+    if (reader := tool_call_reader(resolved, request)) is None:
+        return choice
+    content, names, arguments = "", list[str](), list[str]()
+    for part in (*reader.feed(choice.text), *reader.end()):
+        match part:
+            case Text():
+                content += part.text
+            case CallBegins():
+                names.append(part.name)
+                arguments.append("")
+            case Arguments():
+                arguments[-1] += part.text
+    calls = [
+        ToolCall(call_id(resolved.request_id, choice.index, place), name, written)
+        for place, (name, written) in enumerate(zip(names, arguments, strict=True))
+    ]
+    return replace(choice, called=Called(content.strip() if calls else content, tuple(calls)))
+
+
+class _Object:
+    """Follows a JSON object to its closing brace."""
+
+    def __init__(self) -> None:
+        self._depth, self._quoted, self._escaped = 0, False, False
+        self.closed = False
+
+    def take(self, text: str) -> int:
+        """How many of the characters belong to it."""
+        for place, character in enumerate(text):
+            if self._escaped:
+                self._escaped = False
+            elif self._quoted:
+                self._escaped, self._quoted = character == "\\", character != '"'
+            elif character == '"':
+                self._quoted = True
+            elif character in "{[":
+                self._depth += 1
+            elif character in "}]":
+                self._depth -= 1
+                if self._depth <= 0:
+                    self.closed = True
+                    return place + 1
+        return len(text)
+
+
+def _squeezed(text: str) -> str:
+    return "".join(text.split())
+
+
+def _matched(text: str, squeezed: str) -> int:
+    """Where `squeezed` ends at the beginning of `text`, white space left aside; 0 where it does not stand there."""
+    at = 0
+    for character in squeezed:
+        while at < len(text) and text[at].isspace():
+            at += 1
+        if at == len(text) or text[at] != character:
+            return 0
+        at += 1
+    return at
+
+
+def _may_become(text: str, squeezed: str) -> bool:
+    """Whether all of `text` is a beginning of `squeezed`."""
+    within = _squeezed(text[: 4 * len(squeezed) + 64])
+    return len(within) < len(squeezed) and squeezed.startswith(within) and len(text) <= 4 * len(squeezed) + 64

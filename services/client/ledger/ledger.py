@@ -1,0 +1,259 @@
+"""The client of a ledger server.
+
+with LedgerClient.connect("127.0.0.1:50052") as ledger:
+    index = ledger.append(envelope).index
+    for receipt in ledger.receipts(tenant="acme"): ...
+    with ledger.watch(index, follow=True) as entries:
+        for entry in entries: ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+from kolm.ledger.v1 import documents_pb2
+from kolm.ledger.v1 import ledger_pb2 as pb
+from kolm.ledger.v1.ledger_pb2_grpc import LedgerServiceStub
+from services.client.connection.channel import Connection, Stream
+from services.client.connection.tls import ClientTls
+from services.client.ledger import log_wire
+from services.client.ledger.append_stream import AppendStream
+from services.client.ledger.feed import Feed
+from services.client.ledger.log import (
+    Appended,
+    ConsistencyProof,
+    CoseReceipt,
+    HaltState,
+    LogEntry,
+    ProvenEntry,
+    ReceiptDetails,
+    ReceiptEntry,
+    ReceiptPage,
+    ReceiptQuery,
+    SignedCheckpoint,
+    Verdict,
+    VerdictPage,
+)
+
+if TYPE_CHECKING:
+    from ledger.documents.content import Content
+
+SERVICE = "kolm.ledger.v1.LedgerService"
+
+_SECONDS = 30.0
+
+_GROUP_ENTRIES = 64
+_GROUP_BYTES = 2**20
+
+_Response = TypeVar("_Response")
+
+
+class LedgerClient:
+    """One connection to a ledger server. Every method raises KolmError and gives up after `timeout` seconds."""
+
+    def __init__(self, connection: Connection, timeout: float | None = _SECONDS) -> None:
+        self.connection = connection
+        self._timeout = timeout
+        self._stub = LedgerServiceStub(connection.channel)
+
+    @classmethod
+    def connect(
+        cls,
+        target: str,
+        *,
+        wait: float = 0.0,
+        timeout: float | None = _SECONDS,
+        token: str | None = None,
+        tls: ClientTls | None = None,
+    ) -> Self:
+        """Connect as `Connection` does: waits `wait` seconds for the server, or connects lazily."""
+        return cls(Connection(target, token, wait, tls), timeout)
+
+    def append(self, envelope: bytes, content: Content | None = None) -> Appended:
+        """Append a signed document; returns once it is durable. The same envelope again gets the same index."""
+        message = None if content is None else log_wire.content_message(content)
+        return log_wire.appended(
+            self._call(self._stub.AppendEntry, pb.AppendEntryRequest(envelope=envelope, content=message))
+        )
+
+    def append_many(self, entries: Iterable[tuple[bytes, Content | None]]) -> AppendStream:
+        """Append envelopes over one stream, much faster than one by one. Answers come in the order of `entries`.
+
+        The answer to an entry that the log refuses is its error; the others are still appended. `entries` is read in
+        another thread, no faster than the server takes them and the answers are read. If the stream fails
+        (Unavailable), send the entries without an answer again: those that had been written keep their index.
+        """
+        messages = (log_wire.new_entry(envelope, content) for envelope, content in entries)
+        feed = Feed(messages, _GROUP_ENTRIES, _GROUP_BYTES)
+        requests = (pb.AppendEntriesRequest(entries=group) for group in feed)
+        call = self._stub.AppendEntries(requests, metadata=self.connection.metadata)
+        return AppendStream(Stream(call, lambda response: response), feed)
+
+    def erase(self, envelope: bytes) -> Appended:
+        """Append a signed `kolm.erasure.v1`; its receipt's content is gone once this returns. Role: operate."""
+        request = pb.EraseContentRequest(envelope=envelope)
+        return log_wire.appended(self._call(self._stub.EraseContent, request).appended)
+
+    def erase_own(self, receipt_id: str) -> Appended:
+        """Have the content of a receipt erased, by a token of its tenant; the log signs that the tenant asked."""
+        request = pb.EraseContentRequest(receipt_id=receipt_id)
+        return log_wire.appended(self._call(self._stub.EraseContent, request).appended)
+
+    def export(
+        self,
+        receipt_ids: Iterable[str] = (),
+        *,
+        start_index: int | None = None,
+        end_index: int | None = None,
+        include_content: bool = False,
+    ) -> Stream[bytes]:
+        """A bundle as the pieces of a .tar.gz: of receipts, of the range [start_index, end_index), or of everything."""
+        request = pb.ExportBundleRequest(
+            receipt_ids=receipt_ids, start_index=start_index, end_index=end_index, include_content=include_content
+        )
+        call = self._stub.ExportBundle(request, metadata=self.connection.metadata)
+        return Stream(call, lambda message: message.data)
+
+    def entry(self, index: int) -> LogEntry:
+        """One leaf with its proof. Raises NotFound past the end. `VerifiedLedger.entry` checks the proof."""
+        return log_wire.proven_leaf(self._call(self._stub.GetEntry, pb.GetEntryRequest(index=index)))
+
+    def receipt(self, receipt_id: str, *, include_content: bool = False) -> ReceiptDetails:
+        """A receipt with its proof and the verdicts on it; with its content for auditors and its own tenant.
+
+        `VerifiedLedger.receipt` checks the proof.
+        """
+        request = pb.GetReceiptRequest(receipt_id=receipt_id, include_content=include_content)
+        return log_wire.receipt_details(self._call(self._stub.GetReceipt, request))
+
+    def receipts(
+        self,
+        *,
+        tenant: str | None = None,
+        method: str | None = None,
+        base_cid: str | None = None,
+        head_cid: str | None = None,
+        adapter_cid: str | None = None,
+        profile_cid: str | None = None,
+        request_id: str | None = None,
+        outcome: str | None = None,
+        start_time: datetime | None = None,
+        end_time: datetime | None = None,
+        min_index: int | None = None,
+        max_index: int | None = None,
+        commitment: str | None = None,
+        page_size: int = 0,
+    ) -> Iterator[ReceiptEntry]:
+        """Every matching receipt (see ReceiptQuery), oldest first; pages are fetched as the iteration gets there.
+
+        Trusts the server. `VerifiedLedger.receipts` checks the proofs.
+        """
+        query = ReceiptQuery(
+            tenant=tenant,
+            method=method,
+            base_cid=base_cid,
+            head_cid=head_cid,
+            adapter_cid=adapter_cid,
+            profile_cid=profile_cid,
+            request_id=request_id,
+            outcome=outcome,
+            start_time=start_time,
+            end_time=end_time,
+            min_index=min_index,
+            max_index=max_index,
+            commitment=commitment,
+        )
+        pages = self.receipt_pages(query, page_size=page_size)
+        return (receipt for page in pages for receipt in page.receipts)
+
+    def receipt_pages(
+        self, query: ReceiptQuery, *, page_size: int = 0, complete: bool = False
+    ) -> Iterator[ReceiptPage]:
+        """The pages of a list with their proofs; `complete` also asks for proof that nothing was left out."""
+        request = log_wire.receipts_request(query, page_size, complete=complete)
+        return map(log_wire.receipt_page, self._pages(self._stub.ListReceipts, request))
+
+    def verdicts(
+        self, *, receipt_id: str | None = None, outcome: str | None = None, page_size: int = 0
+    ) -> Iterator[Verdict]:
+        """Every matching verdict, oldest first. `outcome` is EXACT, DEVIATION or UNREPLAYABLE."""
+        number = log_wire.outcome_number(outcome)
+        request = pb.ListVerdictsRequest(receipt_id=receipt_id, outcome=number, page_size=page_size)
+        pages = self._pages(self._stub.ListVerdicts, request)
+        return (log_wire.verdict(each) for page in pages for each in page.verdicts)
+
+    def newest_verdicts(self, *, outcome: str | None = None, page_size: int = 0, page_token: str = "") -> VerdictPage:
+        """One page, newest first; `page_token` is the `next_page_token` of the page before, at any later time."""
+        number = log_wire.outcome_number(outcome)
+        request = pb.ListVerdictsRequest(
+            outcome=number, page_size=page_size, page_token=page_token, order_by="index desc"
+        )
+        return log_wire.verdict_page(self._call(self._stub.ListVerdicts, request))
+
+    def watch(
+        self, start_index: int = 0, *, follow: bool = False, kinds: Iterable[str] = (), timeout: float | None = None
+    ) -> Stream[LogEntry]:
+        """Entries in order, none left out; with `follow` also those to come, until the stream is closed or `timeout`
+        seconds have passed.
+
+        `kinds` narrows to some kinds of document, as `LogEntry.kind` names them; not to receipts or verdicts.
+        """
+        numbers = [documents_pb2.EntryKind.Value(f"ENTRY_KIND_{kind.upper()}") for kind in kinds]
+        request = pb.WatchEntriesRequest(start_index=start_index, follow=follow, kinds=numbers)
+        call = self._stub.WatchEntries(request, timeout=timeout, metadata=self.connection.metadata)
+        return Stream(call, lambda message: log_wire.entry(message.entry))
+
+    def checkpoint(self, *, witnessed: bool = False) -> SignedCheckpoint:
+        """The newest signed tree head, or the newest that the server counts as witnessed; NotFound if there is none."""
+        request = pb.GetCheckpointRequest(witnessed=witnessed)
+        return log_wire.signed_checkpoint(self._call(self._stub.GetCheckpoint, request))
+
+    def inclusion_proof(self, index: int, tree_size: int = 0) -> ProvenEntry:
+        """The proof that entry `index` is in the tree of `tree_size` entries; 0 is the newest tree."""
+        request = pb.GetInclusionProofRequest(index=index, tree_size=tree_size)
+        return log_wire.proven_entry(self._call(self._stub.GetInclusionProof, request))
+
+    def cose_receipt(self, receipt_id: str) -> CoseReceipt:
+        """The log's word in COSE (RFC 9942) that its newest tree holds a receipt's entry."""
+        request = pb.GetCoseReceiptRequest(receipt_id=receipt_id)
+        return log_wire.cose_receipt(self._call(self._stub.GetCoseReceipt, request))
+
+    def promise_answer(self, promise: bytes) -> tuple[bytes, bytes]:
+        """The log's signed word on which receipts of a promise it holds, and its checkpoint, both unchecked."""
+        response = self._call(self._stub.AnswerPromise, pb.AnswerPromiseRequest(promise=promise))
+        return response.answer, response.checkpoint
+
+    def consistency_proof(self, first_tree_size: int, second_tree_size: int = 0) -> ConsistencyProof:
+        """The proof that the second tree only appended to the first; 0 as second is the newest tree."""
+        request = pb.GetConsistencyProofRequest(first_tree_size=first_tree_size, second_tree_size=second_tree_size)
+        return log_wire.consistency_proof(self._call(self._stub.GetConsistencyProof, request))
+
+    def tile(self, level: int, number: int) -> bytes:
+        """The hashes of a C2SP tlog-tile, 32 bytes each, as many as it has by now; NotFound where there is none."""
+        return self._call(self._stub.GetTile, pb.GetTileRequest(level=level, number=number)).hashes
+
+    def halt_state(self) -> HaltState:
+        """The open halts."""
+        return log_wire.halt_state(self._call(self._stub.GetHaltState, pb.GetHaltStateRequest()))
+
+    def serving(self, timeout: float = 5.0) -> bool:
+        """Whether the server is there and says that it serves."""
+        return self.connection.serving(SERVICE, timeout)
+
+    def close(self) -> None:
+        """Cancel running calls and disconnect."""
+        self.connection.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _call(self, method: Callable[..., _Response], request: Any) -> _Response:
+        return self.connection.call(method, request, self._timeout)
+
+    def _pages(self, method: Callable[..., _Response], request: Any) -> Iterator[_Response]:
+        return self.connection.pages(method, request, self._timeout)

@@ -1,0 +1,199 @@
+"""Converts messages to the values of `services.client.ledger.log`, and content to messages."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from kolm.ledger.v1 import documents_pb2, ledger_pb2
+from services.client.errors import FieldViolation, Internal, InvalidArgument, KolmError, decode_status
+from services.client.ledger import log as values
+from services.client.plain_value import optional, plain_value
+
+if TYPE_CHECKING:
+    from ledger.documents.content import Content
+
+
+def content_message(content: Content) -> documents_pb2.Content:
+    return documents_pb2.Content(
+        prompt_salt=content.prompt_salt,
+        prompt_token_ids=content.prompt_token_ids,
+        output_salt=content.output_salt,
+        output_token_ids=content.output_token_ids,
+        structured_outputs=content.structured_outputs,
+    )
+
+
+def new_entry(envelope: bytes, content: Content | None) -> ledger_pb2.NewEntry:
+    return ledger_pb2.NewEntry(envelope=envelope, content=None if content is None else content_message(content))
+
+
+def entry_result(message: ledger_pb2.EntryResult) -> values.Appended | KolmError:
+    """Raises Internal for a result that this client does not know."""
+    match message.WhichOneof("result"):
+        case "appended":
+            return appended(message.appended)
+        case "error":
+            return decode_status(message.error)
+    raise Internal("the stream holds a result that this client does not know; update the client")
+
+
+def appended(message: ledger_pb2.AppendEntryResponse) -> values.Appended:
+    return plain_value(values.Appended, message, inclusion_proof=_inclusion_proof(message.inclusion_proof))
+
+
+def entry(message: documents_pb2.Entry) -> values.LogEntry:
+    kind = _name(documents_pb2.EntryKind, message.kind).removeprefix("ENTRY_KIND_").lower()
+    return values.LogEntry(message.index, message.entry, message.leaf_hash, message.envelope, kind)
+
+
+def proven_leaf(message: ledger_pb2.GetEntryResponse) -> values.LogEntry:
+    """`entry` with its proof, where the server sends one."""
+    return replace(entry(message.entry), checkpoint=message.checkpoint, inclusion_proof=_proof_in(message))
+
+
+def receipt(message: documents_pb2.Receipt) -> values.ReceiptEntry:
+    moment, outcome = _moment(message.issue_time), _outcome(message.outcome)
+    return plain_value(values.ReceiptEntry, message, issued_at=moment, outcome=outcome)
+
+
+def receipts_request(query: values.ReceiptQuery, page_size: int, *, complete: bool) -> ledger_pb2.ListReceiptsRequest:
+    """Raises InvalidArgument for a word other than an outcome."""
+    named = asdict(query) | {
+        "outcome": outcome_number(query.outcome),
+        "start_time": _stamp(query.start_time),
+        "end_time": _stamp(query.end_time),
+    }
+    return ledger_pb2.ListReceiptsRequest(**named, page_size=page_size, prove_complete=complete)
+
+
+def receipt_page(message: ledger_pb2.ListReceiptsResponse) -> values.ReceiptPage:
+    complete = message.complete_range if message.HasField("complete_range") else None
+    return values.ReceiptPage(
+        receipts=tuple(receipt(each) for each in message.receipts),
+        checkpoint=message.checkpoint,
+        tree_size=message.multi_proof.tree_size,
+        hashes=tuple(message.multi_proof.hashes),
+        start=None if complete is None else complete.start_index,
+        end=None if complete is None else complete.end_index,
+        others=() if complete is None else tuple(complete.other_entries),
+    )
+
+
+def signed_checkpoint(message: ledger_pb2.GetCheckpointResponse) -> values.SignedCheckpoint:
+    signed = tuple(values.Cosignature(each.witness, _moment(each.sign_time)) for each in message.cosignatures)
+    return plain_value(values.SignedCheckpoint, message, note=message.checkpoint, cosignatures=signed)
+
+
+def verdict_page(message: ledger_pb2.ListVerdictsResponse) -> values.VerdictPage:
+    return values.VerdictPage(tuple(map(verdict, message.verdicts)), message.next_page_token)
+
+
+def receipt_details(message: ledger_pb2.GetReceiptResponse) -> values.ReceiptDetails:
+    return plain_value(
+        values.ReceiptDetails,
+        message,
+        receipt=receipt(message.receipt),
+        content=content(message.content) if message.HasField("content") else None,
+        verdicts=tuple(verdict(each) for each in message.verdicts),
+        content_state=_content_state(message.content_state),
+        inclusion_proof=_proof_in(message),
+    )
+
+
+def _content_state(state: ledger_pb2.ContentState.ValueType) -> str:
+    name = _name(ledger_pb2.ContentState, state).removeprefix("CONTENT_STATE_")
+    return "" if name == "UNSPECIFIED" else name
+
+
+def verdict(message: documents_pb2.Verdict) -> values.Verdict:
+    return plain_value(
+        values.Verdict,
+        message,
+        outcome=_outcome(message.outcome) or "",
+        deviation=plain_value(values.Deviation, message.deviation) if message.HasField("deviation") else None,
+        replayed_at=_moment(message.replay_time),
+    )
+
+
+def proven_entry(message: ledger_pb2.GetInclusionProofResponse) -> values.ProvenEntry:
+    return values.ProvenEntry(
+        _inclusion_proof(message.inclusion_proof), message.leaf_hash, message.root_hash, message.checkpoint
+    )
+
+
+def consistency_proof(message: ledger_pb2.GetConsistencyProofResponse) -> values.ConsistencyProof:
+    roots = {"first_root_hash": message.first_root_hash, "second_root_hash": message.second_root_hash}
+    return plain_value(values.ConsistencyProof, message.consistency_proof, **roots, checkpoint=message.checkpoint)
+
+
+def halt_state(message: ledger_pb2.GetHaltStateResponse) -> values.HaltState:
+    return plain_value(values.HaltState, message, halts=tuple(map(_halt, message.halts)))
+
+
+def outcome_number(outcome: str | None) -> documents_pb2.Outcome.ValueType:
+    """Raises InvalidArgument for a word other than an outcome."""
+    try:
+        return documents_pb2.Outcome.Value("OUTCOME_" + (outcome or "UNSPECIFIED"))
+    except ValueError:
+        problem = f"expected EXACT, DEVIATION or UNREPLAYABLE, got {outcome!r}"
+        raise InvalidArgument(problem, violations=(FieldViolation("outcome", problem),)) from None
+
+
+def _stamp(time: datetime | None) -> Timestamp | None:
+    if time is None:
+        return None
+    stamp = Timestamp()
+    stamp.FromDatetime(time)
+    return stamp
+
+
+def _halt(message: documents_pb2.Halt) -> values.Halt:
+    return plain_value(values.Halt, message, scope=plain_value(values.Scope, message.scope))
+
+
+def content(message: documents_pb2.Content) -> Content:
+    from ledger.documents.content import Content
+
+    return Content(  # field by field: a ledger does this for every entry that it takes
+        prompt_salt=message.prompt_salt,
+        prompt_token_ids=tuple(message.prompt_token_ids),
+        output_salt=message.output_salt,
+        output_token_ids=tuple(message.output_token_ids),
+        structured_outputs=optional(message, "structured_outputs"),
+    )
+
+
+def cose_receipt(message: ledger_pb2.GetCoseReceiptResponse) -> values.CoseReceipt:
+    proof = _inclusion_proof(message.inclusion_proof)
+    return values.CoseReceipt(message.cose_receipt, message.entry, message.checkpoint, proof)
+
+
+def _proof_in(message: ledger_pb2.GetEntryResponse | ledger_pb2.GetReceiptResponse) -> values.InclusionProof | None:
+    return _inclusion_proof(message.inclusion_proof) if message.HasField("inclusion_proof") else None
+
+
+def _inclusion_proof(message: documents_pb2.InclusionProof) -> values.InclusionProof:
+    return plain_value(values.InclusionProof, message)
+
+
+def _outcome(value: documents_pb2.Outcome.ValueType) -> str | None:
+    name = _name(documents_pb2.Outcome, value).removeprefix("OUTCOME_")
+    return None if name == "UNSPECIFIED" else name
+
+
+def _name(enum: Any, value: int) -> str:
+    try:
+        return str(enum.Name(value))
+    except ValueError:
+        raise Internal(f"the server answered with a value that this client does not know ({value})") from None
+
+
+def _moment(stamp: Timestamp) -> datetime:
+    try:
+        return stamp.ToDatetime(UTC)
+    except (ValueError, OverflowError):
+        raise Internal("the server answered with a time outside of the years 1 to 9999") from None

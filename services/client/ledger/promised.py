@@ -1,0 +1,71 @@
+"""Holds a caller's promise against the log.
+
+with LedgerClient.connect("127.0.0.1:50052") as client:
+    found = look_up(VerifiedLedger(client, trusted), open_promise(data, trusted), datetime.now(UTC))
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal
+
+from ledger.audit.fulfilment import Fulfilment
+from ledger.documents.promise import Promise
+from ledger.documents.receipt import Receipt
+from ledger.documents.signed_document import read_document
+from ledger.errors import ProofError
+from ledger.keys.envelope import Envelope
+from services.client.errors import PermissionDenied
+from services.client.ledger.log import ReceiptQuery
+from services.client.ledger.verified import SignedAnswer, VerifiedLedger
+
+
+@dataclass(frozen=True, slots=True)
+class Promised:
+    """The state of a promise. `tree_size` is of the log that was asked."""
+
+    fulfilment: Fulfilment
+    state: Literal["KEPT", "OPEN", "BROKEN"]
+    tree_size: int
+    answer: SignedAnswer | None = None
+
+
+def look_up(ledger: VerifiedLedger, promise: Promise, now: datetime, envelope: bytes | None = None) -> Promised:
+    """KEPT where every promised receipt is proven to be in the log, OPEN where it may still come, else BROKEN.
+
+    BROKEN takes the proof that none was left out of the list; for a caller who may not read the whole log, and gives
+    the promise's `envelope`, the log's own signed answer. `now` is the verifier's own clock. The promise's signature
+    has been checked.
+
+    Raises LedgerError for a proof that is wrong, or an answer that contradicts what the log has shown; KolmError.
+    """
+    found = Fulfilment(promise)
+    _observe(found, ledger, complete=False)
+    over, answer = found.is_due(now), None
+    if over and not found.is_kept:
+        try:
+            _observe(found, ledger, complete=True)
+        except PermissionDenied:
+            if envelope is None:
+                raise
+            answer = _answered(found, ledger, envelope)
+    state: Literal["OPEN", "BROKEN"] = "BROKEN" if over else "OPEN"
+    return Promised(found, "KEPT" if found.is_kept else state, ledger.head().size, answer)
+
+
+def _answered(found: Fulfilment, ledger: VerifiedLedger, envelope: bytes) -> SignedAnswer:
+    signed = ledger.promise_answer(envelope)
+    _observe(found, ledger, complete=False)  # what has come since the first look
+    hidden = [choice for choice in found.missing if choice not in signed.answer.missing]
+    if hidden:
+        raise ProofError(f"the log says that it holds the receipt of choice {hidden[0]}, and does not show it")
+    return signed
+
+
+def _observe(found: Fulfilment, ledger: VerifiedLedger, *, complete: bool) -> None:
+    query = ReceiptQuery(commitment=found.promise.prompt.commitment)
+    for entry in ledger.receipts(query, complete=complete):
+        receipt = read_document(Envelope.from_bytes(entry.envelope))
+        if isinstance(receipt, Receipt):
+            found.observe(entry.index, receipt)

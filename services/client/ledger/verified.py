@@ -1,0 +1,277 @@
+"""A ledger whose answers count only as far as they are proven.
+
+    trusted = TrustedKeys.load(Path("trusted"))
+    with LedgerClient.connect("127.0.0.1:50052") as client:
+        ledger = VerifiedLedger(client, trusted, RememberedCheckpoint(Path("seen.checkpoint")))
+        for receipt in ledger.receipts(ReceiptQuery(tenant="acme"), complete=True): ...
+
+Every method raises KolmError. A failed check raises an error of the ledger: FormatError, SignatureError, ProofError.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from ledger.audit.listing import CompleteRange, ListedReceipt, Page, verify_page
+from ledger.audit.log_verification import verify_receipt
+from ledger.documents.content import Content
+from ledger.documents.erasure import Erasure
+from ledger.documents.promise_answer import PromiseAnswer, open_answer
+from ledger.documents.signed_document import kind_of, open_document, read_document
+from ledger.encoding.digest import digest_text
+from ledger.encoding.timestamp import timestamp_not_before
+from ledger.errors import ProofError
+from ledger.keys.envelope import Envelope
+from ledger.keys.note import Note
+from ledger.keys.trusted_keys import TrustedKeys
+from ledger.log.receipt_filter import ReceiptFilter
+from ledger.tree.checkpoint import Checkpoint, open_checkpoint
+from ledger.tree.entry import Entry, entry_hash
+from ledger.tree.merkle import leaf_hash, verify_consistency, verify_inclusion
+from ledger.witness.freshness import Freshness, quorum_time
+from ledger.witness.tlog_policy import Policy
+from services.client.errors import KolmError, NotFound
+from services.client.ledger.ledger import LedgerClient
+from services.client.ledger.log import (
+    Appended,
+    InclusionProof,
+    LogEntry,
+    ReceiptDetails,
+    ReceiptEntry,
+    ReceiptPage,
+    ReceiptQuery,
+)
+from services.client.ledger.receipt_checks import check_details, check_row, entry_of
+from services.client.ledger.remembered import RememberedCheckpoint
+
+
+@dataclass(frozen=True, slots=True)
+class SignedAnswer:
+    """The log's answer to a promise, and the bytes that it has signed."""
+
+    answer: PromiseAnswer
+    envelope: bytes
+
+
+class VerifiedLedger:
+    """Checks a LedgerClient's answers: signatures against keys that the caller trusts, proofs against checkpoints,
+    and each checkpoint against the newest one that was seen before, so that the log can only have grown. Thread-safe.
+    """
+
+    def __init__(
+        self,
+        client: LedgerClient,
+        trusted: TrustedKeys,
+        remembered: RememberedCheckpoint | None = None,
+        *,
+        origin: str | None = None,
+    ) -> None:
+        """`origin` is the log's name in its checkpoints; None takes the one that is remembered, or the first seen."""
+        self._client = client
+        self._trusted = trusted
+        self._remembered = remembered or RememberedCheckpoint()
+        self._lock = threading.Lock()
+        note = self._remembered.note
+        self._newest = None if note is None else open_checkpoint(note, trusted.keys("log"), origin)
+        self._origin = origin or (None if self._newest is None else self._newest.origin)
+
+    def head(self) -> Checkpoint:
+        """The newest checkpoint, checked against everything seen so far."""
+        return self._accept(self._client.checkpoint().note)
+
+    def freshness(self, policy: Policy, now: datetime | None = None) -> Freshness:
+        """How old the newest checkpoint is that a quorum of `policy`'s witnesses has cosigned, by `now` (None: by this
+        machine's clock). The checkpoint is checked as `head` is; `Freshness.check` holds the age against a limit, which
+        a log without such a checkpoint never meets.
+        """
+        cosigned = self._cosigned(policy, witnessed=False)
+        if cosigned is None:  # the newest is too young; the server may know which one is not
+            with suppress(NotFound):
+                cosigned = self._cosigned(policy, witnessed=True)
+        return Freshness(now or datetime.now(UTC), cosigned)
+
+    def _cosigned(self, policy: Policy, *, witnessed: bool) -> datetime | None:
+        note = self._client.checkpoint(witnessed=witnessed).note
+        self._accept(note)
+        return quorum_time(policy, policy.cosigned(Note.from_bytes(note)))
+
+    def append(self, envelope: bytes, content: Content | None = None) -> Appended:
+        """`LedgerClient.append`; returns once it is proven that the log holds this very envelope."""
+        return self._proven(envelope, self._client.append(envelope, content))
+
+    def append_many(self, entries: Iterable[tuple[bytes, Content | None]]) -> Iterator[Appended | KolmError]:
+        """`LedgerClient.append_many`; each answer is proven before it is returned."""
+        sent: dict[int, bytes] = {}
+        with self._client.append_many(_noted(entries, sent)) as answers:
+            for number, answer in enumerate(answers):
+                envelope = sent.pop(number)
+                yield answer if isinstance(answer, KolmError) else self._proven(envelope, answer)
+
+    def erase(self, envelope: bytes) -> Appended:
+        """`LedgerClient.erase`; returns once it is proven that the log holds the erasure."""
+        return self._proven(envelope, self._client.erase(envelope))
+
+    def erase_own(self, receipt_id: str) -> Appended:
+        """`LedgerClient.erase_own`; returns once it is proven that the log holds its erasure of this receipt."""
+        answer = self._client.erase_own(receipt_id)
+        erasure = open_document(Envelope.from_bytes(self.entry(answer.index).envelope), self._trusted)
+        if not isinstance(erasure, Erasure) or erasure.receipt_id != receipt_id:
+            raise ProofError(f"entry {answer.index} is no erasure of the receipt {receipt_id}")
+        return answer
+
+    def entry(self, index: int) -> LogEntry:
+        """`LedgerClient.entry`; returns once it is proven that the log holds these bytes there. Whose signature counted
+        at that index takes the log up to it: `ledger.audit.log_verification`.
+        """
+        answer = self._client.entry(index)
+        entry = Entry.from_bytes(answer.entry)
+        if entry.index != index:
+            raise ProofError(f"the server shows entry {entry.index} where entry {index} was asked for")
+        if _named(entry) != (answer.index, answer.envelope, answer.leaf_hash, answer.kind):
+            raise ProofError(f"what the server says of entry {index} is not what its bytes say")
+        self._check_included(entry, answer.checkpoint, answer.inclusion_proof)
+        return answer
+
+    def receipt(self, receipt_id: str, *, include_content: bool = False) -> ReceiptDetails:
+        """`LedgerClient.receipt`; returns once it is proven that the log holds this receipt, signed by a trusted key.
+
+        Content is what it commits to and each verdict is signed by a trusted auditor. That no verdict was left out is
+        not proven, nor what became of content that is not there.
+        """
+        details = self._client.receipt(receipt_id, include_content=include_content)
+        document = verify_receipt(details.receipt.envelope, self._trusted)
+        if document.receipt_id != receipt_id:
+            raise ProofError(f"the server shows receipt {document.receipt_id} where {receipt_id} was asked for")
+        check_row(details.receipt, document)
+        check_details(details, document, self._trusted)
+        self._check_included(entry_of(details.receipt), details.checkpoint, details.inclusion_proof)
+        return details
+
+    def receipts(self, query: ReceiptQuery, *, complete: bool = False, page_size: int = 0) -> Iterator[ReceiptEntry]:
+        """Matching receipts, oldest first, each proven to be in the log and to say what its row says.
+
+        `complete` also proves that none was left out of [min_index, max_index], by default the whole log as of the last
+        page. A query by `outcome` cannot be complete: the server says the outcome, no receipt does.
+        """
+        criteria = _filter(query)
+        expected = query.min_index or 0
+        head = None
+        for page in self._client.receipt_pages(query, page_size=page_size, complete=complete):
+            head = self._accept(page.checkpoint)
+            documents = verify_page(_page(page, complete), head, self._trusted, criteria)
+            for row, document in zip(page.receipts, documents, strict=True):
+                check_row(row, document)
+            expected = _next_index(page, expected, head) if complete else _after_rows(page, expected)
+            yield from page.receipts
+        if complete and head is not None:
+            _check_end(expected, query, head)
+
+    def promise_answer(self, promise: bytes) -> SignedAnswer:
+        """The log's signed word on which receipts of a promise (its envelope) its newest tree holds.
+
+        Raises LedgerError for an answer that is not the log's, or about another tree or promise.
+        """
+        data, note = self._client.promise_answer(promise)
+        answer, head = open_answer(data, promise, self._trusted), self._accept(note)
+        if (answer.tree_size, answer.root_hash) != (head.size, digest_text(head.root)):
+            raise ProofError("the answer is about another tree than the log's checkpoint")
+        return SignedAnswer(answer, data)
+
+    def _proven(self, envelope: bytes, answer: Appended) -> Appended:
+        entry = Entry(answer.index, digest_text(answer.previous_hash), Envelope.from_bytes(envelope))
+        if entry_hash(entry.to_bytes()) != digest_text(answer.entry_hash):
+            raise ProofError(f"the server says that entry {answer.index} holds this envelope, but its hash is another")
+        self._check_included(entry, answer.checkpoint, answer.inclusion_proof)
+        return answer
+
+    def _check_included(self, entry: Entry, checkpoint: bytes, proof: InclusionProof | None) -> None:
+        if proof is None:
+            raise ProofError(f"the server shows entry {entry.index} without a proof that the log holds it")
+        head = self._accept(checkpoint)
+        verify_inclusion(leaf_hash(entry.to_bytes()), entry.index, head.size, proof.hashes, head.root)
+
+    def _accept(self, note: bytes) -> Checkpoint:
+        """The checkpoint of a note, if the log signed it and it is consistent with all that were accepted before."""
+        head = open_checkpoint(note, self._trusted.keys("log"), self._origin)
+        with self._lock:
+            if self._newest is None:
+                self._origin = head.origin
+            elif head != self._newest:
+                self._check_consistent(*sorted((self._newest, head), key=lambda each: each.size))
+            if self._newest is None or head.size > self._newest.size:
+                self._remembered.keep(note)
+                self._newest = head
+        return head
+
+    def _check_consistent(self, old: Checkpoint, new: Checkpoint) -> None:
+        if old.size == new.size:
+            raise ProofError(f"the log has signed two different trees of {old.size} entries: it has forked")
+        try:
+            proof = self._client.consistency_proof(old.size, new.size)
+        except NotFound:
+            raise ProofError(f"the log cannot show that its {new.size} entries extend its {old.size}") from None
+        verify_consistency(old.size, new.size, proof.hashes, old.root, new.root)
+
+
+def _noted(
+    entries: Iterable[tuple[bytes, Content | None]], sent: dict[int, bytes]
+) -> Iterator[tuple[bytes, Content | None]]:
+    for number, (envelope, content) in enumerate(entries):
+        sent[number] = envelope
+        yield envelope, content
+
+
+def _filter(query: ReceiptQuery) -> ReceiptFilter:
+    return ReceiptFilter(
+        tenant=query.tenant,
+        method=query.method,
+        base_cid=query.base_cid,
+        head_cid=query.head_cid,
+        adapter_cid=query.adapter_cid,
+        profile_cid=query.profile_cid,
+        request_id=query.request_id,
+        issued_from=None if query.start_time is None else timestamp_not_before(query.start_time),
+        issued_before=None if query.end_time is None else timestamp_not_before(query.end_time),
+        min_index=query.min_index,
+        max_index=query.max_index,
+        commitment=query.commitment,
+    )
+
+
+def _named(entry: Entry) -> tuple[int, bytes, bytes, str]:
+    kind = kind_of(read_document(entry.envelope))
+    return entry.index, entry.envelope.to_bytes(), leaf_hash(entry.to_bytes()), kind
+
+
+def _page(page: ReceiptPage, complete: bool) -> Page:
+    if complete and (page.start is None or page.end is None):
+        raise ProofError("the server does not show that nothing was left out")
+    return Page(
+        rows=tuple(ListedReceipt(row.index, digest_text(row.previous_hash), row.envelope) for row in page.receipts),
+        tree_size=page.tree_size,
+        proof=page.hashes,
+        complete=CompleteRange(page.start or 0, page.end or 0, page.others) if complete else None,
+    )
+
+
+def _after_rows(page: ReceiptPage, expected: int) -> int:
+    if page.receipts and page.receipts[0].index < expected:
+        raise ProofError(f"entry {page.receipts[0].index} is listed after entry {expected - 1}")
+    return page.receipts[-1].index + 1 if page.receipts else expected
+
+
+def _next_index(page: ReceiptPage, expected: int, head: Checkpoint) -> int:
+    """The index after a complete page, which has to begin where the page before ended."""
+    if page.start != min(expected, head.size):
+        raise ProofError(f"a page begins at entry {page.start}, the one before ended at entry {expected}")
+    return page.end or 0
+
+
+def _check_end(reached: int, query: ReceiptQuery, head: Checkpoint) -> None:
+    end = head.size if query.max_index is None else min(query.max_index + 1, head.size)
+    if reached < end:
+        raise ProofError(f"the list ends at entry {reached}, expected the range up to entry {end}")

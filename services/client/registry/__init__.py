@@ -1,0 +1,1 @@
+"""The client of a registry of draft heads, and heads in folders."""

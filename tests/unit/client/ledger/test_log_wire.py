@@ -1,0 +1,25 @@
+"""Answers of a server that this client does not understand."""
+
+from __future__ import annotations
+
+import pytest
+
+from kolm.ledger.v1 import documents_pb2, ledger_pb2
+from services.client.errors import Internal
+from services.client.ledger import log_wire
+
+
+def test_values_of_a_newer_server_are_one_error_of_the_client_s_own_family() -> None:
+    with pytest.raises(Internal, match="does not know"):
+        log_wire.entry(documents_pb2.Entry(kind=99))  # type: ignore[arg-type]
+    with pytest.raises(Internal, match="does not know"):
+        log_wire.receipt(documents_pb2.Receipt(outcome=99))  # type: ignore[arg-type]
+    with pytest.raises(Internal, match="does not know"):
+        log_wire.entry_result(ledger_pb2.EntryResult())
+
+
+def test_a_time_beyond_the_calendar_is_one_too() -> None:
+    message = documents_pb2.Receipt()
+    message.issue_time.seconds = 10**15
+    with pytest.raises(Internal, match="years 1 to 9999"):
+        log_wire.receipt(message)

@@ -9,12 +9,12 @@ from google.protobuf.message import Message
 
 from services.client.errors import FieldViolation, InvalidArgument
 
-LARGEST_BYTES = 16 * 1024 * 1024
+LARGEST_BYTES = 8 * 1024 * 1024
 """The largest message that a kolm server takes."""
 
 
 def check_size(request: Message) -> None:
-    """Raises InvalidArgument, naming the largest field, for a request over 16 MiB."""
+    """Raises InvalidArgument, naming the largest field, for a request over `LARGEST_BYTES`."""
     size = request.ByteSize()
     if size <= LARGEST_BYTES:
         return

@@ -14,7 +14,7 @@ from ledger.documents.verdict import OUTCOMES
 from ledger.encoding.timestamp import timestamp
 from services.auditor.auditor import Examined
 from services.auditor.backlog import Backlog
-from services.runtime.metrics import Metrics, Reading
+from services.runtime.telemetry.metrics import Metrics, Reading
 
 
 class AuditorMetrics:

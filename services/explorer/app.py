@@ -23,8 +23,8 @@ from services.explorer.source import Source
 from services.explorer.tiles import Tiles
 from services.explorer.trends_page import TrendsPage
 from services.explorer.verdict_list import VerdictList
-from services.runtime.security_headers import SecurityHeaders
-from services.runtime.static_files import static_files
+from services.runtime.http.security_headers import SecurityHeaders
+from services.runtime.http.static_files import static_files
 
 
 def explorer_app(source: Source) -> ASGIApp:

@@ -1,7 +1,7 @@
 """The evidence for a browser to check one receipt: bytes as the ledger sent them, and the keys
 that this explorer trusts.
 
-Nothing here has been checked: that is the browser's part (services/runtime/browser/verify.js).
+Nothing here has been checked: that is the browser's part (services/runtime/http/browser/verify.js).
 """
 
 from __future__ import annotations

@@ -23,10 +23,10 @@ from services.generation.api.servicer import SERVICE
 from services.generation.serving import opened_servicer
 from services.generation.settings import GenerationSettings
 from services.runtime.access.caller import current_principal
-from services.runtime.interceptor import as_kolm_error
+from services.runtime.calls.interceptor import as_kolm_error
+from services.runtime.calls.request_context import REQUEST_ID_KEY, current_request_id, request_id_from
+from services.runtime.calls.status import DETAILS_KEY, to_status
 from services.runtime.process import access_of, show_token
-from services.runtime.request_context import REQUEST_ID_KEY, current_request_id, request_id_from
-from services.runtime.status import DETAILS_KEY, to_status
 
 
 class _Refused(Exception):

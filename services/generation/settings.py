@@ -19,9 +19,9 @@ from services.generation.target.named_folders import (
     SENTENCES,
     STORE,
 )
-from services.runtime.rpc_settings import RpcServerSettings
-from services.runtime.setting_kind import Adapter, Kind, Target
-from services.runtime.settings import Address, Size, settings_config
+from services.runtime.settings.rpc_settings import RpcServerSettings
+from services.runtime.settings.setting_kind import Adapter, Kind, Target
+from services.runtime.settings.settings import Address, Size, settings_config
 
 _Head = Annotated[str, Kind("HEAD", "reference or folder", "support-head@sha256:3f0c2a9d"), IF_FOLDER_A_HEAD]
 _Adapter = Annotated[Adapter, NAMED_ADAPTER]

@@ -10,8 +10,8 @@ from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 
 from ledger.keys.trusted_keys import TrustedKeys
-from services.runtime.security_headers import HEADERS, SecurityHeaders
-from services.runtime.static_files import file_names, static_files
+from services.runtime.http.security_headers import HEADERS, SecurityHeaders
+from services.runtime.http.static_files import file_names, static_files
 
 _FILES = Path(__file__).parent / "page"
 OPEN = ("/", "/page.json", *(f"/page/{name}" for name in file_names(_FILES)))

@@ -12,6 +12,8 @@ from ledger.log.writer import Appended
 from services.ledger import messages
 from services.ledger.errors import to_kolm_error
 from services.ledger.window import Window
+from services.runtime.calls.request_context import current_request_id
+from services.runtime.calls.status import to_status
 from services.runtime.errors import (
     AlreadyExists,
     InvalidArgument,
@@ -20,8 +22,6 @@ from services.runtime.errors import (
     Unauthenticated,
     Unavailable,
 )
-from services.runtime.request_context import current_request_id
-from services.runtime.status import to_status
 
 MOST_ENTRIES = 1024
 """Most entries of one request, and in work at once."""

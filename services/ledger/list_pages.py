@@ -18,8 +18,8 @@ from ledger.log.store import VerdictRow
 from services.ledger.messages import outcome_name, receipt_message, verdict_message
 from services.ledger.sight import check_receipt, whole_log
 from services.runtime.access.principal import Principal
+from services.runtime.calls.paging import page_position, page_size, page_token
 from services.runtime.errors import InvalidArgument
-from services.runtime.paging import page_position, page_size, page_token
 
 _LARGEST_INDEX = 2**63 - 1
 """SQL integers end here; no log reaches it, so a larger bound means the same."""

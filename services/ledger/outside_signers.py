@@ -20,7 +20,7 @@ from services.ledger.cosignature_collector import CosignatureCollector
 from services.ledger.ledger_metrics import watch_witnesses
 from services.ledger.settings import LedgerSettings
 from services.ledger.timestamp_collector import TimestampCollector
-from services.runtime.http_call import post
+from services.runtime.http.http_call import post
 from services.runtime.process import CannotStart
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from pydantic import Field, SecretStr, field_validator
 
-from services.runtime.rpc_settings import RpcServerSettings
-from services.runtime.settings import Address, Size, settings_config
+from services.runtime.settings.rpc_settings import RpcServerSettings
+from services.runtime.settings.settings import Address, Size, settings_config
 
 
 class LedgerSettings(RpcServerSettings):

@@ -21,8 +21,8 @@ from services.registry.publishing import Publishing
 from services.registry.resolving import resolve
 from services.registry.uploads import Part, Upload, Uploads
 from services.runtime.access.caller import caller
+from services.runtime.calls.paging import page_position, page_size, page_token
 from services.runtime.errors import InvalidArgument, NotFound
-from services.runtime.paging import page_position, page_size, page_token
 
 SERVICE = "kolm.registry.v1.RegistryService"
 

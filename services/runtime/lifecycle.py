@@ -18,11 +18,11 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry, Gauge
 
 from services.runtime.logs import say
-from services.runtime.metrics import Metrics
-from services.runtime.metrics_endpoint import metrics_endpoint
 from services.runtime.process import access_of
-from services.runtime.rpc_settings import RpcServerSettings
 from services.runtime.server import Mount, RunningServer, start_server
+from services.runtime.settings.rpc_settings import RpcServerSettings
+from services.runtime.telemetry.metrics import Metrics
+from services.runtime.telemetry.metrics_endpoint import metrics_endpoint
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _HEALTH_SECONDS = 1.0

@@ -17,8 +17,8 @@ from services.runtime.access.access import Access
 from services.runtime.access.principals_file import PrincipalsError
 from services.runtime.listening import CannotListen, check_free
 from services.runtime.logs import configure_logging, say
-from services.runtime.settings import ServerSettings, SettingsError
-from services.runtime.trace_export import TracingNotInstalled, exported_traces
+from services.runtime.settings.settings import ServerSettings, SettingsError
+from services.runtime.telemetry.trace_export import TracingNotInstalled, exported_traces
 
 _Settings = TypeVar("_Settings", bound=ServerSettings)
 

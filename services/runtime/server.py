@@ -11,13 +11,13 @@ from grpc_reflection.v1alpha import reflection
 from prometheus_client import CollectorRegistry
 
 from kolm.telemetry.v1.telemetry_pb2_grpc import add_TelemetryServiceServicer_to_server
-from services.runtime import telemetry
 from services.runtime.access.access import Access
-from services.runtime.interceptor import CallInterceptor
-from services.runtime.limits import CallLimits, Limits
+from services.runtime.calls.interceptor import CallInterceptor
+from services.runtime.calls.limits import CallLimits, Limits
 from services.runtime.listening import CannotListen, check_free
-from services.runtime.metrics import CallMetrics
-from services.runtime.telemetry import TelemetryServicer
+from services.runtime.telemetry import telemetry
+from services.runtime.telemetry.metrics import CallMetrics
+from services.runtime.telemetry.telemetry import TelemetryServicer
 from services.runtime.tls import ServerTls
 
 _OPTIONS = (

@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry
 from typer.testing import CliRunner
 
 from services.cli.main import app
-from services.runtime.metrics import Metrics
+from services.runtime.telemetry.metrics import Metrics
 from tests.integration.cli.scripted import ScriptedGeneration, mount
 from tests.serving import Served, serving
 

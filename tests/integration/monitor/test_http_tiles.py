@@ -13,7 +13,7 @@ import pytest
 
 from ledger.errors import FormatError, NotFound
 from services.cli.jobs.monitor.http_tiles import HttpTiles
-from services.runtime.http_call import get
+from services.runtime.http.http_call import get
 
 Answer = Callable[[BaseHTTPRequestHandler], None]
 

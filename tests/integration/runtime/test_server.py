@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from kolm.generation.v1 import generation_pb2 as pb
 from kolm.generation.v1.generation_pb2_grpc import GenerationServiceStub
 from services.client.errors import decode_error
-from services.runtime import interceptor
+from services.runtime.calls import interceptor
 from services.runtime.listening import CannotListen
 from services.runtime.server import start_server
 from tests.integration.runtime.scripted import SERVICE, ScriptedServicer, mount

@@ -19,7 +19,7 @@ from kolm.generation.v1.generation_pb2_grpc import GenerationServiceStub
 from services.client import AsyncRuntime, ClientTls
 from services.client.connection.channel import Connection
 from services.client.errors import Unavailable
-from services.runtime.metrics_endpoint import metrics_endpoint
+from services.runtime.telemetry.metrics_endpoint import metrics_endpoint
 from tests.certificates import Certificates
 from tests.integration.runtime.scripted import ScriptedServicer, mount
 from tests.serving import Served, serving

@@ -40,7 +40,7 @@ from services.ledger.ledger_metrics import watch_witnesses
 from services.ledger.outside_signers import OutsideSigners, post_to_witness
 from services.ledger.servicer import SERVICE
 from services.ledger.settings import LedgerSettings
-from services.runtime.http_call import post
+from services.runtime.http.http_call import post
 from services.runtime.process import CannotStart
 from services.runtime.server import Mount
 from services.witness.app import witness_app

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from services.generation.settings import GenerationSettings
-from services.runtime.settings import SettingsError
+from services.runtime.settings.settings import SettingsError
 
 DEMO = Path(__file__).parents[3] / "demo" / "base"
 

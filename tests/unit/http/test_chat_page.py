@@ -11,7 +11,7 @@ SERVICES = Path(__file__).parents[3] / "services"
 
 
 def test_every_file_that_the_page_loads_is_open_to_everybody() -> None:
-    scripts = [*(SERVICES / "http" / "page").glob("*.js"), *(SERVICES / "runtime" / "browser").glob("*.js")]
+    scripts = [*(SERVICES / "http" / "page").glob("*.js"), *(SERVICES / "runtime" / "http" / "browser").glob("*.js")]
     page = (SERVICES / "http" / "page" / "chat.html").read_text("utf-8")
     loaded = set(re.findall(r'(?:src|href)="(/page/[^"]+)"', page))
     for script in scripts:

@@ -4,8 +4,8 @@ import json
 import logging
 import sys
 
+from services.runtime.calls.request_context import current_request_id, request_id_from
 from services.runtime.logs import JsonFormatter, TextFormatter
-from services.runtime.request_context import current_request_id, request_id_from
 
 
 def _record(message: str = "appended", **event: object) -> logging.LogRecord:

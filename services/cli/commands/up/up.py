@@ -116,7 +116,7 @@ def _run(services: LocalServices, found: dict[str, Path], talk: UpTalk, *, as_js
     from services.cli.jobs.running.keystroke import seconds_since_start
     from services.cli.jobs.running.local_services import bring_up
     from services.cli.jobs.running.supervisor import NotReady, ServiceDied, StopRequested, Supervisor
-    from services.runtime.environment import unread_variables
+    from services.runtime.settings.environment import unread_variables
 
     supervisor = Supervisor(talk.line, talk.still_starting)
     with supervisor.listening():  # in the background too, where a shell has SIGINT ignored

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ledger.errors import FormatError, NotFound
-from services.runtime.http_call import get
+from services.runtime.http.http_call import get
 
 _SECONDS = 30.0
 

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from ledger.encoding.timestamp import timestamp
 from ledger.monitor.finding import Finding
 from services.cli.exits import UsageError
-from services.runtime.http_call import post
+from services.runtime.http.http_call import post
 
 _SECONDS = 10.0
 _PAUSES = (0.0, 1.0, 4.0)

@@ -10,9 +10,9 @@ from typing import Any
 
 from services.cli.exits import UsageError
 from services.cli.jobs.running.supervisor import Plan
-from services.runtime.environment import SERVICES
-from services.runtime.settings import ServerSettings, SettingsError
-from services.runtime.toml_table import TomlTable
+from services.runtime.settings.environment import SERVICES
+from services.runtime.settings.settings import ServerSettings, SettingsError
+from services.runtime.settings.toml_table import TomlTable
 
 _SHARED = ("model", "adapter", "context_length", "cache_dtype", "arithmetic")
 _INSTEAD = {

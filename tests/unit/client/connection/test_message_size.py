@@ -9,7 +9,7 @@ from services.client.connection.message_size import LARGEST_BYTES, check_size
 from services.client.errors import InvalidArgument
 from services.client.generation.request import Message, Request
 from services.client.generation.request_wire import generate_request
-from services.runtime.limits import Limits
+from services.runtime.calls.limits import Limits
 
 LONG = "x" * LARGEST_BYTES
 

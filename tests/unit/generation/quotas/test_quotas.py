@@ -10,8 +10,8 @@ from google.rpc import error_details_pb2
 from services.generation.quotas.quota import Quota, read_quotas
 from services.generation.quotas.tenant_quotas import TenantQuotas
 from services.generation.settings import GenerationSettings
+from services.runtime.calls.status import to_status
 from services.runtime.errors import ResourceExhausted
-from services.runtime.status import to_status
 
 DEMO = Path(__file__).parents[4] / "demo/base"
 

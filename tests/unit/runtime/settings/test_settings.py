@@ -7,7 +7,7 @@ from pydantic import Field, SecretStr
 
 from services.client.connection.tls import ClientTls
 from services.ledger.settings import LedgerSettings
-from services.runtime.settings import ServerSettings, SettingsError, settings_config
+from services.runtime.settings.settings import ServerSettings, SettingsError, settings_config
 from services.runtime.tls import ServerTls
 
 

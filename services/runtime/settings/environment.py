@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 
-from services.runtime.settings_error import did_you_mean
+from services.runtime.settings.settings_error import did_you_mean
 
 SERVICES = ("generation", "ledger", "auditor", "registry", "explorer", "http", "witness")
 

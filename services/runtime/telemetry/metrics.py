@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Proc
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from services.runtime.exported_metrics import BY_NAME, ExportedMetric, Kind
+from services.runtime.telemetry.exported_metrics import BY_NAME, ExportedMetric, Kind
 
 Reading = float | Mapping[tuple[str, ...], float]
 """A value, or one for each combination of labels."""

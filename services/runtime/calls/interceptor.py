@@ -19,13 +19,13 @@ import grpc
 
 from services.runtime.access.access import Access
 from services.runtime.access.caller import current_principal
-from services.runtime.call_span import CallSpan
+from services.runtime.calls.limits import CallLimits
+from services.runtime.calls.request_context import REQUEST_ID_KEY, current_request_id, request_id_from
+from services.runtime.calls.requests import Requests
+from services.runtime.calls.status import DETAILS_KEY, to_status
 from services.runtime.errors import Aborted, Internal, KolmError, Unimplemented, without_frames
-from services.runtime.limits import CallLimits
-from services.runtime.metrics import CallMetrics
-from services.runtime.request_context import REQUEST_ID_KEY, current_request_id, request_id_from
-from services.runtime.requests import Requests
-from services.runtime.status import DETAILS_KEY, to_status
+from services.runtime.telemetry.call_span import CallSpan
+from services.runtime.telemetry.metrics import CallMetrics
 
 _log = logging.getLogger(__name__)
 

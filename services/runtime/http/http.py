@@ -13,14 +13,14 @@ import uvicorn
 from prometheus_client import CollectorRegistry
 from starlette.types import ASGIApp
 
-from services.runtime.http_metrics import MeasuredApp
-from services.runtime.http_span import TracedApp
+from services.runtime.http.http_metrics import MeasuredApp
+from services.runtime.http.http_span import TracedApp
 from services.runtime.lifecycle import ready_file, received_signals
 from services.runtime.listening import CannotListen
 from services.runtime.logs import say
-from services.runtime.metrics import Metrics
-from services.runtime.metrics_endpoint import metrics_endpoint
-from services.runtime.settings import ServerSettings
+from services.runtime.settings.settings import ServerSettings
+from services.runtime.telemetry.metrics import Metrics
+from services.runtime.telemetry.metrics_endpoint import metrics_endpoint
 
 
 async def serve_http(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from services.runtime.limits import Limits
-from services.runtime.settings import ServerSettings, Size
+from services.runtime.calls.limits import Limits
+from services.runtime.settings.settings import ServerSettings, Size
 
 _MIB = 1 << 20
 

@@ -29,14 +29,14 @@ from pydantic_settings import (
 from pydantic_settings import SettingsError as UnreadableVariable
 
 from services.client.connection.tls import ClientTls
-from services.runtime.environment import SERVICES, unknown_variables, unread
-from services.runtime.flags import flag, given_flags, service_help
 from services.runtime.listening import is_loopback
 from services.runtime.logs import LogFormat
-from services.runtime.setting_kind import Kind, kind_of, plain
-from services.runtime.settings_error import SettingsError
+from services.runtime.settings.environment import SERVICES, unknown_variables, unread
+from services.runtime.settings.flags import flag, given_flags, service_help
+from services.runtime.settings.setting_kind import Kind, kind_of, plain
+from services.runtime.settings.settings_error import SettingsError
+from services.runtime.settings.toml_table import TomlTable
 from services.runtime.tls import ServerTls
-from services.runtime.toml_table import TomlTable
 
 __all__ = ["Address", "ServerSettings", "SettingsError", "Size", "settings_config"]
 

@@ -9,6 +9,7 @@ from google.rpc import error_details_pb2
 from hypothesis import given
 from hypothesis import strategies as st
 
+from services.runtime.calls.status import to_status
 from services.runtime.errors import (
     FieldViolation,
     InvalidArgument,
@@ -17,7 +18,6 @@ from services.runtime.errors import (
     ResourceExhausted,
     without_frames,
 )
-from services.runtime.status import to_status
 
 
 def _details(error: KolmError, *kinds: type) -> list:  # type: ignore[type-arg]

@@ -12,7 +12,7 @@ _SHARED = "browser"
 
 def static_files(own: Path) -> StaticFiles:
     """In one folder, as the imports of scripts have it."""
-    return StaticFiles(directory=own, packages=[("services.runtime", _SHARED)])
+    return StaticFiles(directory=own, packages=[("services.runtime.http", _SHARED)])
 
 
 def file_names(own: Path) -> Iterator[str]:

@@ -11,8 +11,8 @@ import grpc
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError, Message
 
+from services.runtime.calls.limits import CallLimits
 from services.runtime.errors import InvalidArgument
-from services.runtime.limits import CallLimits
 
 Context = grpc.aio.ServicerContext[Any, Any]
 

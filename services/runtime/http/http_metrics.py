@@ -7,7 +7,7 @@ import time
 from prometheus_client import CollectorRegistry
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from services.runtime.metrics import Metrics
+from services.runtime.telemetry.metrics import Metrics
 
 _UNKNOWN = "other"  # of a path that no route has: strangers must not make series
 

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from services.runtime.calls.paging import page_position, page_size, page_token
 from services.runtime.errors import InvalidArgument
-from services.runtime.paging import page_position, page_size, page_token
 
 POSITIONS = st.integers(0, 2**64 - 1)
 

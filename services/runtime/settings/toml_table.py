@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from services.runtime.environment import SERVICES
-from services.runtime.settings_error import SettingsError, did_you_mean
+from services.runtime.settings.environment import SERVICES
+from services.runtime.settings.settings_error import SettingsError, did_you_mean
 
 _HEADER = re.compile(r"\s*\[\s*[\"']?([\w-]+)[\"']?\s*\]")
 _KEY = re.compile(r"\s*[\"']?([\w-]+)[\"']?\s*=")

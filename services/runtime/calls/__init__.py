@@ -1,0 +1,1 @@
+"""What stands between the wire and a servicer: decoding, limits, errors, paging."""

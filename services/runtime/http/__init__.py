@@ -1,0 +1,1 @@
+"""HTTP servers and calls: life, metrics, spans, headers, files."""

@@ -1,0 +1,1 @@
+"""Settings of servers, their flags and their help page."""

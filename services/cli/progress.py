@@ -4,19 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    MofNCompleteColumn,
-    Progress,
-    ProgressColumn,
-    TaskID,
-    TextColumn,
-    TimeRemainingColumn,
-)
+from typing import TYPE_CHECKING
 
 from services.cli.output import talk
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, ProgressColumn, TaskID
 
 FileProgress = Callable[[str, int, int], None]
 """Takes a file's name, how many of its bytes are done, and how many it has."""
@@ -24,6 +17,8 @@ FileProgress = Callable[[str, int, int], None]
 
 def bars(*columns: ProgressColumn) -> Progress:
     """Progress with these columns, shown only if stderr is a terminal."""
+    from rich.progress import Progress
+
     console = talk()
     return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 
@@ -31,6 +26,8 @@ def bars(*columns: ProgressColumn) -> Progress:
 @contextmanager
 def verifying_entries() -> Iterator[Callable[[int], None]]:
     """Counts entries: takes how many more are verified."""
+    from rich.progress import TextColumn
+
     with bars(TextColumn("verifying entry {task.completed:.0f}")) as progress:
         task = progress.add_task("", total=None)
         yield lambda count: progress.advance(task, count)
@@ -39,6 +36,8 @@ def verifying_entries() -> Iterator[Callable[[int], None]]:
 @contextmanager
 def answers(lines: int, done: int) -> Iterator[Callable[[int, int], None]]:
     """A bar of a batch's lines, of which so many are done: takes how many are, and how many failed of them."""
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+
     columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
     with bars(*columns) as progress:
         task = progress.add_task("", total=lines, completed=done)
@@ -48,6 +47,8 @@ def answers(lines: int, done: int) -> Iterator[Callable[[int, int], None]]:
 @contextmanager
 def transfers(verb: str) -> Iterator[FileProgress]:
     """A bar for each file."""
+    from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn
+
     columns = (TextColumn(f"{verb} {{task.description}}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     with bars(*columns) as progress:
         tasks: dict[str, TaskID] = {}

@@ -116,6 +116,9 @@ def verify(
     json: options.Json = False,
 ) -> None:
     """Check a bundle, a receipt file or a proof against the keys that you trust, offline. Exit code 3 if not."""
+    if not path.exists():
+        raise exits.Missing(f"there is no {path}; expected a bundle, a receipt file, a proof or a statement")
+
     from services.cli.jobs.promise_answer import read_answer
     from services.cli.jobs.receipt_file import is_receipt_file
     from services.cli.output import answer

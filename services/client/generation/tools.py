@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -91,4 +90,6 @@ class ToolCallSyntax:
 
 def call_id(request_id: str, choice: int, place: int) -> str:
     """The same for a call however it is read: it hangs on the request's id."""
-    return "call_" + hashlib.sha256(f"{request_id}/{choice}/{place}".encode()).hexdigest()[:24]
+    from hashlib import sha256  # OpenSSL's, which most requests do without
+
+    return "call_" + sha256(f"{request_id}/{choice}/{place}".encode()).hexdigest()[:24]

@@ -64,7 +64,7 @@ def test_tiles_are_monitored_with_nothing_else_installed(tmp_path: Path) -> None
 def test_what_is_wrong_is_explained_without_the_client(tmp_path: Path) -> None:
     good, keys = str(VECTORS / "bundles/good.tar.gz"), str(VECTORS / "log/keys")
     for path, trusted, code, said in (
-        ("nothing.tar.gz", keys, 4, "there is no bundle at nothing.tar.gz"),
+        ("nothing.tar.gz", keys, 4, "there is no nothing.tar.gz; expected a bundle, a receipt file"),
         (good, "nowhere", 2, "whose signatures do you trust?"),
         (good, str(tmp_path), 2, "holds no public key of a log"),
         (str(VECTORS / "bundles/expected.json"), keys, 3, "is no receipt file or statement"),

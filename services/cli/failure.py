@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 from importlib.util import find_spec
 
 from ledger.errors import KeyFileError, LedgerError, NotFound, StoreError
 from services.cli import exits
 from services.cli.exits import CommandError
+from services.cli.streams import discard_stdout
 
 _EXTRAS = {
     **dict.fromkeys(("grpc", "google", "sqlalchemy", "alembic", "pydantic_settings", "cbor2"), "kolm-serve[cli]"),
@@ -20,6 +22,8 @@ _EXTRAS = {
     "transformers": "kolm-serve[generation]",
 }
 """The extra that installs each optional package."""
+_UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+"""What stdout may say where it is a file or a terminal; an error in a named file has its name."""
 
 
 def explain(error: Exception) -> int:
@@ -29,6 +33,8 @@ def explain(error: Exception) -> int:
     failure = as_command_error(error)
     if failure is None:
         raise error
+    if isinstance(error, OSError):
+        discard_stdout()  # or it would fail once more, at the interpreter's end
     print(f"kolm: {printable(failure.message)}", file=sys.stderr)
     if failure.hint:
         print(f"      {printable(failure.hint)}", file=sys.stderr)
@@ -57,6 +63,8 @@ def as_command_error(error: Exception) -> CommandError | None:
         return exits.VerificationFailed(str(error))
     if isinstance(error, OSError) and error.filename is not None:  # a folder that is a file, or that we may not write
         return exits.Failed(f"{error.filename}: {error.strerror}")
+    if isinstance(error, OSError) and error.errno in _UNWRITABLE:
+        return exits.Failed(f"cannot write the output: {error.strerror}")
     return None
 
 

@@ -16,6 +16,7 @@ from services.cli import exits
 from services.cli.coercion import coerced_quickly
 from services.cli.option_groups import with_option_groups
 from services.cli.server_options import with_server_options
+from services.cli.streams import discard_stdout, make_usable
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,23 +103,23 @@ class KolmGroup(GroupCommand):
         super().__init__(**attributes)
         self.commands: Any = Commands(self.members)
 
+    def main(self, *arguments: Any, **more: Any) -> Any:
+        make_usable()
+        return super().main(*arguments, **more)
+
     def invoke(self, ctx: Any) -> Any:
         try:
-            return super().invoke(ctx)
+            try:
+                return super().invoke(ctx)
+            finally:
+                sys.stdout.flush()  # what cannot be written is known here, and not at the interpreter's end
         except KeyboardInterrupt:
             print("interrupted", file=sys.stderr)
             raise typer.Exit(exits.INTERRUPTED) from None
         except BrokenPipeError:  # the reader of our output has closed it
-            _discard_stdout()
+            discard_stdout()
             raise typer.Exit(exits.OK) from None
         except Exception as error:
             from services.cli.failure import explain
 
             raise typer.Exit(explain(error)) from error
-
-
-def _discard_stdout() -> None:
-    """Stdout goes nowhere from here on, for the interpreter flushes it again at exit."""
-    import os
-
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

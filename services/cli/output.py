@@ -33,6 +33,12 @@ class ShownConsole(Console):
         for segment in super().render(renderable, options):
             yield segment if segment.control else Segment(STEERING.sub("", segment.text), segment.style)
 
+    def on_broken_pipe(self) -> None:
+        """Whoever closes our remarks may still read our results; nobody needs a command whose results are closed."""
+        if not self.stderr:
+            raise
+        self.quiet = True
+
     def print(self, *objects: Any, crop: bool = False, **how: Any) -> None:
         """As rich's, which would cut off what is wider than the terminal."""
         super().print(*objects, crop=crop, **how)
@@ -71,7 +77,7 @@ def talk() -> Console:
 def print_json(value: Any) -> None:
     """One JSON document, indented on a terminal."""
     indent = 2 if sys.stdout.isatty() else None
-    print(json.dumps(value, indent=indent, ensure_ascii=False))
+    print(json.dumps(value, indent=indent, ensure_ascii=sys.stdout.encoding.lower() != "utf-8"))
 
 
 def answer(as_json: bool, document: Callable[[], Any], view: Callable[[], RenderableType]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -40,15 +41,18 @@ class UpTalk:
         self._console = talk()
 
     def line(self, service: str, line: str) -> None:
-        """A line of a service; from any thread. JSON goes through as it is."""
-        if not self._json:
-            prefix = Text(f"{service:>10} │ ", style=_COLOURS.get(service, "bold"))
-            self._console.print(prefix + Text.from_ansi(line), soft_wrap=True)
-        elif line.startswith("{") and line.endswith("}"):
-            print(line, file=sys.stderr, flush=True)
-        else:
-            said = {"time": datetime.now(UTC).isoformat(), "level": "INFO", "service": service, "message": line}
-            print(json.dumps(said, ensure_ascii=False), file=sys.stderr, flush=True)
+        """A line of a service; from any thread. JSON goes through as it is. Services go on where nobody reads them any
+        more, or the terminal is gone.
+        """
+        with suppress(OSError):
+            if not self._json:
+                prefix = Text(f"{service:>10} │ ", style=_COLOURS.get(service, "bold"))
+                self._console.print(prefix + Text.from_ansi(line), soft_wrap=True)
+            elif line.startswith("{") and line.endswith("}"):
+                print(line, file=sys.stderr, flush=True)
+            else:
+                said = {"time": datetime.now(UTC).isoformat(), "level": "INFO", "service": service, "message": line}
+                print(json.dumps(said, ensure_ascii=False), file=sys.stderr, flush=True)
 
     def say(self, line: str) -> None:
         """A line of `kolm up` itself, among those of the services."""

@@ -76,9 +76,9 @@ def unpack(path: Path, folder: Path) -> None:
             raw.seek(0)
             _unpack(cast("BinaryIO", gzip.GzipFile(fileobj=raw)) if zipped else raw, folder)
     except (tarfile.TarError, EOFError, ValueError, zlib.error) as error:
-        raise FormatError("bundle", f"is no readable archive: {error}") from None
+        raise FormatError("bundle", f"{path.name} is no readable archive: {error}") from None
     except OSError as error:  # gzip.BadGzipFile is one too
-        raise FormatError("bundle", f"cannot be unpacked: {error}") from None
+        raise FormatError("bundle", f"{path.name} cannot be unpacked: {error}") from None
 
 
 def _unpack(stream: BinaryIO, folder: Path) -> None:

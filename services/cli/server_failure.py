@@ -27,9 +27,13 @@ _HINTS = {
     ),
 }
 
-_NO_SERVER = re.compile(
-    r"last error: \w+: (?:ipv[46]:)?(?P<address>\S+:\d+): (?:Failed to connect to remote host: )?(?P<why>.+)"
+_NO_SERVER = (
+    re.compile(
+        r"last error: \w+: (?:ipv[46]:)?(?P<address>\S+:\d+): (?:Failed to connect to remote host: )?(?P<why>.+)"
+    ),
+    re.compile(r"address lookup failed for (?P<address>\S+): (?P<why>[^\]]+)"),
 )
+_NO_METHOD = "Method not found!"
 
 _FIELDS = (
     *(
@@ -61,8 +65,10 @@ def of_server(error: client.KolmError) -> CommandError:
 
 
 def _plain(message: str) -> str:
-    """Without gRPC's own words for a server that is not there."""
-    found = _NO_SERVER.search(message)
+    """Without gRPC's own words for a server that is not there, or is another one."""
+    if message == _NO_METHOD:
+        return "the server that was asked is of another kind, or older"
+    found = next(filter(None, (pattern.search(message) for pattern in _NO_SERVER)), None)
     return message if found is None else f"no server at {found['address']}: {found['why'].lower()}"
 
 
@@ -78,6 +84,8 @@ def _hint(error: client.KolmError) -> str | None:
         return _HINTS[error.reason]
     if isinstance(error, client.Unavailable):
         return "is it running? `kolm up` starts all services, `kolm health` shows which answer"
+    if error.message == _NO_METHOD:
+        return "is its address that of another service? `kolm health` shows which answers where"
     if isinstance(error, client.DeadlineExceeded):
         return "`kolm health` shows which services answer"
     if isinstance(error, client.Internal) and error.request_id:

@@ -42,7 +42,7 @@ def batch(
     from services.cli.jobs.batch.lines import count_lines
     from services.cli.jobs.batch.results import Results
     from services.cli.jobs.batch.work import Terms
-    from services.cli.output import answer
+    from services.cli.output import answer, counted
     from services.cli.views.batch import batch_json, batch_text
 
     if not timeout > 0:
@@ -66,7 +66,7 @@ def batch(
     )
     if progress.failed:
         hint = "the same command asks again for those that found the server busy or away"
-        raise Failed(f"{progress.failed} lines failed; {out} says why", hint)
+        raise Failed(f"{counted(progress.failed, 'line')} failed; {out} says why", hint)
 
 
 async def _work(generation: str, requests: Path, results: Results, terms: Terms, lines: int) -> Progress:

@@ -28,12 +28,14 @@ class WrappedText:
 
     def _end_word(self) -> None:
         size = cell_len(self._word)
-        if self._column and self._column + size > self._width():
+        if self._column and size and self._column + size > self._width():
             self._write("\n")
             self._column = 0
         self._write(self._word)
         self._column, self._word = self._column + size, ""
 
     def _space(self, piece: str) -> None:
-        self._write(piece)
+        """A space after a full line is left out: the terminal would put it at the beginning of the next one."""
+        if piece == "\n" or self._column < self._width():
+            self._write(piece)
         self._column = 0 if piece == "\n" else self._column + 1

@@ -82,6 +82,19 @@ def test_a_server_that_is_not_there_is_named_without_grpc_s_words(address: str) 
     assert "kolm up" in found.hint
 
 
+def test_a_host_without_an_address_is_named_without_the_resolver_s_words() -> None:
+    why = "[field:hostname lookup error:address lookup failed for nohost:1: Domain name not found]"
+    found = explained(client.Unavailable(f"errors resolving nohost:1: {why}"))
+    assert found.message == "no server at nohost:1: domain name not found"
+
+
+def test_another_service_s_address_is_said_to_be_one() -> None:
+    found = explained(client.Unimplemented("Method not found!"))
+    assert (found.exit_code, found.message) == (1, "the server that was asked is of another kind, or older")
+    assert found.hint is not None
+    assert "kolm health" in found.hint
+
+
 def test_a_path_that_the_system_refuses_is_named() -> None:
     error = explained(NotADirectoryError(20, "Not a directory", "notes.txt/run/ledger.address"))
     assert (error.exit_code, error.message) == (1, "notes.txt/run/ledger.address: Not a directory")

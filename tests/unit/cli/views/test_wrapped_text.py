@@ -23,3 +23,10 @@ def test_lines_break_between_words_however_the_text_comes(pieces: tuple[str, ...
     for piece in (*pieces, "\n"):
         write(piece)
     assert "\n".join(line.rstrip() for line in "".join(written).split("\n")) == shown
+
+
+def test_a_full_line_is_followed_by_nothing_that_would_begin_the_next_one() -> None:
+    written: list[str] = []
+    write = WrappedText(written.append, lambda: 14)
+    write("one two three. four\nfive sixteen..  \nend ")
+    assert "".join(written) == "one two three.\nfour\nfive sixteen..\nend "

@@ -50,8 +50,9 @@ def store_errors() -> Iterator[None]:
     """Raises the errors of the database as StoreError."""
     try:
         yield
-    # OverflowError: an index beyond 64 bits. UnicodeDecodeError: SQLite's words about a damaged schema quote its bytes.
-    except (SQLAlchemyError, OverflowError, UnicodeDecodeError) as error:
+    # sqlite3.Error: of a pragma, which goes to the driver. OverflowError: an index beyond 64 bits. UnicodeDecodeError:
+    # SQLite's words about a damaged schema quote its bytes.
+    except (SQLAlchemyError, sqlite3.Error, OverflowError, UnicodeDecodeError) as error:
         cause = getattr(error, "orig", None) or error
         damaged = isinstance(error, UnicodeDecodeError) or _names_damage(cause)
         family = StoreDamaged if damaged else StoreError

@@ -31,8 +31,12 @@ class WriterLock:
             raise StoreLocked(
                 f"{database} is open for writing in another process (pid {holder}); stop it first"
             ) from None
-        os.ftruncate(self._descriptor, 0)
-        os.pwrite(self._descriptor, str(os.getpid()).encode("ascii"), 0)
+        try:
+            os.ftruncate(self._descriptor, 0)
+            os.pwrite(self._descriptor, str(os.getpid()).encode("ascii"), 0)
+        except OSError as error:
+            os.close(self._descriptor)
+            raise StoreError(f"cannot write {self.path}: {error.strerror}") from None
 
     def release(self) -> None:
         """Let another process write. Releasing twice changes nothing. The file stays: removing it would race."""

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -282,6 +282,18 @@ def test_a_write_that_the_system_cuts_short_is_refused_and_the_ledger_goes_on_on
         assert [answer.entry for answer in answers[:3]] == [answer.entry for answer in acknowledged]
         assert guard.read(ORIGIN) == sequencer.board.latest().checkpoint
     assert verify(path).ok
+
+
+def test_a_ledger_that_finds_no_room_at_its_start_says_so_and_starts_once_there_is(path: Path) -> None:
+    refused = 0
+    for room in range(0, 300_000, 20_000):
+        folder = path.with_name(str(room))
+        with file_size_limit(room), suppress(StoreError):
+            SqlEntryStore.open(folder / "ledger.db", folder / "keys.db").close()
+            continue
+        refused += 1
+        SqlEntryStore.open(folder / "ledger.db", folder / "keys.db").close()
+    assert refused > 1
 
 
 def test_content_is_erasable_without_breaking_a_proof(path: Path) -> None:

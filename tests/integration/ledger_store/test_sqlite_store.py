@@ -17,6 +17,7 @@ from ledger.errors import ChainError, LedgerError, NotFound, NotWritten, StoreEr
 from ledger.log.reader import LedgerReader
 from ledger.log.sequencer import Sequencer
 from ledger.log.store import entries_from
+from ledger.sql.database import store_errors
 from ledger.sql.guard import SqlGuard
 from ledger.sql.store import SqlEntryStore
 from tests.unit.ledger.builders import KEYS, ORIGIN, TRUSTED, content, signed_receipt
@@ -294,6 +295,12 @@ def test_a_ledger_that_finds_no_room_at_its_start_says_so_and_starts_once_there_
         refused += 1
         SqlEntryStore.open(folder / "ledger.db", folder / "keys.db").close()
     assert refused > 1
+
+
+def test_an_error_of_the_driver_itself_is_one_of_the_store() -> None:
+    """A pragma's: on a full disk, that which empties the write-ahead log."""
+    with pytest.raises(StoreError, match="database or disk is full"), store_errors():
+        raise sqlite3.OperationalError("database or disk is full")
 
 
 def test_content_is_erasable_without_breaking_a_proof(path: Path) -> None:

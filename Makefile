@@ -32,12 +32,13 @@ demo: $(STAMP) ## serve, speculate, receipt, replay: the main job, end to end
 export PYTHONDONTWRITEBYTECODE :=
 
 # Tests in parts, which run beside each other and print when they end; the longest come first. Three at a time keep two
-# cores busy, for half of each part is waiting.
+# cores busy, for half of each part is waiting. Kernels are compiled before: services that tests start would wait for it.
 BESIDE := +$(MAKE) --no-print-directory --keep-going --output-sync=target
 PYTEST := $(BIN)/python -m pytest
 PARTS  := tests/e2e tests/cluster tests/integration/generation tests/integration/cli tests/unit/generation tests/unit tests
 
 test: $(STAMP) ## lint and the whole test suite, in parts beside each other
+	@$(BIN)/kolm doctor --compile
 	@$(BESIDE) --jobs=3 lint $(PARTS:%=test-%)
 
 # A part leaves out the parts inside of it.

@@ -8,6 +8,7 @@ times are those of real passes over real rows; the acceptance is that of a model
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import random
 import re
@@ -21,6 +22,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.arithmetic import ARITHMETICS
 from benchmarks.engines import Kolm, KolmEngine, Run
 from benchmarks.machine import RESULTS, machine
 from benchmarks.storages import in_storage
@@ -32,6 +34,7 @@ from services.generation.target.target import PassOutput
 
 HEAD = Path("demo/smollm2/head")
 LINES = 200
+PUBLISHED, QUANTISED = "q4_1", ("q4_1", "q8_0")
 OLD, NEW = "width", "columns"
 
 
@@ -52,10 +55,11 @@ class Dictated:
         return computed
 
 
-def measure(storage: str | None, rounds: int, methods: Sequence[str]) -> dict[str, Any]:
+def measure(storage: str, arithmetic: str, rounds: int, methods: Sequence[str]) -> dict[str, Any]:
     """For each method and prediction: times of off over its own, median of the rounds, and what a pass brought."""
     published = model_path("smollm2")
-    engine = KolmEngine(published if storage is None else in_storage(published, storage), HEAD)
+    model = published if storage == PUBLISHED else in_storage(published, storage)
+    engine = KolmEngine(model, HEAD, arithmetic)
     engine.drafters |= {"rest": RestDrafter({}), "suffix": SuffixDrafter()}
     engine.target = dictated = Dictated(engine.target)  # type: ignore[assignment]
     before = "\n".join(Path(textwrap.__file__).read_text("utf-8").splitlines()[:LINES]) + "\n"
@@ -71,8 +75,8 @@ def measure(storage: str | None, rounds: int, methods: Sequence[str]) -> dict[st
     ]
     runs = _rounds(contenders, prompt, len(expected["right"]), rounds)
     return {
-        "storage": storage or "q4_1", "lines": LINES, "prompt tokens": len(prompt), "tokens": len(expected["right"]),
-        "occurrences": len(re.findall(rf"\b{OLD}\b", before)), **_summary(runs),
+        "storage": storage, "arithmetic": arithmetic, "lines": LINES, "prompt tokens": len(prompt),
+        "tokens": len(expected["right"]), "occurrences": len(re.findall(rf"\b{OLD}\b", before)), **_summary(runs),
     }  # fmt: skip
 
 
@@ -110,15 +114,19 @@ def _ratio(off: Sequence[float], own: Sequence[float]) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--storage", nargs="*", default=["q4_1"], help="q4_1 (as published), q8_0, bfloat16, float32")
+    parser.add_argument("--storage", nargs="*", default=[PUBLISHED], help="q4_1, as published; q8_0, bfloat16, float32")
+    parser.add_argument("--arithmetic", nargs="*", default=["float32"], choices=ARITHMETICS)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--methods", nargs="*", default=[], help="of lookahead, eagle3, rest, suffix; all unless told")
     arguments = parser.parse_args()
-    storages = [None if each == "q4_1" else each for each in arguments.storage]
-    results = [measure(storage, arguments.rounds, arguments.methods) for storage in storages]
+    results = [
+        measure(storage, arithmetic, arguments.rounds, arguments.methods)
+        for storage, arithmetic in itertools.product(arguments.storage, arguments.arithmetic)
+        if arithmetic == "float32" or storage in QUANTISED
+    ]
     (RESULTS / "predicted.json").write_text(json.dumps({"machine": machine(), "predicted": results}, indent=1) + "\n")
     for result in results:
-        table = Table(title=f"{result['storage']}: off takes {result['off, ms a token']} ms a token")
+        table = Table(title=f"{result['storage']}, {result['arithmetic']}: off {result['off, ms a token']} ms a token")
         for column in ("method, prediction", "decoding over off", "request over off", "tokens a pass"):
             table.add_column(column)
         for name, row in result["methods"].items():

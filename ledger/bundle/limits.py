@@ -25,7 +25,7 @@ def check_unreplayable(fold: BundleFold, trust: Trust) -> str:
         raise ProofError(f"{found}: first that in entry {min(fold.unreplayable)}; {trust.max_unreplayable} are allowed")
     if not judged:
         raise NothingToCheck("the bundle holds no verdict")
-    return f"{count} of the judged receipts could not be{erased_in_words(fold.unreplayable)}"
+    return f"{count} of the judged receipts could not be replayed{erased_in_words(fold.unreplayable)}"
 
 
 def erased_in_words(unreplayable: Mapping[int, int | None]) -> str:

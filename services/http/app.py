@@ -99,7 +99,9 @@ def _failed(request: Request, error: Exception) -> Response:
         error = of_kolm(error, {})
     if isinstance(error, HTTPException):
         message = f"{request.method} {request.url.path}: {error.detail}"
-        error = ApiError(error.status_code, message, error.detail.lower().replace(" ", "_"))
+        answer = ApiError(error.status_code, message, error.detail.lower().replace(" ", "_")).response()
+        answer.headers.update(error.headers or {})
+        return answer
     assert isinstance(error, ApiError)
     if error.status >= 500:
         _log.error("cannot answer: %s", error.message)

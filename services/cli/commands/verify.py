@@ -123,6 +123,8 @@ def verify(
     from services.cli.jobs.receipt_file import is_receipt_file
     from services.cli.output import answer
 
+    if path.exists() and not (path.is_file() or path.is_dir()):  # such as a pipe, which can be read but once
+        raise exits.UsageError(f"{path} is neither a file nor a folder; save what it brings to a file")
     sources = given.sources(home.trusted)
     if is_receipt_file(path):
         checked = _receipt_file(path, sources, given)

@@ -136,11 +136,13 @@ at("ask").addEventListener("submit", async (event) => {
   try {
     await ask(question);
   } catch (error) {
-    const said = error.name === "AbortError" ? "stopped; its receipt says so" : error.message;
-    at("turns").lastElementChild.lastElementChild.append(fact(said, "badge bad"));
-    const text = at("turns").lastElementChild.firstElementChild.textContent;
-    conversation.length = before;
-    if (text) conversation.push({ role: "user", content: question }, { role: "assistant", content: text });
+    const [shown, facts] = at("turns").lastElementChild?.children ?? [];
+    if (shown) {  // else somebody has begun anew
+      facts.append(fact(error.name === "AbortError" ? "stopped; its receipt says so" : error.message, "badge bad"));
+      conversation.length = before;
+      const text = shown.textContent;
+      if (text) conversation.push({ role: "user", content: question }, { role: "assistant", content: text });
+    }
   }
   running = null;
   at("send").disabled = false;

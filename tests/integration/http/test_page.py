@@ -114,6 +114,11 @@ async def test_while_an_answer_comes_its_speed_and_acceptance_are_shown_and_it_c
         assert "receipt" not in seen
         await stop.click()
         await expect(page.locator(".assistant .badge.bad")).to_contain_text("stopped; its receipt says so")
+        await ask(page, "And now?")
+        await expect(stop).to_be_visible()
+        await page.get_by_role("button", name="Begin anew").click()
+        await expect(stop).to_be_hidden()
+        await expect(page.locator(".turn")).to_have_count(0)
     finally:
         gate.open()
     await expect(page.get_by_role("button", name="Ask")).to_be_enabled()

@@ -6,12 +6,13 @@ import fcntl
 import json
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Self
 from uuid import uuid4
 
-from services.cli.exits import UsageError
+from services.cli.exits import Failed, UsageError
 from services.cli.jobs.batch.lines import BatchLine, LineInvalid
 
 _PASSING = (408, 429, 499)  # statuses of a server that was busy or away, beside 5xx: such lines are asked again
@@ -35,7 +36,7 @@ class Results:
     def __init__(self, path: Path) -> None:
         """Goes on with a file that is there: a last line that was not written whole is taken out, and so are those of
         requests that found the server busy or away. Raises UsageError where the file holds anything else, or where
-        another batch writes it.
+        another batch writes it, Failed where it cannot be written.
         """
         self._path, self.done = path, set[str | int]()
         self._file = _locked(path)
@@ -50,13 +51,15 @@ class Results:
         kept = beside.open("wb")
         try:
             fcntl.flock(kept, fcntl.LOCK_EX)  # before it takes the place of the file that is locked
-            for raw, result in self._kept():
-                kept.write(raw)
-                self.done.add(_key(result))
-            kept.flush()
+            with self._writing():
+                for raw, result in self._kept():
+                    kept.write(raw)
+                    self.done.add(_key(result))
+                kept.flush()
             os.replace(beside, self._path)
         except BaseException:
-            kept.close()
+            with suppress(OSError):
+                kept.close()
             beside.unlink(missing_ok=True)
             raise
         self._file.close()
@@ -77,16 +80,26 @@ class Results:
                     yield raw, result
 
     def add(self, result: dict[str, Any]) -> None:
-        """Write one result; it stays if this process is killed."""
+        """Write one result; it stays if this process is killed. Raises Failed."""
         text = json.dumps(result, ensure_ascii=False, separators=(",", ":"))
-        self._file.write(text.encode(errors="backslashreplace") + b"\n")  # of lone surrogates, JSON's own escapes
-        self._file.flush()
+        with self._writing():
+            self._file.write(text.encode(errors="backslashreplace") + b"\n")  # of lone surrogates, JSON's own escapes
+            self._file.flush()
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            hint = "what is in it stays; the same command goes on once there is room"
+            raise Failed(f"cannot write {self._path}: {error.strerror}", hint) from None
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._file.close()
+        with suppress(OSError):  # of a result that could not be written, which `add` has said
+            self._file.close()
 
 
 def _locked(path: Path) -> BinaryIO:

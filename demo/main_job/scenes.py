@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from rich.console import Console
@@ -14,6 +14,7 @@ from demo.main_job.measurement import Row
 from demo.main_job.prompts import Prompt
 from services.cli.output import table
 from services.cli.steering import printable
+from services.cli.views.wrapped_text import WrappedText
 
 _PROMPT_LINES = 3
 _SHOWN_LINES = 8
@@ -78,7 +79,10 @@ class Stream:
     """Text as it comes, in a few lines: the first part of it, then only that there is more."""
 
     def __init__(self, console: Console) -> None:
-        self._console = console
+        def show(text: str) -> None:
+            console.print(Text(text, style="green"), end="", soft_wrap=True)
+
+        self._show: Callable[[str], None] = WrappedText(show, lambda: console.width) if console.is_terminal else show
         self._shown = ""
         self._full = False
 
@@ -87,14 +91,11 @@ class Stream:
             return
         self._shown += printable(text)
         room = _fits(self._shown)
-        fresh = text if room == len(self._shown) else printable(text)[: room - len(self._shown)]
-        self._console.print(Text(printable(fresh), style="green"), end="", soft_wrap=True)
-        if room < len(self._shown):
-            self._console.print("[dim] …[/]", end="")
-            self._full = True
+        self._full = room < len(self._shown)
+        self._show(f"{printable(text)[: room - len(self._shown)]} …" if self._full else printable(text))
 
     def close(self) -> None:
-        self._console.print()
+        self._show("\n")
 
 
 def _fits(text: str) -> int:

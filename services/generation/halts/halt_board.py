@@ -121,15 +121,15 @@ class HaltBoard:
 
     async def refresh(self) -> None:
         """Ask the ledger once. Raises LedgerUnreachable."""
-        asked, was_known = self._clock(), self.known
+        asked = self._clock()
         state = await self._read()
         unresumed = await self._missing_resumes(self._knowledge.gone(state))
         for halt in unresumed:
             _log.critical("the ledger dropped halt %d without a resume that counts: it stands", halt.index)
         knowledge = self._knowledge.after(state, unresumed)  # of the state now, after the calls
-        if not was_known:
-            _log.info("the ledger counts %d halts, %d open", knowledge.epoch, len(knowledge.open))
         await self._keep(knowledge)
+        if not self.known:
+            _log.info("the ledger counts %d halts, %d open", knowledge.epoch, len(knowledge.open))
         self._asked = asked  # the answer may be as old as the question
 
     async def follow(self) -> None:

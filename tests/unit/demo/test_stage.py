@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from demo.main_job.scenes import Stage
+from demo.main_job.scenes import Stage, Stream
 from demo.main_job.script import Demo
 
 
@@ -19,6 +19,27 @@ def shown(*, terminal: bool, long: bool) -> str:
         pass
     stage.remark("done")
     return written.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("terminal", "text"), [(True, "When sunlight\nreaches us\n"), (False, "When sunlight reaches us\n")]
+)
+def test_answers_break_between_words_on_a_terminal_alone(terminal: bool, text: str) -> None:
+    written = io.StringIO()
+    stream = Stream(Console(file=written, force_terminal=terminal, color_system=None, width=16, _environ={}))
+    for piece in ("When sun", "light rea", "ches us"):
+        stream.write(piece)
+    stream.close()
+    assert "\n".join(line.rstrip() for line in written.getvalue().split("\n")) == text
+
+
+def test_the_rest_of_a_long_answer_is_three_dots() -> None:
+    written = io.StringIO()
+    stream = Stream(Console(file=written, width=80, _environ={}))
+    for number in range(12):
+        stream.write(f"line {number}\n")
+    stream.close()
+    assert written.getvalue().endswith("line 7 …\n")
 
 
 def test_a_terminal_shows_what_is_under_way_and_since_when() -> None:

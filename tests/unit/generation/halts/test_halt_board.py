@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from pathlib import Path
+
+import pytest
 
 from kolm.ledger.v1 import documents_pb2, ledger_pb2
 from ledger.documents.halt import Resume, Scope
@@ -69,6 +72,20 @@ async def test_a_deviation_found_while_the_ledger_is_being_asked_is_not_forgotte
     assert board.known
     assert [scope.method for scope in board.scopes if scope.base_cid == BASE] == ["lookahead"]
     assert HaltBoard(tmp_path / "halts.json", read, every=1.0).scopes == (LOOKAHEAD,)
+
+
+async def test_two_questions_at_once_say_once_that_the_ledger_has_answered(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+
+    async def read() -> ledger_pb2.GetHaltStateResponse:
+        await asyncio.sleep(0)
+        return answer(1, EAGLE)
+
+    board = HaltBoard(tmp_path / "halts.json", read, every=1.0)
+    await asyncio.gather(board.refresh(), board.refresh())
+    assert caplog.messages.count("the ledger counts 1 halts, 1 open") == 1
 
 
 async def test_an_answer_counts_for_as_long_as_the_lease_from_the_question_on(tmp_path: Path) -> None:

@@ -129,7 +129,7 @@ class HaltBoard:
         knowledge = self._knowledge.after(state, unresumed)  # of the state now, after the calls
         await self._keep(knowledge)
         if not self.known:
-            _log.info("the ledger counts %d halts, %d open", knowledge.epoch, len(knowledge.open))
+            _log.info("halts in the ledger: %d, open: %d", knowledge.epoch, len(knowledge.open))
         self._asked = asked  # the answer may be as old as the question
 
     async def follow(self) -> None:

@@ -23,6 +23,7 @@ from services.explorer.source import Source
 from services.explorer.tiles import Tiles
 from services.explorer.trends_page import TrendsPage
 from services.explorer.verdict_list import VerdictList
+from services.runtime.http.own_name import OwnName
 from services.runtime.http.security_headers import SecurityHeaders
 from services.runtime.http.static_files import static_files
 
@@ -73,7 +74,7 @@ def explorer_app(source: Source) -> ASGIApp:
         ],
         exception_handlers={KolmError: failed, LedgerError: failed, HTTPException: failed},
     )
-    return SecurityHeaders(app)
+    return OwnName(SecurityHeaders(app))
 
 
 def _failure(pages: Pages, error: Exception) -> Response:

@@ -11,12 +11,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from services.client.connection.token import is_here
 from services.http.errors import CLOSED, ApiError
+from services.runtime.http.own_name import is_forwarded, is_name_of_dns
 
 _Value = TypeVar("_Value")
 
 _TOKEN_PREFIX = "kolm_"
-_FORWARDED = ("forwarded", "x-forwarded-for", "x-real-ip", "via")
-"""Headers that proxies add."""
 
 
 def token(request: Request) -> str:
@@ -24,7 +23,7 @@ def token(request: Request) -> str:
 
     OpenAI's clients always send a key. One that is no token of kolm is taken for none, on this machine alone: a caller
     from elsewhere, also by way of a proxy, has to bring one, for the front's own connection looks as if it came from
-    this machine. Raises ApiError.
+    this machine. So has one that calls this machine by a name of DNS. Raises ApiError.
     """
     scheme, _, sent = request.headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer" and sent.startswith(_TOKEN_PREFIX):
@@ -32,7 +31,8 @@ def token(request: Request) -> str:
     if not _is_here(request):
         raise ApiError(
             401,
-            f"expected authorization: Bearer {_TOKEN_PREFIX}…; `kolm tokens create` makes a token",
+            f"expected authorization: Bearer {_TOKEN_PREFIX}…; `kolm tokens create` makes a token (on this machine "
+            "http://127.0.0.1 needs none)",
             "token_required",
         )
     return ""
@@ -56,7 +56,7 @@ class Gate:
 
 
 def _is_here(request: Request) -> bool:
-    if request.client is None or any(header in request.headers for header in _FORWARDED):
+    if request.client is None or is_forwarded(request.headers) or is_name_of_dns(request.headers.get("host", "")):
         return False
     return is_here(f"[{request.client.host}]:0" if ":" in request.client.host else f"{request.client.host}:0")
 

@@ -40,3 +40,12 @@ def test_what_came_through_a_proxy_is_from_elsewhere(header: str) -> None:
     with pytest.raises(ApiError):
         token(asking({header: "127.0.0.1"}))
     assert token(asking({header: "10.0.0.7", "authorization": f"Bearer {TOKEN}"})) == TOKEN
+
+
+def test_a_page_that_points_its_name_at_this_machine_has_no_say_here() -> None:
+    for name in ("evil.example", "evil.example:50057", "127.0.0.1.evil.example", "EVIL.example.", "[evil.example"):
+        with pytest.raises(ApiError):
+            token(asking({"host": name}))
+        assert token(asking({"host": name, "authorization": f"Bearer {TOKEN}"})) == TOKEN
+    for own in ("127.0.0.1:50057", "localhost:50057", "[::1]:50057", "kolm.localhost", "10.0.0.7", "box:80", ""):
+        assert token(asking({"host": own})) == ""

@@ -174,6 +174,15 @@ GENERATIONS = (
 )
 """Each is started, answers, and ends."""
 
+WITHOUT_CONTAINERS = (
+    "kolm ledger verify --database log.sqlite3 --trusted .kolm/trusted",
+    "kolm ledger fsck --deep --data-dir .kolm",
+    "kolm ledger rotate-key log",
+    "kolm ledger rotate-key receipts",
+    "kolm ledger rotate-key auditor",
+)
+"""Run by `tests/e2e/test_without_containers.py`, with the other lines of that chapter."""
+
 RESUME = 'kolm halts resume 17 --reason "the kernel was replaced"'
 RESUME_BY_SEVERAL = (
     'kolm halts sign resume.json --halt 17 --reason "the kernel was replaced"',
@@ -200,6 +209,7 @@ RUN = {
     *WITH_TLS,
     *IN_A_DEVICE,
     *ON_POSTGRESQL,
+    *WITHOUT_CONTAINERS,
     *RESUME_BY_SEVERAL,
     RESUME,
     CONFIGURED,

@@ -50,9 +50,13 @@ def recover(
     if key.role != "log":
         raise FormatError("role", f"checkpoints are signed by a key of role log, not {key.role}")
     size = store.size()
-    recorded = _recorded_head(store, (key.public, *trusted.keys("log")), origin)
-    signed = None if recorded is None else recorded[0]
     guarded = None if guard is None else guard.read(origin)
+    try:
+        recorded = _recorded_head(store, (key.public, *trusted.keys("log")), origin)
+    except SignatureError:  # of an old backup, whose key has been replaced since
+        check_not_rolled_back(guarded, size, None, TileHashes(store))
+        raise
+    signed = None if recorded is None else recorded[0]
     check_not_rolled_back(guarded, size, signed, TileHashes(store))
     covered = 0 if signed is None else signed.size
     if covered > size:

@@ -11,6 +11,8 @@ from ledger.errors import StoreError
 from ledger.log.content_seal import ContentKeys
 from ledger.sql.schema import REVISION
 
+_log = logging.getLogger(__name__)
+
 _SCRIPTS = Path(__file__).parent / "migrations"
 _FIRST = "0001"
 _OLDER = (_FIRST, "0002", "0003")
@@ -40,6 +42,8 @@ def migrate(connection: Connection, name: str, keys: ContentKeys | None = None) 
     if found == _FIRST:
         command.stamp(config, _FIRST)
     command.upgrade(config, "head")
+    if found is not None:
+        _log.info("%s is brought from schema %s to %s", name, found, REVISION)
     return True
 
 

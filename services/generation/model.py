@@ -51,7 +51,8 @@ class Model:
 
 def with_drafters(model: Model, parts: Parts, heads: Sequence[ServedHead] = ()) -> Model:
     """The model with every drafter that can be built. Raises CannotDraft."""
-    with compiling("trees") if parts.heads or parts.draft_model else nullcontext():
+    trees = compiling("trees") if parts.heads or parts.draft_model else nullcontext()
+    with compiling("sampling"), trees:  # two servers that start together compile nothing twice
         return replace(model, drafters=build_drafters(parts), heads=tuple(heads))
 
 

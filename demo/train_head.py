@@ -16,7 +16,7 @@ from demo.build_prompts import LONGEST_PROMPT
 from services.cli.exits import CommandError
 from services.cli.jobs.heads import training
 from services.cli.output import data, talk
-from services.cli.views.training import acceptance_table
+from services.cli.views.heads.training import acceptance_table
 from services.training.budget import Minutes, Steps
 from services.training.devices import end_process
 from services.training.job import Job

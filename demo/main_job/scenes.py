@@ -14,7 +14,7 @@ from demo.main_job.measurement import Row
 from demo.main_job.prompts import Prompt
 from services.cli.output import table
 from services.cli.steering import printable
-from services.cli.views.wrapped_text import WrappedText
+from services.cli.views.generation.wrapped_text import WrappedText
 
 _PROMPT_LINES = 3
 _SHOWN_LINES = 8

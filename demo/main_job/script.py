@@ -20,11 +20,11 @@ from services.auditor.auditor import Examined
 from services.auditor.replays.engine_plan import EnginePlan
 from services.auditor.schedule.database import sqlite_url
 from services.cli.jobs.ledger.log_verification import check_log
-from services.cli.jobs.receipt_proof import prove
+from services.cli.jobs.receipts.receipt_proof import prove
 from services.cli.jobs.running.local_services import LocalServices
 from services.cli.jobs.running.own_principals import OWNER, token_file
 from services.cli.jobs.running.supervisor import Supervisor
-from services.cli.views.log_report import report_view
+from services.cli.views.log.log_report import report_view
 from services.client import LedgerClient, ModelInfo, Runtime, SamplingParams
 from services.generation.target.canonical.kernels.compilation import kernels_are_compiled
 from services.generation.target.errors import ModelNotFound

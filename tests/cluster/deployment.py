@@ -13,7 +13,7 @@ from sqlalchemy import create_engine, text
 
 from services.cli.jobs.running.local_services import Addresses, LocalServices
 from services.cli.jobs.running.own_principals import principals_file, token_file
-from services.cli.views.documents import envelope_json
+from services.cli.views.receipts.documents import envelope_json
 from services.client import Completion, LedgerClient, Receipt, Request, Runtime, SamplingParams, SpecDecodeConfig
 from services.client.connection.channel import Connection
 from services.client.connection.telemetry import read_metrics

@@ -12,7 +12,7 @@ import pytest
 
 from ledger.audit.log_verification import verify_receipt
 from ledger.keys.trusted_keys import TrustedKeys
-from services.cli.views.documents import envelope_json
+from services.cli.views.receipts.documents import envelope_json
 from services.client import Chunk, LedgerClient, Request, Runtime, SamplingParams
 from tests.documented import CONFIGURED, LONG_CONTEXT
 from tests.e2e.command import PATIENCE, Kolm, children, is_running, until, up

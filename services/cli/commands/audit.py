@@ -56,7 +56,7 @@ def run(
     from services.cli.jobs.audit_schedule import schedule_url
     from services.cli.jobs.trust import trust_own
     from services.cli.output import print_json
-    from services.cli.views.audits import pass_json, show_pass
+    from services.cli.views.log.audits import pass_json, show_pass
 
     if model is None and not by_server:
         hint = "--model computes here, with the same weights; --by-server asks the audited server, and believes it"
@@ -102,7 +102,7 @@ def obligations(
     from services.cli.jobs.ledger.log_verification import read_obligations
     from services.cli.jobs.trust import load_trusted
     from services.cli.output import answer
-    from services.cli.views.obligations import obligations_json, obligations_view
+    from services.cli.views.log.obligations import obligations_json, obligations_view
 
     book, now = read_obligations(ledger, database, load_trusted(home.trusted)), datetime.now(UTC)
     done = book.completeness(now)
@@ -125,7 +125,7 @@ def jobs(
     from services.auditor.schedule.schedule import DEAD
     from services.cli.jobs.audit_schedule import open_schedule, schedule_url
     from services.cli.output import answer
-    from services.cli.views.audits import jobs_json, jobs_view
+    from services.cli.views.log.audits import jobs_json, jobs_view
 
     with open_schedule(schedule_url(schedule, data_dir)) as opened:
         opened.forget(retry or ())

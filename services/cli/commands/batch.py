@@ -43,7 +43,7 @@ def batch(
     from services.cli.jobs.batch.results import Results
     from services.cli.jobs.batch.work import Terms
     from services.cli.output import answer, counted
-    from services.cli.views.batch import batch_json, batch_text
+    from services.cli.views.generation.batch import batch_json, batch_text
 
     if not timeout > 0:
         raise UsageError(f"--timeout: is {timeout:g}; expected a number of seconds above 0")

@@ -36,7 +36,7 @@ def doctor(
     """Load a model, probe its numerics bit by bit, and time its passes. Exit code 3 if the probe fails."""
     from services.cli.jobs.diagnosis import diagnose
     from services.cli.output import answer
-    from services.cli.views.diagnosis import diagnosis_json, diagnosis_view
+    from services.cli.views.services.diagnosis import diagnosis_json, diagnosis_view
 
     found = diagnose(model, threads)
     answer(json, lambda: diagnosis_json(found), lambda: diagnosis_view(found))

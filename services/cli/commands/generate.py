@@ -76,7 +76,7 @@ class AnswerOptions:
     def check_files(self, n: int | None) -> None:
         """Raises UsageError for files that could not be written after the answer."""
         if self.save is not None:
-            from services.cli.jobs.receipt_saving import check_writable
+            from services.cli.jobs.receipts.receipt_saving import check_writable
 
             if n is not None and n > 1:
                 raise UsageError("--save: a receipt file is about one choice; leave out --n")
@@ -162,7 +162,7 @@ def _stream(call: _Call) -> Sequence[Finished]:
     started = time.monotonic()
     events = until_interrupted(call.runtime.stream(call.request, spec_decode=call.spec_decode, timeout=call.timeout))
     with closing(events):
-        from services.cli.views.completion import show_stream  # once it is asked
+        from services.cli.views.generation.completion import show_stream  # once it is asked
 
         finished = show_stream(_keeping(call.promise, events), started)
     if finished is None:
@@ -185,7 +185,7 @@ def _serve(call: _Call, *, as_json: bool) -> Sequence[Choice]:
     elapsed = time.monotonic() - started
 
     from services.cli.output import print_json
-    from services.cli.views.completion import completion_json, show_completion
+    from services.cli.views.generation.completion import completion_json, show_completion
 
     if as_json:
         print_json(completion_json(completion))
@@ -196,7 +196,7 @@ def _serve(call: _Call, *, as_json: bool) -> Sequence[Choice]:
 
 def _say_interrupted(request_id: str, choices: int, ledger: str) -> None:
     """A terminal has ^C on its line."""
-    from services.cli.jobs.left_request import receipts_of
+    from services.cli.jobs.receipts.left_request import receipts_of
     from services.cli.steering import printable
 
     found = ", ".join(f"{each.receipt_id} (entry {each.index})" for each in receipts_of(request_id, choices, ledger))
@@ -217,7 +217,7 @@ def _waiting() -> AbstractContextManager[object]:
 def _save(path: Path, receipt: Receipt, sent: str | list[Message], ledger: str) -> None:
     from rich.markup import escape
 
-    from services.cli.jobs.receipt_saving import save
+    from services.cli.jobs.receipts.receipt_saving import save
     from services.cli.output import talk
 
     why = save(path, receipt, sent, ledger)

@@ -16,7 +16,7 @@ def list_(ledger: options.Ledger = options.LEDGER, json: options.Json = False) -
     is one.
     """
     from services.cli.output import answer
-    from services.cli.views.halts import halts_json, halts_view
+    from services.cli.views.log.halts import halts_json, halts_view
     from services.client import LedgerClient
 
     with LedgerClient.connect(ledger) as client:
@@ -40,7 +40,7 @@ def sign(
     """Sign a resume in a file, without appending it. Where several operators have to sign, each does this in turn."""
     from services.cli.jobs import resumes
     from services.cli.output import answer
-    from services.cli.views.halts import signed_json, signed_view
+    from services.cli.views.log.halts import signed_json, signed_view
     from services.client import LedgerClient
 
     signing = resumes.operator_key(home.key("operator", key), home.trusted, key_passphrase_file)
@@ -75,7 +75,7 @@ def resume(
     """
     from services.cli.jobs import resumes
     from services.cli.output import answer
-    from services.cli.views.halts import resumed_json, resumed_view
+    from services.cli.views.log.halts import resumed_json, resumed_view
     from services.client import LedgerClient
 
     if [halt is not None, every, file is not None].count(True) != 1:

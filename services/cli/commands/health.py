@@ -17,7 +17,7 @@ def health(
     """Ask every service whether it serves. Exit code 5 if one does not, 3 if a numerics profile is unproven."""
     from services.cli.jobs.running.health import ask_all
     from services.cli.output import answer
-    from services.cli.views.services import conditions_json, conditions_view
+    from services.cli.views.services.services import conditions_json, conditions_view
 
     conditions = ask_all(generation, ledger, auditor, registry)
     answer(json, lambda: conditions_json(conditions), lambda: conditions_view(conditions))

@@ -80,9 +80,9 @@ def monitor(
     json: options.Json = False,
 ) -> None:
     """Follow a log: each checkpoint, entry, owed replay and promise. Exit code 3, and a line, when one is wrong."""
-    from services.cli.jobs.bundle_trust import Sources, own_trust
     from services.cli.jobs.monitor.watching import Watched, follow, watching
-    from services.cli.views.monitor import LookReport
+    from services.cli.jobs.receipts.bundle_trust import Sources, own_trust
+    from services.cli.views.log.monitor import LookReport
 
     trust = own_trust(Sources(home.trusted, policy))
     watched = Watched(

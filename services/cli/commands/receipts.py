@@ -79,7 +79,7 @@ def list_(
     json: options.Json = False,
 ) -> None:
     """List the newest receipts that match every filter."""
-    from services.cli.jobs.receipt_search import proven_search, search
+    from services.cli.jobs.receipts.receipt_search import proven_search, search
     from services.client import LedgerClient
 
     query = filters.query()
@@ -91,8 +91,8 @@ def list_(
             found = search(client, query, limit)
 
     from services.cli.output import answer, talk
-    from services.cli.views.documents import receipt_json
-    from services.cli.views.receipts import list_view, proven_view
+    from services.cli.views.receipts.documents import receipt_json
+    from services.cli.views.receipts.receipts import list_view, proven_view
 
     answer(json, lambda: [receipt_json(each) for each in found.receipts], lambda: list_view(found.receipts))
     if found.proven_in is not None:
@@ -117,8 +117,8 @@ def export(
 ) -> None:
     """Write one receipt: with its content, for `kolm replay`, or as a signed statement without."""
     from ledger.keys.signer import open_signer
-    from services.cli.jobs.receipt_export import export_receipt
-    from services.cli.jobs.statement_export import export_statement
+    from services.cli.jobs.receipts.receipt_export import export_receipt
+    from services.cli.jobs.receipts.statement_export import export_statement
     from services.cli.output import answer
     from services.client import LedgerClient
 
@@ -152,10 +152,10 @@ def promised(
     """Whether the log holds the receipts that were promised before an answer. Exit code 3 if due and missing."""
     from datetime import UTC, datetime
 
-    from services.cli.jobs.promises import check_promise
-    from services.cli.jobs.receipt_export import write_new
+    from services.cli.jobs.receipts.promises import check_promise
+    from services.cli.jobs.receipts.receipt_export import write_new
     from services.cli.output import answer
-    from services.cli.views.promises import promised_json, promised_view
+    from services.cli.views.receipts.promises import promised_json, promised_view
     from services.client import LedgerClient
 
     with LedgerClient.connect(ledger) as client:
@@ -173,10 +173,10 @@ def show(
     json: options.Json = False,
 ) -> None:
     """Show one receipt and check its signature and its place in the log. Exit code 3 if either is wrong."""
-    from services.cli.jobs.receipt_proof import find, prove
+    from services.cli.jobs.receipts.receipt_proof import find, prove
     from services.cli.output import answer
-    from services.cli.views.documents import details_json
-    from services.cli.views.receipts import receipt_view
+    from services.cli.views.receipts.documents import details_json
+    from services.cli.views.receipts.receipts import receipt_view
     from services.client import LedgerClient
 
     with LedgerClient.connect(ledger) as client:

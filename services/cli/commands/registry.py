@@ -26,7 +26,7 @@ def collect(
     """
     from services.cli.output import answer
     from services.cli.parsing import age
-    from services.cli.views.blobs import collected_json, collected_view
+    from services.cli.views.heads.blobs import collected_json, collected_view
     from services.client.registry.registry import RegistryClient
 
     oldest = age("--older-than", older_than)

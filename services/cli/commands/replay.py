@@ -34,9 +34,9 @@ def replay(
     if model is None:
         raise exits.UsageError("expected --model: the base that the receipt names, with the same values")
 
-    from services.cli.jobs.replay import replay_file
+    from services.cli.jobs.receipts.replay import replay_file
     from services.cli.output import answer
-    from services.cli.views.replay import replay_json, replay_view
+    from services.cli.views.receipts.replay import replay_json, replay_view
 
     done = replay_file(file, engine.plan(model), home.trusted, decode=decode, any_storage=any_storage)
     answer(json, lambda: replay_json(done), lambda: replay_view(done))

@@ -29,7 +29,7 @@ def set_(
     from services.cli.jobs.resumes import operator_key as load_operator_key
     from services.cli.jobs.retention import set_retention
     from services.cli.output import answer
-    from services.cli.views.retention import set_view
+    from services.cli.views.log.retention import set_view
     from services.client import LedgerClient
 
     if (days is None) != forever:
@@ -49,7 +49,7 @@ def show(
     """Show the policies in force, and what the ledger has erased by them. Checks their signatures."""
     from services.cli.jobs.retention import retention_state
     from services.cli.output import answer
-    from services.cli.views.retention import state_json, state_view
+    from services.cli.views.log.retention import state_json, state_view
     from services.client import LedgerClient
 
     with LedgerClient.connect(ledger) as client:

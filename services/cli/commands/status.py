@@ -21,7 +21,7 @@ def status(
     """
     from services.cli.jobs.running.stack import read_stack
     from services.cli.output import answer
-    from services.cli.views.stack import stack_json, stack_view
+    from services.cli.views.services.stack import stack_json, stack_view
 
     stack = read_stack({"generation": generation, "ledger": ledger, "auditor": auditor, "registry": registry})
     answer(json, lambda: stack_json(stack), lambda: stack_view(stack))
@@ -44,7 +44,7 @@ def top(
     """
     from services.cli.jobs.running.rates import rates
     from services.cli.jobs.running.watching import looks
-    from services.cli.views.stack_watch import shown
+    from services.cli.views.services.stack_watch import shown
 
     addresses = {"generation": generation, "ledger": ledger, "auditor": auditor, "registry": registry}
     with shown(as_json=json) as show:

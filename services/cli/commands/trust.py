@@ -27,7 +27,7 @@ def add(
     from services.cli.exits import UsageError
     from services.cli.jobs.trust import add_files
     from services.cli.output import answer
-    from services.cli.views.trust import added_view, keys_json
+    from services.cli.views.log.trust import added_view, keys_json
 
     if role is not None and role not in ROLES:
         raise UsageError(f"--role: {role!r}: expected one of {', '.join(ROLES)}")
@@ -42,7 +42,7 @@ def list_(
     """List the trusted keys: role, id, file."""
     from services.cli.jobs.trust import list_trusted
     from services.cli.output import answer
-    from services.cli.views.trust import keys_json, keys_view
+    from services.cli.views.log.trust import keys_json, keys_view
 
     keys = list_trusted(home.trusted)
     answer(json, lambda: keys_json(keys), lambda: keys_view(keys))
@@ -59,7 +59,7 @@ def remove(
     """Trust a key no longer, in running services too. Without --retire, what it has signed does not verify any more."""
     from services.cli.jobs.trust import remove_trusted
     from services.cli.output import answer
-    from services.cli.views.trust import keys_json
+    from services.cli.views.log.trust import keys_json
 
     removed = remove_trusted(key, home.trusted, retire=retire)
     said = f"{removed.key_id} of role {removed.role} is {'retired' if retire else 'trusted no longer'}"

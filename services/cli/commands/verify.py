@@ -12,7 +12,7 @@ import typer
 from services.cli import exits, options
 
 if TYPE_CHECKING:
-    from services.cli.jobs.bundle_trust import Sources
+    from services.cli.jobs.receipts.bundle_trust import Sources
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class VerifyOptions:
 
     def sources(self, trusted: Path) -> Sources:
         """Raises UsageError for a time or an age that is none."""
-        from services.cli.jobs.bundle_trust import Sources
+        from services.cli.jobs.receipts.bundle_trust import Sources
         from services.cli.parsing import age, moment
 
         return Sources(
@@ -119,8 +119,8 @@ def verify(
     if not path.exists():
         raise exits.Missing(f"there is no {path}; expected a bundle, a receipt file, a proof or a statement")
 
-    from services.cli.jobs.promise_answer import read_answer
-    from services.cli.jobs.receipt_file import is_receipt_file
+    from services.cli.jobs.receipts.promise_answer import read_answer
+    from services.cli.jobs.receipts.receipt_file import is_receipt_file
     from services.cli.output import answer
 
     if path.exists() and not (path.is_file() or path.is_dir()):  # such as a pipe, which can be read but once
@@ -137,16 +137,16 @@ def verify(
 
 
 def _promise_answer(answered: bytes, sources: Sources) -> _Checked:
-    from services.cli.jobs.promise_answer import check_answer
-    from services.cli.views.promise_answer import answer_json, answer_view
+    from services.cli.jobs.receipts.promise_answer import check_answer
+    from services.cli.views.receipts.promise_answer import answer_json, answer_view
 
     judged = check_answer(answered, sources)
     return _Checked(not judged.broken, lambda: answer_json(judged), lambda: answer_view(judged))
 
 
 def _receipt_file(path: Path, sources: Sources, given: VerifyOptions) -> _Checked:
-    from services.cli.jobs.receipt_file import check_receipt_file
-    from services.cli.views.receipt_file import receipt_file_json, receipt_file_view
+    from services.cli.jobs.receipts.receipt_file import check_receipt_file
+    from services.cli.views.receipts.receipt_file import receipt_file_json, receipt_file_view
 
     found = check_receipt_file(path, sources, given.history, given.prompt, given.output)
     return _Checked(True, lambda: receipt_file_json(found), lambda: receipt_file_view(found))
@@ -154,7 +154,7 @@ def _receipt_file(path: Path, sources: Sources, given: VerifyOptions) -> _Checke
 
 def _bundle_or_proof(path: Path, sources: Sources, given: VerifyOptions, workers: int) -> _Checked:
     """Raises UsageError for options that belong to another kind of file."""
-    from services.cli.jobs.bundle_trust import is_json, is_proof, read_statement
+    from services.cli.jobs.receipts.bundle_trust import is_json, is_proof, read_statement
 
     if given.prompt is not None or given.output is not None:
         raise exits.UsageError("--prompt and --output belong to a receipt file")
@@ -175,24 +175,24 @@ def _bundle_or_proof(path: Path, sources: Sources, given: VerifyOptions, workers
 
 
 def _statement(statement: bytes, sources: Sources, history: Path | None) -> _Checked:
-    from services.cli.jobs.bundle_verification import check_statement
-    from services.cli.views.statement import statement_json, statement_view
+    from services.cli.jobs.receipts.bundle_verification import check_statement
+    from services.cli.views.receipts.statement import statement_json, statement_view
 
     stated = check_statement(statement, sources, history)
     return _Checked(True, lambda: statement_json(stated), lambda: statement_view(stated))
 
 
 def _proof(path: Path, sources: Sources, history: Path | None) -> _Checked:
-    from services.cli.jobs.bundle_verification import check_proof
-    from services.cli.views.bundle import proof_json, proof_view
+    from services.cli.jobs.receipts.bundle_verification import check_proof
+    from services.cli.views.receipts.bundle import proof_json, proof_view
 
     proven = check_proof(path, sources, history)
     return _Checked(True, lambda: proof_json(proven), lambda: proof_view(proven))
 
 
 def _bundle(path: Path, sources: Sources, workers: int) -> _Checked:
-    from services.cli.jobs.bundle_verification import check_bundle
-    from services.cli.views.bundle import report_json, report_view
+    from services.cli.jobs.receipts.bundle_verification import check_bundle
+    from services.cli.views.receipts.bundle import report_json, report_view
 
     report, claimed = check_bundle(path, sources, workers), sources.as_claimed
     return _Checked(

@@ -11,7 +11,7 @@ import pytest
 
 from services.cli.exits import Failed
 from services.cli.jobs.batch.results import Results
-from services.cli.jobs.receipt_export import write_new
+from services.cli.jobs.receipts.receipt_export import write_new
 
 RESULT = {"id": "x", "response": {"status_code": 200, "request_id": "", "body": {"text": "x" * 2000}}, "error": None}
 

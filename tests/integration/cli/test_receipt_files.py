@@ -16,7 +16,7 @@ from ledger.documents.signed_document import sign_document
 from ledger.encoding.commitment import MESSAGES_DOMAIN, commit_text
 from ledger.keys.ed25519 import SigningKey
 from services.cli.exits import UsageError
-from services.cli.jobs import receipt_saving
+from services.cli.jobs.receipts import receipt_saving
 from services.client import Message, Receipt
 from tests.integration.auditor.deployment import Deployment
 from tests.unit.client.generation.test_answer_check import CONTENT, TEXT, signed

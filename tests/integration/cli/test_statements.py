@@ -23,7 +23,7 @@ from ledger.errors import LedgerError
 from ledger.keys.ed25519 import SigningKey
 from ledger.tree.entry import Entry
 from ledger.tree.tlog_proof import TlogProof
-from services.cli.jobs import statement_export
+from services.cli.jobs.receipts import statement_export
 from services.client import LedgerClient
 from services.client.ledger.log import CoseReceipt
 from tests.integration.auditor.deployment import Deployment

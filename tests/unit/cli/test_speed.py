@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from services.cli.views.speed import speed
+from services.cli.views.generation.speed import speed
 from services.client.generation.completion import Metrics
 
 

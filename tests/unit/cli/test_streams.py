@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from services.cli.views.services import UpTalk
+from services.cli.views.services.services import UpTalk
 from services.runtime.logs import LogFormat
 from tests.unit.ledger.vectors import VECTORS
 

@@ -40,7 +40,7 @@ def chat(
     from services.cli.jobs.chat.transcript_export import Sources
     from services.cli.jobs.ledger.bundle_export import check_new
     from services.cli.output import talk
-    from services.cli.views.chat import greeting
+    from services.cli.views.generation.chat import greeting
     from services.client import Request, Runtime
 
     if save is not None:

@@ -14,13 +14,13 @@ from services.cli.failure import explain
 from services.cli.jobs.chat.receipts import receipt_of
 from services.cli.jobs.chat.session import Answer, Session
 from services.cli.jobs.chat.transcript_export import Sources, save
-from services.cli.jobs.receipt_proof import find, prove
+from services.cli.jobs.receipts.receipt_proof import find, prove
 from services.cli.output import data, print_json, talk
 from services.cli.server_failure import of_server
-from services.cli.views.chat import answer_json, answer_line, help_view, wishes_line
-from services.cli.views.completion import text_writer
-from services.cli.views.receipts import receipt_view
-from services.cli.views.wrapped_text import WrappedText
+from services.cli.views.generation.chat import answer_json, answer_line, help_view, wishes_line
+from services.cli.views.generation.completion import text_writer
+from services.cli.views.generation.wrapped_text import WrappedText
+from services.cli.views.receipts.receipts import receipt_view
 from services.client import LedgerClient
 from services.client.errors import InvalidArgument, KolmError
 

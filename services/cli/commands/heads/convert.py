@@ -29,7 +29,7 @@ def convert(
 
     from services.cli.jobs.heads import conversion
     from services.cli.output import answer
-    from services.cli.views.heads import converted_view
+    from services.cli.views.heads.heads import converted_view
 
     written = conversion.convert(source, out, model, layers)
     answer(json, lambda: written, lambda: converted_view(written))

@@ -26,7 +26,7 @@ def pull(
     from services.cli.jobs.heads import fetching
     from services.cli.jobs.trust import load_trusted
     from services.cli.output import answer
-    from services.cli.views.heads import checked_json
+    from services.cli.views.heads.heads import checked_json
     from services.client import LedgerClient
     from services.client.registry.registry import RegistryClient
 
@@ -45,7 +45,7 @@ def list_(
 ) -> None:
     """List heads, the oldest first."""
     from services.cli.output import answer
-    from services.cli.views.heads import head_json, list_view
+    from services.cli.views.heads.heads import head_json, list_view
     from services.client.registry.registry import RegistryClient
 
     with RegistryClient.connect(registry) as client:
@@ -58,7 +58,7 @@ def show(
 ) -> None:
     """Show what is on record about a head, withdrawn or not."""
     from services.cli.output import answer
-    from services.cli.views.heads import head_json, head_view
+    from services.cli.views.heads.heads import head_json, head_view
     from services.client.registry.registry import RegistryClient
 
     with RegistryClient.connect(registry) as client:
@@ -78,7 +78,7 @@ def verify(
     from services.cli.jobs.heads.fetching import verified
     from services.cli.jobs.trust import load_trusted
     from services.cli.output import answer
-    from services.cli.views.heads import checked_json, checked_view
+    from services.cli.views.heads.heads import checked_json, checked_view
 
     keys = load_trusted(home.trusted)
     checked = verified(head, keys, registry, None if offline else ledger)

@@ -50,7 +50,7 @@ def kscore(
     from services.cli.jobs.heads import fetching, scoring
     from services.cli.jobs.heads.publisher import Publisher
     from services.cli.output import answer
-    from services.cli.views.kscores import scores_json, scores_view
+    from services.cli.views.heads.kscores import scores_json, scores_view
     from services.client.registry.registry import RegistryClient
 
     keys, adapted = home.trusted, scoring.adapters_in(adapters or [])

@@ -32,7 +32,7 @@ def push(
     from services.cli.jobs.heads import publishing
     from services.cli.jobs.heads.publisher import Publisher
     from services.cli.output import answer, talk
-    from services.cli.views.heads import pushed_json, pushed_view
+    from services.cli.views.heads.heads import pushed_json, pushed_view
     from services.client.registry.registry import RegistryClient
 
     expect_folder("FOLDER", folder, HEAD)
@@ -68,7 +68,7 @@ def withdraw(
     from services.cli.jobs.heads import publishing
     from services.cli.jobs.heads.publisher import Publisher
     from services.cli.output import answer
-    from services.cli.views.heads import head_json, withdrawn_view
+    from services.cli.views.heads.heads import head_json, withdrawn_view
     from services.client.registry.registry import RegistryClient
 
     role = "operator" if by_operator else "publisher"

@@ -159,7 +159,7 @@ def train(
     talk().print(f"a head for {base}: loading torch, then the model …", soft_wrap=True, markup=False)
 
     from services.cli.jobs.heads import training
-    from services.cli.views.training import trained_json, trained_view
+    from services.cli.views.heads.training import trained_json, trained_view
     from services.training.devices import end_process
     from services.training.job import Job
 

@@ -30,10 +30,10 @@ def erase(
     """Erase the token ids and salts of a receipt, with a signed record of that in the log. Cannot be undone."""
     from services.cli.exits import UsageError
     from services.cli.jobs.ledger.erasure import erase_content, erase_own
-    from services.cli.jobs.receipt_proof import find
+    from services.cli.jobs.receipts.receipt_proof import find
     from services.cli.jobs.resumes import operator_key as load_operator_key
     from services.cli.output import answer
-    from services.cli.views.receipts import erased_view
+    from services.cli.views.receipts.receipts import erased_view
     from services.client import LedgerClient
 
     if as_tenant == (reason is not None):

@@ -45,7 +45,7 @@ def fsck(
     from services.cli.jobs.trust import load_trusted
     from services.cli.output import answer, talk
     from services.cli.parsing import database_place
-    from services.cli.views.log_report import database_json, database_view
+    from services.cli.views.log.log_report import database_json, database_view
 
     if quick + structure + deep > 1:
         raise exits.UsageError("--quick, --structure and --deep: name one of them")

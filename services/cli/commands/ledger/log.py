@@ -23,7 +23,7 @@ def verify(
     from services.cli.jobs.trust import load_trusted
     from services.cli.output import answer, talk
     from services.cli.parsing import database_place
-    from services.cli.views.log_report import report_json, report_view
+    from services.cli.views.log.log_report import report_json, report_view
 
     place = None if database is None else database_place(database)
     keys = home.trusted_beside(place.parent) if isinstance(place, Path) else home.trusted
@@ -45,7 +45,7 @@ def head(
     """Show the newest signed checkpoint, and check its signature where the log's key is trusted."""
     from services.cli.jobs.trust import opened_checkpoint
     from services.cli.output import answer
-    from services.cli.views.checkpoint import checkpoint_json, checkpoint_view
+    from services.cli.views.log.checkpoint import checkpoint_json, checkpoint_view
     from services.client import LedgerClient
 
     if note and json:

@@ -15,7 +15,7 @@ from services.cli.named_files import expect_writable
 
 if TYPE_CHECKING:
     from services.cli.jobs.running.local_services import LocalServices
-    from services.cli.views.services import UpTalk
+    from services.cli.views.services.services import UpTalk
 
 _GRACE_SECONDS = 20.0
 
@@ -80,7 +80,7 @@ def up(
     """Run all services until Ctrl-C. If one of them dies, all stop: exit code 1, with its reason."""
     from services.cli.jobs.running.configuration import Configuration
     from services.cli.jobs.running.local_services import LocalServices
-    from services.cli.views.services import UpTalk
+    from services.cli.views.services.services import UpTalk
 
     own, found = served.server_flags(), served.adapters_beside()
     same = served.auditor_flags(found)

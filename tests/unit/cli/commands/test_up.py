@@ -13,7 +13,7 @@ from services.auditor.settings import AuditorSettings
 from services.cli.commands.up.listen_options import usual_port
 from services.cli.jobs.running.local_services import LocalServices
 from services.cli.main import app
-from services.cli.views.services import UpTalk
+from services.cli.views.services.services import UpTalk
 from services.generation.settings import GenerationSettings
 
 FREE = tuple(f"--{service}-port=0" for service in ("generation", "ledger", "auditor", "registry", "explorer", "http"))

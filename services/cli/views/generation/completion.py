@@ -14,8 +14,8 @@ from ledger.encoding.base64_text import encode_base64
 from services.cli.fallbacks import explained
 from services.cli.output import table, talk
 from services.cli.steering import printable
-from services.cli.views.documents import envelope_json
-from services.cli.views.speed import speed
+from services.cli.views.generation.speed import speed
+from services.cli.views.receipts.documents import envelope_json
 from services.client.generation.completion import (
     Choice,
     Chunk,

@@ -6,7 +6,7 @@ from datetime import datetime
 from pathlib import Path
 
 from ledger.documents.promise import open_promise
-from services.cli.jobs.promise_file import read_promise_file
+from services.cli.jobs.receipts.promise_file import read_promise_file
 from services.cli.jobs.trust import load_trusted
 from services.client import LedgerClient
 from services.client.ledger.promised import Promised, look_up

@@ -11,8 +11,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from services.cli.jobs.chat.session import Answer, Session
-from services.cli.views.completion import receipt_json
-from services.cli.views.speed import speed
+from services.cli.views.generation.completion import receipt_json
+from services.cli.views.generation.speed import speed
 from services.client.generation.completion import Finished
 from services.client.generation.model_info import ModelInfo
 

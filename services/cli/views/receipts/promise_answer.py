@@ -10,7 +10,7 @@ from rich.markup import escape
 from services.cli.output import facts
 
 if TYPE_CHECKING:
-    from services.cli.jobs.promise_answer import Answered
+    from services.cli.jobs.receipts.promise_answer import Answered
 
 
 def answer_json(found: Answered) -> dict[str, Any]:

@@ -12,12 +12,12 @@ from rich.text import Text
 from ledger.documents.receipt import Receipt
 from services.cli.fallbacks import explained
 from services.cli.output import MARKS, outcome, table, whose_replay
-from services.cli.views.documents import envelope_json
+from services.cli.views.receipts.documents import envelope_json
 from services.client.ledger.log import ReceiptDetails, ReceiptEntry, Verdict
 
 if TYPE_CHECKING:
     from services.cli.jobs.ledger.erasure import Erased
-    from services.cli.jobs.receipt_proof import Proof
+    from services.cli.jobs.receipts.receipt_proof import Proof
 
 
 def list_view(receipts: list[ReceiptEntry]) -> RenderableType:

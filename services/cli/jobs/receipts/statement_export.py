@@ -16,8 +16,8 @@ from ledger.statements.in_toto import KnownVerdict, in_toto_statement
 from ledger.statements.scitt import Place, check_cose_receipt, transparent_statement
 from ledger.tree.checkpoint import open_checkpoint
 from ledger.tree.tlog_proof import TlogProof
-from services.cli.jobs.receipt_export import write_new
-from services.cli.jobs.receipt_proof import find
+from services.cli.jobs.receipts.receipt_export import write_new
+from services.cli.jobs.receipts.receipt_proof import find
 from services.cli.jobs.trust import load_trusted
 from services.client import LedgerClient
 from services.client.ledger.log import ReceiptDetails

@@ -23,7 +23,7 @@ from ledger.errors import SignatureError
 from ledger.tree.checkpoint import Checkpoint
 from ledger.tree.tlog_proof import TlogProof
 from services.cli.exits import UsageError, VerificationFailed
-from services.cli.jobs.bundle_trust import Sources, claimed_trust, own_trust
+from services.cli.jobs.receipts.bundle_trust import Sources, claimed_trust, own_trust
 from services.cli.progress import verifying_entries
 
 _ALONE = 4

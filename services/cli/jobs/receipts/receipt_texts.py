@@ -10,7 +10,7 @@ from ledger.bundle.text_check import another_tokenizer, is_answer, is_prompt
 from ledger.documents.content import Content
 from ledger.documents.receipt import Receipt
 from ledger.documents.sent import Turn
-from services.cli.jobs.text_reader import ModelTextReader
+from services.cli.jobs.receipts.text_reader import ModelTextReader
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from kolm.generation.v1 import generation_pb2 as pb
 from ledger.documents.content import Content
 from ledger.documents.receipt import Receipt
 from ledger.documents.sent import Turn
-from services.cli.jobs.receipt_texts import Texts, compared_texts
+from services.cli.jobs.receipts.receipt_texts import Texts, compared_texts
 from services.generation.engine.text.tokenizer import Tokenizer
 from services.generation.requests.tools import chat_turns, read_tools, sent_turns
 from services.generation.target.identity import tokenizer_cid

@@ -18,8 +18,8 @@ from ledger.keys.trusted_keys import TrustedKeys
 from ledger.tree.checkpoint import Checkpoint
 from ledger.witness.tlog_policy import Policy
 from services.cli.exits import UsageError
-from services.cli.jobs.promise_file import read_promise_file
-from services.cli.jobs.text_reader import ModelTextReader
+from services.cli.jobs.receipts.promise_file import read_promise_file
+from services.cli.jobs.receipts.text_reader import ModelTextReader
 
 _LONGEST_STATEMENT = 1 << 20  # bytes
 _PROOF_BEGINS = b"c2sp.org/tlog-proof@"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from services.cli.views.wrapped_text import WrappedText
+from services.cli.views.generation.wrapped_text import WrappedText
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,10 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from services.cli.output import MARKS
-from services.cli.views.bundle import proof_json, proof_view
+from services.cli.views.receipts.bundle import proof_json, proof_view
 
 if TYPE_CHECKING:
-    from services.cli.jobs.receipt_file import CheckedReceipt
+    from services.cli.jobs.receipts.receipt_file import CheckedReceipt
 
 
 def receipt_file_json(found: CheckedReceipt) -> dict[str, Any]:

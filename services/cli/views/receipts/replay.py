@@ -10,7 +10,7 @@ from rich.text import Text
 from services.cli.output import MARKS, outcome
 
 if TYPE_CHECKING:
-    from services.cli.jobs.replay import Replay
+    from services.cli.jobs.receipts.replay import Replay
 
 _UNSIGNED = "signature not checked: no trusted keys (--trusted)"
 

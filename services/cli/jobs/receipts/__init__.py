@@ -1,0 +1,1 @@
+"""Receipts and promises: found, checked, saved, exported, replayed."""

@@ -1,0 +1,1 @@
+"""Completions, batches and chats, as they come and at the end."""

@@ -1,0 +1,1 @@
+"""Draft heads: lists, training, how well they draft."""

@@ -1,0 +1,1 @@
+"""The log: checkpoints, checks, halts, audits, policies."""

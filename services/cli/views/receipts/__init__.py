@@ -1,0 +1,1 @@
+"""Receipts and promises, and results of their verification."""

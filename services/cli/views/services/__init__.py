@@ -1,0 +1,1 @@
+"""Services: what they write, how they are, what is wrong with a machine."""

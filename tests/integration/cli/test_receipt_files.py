@@ -92,6 +92,7 @@ def test_without_a_ledger_it_is_saved_without_a_proof(kolm: Kolm, answered: Rece
     assert (code, "holds no proof" in err) == (3, True)
     assert kolm("generate", "hello", "--save", str(tmp_path / "receipt.json"))[0] == 2
     assert kolm("generate", "hello", "--n=2", "--save", str(tmp_path / "other.json"))[0] == 2
+    (tmp_path / "bundle").mkdir()
     assert kolm("verify", str(tmp_path / "bundle"), "--output", str(tmp_path / "receipt.json"))[0] == 2
 
 

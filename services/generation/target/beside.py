@@ -1,4 +1,4 @@
-"""What lies beside a model: `head`, `store` and `adapters`, in its own folder or in the one that it lies in.
+"""Files beside a model: `head`, `store` and `adapters`, in its own folder or in the one that it lies in.
 
 For a model that comes as a package they lie in `<folder of models>/<name>` (`model_path.models_folder`). Whether a head
 or a datastore is for this model is found out where it is loaded; adapters say whose they are.

@@ -1,4 +1,4 @@
-"""What the canonical pass needs to know of a model, read from a transformers directory or a GGUF file."""
+"""A model's configuration as the canonical pass needs it, read from a transformers directory or a GGUF file."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from services.generation.target.rope import Rotation
 from services.generation.target.weights.gguf_file import GgufFile, is_gguf
 
 _OLD_LONGROPE = "su"
-"""What the first Phi-3 with LongRoPE called it, which transformers reads and then takes for incomplete."""
+"""The first Phi-3 with LongRoPE called it so; transformers reads that and then takes it for incomplete."""
 
 
 @dataclass(frozen=True, slots=True)

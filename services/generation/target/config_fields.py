@@ -20,7 +20,7 @@ def head_dim(config: PreTrainedConfig) -> int:
 
 
 def first(config: PreTrainedConfig) -> Any:
-    """What says the sizes of heads: of the first layer, where layers differ."""
+    """The configuration that has the sizes of heads: of the first layer, where layers differ."""
     return config if getattr(config, "per_layer_config", None) is None else config.per_layer_config[0]
 
 

@@ -1,4 +1,4 @@
-"""What a model's configuration says of its layers, beside their sizes."""
+"""Layers as a model's configuration has them, beside their sizes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def chunks(config: PreTrainedConfig, place: str) -> tuple[int, ...]:
 
 
 def by_layer(config: PreTrainedConfig, place: str) -> dict[str, Any]:
-    """What differs by layer in Gemma 4, and what only it has."""
+    """Differences between layers in Gemma 4, and parts that only it has."""
     inputs, known = config.hidden_size_per_layer_input or 0, config.vocab_size_per_layer_input
     if inputs and known != config.vocab_size:
         raise UnsupportedArchitecture(

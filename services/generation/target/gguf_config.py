@@ -55,7 +55,7 @@ class GgufConfig:
     output_bias: bool
     mlp_bias: bool
     rope_factors: tuple[float, ...]
-    """What each rotary frequency is divided by, [head_dim / 2]; empty where nothing is."""
+    """The divisor of each rotary frequency, [head_dim / 2]; empty where nothing is."""
     eos_token_ids: tuple[int, ...]
 
 

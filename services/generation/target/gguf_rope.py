@@ -91,7 +91,7 @@ def _divisors(file: GgufFile, name: str) -> list[float]:
 
 
 def gguf_rope_factors(file: GgufFile, head_dim: int) -> tuple[float, ...]:
-    """What each rotary frequency is divided by, [head_dim / 2], or nothing. Raises ConfigInvalid or WeightsInvalid."""
+    """The divisor of each rotary frequency, [head_dim / 2], or nothing. Raises ConfigInvalid or WeightsInvalid."""
     if ROPE_FACTORS not in file.names():
         return ()
     file.check_shape(ROPE_FACTORS, (head_dim // 2,))

@@ -1,4 +1,4 @@
-"""What tells layers of one model apart, as its configuration has it."""
+"""Differences between layers of one model, as its configuration has them."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def imported() -> dict[str, Path]:
 
 
 def name_of(path: Path) -> str:
-    """What a model is called where nobody says: by the name of its package, or of its directory or file."""
+    """A model's name where nobody gives one: that of its package, or of its directory or file."""
     path = path.resolve()
     found = (name for name, file in packaged().items() if file is not None and file.resolve() == path)
     return next(found, path.name.removesuffix(".gguf"))

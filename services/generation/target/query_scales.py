@@ -1,4 +1,4 @@
-"""What queries are multiplied with at each position: `docs/numerics.md`, Rotations."""
+"""Factors of queries at each position: `docs/numerics.md`, Rotations."""
 
 from __future__ import annotations
 

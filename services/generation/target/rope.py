@@ -38,7 +38,7 @@ STILL = Rotation(())
 def rotation_of(
     parameters: Mapping[str, Any], head_dim: int, context: int, divisors: Sequence[float] = (), *, partial: bool = False
 ) -> Rotation:
-    """What transformers' `rope_parameters` mean for heads of `head_dim` in a model of `context` positions.
+    """The meaning of transformers' `rope_parameters` for heads of `head_dim` in a model of `context` positions.
 
     `dynamic` changes its frequencies, for all positions, once a sequence outgrows the trained length: the bits of a row
     would then depend on tokens after it. It is served up to that length, where it equals `default`.

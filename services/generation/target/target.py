@@ -28,7 +28,7 @@ class KernelReport:
 
 @dataclass(frozen=True, slots=True)
 class PassOutput:
-    """What a pass computed, float32. Reading features changes no bit of the logits."""
+    """Results of a pass, float32. Reading features changes no bit of the logits."""
 
     logits: Float32  # [wanted rows, vocab_size]
     features: Float32  # [rows, layers asked for * hidden_size], of every row, wanted or not

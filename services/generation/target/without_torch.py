@@ -1,6 +1,6 @@
 """transformers without torch, of which kolm needs configurations and tokenizers alone.
 
-Whatever of transformers is imported brings torch along where that is installed, and with it torch.distributed and
+Any import of transformers brings torch along where that is installed, and with it torch.distributed and
 sympy: most of the time of a start on the CPU, where kolm's own kernels compute.
 """
 

@@ -1,4 +1,4 @@
-"""What tells one family's models from another's; everything else is in a model's own configuration."""
+"""Differences between families of models; everything else is in a model's own configuration."""
 
 from __future__ import annotations
 

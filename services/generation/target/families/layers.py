@@ -50,7 +50,7 @@ class ModuleSpec:
 
 @dataclass(frozen=True, slots=True)
 class ExpertsSpec:
-    """What stands in place of a layer's MLP or beside it: a router, and the modules of every expert."""
+    """Experts in place of a layer's MLP or beside it: a router, and the modules of every expert."""
 
     router: ModuleSpec
     gate_up: tuple[tuple[ModuleSpec, ...], ...]
@@ -147,7 +147,7 @@ LAYER_EMBEDDING, LAYER_PROJECTION, LAYER_NORM = (
     f"model.{name}.weight"
     for name in ("embed_tokens_per_layer", "per_layer_model_projection", "per_layer_projection_norm")
 )
-"""What the inputs of all layers are made of."""
+"""Tensors that the inputs of all layers are made of."""
 EMBEDDING, NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
 
 

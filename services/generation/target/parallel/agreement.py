@@ -15,7 +15,7 @@ _BYTES = 1 << 16  # of what one rank says
 
 
 def said_by_all(link: Link, said: Mapping[str, object]) -> list[dict[str, Any]]:
-    """What each rank says, by rank. Raises RankLost."""
+    """The words of each rank, by rank. Raises RankLost."""
     own = np.zeros(_BYTES, np.uint8)
     text = json.dumps(said).encode()
     assert len(text) <= _BYTES

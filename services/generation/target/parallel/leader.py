@@ -28,7 +28,7 @@ _MOST_FAILURES = 20  # of a rank's probe, that are told of
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """What a rank has loaded: bytes of matrices, bytes of memory that no file backs; and the CPU that it computes on,
+    """A rank's load: bytes of matrices, bytes of memory that no file backs; and the CPU that it computes on,
     which a kept probe depends on.
     """
 

@@ -23,7 +23,7 @@ _LOOPBACK = "127.0.0.1"
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """What torchrun, or an operator in its place, says in the environment: the share, ranks on this host, and the
+    """The environment as torchrun, or an operator in its place, sets it: the share, ranks on this host, and the
     address at which all meet.
     """
 

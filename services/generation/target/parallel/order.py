@@ -1,4 +1,4 @@
-"""What rank 0 tells the others to do beside it: an order's words, int32, begin with its kind."""
+"""Orders of rank 0 to the others: an order's words, int32, begin with its kind."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ROWS = (
 
 
 class Kind(IntEnum):
-    """What an order asks for."""
+    """The kind of an order."""
 
     STOP = 0
     ANSWER = 1  # say that this rank is there
@@ -65,7 +65,7 @@ def arrays_of(rows: Rows) -> list[Int32]:
 
 
 def rows_of(arrays: Sequence[Int32]) -> Rows:
-    """What `arrays_of` was given."""
+    """The rows that `arrays_of` was given."""
     shape, *flat = arrays
     fields = {name: np.ascontiguousarray(array) for name, array in zip(_ROWS, flat, strict=True)}
     adapters = fields.pop("adapter_slots")

@@ -1,4 +1,4 @@
-"""What each of several ranks holds of a model: outputs of linear layers, heads, tokens of the vocabulary.
+"""The part of a model that each of several ranks holds: outputs of linear layers, heads, tokens of the vocabulary.
 
 An output belongs to one rank, which computes the whole of its sum; a sum is never shared out.
 """

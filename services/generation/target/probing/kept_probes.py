@@ -32,7 +32,7 @@ def default_folder() -> Path:
 class KeptProbes:
     """Reports of probes that passed. A folder that cannot be read or written is none.
 
-    Who can write to the folder can make a start skip its probe; receipts are not less checkable for it.
+    Write access to the folder is enough to make a start skip its probe; receipts are not less checkable for it.
     """
 
     def __init__(self, folder: Path | None = None) -> None:

@@ -13,7 +13,7 @@ BLOCK = 64  # positions
 
 
 def cached(values: Float32, dtype: str) -> Float32:
-    """What is read from a cache of `dtype`, float32 or bfloat16, after `values` were written to it."""
+    """`values` as they are read from a cache of `dtype`, float32 or bfloat16."""
     if dtype == "float32":
         return values
     bits = values.view(np.uint32)

@@ -31,7 +31,7 @@ class Quantised:
 
 
 def quantised(tensor: StoredTensor) -> Quantised | None:
-    """What a tensor's blocks hold, or None for plain numbers."""
+    """The content of a tensor's blocks, or None for plain numbers."""
     rows = len(tensor.data)
 
     def blocks(size: int) -> Bytes:

@@ -116,7 +116,7 @@ class ReferenceModel:
         return x * self._weight(f"{spec.prefix}{spec.scalar}.weight") if spec.scalar else x
 
     def _beside(self, number: int, spec: LayerSpec, experts: ExpertsSpec, x: Float32, normed: Float32) -> Float32:
-        """What MLP and experts give, each normalised: [tokens, hidden size]."""
+        """Outputs of MLP and experts, each normalised: [tokens, hidden size]."""
         names = experts.beside
         assert names
         root = np.float32(self._config.hidden_size**-0.5)

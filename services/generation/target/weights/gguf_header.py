@@ -39,7 +39,7 @@ class TensorPlace:
 
 @dataclass(frozen=True, slots=True)
 class GgufHeader:
-    """`tensors` by the names in the file. Who knows the size of a type checks that they lie within the file."""
+    """`tensors` by the names in the file. Their extent is checked where the size of a type is known."""
 
     metadata: GgufMetadata
     tensors: Mapping[str, TensorPlace]

@@ -1,4 +1,4 @@
-"""What a GGUF file says about its model besides the weights: fields by name, read with the type they should have."""
+"""Metadata of a GGUF file: fields by name, read with the type they should have."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ _INSIDE = {
 _BLOCK = re.compile(r"blk\.(0|[1-9][0-9]{0,8})\.([a-z_]+)\.(weight|bias)", re.ASCII)
 
 ROPE_FACTORS = "rope_freqs.weight"
-"""What each rotary frequency is divided by (Llama 3); read with the configuration, not with the weights."""
+"""The divisor of each rotary frequency (Llama 3); read with the configuration, not with the weights."""
 ROPE_SHORT, ROPE_LONG = "rope_factors_short.weight", "rope_factors_long.weight"
 """The same of LongRoPE, for a short and for a long context."""
 

@@ -1,4 +1,4 @@
-"""What a pass works in."""
+"""Buffers of a pass."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Buffers:
         return {"scratch": self.scratch, "scratch_size": self.scratch_size}
 
     def mixed(self, size: int) -> Float32:
-        """What attention gives: lines of so many values, which nothing longer was ever written into."""
+        """Results of attention: lines of so many values, which nothing longer was ever written into."""
         if size not in self._mixed:
             self._mixed[size] = self.lines(size)
         return self._mixed[size]

@@ -18,7 +18,7 @@ Float32 = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerInputsTable:
-    """What inputs are made of: a table of all layers' by token, and a projection of the token's embedding."""
+    """Parts of the inputs: a table of all layers' by token, and a projection of the token's embedding."""
 
     embedding: Matrix
     projection: Matrix

@@ -1,4 +1,4 @@
-"""What passes are made of, operation by operation: the layers of targets and of heads."""
+"""Operations of passes: the layers of targets and of heads."""
 
 from __future__ import annotations
 
@@ -242,7 +242,7 @@ class Operations:
         self._add("copy", {"x": x, "out": out, **strides, "size": size}, barrier=barrier)
 
     def _attended(self, layer: Layer, number: int) -> Mapping[str, object]:
-        """What rotating and attending have in common."""
+        """Arguments that rotating and attending have in common."""
         spec, buffers, cache = layer.spec, self._buffers, self._cache
         return {
             "heads": spec.heads, "kv_heads": spec.kv_heads, "dim": spec.head_dim,

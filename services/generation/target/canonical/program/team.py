@@ -75,7 +75,7 @@ class Team:
             self._threads += 1
 
     def _note(self, seconds: float) -> None:
-        """What part of the `seconds` of all members they slept in the last pass, because another one did not come."""
+        """The part of the `seconds` of all members that they slept in the last pass, waiting for another one."""
         slept = 1e-9 * float(self._pool[_SLEPT, 0]) / seconds
         self._pool[_SLEPT, 0] = 0
         if slept > _TOO_MUCH_SLEEP:

@@ -9,6 +9,7 @@ from pydantic import BeforeValidator, Tag
 
 from services.client import Message, ToolCall
 from services.http.fields import Strict, by_type, only
+from services.http.tool_fields import CallArguments
 
 _PARTS = ("input_text", "output_text", "text")
 _PART_MEMBERS = {"type", "text", "annotations", "logprobs"}
@@ -43,7 +44,7 @@ class InputCall(Strict):
     type: Literal["function_call"]
     call_id: str
     name: str
-    arguments: str
+    arguments: CallArguments
     id: str | None = None
     status: str | None = None
 

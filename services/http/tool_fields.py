@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, Tag
+from pydantic import AfterValidator, Field, Tag
 
 from services.client import Tool, ToolCall, Tools
 from services.http.fields import Strict, by_type, only
@@ -115,11 +116,25 @@ FlatToolChoice = Annotated[
 ]
 
 
+def _json_object(arguments: str) -> str:
+    """Chat templates write arguments as an object; the last call of an answer that was cut off has none."""
+    try:
+        read = json.loads(arguments)
+    except (ValueError, RecursionError):
+        read = None
+    if not isinstance(read, dict):
+        raise ValueError("expected a JSON object, as JSON; leave out a call that was cut off")
+    return arguments
+
+
+CallArguments = Annotated[str, AfterValidator(_json_object)]
+
+
 class CalledBody(Strict):
     """`function` of a call."""
 
     name: str
-    arguments: str
+    arguments: CallArguments
 
 
 class Called(Strict):

@@ -125,6 +125,7 @@ async def test_logprobs_are_those_of_chats_whole_and_in_pieces(client: openai.As
         ({"temperature": -1}, "temperature"),
         ({"store": True}, "store"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
+        ({"input": [{"type": "function_call", "call_id": "1", "name": "a", "arguments": '{"b'}]}, "input[0].arguments"),
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"include": ["file_search_call.results"]}, "include[0]"),
         ({"include": ["message.output_text.logprobs"], "tools": [TOOL]}, "include"),

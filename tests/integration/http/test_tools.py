@@ -252,7 +252,7 @@ LISTED = {"id": "1"} | named(arguments="[]")
         ({"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": EAN}}}, SCHEMA_PATH),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0]"),
         ({"messages": [{"role": "user"}]}, "messages[0]"),
-        ({"messages": [{"role": "assistant", "tool_calls": [LISTED]}]}, "messages[0].tool_calls[0].arguments"),
+        ({"messages": [{"role": "assistant", "tool_calls": [LISTED]}]}, "messages[0].tool_calls[0].function.arguments"),
     ],
 )
 async def test_what_is_wrong_with_tools_is_named(

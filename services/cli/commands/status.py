@@ -16,8 +16,9 @@ def status(
     registry: options.Registry = options.REGISTRY,
     json: options.Json = False,
 ) -> None:
-    """Show servers, model, halts, receipts on their way, log and audit. Exit code 5 if a server does not serve, 3 if a
-    promise does not hold: profile unproven, halts open, deviations, overdue verdicts, refused receipts, a fork.
+    """Show servers, model, halts, receipts on their way, log and audit. Exit code 5 if a server does not serve or
+    does not tell, 3 if a promise does not hold: profile unproven, halts open, deviations, overdue verdicts, refused
+    receipts, a fork.
     """
     from services.cli.jobs.running.stack import read_stack
     from services.cli.output import answer
@@ -25,7 +26,7 @@ def status(
 
     stack = read_stack({"generation": generation, "ledger": ledger, "auditor": auditor, "registry": registry})
     answer(json, lambda: stack_json(stack), lambda: stack_view(stack))
-    if not stack.serving:
+    if not stack.complete:
         raise typer.Exit(exits.UNAVAILABLE)
     raise typer.Exit(exits.VERIFICATION_FAILED if stack.broken else exits.OK)
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from prometheus_client import CollectorRegistry
 from typer.testing import CliRunner
 
 from services.cli.main import app
+from services.runtime.access.access import Access
+from services.runtime.access.principals_file import write_principals
 from services.runtime.telemetry.metrics import Metrics
 from tests.integration.cli.scripted import ScriptedGeneration, mount
 from tests.serving import Served, serving
@@ -54,6 +57,17 @@ def test_the_exit_code_says_what_is_wrong() -> None:
         away = RUNNER.invoke(app, ["status", *flags(served, "registry")])
     assert (unproven.exit_code, "✗ numerics profile unproven" in unproven.stdout) == (3, True)
     assert (away.exit_code, "does not answer, or is stopping" in away.stdout) == (5, True)
+
+
+def test_a_server_that_does_not_tell_is_no_server_without_halts(tmp_path: Path) -> None:
+    write_principals(tmp_path / "principals.json", [])
+    with serving(mount(ScriptedGeneration()), access=Access(tmp_path / "principals.json")) as served:
+        shown = RUNNER.invoke(app, ["status", *flags(served)])
+        told = json.loads(RUNNER.invoke(app, ["status", "--json", *flags(served)]).stdout)
+    assert (shown.exit_code, "(KOLM_TOKEN," in " ".join(shown.stdout.split())) == (5, True), shown.stdout
+    assert "halts" not in shown.stdout
+    assert "0 open" not in shown.stdout
+    assert (told["halts_open"], told["entries"], told["verdicts"], told["running"]) == (None, None, None, None)
 
 
 def test_a_server_that_says_not_serving_is_asked_why_and_a_fork_is_said() -> None:

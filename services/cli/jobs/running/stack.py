@@ -49,6 +49,15 @@ class Stack:
     def of(self, name: str) -> Samples:
         return next(server.samples for server in self.servers if server.name == name)
 
+    def tells(self, name: str) -> bool:
+        """Whether it let itself be read; its figures mean nothing otherwise."""
+        return any(server.name == name and server.problem is None for server in self.servers)
+
+    @cached_property
+    def complete(self) -> bool:
+        """Whether all serve and let themselves be read."""
+        return self.serving and all(server.problem is None for server in self.servers)
+
     @cached_property
     def serving(self) -> bool:
         return all(server.serving for server in self.servers)

@@ -14,11 +14,28 @@ from rich.text import Text
 from services.cli.jobs.running.rates import Rates
 from services.cli.jobs.running.stack import Stack
 from services.cli.output import MARKS, OUTCOME_STYLES, facts, table
+from services.client.connection.telemetry import Samples
 
 
 def stack_json(stack: Stack) -> dict[str, Any]:
-    """For programs; figures of a server that does not answer are 0."""
+    """For programs; figures of a server that does not tell are null."""
     generation, ledger, auditor = (stack.of(name) for name in ("generation", "ledger", "auditor"))
+    figures: dict[str, dict[str, Any]] = {
+        "generation": {
+            "running": generation.total("vllm:num_requests_running"),
+            "waiting": generation.total("vllm:num_requests_waiting"),
+            "outbox": generation.total("kolm_outbox_pending"),
+        },
+        "ledger": {
+            "halts_open": ledger.total("kolm_ledger_open_halts"),
+            "entries": ledger.total("kolm_ledger_entries"),
+            "checkpoint_age_seconds": ledger.total("kolm_ledger_checkpoint_age_seconds"),
+        },
+        "auditor": {
+            "obligations": auditor.by("kolm_auditor_obligations", "state"),
+            "verdicts": auditor.by("kolm_auditor_verdicts_total", "outcome"),
+        },
+    }
     return {
         "serving": stack.serving,
         "broken": list(stack.broken),
@@ -28,14 +45,10 @@ def stack_json(stack: Stack) -> dict[str, Any]:
         ],
         "model": stack.model and stack.model.model,
         "profile_proven": stack.model and stack.model.probe_passed,
-        "running": generation.total("vllm:num_requests_running"),
-        "waiting": generation.total("vllm:num_requests_waiting"),
-        "outbox": generation.total("kolm_outbox_pending"),
-        "halts_open": ledger.total("kolm_ledger_open_halts"),
-        "entries": ledger.total("kolm_ledger_entries"),
-        "checkpoint_age_seconds": ledger.total("kolm_ledger_checkpoint_age_seconds"),
-        "obligations": auditor.by("kolm_auditor_obligations", "state"),
-        "verdicts": auditor.by("kolm_auditor_verdicts_total", "outcome"),
+        **{
+            what: figure if stack.tells(name) else None
+            for name, own in figures.items() for what, figure in own.items()
+        },
     }  # fmt: skip
 
 
@@ -59,35 +72,44 @@ def _servers(stack: Stack) -> Table:
 
 
 def _facts(stack: Stack) -> Iterator[tuple[str, str]]:
-    generation, ledger, auditor = (stack.of(name) for name in ("generation", "ledger", "auditor"))
+    """Nothing about a server that does not tell: a zero would be taken for an answer."""
     if stack.model is not None:
         heads = [head.name or "a folder's head" for head in stack.model.heads if not head.withdrawn]
         drafting = f" with {', '.join(heads)}" if heads else ""
         proven = "proven" if stack.model.probe_passed else "[bold red]unproven[/]: one row a pass, no speculation"
         yield "model", f"{escape(stack.model.model)}, profile {proven}"
         yield "methods", f"{', '.join(stack.model.methods)}{escape(drafting)}"
-    running, waiting = (generation.total(f"vllm:num_requests_{state}") for state in ("running", "waiting"))
-    pending, refused = generation.total("kolm_outbox_pending"), generation.total("kolm_outbox_refused")
+    for name, rows in (("generation", _generation), ("ledger", _ledger), ("auditor", _auditor)):
+        if stack.tells(name):
+            yield from rows(stack.of(name))
+
+
+def _generation(told: Samples) -> Iterator[tuple[str, str]]:
+    running, waiting = (told.total(f"vllm:num_requests_{state}") for state in ("running", "waiting"))
+    pending, refused = told.total("kolm_outbox_pending"), told.total("kolm_outbox_refused")
     yield "requests", f"{running:.0f} running, {waiting:.0f} waiting"
     yield "outbox", f"{pending:.0f} receipts wait for the ledger" + (f", {refused:.0f} refused" if refused else "")
-    halted = ", ".join(generation.by("kolm_halted", "method")) or "nothing"
-    yield "halts", f"{ledger.total('kolm_ledger_open_halts'):.0f} open; halted: {halted}"
-    age = ledger.total("kolm_ledger_checkpoint_age_seconds")
-    yield "log", f"{ledger.total('kolm_ledger_entries'):,.0f} entries, checkpoint of {duration(age)} ago"
-    lags = ledger.by("kolm_ledger_witness_lag_entries", "witness")
+    yield "halted", ", ".join(told.by("kolm_halted", "method")) or "nothing"
+
+
+def _ledger(told: Samples) -> Iterator[tuple[str, str]]:
+    age = told.total("kolm_ledger_checkpoint_age_seconds")
+    yield "log", f"{told.total('kolm_ledger_entries'):,.0f} entries, checkpoint of {duration(age)} ago"
+    yield "halts", f"{told.total('kolm_ledger_open_halts'):.0f} open"
+    lags = told.by("kolm_ledger_witness_lag_entries", "witness")
     if lags:
         yield "witnesses", ", ".join(f"{escape(name)} {lag:.0f} behind" for name, lag in lags.items())
-    open_ = auditor.by("kolm_auditor_obligations", "state")
+
+
+def _auditor(told: Samples) -> Iterator[tuple[str, str]]:
+    open_ = told.by("kolm_auditor_obligations", "state")
     yield "audit", ", ".join(f"{open_.get(state, 0):.0f} {state}" for state in ("owed", "overdue", "undrawn"))
-    verdicts = auditor.by("kolm_auditor_verdicts_total", "outcome")
-    yield (
-        "verdicts",
-        ", ".join(
-            f"[{OUTCOME_STYLES.get(name, '')}]{count:.0f} {name}[/]" if count else f"0 {name}"
-            for name, count in verdicts.items()
-        )
-        + " since the auditor's start",
+    verdicts = told.by("kolm_auditor_verdicts_total", "outcome")
+    counts = (
+        f"[{OUTCOME_STYLES.get(name, '')}]{count:.0f} {name}[/]" if count else f"0 {name}"
+        for name, count in verdicts.items()
     )
+    yield "verdicts", f"{', '.join(counts)} since the auditor's start"
 
 
 def top_view(stack: Stack, done: Rates) -> RenderableType:

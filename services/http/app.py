@@ -90,6 +90,7 @@ def _across_origins(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
         allow_origins=origins,
         allow_methods=["GET", "POST"],
         allow_headers=["*"],  # OpenAI's client sends a dozen of its own
+        allow_private_network=True,  # a page of the open network may name this machine
         expose_headers=["x-receipt-id", "retry-after"],
     )
 

@@ -13,6 +13,7 @@ NOBODY = "127.0.0.1:1"
 ASKING = {
     "access-control-request-method": "POST",
     "access-control-request-headers": "authorization,content-type,x-stainless-os",
+    "access-control-request-private-network": "true",  # Chromium asks for 127.0.0.1
 }
 
 

@@ -1,0 +1,161 @@
+"""A monitor tells of forks, of rollbacks, of what a checkpoint does not bind, and of logs that stand still."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from ledger.documents.key_entry import KeyEntry
+from ledger.documents.signed_document import sign_rotation
+from ledger.keys.ed25519 import SigningKey
+from ledger.keys.note import COSIGNATURE, Note, VerifierKey
+from ledger.monitor import finding as kinds
+from ledger.monitor.memory import MonitorMemory
+from ledger.tree.checkpoint import Checkpoint, open_checkpoint, sign_checkpoint
+from ledger.tree.merkle import verify_consistency
+from ledger.witness.cosignature import cosign
+from ledger.witness.tlog_policy import Policy, PolicyWitness
+from tests.unit.ledger.builders import (
+    KEYS,
+    ORIGIN,
+    START,
+    at,
+    policy,
+    receipt,
+)
+from tests.unit.ledger.monitor.listed_log import ListedLog
+from tests.unit.ledger.monitor.looks import owed, told
+
+
+def test_two_trees_of_one_size_are_a_fork_for_ever(memory: MonitorMemory) -> None:
+    log, other = owed(3), owed(2)
+    other.append(receipt(9))
+    assert told(log, memory) == []
+    assert told(other, memory) == [kinds.FORK]
+    assert told(log, memory) == [kinds.FORK]
+    (evidence,) = memory.accusations(kinds.FORK)
+    assert (evidence.older, evidence.newer) == (log.checkpoint(), other.checkpoint())
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_a_log_that_grew_on_another_branch_is_a_fork_with_proof(memory: MonitorMemory, size: int) -> None:
+    log, other = owed(size - 1), owed(0)
+    other.append(*(receipt(number) for number in range(50, 60)))
+    if size == 1:  # another first entry
+        other = ListedLog()
+        other.append(*(receipt(number) for number in range(50, 60)))
+    assert told(log, memory) == []
+    assert told(other, memory) == [kinds.FORK]
+    (evidence,) = memory.accusations(kinds.FORK)
+    older, newer = (open_checkpoint(note, [KEYS["log"].public]) for note in (evidence.older, evidence.newer))
+    verify_consistency(older.size, newer.size, evidence.proof, evidence.shown_root, newer.root)
+    assert evidence.shown_root != older.root  # what the log has signed for that size
+
+
+def test_a_log_that_was_rolled_back_is_told_until_it_is_back(memory: MonitorMemory) -> None:
+    log = owed(5)
+    assert told(log, memory) == []
+    assert told(ListedLog(log.entries[:3]), memory) == [kinds.ROLLBACK]
+    (evidence,) = memory.accusations(kinds.ROLLBACK)
+    assert (evidence.older, evidence.newer) == (log.checkpoint(3), log.checkpoint())
+    log.append(receipt(30))
+    assert told(log, memory) == []
+
+
+def test_tiles_that_do_not_lead_to_the_checkpoint_are_told(memory: MonitorMemory) -> None:
+    log = owed(3)
+    assert told(log, memory) == []
+    log.append(receipt(8))
+    log.overlay["tile/0/000.p/5"] = bytes(5 * 32)
+    assert told(log, memory) == [kinds.UNPROVEN]
+    log.overlay = {"tile/entries/000.p/5": b"\x00"}
+    assert told(log, memory) == [kinds.UNPROVEN]
+    log.overlay = {}
+    assert told(log, memory) == []
+
+
+def test_other_entries_than_those_that_were_signed_are_not_remembered(memory: MonitorMemory) -> None:
+    log, other = owed(3), owed(2)
+    other.append(receipt(9))
+    log.overlay["tile/entries/000.p/4"] = other.read("tile/entries/000.p/4", 10**6)
+    assert told(log, memory) == [kinds.UNPROVEN]
+    assert not memory.knows(receipt(0).receipt_id)
+    log.overlay = {}
+    assert told(log, memory) == []
+
+
+def test_a_checkpoint_of_somebody_else_is_told(memory: MonitorMemory) -> None:
+    log = owed(3)
+    stranger = SigningKey.from_seed(b"\x09" * 32, "log")
+    for note in (
+        log.checkpoint(key=stranger),
+        b"no note",
+        b"",
+        sign_checkpoint(Checkpoint("a/b", 4, b"1" * 32), log.key),
+    ):
+        log.overlay["checkpoint"] = note
+        assert told(log, memory, origin=ORIGIN) == [kinds.CHECKPOINT]
+    log.overlay = {}
+    assert told(log, memory) == []
+
+
+def test_a_log_that_does_not_grow_is_stale(memory: MonitorMemory) -> None:
+    log = ListedLog()
+    log.append(policy(0.0), receipt(0))
+    hour = timedelta(hours=1)
+    assert told(log, memory, START + hour, max_age=hour) == []
+    assert told(log, memory, START + hour * 1.1, max_age=hour) == [kinds.STALE]
+    log.append(receipt(2000))
+    assert told(log, memory, START + hour * 1.2, max_age=hour) == []
+    assert told(log, memory, START + hour * 1.7, max_age=hour) == [kinds.STALE]  # by the document's own date
+
+
+def test_a_log_that_had_stopped_before_the_monitor_came_is_stale(memory: MonitorMemory) -> None:
+    log = ListedLog()
+    log.append(policy(0.0), receipt(0))
+    assert told(log, memory, START + timedelta(days=2), max_age=timedelta(days=1)) == [kinds.STALE]
+
+
+class WitnessedLog(ListedLog):
+    """Shows its checkpoints with a cosignature of a time."""
+
+    cosigned_at: int | None = None
+
+    def checkpoint(self, size: int | None = None, key: SigningKey | None = None) -> bytes:
+        note = Note.from_bytes(super().checkpoint(size, key))
+        if self.cosigned_at is not None:
+            line = cosign(note.text, "w.example/w", KEYS["witness"], self.cosigned_at)
+            note = replace(note, signatures=(*note.signatures, line))
+        return note.to_bytes()
+
+
+def test_with_witnesses_the_age_is_by_their_word(memory: MonitorMemory) -> None:
+    witness = VerifierKey("w.example/w", KEYS["witness"].public, COSIGNATURE)
+    policy_file = Policy(logs=(), witnesses=(PolicyWitness("w", witness),), quorum="w")
+    log = WitnessedLog()
+    log.append(policy(1.0, 600), receipt(0))
+    hour = timedelta(hours=1)
+    assert told(log, memory, START, max_age=hour, policy=policy_file) == [kinds.STALE]  # nobody vouches
+    log.cosigned_at = int((START + hour).timestamp()) - 3600 + 500
+    assert told(log, memory, START + hour, max_age=hour, policy=policy_file) == []
+    assert told(log, memory, START + hour * 3, max_age=hour, policy=policy_file) == [kinds.STALE]
+    log.cosigned_at += 200  # what was due at 600 is missing once witnesses have seen a tree without it
+    assert told(log, memory, START + hour, max_age=hour, policy=policy_file) == [kinds.OVERDUE]
+
+
+def test_a_log_whose_key_was_replaced_is_followed_and_its_old_key_is_not(memory: MonitorMemory) -> None:
+    log = owed(2)
+    assert told(log, memory, START) == []
+    successor = SigningKey.from_seed(b"\x31" * 32, "log")
+    rotation = KeyEntry("log", successor.public, at(20), replaces=KEYS["log"].key_id)
+    log.append(sign_rotation(rotation, successor, KEYS["log"]).to_bytes(), receipt(30))
+    assert told(log, memory, START) == [kinds.CHECKPOINT]
+    log.key = successor
+    assert told(log, memory, START) == []
+    log.append(receipt(31))
+    assert told(log, memory, START) == []
+    log.key = KEYS["log"]
+    log.append(receipt(32))
+    assert told(log, memory, START) == [kinds.CHECKPOINT]

@@ -1,0 +1,203 @@
+"""A monitor tells of entries that may not stand where they do, and of what is owed and not there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+
+import pytest
+
+from ledger.audit.log_verification import verify_log
+from ledger.documents.key_entry import KeyEntry
+from ledger.documents.promise import Promise, sign_promise
+from ledger.documents.signed_document import sign_document, sign_rotation
+from ledger.documents.spec_decode import SpecDecode
+from ledger.encoding.cid import cid
+from ledger.keys.ed25519 import SigningKey
+from ledger.keys.trusted_keys import TrustedKeys
+from ledger.monitor import finding as kinds
+from ledger.monitor.judgement import Limits, Promised
+from ledger.monitor.memory import MonitorMemory
+from ledger.monitor.monitor import Monitor
+from tests.unit.ledger.builders import (
+    BASE,
+    KEYS,
+    PROFILE,
+    START,
+    at,
+    draw,
+    expiry,
+    halt,
+    publication,
+    receipt,
+    resume,
+    retention,
+    verdict,
+)
+from tests.unit.ledger.monitor.listed_log import ListedLog, ListedMemory
+from tests.unit.ledger.monitor.looks import NOW, owed, told
+
+OTHER = cid(b"another base")
+
+
+def wrong_chain(log: ListedLog) -> None:
+    log.entries.append(log.entries[-1])
+
+
+def second_receipt(log: ListedLog) -> None:
+    log.append(receipt(0))
+
+
+def unsigned(log: ListedLog) -> None:
+    log.append(sign_document(receipt(20), SigningKey.from_seed(b"\x0a" * 32, "receipts")).to_bytes())
+
+
+def halt_of_nothing(log: ListedLog) -> None:
+    log.append(halt(1))
+
+
+@pytest.mark.parametrize("harm", [wrong_chain, second_receipt, unsigned, halt_of_nothing])
+def test_an_entry_that_may_not_stand_there_is_told_as_long_as_it_stands(
+    memory: MonitorMemory, harm: Callable[[ListedLog], None]
+) -> None:
+    log = owed(3)
+    assert told(log, memory) == []
+    harm(log)
+    log.append(receipt(40))
+    for _ in range(2):
+        assert told(log, memory) == [kinds.INVALID]
+
+
+def test_a_deviation_stands_until_operators_have_resumed(memory: MonitorMemory) -> None:
+    log = owed(3)
+    log.append(verdict(1, 0, "DEVIATION"))
+    assert told(log, memory) == [kinds.DEVIATION]
+    log.append(halt(4))
+    assert told(log, memory) == [kinds.DEVIATION]
+    assert told(log, memory, since=5) == []
+    log.append(verdict(2, 1, "DEVIATION"))  # in the scope that is halted already
+    assert told(log, memory) == [kinds.DEVIATION]
+    log.append(resume(5))
+    assert told(log, memory) == []
+
+
+def test_serving_in_a_halted_scope_is_told(memory: MonitorMemory) -> None:
+    log = owed(3)
+    log.append(verdict(1, 0, "DEVIATION"), halt(4), receipt(210, halt_epoch=1))
+    assert told(log, memory) == [kinds.DEVIATION, kinds.DEFIED]
+    assert told(log, memory, since=5) == [kinds.DEFIED]
+    assert told(log, memory, since=7) == []
+
+
+def test_what_is_due_is_told_by_the_monitors_clock(memory: MonitorMemory) -> None:
+    log = owed(2)
+    log.append(verdict(1, 0))
+    due = START + timedelta(seconds=601)
+    assert told(log, memory, due) == []
+    late = due + timedelta(seconds=1)
+    assert told(log, memory, late) == [kinds.OVERDUE]
+    assert told(log, memory, late, lag=timedelta(seconds=2)) == []
+    assert told(log, memory, late, since=3) == []
+    log.append(verdict(2, 1, replayed_at=at(700)))
+    assert told(log, memory, late) == [kinds.LATE]
+    log.append(receipt(9))
+    assert told(log, memory, late) == [kinds.LATE]
+    assert told(log, memory, late, since=3) == []
+
+
+def test_a_document_that_is_dated_ahead_is_told_until_then(memory: MonitorMemory) -> None:
+    log = owed(1)
+    log.append(verdict(1, 0), receipt(9, issued_at=at(5000)), verdict(3, 9, replayed_at=at(5000)))
+    assert told(log, memory, START + timedelta(seconds=1)) == [kinds.INVALID]
+    assert told(log, memory, START + timedelta(seconds=4699)) == [kinds.INVALID]
+    assert told(log, memory, START + timedelta(seconds=4701)) == []
+
+
+def test_a_draw_over_another_log_is_told(memory: MonitorMemory) -> None:
+    log = owed(3, rate=0.5)
+    log.append(draw(3, b"\x01" * 32))
+    assert told(log, memory) == [kinds.VOID_DRAW]
+
+
+def test_unreplayable_is_counted_against_a_limit(memory: MonitorMemory) -> None:
+    log = owed(3)
+    log.append(verdict(1, 0, "UNREPLAYABLE"), verdict(2, 1, "UNREPLAYABLE"))
+    assert told(log, memory, START) == [kinds.UNREPLAYABLE]
+    assert told(log, memory, START, max_unreplayable=2) == []
+    assert told(log, memory, START, max_unreplayable=1, since=2) == []
+    log.append(verdict(1, 0), verdict(2, 1))
+    assert told(log, memory, START) == []
+
+
+def test_a_head_that_was_published_for_another_base_is_told(memory: MonitorMemory) -> None:
+    block = SpecDecode("eagle3", "auto", 4, 2, 1, head_cid=cid(b"head"))
+    log = owed(0)
+    log.append(publication(base_cid=OTHER), receipt(1, spec_decode=block))
+    assert told(log, memory) == [kinds.HEAD]
+
+
+def promise(number: int, choices: int = 1) -> Promise:
+    made = receipt(number)
+    return Promise(
+        promised_at=at(0),
+        due=at(300),
+        tenant=made.tenant,
+        request_id=made.request_id,
+        nonce=made.nonce,
+        base_cid=BASE,
+        profile_cid=PROFILE,
+        prompt=made.prompt,
+        choices=choices,
+    )
+
+
+def test_a_promise_is_held_against_the_log(memory: MonitorMemory) -> None:
+    log = ListedLog()
+    log.append(*(receipt(number) for number in range(3)))
+    mine = Promised("mine", sign_promise(promise(7), KEYS["receipts"]).to_bytes())
+    kept = Promised("kept", sign_promise(promise(1), KEYS["receipts"]).to_bytes())
+    early, late = START + timedelta(seconds=300), START + timedelta(seconds=301)
+    assert told(log, memory, early, mine, kept) == []
+    assert told(log, memory, late, mine, kept) == [kinds.PROMISE]
+    assert told(log, memory, late, mine, kept, lag=timedelta(seconds=1)) == []
+    two = Promised("two", sign_promise(promise(1, 2), KEYS["receipts"]).to_bytes())
+    assert told(log, memory, late, two) == [kinds.PROMISE]  # one choice of it has come
+    log.append(receipt(7))
+    assert told(log, memory, late, mine, kept) == []
+    forged = Promised("x", sign_promise(promise(1), SigningKey.from_seed(b"\x0b" * 32, "receipts")).to_bytes())
+    for bad in (forged, Promised("y", b"{}")):
+        assert told(log, memory, early, bad) == [kinds.PROMISE]
+
+
+def test_a_promise_is_not_judged_by_a_log_that_was_not_read_to_its_end(memory: MonitorMemory) -> None:
+    log = owed(2)
+    mine = Promised("mine", sign_promise(promise(7), KEYS["receipts"]).to_bytes())
+    assert told(log, memory, NOW - timedelta(seconds=300), mine) == []
+    log.append(receipt(7), verdict(1, 0), verdict(2, 1), receipt(8), verdict(5, 7), verdict(6, 8))
+    log.entries = log.entries[:4]
+    log.overlay["tile/entries/000.p/4"] = b"\x00"
+    assert told(log, memory, START + timedelta(seconds=400), mine) == [kinds.UNPROVEN]
+
+
+def test_expiries_are_held_against_the_policies_that_were_read_before(memory: MonitorMemory) -> None:
+    log = ListedLog()
+    log.append(retention(days=None, tenant="acme"), retention(days=90), retention(days=30), receipt(0))
+    assert told(log, memory) == []
+    log.append(expiry(2, 4, except_tenants=("acme",)))
+    assert told(log, memory) == []
+    log.append(expiry(1, 4, except_tenants=("acme",)))
+    assert told(log, memory) == [kinds.INVALID]
+
+
+def test_a_key_that_signed_before_it_was_introduced_is_told() -> None:
+    successor = SigningKey.from_seed(b"\x32" * 32, "receipts")
+    rotation = KeyEntry("receipts", successor.public, at(20), replaces=KEYS["receipts"].key_id)
+    log = ListedLog()
+    log.append(sign_document(receipt(0), successor).to_bytes())
+    log.append(sign_rotation(rotation, successor, KEYS["receipts"]).to_bytes())
+    trusted = TrustedKeys.of(*KEYS.values(), successor)
+    report = verify_log(log.entries, None, trusted)
+    assert (report.bad_index, "was in use before the entry" in str(report.problem)) == (1, True)
+    monitor = Monitor(ListedMemory(), trusted, Limits())
+    monitor.look(log, START)
+    assert [finding.kind for finding in monitor.findings((), START)] == [kinds.INVALID]

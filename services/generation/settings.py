@@ -71,7 +71,7 @@ class GenerationSettings(RpcServerSettings):
         None, description="The sentence-transformers directory of datastores that were built with one."
     )
     draft_model: Annotated[Path, MODEL] | None = Field(
-        None, description="A smaller model with the same tokenizer, named like --model, for the method draft."
+        None, description="A smaller model, named like --model, for the method draft."
     )
     registry: Target | None = Field(
         None, description="The registry of heads, host:port or any gRPC name.", examples=["127.0.0.1:50054"]

@@ -17,9 +17,9 @@ from services.generation.engine.request import EngineRequest
 Float64 = NDArray[np.float64]
 Int64 = NDArray[np.int64]
 
-PREDICTED, OWN, NEAR, PAST, WINDOW = range(5)
+PREDICTED, OWN, NEAR, PAST, WINDOW, RETOKENIZED = range(6)
 """Sources of copies: what the caller expects, the request's own text, a passage near it, the tenant's past outputs, a
-Jacobi window.
+Jacobi window, the words of a model with another tokenizer, by their depth in place of a match's length.
 """
 WHOLE, DOUBTED = range(2)  # kinds: the first choices of the two rules of `draft_tree.candidates`, where they differ
 
@@ -27,7 +27,7 @@ _LENGTHS = np.array((1, 2, 3, 5, 8))  # of matches, up to which they are told ap
 _COPY_PRIORS = np.array((
     (0.40, 0.60, 0.75, 0.85, 0.93, 0.97),
     (0.22, 0.36, 0.52, 0.68, 0.85, 0.93), (0.15, 0.25, 0.35, 0.55, 0.75, 0.90), (0.15, 0.25, 0.35, 0.55, 0.75, 0.90),
-    (0.15, 0.25, 0.35, 0.55, 0.75, 0.90),
+    (0.15, 0.25, 0.35, 0.55, 0.75, 0.90), (0.50, 0.50, 0.50, 0.50, 0.50, 0.50),
 ))  # [sources, classes]  # fmt: skip
 _RANKS = np.array((1.0, 0.35, 0.1))  # times as much is expected of each rank; the last one stands for all others
 _EDGES = np.array((0.01, 0.03, 0.06, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.995))  # of shares

@@ -20,21 +20,21 @@ from services.generation.drafting.draft_tree.nodes import Costs
 from services.generation.drafting.draft_tree.shape import DraftShape
 from services.generation.drafting.method_spec import MethodSpec, Parts
 from services.generation.drafting.prediction import Prediction
+from services.generation.drafting.string_level import DEEPEST, StringLevelDrafter
 from services.generation.engine.cost import StepCost
 from services.generation.engine.drafter import ONE_NODE, Ask, Budget, Draft, Drafter
 from services.generation.engine.request import EngineRequest, SamplingParams
+from services.generation.engine.text.tokenizer import Tokenizer
 from services.generation.engine.tree import TokenTree
 from services.generation.target.blocks import BLOCK
 from services.generation.target.config import read_config
-from services.generation.target.errors import CacheFull, TokenizerMismatch
-from services.generation.target.identity import tokenizer_cid
+from services.generation.target.errors import CacheFull
 from services.generation.target.probing.calibration import time_passes
 from services.generation.target.rows import RowsBuilder
 from services.generation.target.target import Float32, Target
 
 _log = logging.getLogger(__name__)
 
-_DEEPEST = 8  # draft tokens, where the request does not say
 _CHUNK = 256  # committed tokens that are read before a pass at most; a sequence with more to read drafts later
 
 
@@ -46,7 +46,7 @@ class ModelDraft(Draft):
     """
 
     def __init__(self, request: EngineRequest, model: Target, speaking: Speaking) -> None:
-        self.depth, self.speaking, self.prediction = request.k or _DEEPEST, speaking, Prediction(request)
+        self.depth, self.speaking, self.prediction = request.k or DEEPEST, speaking, Prediction(request)
         self.table: list[int] = []
         self.length = 0
         self.ahead: list[int] = []
@@ -184,21 +184,24 @@ def _draft(ask: Ask) -> ModelDraft:
     return ask.draft
 
 
-def _build(parts: Parts) -> dict[str, DraftModelDrafter]:
-    """By a model with the base's tokenizer, its cache as long as the base's."""
+def _build(parts: Parts) -> dict[str, Drafter]:
+    """By a smaller model, its cache as long as the base's; its words are tokenized again where its tokenizer is not the
+    base's.
+    """
     directory, target = parts.draft_model, parts.target
     if directory is None:
         return {}
-    found, expected = tokenizer_cid(directory), target.tokenizer_cid
-    if found != expected:
-        raise TokenizerMismatch(
-            f"{directory}: its tokenizer is {found}, the base's is {expected}; expected the same tokenizer files"
-        )
     context = min(read_config(directory).context_length, target.config.context_length)
     model = parts.load(directory, context_length=context, cache_tokens=target.blocks.total * BLOCK)
     step = StepCost.fit(time_passes(model))
-    _log.info("%s drafts: a step takes %.2f ms and %.2f ms a row", directory, 1e3 * step.fixed, 1e3 * step.row)
-    return {"draft": DraftModelDrafter(model, target.config.vocab_size, step)}
+    same = model.tokenizer_cid == target.tokenizer_cid
+    tokenizers = "the base's tokenizer" if same else "a tokenizer of its own"
+    times = f"a step takes {1e3 * step.fixed:.2f} ms and {1e3 * step.row:.2f} ms a row"
+    _log.info("%s drafts, with %s: %s", directory, tokenizers, times)
+    if same:
+        return {"draft": DraftModelDrafter(model, target.config.vocab_size, step)}
+    own, ends = Tokenizer(directory), sorted(target.config.eos_token_ids)
+    return {"draft": StringLevelDrafter(model, parts.tokenizer, own, ends, step)}
 
 
 METHOD = MethodSpec(
@@ -207,5 +210,5 @@ METHOD = MethodSpec(
     build=_build,
     missing="no_draft_model",
     flag="--draft-model",
-    depth=_DEEPEST,
+    depth=DEEPEST,
 )

@@ -45,9 +45,5 @@ class RankLost(TargetError):
     """A rank of a model that several share did not come, has ended, or does not answer."""
 
 
-class TokenizerMismatch(TargetError):
-    """A draft model speaks another tokenizer than the base that it is to draft for."""
-
-
 class CacheFull(TargetError):
     """No free block is left in the key/value cache; nothing was allocated."""

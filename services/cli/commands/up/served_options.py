@@ -44,7 +44,7 @@ class ServedOptions:
         typer.Option(
             metavar="DIR|GGUF|NAME",
             callback=options.found_model,
-            help="A smaller model with the same tokenizer, for the method draft.",
+            help="A smaller model, for the method draft.",
         ),
     ] = None
     shared_corpus: Annotated[

@@ -1,0 +1,181 @@
+"""A smaller model with another tokenizer drafts: its words are tokenized again, and hold where the target says them.
+
+After Timor et al., "Accelerating LLM Inference with Lossless Speculative Decoding Algorithms for Heterogeneous
+Vocabularies" (ICML 2025), string-level exact match. What differs: chains are greedy at every temperature, since the
+sampler's noise belongs to the target's tokens; and as many tokens are drafted as have paid so far.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from services.generation.drafting.acceptance import RETOKENIZED, Acceptance, RequestAcceptance, copied
+from services.generation.drafting.copies import Copies
+from services.generation.drafting.draft_tree.draft_tree import DraftTree
+from services.generation.drafting.draft_tree.nodes import Costs
+from services.generation.drafting.draft_tree.shape import DraftShape
+from services.generation.drafting.prediction import Prediction
+from services.generation.drafting.retokenized import Retokenized
+from services.generation.engine.cost import StepCost
+from services.generation.engine.drafter import ONE_NODE, Ask, Budget, Draft, Drafter
+from services.generation.engine.request import EngineRequest, SamplingParams
+from services.generation.engine.text.tokenizer import Tokenizer
+from services.generation.engine.tree import TokenTree
+from services.generation.target.errors import CacheFull
+from services.generation.target.rows import RowsBuilder
+from services.generation.target.target import Float32, Target
+
+DEEPEST = 8  # draft tokens, where the request does not say
+_CHUNK = 256  # ids that are read before a pass at most; a sequence with more to read drafts later
+
+
+class StringLevelDraft(Draft):
+    """The draft model's side of one sequence. Of `text.ids` those in `computed` are in the draft model's cache, and
+    behind them what it drafted last.
+    """
+
+    def __init__(self, request: EngineRequest, model: Target, text: Retokenized, acceptance: RequestAcceptance) -> None:
+        self.depth, self.text, self.acceptance = request.k or DEEPEST, text, acceptance
+        self.prediction = Prediction(request)
+        self.table: list[int] = []
+        self.computed: list[int] = []
+        self._model = model
+        self._tree: DraftTree | None = None  # in flight
+
+    def follow(self, tokens: list[int]) -> None:
+        """Keep of the cache what agrees with the text; its last id is always read anew, for what follows it."""
+        ids, same = self.text.ids, min(self.text.settled, len(self.computed))
+        self.text.follow(tokens)
+        most = min(len(self.computed), len(ids) - 1)
+        while same < most and self.computed[same] == ids[same]:
+            same += 1
+        del self.computed[min(same, most) :]
+
+    def begin_tree(self, tokens: list[int], budget: Budget, chain: list[int]) -> TokenTree:
+        """Of the caller's prediction and of what the draft model said."""
+        tree = DraftTree(
+            tokens[-1], self.acceptance, DraftShape(budget.depth, 0, budget.nodes), Costs(budget.shares), room=0
+        )
+        tree.add(self.prediction.copies(tokens), budget)
+        if chain:
+            tree.add([Copies(RETOKENIZED, np.array([chain], np.int64), np.ones(1, np.int64))], budget)
+        self._tree = tree
+        return tree.token_tree()
+
+    def observe(self, tokens: list[int], tree: TokenTree, path: list[int], logits: Float32) -> None:
+        drafted, self._tree = self._tree, None
+        if drafted is not None and drafted.root == tree.tokens[0]:
+            drafted.judge(tokens[-len(path) :])
+
+    def release(self) -> None:
+        self._model.blocks.release(self.table)
+        self.computed, self._tree = [], None
+
+
+@dataclass(slots=True)
+class _Chain:
+    """What is drafted for one sequence: ids of the draft model."""
+
+    draft: StringLevelDraft
+    depth: int
+    ids: list[int]
+    ended: bool = False  # with the end of a turn
+
+
+class StringLevelDrafter(Drafter):
+    """`Drafter` by a model with a tokenizer and a cache of its own. Used by the engine's thread.
+
+    A pass of the draft model is over all sequences that draft. They share rates of acceptance, never text. Where the
+    draft model's context or cache ends, or its drafts do not pay, it steps aside.
+    """
+
+    def __init__(
+        self, model: Target, tokenizer: Tokenizer, own: Tokenizer, ends: Sequence[int], step: StepCost
+    ) -> None:
+        """`tokenizer` and `ends`, tokens that end an output, are the target's; `own` is the draft model's. `step` is
+        the cost of its passes.
+        """
+        self._model, self._step_cost = model, step
+        self._tokenizer, self._own, self._ends = tokenizer, own, list(ends)[:1]
+        self._acceptance = Acceptance()
+        self.begin(EngineRequest("", (0,), SamplingParams())).begin_tree([0], ONE_NODE, [0])  # compiled now
+
+    def begin(self, request: EngineRequest) -> StringLevelDraft:
+        text = Retokenized(self._tokenizer, self._own)
+        return StringLevelDraft(request, self._model, text, self._acceptance.begin(request))
+
+    def propose(self, asks: Sequence[Ask]) -> list[TokenTree]:
+        chains = [_Chain(_draft(ask), self._depth(ask, len(asks)), []) for ask in asks]
+        self._expand([chain for chain in chains if chain.depth])
+        return [
+            chain.draft.begin_tree(ask.tokens, ask.budget, self._said(chain))
+            for chain, ask in zip(chains, asks, strict=True)
+        ]
+
+    def _said(self, chain: _Chain) -> list[int]:
+        """The chain in the target's tokens."""
+        said = chain.draft.text.continuation(chain.ids) if chain.ids else []
+        return said + (self._ends if chain.ended else [])
+
+    def _depth(self, ask: Ask, together: int) -> int:
+        """How many tokens to draft: as many as gain most, by what has held. 0 without room, or with more to read."""
+        draft, budget = _draft(ask), ask.budget
+        rates, step = draft.acceptance.rates(), self._step_cost
+        chance, gain, best, most = 1.0, 0.0, 0, 0.0
+        for depth in range(1, min(draft.depth, budget.depth, budget.nodes) + 1):
+            chance *= rates[copied(RETOKENIZED, depth, 0)]
+            gain += chance
+            cost = budget.shares[depth] - budget.shares[0] + depth * (step.fixed / together + step.row)
+            if gain * budget.shares[0] - cost > most:
+                best, most = depth, gain * budget.shares[0] - cost
+        if not best:
+            draft.acceptance.fade()
+            return 0
+        draft.follow(ask.tokens)
+        return best if self._ready(draft, best) else 0
+
+    def _ready(self, draft: StringLevelDraft, depth: int) -> bool:
+        """Whether a chain fits, and what is left to read fits into its first pass; reads a piece where it does not."""
+        ids = draft.text.ids
+        if not ids or len(ids) + depth > self._model.config.context_length:
+            return False
+        try:
+            self._model.blocks.extend(draft.table, len(ids) + depth)
+        except CacheFull:
+            return False
+        if len(ids) - len(draft.computed) <= _CHUNK:
+            return True
+        self._read([(draft, ids[len(draft.computed) : len(draft.computed) + _CHUNK])], wanted=False)
+        return False
+
+    def _expand(self, chains: list[_Chain]) -> None:
+        """Read what is new, then draft a token of all chains at a time."""
+        step = [(chain, chain.draft.text.ids[len(chain.draft.computed) :]) for chain in chains]
+        while step:
+            logits = self._read([(chain.draft, ids) for chain, ids in step], wanted=True)
+            for (chain, _), row in zip(step, logits, strict=True):
+                best = int(row.argmax())
+                chain.ended = best in self._model.config.eos_token_ids
+                chain.ids += [] if chain.ended else [best]
+            step = [(c, c.ids[-1:]) for c, _ in step if not c.ended and len(c.ids) < c.depth]
+
+    def _read(self, step: list[tuple[StringLevelDraft, list[int]]], *, wanted: bool) -> Float32:
+        """Read the next ids of each; what the model says after the last of them, where that is `wanted`: [sequences,
+        vocabulary]. Ids that its vocabulary lacks are read as 0.
+        """
+        rows, known = RowsBuilder(), self._model.config.vocab_size
+        for draft, ids in step:
+            readable = [each if each < known else 0 for each in ids]
+            rows.add_chunk(draft.table, len(draft.computed), readable, wanted)
+        logits = self._model.forward(rows.build()).logits
+        for draft, ids in step:
+            draft.computed += ids
+        return logits
+
+
+def _draft(ask: Ask) -> StringLevelDraft:
+    assert isinstance(ask.draft, StringLevelDraft)
+    return ask.draft

@@ -46,7 +46,7 @@ FULL = (
     *(Case(temperature, batch) for temperature in (0.0, 1.0) for batch in (1, 4, 16)),
     *(Case(0.0, 1, context, 4) for context in (512, 2048, 6144)),
 )
-QUICK = (Case(0.0, 1, None, 2), Case(1.0, 1, None, 2), Case(0.0, 4, None, 4))
+QUICK = (Case(0.0, 1, None, 3), Case(1.0, 1, None, 3), Case(0.0, 16))
 
 
 def measure(
@@ -60,7 +60,7 @@ def measure(
     cases: Sequence[Case] = (),
 ) -> dict[str, Any]:
     """Figures of every case, and which peers are not installed. `model` is a GGUF file, SmolLM2's unless named, which
-    `storage` may turn into another one of the same values; `arithmetic` is kolm's alone.
+    `storage` may turn into another one of the same values. `arithmetic` is kolm's alone: peers take no part then.
     """
     path = model or model_path("smollm2")
     if model is None and storage is not None:
@@ -68,7 +68,8 @@ def measure(
     known = load_questions(questions)
     head, store = (HEAD, STORE) if model is None else (None, None)
     engine = KolmEngine(path, head, arithmetic, store)
-    peers, plain, absent = installed_peers(path, engine.target.config.eos_token_ids)
+    ends = engine.target.config.eos_token_ids
+    peers, plain, absent = installed_peers(path, ends) if arithmetic is None else ([], {}, [])
     contenders = [*_kolm(engine), *peers]
     plain |= {each.name: "kolm off" for each in contenders if each.name.startswith("kolm")}
     _warm_up(contenders, engine)

@@ -35,7 +35,8 @@ export PYTHONDONTWRITEBYTECODE :=
 # cores busy, for half of each part is waiting. Kernels are compiled before: services that tests start would wait for it.
 BESIDE := +$(MAKE) --no-print-directory --keep-going --output-sync=target
 PYTEST := $(BIN)/python -m pytest
-PARTS  := tests/e2e tests/cluster tests/integration/generation tests/integration/cli tests/unit/generation tests/unit tests
+PARTS  := tests/e2e tests/e2e/test_documented_services.py tests/cluster tests/integration/generation tests/integration/cli \
+          tests/unit/generation tests/unit tests
 
 test: $(STAMP) ## lint and the whole test suite, in parts beside each other
 	@$(BIN)/kolm doctor --compile

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from services.generation.first_start import compile_beside
 from services.generation.serving import main
 from services.generation.settings import GenerationSettings
 from services.generation.target.loading import load_target
@@ -38,6 +39,7 @@ def load(directory: Path, **options: Any) -> Target:
 
 
 async def serve(settings: GenerationSettings) -> None:
+    compile_beside("sampling", settings.log_format)
     await main(settings, load)
 
 

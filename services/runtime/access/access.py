@@ -152,13 +152,15 @@ def _proof(credential: Credential) -> str:
 
 
 def _bearer(metadata: Iterable[tuple[str, str | bytes]]) -> str | None:
-    """The token, None where no credential was sent. Raises Unauthenticated for another scheme."""
-    sent = next((value for key, value in metadata if key == AUTHORIZATION_KEY), None)
-    if sent is None:
+    """The token, None where no credential was sent. Raises Unauthenticated for another scheme, and for two of them: a
+    proxy may have checked the other one.
+    """
+    sent = [value for key, value in metadata if key == AUTHORIZATION_KEY]
+    if not sent:
         return None
-    scheme, _, token = (sent if isinstance(sent, str) else "").partition(" ")
+    scheme, _, token = (sent[0] if len(sent) == 1 and isinstance(sent[0], str) else "").partition(" ")
     if scheme.lower() != "bearer" or not token.startswith(TOKEN_PREFIX):
-        raise Unauthenticated(f"expected {AUTHORIZATION_KEY}: Bearer {TOKEN_PREFIX}…", reason="BAD_TOKEN")
+        raise Unauthenticated(f"expected one {AUTHORIZATION_KEY}: Bearer {TOKEN_PREFIX}…", reason="BAD_TOKEN")
     return token
 
 

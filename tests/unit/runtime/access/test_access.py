@@ -31,9 +31,11 @@ class Call:
     token: str | bytes | None = None
     where: str = ELSEWHERE
     certificate: Mapping[str, Sequence[bytes]] = field(default_factory=dict)
+    more: Sequence[str] = ()
 
     def invocation_metadata(self) -> list[tuple[str, str | bytes]]:
-        return [] if self.token is None else [("authorization", self.token)]
+        sent = (*(() if self.token is None else (self.token,)), *self.more)
+        return [("authorization", token) for token in sent]
 
     def auth_context(self) -> Mapping[str, Sequence[bytes]]:
         return self.certificate
@@ -58,6 +60,8 @@ def test_a_token_s_principal_is_found_and_an_unknown_one_is_refused(file: Path) 
     for wrong in (token[:-1], token + "x", "kolm_", "swordfish", ""):
         with pytest.raises(Unauthenticated):
             access.admitted(GENERATE, bearing(wrong))
+    with pytest.raises(Unauthenticated, match="expected one authorization"):
+        access.admitted(GENERATE, Call(f"Bearer {token}", more=[f"Bearer {token}"]))
     for sent in (f"Basic {token}", token, f"Bearer  {token}", b"\xff", f"Bearer {token}".encode()):
         with pytest.raises(Unauthenticated):
             access.admitted(GENERATE, Call(sent))

@@ -199,7 +199,7 @@ class BundleChecks:
             held = f"none for the {fold.halts.epoch} halts" if fold.halts.epoch else "no halt is"
             raise NothingToCheck(f"{held} in the bundle; that none was left out takes the log from its first entry")
         count, opened = fold.halts.epoch, len(fold.halts.open)
-        return f"{count} halts, {opened} of them open" if count else "there was no halt"
+        return f"{count} halt{'' if count == 1 else 's'}, {opened} open" if count else "there was no halt"
 
     def _obligations(self) -> str:
         fold = self._passed(RULES + 1)
@@ -240,7 +240,8 @@ class BundleChecks:
         unpublished = sum(head not in bases for head in fold.draft_heads_used)
         absent = sorted(head for head in fold.draft_heads_used if draft_head_path(head) not in manifests)
         used = f"{len(fold.draft_heads_used)} used, of which {unpublished} without a publication"
-        return f"{len(bases)} published, {used}; {len(manifests)} manifests{without(absent)}"
+        carried = f"{len(manifests)} manifest{'' if len(manifests) == 1 else 's'}"
+        return f"{len(bases)} published, {used}; {carried}{without(absent)}"
 
     def _transcript(self) -> str:
         if layout.TRANSCRIPT not in self._read().paths:

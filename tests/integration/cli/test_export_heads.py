@@ -57,7 +57,7 @@ def test_the_manifests_of_the_heads_that_receipts_name_go_along(
     assert (code, "not in the bundle" in err) == (0, False)
     manifests = list((tmp_path / "all/heads").iterdir())
     assert [path.read_bytes() for path in manifests] == [HEAD.manifest.to_bytes()]
-    assert heads_check(kolm, tmp_path / "all").endswith("without a publication; 1 manifests")
+    assert heads_check(kolm, tmp_path / "all").endswith("without a publication; 1 manifest")
 
 
 def test_a_range_without_heads_asks_no_registry(kolm: Kolm, deployment: Deployment, tmp_path: Path) -> None:
@@ -82,7 +82,7 @@ def test_a_head_that_nobody_registered_is_named(kolm: Kolm, deployment: Deployme
     drafted(deployment, 1, replace(DRAFTED, head_cid=UNKNOWN))
     code, _, err = kolm("ledger", "export", tmp_path / "all")
     assert (code, f"the manifest of {UNKNOWN}" in err, "does not know this head" in err) == (0, True, True)
-    assert f"1 manifests, none of {UNKNOWN}" in heads_check(kolm, tmp_path / "all")
+    assert f"1 manifest, none of {UNKNOWN}" in heads_check(kolm, tmp_path / "all")
 
 
 def test_a_registry_that_gives_another_manifest_is_not_believed(
@@ -106,7 +106,7 @@ def test_a_name_of_an_archive_gets_an_archive(
     drafted(deployment, 0)
     assert kolm("ledger", "export", tmp_path / name)[0] == 0
     assert (tmp_path / name).read_bytes().startswith(begins)
-    assert heads_check(kolm, tmp_path / name).endswith("1 manifests")
+    assert heads_check(kolm, tmp_path / name).endswith("1 manifest")
 
 
 @pytest.mark.parametrize("name", ["all.tar.xz", "all.7z", "all.gz"])

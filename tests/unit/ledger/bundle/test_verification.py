@@ -136,7 +136,7 @@ def test_a_choice_is_not_told_to_be_free_of_what_it_may_leave_out(tmp_path: Path
     assert (report.checks[6].passed, "outside of them" in report.checks[6].detail) == (True, True)
     assert (report.checks[9].passed, "takes the log from its first entry" in report.checks[9].detail) == (None, True)
     report = judged(exported(log_of(), start=0, end=9), tmp_path / "from-the-first")
-    assert (report.checks[9].passed, report.checks[9].detail) == (True, "1 halts, 0 of them open")
+    assert (report.checks[9].passed, report.checks[9].detail) == (True, "1 halt, 0 open")
 
 
 def test_receipts_of_an_unproven_profile_are_counted(tmp_path: Path) -> None:

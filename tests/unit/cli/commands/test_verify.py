@@ -37,6 +37,7 @@ def kolm(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "code", "said"),
     [
@@ -50,6 +51,7 @@ def test_a_bundle_is_verified_with_nothing_else_installed(name: str, code: int, 
     assert (done.returncode, said in done.stdout) == (code, True), done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_tiles_are_monitored_with_nothing_else_installed(tmp_path: Path) -> None:
     log = ListedLog()
     log.append(policy(0.0), receipt(0))

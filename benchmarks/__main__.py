@@ -165,10 +165,8 @@ def _write(results: dict[str, Any], out: Path) -> None:
     for name in _ALL:
         if name in results:
             document = {"machine": results["machine"], "model": results["model"], name: results[name]}
-            chosen = [
-                results[name][key] for key in ("storage", "arithmetic") if name == "specbench" and results[name][key]
-            ]
-            (out / f"{'-'.join([name, *chosen])}.json").write_text(json.dumps(document, indent=1) + "\n")
+            variant = results[name]["variant"] if name == "specbench" else ""
+            (out / f"{name}{variant}.json").write_text(json.dumps(document, indent=1) + "\n")
     if "real" in results:
         plot.draw_real(results["real"], out / "real.png")
     if "decode" in results:

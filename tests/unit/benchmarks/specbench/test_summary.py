@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from benchmarks.__main__ import _write
 from benchmarks.engines import Run
 from benchmarks.specbench.conversation import Told, converse, told_by_all
 from benchmarks.specbench.measure import _groups
@@ -104,6 +106,11 @@ def test_the_kinds_take_turns_alone_or_in_one_queue() -> None:
     asked = {"multi-turn": [TWO, ONE], "rag": [rag]}
     assert _groups(asked, 1) == [("multi-turn", [TWO]), ("rag", [rag]), ("multi-turn", [ONE])]
     assert _groups(asked, 2) == [("all kinds", [TWO, rag, ONE])]
+
+
+def test_a_file_is_named_by_what_was_chosen(tmp_path: Path) -> None:
+    _write({"machine": {}, "model": "", "specbench": {"variant": "-bfloat16-int8"}, "memory": {}}, tmp_path)
+    assert {file.name for file in tmp_path.iterdir()} == {"specbench-bfloat16-int8.json", "memory.json"}
 
 
 def test_a_peer_ends_with_the_token_that_ends_a_text_and_takes_one_greedy_request() -> None:

@@ -16,12 +16,10 @@ from rich.table import Table
 from benchmarks import (
     arithmetic,
     audits,
-    decode,
     eagle3,
     exactness,
     linears,
     memory,
-    methods,
     plot,
     real,
     retrieval,
@@ -36,9 +34,9 @@ from benchmarks.real import STORAGES
 from benchmarks.specbench import measure as specbench
 from benchmarks.specbench.questions import OWN, QuestionsInvalid
 from services.generation.target.canonical.kernels.machine import this_machine
+from services.generation.target.model_path import model_path
 
 RESULTS = Path(__file__).parent / "results"
-_MORE = 4  # times as many prompts for the method table: methods are a few percent apart, answers differ by a third
 _ALL = (
     "linears",
     "exactness",
@@ -51,8 +49,6 @@ _ALL = (
     "streaming",
     "load",
     "tls",
-    "decode",
-    "methods",
     "eagle3",
     "retrieval",
     "specbench",
@@ -63,7 +59,6 @@ _UNASKED = _ALL[:-1]  # specbench takes hours
 def main() -> None:
     arguments = _arguments()
     results: dict[str, Any] = {"machine": _machine(), "model": str(arguments.model)}
-    head, draft = (each if (each / "config.json").exists() else None for each in (arguments.head, arguments.draft))
     if "linears" in arguments.only:
         results["linears"] = linears.measure()
     if "exactness" in arguments.only:
@@ -86,17 +81,9 @@ def main() -> None:
         results["load"] = load.measure(arguments.serve, quick=arguments.quick, soak_minutes=arguments.soak_minutes)
     if "tls" in arguments.only:
         results["tls"] = tls.measure(arguments.serve, quick=arguments.quick)
-    if "decode" in arguments.only:
-        results["decode"] = decode.measure(
-            arguments.model, head, prompts=arguments.prompts, max_tokens=arguments.max_tokens
-        )
-    if "methods" in arguments.only:
-        results["methods"] = methods.measure(
-            arguments.model, head, draft, prompts=_MORE * arguments.prompts, max_tokens=arguments.max_tokens
-        )
-    if "eagle3" in arguments.only and head is not None:
+    if "eagle3" in arguments.only:
         results["eagle3"] = eagle3.measure(
-            arguments.model, head, prompts=arguments.prompts, max_tokens=arguments.max_tokens
+            arguments.model, arguments.head, prompts=arguments.prompts, max_tokens=arguments.max_tokens
         )
     if "retrieval" in arguments.only:
         results["retrieval"] = retrieval.measure(arguments.model)
@@ -114,12 +101,11 @@ def main() -> None:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("--model", type=Path, default=Path("demo/base"), help="transformers directory (demo/base)")
-    parser.add_argument("--head", type=Path, default=Path("demo/head"), help="its EAGLE-3 head, if there (demo/head)")
-    parser.add_argument("--draft", type=Path, default=Path("demo/draft"), help="its draft model, if there (demo/draft)")
     parser.add_argument(
-        "--prompts", type=int, default=16, help="prompts of each domain; methods take four times as many (16)"
+        "--model", type=Path, default=model_path("smollm2"), help="transformers directory or GGUF file (smollm2)"
     )
+    parser.add_argument("--head", type=Path, default=Path("demo/smollm2/head"), help="of eagle3: the model's head")
+    parser.add_argument("--prompts", type=int, default=16, help="of eagle3: prompts of each domain (16)")
     parser.add_argument("--max-tokens", type=int, default=128, help="tokens generated for each at most (128)")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for JSON and plot (benchmarks/results)")
     parser.add_argument(
@@ -169,10 +155,6 @@ def _write(results: dict[str, Any], out: Path) -> None:
             (out / f"{name}{variant}.json").write_text(json.dumps(document, indent=1) + "\n")
     if "real" in results:
         plot.draw_real(results["real"], out / "real.png")
-    if "decode" in results:
-        plot.draw(results["decode"], out / "decode.png")
-    if "methods" in results:
-        plot.draw_methods(results["methods"]["rows"], out / "methods.png")
     if "retrieval" in results:
         plot.draw_retrieval(results["retrieval"], out / "retrieval.png")
 
@@ -190,32 +172,11 @@ def _show(results: dict[str, Any]) -> None:
             console.print(row)
     for row in results.get("retrieval", []):
         console.print(f"retrieval: {row}")
-    if "decode" in results:
-        console.print(_speeds(results["decode"]))
-    if "methods" in results:
-        console.print(_methods(results["methods"]["rows"]))
     for case in results.get("specbench", {}).get("cases", []):
         console.print(_kinds(case))
     if "eagle3" in results:
         console.print(f"a draft of 4 tokens takes {results['eagle3']['cost']['of a pass']:.0%} of a target pass")
         console.print(_acceptance(results["eagle3"]["acceptance"]))
-
-
-def _speeds(rows: list[dict[str, Any]]) -> Table:
-    table = Table(
-        "domain", "T", "batch", "generate", "lookup", "off", "lookahead", "eagle3", "off/gen", "look/off", "eagle/off",
-        "length", "same",
-    )  # fmt: skip
-    for row in rows:
-        speed, drafted = row["tokens_per_second"], [row[name] for name in ("lookahead", "eagle3") if name in row]
-        table.add_row(
-            row["domain"], str(row["temperature"]), str(row["batch"]),
-            *(str(speed.get(name, "–")) for name in plot.CONTENDERS), str(row["off over generate"]),
-            *(str(row[name]["over off"]) if name in row else "–" for name in ("lookahead", "eagle3")),
-            " ".join(str(each["acceptance length"]) for each in drafted),
-            "yes" if all(each["identical to off"] for each in drafted) else "NO",
-        )  # fmt: skip
-    return table
 
 
 def _loads(cases: list[dict[str, Any]]) -> Table:
@@ -241,21 +202,6 @@ def _kinds(case: dict[str, Any]) -> Table:
         speedups = [each["kinds"].get(kind, {}).get("speedup") for kind in kinds]
         figures = (*speedups, each["speedup"], each["tokens_per_second"], each["acceptance length"])
         table.add_row(name, *("–" if value is None else str(value) for value in (*figures, each["identical to plain"])))
-    return table
-
-
-def _methods(rows: list[dict[str, Any]]) -> Table:
-    """Speed over off, and tokens a pass."""
-    table = Table("domain", "T", *methods.METHODS, "best single", "auto over it", "in all", "same")
-    for row in rows:
-        found = [row.get(method) for method in methods.METHODS]
-        table.add_row(
-            row["domain"], str(row["temperature"]),
-            *(f"{each['over off']:.2f} ({each['acceptance length']:.2f})" if each else "–" for each in found),
-            row["best single"], str(row["auto"]["over the best single"]),
-            "{1} ({0})".format(*row["auto"]["over the quickest single in all"]),
-            "yes" if all(each["identical to off"] for each in found if each) else "NO",
-        )  # fmt: skip
     return table
 
 

@@ -1,17 +1,13 @@
-"""The contenders: transformers' own decoding loops and kolm's engine, behind one call."""
+"""kolm's engine as a contender, and what any contender is."""
 
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Protocol
-
-import torch
-from transformers import AutoModelForCausalLM
 
 from services.generation.drafting.eagle3.drafter import Eagle3Drafter
 from services.generation.drafting.eagle3.loading import load_head
@@ -53,43 +49,6 @@ class Contender(Protocol):
     def run(self, prompts: Sequence[Sequence[int]], temperature: float, max_tokens: int) -> Run | None:
         """Generate for all prompts at once; None if it cannot take as many."""
         ...
-
-
-class Transformers:
-    """`generate` of transformers in float32 with its default attention; prompt lookup takes only batches of 1."""
-
-    def __init__(self, directory: Path, *, prompt_lookup: bool) -> None:
-        self.name = "transformers prompt lookup" if prompt_lookup else "transformers generate"
-        self._options: dict[str, Any] = {"prompt_lookup_num_tokens": 10} if prompt_lookup else {}
-        self._model: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
-        self._model.requires_grad_(False)
-        ends = self._model.generation_config.eos_token_id
-        self._ends = set(ends if isinstance(ends, list) else [ends])
-        self._pad = min(self._ends)
-
-    def run(self, prompts: Sequence[Sequence[int]], temperature: float, max_tokens: int) -> Run | None:
-        if self._options and len(prompts) > 1:
-            return None
-        longest = max(map(len, prompts))
-        ids = torch.tensor([[self._pad] * (longest - len(prompt)) + list(prompt) for prompt in prompts])
-        mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
-        torch.manual_seed(7)
-        sampling: dict[str, Any] = {"do_sample": False}
-        if temperature:
-            sampling = {"do_sample": True, "temperature": temperature, "top_k": 0}
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            start = time.perf_counter()
-            out = self._model.generate(
-                input_ids=ids, attention_mask=mask, max_new_tokens=max_tokens, pad_token_id=self._pad, **sampling,
-                **self._options,
-            )  # fmt: skip
-            seconds = time.perf_counter() - start
-        return Run(seconds, [self._until_end(row[longest:].tolist()) for row in out])
-
-    def _until_end(self, tokens: list[int]) -> tuple[int, ...]:
-        end = next((i + 1 for i, token in enumerate(tokens) if token in self._ends), len(tokens))
-        return tuple(tokens[:end])
 
 
 class KolmEngine:

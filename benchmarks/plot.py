@@ -12,53 +12,7 @@ import matplotlib
 matplotlib.use("agg")
 import matplotlib.pyplot as plt
 
-_DECODING = {
-    "transformers generate": "#9aa5b1",
-    "transformers prompt lookup": "#616e7c",
-    "kolm off": "#7bb3e0",
-    "kolm lookahead": "#1f6fb2",
-    "kolm eagle3": "#0b3c66",
-}
-_METHODS = {
-    "prompt lookup": "#9aa5b1",
-    "lookahead": "#7bb3e0",
-    "rest": "#2a9d8f",
-    "draft": "#e9c46a",
-    "eagle3": "#1f6fb2",
-    "auto": "#0b3c66",
-}
-
 _PEERS = {"kolm off": "#1f6fb2", "llama.cpp": "#e9c46a", "transformers generate": "#9aa5b1"}
-
-CONTENDERS = tuple(_DECODING)
-
-
-def draw(rows: list[dict[str, Any]], path: Path) -> None:
-    """Tokens per second by domain, one panel for each temperature and batch size."""
-    panels = {
-        f"batch {batch}, temperature {temperature}": [
-            row for row in rows if (row["batch"], row["temperature"]) == (batch, temperature)
-        ]
-        for batch, temperature in sorted({(row["batch"], row["temperature"]) for row in rows})
-    }
-    with _panels(path, list(panels)) as axes:
-        for axis, shown in zip(axes, panels.values(), strict=True):
-            bars = {name: [row["tokens_per_second"].get(name) for row in shown] for name in _DECODING}
-            _bars(axis, [row["domain"] for row in shown], bars, _DECODING, "{:.0f}")
-            axis.set_ylabel("tokens/s")
-
-
-def draw_methods(rows: list[dict[str, Any]], path: Path) -> None:
-    """Speed over off by method and domain, one panel for each temperature."""
-    temperatures = sorted({row["temperature"] for row in rows})
-    names = [name for name in _METHODS if any(name in row for row in rows)]
-    with _panels(path, [f"temperature {temperature}" for temperature in temperatures]) as axes:
-        for axis, temperature in zip(axes, temperatures, strict=True):
-            shown = [row for row in rows if row["temperature"] == temperature]
-            bars = {name: [row[name]["over off"] if name in row else None for row in shown] for name in names}
-            _bars(axis, [row["domain"] for row in shown], bars, _METHODS, "{:.2f}")
-            axis.axhline(1.0, color="#444444", linewidth=0.8, linestyle=":")
-            axis.set_ylabel("times off")
 
 
 def draw_real(rows: list[dict[str, Any]], path: Path) -> None:

@@ -8,9 +8,7 @@ from pathlib import Path
 from services.generation.engine.text.tokenizer import Tokenizer
 
 DOMAINS = ("code", "tools", "passages", "chat")
-KNOWN, MEASURED = 144, 64
-"""Prompts of each domain, and how many of them are measured at most, unless somebody asks for more."""
-PROMPTS = Path(__file__).parents[1] / "demo" / "prompts"
+PROMPTS = Path(__file__).parents[1] / "demo" / "toy" / "prompts"
 
 
 def load_prompts(domain: str, tokenizer: Tokenizer, count: int) -> list[list[int]]:

@@ -27,7 +27,7 @@ from services.generation.target.cpu import CpuTarget
 from services.generation.target.loading import load_target
 from services.generation.target.model_path import model_path
 
-_TOKENIZER = Path(__file__).parents[1] / "demo" / "base"
+_TOKENIZER = Path(__file__).parents[1] / "demo" / "toy" / "base"
 SHAPES: Mapping[str, tuple[type[PreTrainedModel], PretrainedConfig]] = {
     "Qwen2.5-0.5B": (
         Qwen2ForCausalLM,

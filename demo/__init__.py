@@ -1,1 +1,1 @@
-"""The bundled base model: corpus builders, training recipe, weights, prompts."""
+"""The main job on a real model, its head and datastore, and a small model for tests."""

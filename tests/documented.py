@@ -97,18 +97,18 @@ CORPORA = (
 )
 
 TRAINED_HEAD = (
-    "kolm heads train demo/base --prompts prompts.jsonl --out ./my-head --minutes 40",
-    "kolm up --model demo/base --head ./my-head",
-    "kolm heads push ./my-head --name support-head --model demo/base",
-    "kolm heads kscore support-head --model demo/base --adapters demo/adapters",
-    "kolm up --model demo/base --head support-head",
+    "kolm heads train demo/toy/base --prompts prompts.jsonl --out ./my-head --minutes 40",
+    "kolm up --model demo/toy/base --head ./my-head",
+    "kolm heads push ./my-head --name support-head --model demo/toy/base",
+    "kolm heads kscore support-head --model demo/toy/base --adapters demo/toy/adapters",
+    "kolm up --model demo/toy/base --head support-head",
 )
 """From prompts to a head that is served by its name."""
 
 DEMO_BASE = (
-    "kolm up --model demo/base --draft-model demo/draft "
-    "--adapter courteous=demo/adapters/courteous --adapter capitals=demo/adapters/capitals",
-    "kolm heads push demo/head --name support-head --model demo/base",
+    "kolm up --model demo/toy/base --draft-model demo/toy/draft "
+    "--adapter courteous=demo/toy/adapters/courteous --adapter capitals=demo/toy/adapters/capitals",
+    "kolm heads push demo/toy/head --name support-head --model demo/toy/base",
     "kolm heads list",
     "kolm heads pull support-head",
     "kolm heads verify .kolm/heads/<digits> --offline",
@@ -168,7 +168,7 @@ ON_POSTGRESQL = (
 GENERATIONS = (
     "kolm serve generation --model smollm2 --vllm-engine",
     "kolm serve generation --model smollm2 --kserve",
-    "kolm serve generation --model demo/base --head demo/head",
+    "kolm serve generation --model demo/toy/base --head demo/toy/head",
     "kolm serve generation --quota '*=requests:64,tokens:200000' --quota 'acme=requests:8,tokens:60000,bytes:1GiB'",
     "kolm serve generation --corpus acme=acme.store --shared-corpus docs.store",
 )

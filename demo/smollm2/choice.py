@@ -11,7 +11,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, TypeVar
 
-from demo.corpus.dialogue import Split
+from demo.toy.corpus.dialogue import Split
 
 Message = dict[str, str]
 Item = TypeVar("Item")

@@ -13,9 +13,9 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from demo.corpus.dialogue import Split
 from demo.smollm2 import code, knowledge, library, maths, text
 from demo.smollm2.choice import Choice, Message
+from demo.toy.corpus.dialogue import Split
 
 Builder = Callable[[Choice], list[Message] | str]
 

@@ -12,7 +12,7 @@ from services.datastores.documents import Document
 from services.generation.drafting.retrieval.datastore import Datastore
 from services.generation.target.identity import tokenizer_cid
 
-BASE = Path(__file__).parents[2] / "demo" / "base"
+BASE = Path(__file__).parents[2] / "demo" / "toy" / "base"
 TOKENIZER = FastTokenizer.from_file(str(BASE / "tokenizer.json"))
 TOKENIZER_CID = tokenizer_cid(BASE)
 

@@ -87,7 +87,7 @@ def test_a_rate_that_is_none_is_a_usage_error(tmp_path: Path) -> None:
         assert "--rate" in process.stderr.read()
 
 
-@pytest.mark.parametrize("flags", [(), ("--model=demo/base", "--by-server")])
+@pytest.mark.parametrize("flags", [(), ("--model=demo/toy/base", "--by-server")])
 def test_who_replays_has_to_be_said_and_once(tmp_path: Path, flags: tuple[str, ...]) -> None:
     with auditor_process(tmp_path, *flags) as process:
         assert process.wait(PATIENCE) == 2

@@ -11,7 +11,7 @@ from services.generation.ranks.bring_up import base_loader
 from services.generation.settings import GenerationSettings
 from services.runtime.process import CannotStart
 
-MODEL = str(Path(__file__).parents[3] / "demo/base")
+MODEL = str(Path(__file__).parents[3] / "demo/toy/base")
 
 
 async def load(monkeypatch: pytest.MonkeyPatch, address: str, *flags: str) -> None:

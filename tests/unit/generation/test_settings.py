@@ -10,7 +10,7 @@ import pytest
 from services.generation.settings import GenerationSettings
 from services.runtime.settings.settings import SettingsError
 
-DEMO = Path(__file__).parents[3] / "demo" / "base"
+DEMO = Path(__file__).parents[3] / "demo" / "toy" / "base"
 
 
 def test_context_and_cache_come_from_flag_environment_and_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-DEMO = Path(__file__).parents[3] / "demo"
+DEMO = Path(__file__).parents[3] / "demo" / "toy"
 _SERVER = f"""
 import sys
 from pathlib import Path

@@ -12,7 +12,7 @@ from services.cli.exits import UsageError
 from services.cli.named_files import expect_files, expect_folder
 from services.generation.target.folder_kinds import HEAD
 
-_PROMPTS = Path("demo/prompts")
+_PROMPTS = Path("demo/toy/prompts")
 
 
 def kscore(
@@ -23,7 +23,7 @@ def kscore(
     ] = None,
     prompts: Annotated[
         list[Path] | None,
-        typer.Option(metavar="FILE", help="JSON lines with prompt or messages. Default: demo/prompts."),
+        typer.Option(metavar="FILE", help="JSON lines with prompt or messages. Default: demo/toy/prompts."),
     ] = None,
     limit: Annotated[int, typer.Option(min=1, help="Prompts to take from each file.")] = 16,
     max_tokens: Annotated[int, typer.Option(min=2, help="Tokens of an answer at most.")] = 64,

@@ -17,7 +17,7 @@ from services.generation.engine.text.tokenizer import Tokenizer
 from services.generation.target.loading import load_target
 from tests.fakes.engine_runs import CHEAP_ROWS, run
 
-BASE = Path(__file__).parents[4] / "demo" / "base"
+BASE = Path(__file__).parents[4] / "demo" / "toy" / "base"
 PROMPTS = BASE.parent / "prompts"
 PER_DOMAIN, NEW_TOKENS, TOGETHER = 25, 48, 25
 EXPLAINED = 1e-4  # of margin between the two best logits: there, the rounding of either program decides

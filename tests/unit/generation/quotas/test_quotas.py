@@ -13,7 +13,7 @@ from services.generation.settings import GenerationSettings
 from services.runtime.calls.status import to_status
 from services.runtime.errors import ResourceExhausted
 
-DEMO = Path(__file__).parents[4] / "demo/base"
+DEMO = Path(__file__).parents[4] / "demo/toy/base"
 
 
 class Quotas:

@@ -1,0 +1,1 @@
+"""A small model of our own, for tests and trials: corpus builders, training recipe, weights, prompts."""

@@ -66,10 +66,10 @@ SMOLLM2 = (
     "kolm serve explorer --ledger 127.0.0.1:50052 --trusted-keys .kolm/trusted --token-file .kolm/tokens/explorer "
     "--witness-policy policy",
     "kolm ledger tiles /srv/www/log",
-    "kolm monitor --ledger ledger.example:50052 --max-age 24h",
     "kolm monitor --tiles https://log.example/ --trusted keys --policy policy --promise promises "
     "--webhook https://alerts.example/kolm",
     "kolm monitor --tiles /srv/www/log --trusted keys --lag 1h --once",
+    "kolm monitor --ledger ledger.example:50052 --max-age 24h",
     "kolm audit obligations --database ledger.sqlite3 --trusted keys/",
     "kolm heads kscore demo/smollm2/head --model smollm2 --no-record --prompts prompts/held-out/code.jsonl",
     "kolm trust add /mnt/other/public/auditor-3f0c2a9d1b7e4c55.pub",

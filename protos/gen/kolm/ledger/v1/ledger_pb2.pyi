@@ -139,7 +139,9 @@ class AppendEntriesRequest(_message.Message):
     ENTRIES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def entries(self) -> _containers.RepeatedCompositeFieldContainer[Global___NewEntry]:
-        """1 to 1024 of them, 16 MiB together; INVALID_ARGUMENT on `entries` otherwise, which ends the stream."""
+        """1 to 1024 of them, in a message that the server takes (4 MiB, unless its operator says otherwise); INVALID_ARGUMENT
+        on `entries` otherwise, which ends the stream.
+        """
 
     def __init__(
         self,

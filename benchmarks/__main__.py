@@ -58,7 +58,7 @@ _UNASKED = _ALL[:-1]  # specbench takes hours
 
 def main() -> None:
     arguments = _arguments()
-    results: dict[str, Any] = {"machine": _machine(), "model": str(arguments.model)}
+    results: dict[str, Any] = {"machine": _machine(), "model": arguments.model.name}
     if "linears" in arguments.only:
         results["linears"] = linears.measure()
     if "exactness" in arguments.only:

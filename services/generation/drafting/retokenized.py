@@ -22,8 +22,7 @@ class Retokenized:
 
     def __init__(self, source: Tokenizer, into: Tokenizer) -> None:
         self._source, self._into = source, into
-        self._start = into.encode("")
-        self.ids = list(self._start)
+        self.ids = into.encode("")  # what a text begins with
         self.settled = len(self.ids)  # of them that stay as they are
         self._read = 0  # tokens of the source that those stand for
 

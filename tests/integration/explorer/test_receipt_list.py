@@ -30,7 +30,8 @@ def test_everything_works_without_scripts(browser: Browser, site: Site) -> None:
         page.goto("/receipts")
         seen = page.locator("tbody th").all_inner_texts()
         while (older := page.get_by_role("link", name="Older")).count():
-            older.click()
+            with page.expect_navigation():
+                older.click()
             seen += page.locator("tbody th").all_inner_texts()
         assert len(seen) == len(set(seen)) == RECEIPTS
         page.get_by_text("More filters").click()

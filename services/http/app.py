@@ -18,17 +18,17 @@ from ledger.keys.trusted_keys import TrustedKeys
 from services.client import AsyncRuntime
 from services.client.errors import KolmError
 from services.http import chat_page
-from services.http.admission import Admission
-from services.http.caller import Gate
-from services.http.chat import Chat, ChatFields
-from services.http.endpoint import Endpoint
-from services.http.errors import ApiError, of_kolm
+from services.http.calls.admission import Admission
+from services.http.calls.api_error import ApiError, of_kolm
+from services.http.calls.caller import Gate
+from services.http.calls.endpoint import Endpoint
+from services.http.completions.chat import Chat, ChatFields
+from services.http.completions.text import Text, TextFields
 from services.http.models import Models
 from services.http.openapi import openapi
-from services.http.response_fields import ResponseFields
-from services.http.responses import Responses
+from services.http.responses.response_fields import ResponseFields
+from services.http.responses.responses import Responses
 from services.http.settings import HttpSettings
-from services.http.text import Text, TextFields
 from services.http.tokens import Tokens
 
 _log = logging.getLogger(__name__)

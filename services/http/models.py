@@ -8,8 +8,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from services.client import AsyncRuntime, ModelInfo
-from services.http.caller import token
-from services.http.errors import ApiError
+from services.http.calls.api_error import ApiError
+from services.http.calls.caller import token
 
 
 class Models:

@@ -8,9 +8,9 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from services.http.chat import ChatFields
-from services.http.response_fields import ResponseFields
-from services.http.text import TextFields
+from services.http.completions.chat import ChatFields
+from services.http.completions.text import TextFields
+from services.http.responses.response_fields import ResponseFields
 from services.http.tokens import DetokenizeFields, TokenizeFields
 
 _BODIES: dict[str, tuple[type[BaseModel], str]] = {

@@ -12,12 +12,12 @@ from starlette.responses import JSONResponse, Response
 from services.client import AsyncRuntime
 from services.client import Request as GenerationRequest
 from services.client.errors import KolmError
-from services.http.caller import body, token, while_there
-from services.http.chat import ChatMessage
-from services.http.errors import ApiError, of_body, of_kolm
-from services.http.fields import Strict, only
+from services.http.calls.api_error import ApiError, of_body, of_kolm
+from services.http.calls.caller import body, token, while_there
+from services.http.completions.chat import ChatMessage
+from services.http.members.fields import Strict, only
+from services.http.members.tool_fields import NestedFunction, tools_of
 from services.http.settings import HttpSettings
-from services.http.tool_fields import NestedFunction, tools_of
 
 _Fields = TypeVar("_Fields", bound=BaseModel)
 

@@ -12,9 +12,9 @@ from pydantic import ValidationError
 
 from services.client.errors import InvalidArgument
 from services.client.generation.request_wire import generate_request
-from services.http.chat import Chat, ChatFields
-from services.http.errors import ApiError, of_body, of_kolm
-from services.http.text import Text, TextFields
+from services.http.calls.api_error import ApiError, of_body, of_kolm
+from services.http.completions.chat import Chat, ChatFields
+from services.http.completions.text import Text, TextFields
 from tests.examples import examples
 
 MEMBERS = sorted({*ChatFields.model_fields, *TextFields.model_fields, "unknown"})

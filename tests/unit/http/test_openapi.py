@@ -10,7 +10,7 @@ from starlette.routing import Route
 
 from services.client import AsyncRuntime
 from services.http.app import http_app
-from services.http.chat import ChatFields
+from services.http.completions.chat import ChatFields
 from services.http.openapi import openapi
 from services.http.settings import HttpSettings
 

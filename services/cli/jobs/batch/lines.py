@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from services.cli.exits import UsageError
-from services.http.chat import Chat, ChatFields
-from services.http.dialect import Dialect
-from services.http.response_fields import ResponseFields
-from services.http.responses import Responses
-from services.http.text import Text, TextFields
+from services.http.calls.dialect import Dialect
+from services.http.completions.chat import Chat, ChatFields
+from services.http.completions.text import Text, TextFields
+from services.http.responses.response_fields import ResponseFields
+from services.http.responses.responses import Responses
 
 _URLS: dict[str, Callable[[Any], Dialect]] = {
     "/v1/chat/completions": lambda body: Chat(ChatFields.model_validate_json(body)),

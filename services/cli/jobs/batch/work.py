@@ -15,8 +15,8 @@ from services.cli.jobs.batch.lines import BatchLine, read_lines
 from services.cli.jobs.batch.results import Results, answered, refused
 from services.client import AsyncRuntime, Completion
 from services.client.errors import KolmError, ResourceExhausted, Unavailable
-from services.http.dialect import Dialect
-from services.http.errors import ApiError, of_body, of_kolm
+from services.http.calls.api_error import ApiError, of_body, of_kolm
+from services.http.calls.dialect import Dialect
 
 _FIRST_WAIT, _LONGEST_WAIT = 0.5, 30.0  # seconds before a request is tried again; each wait is twice as long
 

@@ -12,10 +12,10 @@ from services.client import AsyncRuntime, Chunk, Completion, Event, Finished, St
 from services.client import Request as GenerationRequest
 from services.client.errors import Internal, KolmError
 from services.client.generation.async_runtime import AsyncStream
-from services.http.caller import body, token, while_there
-from services.http.dialect import Answering, Dialect
-from services.http.errors import ApiError, of_body, of_kolm
-from services.http.event_stream import EventStream, event
+from services.http.calls.api_error import ApiError, of_body, of_kolm
+from services.http.calls.caller import body, token, while_there
+from services.http.calls.dialect import Answering, Dialect
+from services.http.calls.event_stream import EventStream, event
 from services.http.settings import HttpSettings
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, Tag
 
 from services.client import Tool, ToolCall, Tools
-from services.http.fields import Strict, by_type, only
+from services.http.members.fields import Strict, by_type, only
 
 
 class FlatFunction(Strict):

@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Tag
 
 from services.client import Message, ToolCall
-from services.http.fields import Strict, by_type, only
-from services.http.tool_fields import CallArguments
+from services.http.members.fields import Strict, by_type, only
+from services.http.members.tool_fields import CallArguments
 
 _PARTS = ("input_text", "output_text", "text")
 _PART_MEMBERS = {"type", "text", "annotations", "logprobs"}

@@ -8,7 +8,7 @@ from typing import Any
 
 from services.client import Finished, Request
 from services.client.generation.completion import Choice, Metrics, Resolved
-from services.http.receipts import receipts_json
+from services.http.members.receipts import receipts_json
 
 _FINGERPRINT_DIGITS = 12  # of the profile's identifier, 48 bits: enough to see that it is another one
 

@@ -10,10 +10,10 @@ from typing import Any
 from services.client import Chunk, Completion, Finished, Request
 from services.client.generation.collection import metrics_of, usage_of
 from services.client.generation.completion import Resolved, Usage
-from services.http.dialect import ChoiceDialect
-from services.http.errors import ApiError
-from services.http.event_stream import DONE
-from services.http.kolm_member import KolmMember, fingerprint, speculative_decoding
+from services.http.calls.api_error import ApiError
+from services.http.calls.dialect import ChoiceDialect
+from services.http.calls.event_stream import DONE
+from services.http.members.kolm_member import KolmMember, fingerprint, speculative_decoding
 
 
 class Answer:

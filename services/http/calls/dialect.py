@@ -7,8 +7,8 @@ from typing import Any, Protocol
 
 from services.client import Chunk, Completion, Finished, Request
 from services.client.generation.completion import Choice, Resolved
-from services.http.errors import ApiError
-from services.http.fields import CommonFields
+from services.http.calls.api_error import ApiError
+from services.http.members.fields import CommonFields
 
 
 class Answering(Protocol):

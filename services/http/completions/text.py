@@ -10,9 +10,9 @@ from pydantic import BeforeValidator
 
 from services.client import Chunk, Finished, Request
 from services.client.generation.completion import Choice, Resolved
-from services.http.answer import Answer
-from services.http.fields import NAMES, CommonFields, only
-from services.http.logprobs import text_length, text_logprobs
+from services.http.completions.answer import Answer
+from services.http.members.fields import NAMES, CommonFields, only
+from services.http.members.logprobs import text_length, text_logprobs
 
 
 def _one_prompt(value: Any) -> Any:

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 from services.client import Request
 from services.client.generation.completion import Resolved
-from services.http.fields import NAMES
-from services.http.response_answer import ResponseAnswer
-from services.http.response_fields import ResponseFields
+from services.http.members.fields import NAMES
+from services.http.responses.response_answer import ResponseAnswer
+from services.http.responses.response_fields import ResponseFields
 
 
 class Responses:

@@ -7,10 +7,10 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag, ValidationInfo, field_validator, model_validator
 
 from services.client import Message, StructuredOutputs, Tools
-from services.http.chat import JsonSchema
-from services.http.fields import CommonFields, Strict, only
-from services.http.response_input import Item, turns_of
-from services.http.tool_fields import FlatFunction, FlatToolChoice, tools_of
+from services.http.completions.chat import JsonSchema
+from services.http.members.fields import CommonFields, Strict, only
+from services.http.members.tool_fields import FlatFunction, FlatToolChoice, tools_of
+from services.http.responses.response_input import Item, turns_of
 
 Included = Literal["message.output_text.logprobs", "reasoning.encrypted_content"]
 _LOGPROBS = "message.output_text.logprobs"

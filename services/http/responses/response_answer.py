@@ -10,10 +10,10 @@ from services.client import Chunk, Completion, Finished, Request
 from services.client.generation.completion import Metrics, PositionLogprobs, Resolved, Usage
 from services.client.generation.tool_call_reader import Arguments, CallBegins, Part, Text, tool_call_reader
 from services.client.generation.tools import call_id
-from services.http.errors import ApiError
-from services.http.kolm_member import KolmMember, speculative_decoding
-from services.http.response_fields import ResponseFields
-from services.http.response_items import CallItem, Event, MessageItem
+from services.http.calls.api_error import ApiError
+from services.http.members.kolm_member import KolmMember, speculative_decoding
+from services.http.responses.response_fields import ResponseFields
+from services.http.responses.response_items import CallItem, Event, MessageItem
 
 _INCOMPLETE = {"length": "max_output_tokens", "cancelled": "cancelled", "error": "server_error"}
 

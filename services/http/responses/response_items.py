@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from services.client.generation.completion import PositionLogprobs
-from services.http.logprobs import response_logprobs
+from services.http.members.logprobs import response_logprobs
 
 Event = tuple[str, dict[str, Any]]
 """Its name, and its members but for its number."""

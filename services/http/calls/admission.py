@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from services.http.errors import ApiError
+from services.http.calls.api_error import ApiError
 
 
 class Admission:

@@ -10,11 +10,11 @@ from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, mo
 from services.client import Chunk, Finished, Message, Request, StructuredOutputs, Tools
 from services.client.generation.completion import Choice, Resolved
 from services.client.generation.tool_call_reader import tool_call_reader
-from services.http.answer import Answer
-from services.http.fields import NAMES, CommonFields, Strict, joined, only, unsupported
-from services.http.logprobs import chat_logprobs
-from services.http.tool_call_deltas import ToolCallDeltas, message_json
-from services.http.tool_fields import Called, NestedFunction, NestedToolChoice, tools_of
+from services.http.completions.answer import Answer
+from services.http.completions.tool_call_deltas import ToolCallDeltas, message_json
+from services.http.members.fields import NAMES, CommonFields, Strict, joined, only, unsupported
+from services.http.members.logprobs import chat_logprobs
+from services.http.members.tool_fields import Called, NestedFunction, NestedToolChoice, tools_of
 
 
 class ChatMessage(Strict):

@@ -10,7 +10,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from services.client.connection.token import is_here
-from services.http.errors import CLOSED, ApiError
+from services.http.calls.api_error import CLOSED, ApiError
 from services.runtime.http.own_name import is_forwarded, is_name_of_dns
 
 _Value = TypeVar("_Value")

@@ -1,0 +1,1 @@
+"""Members of JSON bodies that several APIs share."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.table import Table
 
 from services.cli.jobs.receipts.receipt_proof import Proof
-from services.cli.output import MARKS, outcome, short, whose_replay
+from services.cli.terminal.output import MARKS, outcome, short, whose_replay
 from services.cli.views.receipts.documents import envelope_json
 from services.client.ledger.log import ReceiptDetails
 

@@ -13,9 +13,9 @@ from pathlib import Path
 from demo.toy import head_prompts
 from demo.toy import tokenizer as bpe
 from demo.toy.build_prompts import LONGEST_PROMPT
-from services.cli.exits import CommandError
+from services.cli.failures.exits import CommandError
 from services.cli.jobs.heads import training
-from services.cli.output import data, talk
+from services.cli.terminal.output import data, talk
 from services.cli.views.heads.training import acceptance_table
 from services.training.budget import Minutes, Steps
 from services.training.devices import end_process

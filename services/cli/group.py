@@ -12,11 +12,11 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
-from services.cli import exits
-from services.cli.coercion import coerced_quickly
-from services.cli.option_groups import with_option_groups
-from services.cli.server_options import with_server_options
-from services.cli.streams import discard_stdout, make_usable
+from services.cli.failures import exits
+from services.cli.options.option_groups import with_option_groups
+from services.cli.options.server_options import with_server_options
+from services.cli.terminal.streams import discard_stdout, make_usable
+from services.cli.values.coercion import coerced_quickly
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +120,6 @@ class KolmGroup(GroupCommand):
             discard_stdout()
             raise typer.Exit(exits.OK) from None
         except Exception as error:
-            from services.cli.failure import explain
+            from services.cli.failures.failure import explain
 
             raise typer.Exit(explain(error)) from error

@@ -7,8 +7,9 @@ from typing import Annotated
 
 import typer
 
-from services.cli import exits, options
-from services.cli.engine_options import ENGINE, EngineOptions
+from services.cli.failures import exits
+from services.cli.options import options
+from services.cli.options.engine_options import ENGINE, EngineOptions
 
 _Schedule = Annotated[
     str | None,
@@ -55,7 +56,7 @@ def run(
     from services.cli.jobs.audit_pass import run_pass
     from services.cli.jobs.audit_schedule import schedule_url
     from services.cli.jobs.trust import trust_own
-    from services.cli.output import print_json
+    from services.cli.terminal.output import print_json
     from services.cli.views.log.audits import pass_json, show_pass
 
     if model is None and not by_server:
@@ -101,7 +102,7 @@ def obligations(
 
     from services.cli.jobs.ledger.log_verification import read_obligations
     from services.cli.jobs.trust import load_trusted
-    from services.cli.output import answer
+    from services.cli.terminal.output import answer
     from services.cli.views.log.obligations import obligations_json, obligations_view
 
     book, now = read_obligations(ledger, database, load_trusted(home.trusted)), datetime.now(UTC)
@@ -124,7 +125,7 @@ def jobs(
     """List what auditors have in hand and what they gave up. Exit code 1 if something was given up."""
     from services.auditor.schedule.schedule import DEAD
     from services.cli.jobs.audit_schedule import open_schedule, schedule_url
-    from services.cli.output import answer
+    from services.cli.terminal.output import answer
     from services.cli.views.log.audits import jobs_json, jobs_view
 
     with open_schedule(schedule_url(schedule, data_dir)) as opened:

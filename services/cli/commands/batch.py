@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from services.cli import exits, options
-from services.cli.exits import Failed, UsageError
+from services.cli.failures import exits
+from services.cli.failures.exits import Failed, UsageError
+from services.cli.options import options
 
 if TYPE_CHECKING:
     from services.cli.jobs.batch.results import Results
@@ -42,7 +43,7 @@ def batch(
     from services.cli.jobs.batch.lines import count_lines
     from services.cli.jobs.batch.results import Results
     from services.cli.jobs.batch.work import Terms
-    from services.cli.output import answer, counted
+    from services.cli.terminal.output import answer, counted
     from services.cli.views.generation.batch import batch_json, batch_text
 
     if not timeout > 0:
@@ -71,7 +72,7 @@ def batch(
 
 async def _work(generation: str, requests: Path, results: Results, terms: Terms, lines: int) -> Progress:
     from services.cli.jobs.batch.work import work
-    from services.cli.progress import answers
+    from services.cli.terminal.progress import answers
     from services.client import AsyncRuntime
 
     with answers(lines, len(results.done)) as show:

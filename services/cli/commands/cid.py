@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from services.cli import options
-from services.cli.exits import UsageError
+from services.cli.failures.exits import UsageError
+from services.cli.options import options
 
 
 def cid(
@@ -17,7 +17,7 @@ def cid(
     """Convert an identifier to or from the multiformats form that IPFS and OCI tools know."""
     from ledger.encoding.cid import from_multiformats, to_multiformats
     from ledger.errors import FormatError
-    from services.cli.output import answer
+    from services.cli.terminal.output import answer
 
     if not identifier.startswith(("cidv1:", "b")):
         raise UsageError(f"{identifier!r}: expected cidv1:sha256:<64 hex digits> or bafkrei…")

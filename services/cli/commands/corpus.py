@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from services.cli import options
-from services.cli.exits import UsageError
+from services.cli.failures.exits import UsageError
+from services.cli.options import options
 
 Store = Annotated[Path, typer.Argument(help="A datastore's folder.")]
 Base = Annotated[Path, options.model("--base", "The base whose tokenizer it uses.")]
@@ -37,7 +37,7 @@ def build(
         raise UsageError(f"{', '.join(missing)}: No such file or directory; expected files and folders of text")
 
     from services.cli.jobs import datastore
-    from services.cli.output import answer
+    from services.cli.terminal.output import answer
     from services.cli.views.datastore import manifest_json, manifest_view
     from services.datastores.builder import BuildParameters
 
@@ -49,7 +49,7 @@ def build(
 def show(store: Store, json: options.Json = False) -> None:
     """Show what a datastore holds and what it was built with."""
     from services.cli.jobs import datastore
-    from services.cli.output import answer
+    from services.cli.terminal.output import answer
     from services.cli.views.datastore import manifest_json, manifest_view
 
     manifest = datastore.read(store)
@@ -59,7 +59,7 @@ def show(store: Store, json: options.Json = False) -> None:
 def verify(store: Store, json: options.Json = False) -> None:
     """Hash every file again. Exit code 3, and the file's name, if one has changed."""
     from services.cli.jobs import datastore
-    from services.cli.output import answer
+    from services.cli.terminal.output import answer
     from services.cli.views.datastore import verified_json, verified_view
 
     manifest = datastore.verify(store)
@@ -76,7 +76,7 @@ def search(
 ) -> None:
     """Show how the datastore continues a text: what follows its longest ending that occurs, most frequent first."""
     from services.cli.jobs import datastore
-    from services.cli.output import answer
+    from services.cli.terminal.output import answer
     from services.cli.views.datastore import found_view
 
     found = datastore.search(store, base, text, tokens, count)

@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from services.cli import exits, options
+from services.cli.failures import exits
+from services.cli.options import options
 
 
 def _compile(asked: bool) -> None:
@@ -35,7 +36,7 @@ def doctor(
 ) -> None:
     """Load a model, probe its numerics bit by bit, and time its passes. Exit code 3 if the probe fails."""
     from services.cli.jobs.diagnosis import diagnose
-    from services.cli.output import answer
+    from services.cli.terminal.output import answer
     from services.cli.views.services.diagnosis import diagnosis_json, diagnosis_view
 
     found = diagnose(model, threads)

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from services.cli import exits, options
-from services.cli.exits import Failed, UsageError
-from services.cli.named_files import expect_room
-from services.cli.request_options import SAMPLING, SPECULATION, RequestOptions
+from services.cli.failures import exits
+from services.cli.failures.exits import Failed, UsageError
+from services.cli.options import options
+from services.cli.options.request_options import SAMPLING, SPECULATION, RequestOptions
+from services.cli.values.named_files import expect_room
 
 if TYPE_CHECKING:
     from services.client import Event, Message, Receipt, Request, Runtime, SpecDecodeConfig
@@ -184,7 +185,7 @@ def _serve(call: _Call, *, as_json: bool) -> Sequence[Choice]:
         )
     elapsed = time.monotonic() - started
 
-    from services.cli.output import print_json
+    from services.cli.terminal.output import print_json
     from services.cli.views.generation.completion import completion_json, show_completion
 
     if as_json:
@@ -197,7 +198,7 @@ def _serve(call: _Call, *, as_json: bool) -> Sequence[Choice]:
 def _say_interrupted(request_id: str, choices: int, ledger: str) -> None:
     """A terminal has ^C on its line."""
     from services.cli.jobs.receipts.left_request import receipts_of
-    from services.cli.steering import printable
+    from services.cli.terminal.steering import printable
 
     found = ", ".join(f"{each.receipt_id} (entry {each.index})" for each in receipts_of(request_id, choices, ledger))
     later = f"if it had begun, its receipt is on its way: kolm receipts list --request-id {printable(request_id)}"
@@ -209,7 +210,7 @@ def _waiting() -> AbstractContextManager[object]:
     """Shows on a terminal that something is going on."""
     if not sys.stderr.isatty():
         return nullcontext()
-    from services.cli.output import talk
+    from services.cli.terminal.output import talk
 
     return talk().status("generating")
 
@@ -218,7 +219,7 @@ def _save(path: Path, receipt: Receipt, sent: str | list[Message], ledger: str) 
     from rich.markup import escape
 
     from services.cli.jobs.receipts.receipt_saving import save
-    from services.cli.output import talk
+    from services.cli.terminal.output import talk
 
     why = save(path, receipt, sent, ledger)
     talk().print(f"[dim]saved {escape(str(path))}{escape(f', without a proof: {why}' if why else '')}[/]")

@@ -7,15 +7,16 @@ from typing import Annotated
 
 import typer
 
-from services.cli import exits, options
-from services.cli.exits import UsageError
+from services.cli.failures import exits
+from services.cli.failures.exits import UsageError
+from services.cli.options import options
 
 
 def list_(ledger: options.Ledger = options.LEDGER, json: options.Json = False) -> None:
     """List open halts: scopes that are not served with speculation until an operator resumes them. Exit code 3 if there
     is one.
     """
-    from services.cli.output import answer
+    from services.cli.terminal.output import answer
     from services.cli.views.log.halts import halts_json, halts_view
     from services.client import LedgerClient
 
@@ -39,7 +40,7 @@ def sign(
 ) -> None:
     """Sign a resume in a file, without appending it. Where several operators have to sign, each does this in turn."""
     from services.cli.jobs import resumes
-    from services.cli.output import answer
+    from services.cli.terminal.output import answer
     from services.cli.views.log.halts import signed_json, signed_view
     from services.client import LedgerClient
 
@@ -74,7 +75,7 @@ def resume(
     serves the scope again at once.
     """
     from services.cli.jobs import resumes
-    from services.cli.output import answer
+    from services.cli.terminal.output import answer
     from services.cli.views.log.halts import resumed_json, resumed_view
     from services.client import LedgerClient
 

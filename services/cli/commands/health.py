@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import typer
 
-from services.cli import exits, options
+from services.cli.failures import exits
+from services.cli.options import options
 
 
 def health(
@@ -16,7 +17,7 @@ def health(
 ) -> None:
     """Ask every service whether it serves. Exit code 5 if one does not, 3 if a numerics profile is unproven."""
     from services.cli.jobs.running.health import ask_all
-    from services.cli.output import answer
+    from services.cli.terminal.output import answer
     from services.cli.views.services.services import conditions_json, conditions_view
 
     conditions = ask_all(generation, ledger, auditor, registry)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from services.cli import options
+from services.cli.options import options
 
 _MOST_DAYS = 3650
 
@@ -28,7 +28,7 @@ def init(
     from datetime import UTC, datetime
 
     from services.cli.jobs.initial_folder import InitialFolder
-    from services.cli.output import answer
+    from services.cli.terminal.output import answer
 
     made = InitialFolder(folder)
     (made.renew if renew else made.create)(host or [], datetime.now(UTC), days)

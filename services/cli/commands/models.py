@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from services.cli import options
+from services.cli.options import options
 
 Named = Annotated[
     Path,
@@ -20,7 +20,7 @@ Named = Annotated[
 def list_(json: options.Json = False) -> None:
     """List the models that have a name: those of installed packages, and those that were imported."""
     from services.cli.jobs.models import named_models
-    from services.cli.output import answer
+    from services.cli.terminal.output import answer
     from services.cli.views.models import models_json, models_view
 
     found = list(named_models())
@@ -39,7 +39,7 @@ def show(
 ) -> None:
     """Show what a model is: family, digests, storage, memory at a context length, its heads."""
     from services.cli.jobs.models import describe
-    from services.cli.output import data, print_json
+    from services.cli.terminal.output import data, print_json
     from services.cli.views.models import model_json, model_view
     from services.client.registry.registry import RegistryClient
 
@@ -61,7 +61,7 @@ def import_(
 ) -> None:
     """Check a model and copy it to the folder of models ($KOLM_MODELS), where --model finds it by name."""
     from services.cli.jobs.models import import_model
-    from services.cli.output import answer
+    from services.cli.terminal.output import answer
 
     path = import_model(source, name)
     answer(

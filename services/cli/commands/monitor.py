@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from services.cli import exits, options
-from services.cli.parsing import age
+from services.cli.failures import exits
+from services.cli.options import options
+from services.cli.values.parsing import age
 
 if TYPE_CHECKING:
     from ledger.monitor.judgement import Limits

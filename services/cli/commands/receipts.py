@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from services.cli import exits, options
+from services.cli.failures import exits
+from services.cli.options import options
 
 if TYPE_CHECKING:
     from services.client.ledger.log import ReceiptQuery
-from services.cli.named_files import expect_room
+from services.cli.values.named_files import expect_room
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,7 @@ class Filters:
 
     def query(self) -> ReceiptQuery:
         """Raises UsageError for a time that is none."""
-        from services.cli.parsing import moment
+        from services.cli.values.parsing import moment
         from services.client.ledger.log import ReceiptQuery
 
         return ReceiptQuery(
@@ -90,7 +91,7 @@ def list_(
         else:
             found = search(client, query, limit)
 
-    from services.cli.output import answer, talk
+    from services.cli.terminal.output import answer, talk
     from services.cli.views.receipts.documents import receipt_json
     from services.cli.views.receipts.receipts import list_view, proven_view
 
@@ -119,7 +120,7 @@ def export(
     from ledger.keys.signer import open_signer
     from services.cli.jobs.receipts.receipt_export import export_receipt
     from services.cli.jobs.receipts.statement_export import export_statement
-    from services.cli.output import answer
+    from services.cli.terminal.output import answer
     from services.client import LedgerClient
 
     expect_room("PATH", path)
@@ -154,7 +155,7 @@ def promised(
 
     from services.cli.jobs.receipts.promises import check_promise
     from services.cli.jobs.receipts.receipt_export import write_new
-    from services.cli.output import answer
+    from services.cli.terminal.output import answer
     from services.cli.views.receipts.promises import promised_json, promised_view
     from services.client import LedgerClient
 
@@ -174,7 +175,7 @@ def show(
 ) -> None:
     """Show one receipt and check its signature and its place in the log. Exit code 3 if either is wrong."""
     from services.cli.jobs.receipts.receipt_proof import find, prove
-    from services.cli.output import answer
+    from services.cli.terminal.output import answer
     from services.cli.views.receipts.documents import details_json
     from services.cli.views.receipts.receipts import receipt_view
     from services.client import LedgerClient

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from services.cli import options
+from services.cli.options import options
 
 
 def collect(
@@ -24,8 +24,8 @@ def collect(
 
     Heads keep theirs, withdrawn ones too: an auditor may still want to verify them.
     """
-    from services.cli.output import answer
-    from services.cli.parsing import age
+    from services.cli.terminal.output import answer
+    from services.cli.values.parsing import age
     from services.cli.views.heads.blobs import collected_json, collected_view
     from services.client.registry.registry import RegistryClient
 

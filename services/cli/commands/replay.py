@@ -7,8 +7,9 @@ from typing import Annotated
 
 import typer
 
-from services.cli import exits, options
-from services.cli.engine_options import ENGINE, EngineOptions
+from services.cli.failures import exits
+from services.cli.options import options
+from services.cli.options.engine_options import ENGINE, EngineOptions
 
 
 def replay(
@@ -35,7 +36,7 @@ def replay(
         raise exits.UsageError("expected --model: the base that the receipt names, with the same values")
 
     from services.cli.jobs.receipts.replay import replay_file
-    from services.cli.output import answer
+    from services.cli.terminal.output import answer
     from services.cli.views.receipts.replay import replay_json, replay_view
 
     done = replay_file(file, engine.plan(model), home.trusted, decode=decode, any_storage=any_storage)

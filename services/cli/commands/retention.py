@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from services.cli import options
-from services.cli.exits import UsageError
+from services.cli.failures.exits import UsageError
+from services.cli.options import options
 
 
 def set_(
@@ -28,7 +28,7 @@ def set_(
     """Put a policy on record. The ledger erases what it ends, also of earlier receipts; that cannot be undone."""
     from services.cli.jobs.resumes import operator_key as load_operator_key
     from services.cli.jobs.retention import set_retention
-    from services.cli.output import answer
+    from services.cli.terminal.output import answer
     from services.cli.views.log.retention import set_view
     from services.client import LedgerClient
 
@@ -48,7 +48,7 @@ def show(
 ) -> None:
     """Show the policies in force, and what the ledger has erased by them. Checks their signatures."""
     from services.cli.jobs.retention import retention_state
-    from services.cli.output import answer
+    from services.cli.terminal.output import answer
     from services.cli.views.log.retention import state_json, state_view
     from services.client import LedgerClient
 

@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from services.cli import exits, options
+from services.cli.failures import exits
+from services.cli.options import options
 
 
 def status(
@@ -21,7 +22,7 @@ def status(
     receipts, a fork.
     """
     from services.cli.jobs.running.stack import read_stack
-    from services.cli.output import answer
+    from services.cli.terminal.output import answer
     from services.cli.views.services.stack import stack_json, stack_view
 
     stack = read_stack({"generation": generation, "ledger": ledger, "auditor": auditor, "registry": registry})

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from services.cli import options
+from services.cli.options import options
 
 Principals = Annotated[
     Path | None,
@@ -45,8 +45,8 @@ def create(
 ) -> None:
     """Let somebody in. The token is shown this once; servers keep its digest, and need no restart."""
     from services.cli.jobs.tokens import Wish, create_credential
-    from services.cli.output import answer
-    from services.cli.parsing import age
+    from services.cli.terminal.output import answer
+    from services.cli.values.parsing import age
     from services.cli.views.tokens import created_json, created_view
 
     wish = Wish(name, tuple(role), tenant, age("--expires", expires) if expires else None, certificate, out)
@@ -61,7 +61,7 @@ def list_(
 ) -> None:
     """List who may call: names, tenants, roles, when they end. Shows no secret."""
     from services.cli.jobs.tokens import list_credentials
-    from services.cli.output import answer
+    from services.cli.terminal.output import answer
     from services.cli.views.tokens import credentials_json, credentials_view
 
     listed = list_credentials(principals or data_dir / "principals.json")
@@ -78,7 +78,7 @@ def revoke(
 ) -> None:
     """Let somebody in no longer, from the next call on; 'loopback': callers on this machine without a token."""
     from services.cli.jobs.tokens import revoke_credentials
-    from services.cli.output import answer
+    from services.cli.terminal.output import answer
     from services.cli.views.tokens import credentials_json, revoked_view
 
     gone = revoke_credentials(principals or data_dir / "principals.json", credential)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from services.cli import options
+from services.cli.options import options
 
 
 def add(
@@ -24,9 +24,9 @@ def add(
 ) -> None:
     """Trust public keys, each for one role. Running services that know a key of the role take it when they restart."""
     from ledger.keys.ed25519 import ROLES
-    from services.cli.exits import UsageError
+    from services.cli.failures.exits import UsageError
     from services.cli.jobs.trust import add_files
-    from services.cli.output import answer
+    from services.cli.terminal.output import answer
     from services.cli.views.log.trust import added_view, keys_json
 
     if role is not None and role not in ROLES:
@@ -41,7 +41,7 @@ def list_(
 ) -> None:
     """List the trusted keys: role, id, file."""
     from services.cli.jobs.trust import list_trusted
-    from services.cli.output import answer
+    from services.cli.terminal.output import answer
     from services.cli.views.log.trust import keys_json, keys_view
 
     keys = list_trusted(home.trusted)
@@ -58,7 +58,7 @@ def remove(
 ) -> None:
     """Trust a key no longer, in running services too. Without --retire, what it has signed does not verify any more."""
     from services.cli.jobs.trust import remove_trusted
-    from services.cli.output import answer
+    from services.cli.terminal.output import answer
     from services.cli.views.log.trust import keys_json
 
     removed = remove_trusted(key, home.trusted, retire=retire)

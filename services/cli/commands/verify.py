@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from services.cli import exits, options
+from services.cli.failures import exits
+from services.cli.options import options
 
 if TYPE_CHECKING:
     from services.cli.jobs.receipts.bundle_trust import Sources
@@ -74,7 +75,7 @@ class VerifyOptions:
     def sources(self, trusted: Path) -> Sources:
         """Raises UsageError for a time or an age that is none."""
         from services.cli.jobs.receipts.bundle_trust import Sources
-        from services.cli.parsing import age, moment
+        from services.cli.values.parsing import age, moment
 
         return Sources(
             trusted,
@@ -121,7 +122,7 @@ def verify(
 
     from services.cli.jobs.receipts.promise_answer import read_answer
     from services.cli.jobs.receipts.receipt_file import is_receipt_file
-    from services.cli.output import answer
+    from services.cli.terminal.output import answer
 
     if path.exists() and not (path.is_file() or path.is_dir()):  # such as a pipe, which can be read but once
         raise exits.UsageError(f"{path} is neither a file nor a folder; save what it brings to a file")

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from services.auditor.assembly import AuditorPlan, connected
 from services.auditor.auditor import Auditor, Examined
 from services.auditor.errors import AuditError, BrokenLog, EngineFailed, ServiceAway
-from services.cli.exits import Away, Failed, UsageError, VerificationFailed
-from services.cli.output import talk
+from services.cli.failures.exits import Away, Failed, UsageError, VerificationFailed
+from services.cli.terminal.output import talk
 from services.client import LedgerClient
 from services.client.ledger.log import Halt
 

@@ -11,7 +11,7 @@ from sqlalchemy import make_url
 from services.auditor.errors import ScheduleError
 from services.auditor.schedule.database import open_database, sqlite_url
 from services.auditor.schedule.sql import SqlSchedule
-from services.cli.exits import Failed, Missing, UsageError
+from services.cli.failures.exits import Failed, Missing, UsageError
 
 _ELSEWHERE = "name it with --schedule, or the --data-dir of the auditor; one in a container is asked there"
 

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from services.cli.exits import Failed, Missing, UsageError, VerificationFailed
-from services.cli.output import talk
+from services.cli.failures.exits import Failed, Missing, UsageError, VerificationFailed
+from services.cli.terminal.output import talk
 from services.datastores.builder import BuildParameters, BuildProgress, DatastoreBuilder, check_out
 from services.datastores.documents import find_files, read_documents, with_text
 from services.datastores.errors import BuildFailed, CorpusInvalid

@@ -13,8 +13,8 @@ from typing import TypeVar
 
 from rich.status import Status
 
-from services.cli.exits import Failed, UsageError
-from services.cli.output import talk
+from services.cli.failures.exits import Failed, UsageError
+from services.cli.terminal.output import talk
 from services.generation.engine.text.tokenizer import Tokenizer
 from services.generation.target.canonical.kernels.machine import cpus
 from services.generation.target.errors import TargetError

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from services.cli.exits import Failed, UsageError
+from services.cli.failures.exits import Failed, UsageError
 from services.cli.jobs.certificates import Authority, Pair
 from services.cli.jobs.running.own_principals import SERVICE_ROLES
 from services.runtime.access.credential import Credential

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from services.cli.exits import UsageError
+from services.cli.failures.exits import UsageError
 from services.generation.engine.text.tokenizer import Tokenizer
 from services.generation.target.blocks import BLOCK
 from services.generation.target.capacity import block_bytes, bounded

@@ -7,7 +7,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from services.cli.exits import UsageError
+from services.cli.failures.exits import UsageError
 
 MAX_PROMPT_BYTES = 4 * 1024 * 1024
 """The most that the generation service takes (`GenerateRequest.prompt`, `.prediction`)."""

@@ -13,7 +13,7 @@ from ledger.errors import FormatError, LedgerError
 from ledger.keys.envelope import Envelope
 from ledger.keys.signer import Signer, open_signer
 from ledger.keys.threshold import FixedThreshold
-from services.cli.exits import Failed, Missing, UsageError
+from services.cli.failures.exits import Failed, Missing, UsageError
 from services.client import LedgerClient
 from services.client.errors import InvalidArgument
 from services.client.ledger.log import Halt

@@ -11,7 +11,7 @@ from typing import cast
 
 from pydantic import ValidationError
 
-from services.cli.exits import Failed, Missing, UsageError
+from services.cli.failures.exits import Failed, Missing, UsageError
 from services.runtime.access.credential import Credential, new_token, token_digest
 from services.runtime.access.principal import ROLES, Role
 from services.runtime.access.principals_file import (

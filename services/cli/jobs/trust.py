@@ -13,7 +13,7 @@ from ledger.keys.note import Note
 from ledger.keys.signer import open_signer
 from ledger.keys.trusted_keys import RETIRED, TrustedKeys
 from ledger.tree.checkpoint import Checkpoint, open_checkpoint
-from services.cli.exits import Missing, UsageError
+from services.cli.failures.exits import Missing, UsageError
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,8 @@ from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.text import Text
 
-from services.cli.output import counted, facts, table
-from services.cli.steering import printable
+from services.cli.terminal.output import counted, facts, table
+from services.cli.terminal.steering import printable
 
 if TYPE_CHECKING:
     from services.generation.drafting.retrieval.manifest import Manifest

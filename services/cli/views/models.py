@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from services.cli.jobs.models import ModelDescription, NamedModel
-from services.cli.output import size, table
+from services.cli.terminal.output import size, table
 from services.client.registry.heads import Head
 
 

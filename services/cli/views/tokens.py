@@ -10,7 +10,7 @@ from rich.console import RenderableType
 from rich.markup import escape
 
 from services.cli.jobs.tokens import EVERY_TENANT, Created
-from services.cli.output import table
+from services.cli.terminal.output import table
 from services.runtime.access.credential import Credential
 
 

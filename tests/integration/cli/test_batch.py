@@ -18,10 +18,10 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from ledger.bundle.receipt_file import ReceiptFile
-from services.cli import progress
 from services.cli.jobs.batch import work
 from services.cli.jobs.batch.results import Results
 from services.cli.main import app
+from services.cli.terminal import progress
 from tests.integration.cli.scripted import ScriptedGeneration
 
 PATIENCE = 60.0

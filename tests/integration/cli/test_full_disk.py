@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from services.cli.exits import Failed
+from services.cli.failures.exits import Failed
 from services.cli.jobs.batch.results import Results
 from services.cli.jobs.receipts.receipt_export import write_new
 

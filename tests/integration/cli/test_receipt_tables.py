@@ -14,7 +14,7 @@ import pytest
 
 from ledger.documents.receipt import Receipt
 from ledger.documents.sampling import Sampling
-from services.cli.failure import as_command_error
+from services.cli.failures.failure import as_command_error
 from services.cli.jobs.ledger.receipt_table import export as table_export
 from services.cli.jobs.ledger.receipt_table.columns import COLUMNS
 from tests.integration.auditor.deployment import Deployment

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from services.cli import exits
+from services.cli.failures import exits
 from services.cli.main import app
 
 NOBODY = "127.0.0.1:1"

@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
-from services.cli import options
-from services.cli.named_files import expect_room
-from services.cli.request_options import RequestOptions
+from services.cli.options import options
+from services.cli.options.request_options import RequestOptions
+from services.cli.values.named_files import expect_room
 
 
 def chat(
@@ -39,7 +39,7 @@ def chat(
     from services.cli.jobs.chat.session import Session, Wishes
     from services.cli.jobs.chat.transcript_export import Sources
     from services.cli.jobs.ledger.bundle_export import check_new
-    from services.cli.output import talk
+    from services.cli.terminal.output import talk
     from services.cli.views.generation.chat import greeting
     from services.client import Request, Runtime
 

@@ -9,14 +9,14 @@ from pathlib import Path
 
 from rich.markup import escape
 
-from services.cli.exits import CommandError, UsageError
-from services.cli.failure import explain
+from services.cli.failures.exits import CommandError, UsageError
+from services.cli.failures.failure import explain
+from services.cli.failures.server_failure import of_server
 from services.cli.jobs.chat.receipts import receipt_of
 from services.cli.jobs.chat.session import Answer, Session
 from services.cli.jobs.chat.transcript_export import Sources, save
 from services.cli.jobs.receipts.receipt_proof import find, prove
-from services.cli.output import data, print_json, talk
-from services.cli.server_failure import of_server
+from services.cli.terminal.output import data, print_json, talk
 from services.cli.views.generation.chat import answer_json, answer_line, help_view, wishes_line
 from services.cli.views.generation.completion import text_writer
 from services.cli.views.generation.wrapped_text import WrappedText

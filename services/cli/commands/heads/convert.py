@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from services.cli import options
-from services.cli.named_files import expect_folder
+from services.cli.options import options
+from services.cli.values.named_files import expect_folder
 from services.generation.target.folder_kinds import HEAD
 
 
@@ -22,13 +22,13 @@ def convert(
     json: options.Json = False,
 ) -> None:
     """Write a head in kolm's layout, with every choice explicit."""
-    from services.cli.parsing import numbers
+    from services.cli.values.parsing import numbers
 
     expect_folder("SOURCE", source, HEAD)
     layers = None if feature_layers is None else numbers("--feature-layers", feature_layers, int)
 
     from services.cli.jobs.heads import conversion
-    from services.cli.output import answer
+    from services.cli.terminal.output import answer
     from services.cli.views.heads.heads import converted_view
 
     written = conversion.convert(source, out, model, layers)

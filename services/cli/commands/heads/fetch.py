@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from services.cli import options
+from services.cli.options import options
 
 Reference = Annotated[str, typer.Argument(help="name, name@sha256:<digits>, or cidv1:sha256:…")]
 Base = Annotated[str | None, typer.Option("--base", metavar="CID", help="Only heads for this base.")]
@@ -25,7 +25,7 @@ def pull(
     """Fetch a head and check all of it against the ledger's signed tree. Exit code 3 if something is wrong."""
     from services.cli.jobs.heads import fetching
     from services.cli.jobs.trust import load_trusted
-    from services.cli.output import answer
+    from services.cli.terminal.output import answer
     from services.cli.views.heads.heads import checked_json
     from services.client import LedgerClient
     from services.client.registry.registry import RegistryClient
@@ -44,7 +44,7 @@ def list_(
     json: options.Json = False,
 ) -> None:
     """List heads, the oldest first."""
-    from services.cli.output import answer
+    from services.cli.terminal.output import answer
     from services.cli.views.heads.heads import head_json, list_view
     from services.client.registry.registry import RegistryClient
 
@@ -57,7 +57,7 @@ def show(
     reference: Reference, base: Base = None, registry: options.Registry = options.REGISTRY, json: options.Json = False
 ) -> None:
     """Show what is on record about a head, withdrawn or not."""
-    from services.cli.output import answer
+    from services.cli.terminal.output import answer
     from services.cli.views.heads.heads import head_json, head_view
     from services.client.registry.registry import RegistryClient
 
@@ -77,7 +77,7 @@ def verify(
     """Check a head's publisher, its place in the log and every byte. Exit code 3, and why, if one of them is wrong."""
     from services.cli.jobs.heads.fetching import verified
     from services.cli.jobs.trust import load_trusted
-    from services.cli.output import answer
+    from services.cli.terminal.output import answer
     from services.cli.views.heads.heads import checked_json, checked_view
 
     keys = load_trusted(home.trusted)

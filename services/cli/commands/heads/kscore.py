@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from services.cli import options
-from services.cli.exits import UsageError
-from services.cli.named_files import expect_files, expect_folder
+from services.cli.failures.exits import UsageError
+from services.cli.options import options
+from services.cli.values.named_files import expect_files, expect_folder
 from services.generation.target.folder_kinds import HEAD
 
 _PROMPTS = Path("demo/toy/prompts")
@@ -49,7 +49,7 @@ def kscore(
 
     from services.cli.jobs.heads import fetching, scoring
     from services.cli.jobs.heads.publisher import Publisher
-    from services.cli.output import answer
+    from services.cli.terminal.output import answer
     from services.cli.views.heads.kscores import scores_json, scores_view
     from services.client.registry.registry import RegistryClient
 

@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
-from services.cli import options
 from services.cli.commands.heads.fetch import Base, Reference
-from services.cli.exits import UsageError
-from services.cli.named_files import expect_folder
+from services.cli.failures.exits import UsageError
+from services.cli.options import options
+from services.cli.values.named_files import expect_folder
 from services.generation.target.folder_kinds import HEAD
 
 
@@ -31,7 +31,7 @@ def push(
     """Publish a head: upload the missing files, sign, put it on record. If interrupted, run it again to continue."""
     from services.cli.jobs.heads import publishing
     from services.cli.jobs.heads.publisher import Publisher
-    from services.cli.output import answer, talk
+    from services.cli.terminal.output import answer, talk
     from services.cli.views.heads.heads import pushed_json, pushed_view
     from services.client.registry.registry import RegistryClient
 
@@ -67,7 +67,7 @@ def withdraw(
     """Withdraw a head for good, under all of its names: no generation service loads it again."""
     from services.cli.jobs.heads import publishing
     from services.cli.jobs.heads.publisher import Publisher
-    from services.cli.output import answer
+    from services.cli.terminal.output import answer
     from services.cli.views.heads.heads import head_json, withdrawn_view
     from services.client.registry.registry import RegistryClient
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from services.cli import options
-from services.cli.exits import INTERRUPTED, UsageError
-from services.cli.named_files import expect_files, expect_folder, expect_new
-from services.cli.parsing import numbers
+from services.cli.failures.exits import INTERRUPTED, UsageError
+from services.cli.options import options
+from services.cli.values.named_files import expect_files, expect_folder, expect_new
+from services.cli.values.parsing import numbers
 from services.generation.target.folder_kinds import HEAD
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ def train(
         each.check()
     chosen = sizes.chosen()
 
-    from services.cli.output import answer, talk
+    from services.cli.terminal.output import answer, talk
 
     talk().print(f"a head for {base}: loading torch, then the model …", soft_wrap=True, markup=False)
 

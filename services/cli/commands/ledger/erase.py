@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from services.cli import options
+from services.cli.options import options
 
 
 def erase(
@@ -28,11 +28,11 @@ def erase(
     json: options.Json = False,
 ) -> None:
     """Erase the token ids and salts of a receipt, with a signed record of that in the log. Cannot be undone."""
-    from services.cli.exits import UsageError
+    from services.cli.failures.exits import UsageError
     from services.cli.jobs.ledger.erasure import erase_content, erase_own
     from services.cli.jobs.receipts.receipt_proof import find
     from services.cli.jobs.resumes import operator_key as load_operator_key
-    from services.cli.output import answer
+    from services.cli.terminal.output import answer
     from services.cli.views.receipts.receipts import erased_view
     from services.client import LedgerClient
 

@@ -7,9 +7,9 @@ from typing import Annotated, Literal
 
 import typer
 
-from services.cli import options
-from services.cli.exits import UsageError
-from services.cli.named_files import expect_room
+from services.cli.failures.exits import UsageError
+from services.cli.options import options
+from services.cli.values.named_files import expect_room
 
 
 def export(
@@ -38,7 +38,7 @@ def export(
     from rich.markup import escape
 
     from services.cli.jobs.ledger import bundle_export
-    from services.cli.output import talk
+    from services.cli.terminal.output import talk
 
     expect_room("PATH", path)
     receipts = tuple(receipt or ())

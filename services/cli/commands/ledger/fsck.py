@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from services.cli import exits, options
+from services.cli.failures import exits
+from services.cli.options import options
 
 _UNGUARDED = (
     "whether this is an old backup was not checked. Name the guard with --guard; without one, a ledger service with "
@@ -43,8 +44,8 @@ def fsck(
     """Check a ledger's database, stopped or running; changes nothing. Exit code 3, and which rows, if it is wrong."""
     from services.cli.jobs.ledger.database_check import check_database, chosen_depth
     from services.cli.jobs.trust import load_trusted
-    from services.cli.output import answer, talk
-    from services.cli.parsing import database_place
+    from services.cli.terminal.output import answer, talk
+    from services.cli.values.parsing import database_place
     from services.cli.views.log.log_report import database_json, database_view
 
     if quick + structure + deep > 1:

@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from services.cli import exits, options
+from services.cli.failures import exits
+from services.cli.options import options
 
 
 def verify(
@@ -21,8 +22,8 @@ def verify(
     """Check every entry, every signature and the signed head. Exit code 3, and which entry, if something is wrong."""
     from services.cli.jobs.ledger.log_verification import check_log
     from services.cli.jobs.trust import load_trusted
-    from services.cli.output import answer, talk
-    from services.cli.parsing import database_place
+    from services.cli.terminal.output import answer, talk
+    from services.cli.values.parsing import database_place
     from services.cli.views.log.log_report import report_json, report_view
 
     place = None if database is None else database_place(database)
@@ -44,7 +45,7 @@ def head(
 ) -> None:
     """Show the newest signed checkpoint, and check its signature where the log's key is trusted."""
     from services.cli.jobs.trust import opened_checkpoint
-    from services.cli.output import answer
+    from services.cli.terminal.output import answer
     from services.cli.views.log.checkpoint import checkpoint_json, checkpoint_view
     from services.client import LedgerClient
 

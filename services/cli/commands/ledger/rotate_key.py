@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from services.cli import options
-from services.cli.exits import UsageError
+from services.cli.failures.exits import UsageError
+from services.cli.options import options
 
 
 def rotate_key(
@@ -54,7 +54,7 @@ def rotate_key(
 ) -> None:
     """Replace a key, with the services stopped. Later signatures of the old key are refused and flagged."""
     from services.cli.jobs.ledger.key_rotation import LedgerFiles, rotate
-    from services.cli.output import answer, talk
+    from services.cli.terminal.output import answer, talk
 
     files = LedgerFiles(
         data_dir=data_dir,

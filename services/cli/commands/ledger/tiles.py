@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from services.cli import options
+from services.cli.options import options
 
 
 def tiles(
@@ -18,7 +18,7 @@ def tiles(
 ) -> None:
     """Write the log as C2SP tlog-tiles, for any web server. Writes only what is new; refuses a log that has forked."""
     from services.cli.jobs.ledger.tile_export import write_tiles
-    from services.cli.output import answer
+    from services.cli.terminal.output import answer
 
     written = write_tiles(folder, ledger)
     answer(

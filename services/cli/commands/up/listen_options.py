@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from services.cli.exits import Failed, UsageError
+from services.cli.failures.exits import Failed, UsageError
 
 Port = Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.", show_default=True)]
 

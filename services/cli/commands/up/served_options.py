@@ -8,8 +8,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from services.cli import options
-from services.cli.named_files import expect_folder, named_adapters
+from services.cli.options import options
+from services.cli.values.named_files import expect_folder, named_adapters
 from services.generation.target.folder_kinds import EMBEDDER, HEAD, STORE
 
 

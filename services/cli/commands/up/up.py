@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from services.cli import options
 from services.cli.commands.up.listen_options import LISTEN, ListenOptions
 from services.cli.commands.up.served_options import SERVED, ServedOptions
-from services.cli.named_files import expect_writable
+from services.cli.options import options
+from services.cli.values.named_files import expect_writable
 
 if TYPE_CHECKING:
     from services.cli.jobs.running.local_services import LocalServices

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from services.cli.exits import UsageError
+from services.cli.failures.exits import UsageError
 from services.http.calls.dialect import Dialect
 from services.http.completions.chat import Chat, ChatFields
 from services.http.completions.text import Text, TextFields

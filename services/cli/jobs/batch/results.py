@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any, BinaryIO, Self
 from uuid import uuid4
 
-from services.cli.exits import Failed, UsageError
+from services.cli.failures.exits import Failed, UsageError
 from services.cli.jobs.batch.lines import BatchLine, LineInvalid
 
 _PASSING = (408, 429, 499)  # statuses of a server that was busy or away, beside 5xx: such lines are asked again

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
-from services.cli.exits import Failed
+from services.cli.failures.exits import Failed
 from services.cli.jobs.chat.conversation import Said
 from services.client import LedgerClient
 from services.client.errors import NotFound

@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from services.cli.exits import Failed
+from services.cli.failures.exits import Failed
 from services.cli.jobs.chat.conversation import Conversation, Said
 from services.cli.jobs.interruption import until_interrupted
 from services.client import Chunk, Finished, Request, Runtime, SamplingParams, SpecDecodeConfig

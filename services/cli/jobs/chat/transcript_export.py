@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ledger.bundle.transcript import Transcript, Turn
-from services.cli.exits import UsageError
+from services.cli.failures.exits import UsageError
 from services.cli.jobs.chat.conversation import Conversation
 from services.cli.jobs.chat.receipts import with_receipt
 from services.cli.jobs.ledger.bundle_export import BundleRequest, check_new, export_bundle_to

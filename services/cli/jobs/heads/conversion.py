@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from services.cli.exits import UsageError
-from services.cli.output import talk
+from services.cli.failures.exits import UsageError
+from services.cli.terminal.output import talk
 from services.generation.drafting.eagle3.confirmation import confirm_layers
 from services.generation.drafting.eagle3.errors import HeadError
 from services.generation.drafting.eagle3.head import Head

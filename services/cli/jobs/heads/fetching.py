@@ -18,9 +18,9 @@ from ledger.audit.draft_head_evidence import (
 )
 from ledger.errors import DraftHeadRefused
 from ledger.keys.trusted_keys import TrustedKeys
-from services.cli.exits import UsageError
+from services.cli.failures.exits import UsageError
 from services.cli.jobs.trust import load_trusted
-from services.cli.progress import transfers
+from services.cli.terminal.progress import transfers
 from services.client import LedgerClient
 from services.client.errors import DataLoss, DeadlineExceeded, NotFound, Unavailable
 from services.client.registry.head_fetch import check_withdrawals, fetch_head, find_head

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ledger.keys.signer import Signer, is_device, open_signer
-from services.cli.exits import UsageError
-from services.cli.output import talk
+from services.cli.failures.exits import UsageError
+from services.cli.terminal.output import talk
 from services.client.errors import InvalidArgument
 
 

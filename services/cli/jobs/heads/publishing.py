@@ -19,8 +19,8 @@ from ledger.documents.signed_document import sign_document
 from ledger.encoding.timestamp import timestamp
 from ledger.errors import FormatError
 from ledger.keys.signer import Signer
-from services.cli.exits import UsageError
-from services.cli.progress import transfers
+from services.cli.failures.exits import UsageError
+from services.cli.terminal.progress import transfers
 from services.client.errors import FailedPrecondition
 from services.client.registry.head_folder import CONFIG_FILE, TRAINING_FILE, HeadFolderInvalid, manifest_of, training_of
 from services.client.registry.heads import Head

@@ -14,9 +14,9 @@ from ledger.documents.signed_document import sign_document
 from ledger.encoding.timestamp import timestamp
 from ledger.errors import DraftHeadUnlogged
 from ledger.keys.signer import Signer
-from services.cli.exits import Failed, UsageError
-from services.cli.output import talk
-from services.cli.progress import bars
+from services.cli.failures.exits import Failed, UsageError
+from services.cli.terminal.output import talk
+from services.cli.terminal.progress import bars
 from services.client.registry.head_folder import HeadFolderInvalid, manifest_of
 from services.client.registry.registry import RegistryClient
 from services.generation.drafting.eagle3.errors import HeadError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 
-from services.cli.exits import Failed, UsageError
+from services.cli.failures.exits import Failed, UsageError
 from services.cli.jobs.heads.training_reporter import terminal_reporter
 from services.cli.jobs.stop_signals import stop_signals
 from services.generation.drafting.eagle3.errors import HeadError

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from services.cli.progress import bars
+from services.cli.terminal.progress import bars
 from services.training.reporter import StepReport
 
 _LINE_SECONDS = 10.0

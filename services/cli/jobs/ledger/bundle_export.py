@@ -17,7 +17,7 @@ from ledger.bundle.tar_archive import add_file, archive, unpack
 from ledger.bundle.zip_archive import write_zip
 from ledger.errors import LedgerError
 from ledger.tree.tlog_proof import TlogProof
-from services.cli.exits import Failed, UsageError
+from services.cli.failures.exits import Failed, UsageError
 from services.client import LedgerClient
 from services.client.errors import KolmError, NotFound
 from services.client.registry.registry import RegistryClient

@@ -23,7 +23,7 @@ from ledger.sql.guard import SqlGuard
 from ledger.sql.store import SqlEntryStore
 from ledger.tree.checkpoint import Checkpoint
 from ledger.tree.entry import Entry
-from services.cli.exits import Failed, Missing, UsageError
+from services.cli.failures.exits import Failed, Missing, UsageError
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,9 +14,9 @@ from ledger.log.store import EntryStore
 from ledger.sql.store import SqlEntryStore
 from ledger.tree.entry import Entry
 from ledger.tree.merkle import leaf_hash
-from services.cli.exits import VerificationFailed
-from services.cli.parsing import database_place
-from services.cli.progress import verifying_entries
+from services.cli.failures.exits import VerificationFailed
+from services.cli.terminal.progress import verifying_entries
+from services.cli.values.parsing import database_place
 from services.client import LedgerClient
 from services.client.errors import DataLoss
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ledger.bundle.tile_folder import TileFolder
 from ledger.bundle.tlog_tiles import CHECKPOINT, export_tiles
-from services.cli.exits import UsageError
+from services.cli.failures.exits import UsageError
 from services.client import LedgerClient
 from services.client.errors import NotFound
 from services.client.ledger.log import SignedCheckpoint

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from ledger.monitor.judgement import Promised
-from services.cli.exits import UsageError
+from services.cli.failures.exits import UsageError
 
 _MOST_BYTES = 64 * 1024
 

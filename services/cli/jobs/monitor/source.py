@@ -9,7 +9,7 @@ from pathlib import Path
 from ledger.bundle.tile_files import TileFiles
 from ledger.bundle.tile_folder import TileFolder
 from ledger.errors import StoreError
-from services.cli.exits import Away, UsageError
+from services.cli.failures.exits import Away, UsageError
 from services.cli.jobs.monitor.http_tiles import HttpTiles
 
 

@@ -15,7 +15,7 @@ from ledger.keys.trusted_keys import TrustedKeys
 from ledger.monitor.finding import Finding
 from ledger.monitor.judgement import Limits
 from ledger.monitor.monitor import Monitor
-from services.cli.exits import Away, CommandError, Missing
+from services.cli.failures.exits import Away, CommandError, Missing
 from services.cli.jobs.monitor.memory import SqliteMonitorMemory
 from services.cli.jobs.monitor.promises import read_promises
 from services.cli.jobs.monitor.source import LogFiles, opened_log

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from ledger.encoding.timestamp import timestamp
 from ledger.monitor.finding import Finding
-from services.cli.exits import UsageError
+from services.cli.failures.exits import UsageError
 from services.runtime.http.http_call import post
 
 _SECONDS = 10.0

@@ -17,7 +17,7 @@ from ledger.keys.note import Note
 from ledger.keys.trusted_keys import TrustedKeys
 from ledger.tree.checkpoint import Checkpoint
 from ledger.witness.tlog_policy import Policy
-from services.cli.exits import UsageError
+from services.cli.failures.exits import UsageError
 from services.cli.jobs.receipts.promise_file import read_promise_file
 from services.cli.jobs.receipts.text_reader import ModelTextReader
 

@@ -22,9 +22,9 @@ from ledger.bundle.verification import verify_bundle
 from ledger.errors import SignatureError
 from ledger.tree.checkpoint import Checkpoint
 from ledger.tree.tlog_proof import TlogProof
-from services.cli.exits import UsageError, VerificationFailed
+from services.cli.failures.exits import UsageError, VerificationFailed
 from services.cli.jobs.receipts.bundle_trust import Sources, claimed_trust, own_trust
-from services.cli.progress import verifying_entries
+from services.cli.terminal.progress import verifying_entries
 
 _ALONE = 4
 """Files of entries that are checked before other processes are started, which takes longer than these files."""

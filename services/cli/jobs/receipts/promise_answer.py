@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ledger.documents.promise import Promise, open_promise
 from ledger.documents.promise_answer import PAYLOAD_TYPE, PromiseAnswer, open_answer
-from services.cli.exits import UsageError
+from services.cli.failures.exits import UsageError
 from services.cli.jobs.receipts.bundle_trust import Sources, own_trust
 
 _LONGEST = 1 << 20  # bytes

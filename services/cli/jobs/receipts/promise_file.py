@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ledger.documents.promise import read_promise
 from ledger.errors import FormatError
-from services.cli.exits import UsageError
+from services.cli.failures.exits import UsageError
 
 
 def read_promise_file(path: Path) -> bytes:

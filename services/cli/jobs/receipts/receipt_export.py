@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ledger.bundle.receipt_file import ReceiptFile
 from ledger.keys.envelope import Envelope
-from services.cli.exits import Failed, Missing, UsageError
+from services.cli.failures.exits import Failed, Missing, UsageError
 from services.cli.jobs.ledger.bundle_export import proof_of
 from services.cli.jobs.receipts.receipt_proof import find
 from services.client import LedgerClient

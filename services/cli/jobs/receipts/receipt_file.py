@@ -13,7 +13,7 @@ from ledger.documents.content import check_opened, check_sent
 from ledger.documents.promise import Promise, open_promise
 from ledger.documents.receipt import Receipt as ReceiptDocument
 from ledger.documents.sent import MEMBERS, Turn
-from services.cli.exits import UsageError, VerificationFailed
+from services.cli.failures.exits import UsageError, VerificationFailed
 from services.cli.jobs.receipts.bundle_trust import Sources, own_trust
 from services.cli.jobs.receipts.bundle_verification import check_tlog_proof
 from services.cli.jobs.receipts.receipt_texts import Texts, compared_texts

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ledger.audit.log_verification import verify_appended, verify_receipt
 from ledger.errors import LedgerError
-from services.cli.exits import Missing, UsageError
+from services.cli.failures.exits import Missing, UsageError
 from services.cli.jobs.trust import load_trusted
 from services.client import LedgerClient
 from services.client.ledger.log import ReceiptDetails

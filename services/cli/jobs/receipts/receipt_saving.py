@@ -10,10 +10,10 @@ from ledger.bundle.receipt_file import ReceiptFile, Turns
 from ledger.documents.sent import sent_turn
 from ledger.keys.envelope import Envelope
 from ledger.tree.tlog_proof import TlogProof
-from services.cli.exits import UsageError
+from services.cli.failures.exits import UsageError
 from services.cli.jobs.ledger.bundle_export import proof_of
 from services.cli.jobs.receipts.receipt_export import write_new
-from services.cli.named_files import expect_room
+from services.cli.values.named_files import expect_room
 from services.client import LedgerClient, Message, Receipt
 from services.client.errors import KolmError, NotFound
 

@@ -14,10 +14,10 @@ from services.auditor.errors import AuditError
 from services.auditor.finding import Finding
 from services.auditor.judge import Judge
 from services.auditor.replays.engine_plan import EnginePlan
-from services.cli.exits import Failed
+from services.cli.failures.exits import Failed
 from services.cli.jobs.receipts.receipt_texts import Texts, compared_texts
 from services.cli.jobs.trust import load_trusted
-from services.cli.output import talk
+from services.cli.terminal.output import talk
 
 
 @dataclass(frozen=True, slots=True)

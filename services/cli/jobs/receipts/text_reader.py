@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ledger.documents.sent import Turn
 from ledger.errors import ProofError
-from services.cli.exits import UsageError
+from services.cli.failures.exits import UsageError
 
 if TYPE_CHECKING:
     from kolm.generation.v1 import generation_pb2 as pb

@@ -8,7 +8,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from services.cli.exits import UsageError
+from services.cli.failures.exits import UsageError
 from services.cli.jobs.running.supervisor import Plan
 from services.runtime.settings.environment import SERVICES
 from services.runtime.settings.settings import ServerSettings, SettingsError

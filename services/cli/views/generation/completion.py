@@ -11,9 +11,9 @@ from typing import Any
 from rich.markup import escape
 
 from ledger.encoding.base64_text import encode_base64
-from services.cli.fallbacks import explained
-from services.cli.output import table, talk
-from services.cli.steering import printable
+from services.cli.failures.fallbacks import explained
+from services.cli.terminal.output import table, talk
+from services.cli.terminal.steering import printable
 from services.cli.views.generation.speed import speed
 from services.cli.views.receipts.documents import envelope_json
 from services.client.generation.completion import (

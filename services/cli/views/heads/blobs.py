@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.console import Group, RenderableType
 
-from services.cli.output import size, table
+from services.cli.terminal.output import size, table
 from services.client.registry.heads import Collected
 
 

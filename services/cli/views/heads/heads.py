@@ -10,8 +10,8 @@ from rich.markup import escape
 from rich.text import Text
 
 from ledger.documents.draft_head_manifest import DraftHeadManifest
-from services.cli.output import MARKS, facts, size, table
-from services.cli.steering import printable
+from services.cli.terminal.output import MARKS, facts, size, table
+from services.cli.terminal.steering import printable
 
 if TYPE_CHECKING:
     from services.cli.jobs.heads.fetching import Checked

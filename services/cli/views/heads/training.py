@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from services.cli.output import table
+from services.cli.terminal.output import table
 
 if TYPE_CHECKING:
     from services.training.acceptance import Acceptance

@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.text import Text
 
 from services.auditor.schedule.schedule import DEAD, Job
-from services.cli.output import data, outcome, table, talk
+from services.cli.terminal.output import data, outcome, table, talk
 
 if TYPE_CHECKING:
     from services.auditor.auditor import Examined

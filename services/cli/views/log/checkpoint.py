@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import RenderableType
 from rich.markup import escape
 
-from services.cli.output import MARKS, facts
+from services.cli.terminal.output import MARKS, facts
 
 if TYPE_CHECKING:
     from services.cli.jobs.trust import OpenedCheckpoint

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import RenderableType
 from rich.markup import escape
 
-from services.cli.output import short, table
+from services.cli.terminal.output import short, table
 
 if TYPE_CHECKING:
     from services.cli.jobs.resumes import Resumed, SignedResume

@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.text import Text
 
 from ledger.documents.signed_document import counted
-from services.cli.output import MARKS, table
+from services.cli.terminal.output import MARKS, table
 
 if TYPE_CHECKING:
     from ledger.audit.log_verification import Report

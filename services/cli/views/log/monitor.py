@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from services.cli.exits import CommandError
+from services.cli.failures.exits import CommandError
 from services.cli.jobs.monitor.watching import Look
-from services.cli.output import print_json
-from services.cli.steering import printable
+from services.cli.terminal.output import print_json
+from services.cli.terminal.steering import printable
 
 
 class LookReport:

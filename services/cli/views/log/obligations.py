@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from ledger.audit.obligation import Completeness, Obligation
-from services.cli.output import outcome, table
+from services.cli.terminal.output import outcome, table
 
 _STATE_STYLES = {"JUDGED": "dim", "OWED": "", "UNDRAWN": "dim", "OVERDUE": "bold red", "LATE": "red"}
 

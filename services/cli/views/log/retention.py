@@ -9,7 +9,7 @@ from rich.console import RenderableType
 from rich.markup import escape
 
 from services.cli.jobs.retention import Policy, RetentionState
-from services.cli.output import table
+from services.cli.terminal.output import table
 
 
 def set_view(policy: Policy) -> RenderableType:

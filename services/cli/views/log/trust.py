@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from services.cli.jobs.trust import TrustedKey
-from services.cli.output import table
+from services.cli.terminal.output import table
 
 _SHOWN = len("ed25519:") + 12  # enough for `kolm trust remove`, and a line of 80 columns; --json has all of it
 

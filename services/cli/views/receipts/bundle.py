@@ -14,7 +14,7 @@ from ledger.audit.obligation import Completeness
 from ledger.bundle.limits import erased_in_words, owed_in_words
 from ledger.bundle.report import BundleReport
 from ledger.encoding.timestamp import timestamp
-from services.cli.output import MARKS, table
+from services.cli.terminal.output import MARKS, table
 from services.cli.views.receipts.promises import fulfilment_json
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from rich.console import RenderableType
 from rich.markup import escape
 
 from ledger.audit.fulfilment import Fulfilment
-from services.cli.output import facts
+from services.cli.terminal.output import facts
 
 if TYPE_CHECKING:
     from services.client.ledger.promised import Promised

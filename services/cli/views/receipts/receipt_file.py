@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from services.cli.output import MARKS
+from services.cli.terminal.output import MARKS
 from services.cli.views.receipts.bundle import proof_json, proof_view
 
 if TYPE_CHECKING:

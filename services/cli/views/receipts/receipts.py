@@ -10,8 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from ledger.documents.receipt import Receipt
-from services.cli.fallbacks import explained
-from services.cli.output import MARKS, outcome, table, whose_replay
+from services.cli.failures.fallbacks import explained
+from services.cli.terminal.output import MARKS, outcome, table, whose_replay
 from services.cli.views.receipts.documents import envelope_json
 from services.client.ledger.log import ReceiptDetails, ReceiptEntry, Verdict
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from services.cli.output import MARKS, outcome
+from services.cli.terminal.output import MARKS, outcome
 
 if TYPE_CHECKING:
     from services.cli.jobs.receipts.replay import Replay

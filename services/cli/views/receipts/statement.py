@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from services.cli.output import outcome
+from services.cli.terminal.output import outcome
 
 if TYPE_CHECKING:
     from ledger.bundle.proven_statement import ProvenStatement

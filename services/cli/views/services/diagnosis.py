@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from services.cli.jobs.diagnosis import Diagnosis
-from services.cli.output import MARKS, table
+from services.cli.terminal.output import MARKS, table
 
 _MOST_FAILURES = 5
 

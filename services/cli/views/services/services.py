@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from rich.console import RenderableType
 from rich.text import Text
 
-from services.cli.exits import FAILED, Failed
-from services.cli.output import MARKS, print_json, table, talk
+from services.cli.failures.exits import FAILED, Failed
+from services.cli.terminal.output import MARKS, print_json, table, talk
 
 if TYPE_CHECKING:
     from services.cli.jobs.running.health import Condition

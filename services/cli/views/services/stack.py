@@ -13,7 +13,7 @@ from rich.text import Text
 
 from services.cli.jobs.running.rates import Rates
 from services.cli.jobs.running.stack import Stack
-from services.cli.output import MARKS, OUTCOME_STYLES, facts, table
+from services.cli.terminal.output import MARKS, OUTCOME_STYLES, facts, table
 from services.client.connection.telemetry import Samples
 
 

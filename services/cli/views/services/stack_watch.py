@@ -12,7 +12,7 @@ from rich.live import Live
 
 from services.cli.jobs.running.rates import Rates
 from services.cli.jobs.running.stack import Stack
-from services.cli.output import data
+from services.cli.terminal.output import data
 from services.cli.views.services.stack import stack_json, top_line, top_view
 
 Show = Callable[[Stack, Rates], None]

@@ -16,7 +16,7 @@ from ledger.errors import FormatError
 from ledger.keys.envelope import Envelope
 from ledger.keys.note import Note
 from ledger.tree.checkpoint import Checkpoint
-from services.cli.exits import UsageError
+from services.cli.failures.exits import UsageError
 from services.cli.jobs.ledger.bundle_export import draft_of
 from services.cli.jobs.ledger.receipt_table.columns import Row
 from services.cli.jobs.ledger.receipt_table.files import CsvFile, ParquetFile, TableFile

@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal
 import pytest
 import typer
 
-from services.cli.coercion import coerced_quickly
-from services.cli.exits import UsageError
+from services.cli.failures.exits import UsageError
+from services.cli.values.coercion import coerced_quickly
 
 
 def parsed(words: tuple[str, ...], *, quickly: bool) -> tuple[object, ...]:

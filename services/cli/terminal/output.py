@@ -14,7 +14,7 @@ from rich.segment import Segment
 from rich.table import Column, Table
 from rich.text import Text
 
-from services.cli.steering import STEERING
+from services.cli.terminal.steering import STEERING
 
 MARKS = {True: "[green]✓[/]", False: "[red]✗[/]", None: "[dim]–[/]"}
 _NARROW, _SPACE = 10, 3

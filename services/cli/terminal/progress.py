@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from services.cli.output import talk
+from services.cli.terminal.output import talk
 
 if TYPE_CHECKING:
     from rich.progress import Progress, ProgressColumn, TaskID

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from services.cli.exits import UsageError
-from services.cli.parsing import age, database_place, moment, numbers
+from services.cli.failures.exits import UsageError
+from services.cli.values.parsing import age, database_place, moment, numbers
 
 
 def test_a_database_is_a_file_or_a_url() -> None:

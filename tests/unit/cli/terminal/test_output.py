@@ -8,8 +8,8 @@ import json
 import pytest
 from rich.markup import escape
 
-from services.cli.output import ShownConsole, answer, facts, short, table
-from services.cli.steering import printable
+from services.cli.terminal.output import ShownConsole, answer, facts, short, table
+from services.cli.terminal.steering import printable
 
 
 def test_control_characters_of_a_model_do_not_reach_a_terminal() -> None:

@@ -12,7 +12,7 @@ from typing import Any, get_args, get_origin
 
 from typer import BadParameter
 
-from services.cli.exits import UsageError
+from services.cli.failures.exits import UsageError
 
 
 def coerced_quickly(params: list[Any]) -> list[Any]:

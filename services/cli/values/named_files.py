@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from tempfile import TemporaryFile
 
-from services.cli.exits import UsageError
+from services.cli.failures.exits import UsageError
 from services.generation.target.folder_kinds import ADAPTER, FolderKind
 
 

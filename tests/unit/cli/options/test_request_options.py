@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from services.cli.exits import UsageError
-from services.cli.request_options import RequestOptions
+from services.cli.failures.exits import UsageError
+from services.cli.options.request_options import RequestOptions
 
 
 def kind_and_text(**options: Any) -> tuple[str, str] | None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from services.cli.fallbacks import FALLBACKS, explained
+from services.cli.failures.fallbacks import FALLBACKS, explained
 from services.generation.drafting.methods import METHODS
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[4]
 SOURCES = ("requests/policy.py", "heads/served_heads.py")
 
 

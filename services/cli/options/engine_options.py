@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from services.cli import options
-from services.cli.named_files import named_adapters
+from services.cli.options import options
+from services.cli.values.named_files import named_adapters
 
 if TYPE_CHECKING:
     from services.auditor.replays.engine_plan import EnginePlan

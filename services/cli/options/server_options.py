@@ -11,9 +11,9 @@ from typing import Annotated, Any, get_args
 
 import typer
 
-from services.cli.named_files import expect_files
-from services.cli.options import SERVER
-from services.cli.parsing import expect_address
+from services.cli.options.options import SERVER
+from services.cli.values.named_files import expect_files
+from services.cli.values.parsing import expect_address
 
 
 @dataclass(frozen=True, slots=True)

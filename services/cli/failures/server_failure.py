@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
-from services.cli import exits
-from services.cli.exits import CommandError
-from services.cli.fallbacks import FALLBACKS
+from services.cli.failures import exits
+from services.cli.failures.exits import CommandError
+from services.cli.failures.fallbacks import FALLBACKS
 from services.client import errors as client
 
 _CODES: tuple[tuple[type[client.KolmError], int], ...] = (

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from ledger.errors import KeyFileError, NotFound, ProofError, StoreError
-from services.cli.exits import Away, CommandError
-from services.cli.failure import as_command_error
+from services.cli.failures.exits import Away, CommandError
+from services.cli.failures.failure import as_command_error
 from services.client import errors as client
 
 

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TypeVar
 
-from services.cli.exits import UsageError
+from services.cli.failures.exits import UsageError
 
 Number = TypeVar("Number", int, float)
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from services.cli.exits import UsageError
+from services.cli.failures.exits import UsageError
 
 GENERATION, LEDGER, AUDITOR = "127.0.0.1:50051", "127.0.0.1:50052", "127.0.0.1:50053"
 REGISTRY = "127.0.0.1:50054"

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from services.cli.exits import UsageError
-from services.cli.named_files import read_text
+from services.cli.failures.exits import UsageError
+from services.cli.values.named_files import read_text
 
 if TYPE_CHECKING:
     from services.client import SamplingParams, SpecDecodeConfig, StructuredOutputs

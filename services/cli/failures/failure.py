@@ -7,9 +7,9 @@ import sys
 from importlib.util import find_spec
 
 from ledger.errors import KeyFileError, LedgerError, NotFound, StoreError
-from services.cli import exits
-from services.cli.exits import CommandError
-from services.cli.streams import discard_stdout
+from services.cli.failures import exits
+from services.cli.failures.exits import CommandError
+from services.cli.terminal.streams import discard_stdout
 
 _EXTRAS = {
     **dict.fromkeys(("grpc", "google", "sqlalchemy", "alembic", "pydantic_settings", "cbor2"), "kolm-serve[cli]"),
@@ -28,7 +28,7 @@ _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 def explain(error: Exception) -> int:
     """Print what went wrong; returns the exit code. Raises `error` again if it is a bug."""
-    from services.cli.steering import printable
+    from services.cli.terminal.steering import printable
 
     failure = as_command_error(error)
     if failure is None:
@@ -48,7 +48,7 @@ def as_command_error(error: Exception) -> CommandError | None:
     if isinstance(error, ModuleNotFoundError):
         return _not_installed(error.name or "")
     if "services.client.errors" in sys.modules:  # else no server was called, and importing the client would need grpc
-        from services.cli.server_failure import of_server
+        from services.cli.failures.server_failure import of_server
         from services.client.errors import KolmError
 
         if isinstance(error, KolmError):

@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 from typer.testing import CliRunner
 
-from services.cli.option_groups import with_option_groups
-from services.cli.options import HOME, Home
+from services.cli.options.option_groups import with_option_groups
+from services.cli.options.options import HOME, Home
 
 
 @dataclass(frozen=True, slots=True)

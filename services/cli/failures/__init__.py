@@ -1,0 +1,1 @@
+"""Errors as exit codes and as lines for people."""

@@ -1,0 +1,1 @@
+"""What goes to stdout and stderr."""

@@ -194,15 +194,20 @@ def _loads(cases: list[dict[str, Any]]) -> Table:
 
 
 def _kinds(case: dict[str, Any]) -> Table:
-    """Speedup over a contender's own plain decoding, by kind, and in all."""
+    """Speedup over a contender's own plain decoding with its standard error, by kind, and in all."""
     kinds = list(dict.fromkeys(kind for each in case["contenders"].values() for kind in each["kinds"]))
     title = f"T = {case['temperature']:g}, batch {case['batch']}, context {case['context'] or 'as written'}"
     table = Table("contender", *kinds, "all", "tokens/s", "length", "same", title=title)
     for name, each in case["contenders"].items():
-        speedups = [each["kinds"].get(kind, {}).get("speedup") for kind in kinds]
-        figures = (*speedups, each["speedup"], each["tokens_per_second"], each["acceptance length"])
-        table.add_row(name, *("–" if value is None else str(value) for value in (*figures, each["identical to plain"])))
+        speedups = [_with_error(part) for part in (*(each["kinds"].get(kind, {}) for kind in kinds), each)]
+        figures = (each[part] for part in ("tokens_per_second", "acceptance length", "identical to plain"))
+        table.add_row(name, *speedups, *("–" if value is None else str(value) for value in figures))
     return table
+
+
+def _with_error(figures: dict[str, Any]) -> str:
+    speedup, error = figures.get("speedup"), figures.get("error")
+    return "–" if speedup is None else f"{speedup:.2f}" + ("" if error is None else f" ± {error:.2f}")
 
 
 def _acceptance(rows: list[dict[str, Any]]) -> Table:

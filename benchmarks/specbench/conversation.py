@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 from benchmarks.engines import Contender, Run
@@ -70,17 +70,8 @@ def told_by_all(
     temperature: float,
     max_tokens: int,
     dice: random.Random,
-    *,
-    back: bool,
 ) -> Mapping[str, Told]:
-    """By name, in an order drawn with `dice`; with `back` then the other way round, and times are means of both."""
+    """By name, in an order drawn with `dice`: over many groups nobody comes first more often than the others."""
     order = dice.sample(contenders, len(contenders))
-    there = {each.name: converse(each, questions, tokenizer, temperature, max_tokens) for each in order}
-    if not back:
-        return {name: told for name, told in there.items() if told}
-    again = {each.name: converse(each, questions, tokenizer, temperature, max_tokens) for each in reversed(order)}
-    return {
-        name: replace(one, seconds=(one.seconds + two.seconds) / 2)
-        for name, one in there.items()
-        if one and (two := again[name])
-    }
+    told = {each.name: converse(each, questions, tokenizer, temperature, max_tokens) for each in order}
+    return {name: each for name, each in told.items() if each}

@@ -75,7 +75,7 @@ def measure(
     _warm_up(contenders, engine)
     rows = []
     for case in cases or (QUICK if quick else FULL):
-        told = _told(case, contenders, engine, known, max_tokens, back=not quick)
+        told = _told(case, contenders, engine, known, max_tokens)
         rows.append(asdict(case) | {"questions": _count(case, known), "contenders": summarised(told, plain)})
     run = {
         "model": path.name,
@@ -110,8 +110,6 @@ def _told(
     engine: KolmEngine,
     known: Mapping[str, list[Question]],
     max_tokens: int,
-    *,
-    back: bool,
 ) -> dict[str, list[Mapping[str, Told]]]:
     """By kind, group by group."""
     engine.settings = EngineSettings(max_sequences=case.batch, max_waiting=_ALL)
@@ -126,9 +124,7 @@ def _told(
     dice = random.Random(0)
     told: dict[str, list[Mapping[str, Told]]] = {kind: [] for kind, _ in groups}
     for kind, group in track(groups, f"T = {case.temperature:g}, batch {case.batch}, context {case.context}"):
-        told[kind].append(
-            told_by_all(contenders, group, engine.tokenizer, case.temperature, max_tokens, dice, back=back)
-        )
+        told[kind].append(told_by_all(contenders, group, engine.tokenizer, case.temperature, max_tokens, dice))
     return told
 
 

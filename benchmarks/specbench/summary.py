@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import exp, log
+from math import exp, hypot, log, sqrt
+from statistics import pvariance
 from typing import Any
 
 from benchmarks.specbench.conversation import Told
@@ -16,7 +17,8 @@ def summarised(told: By, plain: Mapping[str, str]) -> dict[str, Any]:
     """For each contender of `told`: figures by kind and over all of them.
 
     `plain` names each contender's own plain decoding. A speedup is the ratio of tokens per second over all groups of a
-    kind, over all kinds the geometric mean. The acceptance length is tokens over passes of the target.
+    kind, over all kinds the geometric mean. Its error is the standard error, by the jackknife over groups (Efron 1982);
+    None where a kind has one. The acceptance length is tokens over passes of the target.
     """
     names = sorted({name for groups in told.values() for group in groups for name in group})
     return {name: _contender(told, name, plain.get(name, name)) for name in names}
@@ -25,12 +27,15 @@ def summarised(told: By, plain: Mapping[str, str]) -> dict[str, Any]:
 def _contender(told: By, name: str, plain: str) -> dict[str, Any]:
     kinds = {kind: _kind(groups, name, plain) for kind, groups in told.items() if any(name in g for g in groups)}
     speedups = [each["speedup"] for each in kinds.values() if each["speedup"]]
+    errors = [each["error"] / each["speedup"] for each in kinds.values() if each["error"] is not None]
+    mean = geometric_mean(speedups)
     mine = [group[name] for groups in told.values() for group in groups if name in group]
     both = [(g[name], g[plain]) for groups in told.values() for g in groups if name in g and plain in g]
     return {
         "plain": plain,
         "kinds": kinds,
-        "speedup": _rounded(geometric_mean(speedups)),
+        "speedup": _rounded(mean),
+        "error": _rounded(mean * hypot(*errors) / len(errors)) if mean and len(errors) == len(kinds) else None,
         "tokens_per_second": _rounded(_speed(mine), 1),
         "acceptance length": _rounded(_length(mine)),
         "identical to plain": _rounded(identical_share(both), 4),
@@ -40,14 +45,27 @@ def _contender(told: By, name: str, plain: str) -> dict[str, Any]:
 def _kind(groups: Sequence[Mapping[str, Told]], name: str, plain: str) -> dict[str, Any]:
     mine = [group[name] for group in groups if name in group]
     both = [(group[name], group[plain]) for group in groups if name in group and plain in group]
-    speedup = _speed([a for a, _ in both]) / _speed([b for _, b in both]) if both else None
     return {
         "requests": sum(len(each.tokens) for each in mine),
         "tokens_per_second": _rounded(_speed(mine), 1),
         "acceptance length": _rounded(_length(mine)),
-        "speedup": _rounded(speedup),
+        "speedup": _rounded(_speedup(both)) if both else None,
+        "error": _rounded(_error(both)),
         "identical to plain": _rounded(identical_share(both), 4),
     }
+
+
+def _speedup(pairs: Sequence[tuple[Told, Told]]) -> float:
+    return _speed([one for one, _ in pairs]) / _speed([other for _, other in pairs])
+
+
+def _error(pairs: Sequence[tuple[Told, Told]]) -> float | None:
+    """Standard error of the speedup."""
+    count = len(pairs)
+    if count < 2:
+        return None
+    without = [_speedup([*pairs[:each], *pairs[each + 1 :]]) for each in range(count)]
+    return sqrt((count - 1) * pvariance(without))
 
 
 def geometric_mean(ratios: Sequence[float]) -> float | None:

@@ -60,13 +60,11 @@ def test_who_takes_no_batch_or_counts_no_passes_says_so() -> None:
     assert told.passes is None
 
 
-def test_all_take_turns_there_and_back() -> None:
+def test_all_are_asked_but_those_that_take_no_such_batch() -> None:
     contenders: list[Any] = [Echo("a"), Echo("b", most=0)]
-    told = told_by_all(contenders, [ONE], Words(), 0.0, 9, random.Random(0), back=True)
+    told = told_by_all(contenders, [ONE], Words(), 0.0, 9, random.Random(0))
     assert list(told) == ["a"]
-    assert contenders[0].prompts == ["uc", "uc"]
-    told_by_all(contenders, [ONE], Words(), 0.0, 9, random.Random(0), back=False)
-    assert contenders[0].prompts == ["uc", "uc", "uc"]
+    assert contenders[0].prompts == ["uc"]
 
 
 def test_figures_are_totals_of_a_kind_and_geometric_means_over_kinds() -> None:
@@ -81,6 +79,18 @@ def test_figures_are_totals_of_a_kind_and_geometric_means_over_kinds() -> None:
     assert figures["fast"]["tokens_per_second"] == 6.0
     assert figures["off"]["speedup"] == 1.0
     assert figures["fast"]["kinds"]["qa"]["requests"] == 2
+    assert figures["fast"]["error"] is None, "one group of a kind says nothing of how far it is off"
+
+
+def test_the_error_of_a_speedup_is_how_far_questions_differ() -> None:
+    def group(fast: float) -> dict[str, Told]:
+        return {"off": Told(1.0, ((1,),), 1.0), "fast": Told(fast, ((1,),), 1.0)}
+
+    alike = summarised({"qa": [group(0.5)] * 4}, {"fast": "off"})["fast"]
+    assert (alike["speedup"], alike["error"]) == (2.0, 0.0)
+    apart = summarised({"qa": [group(0.5), group(0.25)], "rag": [group(0.5)] * 2}, {"fast": "off"})["fast"]
+    assert apart["kinds"]["qa"]["error"] == 1.0, "without one 2, without the other 4: half of what they are apart"
+    assert apart["error"] == pytest.approx(0.5 * 1.0 / (2 / 0.75) * (2 * 2 / 0.75) ** 0.5, abs=1e-3)
 
 
 def test_who_was_not_asked_for_a_kind_has_no_figures_for_it() -> None:

@@ -91,7 +91,7 @@ def main() -> None:
         try:
             results["specbench"] = specbench.measure(
                 arguments.gguf, arguments.questions, max_tokens=arguments.max_tokens, quick=arguments.quick,
-                storage=arguments.storage, arithmetic=arguments.arithmetic,
+                storage=arguments.storage, arithmetic=arguments.arithmetic, cases=arguments.cases,
             )  # fmt: skip
         except QuestionsInvalid as error:
             raise SystemExit(f"--questions: {error}") from None
@@ -115,6 +115,10 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--questions", type=Path, default=OWN, help="of specbench: a question.jsonl of Spec-Bench (ours)"
     )
+    parser.add_argument(
+        "--cases", nargs="+", type=specbench.Case.parse, default=(), metavar="T:BATCH[:CONTEXT]",
+        help="of specbench: these alone, as 0:1 1:16 0:1:2048",
+    )  # fmt: skip
     parser.add_argument("--storage", choices=STORAGES, help="of specbench: of the same values (q4_1, as published)")
     parser.add_argument("--arithmetic", choices=ARITHMETICS, help="of specbench: kolm's (float32)")
     parser.add_argument(

@@ -41,6 +41,12 @@ class Case:
     context: int | None = None
     questions: int = _ALL
 
+    @classmethod
+    def parse(cls, text: str) -> Case:
+        """From "TEMPERATURE:BATCH" or "TEMPERATURE:BATCH:CONTEXT". Raises ValueError, TypeError."""
+        temperature, batch, *context = text.split(":")
+        return cls(float(temperature), int(batch), int(*context) if context else None, 4 if context else _ALL)
+
 
 FULL = (
     *(Case(temperature, batch) for temperature in (0.0, 1.0) for batch in (1, 4, 16)),

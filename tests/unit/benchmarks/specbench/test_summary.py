@@ -12,7 +12,7 @@ import pytest
 from benchmarks.__main__ import _write
 from benchmarks.engines import Run
 from benchmarks.specbench.conversation import Told, converse, told_by_all
-from benchmarks.specbench.measure import _groups
+from benchmarks.specbench.measure import FULL, Case, _groups
 from benchmarks.specbench.peers import GreedyPeer
 from benchmarks.specbench.questions import Question
 from benchmarks.specbench.summary import geometric_mean, identical_share, summarised
@@ -133,3 +133,14 @@ def test_a_peer_ends_with_the_token_that_ends_a_text_and_takes_one_greedy_reques
     assert cut.tokens == [(5,)]
     assert peer.run([[5], [6]], 0.0, 10) is None
     assert peer.run([[5]], 1.0, 10) is None
+
+
+@pytest.mark.parametrize(("text", "case"), [("0:1", FULL[0]), ("1:16", FULL[5]), ("0:1:2048", FULL[7])])
+def test_a_case_is_named_by_temperature_batch_and_context(text: str, case: Case) -> None:
+    assert Case.parse(text) == case
+
+
+@pytest.mark.parametrize("text", ["", "0", "0:one", "0:1:2048:4"])
+def test_what_names_no_case_is_refused(text: str) -> None:
+    with pytest.raises((ValueError, TypeError)):
+        Case.parse(text)

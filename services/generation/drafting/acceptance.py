@@ -1,7 +1,8 @@
 """How often draft tokens hold: the one estimate of acceptance, by kind of proposal.
 
-A kind says where a token is from. A copied token: from which source, how long the match before it is, its rank among
-the copies beside it. A token that a model said: how sure the model is, whether earlier text says it too, its depth.
+A kind says where a token is from. Kinds of copied tokens differ by source, by length of the match and by rank among the
+copies of the same place. Kinds of a model's tokens differ by the model's probability, by depth, and by whether earlier
+text says the same.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ Jacobi window, the words of a model with another tokenizer, by their depth in pl
 """
 WHOLE, DOUBTED = range(2)  # kinds: the first choices of the two rules of `draft_tree.candidates`, where they differ
 
-_LENGTHS = np.array((1, 2, 3, 5, 8))  # of matches, up to which they are told apart; beyond, the last class
+_LENGTHS = np.array((1, 2, 3, 5, 8))  # of matches: classes by length; longer matches are in the last class
 _COPY_PRIORS = np.array((
     (0.40, 0.60, 0.75, 0.85, 0.93, 0.97),
     (0.22, 0.36, 0.52, 0.68, 0.85, 0.93), (0.15, 0.25, 0.35, 0.55, 0.75, 0.90), (0.15, 0.25, 0.35, 0.55, 0.75, 0.90),
     (0.15, 0.25, 0.35, 0.55, 0.75, 0.90), (0.50, 0.50, 0.50, 0.50, 0.50, 0.50),
 ))  # [sources, classes]  # fmt: skip
-_RANKS = np.array((1.0, 0.35, 0.1))  # times as much is expected of each rank; the last one stands for all others
+_RANKS = np.array((1.0, 0.35, 0.1))  # factor of acceptance by rank; the last one is for all further ranks
 _EDGES = np.array((0.01, 0.03, 0.06, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.995))  # of shares
 _SECONDED = 0.35  # power that a share is raised to for a token that is a copy as well
 _FIRST_CHOICE = 0.6
@@ -46,9 +47,9 @@ _PRIORS = np.concatenate([
 ])  # by kind, the acceptance expected before any was judged  # fmt: skip
 
 _BANDS = (0.0, 0.4, 0.85)  # temperatures up to which acceptance is counted together
-_SHARED_WEIGHT, _OWN_WEIGHT = 8.0, 4.0  # observations that the prior and the shared rate count for
-_SHARED_MEMORY, _OWN_MEMORY = 0.998, 0.99  # of the counts, per observation, so that a rate follows the text
-_FADE = 0.9  # of what is shared, per request: a kind that stopped paying is tried again
+_SHARED_WEIGHT, _OWN_WEIGHT = 8.0, 4.0  # observations: weight of the prior and of the shared rate
+_SHARED_MEMORY, _OWN_MEMORY = 0.998, 0.99  # decay of the counts per observation: a rate follows the text
+_FADE = 0.9  # decay of the shared counts per request: a kind that stopped paying is tried again
 
 
 class Acceptance:
@@ -58,7 +59,7 @@ class Acceptance:
         self._shared: dict[tuple[str | None, int], Float64] = {}
 
     def begin(self, request: EngineRequest) -> RequestAcceptance:
-        """A request's own, which goes by what is shared until it has counts of its own."""
+        """Of one request. It uses the shared counts until it has enough of its own."""
         kind = request.adapter, bisect_left(_BANDS, request.sampling.temperature)
         shared = self._shared.setdefault(kind, np.zeros((len(_PRIORS), 2)))
         shared *= _FADE
@@ -69,7 +70,7 @@ class RequestAcceptance:
     """Probability that a draft token is accepted, given that its parent was."""
 
     def __init__(self, shared: Float64 | None = None) -> None:
-        """`shared` [kinds, (accepted, tried)] is counted in as well; nothing is where it is left out."""
+        """`shared` [kinds, (accepted, tried)] are counts of other requests; without it there are none."""
         self._shared = np.zeros((len(_PRIORS), 2)) if shared is None else shared
         self._own = np.zeros_like(self._shared)
 
@@ -87,7 +88,7 @@ class RequestAcceptance:
         return float(self.rates()[first_choice(depth)])
 
     def fade(self) -> None:
-        """Nothing was drafted: what the request knows by itself counts a little less."""
+        """Nothing was drafted: the request's own counts decay a little."""
         self._own *= _OWN_MEMORY
 
 

@@ -52,21 +52,21 @@ class OwnText:
         return self._tokens[max(0, self._count - most) : self._count].copy()
 
     def copies(self, most: int, depth: int = REACH) -> Copies:
-        """What followed the end of this text in this text, a repetition taken to go on."""
+        """Copies of what followed the text's end earlier in the text. A repetition is expected to go on."""
         text = self._tokens[: self._count]
         places, lengths = _places(text, text, 1, most, len(text))
         return Copies(OWN, _read(text, places, depth), lengths)
 
 
 def copies_from(text: Int64, source: int, end: Int64, shortest: int, most: int, depth: int = REACH) -> Copies:
-    """What followed the last `shortest` tokens of `end`, or more, in another text."""
+    """Copies of what followed the last `shortest` or more tokens of `end` in another text."""
     places, lengths = _places(text, end, shortest, most, len(text))
     return Copies(source, _read(text, places, depth), lengths)
 
 
 def places_after(text: Int64, end: Int64, most: int, near: int) -> tuple[Int64, Int64]:
-    """Places in a text before which it has the end of another, and how many tokens of it: the longest matches first,
-    among equals those nearest to the place `near`.
+    """Places where the end of `end` occurs in a text, and the lengths of these matches: the longest first, among equals
+    the nearest to `near`.
     """
     return _places(text, end, 1, most, near)
 
@@ -100,7 +100,7 @@ def _places(text: Int64, end: Int64, shortest: int, most: int, near: int) -> tup
 
 @relaxed
 def _read(text: Int64, places: Int64, depth: int) -> Int64:
-    """What follows each place, [places, depth]; where the text ends, as if what follows the place went on and on."""
+    """The tokens after each place, [places, depth]. Where the text ends, the tokens after the place are repeated."""
     tokens = np.full((len(places), depth), END, np.int64)
     for row in range(len(places)):
         period = len(text) - places[row]

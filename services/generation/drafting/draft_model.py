@@ -1,8 +1,8 @@
-"""A smaller model drafts: it reads what was emitted and says what it would go on with.
+"""A smaller model drafts: it reads the sequence and predicts its next tokens.
 
-After Leviathan et al., "Fast Inference from Transformers via Speculative Decoding" (ICML 2023). What differs: nothing
-is accepted by chance. The draft model draws with the noise that the target's sampler will use, and a token holds if it
-is the target's own.
+After Leviathan et al., "Fast Inference from Transformers via Speculative Decoding" (ICML 2023). Unlike there,
+acceptance is not random: the draft model samples with the noise that the target's sampler will use, and a token is
+accepted if it is the target's own.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ _CHUNK = 256  # committed tokens that are read before a pass at most; a sequence
 class ModelDraft(Draft):
     """The draft model's side of one sequence.
 
-    Tokens [0, length) of the sequence are in the draft model's cache. Behind them lie the draft tokens `ahead`: those
-    that turn out to be the sequence's own are kept, the others are overwritten.
+    Tokens [0, length) of the sequence are in the draft model's cache. Behind them lie the draft tokens `ahead`.
+    Accepted ones stay in the cache, the others are overwritten.
     """
 
     def __init__(self, request: EngineRequest, model: Target, speaking: Speaking) -> None:
@@ -59,7 +59,7 @@ class ModelDraft(Draft):
         return self.speaking.tree
 
     def follow(self, tokens: list[int]) -> None:
-        """Keep of the cache what agrees with the sequence; its last token is always read anew, for what follows it."""
+        """Keep the part of the cache that agrees with the sequence, but for the last token: its logits are needed."""
         for token in self.ahead:
             if self.length >= len(tokens) - 1 or token != tokens[self.length]:
                 break
@@ -105,8 +105,8 @@ class DraftModelDrafter(Drafter):
         return [_draft(ask).tree.token_tree() for ask in asks]
 
     def _starts(self, ask: Ask, together: int) -> bool:
-        """Whether the model begins a chain: not where it would not pay or has no place, or where there is more to
-        read. Its tree has the caller's prediction in any case.
+        """Whether the model begins a chain. It does not where drafts do not pay, where the cache is full, or where more
+        is left to read. The tree has the caller's prediction in any case.
         """
         draft, tokens, budget = _draft(ask), ask.tokens, ask.budget
         draft.follow(tokens)
@@ -133,7 +133,7 @@ class DraftModelDrafter(Drafter):
         return tree
 
     def _caught_up(self, draft: ModelDraft, tokens: list[int]) -> bool:
-        """Whether what is left to read fits into the first pass of a draft; reads a piece of it where it does not."""
+        """Whether the unread tokens fit into the first pass of a draft. If not, one piece of them is read."""
         if len(tokens) - draft.length <= _CHUNK:
             return True
         rows = RowsBuilder()
@@ -159,14 +159,14 @@ class DraftModelDrafter(Drafter):
                 draft.ahead += tip
 
     def _pass(self, step: list[tuple[ModelDraft, list[int]]]) -> Float32:
-        """Read the next tokens of each; what the model says after the last of them, [sequences, vocabulary]."""
+        """Read the next tokens of each sequence. Returns the logits after the last of them, [sequences, vocabulary]."""
         rows = RowsBuilder()
         for draft, tokens in step:
             rows.add_chunk(draft.table, draft.length + len(draft.ahead), self._readable(tokens), True)
         return np.ascontiguousarray(self._model.forward(rows.build()).logits[:, : len(self._vocabulary.target_ids)])
 
     def _readable(self, tokens: list[int]) -> list[int]:
-        """Padding of the target's vocabulary, which means nothing, is read as token 0 where the draft model's ends."""
+        """Ids beyond the draft model's vocabulary are padding of the target's; they are read as token 0."""
         return [token if token < self._known else 0 for token in tokens]
 
     def _candidates(self, logits: Float32, samplings: Samplings, asked: Int64, width: int) -> Candidates:
@@ -185,9 +185,7 @@ def _draft(ask: Ask) -> ModelDraft:
 
 
 def _build(parts: Parts) -> dict[str, Drafter]:
-    """By a smaller model, its cache as long as the base's; its words are tokenized again where its tokenizer is not the
-    base's.
-    """
+    """By a smaller model, with a cache as long as the base's. With another tokenizer, its text is tokenized again."""
     directory, target = parts.draft_model, parts.target
     if directory is None:
         return {}

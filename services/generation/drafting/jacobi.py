@@ -59,5 +59,5 @@ class NgramPool:
             del self._used[next(iter(self._used))]
 
     def after(self, token: int) -> list[tuple[int, ...]]:
-        """What may follow a token: n-grams without their first token, the last one used first."""
+        """N-grams that begin with a token, without that token, the last one used first."""
         return [ngram[1:] for ngram in reversed(self._used) if ngram[0] == token]

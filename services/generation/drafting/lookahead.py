@@ -1,6 +1,6 @@
 """Lookahead decoding: no second model; guesses come from a Jacobi window, the prompt and the output.
 
-After Fu et al., "Break the Sequential Dependency of LLM Inference Using Lookahead Decoding" (ICML 2024). What is added:
+After Fu et al., "Break the Sequential Dependency of LLM Inference Using Lookahead Decoding" (ICML 2024). Unlike there,
 only guesses that pay for their rows are verified, and the window runs only where rows are nearly free or a request asks
 for it.
 """
@@ -48,9 +48,9 @@ class LookaheadShape:
 
 
 class LookaheadDrafter(Drafter):
-    """The method: what its sequences share are rates of acceptance, never text."""
+    """The method. Its sequences share rates of acceptance, never text."""
 
-    quick = True
+    negligible_cost = True
 
     def __init__(self, cost: PassCost) -> None:
         self.shape, self._acceptance = LookaheadShape.for_device(cost), Acceptance()
@@ -75,7 +75,7 @@ class LookaheadDraft(Draft):
         return self._with_window(self._copying.propose(tokens, budget), tokens, budget)
 
     def _look(self, text: OwnText) -> list[Copies]:
-        """Copies of the own text, then what the window has seen: each n-gram as after a match of one token."""
+        """Copies of the own text, then the window's n-grams, each as after a match of one token."""
         copies = [text.copies(2 * self.shape.guesses)]
         ngrams = self.pool.after(text.last)
         if ngrams:

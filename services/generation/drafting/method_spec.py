@@ -1,4 +1,4 @@
-"""What a method of speculation says about itself, so that nobody else has to know it by name."""
+"""The description of a draft method: nothing else has to know the method by name."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # a method of copies is compiled ahead without torch
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What a server has to build drafters from."""
+    """The parts from which a server builds drafters."""
 
     base: Path  # the directory or file of the base
     target: Target
@@ -51,8 +51,8 @@ class MethodSpec:
     """Its drafters by the names that the engine knows: the method's, or "method/…" for each of several. Empty where the
     server lacks what it needs. Seconds, on the calling thread. Raises TargetError, DatastoreError, HeadError.
     """
-    missing: str | None = None  # what receipts say where nothing could be built; None for a method that needs nothing
-    flag: str = ""  # of the server's, that brings what the method needs
+    missing: str | None = None  # reason in receipts where nothing could be built; None for a method that needs nothing
+    flag: str = ""  # the server's flag that the method needs
     workloads: tuple[str, ...] = ()  # declared ones that prefer it
     depth: int | None = None  # in tokens, where a request names no k; None where drafts have no such bound
     parameters: tuple[Parameter, ...] = ()

@@ -29,8 +29,7 @@ def method_of(drafter: str) -> str:
 def build_drafters(parts: Parts) -> dict[str, Drafter]:
     """Those of every method that can be built, in the order of the table.
 
-    Raises:
-        CannotDraft: what the server was given for a method is not right.
+    Raises CannotDraft: a method cannot be built from the server's flags.
     """
     drafters: dict[str, Drafter] = {}
     for spec in METHODS:

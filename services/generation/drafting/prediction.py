@@ -1,7 +1,7 @@
 """Predicted output: drafts are the text that the caller expects, from where the output has got to in it.
 
-Where the output leaves the prediction and comes back to it, it was edited. An edit that was seen is expected again: who
-renames something renames it everywhere.
+Where the output leaves the prediction and comes back to it, it was edited. The same edit is expected again: a name is
+mostly changed everywhere.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ _MOST_EDITS = 8  # the newest are kept
 
 @dataclass(slots=True)
 class _Edit:
-    """Tokens of the prediction, and what the output had instead. `score`: how often it did, less how often not."""
+    """Tokens of the prediction, and the output's tokens in their place. `score`: how often the output had them, less
+    how often not.
+    """
 
     old: list[int]
     new: list[int]
@@ -45,7 +47,7 @@ class _Step:
 
 
 class Prediction:
-    """What one caller expects of one sequence. Without a text to copy from it finds nothing."""
+    """The prediction of one sequence. Without a text to copy from it finds nothing."""
 
     def __init__(self, request: EngineRequest) -> None:
         self._text, self._read = list(request.prediction), len(request.prompt)
@@ -59,7 +61,7 @@ class Prediction:
         self._coming = self._steps(0)  # what is expected behind that
 
     def copies(self, tokens: Sequence[int], depth: int = REACH) -> list[Copies]:
-        """What may follow `tokens`, prompt and output, which may only have grown since the last call."""
+        """Copies that may follow `tokens` (prompt and output). `tokens` may only have grown since the last call."""
         if not self._text:
             return []
         for token in tokens[self._read :]:
@@ -74,7 +76,7 @@ class Prediction:
         return [Copies(PREDICTED, rows, np.array([length for length, _ in found], np.int64))]
 
     def _onward(self, depth: int) -> Iterator[tuple[int, list[int]]]:
-        """While the output follows: what comes next with edits, then what comes next without."""
+        """While the output follows the text: its next tokens with edits, then without."""
         self._plan(depth)
         yield self._held, [step.token for step in islice(self._ahead, depth)]
         if self._edits and self._text[self._place :][: len(self._within)] == self._within:
@@ -82,7 +84,9 @@ class Prediction:
             yield 0, self._text[behind : behind + depth]
 
     def _elsewhere(self, tokens: Sequence[int], depth: int) -> Iterator[tuple[int, list[int]]]:
-        """Once it has left: what follows its end in the text, then what follows if as much was replaced, or nothing."""
+        """Once the output has left the text: the tokens after each match of its end, then those after a replacement of
+        equal length and after an insertion.
+        """
         places, lengths = self._matches(tokens, _PLACES)
         guessed = (self._place + len(self._apart), self._place)
         for place, length in (*zip(places, lengths, strict=True), *((place, 0) for place in guessed)):
@@ -98,7 +102,7 @@ class Prediction:
         self._ahead.extend(islice(self._coming, max(0, depth - len(self._ahead))))
 
     def _steps(self, place: int) -> Iterator[_Step]:
-        """What is expected from a place on."""
+        """The tokens that are expected from a place on."""
         while place < len(self._text):
             edit = self._edit_at(place)
             if edit is None:

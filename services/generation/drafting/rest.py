@@ -1,6 +1,6 @@
-"""REST: drafts are what followed the same words before, in a datastore, in the prompt or in the output.
+"""REST: drafts are text that followed the same words before, in a datastore, in the prompt or in the output.
 
-After He et al., "REST: Retrieval-Based Speculative Decoding" (NAACL 2024). What is added: the request's own text and
+After He et al., "REST: Retrieval-Based Speculative Decoding" (NAACL 2024). Beyond the paper, the request's own text and
 the passages nearest to it come first, and a node is drafted only if its estimated acceptance pays for its row.
 """
 
@@ -30,9 +30,9 @@ _OWN = 8  # earlier places of the request's own text that are looked at
 _NEAR = 8  # places in the passages near it
 _NEAREST = 16  # passages
 _NEAR_TOKENS = 16_384  # of them at most
-_TOPIC = 256  # tokens at the end of a request that say what it is about, and after which it may be about something else
+_TOPIC = 256  # tokens at the end of a request that are its topic; after as many new ones it is looked up again
 _REACH = 16  # tokens of what is retrieved
-_SURE = 16  # tokens of own text that match: what a store or shorter matches could add is little then
+_SURE = 16  # tokens of own text that match: a store or shorter matches add little then
 
 Int64 = NDArray[np.int64]
 
@@ -40,7 +40,7 @@ Int64 = NDArray[np.int64]
 class RestDrafter(Drafter):
     """The method: sequences share acceptance rates and the stores of their tenant, never each other's text."""
 
-    quick = True
+    negligible_cost = True
 
     def __init__(self, stores: dict[str | None, list[Datastore]]) -> None:
         """`stores` by tenant; those under None are for everybody, by the operator's word."""
@@ -63,7 +63,7 @@ class _Topic:
 
 
 class Retrieval:
-    """What is looked up for one sequence."""
+    """REST on one sequence."""
 
     def __init__(self, stores: list[Datastore], sampling: Samplings) -> None:
         self._stores, self._sampling = stores, sampling
@@ -81,7 +81,7 @@ class Retrieval:
         return [own, near]
 
     def expand(self, text: OwnText, nodes: Nodes, count: int, bounds: Bounds, rates: Float64) -> int:
-        """Add what follows in all of its stores: see `backoff.expand`."""
+        """Add continuations from all of its stores: see `backoff.expand`."""
         if self._sure:
             return count
         end = text.end(LONGEST)
@@ -106,7 +106,7 @@ class Retrieval:
 
 
 def joined(passages: Sequence[Int64]) -> Int64:
-    """Passages, the nearest ones first, as a text to copy from; what goes beyond its bound is cut."""
+    """Passages, the nearest ones first, as a text to copy from, cut to its bound."""
     kept, room = [np.full(1, END, np.int64)], _NEAR_TOKENS
     for passage in passages:
         kept.append(np.append(passage[:room], END))
@@ -126,12 +126,12 @@ def _build(parts: Parts) -> dict[str, RestDrafter]:
         store.verify()
         stores.setdefault(tenant, []).append(store)
     for tenant in stores:
-        _look_up_ahead(RestDrafter(stores), tenant)  # not by the one that serves: it learns from what it sees
+        _look_up_ahead(RestDrafter(stores), tenant)  # not by the drafter that serves: it would learn from this
     return {"rest": RestDrafter(stores)}
 
 
 def _look_up_ahead(rest: RestDrafter, tenant: str | None) -> None:
-    """What a tenant's first request would wait for otherwise: what is compiled, and an index read from disk."""
+    """Compile code and read an index from disk, so that no tenant's first request waits for that."""
     draft = rest.begin(EngineRequest("", (0, 0), SamplingParams(), method="rest", tenant=tenant))
     tree = draft.propose([0, 0], ONE_NODE)
     draft.observe([0, 0, 0], tree, [0], np.zeros((len(tree), 1), np.float32))

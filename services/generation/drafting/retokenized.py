@@ -17,7 +17,7 @@ _WORD = ("\u0120", "\u2581", "\u010a")  # how byte-level and SentencePiece vocab
 class Retokenized:
     """The text of one sequence in ids of `into`. Words once complete keep their ids; the last ones are spelled anew.
 
-    Which ids result decides about what is drafted only. Special tokens that `into` does not have are left out.
+    The ids affect drafts only, never the output. Special tokens that `into` does not have are left out.
     """
 
     def __init__(self, source: Tokenizer, into: Tokenizer) -> None:

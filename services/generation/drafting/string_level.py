@@ -1,8 +1,9 @@
-"""A smaller model with another tokenizer drafts: its words are tokenized again, and hold where the target says them.
+"""A smaller model with another tokenizer drafts: its text is tokenized again, and accepted where the target says the
+same.
 
 After Timor et al., "Accelerating LLM Inference with Lossless Speculative Decoding Algorithms for Heterogeneous
-Vocabularies" (ICML 2025), string-level exact match. What differs: chains are greedy at every temperature, since the
-sampler's noise belongs to the target's tokens; and as many tokens are drafted as have paid so far.
+Vocabularies" (ICML 2025), string-level exact match. Unlike there, chains are greedy at every temperature, since the
+sampler's noise belongs to the target's tokens. As many tokens are drafted as have paid so far.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ _CHUNK = 256  # ids that are read before a pass at most; a sequence with more to
 
 
 class StringLevelDraft(Draft):
-    """The draft model's side of one sequence. Of `text.ids` those in `computed` are in the draft model's cache, and
-    behind them what it drafted last.
+    """The draft model's side of one sequence. The first `computed` of `text.ids` are in the draft model's cache, and
+    behind them its last draft.
     """
 
     def __init__(self, request: EngineRequest, model: Target, text: Retokenized, acceptance: RequestAcceptance) -> None:
@@ -46,7 +47,7 @@ class StringLevelDraft(Draft):
         self._tree: DraftTree | None = None  # in flight
 
     def follow(self, tokens: list[int]) -> None:
-        """Keep of the cache what agrees with the text; its last id is always read anew, for what follows it."""
+        """Keep the part of the cache that agrees with the text. The last id is always read again, for its logits."""
         ids, same = self.text.ids, min(self.text.settled, len(self.computed))
         self.text.follow(tokens)
         most = min(len(self.computed), len(ids) - 1)
@@ -55,7 +56,7 @@ class StringLevelDraft(Draft):
         del self.computed[min(same, most) :]
 
     def begin_tree(self, tokens: list[int], budget: Budget, chain: list[int]) -> TokenTree:
-        """Of the caller's prediction and of what the draft model said."""
+        """A tree of the caller's prediction and of the draft model's tokens."""
         tree = DraftTree(
             tokens[-1], self.acceptance, DraftShape(budget.depth, 0, budget.nodes), Costs(budget.shares), room=0
         )
@@ -77,7 +78,7 @@ class StringLevelDraft(Draft):
 
 @dataclass(slots=True)
 class _Chain:
-    """What is drafted for one sequence: ids of the draft model."""
+    """The draft for one sequence, in ids of the draft model."""
 
     draft: StringLevelDraft
     depth: int
@@ -121,7 +122,7 @@ class StringLevelDrafter(Drafter):
         return said + (self._ends if chain.ended else [])
 
     def _depth(self, ask: Ask, together: int) -> int:
-        """How many tokens to draft: as many as gain most, by what has held. 0 without room, or with more to read."""
+        """How many tokens to draft: those that gain most by its acceptance. 0 without room, or with more to read."""
         draft, budget = _draft(ask), ask.budget
         rates, step = draft.acceptance.rates(), self._step_cost
         chance, gain, best, most = 1.0, 0.0, 0, 0.0
@@ -138,7 +139,7 @@ class StringLevelDrafter(Drafter):
         return best if self._ready(draft, best) else 0
 
     def _ready(self, draft: StringLevelDraft, depth: int) -> bool:
-        """Whether a chain fits, and what is left to read fits into its first pass; reads a piece where it does not."""
+        """Whether a chain fits, and the unread ids fit into its first pass. If not, a piece of these is read."""
         ids = draft.text.ids
         if not ids or len(ids) + depth > self._model.config.context_length:
             return False
@@ -163,8 +164,8 @@ class StringLevelDrafter(Drafter):
             step = [(c, c.ids[-1:]) for c, _ in step if not c.ended and len(c.ids) < c.depth]
 
     def _read(self, step: list[tuple[StringLevelDraft, list[int]]], *, wanted: bool) -> Float32:
-        """Read the next ids of each; what the model says after the last of them, where that is `wanted`: [sequences,
-        vocabulary]. Ids that its vocabulary lacks are read as 0.
+        """Read the next ids of each sequence. Returns the logits after the last of them where they are `wanted`,
+        [sequences, vocabulary]. Ids that its vocabulary lacks are read as 0.
         """
         rows, known = RowsBuilder(), self._model.config.vocab_size
         for draft, ids in step:

@@ -1,7 +1,7 @@
-"""Suffix decoding: drafts are what followed the same words in the tenant's own past outputs, or in the request.
+"""Suffix decoding: drafts are text that followed the same words in the tenant's own past outputs, or in the request.
 
-After Oliaro et al., "SuffixDecoding: A Model-Free Approach to Speeding Up Large Language Model Inference" (2024). What
-differs: past outputs are searched as they are. So there is no suffix tree to keep up, or to forget from.
+After Oliaro et al., "SuffixDecoding: A Model-Free Approach to Speeding Up Large Language Model Inference" (2024).
+Unlike there, past outputs are searched as they are: there is no suffix tree to update or to erase from.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ class Past:
 
 
 class SuffixDrafter(Drafter):
-    """The method. What it keeps lies in memory only, at most 16,384 tokens of each of 256 tenants with an adapter."""
+    """The method. It keeps outputs in memory only: at most 16,384 tokens of each of 256 tenants with an adapter."""
 
-    quick = True
+    negligible_cost = True
 
     def __init__(self) -> None:
         self._pasts: OrderedDict[tuple[str, str | None], Past] = OrderedDict()
@@ -71,7 +71,9 @@ class SuffixDrafter(Drafter):
         return SuffixDraft(request, self._past(request))
 
     def _past(self, request: EngineRequest) -> Past:
-        """What a request may draw on and adds to. Without a tenant that is nobody's, and ends with the request."""
+        """The past outputs that a request copies from and adds to. A request without a tenant has its own, and they end
+        with it.
+        """
         if request.tenant is None:
             return Past()
         whose = request.tenant, request.adapter

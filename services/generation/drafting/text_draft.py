@@ -1,4 +1,4 @@
-"""A draft of copies alone: what followed the same words before, wherever a method looks for them."""
+"""A draft of copies alone: text that followed the same words before. The method decides where to look."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ Expand = Callable[[OwnText, Nodes, int, Bounds, Float64], int]  # see `DraftTree
 
 
 class TextDraft(Draft):
-    """`Draft` of one sequence: what its caller expects, and what `look` finds for the end of its text, the best sources
-    first; of those copies at most `most` that end apart are drafted. Then `expand` adds to them. All as far as they pay
-    for their rows.
+    """`Draft` of one sequence. It consists of the caller's prediction and of the copies that `look` finds for the end
+    of the text, the best sources first: at most `most` with ends of their own. Then `expand` adds nodes. Only nodes
+    that pay for their rows are drafted.
     """
 
     def __init__(

@@ -82,7 +82,7 @@ class Drafter(Protocol):
     """A method of speculation."""
 
     feature_layers: tuple[int, ...] = ()  # whose features its drafts read, see `Target.forward`
-    quick: bool = False  # drafting costs next to nothing: it is asked also where a grammar says what comes next
+    negligible_cost: bool = False  # it is asked even where a grammar already says what comes next
 
     def begin(self, request: EngineRequest) -> Draft:
         """Start on a sequence; called before its first pass."""

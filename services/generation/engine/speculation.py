@@ -102,7 +102,7 @@ class Speculation:
         """The method whose turn it is, unless the grammar says what comes next and asking the method costs time."""
         drafts = self._drafts[sequence]
         method = drafts.switch.method
-        if method is None or drafts.guide is None or self._drafters[method].quick:
+        if method is None or drafts.guide is None or self._drafters[method].negligible_cost:
             return method
         drafts.guide.follow(sequence.tokens)
         if not drafts.guide.forces:

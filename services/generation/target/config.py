@@ -123,7 +123,8 @@ def _read_gguf(file: GgufFile) -> TargetConfig:
 
 
 def rope_parameters(path: Path) -> dict[str, Any]:
-    """As config.json has them, or would have them of a GGUF file: what a head that is trained for this base takes over.
+    """The rope parameters that a head trained for this base takes over: as in config.json, or as it would be of a GGUF
+    file.
 
     A draft head rotates whole heads with one base; of LongRoPE it takes over no more. Raises as `read_config` does.
     """

@@ -62,9 +62,9 @@ class CpuTarget:
         arithmetic: str = "float32",
         peers: Peers | None = None,
     ) -> None:
-        """`threads`: of a pass, by default as many as there are CPUs; it changes no bit. `cache_dtype`: what keys and
-        values are kept in, float32 or bfloat16. `arithmetic`: of linear layers with quantised weights, float32 or int8.
-        Both are part of the profile. `peers`: the ranks that hold the rest of the model, which make the same calls.
+        """`threads`: of a pass, by default as many as there are CPUs; it changes no bit. `cache_dtype`: of keys and
+        values, float32 or bfloat16. `arithmetic`: of linear layers with quantised weights, float32 or int8. Both are
+        part of the profile. `peers`: the ranks that hold the rest of the model, which make the same calls.
 
         Raises:
             RanksUnsupported: there are too many ranks.

@@ -29,7 +29,7 @@ Scaled = tuple[Frequencies, Decimal]
 def rotary(
     parameters: Parameters, dim: int, context: int, divisors: Sequence[float] = ()
 ) -> tuple[tuple[float, ...], float]:
-    """Inverse frequencies [dim / 2], and what cos and sin are multiplied with; exact float32 values.
+    """Inverse frequencies [dim / 2], and the factor of cos and sin; exact float32 values.
 
     Args:
         parameters: transformers' `rope_parameters`; `rope_type` is one of `KINDS`.

@@ -47,7 +47,7 @@ _CONTROL = 3
 
 @dataclass(frozen=True, slots=True)
 class GgufConfig:
-    """`config` is what transformers would hold of the same model; the rest is what it does not keep."""
+    """`config` is transformers' configuration of the same model. The other members are not part of that."""
 
     family: Family
     config: PreTrainedConfig

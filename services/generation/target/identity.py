@@ -1,4 +1,4 @@
-"""The content identifiers of a model: what exactly a receipt says was served."""
+"""The content identifiers of a model. Receipts state by them which model was served."""
 
 from __future__ import annotations
 

@@ -19,5 +19,5 @@ class HeadSizes:
 
     kv_heads: int
     head_dim: int
-    tied_values: bool = False  # values are what keys are, before norm and rotation
+    tied_values: bool = False  # values equal keys before norm and rotation
     source: int | None = None  # the layer whose keys and values are read; none are computed here

@@ -47,7 +47,7 @@ class Target(Protocol):
     tokenizer_cid: str
     adapters: tuple[AdapterIdentity, ...]  # those loaded; `Rows.adapter_slots` are indexes into them
     threads: int  # of the CPU that a pass may take, and so may what drafts before it
-    numerics: Mapping[str, Any]  # by what program its bits come about, for the profile: JSON values
+    numerics: Mapping[str, Any]  # the program that computes its bits, for the profile: JSON values
 
     def forward(self, rows: Rows, feature_layers: Sequence[int] = ()) -> PassOutput:
         """Compute a pass: stores keys and values of all rows.
@@ -62,11 +62,11 @@ class Target(Protocol):
         ...
 
     def embed(self, tokens: NDArray[np.int64]) -> Float32:
-        """Token embeddings, [n] ids to [n, hidden_size] float32: what a drafter on this model's features reads too."""
+        """Token embeddings, [n] ids to [n, hidden_size] float32; drafters on this model's features read them too."""
         ...
 
     def move(self, sources: list[int], targets: list[int]) -> None:
-        """Copy cache slots, in the order given: what the accepted path of a tree needs to become the sequence."""
+        """Copy cache slots, in the order given: the accepted path of a tree becomes the sequence."""
         ...
 
 

@@ -1,14 +1,12 @@
-"""What a model that drafts goes on with: the likeliest tokens of a row of logits, drawn with the noise of the target's
-sampler.
+"""The candidates that a draft model's logits give: the likeliest tokens, drawn with the noise of the target's sampler.
 
-A model that has the target's own logits draws the target's token with the whole noise (rule WHOLE). One that errs does
-so by more than the noise where it is unsure of itself and the target is not: it does better with the noise weighed by
-its own doubt (rule DOUBTED). Which of the two has been right is counted where they put different tokens first.
+A model that has the target's own logits draws the target's token with the whole noise (rule WHOLE). A model that errs
+is often unsure where the target is not. It does better with the noise weighed by its own doubt (rule DOUBTED). Where
+the two rules rank different tokens first, it is counted which one was right.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,8 +22,8 @@ from services.generation.engine.sampling.philox import gumbel
 Float32 = NDArray[np.float32]
 
 UNCOUPLED = -1  # the rule without noise
-_SURE = 1e-3  # doubt up to which noise that it weighs is not drawn at all: that costs more than the rest of a token
-_REACH = 10.0  # nats below the best from which a token is not drawn for: its noise would have to be rarer than e^-10
+_SURE = 1e-3  # doubt up to which no weighed noise is drawn: drawing costs more than the rest of a token
+_REACH = 10.0  # nats below the best: tokens further down get no noise, for it would have to be rarer than e^-10
 
 SAMPLING = np.dtype(
     [
@@ -46,12 +44,18 @@ class Vocabulary(NamedTuple):
 
 
 class Candidates(NamedTuple):
-    """Of each row: `level` is what the model says, `firsts` [rows, 2] what WHOLE and DOUBTED put first, the same where
-    there is hardly a doubt.
-    """
+    """`whole` and `doubted` [rows] are the tokens that either rule ranks first: equal where there is hardly a doubt."""
 
     level: Level
-    firsts: Int64
+    whole: Int64
+    doubted: Int64
+
+
+class RankedFirst(NamedTuple):
+    """One row's `Candidates.whole` and `Candidates.doubted`."""
+
+    whole: int
+    doubted: int
 
 
 def sampling_of(request: EngineRequest, rule: int = WHOLE) -> Samplings:
@@ -68,10 +72,10 @@ def better_rule(acceptance: RequestAcceptance) -> int:
     return DOUBTED if rates[DOUBTED] > rates[WHOLE] else WHOLE
 
 
-def record_rules(acceptance: RequestAcceptance, firsts: Sequence[int], emitted: int) -> None:
-    """Count which rule was right, from what either put first for a token, where they differ."""
-    if firsts[WHOLE] != firsts[DOUBTED]:
-        acceptance.record(np.array((WHOLE, DOUBTED)), np.array(firsts) == emitted)
+def record_rules(acceptance: RequestAcceptance, ranked: RankedFirst, emitted: int) -> None:
+    """Count which rule was right, where the two ranked different tokens first."""
+    if ranked.whole != ranked.doubted:
+        acceptance.record(np.array((WHOLE, DOUBTED)), np.array(ranked) == emitted)
 
 
 def candidates(logits: Float32, vocabulary: Vocabulary, samplings: Samplings, asked: Int64, width: int) -> Candidates:
@@ -79,20 +83,20 @@ def candidates(logits: Float32, vocabulary: Vocabulary, samplings: Samplings, as
 
     logits [rows, draft vocabulary] C-contiguous, samplings [rows], asked [rows, any], -1 for none. Where a row's
     temperature is above 0 and its rule is not UNCOUPLED, logits / temperature gets the noise that the target's sampler
-    will use there (DESIGN, leg 2), so that the order is that of likely winners, of the tokens that top-k, top-p and
-    min-p leave. A share is the token's part of the softmax over those scores.
+    will use there (DESIGN, leg 2): likely winners come first. Tokens that top-k, top-p and min-p remove are out. A
+    share is the token's part of the softmax over those scores.
     """
     rows = len(logits)
     tokens, shares = np.empty((rows, width), np.int64), np.empty((rows, width), np.float32)
     level = Level(tokens, shares, asked, np.empty(asked.shape, np.float32))
-    found = Candidates(level, np.empty((rows, 2), np.int64))
+    found = Candidates(level, np.empty(rows, np.int64), np.empty(rows, np.int64))
     _fill(logits, vocabulary, samplings, found)
     return found
 
 
 @relaxed
 def _fill(logits: Float32, vocabulary: Vocabulary, samplings: Samplings, found: Candidates) -> None:
-    level, firsts, target_ids = found.level, found.firsts, vocabulary.target_ids
+    level, target_ids = found.level, vocabulary.target_ids
     width = level.tokens.shape[1]
     places, kept = np.empty(width, np.int64), np.empty(logits.shape[1], np.int64)
     top = np.empty(width, np.float64)
@@ -111,16 +115,16 @@ def _fill(logits: Float32, vocabulary: Vocabulary, samplings: Samplings, found: 
         top[:] = -np.inf
         places[:] = 0
         whole = doubted = -np.inf
-        firsts[r] = -1
+        found.whole[r] = found.doubted[r] = -1
         total, pivot = 0.0, np.float64(best) * scale
         for v in likely:
             score = np.float64(row[v]) * scale
             if noisy:
                 noise = gumbel(sampling.seed, sampling.choice, sampling.position, target_ids[v])
                 if score + noise > whole and doubt > _SURE:
-                    whole, firsts[r, WHOLE] = score + noise, target_ids[v]
+                    whole, found.whole[r] = score + noise, target_ids[v]
                 if score + doubt * noise > doubted and doubt > _SURE:
-                    doubted, firsts[r, DOUBTED] = score + doubt * noise, target_ids[v]
+                    doubted, found.doubted[r] = score + doubt * noise, target_ids[v]
                 score += weight * noise
             if score > pivot:
                 total, pivot = total * np.exp(pivot - score), score
@@ -128,7 +132,7 @@ def _fill(logits: Float32, vocabulary: Vocabulary, samplings: Samplings, found: 
             if score > top[width - 1]:
                 _insert(top, places, score, v)
         if doubt <= _SURE:
-            firsts[r] = target_ids[places[0]]
+            found.whole[r] = found.doubted[r] = target_ids[places[0]]
         for i in range(width):
             level.tokens[r, i] = target_ids[places[i]] if top[i] > -np.inf else -1
             level.shares[r, i] = np.exp(top[i] - pivot) / total if top[i] > -np.inf else 0.0
@@ -165,7 +169,7 @@ def _doubt(row: Float32, best: np.float32, scale: float, places: NDArray[np.int6
 def _limit(row: Float32, scale: float, least: np.float32, sampling: Any, places: NDArray[np.int64]) -> np.float32:
     """The logit that tokens have to be above; tokens up to `least` are out. Writes into `places` [row].
 
-    By min-p, then top-k, then top-p of what those leave (`Sampler`); equals of the last one stay.
+    The order is min-p, top-k, top-p (`Sampler`); equals of the last token stay.
     """
     if sampling.top_k <= 0.0 and sampling.top_p >= 1.0 and sampling.min_p <= 0.0:
         return least

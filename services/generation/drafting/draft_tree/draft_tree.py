@@ -18,14 +18,14 @@ from services.generation.engine.tree import TokenTree
 class DraftTree:
     """Candidates under the last token, from any number of sources. Node 0 is the root.
 
-    Copies come first, then, level by level, what a model says: `expand` takes what it says below the nodes of
-    `frontier`, until that is empty.
+    Copies come first. Then a model's tokens are added level by level: `expand` takes those below the nodes of
+    `frontier`, until the frontier is empty.
     """
 
     def __init__(
         self, root: int, acceptance: RequestAcceptance, shape: DraftShape, costs: Costs, *, room: int | None = None
     ) -> None:
-        """`room`: for so many nodes beside copies; by default for all that a model may say."""
+        """`room`: nodes beside copies; by default as many as a model may add."""
         self.shape, self.costs = shape, costs
         self.frontier: Int64 = np.zeros(1, np.int64)  # nodes whose children come next
         self._acceptance, self._rates = acceptance, acceptance.rates()
@@ -49,8 +49,8 @@ class DraftTree:
         return self._nodes[: self._count]
 
     def add(self, sources: Sequence[Copies], budget: Budget, least: float | None = None, most: int = 64) -> None:
-        """Add copies, the best sources first: at most `most` that end apart, as far as they hold with a probability of
-        `least`, the budget's breakeven where that is left out.
+        """Add copies, the best sources first: at most `most` with ends of their own, as deep as they hold with
+        probability `least` (by default the budget's breakeven).
         """
         least = budget.breakeven if least is None else least
         for copies in sources:
@@ -69,8 +69,8 @@ class DraftTree:
         self._count = source(self._nodes, self._count, bounds, self._rates)
 
     def worth_expanding(self) -> bool:
-        """Whether a chain of a model's first choices, as often as those have held, gains more than it costs, beside
-        what the caller expects: where that holds anyway, there is little to gain.
+        """Whether a chain of a model's first choices is expected to gain more than it costs. A tree that already has
+        the caller's prediction leaves less to gain.
         """
         costs, nodes = self.costs, self.nodes
         predicted = nodes[(nodes["copy"] == PREDICTED) & (nodes["parent"] == 0)]
@@ -88,13 +88,13 @@ class DraftTree:
         return False
 
     def asked(self) -> Int64:
-        """Copies below the frontier's nodes, of which the model is asked: [frontier, MOST_ASKED], -1 for none."""
+        """Copies below the frontier's nodes, to ask the model about: [frontier, MOST_ASKED], -1 for none."""
         asked = np.empty((len(self.frontier), MOST_ASKED), np.int64)
         compiled.copies_below(self._nodes, self._count, self.frontier, asked)
         return asked
 
     def expand(self, level: Level) -> None:
-        """Add what the model says below the frontier's nodes, and go on to the next frontier."""
+        """Add the model's tokens below the frontier's nodes, and go on to the next frontier."""
         self.steps += 1
         self._count, newest = compiled.expand(self._nodes, self._count, self.frontier, level, self._rates)
         if self.steps == self.shape.depth:

@@ -1,4 +1,4 @@
-"""Level by level, draft trees take what a model says below their frontiers."""
+"""A draft model expands draft trees, a level of all trees at a time."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from services.generation.drafting.draft_tree.candidates import (
     UNCOUPLED,
     Candidates,
     Float32,
+    RankedFirst,
     Samplings,
     Vocabulary,
     better_rule,
@@ -29,9 +30,9 @@ Say = Callable[[Float32, Samplings, Int64, int], Candidates]  # `candidates`, it
 
 @dataclass(slots=True)
 class Speaking:
-    """What a model that drafts for one request has to know: how the request samples, and how often its own words held.
+    """The state of a draft model for one request: how the request samples, and how often drafts were accepted.
 
-    `coupled`: whether it draws with the sampler's own noise.
+    `coupled`: the model draws with the sampler's own noise.
     """
 
     request: EngineRequest
@@ -40,7 +41,7 @@ class Speaking:
     coupled: bool = True
     tree: DraftTree | None = None  # in flight
     length: int = 0  # of the sequence, when the tree was begun
-    firsts: tuple[int, int] | None = None  # of the tree in flight, see `candidates.Candidates`
+    ranked: RankedFirst | None = None  # below the root of the tree in flight
 
     @classmethod
     def of(
@@ -53,24 +54,24 @@ class Speaking:
 
     def begin(self, tree: DraftTree, tokens: Sequence[int]) -> None:
         """`tree` is to be verified after `tokens`."""
-        self.tree, self.length, self.firsts = tree, len(tokens), None
+        self.tree, self.length, self.ranked = tree, len(tokens), None
         self.processors.follow(tokens)
 
     def observe(self, root: int, emitted: Sequence[int]) -> None:
-        """What a pass emitted under a root; the tree in flight is over."""
+        """A pass emitted these tokens under a root. The tree in flight is judged and dropped."""
         tree, self.tree = self.tree, None
         if tree is None or tree.root != root:
             return
         tree.judge(emitted)
-        if self.firsts is not None:
-            record_rules(self.acceptance, self.firsts, emitted[0])
+        if self.ranked is not None:
+            record_rules(self.acceptance, self.ranked, emitted[0])
 
 
 def expand(speaking: Sequence[Speaking], logits: Float32, say: Say) -> None:
-    """Take what the model says below the frontiers of all trees: logits [rows, draft vocabulary], rows in the order of
+    """Add the model's tokens below the frontiers of all trees. logits [rows, draft vocabulary], rows in the order of
     the trees and, in each, of its frontier.
 
-    Logits are processed as the target's are before its sampler draws; what a draft itself says is left out there.
+    Logits are processed as the target's are before its sampler draws, but by the committed tokens alone.
     """
     trees = [each.tree for each in speaking if each.tree is not None]
     rows = [len(tree.frontier) for tree in trees]
@@ -88,8 +89,8 @@ def expand(speaking: Sequence[Speaking], logits: Float32, say: Say) -> None:
     for each, tree, count in zip(speaking, trees, rows, strict=True):
         part, width = slice(at, at + count), tree.shape.width
         level = found.level
-        if each.firsts is None:
-            each.firsts = int(found.firsts[at, 0]), int(found.firsts[at, 1])
+        if each.ranked is None:
+            each.ranked = RankedFirst(int(found.whole[at]), int(found.doubted[at]))
         tree.expand(
             Level(
                 np.ascontiguousarray(level.tokens[part, :width]),

@@ -1,7 +1,7 @@
 """The nodes of a draft tree: how candidates are added, which of them pay for their rows, and which of them held.
 
-After EAGLE-2 (Li et al. 2024, §4). What is added: probabilities are those that were measured (`acceptance`), and the
-size of the tree follows from what rows and steps cost.
+After EAGLE-2 (Li et al. 2024, §4). Beyond that, probabilities are measured (`acceptance`), and the costs of rows and
+steps decide on the size of the tree.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ NODE = np.dtype(
         ("parent", np.int32),  # an earlier node; -1 for the root, node 0
         ("depth", np.int32),
         ("copy", np.int32),  # source of the copy that it is from; NONE for no copy
-        ("length", np.int32),  # of the match before a copied token, the copied tokens above it included
+        ("length", np.int32),  # of the match before a copied token; includes the copied tokens above it
         ("count", np.int32),  # copies that go through it
         ("copy_kind", np.int32),  # see `acceptance`; NONE for no copy
         ("said_kind", np.int32),  # NONE where the model has said nothing of it
@@ -44,7 +44,7 @@ class Costs(NamedTuple):
 
 
 class Bounds(NamedTuple):
-    """Of copies: at most so many that end apart, so deep, as far as they hold with this probability."""
+    """Of copies: how many with ends of their own, how deep, and the probability down to which they are added."""
 
     apart: int
     depth: int
@@ -52,7 +52,7 @@ class Bounds(NamedTuple):
 
 
 class Level(NamedTuple):
-    """What a model says below each node that is expanded; a token below 0 is none, a share below 0 is not known."""
+    """A model's tokens below each expanded node. A token below 0 is none, a share below 0 is not known."""
 
     tokens: Int64  # [expanded, width], the likeliest first
     shares: NDArray[np.float32]
@@ -62,7 +62,7 @@ class Level(NamedTuple):
 
 @relaxed
 def child(nodes: Nodes, count: int, parent: int, token: int) -> tuple[int, int]:
-    """The node of a token below a parent, made where there is none, and how many nodes there are then."""
+    """Find the node of a token below a parent, or make it. Returns the node and the new number of nodes."""
     for node in range(parent + 1, count):
         if nodes[node].parent == parent and nodes[node].token == token:
             return node, count
@@ -77,8 +77,8 @@ def child(nodes: Nodes, count: int, parent: int, token: int) -> tuple[int, int]:
 def add_copies(
     nodes: Nodes, count: int, tokens: Int64, lengths: Int64, source: int, bounds: Bounds, rates: Float64
 ) -> tuple[int, int]:
-    """Add copies [found, any] within bounds, their first tokens in any case; how many nodes there are then, and how
-    many copies were added that end apart.
+    """Add copies [found, any] within bounds, their first tokens in any case. Returns the new number of nodes, and how
+    many copies with ends of their own were added.
     """
     apart = 0
     for row in range(len(lengths)):
@@ -104,9 +104,7 @@ def add_copies(
 
 @relaxed
 def rank_copies(nodes: Nodes, count: int, rates: Float64) -> None:
-    """Give copies their kinds: beside each other the nearest source comes first, then the longest match, then what most
-    copies say.
-    """
+    """Give copies their kinds. Siblings are ranked by source, then by length of match, then by number of copies."""
     for node in range(1, count):
         this, rank = nodes[node], 0
         for other in range(this.parent + 1, count):
@@ -128,7 +126,7 @@ def rank_copies(nodes: Nodes, count: int, rates: Float64) -> None:
 
 @relaxed
 def copies_below(nodes: Nodes, count: int, frontier: Int64, asked: Int64) -> None:
-    """Fill `asked` [frontier, any] with tokens of copies below the nodes, of which a model is asked; NONE is none."""
+    """Fill `asked` [frontier, any] with the tokens of copies below the nodes; NONE is none."""
     asked[:] = NONE
     for line in range(len(frontier)):
         found = 0
@@ -140,7 +138,7 @@ def copies_below(nodes: Nodes, count: int, frontier: Int64, asked: Int64) -> Non
 
 @relaxed
 def expand(nodes: Nodes, count: int, frontier: Int64, level: Level, rates: Float64) -> tuple[int, Int64]:
-    """Add what a model says below the frontier's nodes; how many nodes there are then, and those of this level."""
+    """Add a model's tokens below the frontier's nodes. Returns the new number of nodes, and the nodes of this level."""
     width = level.tokens.shape[1]
     newest, found = np.empty(len(frontier) * (width + level.asked.shape[1]), np.int64), 0
     for line in range(len(frontier)):
@@ -169,7 +167,7 @@ def expand(nodes: Nodes, count: int, frontier: Int64, level: Level, rates: Float
 def next_frontier(
     nodes: Nodes, count: int, newest: Int64, width: int, most: int, steps: int, costs: Costs, rates: Float64
 ) -> Int64:
-    """The likeliest of the newest nodes: those that are worth the model's row, if all together are worth its step."""
+    """The likeliest of the newest nodes. Each has to pay for its row of the model, and all together for its step."""
     if len(newest) == 0:
         return newest
     taken, emitted, seconds = chosen(nodes, count, most, steps, costs)
@@ -187,7 +185,7 @@ def next_frontier(
 
 @relaxed
 def next_row(shares: Float64, taken: int) -> float:
-    """The least that a row costs after so many draft rows, among however many more; after the last, what that costs."""
+    """The lowest average cost of a further row after so many draft rows; after the last row, the cost of that one."""
     least, before = np.inf, min(taken, len(shares) - 2)
     for rows in range(before + 1, len(shares)):
         least = min(least, (shares[rows] - shares[before]) / (rows - before))
@@ -213,10 +211,10 @@ def likeliest(nodes: Nodes, among: Int64, most: int) -> Int64:
 
 @relaxed
 def chosen(nodes: Nodes, count: int, most: int, steps: int, costs: Costs) -> tuple[Int64, float, float]:
-    """The likeliest nodes, as many as bring the most tokens a second; the tokens that a pass over them emits; the
-    seconds that it takes.
+    """The likeliest nodes, as many as bring the most tokens a second; the tokens that a pass over them emits; its
+    seconds.
 
-    All numbers are looked at: where the second row costs more than those after it, two nodes may pay and one not.
+    Every number of nodes is tried: where the second row costs more than later ones, two may pay where one does not.
     """
     drafting = steps * costs.step
     taken, emitted, seconds = 0, 1.0, costs.shares[0] + drafting

@@ -9,14 +9,14 @@ from services.generation.engine.cost import PassCost
 from services.generation.engine.drafter import Budget
 from services.generation.engine.request import EngineRequest
 
-_DEPTH = 16  # at most, where a request does not say k; what pays ends most drafts long before
+_DEPTH = 16  # at most, where a request does not say k; the cost model ends most drafts long before
 
 
 @dataclass(frozen=True, slots=True)
 class DraftShape:
-    """Bounds of a draft tree; what of it is verified follows from what each token's row costs and is likely to bring.
+    """Bounds of a draft tree. Nodes are verified if their probability pays for their row.
 
-    `width` children are looked at below each expanded node, and as many nodes are expanded at each depth: 1 is a chain.
+    Each expanded node gets `width` children, and `width` nodes are expanded at each depth: 1 is a chain.
     """
 
     depth: int

@@ -1,4 +1,4 @@
-"""A row of logits, looked through in vector registers: value by value it would take as long as the product before it.
+"""Searches of a row of logits in vector registers: one by one, they would take as long as the product before them.
 
 Comparisons are those of integers in the order of the values (`row.key_of`), which LLVM computes side by side.
 """

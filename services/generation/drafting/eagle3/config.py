@@ -1,4 +1,4 @@
-"""What the head's layers need to know, whatever layout it was stored in."""
+"""The configuration of a head, whatever layout it was stored in."""
 
 from __future__ import annotations
 

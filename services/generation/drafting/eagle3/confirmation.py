@@ -1,7 +1,7 @@
-"""Which layers a published head reads: what its layout says, confirmed by what the head gets right.
+"""Which layers a published head reads: as its layout says, confirmed by the head's accuracy.
 
-Engines disagree on whether an id names a layer's input or its output, and heads have been published for either. A head
-that is given the neighbouring layers still drafts, badly. So the readings are compared on text of the target's own.
+Engines disagree on whether an id names a layer's input or its output, and heads have been published for either. With
+the neighbouring layers a head still drafts, but badly. So the readings are compared on text of the target's own.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from services.generation.target.target import Target
 _log = logging.getLogger(__name__)
 
 _CONTINUED = 48  # tokens that the target adds to the probe prompt
-_CLEARLY = 1.25  # times as often right: from there on another reading is taken instead of the layout's
+_CLEARLY = 1.25  # times as accurate: another reading that reaches this replaces the layout's
 
 
 def confirm_layers(head: Head, target: Target, prompt: Sequence[int]) -> Head:
     """The head with the feature layers that serve it; the layout's unless another reading is clearly right more often.
 
-    `prompt` are the tokens that the target continues, greedily. A head whose config is explicit comes back as it is.
+    The target continues `prompt` greedily. A head with an explicit config is returned as it is.
 
     Raises:
         CacheFull: the target's cache has no room for the prompt and 48 tokens; confirm before serving.

@@ -23,15 +23,15 @@ from services.generation.target.rows import PlacedNode, RowsBuilder
 Float32 = NDArray[np.float32]
 
 _FEW = 16  # features that are read together with the next draft
-_MOST_WAITING = 1 << 23  # bytes of features that wait until the head is to draft, which may be never
+_MOST_WAITING = 1 << 23  # bytes of features that wait for the head's next draft; it may never come
 
 
 class Eagle3Draft(Draft):
     """`Draft` of one sequence.
 
-    Entries [0, length) are in the head's cache, computed from features of committed tokens only; features that were
-    read and not computed yet are `waiting`. What draft steps store lies behind them and is never counted: after a pass
-    the next features overwrite it, so the cache follows the accepted path by itself.
+    Entries [0, length) are in the head's cache, computed from features of committed tokens only. Features that were
+    read and not computed yet are `waiting`. Entries of draft steps lie behind them and are never counted: the next
+    features overwrite them, so the cache follows the accepted path.
     """
 
     def __init__(
@@ -80,12 +80,12 @@ class Eagle3Draft(Draft):
             self._waiting[-1] = features.copy()
 
     def settle(self) -> None:
-        """Read what is waiting, but for as much as the next draft reads anyway."""
+        """Read the waiting features, but for those that the next draft reads anyway."""
         if self.waiting > _FEW:
             self._store_all_but_one()
 
     def _store_all_but_one(self) -> None:
-        """The last one waits for the next draft, which begins with it; where the cache is full, all go on waiting."""
+        """The last feature waits: the next draft begins with it. Where the cache is full, all go on waiting."""
         features = self.features()
         try:
             self._store(self, self.waiting - 1)
@@ -106,8 +106,8 @@ class Eagle3Draft(Draft):
         self.tokens, self._placed, self._level = [], {}, [0]
 
     def add_frontier(self, rows: RowsBuilder) -> list[int]:
-        """Add the frontier of the tree as the next level; for each of its nodes the place of its parent in the level
-        before. A node's entry lies behind all that were computed.
+        """Add the frontier of the tree as the next level. Returns each node's parent, by place in the level before. A
+        node's entry lies behind all computed ones.
         """
         assert self.tree is not None
         nodes, root = self.tree.nodes, PlacedNode(0, 0, 0, self.length, ())

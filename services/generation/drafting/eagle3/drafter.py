@@ -1,7 +1,7 @@
 """EAGLE-3 as a method: one head drafts for all sequences that ask, a level of all their trees at a time.
 
 After Li et al., "EAGLE-3: Scaling up Inference Acceleration of Large Language Models via Training-Time Test" (2025).
-What is added: copies of the sequence's own text are candidates too, and the head says how likely they are.
+Beyond the paper, copies of the sequence's own text are candidates too, with the probabilities that the head gives them.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from services.generation.target.rows import RowsBuilder
 from services.generation.target.target import Target
 
 _SPARE_BLOCKS = 128  # of the head's cache: draft entries take up to two blocks a sequence beyond its tokens
-_FAINT = 0.05  # chance from which a copy is shown to the head, which can tell that it holds
+_FAINT = 0.05  # probability from which the head is asked for a copy's
 _TIMED_ROWS = (1, 2, 4, 8)
-_TIMED_DEPTH = 3  # levels among which a timed draft shares what it needs but once: about as many as most drafts take
+_TIMED_DEPTH = 3  # levels of a typical draft: its fixed costs are divided by these
 _ROUNDS = 12
 _ARITHMETIC = "int8"  # of the head: half of what a step reads in bfloat16, and its drafts hold as often
 
@@ -41,8 +41,7 @@ class Eagle3Drafter(Drafter):
     """`Drafter` by one head on one target. Used by the engine's thread.
 
     `coupled` draws with the sampler's own noise at temperatures above 0 (`candidates`); without it the head proposes
-    what it holds likeliest, whatever the noise will be. With `copies`, what followed the same words before in the
-    sequence itself is drafted too.
+    its likeliest tokens. With `copies`, text that followed the same words earlier in the sequence is drafted too.
     """
 
     def __init__(
@@ -82,7 +81,7 @@ class Eagle3Drafter(Drafter):
         return tree
 
     def _expands(self, ask: Ask, tree: DraftTree) -> bool:
-        """Whether the head is to say something: it should gain more than it costs, and be able to."""
+        """Whether the head drafts: it can, and is expected to gain more than it costs."""
         draft = _draft(ask)
         if not tree.worth_expanding():
             draft.speaking.acceptance.fade()
@@ -90,7 +89,7 @@ class Eagle3Drafter(Drafter):
         return self._ready(draft, ask.tokens)
 
     def _ready(self, draft: Eagle3Draft, tokens: list[int]) -> bool:
-        """Whether the head can draft: not where nothing was computed yet, or its cache is full.
+        """Whether the head has a feature to begin with, and room in its cache.
 
         Raises ValueError where features were left out.
         """
@@ -106,7 +105,7 @@ class Eagle3Drafter(Drafter):
         return True
 
     def _store(self, draft: Eagle3Draft, count: int) -> None:
-        """Compute the first entries of what is waiting: their keys and values."""
+        """Compute keys and values of the first waiting features."""
         self._pass.blocks.extend(draft.table, draft.length + count)
         entries = RowsBuilder()
         entries.add_chunk(draft.table, draft.length, draft.tokens[:count], False)
@@ -137,7 +136,7 @@ class Eagle3Drafter(Drafter):
         return candidates(logits, self._pass.vocabulary, samplings, asked, width)
 
     def _time_steps(self, clock: Callable[[], float] = time.perf_counter) -> StepCost:
-        """Seconds of a draft step by rows, its part of all that a draft needs included."""
+        """Seconds of a draft step by rows, with its part of a draft's fixed costs."""
         request = EngineRequest("", (0,), SamplingParams(), k=_TIMED_DEPTH, parameters={"tree_width": 1})
         features = np.zeros((1, len(self.feature_layers) * self.head.config.target_hidden_size), np.float32)
         samples = []

@@ -1,4 +1,4 @@
-"""The error family of EAGLE-3 heads: everything that can be wrong with a head's folder."""
+"""The error family of EAGLE-3 heads."""
 
 
 class HeadError(Exception):

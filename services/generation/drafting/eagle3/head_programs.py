@@ -16,8 +16,8 @@ Int64 = NDArray[np.int64]
 
 class HeadPrograms:
     """Three programs: `stores` keys and values of entries from the target's streams, `reads` goes on to their logits,
-    `steps` computes entries from earlier states. They work in `buffers`, and on what is put into the lines `streams`
-    [rows, streams * target hidden] or, for `steps`, `buffers.x`, and `embedded`.
+    `steps` computes entries from earlier states. They work in `buffers`. Their inputs are the lines `embedded` and
+    `streams` [rows, streams * target hidden]; for `steps`, `buffers.x` in place of `streams`.
     """
 
     def __init__(self, parts: HeadParts, rows: int, members: int, blocks: int) -> None:
@@ -67,7 +67,7 @@ class HeadPrograms:
         operations.linear(parts.fc, self.streams, self.buffers.x)
 
     def _enter(self, operations: Operations) -> None:
-        """What the first layer reads: the normed embedding beside the normed feature, which may be x from here on."""
+        """The first layer's input: normed embedding beside normed feature. x may be that feature from here on."""
         parts, x, hidden = self._parts, self.buffers.x, self._parts.config.hidden_size
         operations.norm(self.embedded, self._read, parts.layers[0].attention_norm)
         feature = self._read[:, hidden:]

@@ -1,7 +1,7 @@
 """kolm's own layout of a head: SafeAILab's key names, and a config.json that leaves nothing to be guessed.
 
-A folder with config.json and model.safetensors. Published heads leave choices to the engine that loads them (which
-layers' features, which norms, whose embeddings), and engines choose differently; here every one of them is a member.
+A folder with config.json and model.safetensors. Published heads leave choices to the engine that loads them: layers,
+norms, embeddings. Engines choose differently. Here every choice is a member.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from services.generation.drafting.eagle3.config import HeadConfig, head_shapes
 from services.generation.drafting.eagle3.errors import HeadConfigInvalid, HeadWeightsInvalid
 
-if TYPE_CHECKING:  # who serves needs none
+if TYPE_CHECKING:  # a server needs none
     import torch
 
 LAYOUT = "kolm.eagle3.v1"

@@ -1,4 +1,4 @@
-"""From a folder to a head: which layout it is, what is in it, whether it fits the base. safetensors only."""
+"""Reads a head's folder: finds its layout, checks it, and compares it with the base. safetensors only."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from services.generation.drafting.eagle3.drafter import Eagle3Drafter
 from services.generation.drafting.method_spec import MethodSpec, Parameter, Parts
 
 _PROBE = "The capital of France is Paris. Once upon a time, in a small town by the sea, there"
-"""What the base continues where a published head's layers are to be confirmed."""
+"""The prompt that the base continues to confirm a published head's layers."""
 
 
 def _build(parts: Parts) -> dict[str, Eagle3Drafter]:

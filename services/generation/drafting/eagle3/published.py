@@ -1,7 +1,7 @@
 """The two layouts that EAGLE-3 heads are published in, read into a `HeadConfig` with every choice made.
 
 SafeAILab/EAGLE and SpecForge write a flat Llama config and a `midlayer`; speculators (RedHatAI) nests the layer's
-config and numbers its layers. What their configs leave open follows the code that trained them.
+config and numbers its layers. Where a config leaves a choice open, the code that trained the head decides.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ def _config(
     *,
     norm_before_residual: bool,
 ) -> HeadConfig:
-    """Biases and embeddings are there where their tensors are: configs copied from a base claim what no head has. A
-    norm before `fc` is said by some configs and by its tensor in all.
+    """Tensors decide whether there are biases and embeddings: some configs are copies of a base's and claim tensors
+    that the head lacks. A norm before `fc` has its tensor always, and its member in some configs only.
     """
     try:
         parsed = kind(**{key: value for key, value in layer.items() if key not in ("architectures", "torch_dtype")})

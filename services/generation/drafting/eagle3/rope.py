@@ -12,7 +12,7 @@ from services.generation.target.rope import Rotation, rotation_of
 
 
 def rotation_of_head(config: HeadConfig) -> Rotation:
-    """With inverse frequencies [head_dim / 2].
+    """Returns inverse frequencies [head_dim / 2].
 
     Raises:
         HeadConfigInvalid: `rope_parameters` are of no kind that is known.

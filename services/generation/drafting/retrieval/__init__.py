@@ -1,1 +1,1 @@
-"""Retrieval: a datastore of token shards with suffix arrays, and what of it continues a context."""
+"""Retrieval: a datastore of token shards with suffix arrays, and searches for continuations of a context."""

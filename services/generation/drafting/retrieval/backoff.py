@@ -1,8 +1,7 @@
-"""A shard as an n-gram model: what followed the longest ends of a text in it, and how often, drafted node by node.
+"""A shard as an n-gram model: drafts, node by node, of the tokens that followed the longest ends of a text in it.
 
-REST (He et al., NAACL 2024) drafts what followed the longest end that occurs. Here what followed shorter ends is looked
-at as well, behind it, as it was counted (Brants et al. 2007, "stupid backoff"): most texts have no long match, and all
-have short ones.
+REST (He et al., NAACL 2024) drafts what followed the longest end that occurs. Most texts have no long match, and all
+have short ones. Tokens that followed shorter ends come behind, by their counts (Brants et al. 2007, "stupid backoff").
 """
 
 from __future__ import annotations
@@ -39,12 +38,12 @@ class Suffixes(NamedTuple):
 def expand(
     nodes: Nodes, count: int, shard: Suffixes, end: Int64, sampling: Samplings, bounds: Bounds, rates: Float64
 ) -> int:
-    """Add what follows below the likeliest nodes, as far as it holds with a probability of `bounds.least`; how many
-    nodes there are then.
+    """Add continuations below the likeliest nodes, as far as they hold with probability `bounds.least`. Returns the new
+    number of nodes.
 
-    `end` [any] are the last tokens of the text, that of the root included. Where several say the same token, it is as
-    likely as the surest of them has it. `sampling` [1] is that of the token below the root: at temperatures above 0
-    what follows is drawn with the noise of the target's sampler (DESIGN, leg 2).
+    `end` [any] are the last tokens of the text, that of the root included. A token from several sources has the highest
+    of their probabilities. `sampling` [1] is that of the token below the root: at temperatures above 0 continuations
+    are drawn with the noise of the target's sampler (DESIGN, leg 2).
     """
     context, tokens, shares = np.empty(LONGEST, np.int64), np.empty(WIDTH, np.int64), np.empty(WIDTH, np.float64)
     waiting = np.ones(len(nodes), np.bool_)
@@ -78,9 +77,9 @@ def expand(
 
 @relaxed
 def _draw(tokens: Int64, shares: Float64, sampling: Any, depth: int) -> None:
-    """Sort tokens by their scores with the noise, and make the chance that each wins its share.
+    """Sort tokens by their scores with the noise. Each token's share becomes its probability to win.
 
-    The best score of all tokens that have not followed yet is Gumbel noise on the logarithm of what is left for them.
+    All tokens that have not followed yet have one best score: Gumbel noise on the logarithm of their remaining share.
     """
     unseen = max(1.0 - shares.sum(), 0.0)
     for i in range(len(tokens)):
@@ -112,10 +111,10 @@ def _context(nodes: Nodes, node: int, end: Int64, context: Int64, separator: int
 
 @relaxed
 def _following(shard: Suffixes, context: Int64, tokens: Int64, shares: Float64) -> int:
-    """Fill in what follows the ends of the context, the longest one first and then what follows it most often, each
-    token once, with its share of what was looked at; how many tokens these are.
+    """Fill in the tokens that follow the ends of the context, each once, with its share of the occurrences. Longer ends
+    come first, and of one end the most frequent tokens. Returns how many there are.
 
-    That something new follows counts as one occurrence more, and the less the longer the end is.
+    A new token counts as one more occurrence, and as less for a longer end.
     """
     size, found = len(context), 0
     length = longest_end(shard.tokens, shard.suffixes, shard.edges, context, LONGEST)
@@ -140,7 +139,7 @@ def _following(shard: Suffixes, context: Int64, tokens: Int64, shares: Float64) 
 
 @relaxed
 def _insert(tokens: Int64, shares: Float64, kept: int, found: int, token: int, share: float) -> int:
-    """Among those from `kept` on, by falling share; what stands before them already is not said again."""
+    """Sort those from `kept` on by falling share, and drop tokens that stand before them already."""
     for place in range(kept):
         if tokens[place] == token:
             return found

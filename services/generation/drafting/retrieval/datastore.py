@@ -25,7 +25,7 @@ Int64 = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Hits:
-    """Occurrences of an end of the context: what continues them [hits, depth] (-1 after a document's end), and how many
+    """Occurrences of an end of the context: continuations [hits, depth], with -1 after a document's end, and how many
     tokens matched [hits].
     """
 

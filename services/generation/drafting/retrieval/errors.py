@@ -1,8 +1,8 @@
-"""What can be wrong with a datastore, or with what embeds its passages."""
+"""The error family of datastores and of embedders of their passages."""
 
 
 class DatastoreError(Exception):
-    """Root of the family; `services.datastores.errors` adds what only a build meets."""
+    """Root of the family; `services.datastores.errors` adds the errors of a build."""
 
 
 class StoreInvalid(DatastoreError):

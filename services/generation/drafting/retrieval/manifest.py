@@ -1,4 +1,4 @@
-"""What a datastore is: its files by digest, its tokenizer, what it was built with. Its digest is the store's name."""
+"""The manifest of a datastore: files by digest, tokenizer, how it was built. Its digest is the store's name."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Manifest:
     """Canonical JSON (RFC 8785); `cid` is the digest of those bytes.
 
     Shards are pairs of tokens and suffixes. `passages` is [count, 3] int64: shard, first token, tokens; `index` is
-    FAISS's over their embeddings, `weights` [vocab] float32 what a token counts in an embedding of the base's own.
+    FAISS's over their embeddings, `weights` [vocab] float32 are those of tokens in an embedding of the base's own.
     """
 
     tokenizer_cid: str

@@ -33,8 +33,8 @@ class PassageIndex:
     def nearest(self, embedding: NDArray[np.float32], count: int) -> NDArray[np.int64]:
         """The `count` nearest passages, best first; fewer where there are fewer.
 
-        On the calling thread alone: OpenMP's threads spin, and where something else needs one of their cores a search
-        of one millisecond takes sixteen.
+        It runs on the calling thread alone. OpenMP's threads spin: where something else needs one of their cores, a
+        search takes sixteen milliseconds in place of one.
         """
         threads = faiss.omp_get_max_threads()
         faiss.omp_set_num_threads(1)

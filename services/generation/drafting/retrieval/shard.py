@@ -54,7 +54,7 @@ class Shard:
         return self.suffixes[first:last].astype(np.int64)
 
     def search(self, context: Int64, ends: tuple[int, int], most: int, depth: int) -> tuple[Int64, Int64]:
-        """What follows at most `most` occurrences of an end of `context`, longest ends first.
+        """Continuations of at most `most` occurrences of an end of `context`, longest ends first.
 
         Ends are ends[0] down to ends[1] tokens. Where one occurs more often than there is room for, its occurrences are
         taken at even distances in the order of the suffixes. Returns continuations [found, depth], -1 from a document's
@@ -97,7 +97,7 @@ def _matches(
         for i in range(room):
             at = suffixes[first + (i * (last - first)) // room]
             if longer and at > 0 and tokens[at - 1] == context[size - length - 1]:
-                continue  # an occurrence of the longer end, which had its turn
+                continue  # an occurrence of the longer end, already taken
             places[found], lengths[found] = at + length, length
             found += 1
         longer = True

@@ -13,7 +13,7 @@ Int64 = NDArray[np.int64]
 
 @relaxed
 def _compare(tokens: Tokens, at: int, pattern: Int64) -> int:
-    """Below, at or above 0 as the suffix at `at`, cut to the pattern's length, is below, equal to or above it."""
+    """Compare the suffix at `at`, cut to the pattern's length, with the pattern: negative, 0 or positive."""
     for i in range(pattern.shape[0]):
         if at + i >= tokens.shape[0]:
             return -1

@@ -46,7 +46,7 @@ class ModuleUpdate:
 
 @dataclass(frozen=True, slots=True)
 class AdapterConfig:
-    """`base_name` and `base_revision` are what the adapter says about its base, where it says something."""
+    """`base_name` and `base_revision` name the adapter's base, if the adapter states one."""
 
     updates: tuple[ModuleUpdate, ...]
     base_name: str | None

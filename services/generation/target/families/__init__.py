@@ -1,1 +1,1 @@
-"""The families of models that can be served: what tells their layers apart, one file each."""
+"""The families of models that can be served, one file each, with the differences of their layers."""

@@ -152,7 +152,7 @@ EMBEDDING, NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_he
 
 
 def layer_specs(config: TargetConfig) -> tuple[LayerSpec, ...]:
-    """The layers of a model; what tells families apart stands in its configuration."""
+    """The layers of a model. Its configuration tells families apart."""
     return tuple(_target_layer(config, number) for number in range(config.layers))
 
 

@@ -19,17 +19,16 @@ from services.generation.target.rows import Rows
 KEYS = 256  # keys of a row that attention takes at a time
 Piece = tuple[torch.Tensor, torch.Tensor]
 """Slots that the rows see [rows, KEYS], and which of them are padding."""
-Turns = tuple[torch.Tensor, torch.Tensor]
-"""cos and sin."""
+CosSin = tuple[torch.Tensor, torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
-    """Where the rows of a pass are: by rotation cos and sin of their positions [rows, 1, frequencies], the slots that
-    they fill [those that are no padding], and by window the pieces that they see.
+class AttentionMetadata:
+    """Of the rows of a pass: cos and sin of their positions [rows, 1, frequencies] by rotation, the slots that they
+    fill [rows that are no padding], and the pieces that they see by window.
     """
 
-    turns: Mapping[Rotation, Turns]
+    cos_sin: Mapping[Rotation, CosSin]
     slots: torch.Tensor
     seen: dict[int, list[Piece]]
 
@@ -46,38 +45,39 @@ class PagedAttention:
         dtype: torch.dtype,
     ) -> None:
         self._config, self._layers, self._device, self._dtype = config, layers, device, dtype
-        self._turns = {each: self._table(each, config.context_length) for each in set(config.rotations)}
+        self._cos_sin = {each: self._table(each, config.context_length) for each in set(config.rotations)}
         shape = (config.layers, cache_blocks * BLOCK, config.kv_heads, config.head_dim)
         self._keys = torch.zeros(shape, dtype=dtype, device=device)
         self._values = torch.zeros(shape, dtype=dtype, device=device)
 
-    def _table(self, rotation: Rotation, context: int) -> Turns:
+    def _table(self, rotation: Rotation, context: int) -> CosSin:
         cos, sin = rotations(rotation.within(context), rotation.factor, context)
         return torch.from_numpy(cos).to(self._device), torch.from_numpy(sin).to(self._device)
 
-    def places(self, rows: Rows, padded: int) -> Places:
+    def metadata(self, rows: Rows, padded: int) -> AttentionMetadata:
         """Of a pass that is filled up to `padded` rows."""
         positions = torch.zeros(padded, dtype=torch.int64)
         positions[: len(rows)] = torch.from_numpy(rows.positions.astype(np.int64))
         positions = positions.to(self._device)
-        turns = {each: (cos[positions][:, None], sin[positions][:, None]) for each, (cos, sin) in self._turns.items()}
+        tables = self._cos_sin.items()
+        cos_sin = {each: (cos[positions][:, None], sin[positions][:, None]) for each, (cos, sin) in tables}
         slots = torch.from_numpy(rows.slots.astype(np.int64)).to(self._device)
         seen = {window: self._seen(rows, padded, window) for window in set(self._config.windows)}
-        return Places(turns, slots, seen)
+        return AttentionMetadata(cos_sin, slots, seen)
 
     def attend(
-        self, layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, places: Places
+        self, layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, metadata: AttentionMetadata
     ) -> torch.Tensor:
         """Rotate, store, attend: queries [rows, heads, dim] to [rows, heads * dim]."""
-        config, slots, spec = self._config, places.slots, self._layers[layer]
-        turns = places.turns[config.rotations[layer]]
-        queries = _rotate(queries.float(), turns)
-        self._keys[layer][slots] = _rotate(keys.float(), turns).to(self._dtype)[: len(slots)]
+        config, slots, spec = self._config, metadata.slots, self._layers[layer]
+        cos_sin = metadata.cos_sin[config.rotations[layer]]
+        queries = _rotate(queries.float(), cos_sin)
+        self._keys[layer][slots] = _rotate(keys.float(), cos_sin).to(self._dtype)[: len(slots)]
         self._values[layer][slots] = values[: len(slots)]
         grouped = queries.reshape(len(queries), config.kv_heads, -1, config.head_dim) * spec.scale
         largest = grouped.new_full((*grouped.shape[:3], 1), -torch.inf)
         total, mixed = torch.zeros_like(largest), torch.zeros_like(grouped)
-        for seen, hidden in places.seen[spec.window]:
+        for seen, hidden in metadata.seen[spec.window]:
             piece = self._keys[layer][seen].float().permute(0, 2, 3, 1)
             scores = capped(grouped @ piece, spec.cap).masked_fill(hidden[:, None, None], -torch.inf)
             new = torch.maximum(largest, scores.amax(-1, keepdim=True))
@@ -88,7 +88,7 @@ class PagedAttention:
         return (mixed / total).reshape(len(queries), -1).to(self._dtype)
 
     def _seen(self, rows: Rows, padded: int, window: int) -> list[Piece]:
-        """The slots that each row sees, in order of position, in pieces of KEYS, each with what is padding in it.
+        """The slots that each row sees, in order of position, in pieces of KEYS, each with a mask of its padding.
 
         A padding row sees one slot, so that nothing it computes is a NaN.
         """
@@ -124,8 +124,8 @@ def capped(x: torch.Tensor, cap: float) -> torch.Tensor:
     return torch.tanh(x / cap) * cap if cap else x
 
 
-def _rotate(heads: torch.Tensor, turns: Turns) -> torch.Tensor:
-    cos, sin = turns
+def _rotate(heads: torch.Tensor, cos_sin: CosSin) -> torch.Tensor:
+    cos, sin = cos_sin
     half = cos.shape[-1]
     low, high, rest = heads[..., :half], heads[..., half : 2 * half], heads[..., 2 * half :]
     return torch.cat([low * cos - high * sin, high * cos + low * sin, rest], dim=-1)

@@ -22,7 +22,7 @@ from services.generation.target.canonical.kernels.machine import cpus
 from services.generation.target.config import TargetConfig
 from services.generation.target.errors import UnsupportedArchitecture
 from services.generation.target.families.layers import EMBEDDING, HEAD, NORM, layer_specs
-from services.generation.target.fixed_shape.attention import KEYS, PagedAttention, Places, capped
+from services.generation.target.fixed_shape.attention import KEYS, AttentionMetadata, PagedAttention, capped
 from services.generation.target.fixed_shape.layers import DeviceWeights, Layer, Linear
 from services.generation.target.fixed_shape.masked_updates import KERNEL
 from services.generation.target.rows import Rows, RowsBuilder
@@ -112,13 +112,13 @@ class FixedShapeTarget:
         padded = next(size for size in self._row_counts if size >= count)
         index = torch.zeros(padded, dtype=torch.int64)
         index[:count] = torch.from_numpy(rows.tokens)
-        places = self._attention.places(rows, padded)
+        metadata = self._attention.metadata(rows, padded)
         hidden = self._embeddings[index.to(self._device)] * self.config.embedding_scale
         stream, adapted = [hidden], self._adapted(rows, padded)
         for number, layer in enumerate(self._layers):
             normed = self._rms_norm(hidden, layer.attention_norm)
             qkv = layer.updates.qkv.add(normed, adapted, layer.qkv(normed))
-            mixed = self._attend(number, layer, qkv.view(padded, -1, self.config.head_dim), places)
+            mixed = self._attend(number, layer, qkv.view(padded, -1, self.config.head_dim), metadata)
             added = layer.updates.output.add(mixed, adapted, layer.output(mixed))
             hidden = hidden + self._after(added, layer.after_attention)
             normed = self._rms_norm(hidden, layer.mlp_norm)
@@ -137,10 +137,10 @@ class FixedShapeTarget:
         """The adapters of a pass, each with its rows [padded, 1]; padding rows have none."""
         if rows.adapter_slots is None:
             return {}
-        places = torch.full((padded, 1), -1, dtype=torch.int32)
-        places[: len(rows), 0] = torch.from_numpy(rows.adapter_slots)
+        slots = torch.full((padded, 1), -1, dtype=torch.int32)
+        slots[: len(rows), 0] = torch.from_numpy(rows.adapter_slots)
         return {
-            adapter: (places == adapter).to(self._device) for adapter in sorted(set(rows.adapter_slots.tolist()) - {-1})
+            adapter: (slots == adapter).to(self._device) for adapter in sorted(set(rows.adapter_slots.tolist()) - {-1})
         }
 
     def _rms_norm(self, hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -151,13 +151,13 @@ class FixedShapeTarget:
     def _after(self, added: torch.Tensor, norm: torch.Tensor | None) -> torch.Tensor:
         return added if norm is None else self._rms_norm(added, norm)
 
-    def _attend(self, number: int, layer: Layer, qkv: torch.Tensor, places: Places) -> torch.Tensor:
+    def _attend(self, number: int, layer: Layer, qkv: torch.Tensor, metadata: AttentionMetadata) -> torch.Tensor:
         """[rows, heads + 2 kv_heads, dim] to [rows, heads * dim]."""
         heads, last_key = self.config.heads, self.config.heads + self.config.kv_heads
         queries, keys, values = qkv[:, :heads], qkv[:, heads:last_key], qkv[:, last_key:]
         if layer.head_norms is not None:
             queries, keys = self._rms_norm(queries, layer.head_norms[0]), self._rms_norm(keys, layer.head_norms[1])
-        return self._attention.attend(number, queries, keys, values, places)
+        return self._attention.attend(number, queries, keys, values, metadata)
 
     def probe_kernels(self) -> KernelReport:
         """None: shapes are fixed, and whole passes of each are compared when the target is made."""

@@ -39,8 +39,8 @@ class MaskedSum:
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
-        firsts = accumulate((module.outputs for module in modules), initial=0)
-        places = list(zip(firsts, (module.name for module in modules), strict=False))
+        starts = accumulate((module.outputs for module in modules), initial=0)
+        columns = list(zip(starts, (module.name for module in modules), strict=False))
 
         def part(first: int, update: LowRank) -> _Part:
             missing = -update.rank % _RANKS
@@ -49,7 +49,7 @@ class MaskedSum:
             return _Part(first, down.to(device, dtype), up.to(device, dtype), update.scale)
 
         self._parts = [
-            [part(at, adapter.updates[layer, name]) for at, name in places if (layer, name) in adapter.updates]
+            [part(at, adapter.updates[layer, name]) for at, name in columns if (layer, name) in adapter.updates]
             for adapter in adapters
         ]
 

@@ -1,4 +1,4 @@
-"""The other ranks of a model that several share: each computes its part of what rank 0 is asked."""
+"""The other ranks of a model that several share: each computes its part of rank 0's passes."""
 
 from __future__ import annotations
 

@@ -123,7 +123,7 @@ class SharedTarget:
             try:
                 order.give(self._link, kind, arrays)
                 yield
-            except BaseException as error:  # the others may be in the middle of what they were told
+            except BaseException as error:  # the others may be in the middle of an order
                 self._lost = str(error) or repr(error)
                 raise
             self._called = time.monotonic()

@@ -14,7 +14,7 @@ from services.generation.target.rows import Rows
 
 Int32 = NDArray[np.int32]
 
-FIRST_WORDS = 1024  # that every order has room for in its first message; what is left follows in a second one
+FIRST_WORDS = 1024  # in the first message of an order; the rest follows in a second one
 _ROWS = (
     "tokens", "positions", "slots", "sequences", "contiguous", "branch_starts", "branches", "tables", "adapter_slots",
     "wanted",

@@ -107,7 +107,9 @@ def _rounds(clock: Callable[[], float]) -> Iterator[int]:
 
 
 def _touch(target: Target, table: list[int]) -> None:
-    """Write to every page of a table's blocks: what was never written to is one page of zeros, in cache at once."""
+    """Write to every page of a table's blocks. Pages that were never written to share one page of zeros, which is
+    cached at once.
+    """
     slots = [block * BLOCK + offset for block in table for offset in range(0, BLOCK, _PAGE)]
     target.move([table[0] * BLOCK] * len(slots), slots)
 

@@ -144,8 +144,8 @@ class ReferenceModel:
         self, number: int, spec: LayerSpec, experts: ExpertsSpec, x: Float32, routing: Float32 | None = None,
         scales: Float32 | None = None,
     ) -> Float32:  # fmt: skip
-        """Of one row [1, hidden size]: [hidden size]. `routing` is what the router reads, where it is not x; `scales`
-        are what shares of experts are multiplied with.
+        """Of one row [1, hidden size]: [hidden size]. `routing` is the router's input where that is not x; `scales` are
+        the factors of experts' shares.
         """
         logits = self._modules(number, spec, (experts.router,), x if routing is None else routing)[0]
         ranked, shares = routed(logits, experts.chosen, experts.normalised, experts.sigmoid)

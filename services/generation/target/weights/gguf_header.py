@@ -66,7 +66,7 @@ def read_gguf_header(path: Path, data: memoryview) -> GgufHeader:
 
 
 class _Cursor:
-    """Reads on from a position; what is to be read is known to be there before any memory is taken for it."""
+    """Reads on from a position. It checks that bytes are there before it takes memory for them."""
 
     def __init__(self, path: Path, data: memoryview) -> None:
         self._path, self._data = path, data

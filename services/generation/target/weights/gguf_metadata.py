@@ -64,7 +64,7 @@ class GgufMetadata(Mapping[str, Value]):
         return value
 
     def real(self, key: str, default: float | None = None, *, above: float = -math.inf) -> float:
-        """GGUF keeps float32; the shortest decimal that rounds to it is what config.json would have."""
+        """GGUF keeps float32; config.json would have the shortest decimal that rounds to it."""
         value = self._given(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float) or not above < value or abs(value) > _LARGEST:
             raise self.refused(key, f"a number above {above}")

@@ -23,5 +23,5 @@ def map_file(path: Path) -> NDArray[np.uint8]:
             return np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
     except FileNotFoundError as error:
         raise ModelNotFound(f"{path}: no such file") from error
-    except (OSError, ValueError) as error:  # ValueError is what mmap says of an empty file
+    except (OSError, ValueError) as error:  # mmap raises ValueError for an empty file
         raise WeightsInvalid(f"{path}: cannot be read: {error}; download or copy it again") from error

@@ -24,7 +24,7 @@ _GROUP, _PACKED = 32, 16
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Part:
-    """A tensor: safetensors' dtype, or MXFP4 in GGUF's blocks; the shape in weights; what gives its bytes."""
+    """A tensor: safetensors' dtype, or MXFP4 in GGUF's blocks; the shape in weights; a reader of its bytes."""
 
     dtype: str
     shape: tuple[int, ...]

@@ -46,14 +46,14 @@ class StoredTensor:
         return cls(name, "bfloat16", values.shape, (bits >> 16).astype(np.uint16).view(np.uint8))
 
     def values(self) -> NDArray[np.float32]:
-        """The weights in float32, [shape]: what every use of this tensor computes with, whatever its storage.
+        """The weights in float32, [shape]. Every use of this tensor computes with these, whatever its storage.
 
-        Exact for plain numbers. For blocks it is what GGUF's dequantiser gives: q8_0 d·q; q4_0 d·(q − 8); q4_1 d·q + m;
-        q4_k and q5_k (d·scale)·q − (dmin·min); q6_k (d·scale)·(q − 32). A float16 has 11 significant bits and the
-        integers beside it at most 12 together, so that every product is exact in float32, and only the sum of q4_1 and
-        the difference of q4_k and q5_k round, once: a fused multiply-add gives the same. Nothing overflows (at most
-        65504·128·32) or is subnormal (at least 2^-24). mxfp4 is v·2^(e − 127), exact where it is subnormal, too.
-        May share memory with `data`.
+        Exact for plain numbers. Blocks are dequantised as in GGUF: q8_0 d·q; q4_0 d·(q − 8); q4_1 d·q + m; q4_k and
+        q5_k (d·scale)·q − (dmin·min); q6_k (d·scale)·(q − 32). A float16 has 11 significant bits and the integers
+        beside it at most 12 together, so that every product is exact in float32, and only the sum of q4_1 and the
+        difference of q4_k and q5_k round, once: a fused multiply-add gives the same. Nothing overflows (at most
+        65504·128·32) or is subnormal (at least 2^-24). mxfp4 is v·2^(e − 127), exact where it is subnormal, too. May
+        share memory with `data`.
         """
         if self.storage == "float32":
             return self.data.view("<f4")

@@ -1,1 +1,1 @@
-"""What embeds passages and requests: the base itself, at its input or after some layers, or a sentence model."""
+"""Embedders of passages and requests: the base itself, at its input or after some layers, or a sentence model."""

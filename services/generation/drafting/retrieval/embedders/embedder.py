@@ -1,4 +1,4 @@
-"""What the passages of a datastore are embedded with: how its manifest says so, and the seam to what computes it."""
+"""The embedding of a datastore's passages: its description in the manifest, and the protocol of an embedder."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Embedding:
 
     @classmethod
     def from_document(cls, document: Any) -> Embedding:
-        """Raises ValueError for what is no embedding."""
+        """Raises ValueError if it describes no embedding."""
         match document:
             case {"kind": "base", "cid": str(cid), "layer": int(layer)} if layer >= 0 and not isinstance(layer, bool):
                 return cls(BASE, _checked(cid), layer)

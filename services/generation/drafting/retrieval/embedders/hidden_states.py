@@ -23,7 +23,7 @@ class HiddenStates:
     """
 
     def __init__(self, embedding: Embedding, target: Target, weights: Float32, window: int) -> None:
-        """weights [vocab], what a token counts; `window` is how many tokens of a request's end are read."""
+        """weights [vocab] of tokens; `window` is how many tokens of a request's end are read."""
         assert embedding.layer is not None
         self.embedding = embedding
         self._target, self._layer, self._weights = target, embedding.layer, weights
@@ -73,6 +73,6 @@ class HiddenStates:
         counts = np.array([len(text) for text in texts])
         starts = np.cumsum(counts) - counts
         weights = self._weights[np.concatenate(texts)]
-        weights[starts[counts > 1]] = 0.0  # what attention rests on stands at position 0 and says nothing of the text
+        weights[starts[counts > 1]] = 0.0  # the attention sink at position 0 says nothing of the text
         pooled: Float32 = np.add.reduceat(features * weights[:, None], starts, axis=0)
         return unit(pooled)

@@ -29,7 +29,7 @@ class InputLayer:
     """
 
     def __init__(self, embedding: Embedding, vectors: TokenVectors, weights: Float32) -> None:
-        """weights [vocab], what a token counts."""
+        """weights [vocab] of tokens."""
         self.embedding = embedding
         self._vectors, self._weights = vectors, weights
 
@@ -95,7 +95,7 @@ class TokenVectors:
 
 
 def _expected(base: Path) -> tuple[Any, Any]:
-    """Of a directory whatever config.json says, which is compared and nothing else."""
+    """Of a directory; its config.json is only compared."""
     if is_gguf(base):
         sizes = gguf_sizes(GgufFile.open(base).metadata)
         return sizes["vocab_size"], sizes["hidden_size"]

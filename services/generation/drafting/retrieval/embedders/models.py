@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Models:
-    """A base by its directory, the same base loaded where layers above its input are asked for, and a
-    sentence-transformers model with the base's tokenizer, which spells what it reads.
+    """A base by its directory; the same base, loaded, for layers above its input; and a sentence-transformers model
+    with the base's tokenizer, which decodes its input.
     """
 
     base: Path
@@ -36,9 +36,9 @@ class Models:
         return Embedding(BASE, self._base_cid(), layer)
 
     def embedder(self, embedding: Embedding, weights: Float32, window: int) -> Embedder:
-        """What computes `embedding`. `weights` [vocab] are what tokens count, `window` a passage's tokens.
+        """The embedder of `embedding`. `weights` [vocab] are those of tokens, `window` is a passage's length in tokens.
 
-        Raises StoreMismatch where these models compute another one.
+        Raises StoreMismatch where these models have another embedding.
         """
         if embedding.kind == SENTENCES:
             if self.sentences is None or self.tokenizer is None:

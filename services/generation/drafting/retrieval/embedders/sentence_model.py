@@ -72,7 +72,7 @@ class SentenceModel:
                 str(directory), device="cpu", local_files_only=True, model_kwargs={"use_safetensors": True}
             )
             dimensions = len(model.encode(["a"], show_progress_bar=False)[0])
-        except Exception as error:  # whatever it is made of may fail in its own way
+        except Exception as error:  # its modules raise errors of many kinds
             raise EmbedderInvalid(f"{directory}: does not load: {type(error).__name__}: {error}") from error
         return cls(directory_cid(directory), model, dimensions)
 
@@ -85,7 +85,7 @@ class SentenceModel:
 
 
 def directory_cid(directory: Path) -> str:
-    """Digest of the names and bytes of what the model is made of."""
+    """Digest of the names and bytes of the model's files."""
     digests = FileDigests()
     files = sorted(path for path in directory.rglob("*") if path.is_file() and path.suffix in _FILES)
     parts = [
@@ -95,7 +95,7 @@ def directory_cid(directory: Path) -> str:
 
 
 def _check_modules(directory: Path) -> None:
-    """Modules of the package itself with weights in safetensors, and nothing else: others would be code, or pickles."""
+    """Only modules of the package itself with weights in safetensors: others would be code, or pickles."""
     path = directory / "modules.json"
     try:
         modules = json.loads(path.read_bytes())

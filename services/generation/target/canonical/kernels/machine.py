@@ -1,4 +1,4 @@
-"""What kernels are compiled for. No bit depends on it: it decides how many elements are computed side by side."""
+"""The machine that kernels are compiled for. It decides how many elements are computed side by side, never a bit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What kernels are told: a record of words for each operation of a program, and one for the pass that is computed."""
+"""The arguments of kernels: a record of words for each operation of a program, and one for the pass."""
 
 from __future__ import annotations
 

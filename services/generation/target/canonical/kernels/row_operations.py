@@ -1,4 +1,4 @@
-"""What a pass does to rows between its linear layers and attention: `docs/numerics.md`, section by section."""
+"""The row operations of a pass, between its linear layers and attention: `docs/numerics.md`, section by section."""
 
 from __future__ import annotations
 

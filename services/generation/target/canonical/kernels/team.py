@@ -1,4 +1,4 @@
-"""What the members of a team run: the operations of a program in order, and a barrier to wait for each other at."""
+"""The loop of a team's members: the operations of a program in order, with a barrier between them."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _FUTEX = {"x86": 202, "arm": 98}  # Linux's number of futex(2)
 _WAIT, _WAKE = 128, 129  # its operations, private to this process
 _FLOAT_MODE = 0x1F80  # MXCSR: round to nearest, subnormals kept, no traps
 POOL = ("programs", "idle", "place", "members", "arrived", "stages", "asleep", "slept")
-"""What members share, each in a cache line of its own: how many programs there were, twice, and members asleep until
-the next; the pass that is run and by how many; members that wait at the barrier, barriers that were passed, members
-asleep at one, and for how many nanoseconds they were. It outlives all passes: a member may still look at a barrier as a
-pass has ended.
+"""The members' shared words, each in a cache line of its own: how many programs there were, twice, and members asleep
+until the next; the pass that is run and by how many; members that wait at the barrier, barriers that were passed,
+members asleep at one, and for how many nanoseconds they were. It outlives all passes: a member may still look at a
+barrier as a pass has ended.
 """
 
 

@@ -22,7 +22,7 @@ Float32 = NDArray[np.float32]
 class Buffers:
     """Of passes of up to `rows` rows by up to `members` threads over sequences of up to `blocks` blocks.
 
-    Lines begin at borders of 64 bytes; what fills them up is zero.
+    Lines begin at multiples of 64 bytes and are padded with zeros.
     """
 
     def __init__(

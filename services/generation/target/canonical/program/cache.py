@@ -22,8 +22,8 @@ Float32 = NDArray[np.float32]
 @dataclass(frozen=True, slots=True, eq=False)
 class Cache:
     """Of each layer keys [blocks, kv_heads, dim, BLOCK] and values [blocks, kv_heads, BLOCK, dim padded], in the form
-    `cached`, its own or those of another layer; cosines and sines of its rotation, [positions, frequencies]; what its
-    queries are multiplied with, [positions].
+    `cached`, its own or those of another layer; cosines and sines of its rotation, [positions, frequencies]; the
+    factors of its queries, [positions].
     """
 
     cached: Cached

@@ -8,6 +8,7 @@ import pytest
 from services.generation.drafting.acceptance import DOUBTED, WHOLE, RequestAcceptance
 from services.generation.drafting.draft_tree.candidates import (
     UNCOUPLED,
+    RankedFirst,
     Vocabulary,
     better_rule,
     candidates,
@@ -25,12 +26,12 @@ def request(temperature: float) -> EngineRequest:
     return EngineRequest("r", (1,), SamplingParams(temperature=temperature, seed=SEED), CHOICE)
 
 
-def said(logits: np.ndarray, temperature: float, rule: int) -> tuple[list[int], tuple[int, int]]:
-    """The tokens that come first, and `firsts`."""
+def said(logits: np.ndarray, temperature: float, rule: int) -> tuple[list[int], RankedFirst]:
+    """The likeliest tokens, and what each rule ranks first."""
     samplings = sampling_of(request(temperature))
     samplings["position"], samplings["rule"] = POSITION, rule
     found = candidates(logits[None], EVERYTHING, samplings, np.empty((1, 0), np.int64), WIDTH)
-    return found.level.tokens[0].tolist(), (int(found.firsts[0, WHOLE]), int(found.firsts[0, DOUBTED]))
+    return found.level.tokens[0].tolist(), RankedFirst(int(found.whole[0]), int(found.doubted[0]))
 
 
 def test_tokens_that_are_asked_for_get_the_shares_that_the_likeliest_get() -> None:
@@ -56,10 +57,10 @@ def test_the_noise_is_weighed_by_the_probability_of_all_but_the_likeliest(seed: 
     near = np.where(scores > scores.max() - 10.0, 0.0, -np.inf)
     best = {WHOLE: scores + noise + near, DOUBTED: scores + doubt * noise + near, UNCOUPLED: scores}
     for rule, expected in best.items():
-        tokens, firsts = said(logits, 0.7, rule)
+        tokens, ranked = said(logits, 0.7, rule)
         assert tokens == np.argsort(-expected)[:WIDTH].tolist()
         if rule != UNCOUPLED:
-            assert firsts == (best[WHOLE].argmax(), best[DOUBTED].argmax())
+            assert ranked == (best[WHOLE].argmax(), best[DOUBTED].argmax())
 
 
 def test_without_noise_there_is_nothing_to_tell_apart() -> None:
@@ -72,11 +73,11 @@ def test_the_whole_noise_until_the_other_has_been_right_more_often() -> None:
     acceptance = RequestAcceptance()
 
     assert better_rule(acceptance) == WHOLE
-    record_rules(acceptance, (5, 6), 6)
+    record_rules(acceptance, RankedFirst(5, 6), 6)
     assert better_rule(acceptance) == DOUBTED
-    record_rules(acceptance, (5, 6), 7)
-    record_rules(acceptance, (6, 6), 6)  # where both say the same, neither wins
+    record_rules(acceptance, RankedFirst(5, 6), 7)
+    record_rules(acceptance, RankedFirst(6, 6), 6)  # where both say the same, neither wins
     assert better_rule(acceptance) == DOUBTED
     for _ in range(2):
-        record_rules(acceptance, (5, 6), 5)
+        record_rules(acceptance, RankedFirst(5, 6), 5)
     assert better_rule(acceptance) == WHOLE

@@ -1,4 +1,4 @@
-"""Moving keys and values from one slot of the cache to another: what the accepted path of a tree needs."""
+"""Moves keys and values from one slot of the cache to another, for the accepted path of a tree."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ _AHEAD = 8192  # bytes of weights that are fetched ahead
 
 @dataclass(frozen=True, slots=True)
 class _Direct:
-    """What the parts of a direct kernel share. x of up to UNPACKED rows lies in lines, else as `copy_x` leaves it."""
+    """The state of a direct kernel's parts. x of up to UNPACKED rows lies in lines, else as `copy_x` leaves it."""
 
     code: Code
     storage: Storage

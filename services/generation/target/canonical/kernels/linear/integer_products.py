@@ -1,4 +1,4 @@
-"""Products of unsigned bytes (weights) and signed bytes (rounded x), summed exactly, by what a CPU has for it."""
+"""Exact sums of products of unsigned bytes (weights) and signed bytes (rounded x), by the CPU's own instructions."""
 
 from __future__ import annotations
 

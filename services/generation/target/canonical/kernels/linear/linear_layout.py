@@ -1,4 +1,4 @@
-"""What the kernels of a linear layer share: where panels, blocks and copied rows of x lie."""
+"""The memory layout of a linear layer's kernels: where panels, blocks and copied rows of x lie."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from services.generation.target.canonical.kernels.storages import GROUP, PANEL, 
 
 BITS = {"q8_0": 8, "q4_0": 4, "q4_1": 4, "q4_k": 4, "q5_k": 5, "q6_k": 6}
 MIDDLE = {"q8_0": 128, "q4_0": 8, "q6_k": 32}
-"""What is taken from the unsigned integers to get those that count; nothing in the other storages."""
+"""The offset of the unsigned integers: it is subtracted from them. Other storages have none."""
 _HALVES = 2 * PANEL
 _ALL_BYTES = 0x01010101
 

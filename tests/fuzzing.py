@@ -82,7 +82,7 @@ def _value(field: FieldDescriptor, random: Random, depth: int) -> Any:
 def flood(
     address: str,
     *services: ServiceDescriptor,
-    seconds: float = 30.0,
+    seconds: float = 60.0,
     changed: Callable[[Message], Message] = lambda message: message,
 ) -> None:
     """Twenty calls of every RPC, of these services and of EVERYWHERE; of a quarter the messages are cut short.

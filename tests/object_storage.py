@@ -51,5 +51,5 @@ def running_s3() -> Iterator[str]:
 
 def make_bucket(endpoint: str, name: str) -> None:
     """An empty bucket."""
-    with urllib.request.urlopen(urllib.request.Request(f"{endpoint}/{name}", method="PUT"), timeout=30):
+    with urllib.request.urlopen(urllib.request.Request(f"{endpoint}/{name}", method="PUT"), timeout=60):
         return

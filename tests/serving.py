@@ -33,7 +33,7 @@ class Served:
             if asyncio.iscoroutine(result):
                 await result
 
-        asyncio.run_coroutine_threadsafe(run(), self.loop).result(timeout=30)
+        asyncio.run_coroutine_threadsafe(run(), self.loop).result(timeout=60)
 
 
 @contextmanager
@@ -71,8 +71,8 @@ def serving(
     thread = threading.Thread(target=run, name="server under test")
     thread.start()
     try:
-        yield started.result(timeout=30)
+        yield started.result(timeout=60)
     finally:
         finish.set()
-        thread.join(timeout=30)
+        thread.join(timeout=60)
         assert not thread.is_alive(), "the server under test did not stop"

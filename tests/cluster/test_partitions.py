@@ -90,8 +90,8 @@ def test_a_server_that_hears_no_halts_stops_speculating_within_its_lease_and_obe
     good = deployment.ask("north", "lookahead")
     deployment.network.weather(between("ledger", "north"))
     deployment.fault("south").touch()
-    bad = deployment.ask("south", "lookahead")
-    assert bad.token_ids != good.token_ids
+    # Once: it serves with speculation off while it does not know, as a busy one may.
+    until(lambda: deployment.ask("south", "lookahead").token_ids != good.token_ids)
     until(lambda: halted(deployment, "south"))
     deployment.fault("south").unlink()
 

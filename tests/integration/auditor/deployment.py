@@ -135,7 +135,7 @@ def opened_deployment(directory: Path, others: Sequence[SigningKey] = (KEYS["ope
         mount = Mount(SERVICE, lambda server: add_LedgerServiceServicer_to_server(servicer, server))
         with (
             serving(mount, on_drain=servicer.close) as served,
-            LedgerClient.connect(served.address, wait=30) as ledger,
+            LedgerClient.connect(served.address, wait=60) as ledger,
             closing(SqlSchedule(open_database(sqlite_url(directory / "auditor.sqlite3")))) as schedule,
         ):
             yield Deployment(ledger, served.address, trusted, Replays(), schedule)

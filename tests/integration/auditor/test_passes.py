@@ -276,5 +276,5 @@ def test_an_auditor_whose_key_nobody_trusts_yet_waits_for_that(deployment: Deplo
     assert following.is_alive()
     assert outcomes(deployment) == []
     key.write_bytes(trusted)
-    following.join(30)
+    following.join(60)
     assert outcomes(deployment) == [(0, "EXACT")]

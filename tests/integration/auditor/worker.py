@@ -1,12 +1,15 @@
 """An auditor process with scripted replays: `python -m tests.integration.auditor.worker LEDGER TRUSTED URL [hang]`.
 
-Says `examining N` for each receipt that it starts on, and with `hang` stays in the first one for ever.
+Says `examining N` for each receipt that it starts on, and with `hang` stays in the first one for ever. At SIGUSR1 an
+hour has passed for its schedule.
 """
 
 from __future__ import annotations
 
+import signal
 import sys
 import threading
+import time
 from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,8 +28,6 @@ from services.auditor.schedule.sql import SqlSchedule
 from services.client import LedgerClient
 from services.client.generation.completion import Replayed
 from tests.unit.ledger.builders import KEYS
-
-LEASE_SECONDS = 2.0
 
 
 class HangingReplays:
@@ -50,9 +51,16 @@ class HangingReplays:
 
 def main(address: str, trusted: str, url: str, hang: str = "") -> None:
     trust = TrustedKeys.load(Path(trusted))
+    passed = 0
+
+    def pass_an_hour(*_: object) -> None:
+        nonlocal passed
+        passed += 3600
+
+    signal.signal(signal.SIGUSR1, pass_an_hour)
     with (
-        LedgerClient.connect(address, wait=30) as ledger,
-        closing(SqlSchedule(open_database(url), lease_seconds=LEASE_SECONDS)) as schedule,
+        LedgerClient.connect(address, wait=60) as ledger,
+        closing(SqlSchedule(open_database(url), clock=lambda: time.time() + passed)) as schedule,
     ):
 
         def content(receipt_id: str) -> Content | None:
@@ -69,7 +77,6 @@ def main(address: str, trusted: str, url: str, hang: str = "") -> None:
             journal,
             schedule,
             Promise(backlog, journal, schedule, None, draw_seconds=0.0),
-            heartbeat_seconds=LEASE_SECONDS / 4,
         )
         follow(auditor, threading.Event(), 0.05, lambda _: None)
 

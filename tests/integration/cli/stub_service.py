@@ -15,6 +15,8 @@ if __name__ == "__main__":
     if "stubborn" in flags:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if "never-ready" not in flags:
-        Path(flags["ready-file"]).write_text("127.0.0.1:1\n")
+        written = Path(flags["ready-file"]).with_suffix(".draft")
+        written.write_text("127.0.0.1:1\n")
+        written.rename(flags["ready-file"])
     while True:
         signal.pause()

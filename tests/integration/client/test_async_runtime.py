@@ -79,8 +79,11 @@ async def test_a_generation_is_asked_for_once_because_each_has_a_receipt(server:
 async def test_a_call_that_ends_early_ends_on_the_server_too(server: Shaky, address: str, how: str) -> None:
     async with AsyncRuntime.connect(address) as runtime:
         if how == "deadline":
-            with pytest.raises(DeadlineExceeded):
-                await runtime.serve(Request(prompt="forever"), timeout=0.2)
+            seconds = 0.1
+            while not server.running.is_set():  # until it is long enough for a busy server to begin
+                seconds *= 2
+                with pytest.raises(DeadlineExceeded):
+                    await runtime.serve(Request(prompt="forever"), timeout=seconds)
         elif how == "cancelled task":
             task = asyncio.create_task(runtime.serve(Request(prompt="forever")))
             assert await asyncio.to_thread(server.running.wait, PATIENCE)

@@ -64,6 +64,7 @@ def test_the_keyboard_reaches_the_content_and_focus_is_seen(browser: Browser, si
         expect(skip).to_be_in_viewport()
         assert skip.evaluate("each => getComputedStyle(each).outlineStyle") == "solid"
         page.keyboard.press("Enter")
+        page.wait_for_url("**#main")
         page.keyboard.press("Tab")
         expect(page.get_by_label("Tenant")).to_be_focused()
         page.keyboard.type("globex")

@@ -78,7 +78,7 @@ def test_a_key_that_somebody_drops_beside_the_trusted_ones_of_a_running_ledger_s
     serve: Serve, settings: LedgerSettings, caplog: pytest.LogCaptureFixture
 ) -> None:
     envelope = sign_document(receipt(0), STRANGER).to_bytes()
-    with serve() as served, LedgerClient.connect(served.address, wait=10) as ledger:
+    with serve() as served, LedgerClient.connect(served.address, wait=60) as ledger:
         STRANGER.publish(settings.trusted_directory)
         for _ in range(3):
             with pytest.raises(InvalidArgument, match="not trusted") as caught:
@@ -87,7 +87,7 @@ def test_a_key_that_somebody_drops_beside_the_trusted_ones_of_a_running_ledger_s
         assert ledger.append(signed_receipt(1)).index == 0
     refusals = [line for line in caplog.messages if STRANGER.key_id in line and "refused the key" in line]
     assert len(refusals) == 1
-    with serve() as served, LedgerClient.connect(served.address, wait=10) as ledger:  # a person has started it again
+    with serve() as served, LedgerClient.connect(served.address, wait=60) as ledger:  # a person has started it again
         assert ledger.append(envelope).index == 1
 
 

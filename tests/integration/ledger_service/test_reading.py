@@ -145,7 +145,7 @@ def test_watchers_miss_nothing_while_many_callers_append(ledger: LedgerClient) -
     with ThreadPoolExecutor(12) as pool:
         watchers = [pool.submit(seen) for _ in range(4)]
         list(pool.map(ledger.append, [signed_receipt(number) for number in range(60)]))
-        assert [watcher.result(timeout=30) for watcher in watchers] == [list(range(60))] * 4
+        assert [watcher.result(timeout=60) for watcher in watchers] == [list(range(60))] * 4
 
 
 def test_a_cancelled_watcher_ends_and_the_others_go_on(ledger: LedgerClient) -> None:

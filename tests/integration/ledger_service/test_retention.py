@@ -61,8 +61,8 @@ def kept(settings: LedgerSettings, principals: Path) -> Iterator[Kept]:
         mount = Mount(SERVICE, lambda server: add_LedgerServiceServicer_to_server(servicer, server))
         with (
             serving(mount, on_drain=servicer.close, access=Access(principals)) as served,
-            LedgerClient.connect(served.address, wait=10, token=token_of(principals, *ROLES)) as ledger,
-            LedgerClient.connect(served.address, wait=10, token=token_of(principals, "audit")) as auditor,
+            LedgerClient.connect(served.address, wait=60, token=token_of(principals, *ROLES)) as ledger,
+            LedgerClient.connect(served.address, wait=60, token=token_of(principals, "audit")) as auditor,
         ):
             yield Kept(ledger, auditor, servicer, served)
 
@@ -126,7 +126,7 @@ def test_a_choice_of_receipts_brings_the_policies_along(kept: Kept, settings: Le
 
 
 def test_only_operators_set_policies_and_only_the_log_erases_by_them(kept: Kept, settings: LedgerSettings) -> None:
-    with LedgerClient.connect(kept.served.address, wait=10) as stranger, pytest.raises(PermissionDenied):
+    with LedgerClient.connect(kept.served.address, wait=60) as stranger, pytest.raises(PermissionDenied):
         stranger.append(signed(retention(1)))
     kept.ledger.append(signed_receipt(0), wire_content(0))
     with pytest.raises(InvalidArgument, match="not trusted to sign"):  # the builders' log is not this one

@@ -210,7 +210,7 @@ def test_a_collection_waits_for_a_proposal_and_keeps_what_it_refers_to(
         collecting.join(0.3)  # long enough for one that does not wait
 
     catalogue.propose(ROW, DOCUMENT, check)
-    collecting.join(30)
+    collecting.join(60)
     assert removed == [set()]
     assert blobs.digests == digests(HEADS[0])
 
@@ -222,7 +222,7 @@ def test_a_proposal_waits_for_a_collection_and_finds_what_is_gone(
     remove = blobs.remove
 
     def propose() -> None:
-        assert removing.wait(30)
+        assert removing.wait(60)
         try:
             catalogue.propose(ROW, DOCUMENT, lambda first: check_whole(HEADS[0].manifest, blobs))
         except BlobMissing as error:
@@ -238,7 +238,7 @@ def test_a_proposal_waits_for_a_collection_and_finds_what_is_gone(
     monkeypatch.setattr(blobs, "remove", slowly)
     proposing.start()
     assert collect(catalogue, blobs, blobs.now + HOUR) == digests(HEADS[0])
-    proposing.join(30)
+    proposing.join(60)
     assert len(refused) == 1
     assert list(catalogue.rows()) == []
 

@@ -214,7 +214,7 @@ def test_a_bucket_that_is_gone_or_away_is_unavailable_and_soon(
     (path := tmp_path / "upload").write_bytes(b"one")
     store = ObjectBlobStore.open(s3_url)
     bucket = s3_url.removeprefix("s3://").split("/")[0]
-    with urllib.request.urlopen(urllib.request.Request(f"{s3_endpoint}/{bucket}", method="DELETE"), timeout=30):
+    with urllib.request.urlopen(urllib.request.Request(f"{s3_endpoint}/{bucket}", method="DELETE"), timeout=60):
         pass
     with pytest.raises(Unavailable) as caught:
         store.put(digest(b"one"), path)

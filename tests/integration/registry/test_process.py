@@ -39,7 +39,7 @@ def blobs(directory: Path) -> list[Path]:
 
 @pytest.mark.parametrize("after", [3, 17])
 def test_kill_9_in_the_middle_leaves_no_half_blob_and_the_upload_goes_on(tmp_path: Path, after: int) -> None:
-    with running(tmp_path) as (process, address), RegistryClient.connect(address, wait=30) as registry:
+    with running(tmp_path) as (process, address), RegistryClient.connect(address, wait=60) as registry:
         sent = threading.Event()
 
         def chunks() -> Iterator[bytes]:
@@ -57,10 +57,10 @@ def test_kill_9_in_the_middle_leaves_no_half_blob_and_the_upload_goes_on(tmp_pat
         thread.start()
         assert sent.wait(90)
         process.send_signal(signal.SIGKILL)
-        thread.join(30)
+        thread.join(60)
     assert blobs(tmp_path) == []
     (tmp_path / "head").write_bytes(DATA)
-    with running(tmp_path) as (process, address), RegistryClient.connect(address, wait=30) as registry:
+    with running(tmp_path) as (process, address), RegistryClient.connect(address, wait=60) as registry:
         left = registry.missing([(NAME, len(DATA))])[0].committed_size
         assert 0 <= left <= after * 1024 * 1024
         with pytest.raises(NotFound):

@@ -68,7 +68,7 @@ def cut_after(registry: RegistryClient, count: int) -> None:
         )
         for _, chunk in zip(range(count), chunks(), strict=False):
             yield registry_pb2.UploadBlobRequest(data=chunk)
-        arrived.wait(30)
+        arrived.wait(60)
 
     arrived = threading.Event()
     connection = Connection(registry.connection.target, registry.connection.metadata)
@@ -113,7 +113,7 @@ def test_a_newer_upload_takes_over_and_both_callers_end_well(registry: RegistryC
             yield chunk
             if place == 1:
                 begun.set()
-                go_on.wait(30)
+                go_on.wait(60)
 
     failures: list[KolmError] = []
 
@@ -125,12 +125,12 @@ def test_a_newer_upload_takes_over_and_both_callers_end_well(registry: RegistryC
 
     thread = threading.Thread(target=first)
     thread.start()
-    begun.wait(30)
+    begun.wait(60)
     while not committed(registry):
         pass
     assert upload(registry, PART, lambda: path.open("rb"))
     go_on.set()
-    thread.join(30)
+    thread.join(60)
     assert [error.reason for error in failures] == ["UPLOAD_TAKEN_OVER"]
     assert b"".join(registry.download(NAME)) == DATA
 
@@ -281,15 +281,15 @@ def test_a_call_that_was_cut_off_has_ended_before_the_next_upload_begins(tmp_pat
     first.write(DATA)
     with ThreadPoolExecutor(4) as pool:
         finishing = pool.submit(first.finish, blobs)
-        assert blobs.begun.wait(30)
+        assert blobs.begun.wait(60)
         ending, second = pool.submit(uploads.end, first), pool.submit(uploads.begin, BLOB, 0)
         third = uploads.begin(ANOTHER, 0)  # others do not wait
         uploads.end(third)
         assert not any(call.done() for call in (finishing, ending, second))
         blobs.go_on.set()
-        finishing.result(30)
-        ending.result(30)
-        upload_again = second.result(30)
+        finishing.result(60)
+        ending.result(60)
+        upload_again = second.result(60)
     upload_again.write(DATA[:CHUNK])
     assert uploads.committed(BLOB) == CHUNK
     with pytest.raises(UploadTakenOver):
@@ -305,12 +305,12 @@ def test_one_that_takes_over_from_one_that_waits_waits_for_both(tmp_path: Path) 
     third = Upload(tmp_path, BLOB, second)
     with ThreadPoolExecutor(2) as pool:
         finishing = pool.submit(first.finish, blobs)
-        assert blobs.begun.wait(30)
+        assert blobs.begun.wait(60)
         beginning = pool.submit(third.begin, 0)
         assert not wait([beginning], timeout=0.2).done  # long enough for one that does not wait
         blobs.go_on.set()
-        finishing.result(30)
-        beginning.result(30)
+        finishing.result(60)
+        beginning.result(60)
     with pytest.raises(UploadTakenOver):
         second.begin(0)
 
@@ -322,11 +322,11 @@ def test_of_several_that_take_over_only_the_last_writes(tmp_path: Path) -> None:
     first.write(DATA)
     with ThreadPoolExecutor(4) as pool:
         finishing = pool.submit(first.finish, blobs)
-        assert blobs.begun.wait(30)
+        assert blobs.begun.wait(60)
         others = [pool.submit(uploads.begin, BLOB, 0) for _ in range(3)]
         blobs.go_on.set()
-        finishing.result(30)
-        begun = [other.result(30) for other in others if other.exception(30) is None]
+        finishing.result(60)
+        begun = [other.result(60) for other in others if other.exception(60) is None]
     assert all(isinstance(error, UploadTakenOver) for other in others if (error := other.exception()))
     writing = []
     for each in begun:
@@ -361,7 +361,7 @@ class SlowBlobs:
 
     def put(self, name: str, path: Path) -> None:
         self.begun.set()
-        assert self.go_on.wait(30)
+        assert self.go_on.wait(60)
         assert digest(path.read_bytes()) == name
 
 

@@ -18,10 +18,10 @@ from services.runtime.calls.limits import Limits
 from tests.integration.runtime.scripted import SERVICE, ScriptedServicer, mount
 from tests.serving import Served, serving
 
-LIMITS = Limits(message_bytes=300_000, calls=3, calls_of_caller=3, reading_seconds=0.2)
+LIMITS = Limits(message_bytes=300_000, calls=3, calls_of_caller=3)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def served() -> Iterator[Served]:
     with serving(mount(ScriptedServicer()), limits=LIMITS) as running:
         yield running
@@ -90,19 +90,20 @@ def test_what_anybody_may_ask_is_short(served: Served) -> None:
         assert caught.value.reason == "REQUEST_TOO_LARGE"
 
 
-def test_a_unary_call_without_a_request_is_refused_and_one_that_holds_it_back_is_not_waited_for(served: Served) -> None:
+def test_a_unary_call_without_a_request_is_refused_and_one_that_holds_it_back_is_not_waited_for() -> None:
     ended = threading.Event()
+    hasty = Limits(reading_seconds=0.2)
 
     def held_back() -> Iterator[bytes]:
         ended.wait(60)
         yield b""
 
-    with _channel(served) as channel:
+    with serving(mount(ScriptedServicer()), limits=hasty) as served, _channel(served) as channel:
         call = channel.stream_unary(f"/{SERVICE}/Generate")
         with pytest.raises(InvalidArgument, match="expected a message"), decoded_errors():
-            call(iter([]), timeout=30)
+            call(iter([]), timeout=60)
         with pytest.raises(DeadlineExceeded) as caught, decoded_errors():
-            call(held_back(), timeout=30)
+            call(held_back(), timeout=60)
         ended.set()
         assert caught.value.reason == "REQUEST_TOO_SLOW"
 

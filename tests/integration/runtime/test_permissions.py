@@ -71,7 +71,7 @@ def code_of(channel: grpc.Channel, path: str, token: str | None) -> grpc.StatusC
     metadata = None if token is None else (("authorization", f"Bearer {token}"),)
     try:
         # Streams, as far as the wire is concerned, so that one way to call does for every RPC.
-        list(channel.stream_stream(path)(iter([b""]), metadata=metadata, timeout=30))
+        list(channel.stream_stream(path)(iter([b""]), metadata=metadata, timeout=60))
     except grpc.RpcError as error:
         return error.code()  # type: ignore[no-any-return, attr-defined]
     return grpc.StatusCode.OK

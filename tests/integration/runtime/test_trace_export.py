@@ -50,7 +50,7 @@ def test_the_spans_of_a_process_are_with_the_collector_when_it_has_stopped(colle
     with subprocess.Popen([*SERVICE, "--traces", endpoint], stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         line = next(line for line in process.stderr if "listening on" in line)
-        connection = Connection(line.rsplit(" ", 1)[1].strip(), wait=30)
+        connection = Connection(line.rsplit(" ", 1)[1].strip(), wait=60)
         assert connection.serving()
         connection.close()
         process.send_signal(signal.SIGTERM)

@@ -63,7 +63,7 @@ def address(settings: LedgerSettings) -> Iterator[str]:
 
 def test_a_ledger_and_an_operator_sign_with_keys_in_a_token(token: Token, tmp_path: Path, address: str) -> None:
     log = open_signer(token.uri("log"), "log", token.pin_file).public
-    with LedgerClient.connect(address, wait=10) as client:
+    with LedgerClient.connect(address, wait=60) as client:
         client.append(signed_receipt(0))
         assert open_checkpoint(client.checkpoint().note, [log], ORIGIN).size == 1
     assert not (tmp_path / "keys" / "log.pem").exists()
@@ -109,7 +109,7 @@ def _append(settings: LedgerSettings, number: int) -> None:
     """A receipt, by a ledger that runs for it alone."""
     with opened_servicer(settings, CollectorRegistry()) as servicer:
         mount = Mount(SERVICE, lambda server: add_LedgerServiceServicer_to_server(servicer, server))
-        with serving(mount, on_drain=servicer.close) as served, LedgerClient.connect(served.address, wait=10) as client:
+        with serving(mount, on_drain=servicer.close) as served, LedgerClient.connect(served.address, wait=60) as client:
             client.append(signed_receipt(number))
 
 

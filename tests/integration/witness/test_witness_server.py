@@ -315,10 +315,9 @@ async def test_collecting_goes_on_by_itself_and_appends_never_wait(deployment: D
     task = asyncio.ensure_future(deployment.collector.run())
     for number in range(3):
         await asyncio.to_thread(deployment.append, number)
-    for _ in range(500):
-        if deployment.checkpoints.newest().cosigned and deployment.checkpoints.newest().checkpoint.size == 3:
-            break
-        await asyncio.sleep(0.01)
+    async with asyncio.timeout(60):
+        while not (newest := deployment.checkpoints.newest()).cosigned or newest.checkpoint.size < 3:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
     task.cancel()
     assert deployment.checkpoints.newest().checkpoint.root == tree_root(3, TileHashes(deployment.store))
 
@@ -341,7 +340,7 @@ def test_the_ledger_service_hands_out_what_was_collected(deployment: Deployment,
     with opened_servicer(settings, CollectorRegistry(), outside) as servicer:
         KEYS["receipts"].publish(settings.trusted_directory)
         mount = Mount(SERVICE, lambda server: add_LedgerServiceServicer_to_server(servicer, server))
-        with serving(mount, on_drain=servicer.close) as served, LedgerClient.connect(served.address, wait=30) as client:
+        with serving(mount, on_drain=servicer.close) as served, LedgerClient.connect(served.address, wait=60) as client:
             client.append(signed_receipt(0))
             with pytest.raises(client_errors.NotFound):
                 client.checkpoint(witnessed=True)

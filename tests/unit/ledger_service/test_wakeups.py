@@ -47,7 +47,7 @@ def test_a_second_round_arrives_like_the_first() -> None:
             future: Future[int] = Future()
             waiting = answers.awaitable(future)
             future.set_result(number)
-            came.append(await asyncio.wait_for(waiting, 5))
+            came.append(await asyncio.wait_for(waiting, 60))
         return came
 
     assert asyncio.run(story()) == [0, 1, 2]
@@ -62,6 +62,6 @@ def test_who_no_longer_waits_is_passed_over() -> None:
         waiting = answers.awaitable(here)
         gone.set_result(1)
         here.set_result(2)
-        return await asyncio.wait_for(waiting, 5)
+        return await asyncio.wait_for(waiting, 60)
 
     assert asyncio.run(story()) == 2

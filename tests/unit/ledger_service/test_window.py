@@ -42,6 +42,6 @@ def test_who_waits_gets_in_when_somebody_leaves() -> None:
             await asyncio.sleep(0)
             assert not each.done()
             window.leave(1, 1)
-            await asyncio.wait_for(each, 5)
+            await asyncio.wait_for(each, 60)
 
     asyncio.run(story())

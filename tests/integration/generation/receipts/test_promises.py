@@ -88,7 +88,7 @@ async def test_a_stream_and_a_unary_call_bring_promises_that_the_log_keeps(deplo
 async def test_a_server_that_is_killed_keeps_its_promise_when_it_is_back(deployment: Deployment) -> None:
     async with generation_process(deployment) as process:
         stub = await stub_of(deployment)
-        request = asking(max_tokens=480, n=2, ignore_eos=True, temperature=1.0, method="off")
+        request = asking(max_tokens=480, n=16, ignore_eos=True, temperature=1.0, method="off")
         call = stub.GenerateStream(pb.GenerateStreamRequest(request=request))
         promise = await first_event(call)
         assert (await call.read()).HasField("chunk")
@@ -96,8 +96,8 @@ async def test_a_server_that_is_killed_keeps_its_promise_when_it_is_back(deploym
         assert await process.wait() == -signal.SIGKILL
     assert (await held(deployment, promise)).state == "BROKEN"
     await deployment.start_generation()
-    receipts = await deployment.receipts(2)
-    assert [(each.output.finish_reason, each.output.tokens) for each in receipts] == [("error", 0)] * 2
+    receipts = await deployment.receipts(16)
+    assert [(each.output.finish_reason, each.output.tokens) for each in receipts] == [("error", 0)] * 16
     assert await command(deployment, promise) == (0, _answer(promise, "KEPT", await held(deployment, promise)))
     assert not list(promised_folder(deployment).iterdir())
 

@@ -27,7 +27,7 @@ class Hanging:
         for value in self._values:
             return value
         try:
-            self.closed.wait(30)
+            self.closed.wait(60)
         except KeyboardInterrupt:  # what would leave a lock of gRPC held
             self.interrupted = True
             raise

@@ -44,7 +44,7 @@ async def test_a_promised_receipt_goes_to_the_log_only_where_the_real_one_is_not
     outbox = Outbox(Spool(tmp_path / "outbox"), append_all, 10, 1.0)
     await outbox.recover(PromisedReceipts(tmp_path / "promised").left())
     draining = asyncio.create_task(outbox.drain())
-    await asyncio.wait_for(outbox.attempted(), 10)
+    await asyncio.wait_for(outbox.attempted(), 60)
     draining.cancel()
     assert sent == [real.envelope, unfinished(2).envelope]
     assert not list((tmp_path / "promised").iterdir())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from google.protobuf.descriptor import FieldDescriptor
 from kolm.generation.v1 import generation_pb2 as pb
 from kolm.generation.v1 import sampling_pb2
 from services.generation.doors.open_inference import MESSAGES
+from services.generation.engine.text.json_text import read_json
 from services.runtime.errors import InvalidArgument
 
 _FLAGS = ("stream", "exclude_input_in_output", "return_finish_reason", "return_num_input_tokens",
@@ -111,8 +111,8 @@ def _text(name: str, data: bytes) -> str:
 
 def _read_parameters(request: pb.GenerateRequest, text: str) -> None:
     try:
-        given = json.loads(text)
-    except (ValueError, RecursionError):
+        given = read_json(text)
+    except ValueError:
         given = None
     if not isinstance(given, dict):
         raise InvalidArgument("sampling_parameters", "expected a JSON object, as text")

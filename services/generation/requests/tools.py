@@ -12,6 +12,7 @@ from kolm.generation.v1 import generation_pb2 as pb
 from ledger.documents.sent import Turn, sent_tools, sent_turn
 from services.generation.engine.grammars.lark_rule import json_rule, lark_rule
 from services.generation.engine.grammars.structured_outputs import StructuredOutputs
+from services.generation.engine.text.json_text import read_json
 from services.generation.engine.text.tool_calls import ToolCallSyntax
 from services.runtime.errors import InvalidArgument
 
@@ -134,7 +135,7 @@ def _check(tool: pb.Tool, path: str, names: set[str]) -> None:
     names.add(tool.name)
     try:
         schema = _schema(tool)
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise InvalidArgument(f"{path}.parameters", f"is not JSON: {error}") from None
     if schema is not None and (not isinstance(schema, dict) or schema.get("type", "object") != "object"):
         raise InvalidArgument(f"{path}.parameters", "expected a JSON schema of an object")
@@ -149,14 +150,14 @@ def _literal(text: str, special: Mapping[str, int]) -> str:
 
 def _schema(tool: pb.Tool) -> Any:
     """None where there is none."""
-    return json.loads(tool.parameters) if tool.parameters else None
+    return read_json(tool.parameters) if tool.parameters else None
 
 
 def _arguments(message: pb.Message, place: int) -> Iterator[dict[str, Any]]:
     for number, call in enumerate(message.tool_calls):
         try:
-            arguments = json.loads(call.arguments or "{}")
-        except (ValueError, RecursionError):
+            arguments = read_json(call.arguments or "{}")
+        except ValueError:
             arguments = None
         if not isinstance(arguments, dict):
             path = f"messages.messages[{place}].tool_calls[{number}].arguments"

@@ -16,6 +16,7 @@ from services.generation.engine.errors import InvalidRequest
 from services.generation.engine.grammars.grammar import Grammar
 from services.generation.engine.grammars.schema_fault import path_of_fault
 from services.generation.engine.grammars.structured_outputs import MAX_TEXT, StructuredOutputs
+from services.generation.engine.text.json_text import read_json
 
 MAX_CHOICES = 10_000
 KEPT = 64  # grammars
@@ -115,8 +116,8 @@ def _schema(source: StructuredOutputs, field: str) -> Any:
     if source.kind != "json":
         return None
     try:
-        schema = json.loads(source.text)
-    except (ValueError, RecursionError) as error:
+        schema = read_json(source.text)
+    except ValueError as error:
         raise InvalidRequest(field, f"is not JSON: {_plain(str(error))}") from None
     if not isinstance(schema, dict | bool):
         raise InvalidRequest(field, "expected a JSON schema: an object, true or false")
@@ -124,7 +125,11 @@ def _schema(source: StructuredOutputs, field: str) -> Any:
         raise InvalidRequest(field, f"is nested deeper than {_DEEPEST} levels")
     if schema is False:
         raise InvalidRequest(field, "allows no output")
-    return {} if schema is True else schema
+    schema = {} if schema is True else schema
+    layout = schema.get("x-guidance", {})
+    if not isinstance(layout, dict) or layout.keys() - JSON_LAYOUT.keys():  # others, as lenient, drop keywords
+        raise InvalidRequest(field, f"at /x-guidance: expected an object of {', '.join(sorted(JSON_LAYOUT))}")
+    return schema
 
 
 def _written(source: StructuredOutputs, schema: Any, field: str) -> str:

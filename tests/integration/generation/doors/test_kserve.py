@@ -113,6 +113,7 @@ async def test_a_stream_brings_new_text_and_says_when_it_is_whole(triton: Infere
         ("tiny", tensors(stream=True), "ModelStreamInfer"),
         ("tiny", tensors(parameters={"use_beam_search": True}), "sampling_parameters.use_beam_search"),
         ("tiny", tensors(parameters={"temperature": "hot"}), "sampling_parameters.temperature"),
+        ("tiny", tensors(parameters={"\ud800": 1}), "sampling_parameters"),
         ("tiny", tensors(parameters={"temperature": -1}), "temperature"),
         ("tiny", [*tensors(), InferInput("image", [1], "BYTES")], "image"),
     ],

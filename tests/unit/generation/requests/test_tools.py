@@ -9,7 +9,8 @@ import pytest
 from kolm.generation.v1 import generation_pb2 as pb
 from services.generation.engine.grammars.structured_outputs import StructuredOutputs
 from services.generation.engine.text.tool_calls import PLAIN, ToolCallSyntax
-from services.generation.requests.tools import Tools, read_tools
+from services.generation.requests.tools import Tools, chat_turns, read_tools
+from services.runtime.errors import InvalidArgument
 from tests.fakes.grammars import CONSTRAINTS, compiler, encoded
 
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
@@ -63,3 +64,17 @@ def test_required_calls_leave_no_text_and_free_ones_any() -> None:
     free = tools().grammar(PLAIN, {})
     assert (allows(free, "Let me see. " + call), allows(free, "no")) == (True, True)
     assert not allows(free, PLAIN.written([("get", '{"town": 1}')]))
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [r'"\ud800"', "NaN", "-1e999", "9" * 400, "[" * 5000 + "]" * 5000],
+    ids=["half", "NaN", "inf", "long", "deep"],
+)
+def test_what_only_python_reads_as_json_is_refused_by_its_field(odd: str) -> None:
+    tool = pb.Tool(name="get", parameters=f'{{"type": "object", "default": {odd}}}')
+    with pytest.raises(InvalidArgument, match=r"messages.tools\[0\].parameters: is not JSON"):
+        read_tools(pb.ChatMessages(tools=[tool]))
+    call = pb.ToolCall(id="1", name="get", arguments=f'{{"a": {odd}}}')
+    with pytest.raises(InvalidArgument, match=r"messages.messages\[0\].tool_calls\[0\].arguments"):
+        chat_turns([pb.Message(role="assistant", tool_calls=[call])])

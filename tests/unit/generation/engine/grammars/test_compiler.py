@@ -42,6 +42,8 @@ def schema_of(deep: Any) -> str:
             "/$defs/id/format",
             "Unknown format",
         ),
+        ('{"x-guidance": []}', "/x-guidance", "expected an object of item_separator"),
+        ('{"x-guidance": {"lenient": true}}', "/x-guidance", "expected an object of item_separator"),
     ],
 )
 def test_a_schema_that_does_not_compile_is_refused_with_the_place_in_it(schema: str, place: str, why: str) -> None:
@@ -55,6 +57,10 @@ def test_a_schema_that_does_not_compile_is_refused_with_the_place_in_it(schema: 
     [
         ("json", "{", "is not JSON"),
         ("json", "3", "expected a JSON schema"),
+        ("json", r'{"const": "\ud800"}', "is not JSON"),
+        ("json", '{"const": NaN}', "is not JSON"),
+        ("json", '{"maximum": -1e999}', "is not JSON"),
+        ("json", '{"minimum": ' + "9" * 400 + "}", "is not JSON: a number of 400 digits"),
         ("json", "[" * 5000 + "]" * 5000, "is not JSON"),
         ("json", '{"not": ' * 101 + "{}" + "}" * 101, "nested deeper than 100"),
         ("json", "false", "allows no output"),

@@ -34,7 +34,7 @@ from benchmarks.real import STORAGES
 from benchmarks.specbench import measure as specbench
 from benchmarks.specbench.questions import OWN, QuestionsInvalid
 from services.generation.target.canonical.kernels.machine import this_machine
-from services.generation.target.model_path import model_path
+from services.generation.target.folders.model_path import model_path
 
 RESULTS = Path(__file__).parent / "results"
 _ALL = (

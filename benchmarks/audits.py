@@ -14,7 +14,7 @@ from benchmarks.prompts import load_prompts
 from services.generation.engine.events import Outcome
 from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.engine.text.tokenizer import Tokenizer
-from services.generation.target.model_path import model_path
+from services.generation.target.folders.model_path import model_path
 from services.generation.verification.record import Record
 from services.generation.verification.verifier import Verifier
 

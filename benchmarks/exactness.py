@@ -30,9 +30,9 @@ from services.generation.engine.settings import EngineSettings
 from services.generation.engine.text.tokenizer import Tokenizer
 from services.generation.engine.tree import TokenTree
 from services.generation.target.blocks import BLOCK
-from services.generation.target.config import TargetConfig
+from services.generation.target.config.config import TargetConfig
+from services.generation.target.folders.model_path import model_path
 from services.generation.target.loading import load_target
-from services.generation.target.model_path import model_path
 from services.generation.target.probing.profile import measure_profile
 from services.generation.target.rows import RowsBuilder
 from services.generation.target.target import Target

@@ -22,8 +22,8 @@ from services.generation.target.canonical.program.matrices import matrix_of
 from services.generation.target.canonical.program.matrix_records import linear_record
 from services.generation.target.canonical.program.memory import on_huge_pages
 from services.generation.target.canonical.program.team import team
-from services.generation.target.weights.block_layout import LAYOUTS
-from services.generation.target.weights.stored_tensor import StoredTensor
+from services.generation.target.files.block_layout import LAYOUTS
+from services.generation.target.files.stored_tensor import StoredTensor
 
 Float32 = NDArray[np.float32]
 

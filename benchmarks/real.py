@@ -22,8 +22,8 @@ from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.engine.settings import EngineSettings
 from services.generation.engine.text.tokenizer import Tokenizer
 from services.generation.target.cpu import CpuTarget
+from services.generation.target.folders.model_path import model_path
 from services.generation.target.loading import load_target
-from services.generation.target.model_path import model_path
 from services.generation.target.rows import RowsBuilder
 
 STORAGES = ("q4_1", "q8_0", "bfloat16", "float32")  # the first is the published file

@@ -24,8 +24,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, PretrainedConfig, PreTra
 from benchmarks.real import passes
 from services.generation.target.canonical.kernels.cache_folder import CACHE as KERNELS
 from services.generation.target.cpu import CpuTarget
+from services.generation.target.folders.model_path import model_path
 from services.generation.target.loading import load_target
-from services.generation.target.model_path import model_path
 
 _TOKENIZER = Path(__file__).parents[1] / "demo" / "toy" / "base"
 SHAPES: Mapping[str, tuple[type[PreTrainedModel], PretrainedConfig]] = {

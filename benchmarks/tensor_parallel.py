@@ -25,8 +25,8 @@ from services.generation.engine.settings import EngineSettings
 from services.generation.engine.text.tokenizer import Tokenizer
 from services.generation.ranks.shared_loading import SharedLoading
 from services.generation.settings import GenerationSettings
+from services.generation.target.folders.model_path import model_path
 from services.generation.target.loading import load_target
-from services.generation.target.model_path import model_path
 from services.generation.target.parallel.leader import SharedTarget
 from services.generation.target.parallel.loading import holding
 from services.generation.target.target import Target

@@ -21,7 +21,7 @@ from benchmarks.storages import in_storage
 from services.generation.drafting.methods import METHODS
 from services.generation.engine.settings import EngineSettings
 from services.generation.heads.head_loading import says_weak
-from services.generation.target.model_path import model_path
+from services.generation.target.folders.model_path import model_path
 
 _DEMO = Path(__file__).parents[2] / "demo" / "smollm2"
 HEAD, STORE = _DEMO / "head", _DEMO / "store"

@@ -37,7 +37,7 @@ from services.generation.engine.grammars.structured_outputs import StructuredOut
 from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.engine.sampling.grammar_mask import GrammarMask
 from services.generation.engine.settings import EngineSettings
-from services.generation.target.model_path import model_path
+from services.generation.target.folders.model_path import model_path
 
 _log = logging.getLogger(__name__)
 

@@ -25,7 +25,7 @@ from demo.toy.corpus import style
 from demo.toy.corpus.dialogue import Split, render
 from demo.toy.corpus.mixture import Tokens, fixed_windows
 from demo.toy.trainer import Windows, token_weights
-from services.generation.target.identity import base_cid
+from services.generation.target.folders.identity import base_cid
 from services.training.head.optimiser import rate_factor
 
 _DIALOGUES = 6000

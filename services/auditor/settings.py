@@ -10,7 +10,7 @@ from pydantic import Field, SecretStr, field_validator, model_validator
 from ledger.documents.audit_policy import LONGEST_PROMISE_SECONDS
 from services.auditor.replays.engine_plan import EnginePlan
 from services.auditor.schedule.database import sqlite_url
-from services.generation.target.named_folders import MODEL, NAMED_ADAPTER
+from services.generation.target.folders.named_folders import MODEL, NAMED_ADAPTER
 from services.runtime.settings.rpc_settings import RpcServerSettings
 from services.runtime.settings.setting_kind import Adapter, Target
 from services.runtime.settings.settings import Address, settings_config

@@ -22,13 +22,13 @@ from services.generation.engine.settings import EngineSettings
 from services.generation.engine.text.tokenizer import Tokenizer
 from services.generation.heads.served_heads import ServedHead
 from services.generation.requests.server_identity import Identity
-from services.generation.target.capacity import explained
-from services.generation.target.config import read_config
+from services.generation.target.config.capacity import explained
+from services.generation.target.config.config import read_config
+from services.generation.target.files.gguf_file import held_open
 from services.generation.target.probing.calibration import time_keys, time_passes, time_seen
 from services.generation.target.probing.kept_probes import KeptProbes
 from services.generation.target.probing.profile import NumericsProfile, measure_profile
 from services.generation.target.target import LoadTarget, Target
-from services.generation.target.weights.gguf_file import held_open
 
 _log = logging.getLogger(__name__)
 

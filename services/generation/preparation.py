@@ -26,8 +26,8 @@ from services.generation.heads.head_loading import (
 from services.generation.heads.served_heads import HeadState
 from services.generation.model import Model, load_model, with_drafters
 from services.generation.settings import GenerationSettings
-from services.generation.target.beside import head_beside, store_beside
 from services.generation.target.errors import TargetError
+from services.generation.target.folders.beside import head_beside, store_beside
 from services.generation.target.target import LoadTarget
 from services.runtime.process import CannotStart
 from services.runtime.trusted_directory import TrustedDirectory

@@ -53,7 +53,7 @@ from services.generation.requests.prompt import PromptReader
 from services.generation.requests.resolution import Resolver, Rules
 from services.generation.requests.server_identity import Identity
 from services.generation.settings import GenerationSettings
-from services.generation.target.capacity import feature_bytes
+from services.generation.target.config.capacity import feature_bytes
 from services.generation.target.loading import load_target
 from services.generation.target.target import LoadTarget
 from services.runtime.lifecycle import serve

@@ -10,8 +10,8 @@ from typing import Annotated, Literal, Self
 from pydantic import ByteSize, Field, field_validator, model_validator
 
 from services.generation.quotas.quota import Quota, read_quotas
-from services.generation.target.model_path import name_of
-from services.generation.target.named_folders import (
+from services.generation.target.folders.model_path import name_of
+from services.generation.target.folders.named_folders import (
     IF_FOLDER_A_HEAD,
     MODEL,
     NAMED_ADAPTER,

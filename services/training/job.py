@@ -11,7 +11,7 @@ import torch
 from services.generation.drafting.eagle3.config import HeadConfig
 from services.generation.drafting.eagle3.head import Head
 from services.generation.drafting.eagle3.loading import load_head
-from services.generation.target.config import TargetConfig, rope_parameters
+from services.generation.target.config.config import TargetConfig, rope_parameters
 from services.training.budget import Budget
 from services.training.errors import PromptsInvalid, SettingsInvalid
 from services.training.plan import DataPlan, HeadSizes, LessonPlan, Plan

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from services.generation.drafting.eagle3.config import HeadConfig
-from services.generation.target.config import TargetConfig
+from services.generation.target.config.config import TargetConfig
 from services.training.errors import SettingsInvalid
 
 Precision = Literal["bfloat16", "float32"]

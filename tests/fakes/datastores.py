@@ -10,7 +10,7 @@ from tokenizers import Tokenizer as FastTokenizer
 from services.datastores.builder import BuildParameters, DatastoreBuilder
 from services.datastores.documents import Document
 from services.generation.drafting.retrieval.datastore import Datastore
-from services.generation.target.identity import tokenizer_cid
+from services.generation.target.folders.identity import tokenizer_cid
 
 BASE = Path(__file__).parents[2] / "demo" / "toy" / "base"
 TOKENIZER = FastTokenizer.from_file(str(BASE / "tokenizer.json"))

@@ -22,7 +22,7 @@ from services.generation.engine.cost import PassCost
 from services.generation.engine.drafter import Ask, Drafter
 from services.generation.engine.request import EngineRequest
 from services.generation.engine.tree import TokenTree
-from services.generation.target.config import TargetConfig
+from services.generation.target.config.config import TargetConfig
 from services.generation.target.target import Target
 
 

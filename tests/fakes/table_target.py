@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.generation.target.blocks import BLOCK, BlockPool
-from services.generation.target.config import TargetConfig
-from services.generation.target.rope import STILL
+from services.generation.target.config.config import TargetConfig
+from services.generation.target.config.rope import STILL
 from services.generation.target.rows import Rows
 from services.generation.target.target import KernelReport, PassOutput
 

@@ -10,7 +10,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from services.generation.target.parallel.share import Share
+from services.generation.target.canonical.program.share import Share
 
 Float32 = NDArray[np.float32]
 _Found = TypeVar("_Found")

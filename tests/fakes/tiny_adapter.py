@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from services.generation.target.config import read_config
+from services.generation.target.config.config import read_config
 from services.generation.target.weights.expected import expected_shapes
 
 MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")

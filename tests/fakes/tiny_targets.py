@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from services.generation.target.config import read_config
+from services.generation.target.config.config import read_config
 from services.generation.target.cpu import CpuTarget
 from services.generation.target.rows import RowsBuilder
 from services.generation.target.weights.weights import open_weights

@@ -9,8 +9,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from services.generation.target.layer_choices import Temperature
-from services.generation.target.weights.stored_tensor import StoredTensor
+from services.generation.target.config.layer_choices import Temperature
+from services.generation.target.files.stored_tensor import StoredTensor
 
 Float32 = NDArray[np.float32]
 Int64 = NDArray[np.int64]

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from services.generation.target.canonical.kernels.machine import this_machine
-from services.generation.target.config import read_config
+from services.generation.target.config.config import read_config
 from services.generation.target.cpu import CpuTarget
 from services.generation.target.rows import RowsBuilder
 from services.generation.target.weights.weights import open_weights

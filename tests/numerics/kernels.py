@@ -22,10 +22,10 @@ from services.generation.target.canonical.kernels.row_operations import MOST_RAN
 from services.generation.target.canonical.kernels.storages import GROUP, PANEL, padded
 from services.generation.target.canonical.program.adapter_updates import AdapterUpdates
 from services.generation.target.canonical.program.matrices import matrix_of
-from services.generation.target.families.layers import ModuleSpec
+from services.generation.target.config.layer_specs import ModuleSpec
+from services.generation.target.files.stored_tensor import StoredTensor
 from services.generation.target.query_scales import query_scales
 from services.generation.target.rotations import rotations
-from services.generation.target.weights.stored_tensor import StoredTensor
 from tests.numerics.arithmetic import Float32, Heads, Int64
 from tests.numerics.call import Call, Run, run_here
 

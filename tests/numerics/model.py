@@ -12,12 +12,12 @@ import numpy as np
 
 from services.generation.target.adapters.adapter import Adapter, LowRank
 from services.generation.target.adapters.identity import AdapterIdentity
-from services.generation.target.config import TargetConfig
+from services.generation.target.config.config import TargetConfig
+from services.generation.target.config.rope import Rotation
 from services.generation.target.cpu import CpuTarget
+from services.generation.target.files.stored_tensor import StoredTensor
 from services.generation.target.reference.model import ReferenceModel
-from services.generation.target.rope import Rotation
 from services.generation.target.rows import RowsBuilder
-from services.generation.target.weights.stored_tensor import StoredTensor
 from tests.numerics.arithmetic import Float32
 from tests.numerics.bits import assert_same_bits
 from tests.numerics.vectors import array, tensor_of, values_of, weights

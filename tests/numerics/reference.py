@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from services.generation.target.files.stored_tensor import StoredTensor
 from services.generation.target.query_scales import query_scales
 from services.generation.target.reference import attention, experts, integers, operations, rotation
-from services.generation.target.weights.stored_tensor import StoredTensor
 from tests.numerics.arithmetic import Float32, Heads, Int64
 
 

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from services.generation.target.layer_choices import Temperature
-from services.generation.target.weights.stored_tensor import StoredTensor
+from services.generation.target.config.layer_choices import Temperature
+from services.generation.target.files.stored_tensor import StoredTensor
 from tests.numerics.arithmetic import Arithmetic, Float32, Heads
 from tests.numerics.bits import assert_same_bits
 

@@ -17,13 +17,13 @@ import numpy as np
 from services.generation.target.adapters.adapter import Adapter, LowRank
 from services.generation.target.adapters.identity import AdapterIdentity
 from services.generation.target.canonical.kernels.storages import STORAGES
-from services.generation.target.config import TargetConfig
-from services.generation.target.frequencies import rotary
+from services.generation.target.config.config import TargetConfig
+from services.generation.target.config.frequencies import rotary
+from services.generation.target.config.rope import Rotation
+from services.generation.target.files.block_layout import LAYOUTS
+from services.generation.target.files.stored_tensor import StoredTensor
 from services.generation.target.reference import operations
-from services.generation.target.rope import Rotation
-from services.generation.target.weights.block_layout import LAYOUTS
 from services.generation.target.weights.expected import expected_shapes
-from services.generation.target.weights.stored_tensor import StoredTensor
 from tests.fakes.tiny_gguf import random_rows
 from tests.numerics.bits import any_bits
 from tests.numerics.model import Model, WrittenWeights, by_reference, digest

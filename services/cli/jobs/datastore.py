@@ -23,7 +23,7 @@ from services.generation.drafting.retrieval.embedders.sentence_model import Sent
 from services.generation.drafting.retrieval.errors import EmbedderInvalid, StoreInvalid, StoreMismatch
 from services.generation.drafting.retrieval.manifest import Manifest
 from services.generation.target.errors import TargetError
-from services.generation.target.identity import tokenizer_cid
+from services.generation.target.folders.identity import tokenizer_cid
 
 _CACHE_TOKENS = 2048  # for the passages of a pass
 
@@ -90,7 +90,7 @@ def _models(base: Path, parameters: BuildParameters, embedder: Path | None) -> M
         return Models(base, sentences=SentenceModel.load(embedder))
     if not parameters.layer:
         return Models(base)
-    from services.generation.target.config import read_config
+    from services.generation.target.config.config import read_config
 
     layers = read_config(base).layers
     if parameters.layer > layers:

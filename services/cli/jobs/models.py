@@ -12,15 +12,15 @@ from pathlib import Path
 from services.cli.failures.exits import UsageError
 from services.generation.engine.text.tokenizer import Tokenizer
 from services.generation.target.blocks import BLOCK
-from services.generation.target.capacity import block_bytes, bounded
-from services.generation.target.config import read_config
+from services.generation.target.config.capacity import block_bytes, bounded
+from services.generation.target.config.config import read_config
 from services.generation.target.cpu import ARITHMETIC
 from services.generation.target.errors import TargetError
-from services.generation.target.identity import base_cid, tokenizer_cid
-from services.generation.target.model_path import imported, models_folder, packaged
+from services.generation.target.files.gguf_file import is_gguf
+from services.generation.target.files.safetensors_file import weight_files
+from services.generation.target.folders.identity import base_cid, tokenizer_cid
+from services.generation.target.folders.model_path import imported, models_folder, packaged
 from services.generation.target.weights.expected import checked_weights
-from services.generation.target.weights.gguf_file import is_gguf
-from services.generation.target.weights.safetensors_file import weight_files
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _CACHED_BYTES = 4  # of a key or value in float32

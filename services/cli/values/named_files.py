@@ -7,7 +7,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 
 from services.cli.failures.exits import UsageError
-from services.generation.target.folder_kinds import ADAPTER, FolderKind
+from services.generation.target.folders.folder_kinds import ADAPTER, FolderKind
 
 
 def expect_files(flag: str, paths: Iterable[Path], expected: str) -> None:

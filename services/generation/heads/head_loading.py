@@ -36,7 +36,7 @@ from services.generation.drafting.eagle3.errors import HeadError, HeadForAnother
 from services.generation.drafting.eagle3.head import Head
 from services.generation.drafting.eagle3.loading import load_head
 from services.generation.heads.served_heads import RefusedHead, ServedHead
-from services.generation.target.config import TargetConfig
+from services.generation.target.config.config import TargetConfig
 
 _log = logging.getLogger(__name__)
 

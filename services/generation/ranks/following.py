@@ -11,11 +11,11 @@ from typing import Any
 import torch
 
 from services.generation.ranks.work import Work
+from services.generation.target.canonical.program.share import Share
 from services.generation.target.errors import TargetError
 from services.generation.target.parallel.link import Link
 from services.generation.target.parallel.loading import load_follower
 from services.generation.target.parallel.meeting import meet_by_environment, meet_in_folder
-from services.generation.target.parallel.share import Share
 from services.runtime.logs import say
 
 _log = logging.getLogger(__name__)

@@ -14,12 +14,12 @@ from services.generation.ranks.work import Work
 from services.generation.ranks.workers import Workers
 from services.generation.settings import GenerationSettings
 from services.generation.target.canonical.kernels.machine import cpus
+from services.generation.target.canonical.program.share import Share
 from services.generation.target.errors import RankLost
 from services.generation.target.parallel.leader import SharedTarget
 from services.generation.target.parallel.link import Link
 from services.generation.target.parallel.loading import load_leader
 from services.generation.target.parallel.meeting import Launched, meet_by_environment, meet_in_folder
-from services.generation.target.parallel.share import Share
 
 _log = logging.getLogger(__name__)
 

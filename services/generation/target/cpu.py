@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from services.generation.target.adapters.adapter import Adapter
 from services.generation.target.blocks import BLOCK, BlockPool, blocks_for
+from services.generation.target.canonical.int8 import check_int8
 from services.generation.target.canonical.kernel_probe import blocks_to_probe, probe_kernels
 from services.generation.target.canonical.kernels import compilation
 from services.generation.target.canonical.kernels.attention.cached import CACHED, Cached
@@ -26,15 +27,14 @@ from services.generation.target.canonical.program.layer_inputs import LayerInput
 from services.generation.target.canonical.program.matrices import matrix_of, vector
 from services.generation.target.canonical.program.memory import ReusedMemory
 from services.generation.target.canonical.program.program import Parts, Program
+from services.generation.target.canonical.program.share import Share, check_share, held
 from services.generation.target.canonical.program.team import Passes, team
-from services.generation.target.config import TargetConfig
-from services.generation.target.families.layers import EMBEDDING, HEAD, NORM, layer_specs
-from services.generation.target.parallel.share import Share, check_share, held
+from services.generation.target.config.config import TargetConfig
+from services.generation.target.config.layer_specs import EMBEDDING, HEAD, NORM, layer_specs
 from services.generation.target.query_scales import query_scales
 from services.generation.target.rotations import rotations
 from services.generation.target.rows import Rows
 from services.generation.target.target import Float32, KernelReport, PassOutput
-from services.generation.target.weights.int8 import check_int8
 from services.generation.target.weights.weights import Weights
 
 ARITHMETIC = "kolm-arithmetic/1"

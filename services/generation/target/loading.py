@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 from services.generation.target.adapters.adapter import Adapter, read_adapter
 from services.generation.target.canonical.program.exchange import Peers
-from services.generation.target.capacity import bounded, cache_blocks
-from services.generation.target.config import TargetConfig, read_config
+from services.generation.target.config.capacity import bounded, cache_blocks
+from services.generation.target.config.config import TargetConfig, read_config
 from services.generation.target.cpu import CpuTarget
 from services.generation.target.errors import TargetError
-from services.generation.target.identity import base_cid, tokenizer_cid
+from services.generation.target.folders.identity import base_cid, tokenizer_cid
 from services.generation.target.weights.expected import checked_weights
 
 if TYPE_CHECKING:

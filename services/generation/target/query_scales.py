@@ -7,7 +7,7 @@ from decimal import ROUND_HALF_EVEN, Context, Decimal, localcontext
 import numpy as np
 from numpy.typing import NDArray
 
-from services.generation.target.layer_choices import Temperature
+from services.generation.target.config.layer_choices import Temperature
 
 _DIGITS = 40
 

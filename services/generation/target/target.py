@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from services.generation.target.adapters.identity import AdapterIdentity
 from services.generation.target.blocks import BlockPool
-from services.generation.target.config import TargetConfig
+from services.generation.target.config.config import TargetConfig
 from services.generation.target.rows import Rows
 
 Float32 = NDArray[np.float32]

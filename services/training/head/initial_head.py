@@ -17,7 +17,7 @@ from torch import Tensor
 from services.generation.drafting.eagle3.config import HeadConfig
 from services.generation.drafting.eagle3.head import Head
 from services.generation.drafting.eagle3.layout import write_head
-from services.generation.target.config import TargetConfig
+from services.generation.target.config.config import TargetConfig
 from services.generation.target.weights.checkpoint import open_checkpoint
 from services.training.answers.answer import Answer
 from services.training.head.loss import Teacher

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from services.cli.main import app
 from services.generation.drafting.retrieval.embedders.sentence_model import directory_cid
-from services.generation.target.identity import base_cid, tokenizer_cid
+from services.generation.target.folders.identity import base_cid, tokenizer_cid
 from tests.fakes.sentence_model import make_sentence_model
 from tests.fakes.tiny_model import make_tiny_model
 

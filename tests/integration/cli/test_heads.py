@@ -14,7 +14,7 @@ from ledger.documents.signed_document import sign_document
 from services.cli.main import app
 from services.client.registry.heads import Head
 from services.client.registry.registry import RegistryClient
-from services.generation.target.config import read_config
+from services.generation.target.config.config import read_config
 from tests.fakes.heads import head_config, write_kolm
 from tests.fakes.tiny_gguf import make_tiny_gguf
 from tests.fakes.tiny_head import changed_weights, tensors, tiny_head

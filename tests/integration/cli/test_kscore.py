@@ -16,7 +16,7 @@ from ledger.keys.trusted_keys import TrustedKeys
 from ledger.tree.entry import Entry
 from services.cli.main import app
 from services.generation.target.adapters.identity import adapter_cid
-from services.generation.target.config import read_config
+from services.generation.target.config.config import read_config
 from tests.fakes.heads import head_config, write_kolm
 from tests.fakes.tiny_adapter import make_tiny_adapter
 from tests.fakes.tiny_model import make_tiny_model

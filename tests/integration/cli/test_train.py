@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from services.cli.main import app
 from services.generation.drafting.eagle3.loading import load_head
-from services.generation.target.config import read_config
+from services.generation.target.config.config import read_config
 from services.training.answers.answer import AnswerFile
 from services.training.head.trainer import Trainer
 from services.training.reporter import StepReport

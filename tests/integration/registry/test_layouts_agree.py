@@ -14,8 +14,8 @@ from services.cli.main import app
 from services.client.registry.head_folder import manifest_of
 from services.generation.drafting.eagle3.config import head_shapes
 from services.generation.drafting.eagle3.loading import load_head
-from services.generation.target.config import TargetConfig, read_config
-from services.generation.target.identity import base_manifest
+from services.generation.target.config.config import TargetConfig, read_config
+from services.generation.target.folders.identity import base_manifest
 from services.registry.errors import BaseMismatch
 from services.registry.head_check import check_fits, check_head
 from services.registry.head_config import HeadConfig

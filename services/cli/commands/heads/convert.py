@@ -9,7 +9,7 @@ import typer
 
 from services.cli.options import options
 from services.cli.values.named_files import expect_folder
-from services.generation.target.folder_kinds import HEAD
+from services.generation.target.folders.folder_kinds import HEAD
 
 
 def convert(

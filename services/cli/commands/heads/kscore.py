@@ -10,7 +10,7 @@ import typer
 from services.cli.failures.exits import UsageError
 from services.cli.options import options
 from services.cli.values.named_files import expect_files, expect_folder
-from services.generation.target.folder_kinds import HEAD
+from services.generation.target.folders.folder_kinds import HEAD
 
 _PROMPTS = Path("demo/toy/prompts")
 

@@ -11,7 +11,7 @@ from services.cli.commands.heads.fetch import Base, Reference
 from services.cli.failures.exits import UsageError
 from services.cli.options import options
 from services.cli.values.named_files import expect_folder
-from services.generation.target.folder_kinds import HEAD
+from services.generation.target.folders.folder_kinds import HEAD
 
 
 def push(

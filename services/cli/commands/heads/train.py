@@ -12,7 +12,7 @@ from services.cli.failures.exits import INTERRUPTED, UsageError
 from services.cli.options import options
 from services.cli.values.named_files import expect_files, expect_folder, expect_new
 from services.cli.values.parsing import numbers
-from services.generation.target.folder_kinds import HEAD
+from services.generation.target.folders.folder_kinds import HEAD
 
 if TYPE_CHECKING:
     from services.training.budget import Budget

@@ -10,7 +10,7 @@ import typer
 
 from services.cli.options import options
 from services.cli.values.named_files import expect_folder, named_adapters
-from services.generation.target.folder_kinds import EMBEDDER, HEAD, STORE
+from services.generation.target.folders.folder_kinds import EMBEDDER, HEAD, STORE
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class ServedOptions:
 
     def adapters_beside(self) -> dict[str, Path]:
         """By name; empty where somebody named adapters or wants none."""
-        from services.generation.target.beside import adapters_beside
+        from services.generation.target.folders.beside import adapters_beside
 
         return {} if self.adapter or not self.beside else adapters_beside(self.model)
 

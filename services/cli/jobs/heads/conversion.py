@@ -16,7 +16,7 @@ from services.generation.drafting.eagle3.head import Head
 from services.generation.drafting.eagle3.layout import write_head
 from services.generation.drafting.eagle3.loading import load_head, with_layers
 from services.generation.engine.text.tokenizer import Tokenizer
-from services.generation.target.config import read_config
+from services.generation.target.config.config import read_config
 from services.generation.target.errors import TargetError
 from services.generation.target.loading import load_target
 from services.runtime.reasons import reason

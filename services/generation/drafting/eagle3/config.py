@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from services.generation.drafting.eagle3.errors import HeadConfigInvalid, HeadForAnotherBase
-from services.generation.target.config import TargetConfig
-from services.generation.target.config_document import ACTIVATIONS
-from services.generation.target.families.layers import LayerSpec, decoder_layer
+from services.generation.target.config.config import TargetConfig
+from services.generation.target.config.config_document import ACTIVATIONS
+from services.generation.target.config.layer_specs import LayerSpec, decoder_layer
 
 
 @dataclass(frozen=True, slots=True)

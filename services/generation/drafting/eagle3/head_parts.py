@@ -16,9 +16,9 @@ from services.generation.target.canonical.kernels.attention.cached import CACHED
 from services.generation.target.canonical.program.cache import Cache
 from services.generation.target.canonical.program.layer import Layer, load_layer
 from services.generation.target.canonical.program.matrices import Matrix, matrix_of, vector
+from services.generation.target.files.stored_tensor import StoredTensor
 from services.generation.target.query_scales import query_scales
 from services.generation.target.rotations import rotations
-from services.generation.target.weights.stored_tensor import StoredTensor
 
 Float32 = NDArray[np.float32]
 

@@ -16,10 +16,10 @@ from services.generation.drafting.eagle3.errors import HeadConfigInvalid, HeadNo
 from services.generation.drafting.eagle3.head import Head, Origin
 from services.generation.drafting.eagle3.layout import CONFIG_FILE, LAYOUT, WEIGHTS_FILE, parse_config
 from services.generation.drafting.eagle3.published import default_layers, read_safeailab, read_speculators
-from services.generation.target.config import TargetConfig
+from services.generation.target.config.config import TargetConfig
 from services.generation.target.errors import WeightsInvalid
-from services.generation.target.weights.safetensors_file import FLOATS, floats, read_parts
-from services.generation.target.weights.safetensors_parts import Part
+from services.generation.target.files.safetensors_file import FLOATS, floats, read_parts
+from services.generation.target.files.safetensors_parts import Part
 
 _WHOLE = {"I64": "<i8", "I32": "<i4"}
 _LARGEST_CONFIG = 1 << 20  # bytes

@@ -14,7 +14,7 @@ from transformers import LlamaConfig, Qwen3Config
 from services.generation.drafting.eagle3.config import EMBEDDING, HeadConfig
 from services.generation.drafting.eagle3.errors import HeadConfigInvalid
 from services.generation.drafting.eagle3.layout import layer_numbers, typed
-from services.generation.target.config import TargetConfig
+from services.generation.target.config.config import TargetConfig
 from services.generation.target.families.gpt_oss import GPT_OSS
 
 ARCHITECTURES = ("LlamaForCausalLMEagle3", "LlamaForCausalLM", "LlamaEagle3DraftModel")

@@ -8,7 +8,7 @@ from transformers import LlamaConfig
 
 from services.generation.drafting.eagle3.config import HeadConfig
 from services.generation.drafting.eagle3.errors import HeadConfigInvalid
-from services.generation.target.rope import Rotation, rotation_of
+from services.generation.target.config.rope import Rotation, rotation_of
 
 
 def rotation_of_head(config: HeadConfig) -> Rotation:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from services.generation.target.errors import ConfigInvalid
-from services.generation.target.weights.gguf_metadata import GgufMetadata
+from services.generation.target.files.gguf_metadata import GgufMetadata
 
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _LLAMA3 = (

@@ -15,8 +15,8 @@ from transformers import PreTrainedTokenizerFast
 from services.generation.engine.text.byte_level import byte_level, splitting_of
 from services.generation.engine.text.sentence_piece import sentence_piece
 from services.generation.target.errors import ConfigInvalid, TargetError
-from services.generation.target.weights.gguf_file import GgufFile
-from services.generation.target.weights.gguf_metadata import GgufMetadata
+from services.generation.target.files.gguf_file import GgufFile
+from services.generation.target.files.gguf_metadata import GgufMetadata
 
 _KINDS = {"gpt2": byte_level, "llama": sentence_piece}
 _UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4

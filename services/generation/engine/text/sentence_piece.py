@@ -5,7 +5,7 @@ from __future__ import annotations
 from tokenizers import Tokenizer, decoders, models, normalizers
 
 from services.generation.target.errors import ConfigInvalid
-from services.generation.target.weights.gguf_metadata import GgufMetadata
+from services.generation.target.files.gguf_metadata import GgufMetadata
 
 _SPACE = "\u2581"
 _LONGEST = 256  # characters of a token that merges are looked for in; tokens in use have at most some dozens

@@ -16,7 +16,7 @@ from services.generation.engine.text.gguf_tokenizer import gguf_tokenizer
 from services.generation.engine.text.tool_calls import PLAIN, PROBE_TOOL, ToolCallSyntax, learned_syntax
 from services.generation.engine.text.tool_turns import plain_turns
 from services.generation.target.errors import ConfigInvalid, TargetError
-from services.generation.target.weights.gguf_file import is_gguf
+from services.generation.target.files.gguf_file import is_gguf
 
 _CONTEXT = 4
 """Tokens of the prompt that stand before the first one decoded."""

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from services.generation.target.adapters.config import FUSED_MODULES, MODULES, AdapterConfig, read_adapter_config
 from services.generation.target.adapters.identity import AdapterIdentity, adapter_cid, base_names
 from services.generation.target.adapters.weights import open_adapter_weights
-from services.generation.target.config import TargetConfig
+from services.generation.target.config.config import TargetConfig
 from services.generation.target.errors import AdapterInvalid
 from services.generation.target.weights.expected import expected_shapes
 

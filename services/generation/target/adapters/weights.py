@@ -9,11 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.generation.target.adapters.config import SUPPORTED, AdapterConfig, ModuleUpdate
-from services.generation.target.config import TargetConfig
+from services.generation.target.config.config import TargetConfig
 from services.generation.target.errors import AdapterInvalid, AdapterUnsupported, WeightsInvalid
+from services.generation.target.files.safetensors_file import FLOATS, floats, read_parts
+from services.generation.target.files.safetensors_parts import Part
 from services.generation.target.weights.expected import expected_shapes
-from services.generation.target.weights.safetensors_file import FLOATS, floats, read_parts
-from services.generation.target.weights.safetensors_parts import Part
 
 FILE = "adapter_model.safetensors"
 _ROOT = "base_model.model."

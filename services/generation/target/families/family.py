@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from services.generation.target.experts import BesideNames, ExpertNames, StackedExperts
+from services.generation.target.families.experts import BesideNames, ExpertNames, StackedExperts
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ experts beside MLPs or inputs of each layer.
 
 from __future__ import annotations
 
-from services.generation.target.experts import BesideNames, ExpertNames, StackedExperts
+from services.generation.target.families.experts import BesideNames, ExpertNames, StackedExperts
 from services.generation.target.families.family import Family
 
 _EXPERT = "experts.{}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from services.generation.target.experts import ExpertNames, StackedExperts
+from services.generation.target.families.experts import ExpertNames, StackedExperts
 from services.generation.target.families.family import Family
 
 _EXPERT = "mlp.experts.{}"

@@ -10,9 +10,9 @@ import torch
 from numpy.typing import NDArray
 
 from services.generation.target.blocks import BLOCK
-from services.generation.target.config import TargetConfig
-from services.generation.target.families.layers import LayerSpec
-from services.generation.target.rope import Rotation
+from services.generation.target.config.config import TargetConfig
+from services.generation.target.config.layer_specs import LayerSpec
+from services.generation.target.config.rope import Rotation
 from services.generation.target.rotations import rotations
 from services.generation.target.rows import Rows
 

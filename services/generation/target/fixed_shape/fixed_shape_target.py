@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from services.generation.target.adapters.adapter import Adapter
 from services.generation.target.blocks import BlockPool
 from services.generation.target.canonical.kernels.machine import cpus
-from services.generation.target.config import TargetConfig
+from services.generation.target.config.config import TargetConfig
+from services.generation.target.config.layer_specs import EMBEDDING, HEAD, NORM, layer_specs
 from services.generation.target.errors import UnsupportedArchitecture
-from services.generation.target.families.layers import EMBEDDING, HEAD, NORM, layer_specs
 from services.generation.target.fixed_shape.attention import KEYS, AttentionMetadata, PagedAttention, capped
 from services.generation.target.fixed_shape.layers import DeviceWeights, Layer, Linear
 from services.generation.target.fixed_shape.masked_updates import KERNEL

@@ -9,7 +9,7 @@ import torch
 from torch.nn.functional import gelu, silu
 
 from services.generation.target.adapters.adapter import Adapter
-from services.generation.target.families.layers import LayerSpec, ModuleSpec
+from services.generation.target.config.layer_specs import LayerSpec, ModuleSpec
 from services.generation.target.fixed_shape.masked_updates import MaskedSum
 from services.generation.target.weights.checkpoint import Checkpoint
 

@@ -10,7 +10,7 @@ import torch
 from torch.nn.functional import linear, pad
 
 from services.generation.target.adapters.adapter import Adapter, LowRank
-from services.generation.target.families.layers import ModuleSpec
+from services.generation.target.config.layer_specs import ModuleSpec
 
 KERNEL = "torch-linear-masked-v1"
 _RANKS = 16  # ranks are filled up with zeros to a multiple of this: matrix products of odd sizes treat rows unequally

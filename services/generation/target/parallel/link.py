@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
+from services.generation.target.canonical.program.share import Share
 from services.generation.target.errors import RankLost
-from services.generation.target.parallel.share import Share
 
 _c10d: Any = dist.distributed_c10d
 LOADING_SECONDS = 1800.0  # to hash a large model for the first time takes minutes

@@ -10,7 +10,7 @@ from typing import Any
 
 from services.generation.target.cpu import CpuTarget
 from services.generation.target.errors import TargetError
-from services.generation.target.identity import base_cid
+from services.generation.target.folders.identity import base_cid
 from services.generation.target.loading import load_target
 from services.generation.target.parallel.agreement import agree, said_by_all
 from services.generation.target.parallel.follower import follow

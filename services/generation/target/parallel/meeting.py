@@ -11,9 +11,9 @@ from typing import Any
 
 import torch.distributed
 
+from services.generation.target.canonical.program.share import Share
 from services.generation.target.errors import RankLost, RanksUnsupported
 from services.generation.target.parallel.link import Link, Store
-from services.generation.target.parallel.share import Share
 
 COMING_SECONDS = 600.0  # for all ranks to come: hosts are started one after another
 _dist: Any = torch.distributed

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from services.generation.target.files.stored_tensor import StoredTensor
 from services.generation.target.reference.operations import ONE, ZERO, Operand, add, fma
-from services.generation.target.weights.stored_tensor import StoredTensor
 
 Float32 = NDArray[np.float32]
 Int64 = NDArray[np.int64]

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.generation.target.adapters.adapter import Adapter
-from services.generation.target.config import TargetConfig
-from services.generation.target.families.layers import (
+from services.generation.target.config.config import TargetConfig
+from services.generation.target.config.layer_specs import (
     EMBEDDING,
     HEAD,
     LAYER_EMBEDDING,

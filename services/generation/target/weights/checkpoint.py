@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from services.generation.target.config import TargetConfig
+from services.generation.target.config.config import TargetConfig
 from services.generation.target.weights.expected import checked_weights
 from services.generation.target.weights.weights import Weights
 

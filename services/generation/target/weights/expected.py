@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from services.generation.target.config import TargetConfig
-from services.generation.target.errors import WeightsInvalid
-from services.generation.target.families.layers import (
+from services.generation.target.config.config import TargetConfig
+from services.generation.target.config.layer_specs import (
     EMBEDDING,
     HEAD,
     LAYER_EMBEDDING,
@@ -15,7 +14,8 @@ from services.generation.target.families.layers import (
     NORM,
     layer_specs,
 )
-from services.generation.target.weights.gguf_names import ROPE_FACTORS, ROPE_LONG, ROPE_SHORT
+from services.generation.target.errors import WeightsInvalid
+from services.generation.target.files.gguf_names import ROPE_FACTORS, ROPE_LONG, ROPE_SHORT
 from services.generation.target.weights.weights import Weights, open_weights
 
 _SHOWN = 4  # names in a message

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Protocol
 
-from services.generation.target.config_document import named_family
-from services.generation.target.weights.gguf_file import GgufFile, is_gguf
-from services.generation.target.weights.safetensors_file import SafetensorsFiles
-from services.generation.target.weights.stored_tensor import StoredTensor
+from services.generation.target.config.config_document import named_family
+from services.generation.target.files.gguf_file import GgufFile, is_gguf
+from services.generation.target.files.safetensors_file import SafetensorsFiles
+from services.generation.target.files.stored_tensor import StoredTensor
 
 
 class Weights(Protocol):

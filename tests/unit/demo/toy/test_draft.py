@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from services.generation.target.identity import tokenizer_cid
+from services.generation.target.folders.identity import tokenizer_cid
 from services.generation.target.loading import load_target
 
 _DEMO = Path(__file__).parents[4] / "demo" / "toy"

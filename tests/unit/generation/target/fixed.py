@@ -8,9 +8,9 @@ from pathlib import Path
 import torch
 
 from services.generation.target.adapters.adapter import read_adapter
-from services.generation.target.config import read_config
+from services.generation.target.config.config import read_config
 from services.generation.target.fixed_shape.fixed_shape_target import FixedShapeTarget
-from services.generation.target.identity import base_cid
+from services.generation.target.folders.identity import base_cid
 from services.generation.target.weights.checkpoint import open_checkpoint
 
 

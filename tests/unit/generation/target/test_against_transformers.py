@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from services.generation.target.config import read_config
+from services.generation.target.config.config import read_config
 from services.generation.target.errors import UnsupportedArchitecture
 from services.generation.target.fixed_shape.fixed_shape_target import FixedShapeTarget
 from services.generation.target.loading import load_target

@@ -15,7 +15,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from services.generation.engine.request import EngineRequest, SamplingParams
-from services.generation.target.config import read_config, rope_parameters
+from services.generation.target.config.config import read_config, rope_parameters
 from services.generation.target.errors import TargetError
 from services.generation.target.loading import load_target
 from services.generation.target.probing.probe import probe

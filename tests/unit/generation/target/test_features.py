@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from services.generation.target.config import read_config
+from services.generation.target.config.config import read_config
 from services.generation.target.fixed_shape.fixed_shape_target import FixedShapeTarget
 from services.generation.target.loading import load_target
 from services.generation.target.rows import Rows, RowsBuilder

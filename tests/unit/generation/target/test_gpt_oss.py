@@ -11,7 +11,7 @@ from gguf.constants import GGMLQuantizationType
 from safetensors.numpy import load_file, save_file
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
-from services.generation.target.config import read_config
+from services.generation.target.config.config import read_config
 from services.generation.target.errors import TargetError
 from services.generation.target.loading import load_target
 from services.generation.target.weights.weights import open_weights

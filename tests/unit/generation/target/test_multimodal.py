@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from services.generation.target.config import read_config
+from services.generation.target.config.config import read_config
 from services.generation.target.errors import TargetError
 from services.generation.target.weights.expected import check_weights
 from services.generation.target.weights.weights import open_weights

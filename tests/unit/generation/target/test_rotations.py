@@ -6,7 +6,7 @@ import mpmath
 import numpy as np
 import pytest
 
-from services.generation.target.frequencies import rotary
+from services.generation.target.config.frequencies import rotary
 from services.generation.target.reference.rotation import cosines_and_sines
 from services.generation.target.rotations import rotations
 

@@ -11,11 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.generation.drafting.retrieval.embedders.embedder import Embedding, Float32, unit
-from services.generation.target.config_document import family_of, read_document
+from services.generation.target.config.config_document import family_of, read_document
 from services.generation.target.errors import WeightsInvalid
-from services.generation.target.weights.gguf_file import GgufFile, is_gguf
-from services.generation.target.weights.gguf_metadata import gguf_sizes
-from services.generation.target.weights.stored_tensor import StoredTensor
+from services.generation.target.files.gguf_file import GgufFile, is_gguf
+from services.generation.target.files.gguf_metadata import gguf_sizes
+from services.generation.target.files.stored_tensor import StoredTensor
 from services.generation.target.weights.weights import open_weights
 
 _NAME = "model.embed_tokens.weight"

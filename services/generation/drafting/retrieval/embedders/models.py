@@ -12,7 +12,7 @@ from services.generation.drafting.retrieval.embedders.embedder import BASE, SENT
 from services.generation.drafting.retrieval.embedders.input_layer import InputLayer
 from services.generation.drafting.retrieval.embedders.sentence_model import SentenceEmbedder, SentenceModel
 from services.generation.drafting.retrieval.errors import StoreMismatch
-from services.generation.target.identity import base_cid
+from services.generation.target.folders.identity import base_cid
 
 if TYPE_CHECKING:
     from services.generation.target.target import Target

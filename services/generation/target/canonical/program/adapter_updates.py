@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from services.generation.target.adapters.adapter import Adapter, LowRank
 from services.generation.target.canonical.kernels.row_operations import LANES, MOST_RANK, PART
 from services.generation.target.canonical.kernels.storages import PANEL, padded
+from services.generation.target.config.layer_specs import ModuleSpec
 from services.generation.target.errors import AdapterUnsupported
-from services.generation.target.families.layers import ModuleSpec
 
 Float32 = NDArray[np.float32]
 Int64 = NDArray[np.int64]

@@ -13,8 +13,8 @@ from services.generation.target.canonical.kernels.row_operations import MOST_RAN
 from services.generation.target.canonical.kernels.storages import PANEL, padded
 from services.generation.target.canonical.program.expert_layer import ExpertBuffers
 from services.generation.target.canonical.program.memory import on_huge_pages
-from services.generation.target.experts import Experts
-from services.generation.target.families.layers import LayerSizes, LayerSpec
+from services.generation.target.config.layer_specs import LayerSizes, LayerSpec
+from services.generation.target.families.experts import Experts
 
 Float32 = NDArray[np.float32]
 

@@ -14,7 +14,7 @@ from services.generation.target.canonical.kernels.attention.cached import Cached
 from services.generation.target.canonical.kernels.attention.layout import LANES
 from services.generation.target.canonical.kernels.storages import padded
 from services.generation.target.canonical.program.memory import on_huge_pages
-from services.generation.target.families.layers import LayerSpec
+from services.generation.target.config.layer_specs import LayerSpec
 
 Float32 = NDArray[np.float32]
 

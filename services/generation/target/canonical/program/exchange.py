@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from services.generation.target.canonical.kernels.storages import PANEL, padded
 from services.generation.target.canonical.program.memory import ReusedMemory, on_huge_pages
-from services.generation.target.parallel.share import Share
+from services.generation.target.canonical.program.share import Share
 from services.generation.target.rows import Rows
 
 Float32 = NDArray[np.float32]

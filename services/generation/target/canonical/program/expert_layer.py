@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from services.generation.target.canonical.kernels.storages import PANEL, padded
 from services.generation.target.canonical.program.matrices import Matrix, Read, alternating, side_by_side, vector
-from services.generation.target.experts import Experts
-from services.generation.target.families.layers import ExpertsSpec
+from services.generation.target.config.layer_specs import ExpertsSpec
+from services.generation.target.families.experts import Experts
 
 Float32 = NDArray[np.float32]
 Int64 = NDArray[np.int64]

@@ -12,7 +12,7 @@ from services.generation.target.adapters.adapter import Adapter
 from services.generation.target.canonical.program.adapter_updates import AdapterUpdates
 from services.generation.target.canonical.program.expert_layer import ExpertLayer, load_experts
 from services.generation.target.canonical.program.matrices import Matrix, Read, alternating, side_by_side, vector
-from services.generation.target.families.layers import LayerInputsSpec, LayerSpec, ModuleSpec
+from services.generation.target.config.layer_specs import LayerInputsSpec, LayerSpec, ModuleSpec
 
 Float32 = NDArray[np.float32]
 

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from services.generation.target.canonical.program.buffers import Buffers
 from services.generation.target.canonical.program.matrices import Matrix, Read, matrix_of, vector
 from services.generation.target.canonical.program.operations import Operations
-from services.generation.target.config import TargetConfig
-from services.generation.target.families.layers import LAYER_EMBEDDING, LAYER_NORM, LAYER_PROJECTION
+from services.generation.target.config.config import TargetConfig
+from services.generation.target.config.layer_specs import LAYER_EMBEDDING, LAYER_NORM, LAYER_PROJECTION
 
 Float32 = NDArray[np.float32]
 

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from services.generation.target.canonical.kernels.storages import PANEL, padded
 from services.generation.target.canonical.program.packing import PackedWeights, pack
-from services.generation.target.families.layers import ModuleSpec
-from services.generation.target.weights.stored_tensor import StoredTensor
+from services.generation.target.config.layer_specs import ModuleSpec
+from services.generation.target.files.stored_tensor import StoredTensor
 
 Float32 = NDArray[np.float32]
 Read = Callable[[str], StoredTensor]

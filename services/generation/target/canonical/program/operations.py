@@ -19,7 +19,7 @@ from services.generation.target.canonical.program.expert_layer import BesideNorm
 from services.generation.target.canonical.program.layer import Layer, Mlp
 from services.generation.target.canonical.program.matrices import Matrix
 from services.generation.target.canonical.program.matrix_records import embedding_record, linear_record
-from services.generation.target.families.layers import LayerSizes, LayerSpec
+from services.generation.target.config.layer_specs import LayerSizes, LayerSpec
 
 Float32 = NDArray[np.float32]
 Int64 = NDArray[np.int64]

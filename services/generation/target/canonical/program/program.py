@@ -20,7 +20,7 @@ from services.generation.target.canonical.program.layer_inputs import (
 from services.generation.target.canonical.program.matrices import Matrix
 from services.generation.target.canonical.program.matrix_records import give
 from services.generation.target.canonical.program.operations import NOWHERE, Operations
-from services.generation.target.config import TargetConfig
+from services.generation.target.config.config import TargetConfig
 
 Float32 = NDArray[np.float32]
 

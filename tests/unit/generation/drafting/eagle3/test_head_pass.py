@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from services.generation.drafting.eagle3.head_pass import HeadPass
 from services.generation.drafting.eagle3.loading import load_head
-from services.generation.target.config import TargetConfig, read_config
+from services.generation.target.config.config import TargetConfig, read_config
 from services.generation.target.rows import RowsBuilder
 from tests.fakes.heads import head_config, write_kolm, write_safeailab, write_speculators
 from tests.fakes.tiny_model import make_tiny_model

@@ -22,7 +22,7 @@ from services.generation.drafting.eagle3.errors import (
 )
 from services.generation.drafting.eagle3.layout import config_document, parse_config, write_head
 from services.generation.drafting.eagle3.loading import load_head
-from services.generation.target.config import TargetConfig, read_config
+from services.generation.target.config.config import TargetConfig, read_config
 from tests.fakes.heads import head_config, head_tensors, write_kolm, write_safeailab, write_speculators
 from tests.fakes.tiny_model import make_tiny_model
 

@@ -16,7 +16,7 @@ from services.generation.engine.text.gguf_tokenizer import gguf_tokenizer
 from services.generation.engine.text.sentence_piece import merges_of
 from services.generation.engine.text.tokenizer import Tokenizer
 from services.generation.target.errors import ConfigInvalid, WeightsInvalid
-from services.generation.target.weights.gguf_file import GgufFile
+from services.generation.target.files.gguf_file import GgufFile
 from tests.fakes.tiny_gguf import make_tiny_gguf, tokenizer_metadata, write_gguf
 from tests.fakes.tiny_model import tiny_tokenizer
 from tests.vectors.make_tokens import SPLITS, metadata_of, plain, sentence_piece_metadata

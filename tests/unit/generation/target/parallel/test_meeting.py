@@ -11,6 +11,7 @@ from typing import TypeVar
 import numpy as np
 import pytest
 
+from services.generation.target.canonical.program.share import Share
 from services.generation.target.errors import RankLost, RanksDisagree, RanksUnsupported
 from services.generation.target.parallel import meeting, order
 from services.generation.target.parallel.agreement import agree
@@ -18,7 +19,6 @@ from services.generation.target.parallel.link import Link
 from services.generation.target.parallel.loading import load_follower, load_leader
 from services.generation.target.parallel.meeting import Launched, meet_in_folder
 from services.generation.target.parallel.order import FIRST_WORDS, Kind
-from services.generation.target.parallel.share import Share
 from services.generation.target.rows import RowsBuilder
 from tests.fakes.tiny_model import make_tiny_model
 

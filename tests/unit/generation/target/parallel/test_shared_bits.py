@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from services.generation.target.config import read_config
+from services.generation.target.canonical.program.share import Share, check_share
+from services.generation.target.config.config import read_config
 from services.generation.target.cpu import CpuTarget
 from services.generation.target.errors import RanksUnsupported
 from services.generation.target.loading import load_target
-from services.generation.target.parallel.share import Share, check_share
 from services.generation.target.rows import RowsBuilder
 from tests.fakes.thread_peers import on_ranks
 from tests.fakes.tiny_adapter import make_tiny_adapter

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from services.generation.target.config import read_config
+from services.generation.target.config.config import read_config
 from services.generation.target.cpu import CpuTarget
 from services.generation.target.fixed_shape.fixed_shape_target import FixedShapeTarget
 from services.generation.target.loading import load_target

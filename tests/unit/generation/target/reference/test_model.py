@@ -12,9 +12,9 @@ import pytest
 from gguf.constants import GGMLQuantizationType
 
 from services.generation.target.adapters.adapter import Adapter, read_adapter
-from services.generation.target.config import read_config
+from services.generation.target.config.config import read_config
+from services.generation.target.config.layer_specs import layer_specs
 from services.generation.target.cpu import CpuTarget
-from services.generation.target.families.layers import layer_specs
 from services.generation.target.reference.model import Computed, ReferenceModel
 from services.generation.target.rows import RowsBuilder
 from services.generation.target.weights.weights import open_weights

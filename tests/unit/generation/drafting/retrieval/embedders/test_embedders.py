@@ -30,7 +30,7 @@ from services.generation.drafting.retrieval.errors import EmbedderInvalid, Store
 from services.generation.drafting.retrieval.manifest import NAME, Blob, Manifest
 from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.target.cpu import CpuTarget
-from services.generation.target.identity import tokenizer_cid
+from services.generation.target.folders.identity import tokenizer_cid
 from services.generation.target.loading import load_target
 from tests.fakes.datastores import documents
 from tests.fakes.sentence_model import make_sentence_model

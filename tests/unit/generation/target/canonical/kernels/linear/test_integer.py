@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from services.generation.target.canonical.kernels.linear.quantised import BITS
+from services.generation.target.files.block_layout import LAYOUTS
+from services.generation.target.files.stored_tensor import StoredTensor
 from services.generation.target.reference.integers import quantised
-from services.generation.target.weights.block_layout import LAYOUTS
-from services.generation.target.weights.stored_tensor import StoredTensor
 from tests.fakes.tiny_gguf import random_rows
 from tests.numerics.bits import any_bits, assert_same_bits
 from tests.numerics.kernels import KernelArithmetic

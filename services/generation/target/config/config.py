@@ -1,0 +1,237 @@
+"""A model's configuration as the canonical pass needs it, read from a transformers directory or a GGUF file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from transformers import CONFIG_MAPPING, AutoConfig, GenerationConfig, PreTrainedConfig
+
+from services.generation.target.config.config_document import ACTIVATIONS, family_of, read_document
+from services.generation.target.config.config_fields import check_whole, first, head_dim, positive
+from services.generation.target.config.config_layers import (
+    BY_KIND,
+    by_layer,
+    chunks,
+    clamp,
+    experts,
+    rotations,
+    temperature,
+    windows,
+)
+from services.generation.target.config.gguf_config import read_gguf_config
+from services.generation.target.config.layer_choices import HeadSizes, Temperature
+from services.generation.target.config.rope import Rotation
+from services.generation.target.errors import ConfigInvalid
+from services.generation.target.families.experts import Clamp, Experts
+from services.generation.target.families.family import Family
+from services.generation.target.files.gguf_file import GgufFile, is_gguf
+
+_OLD_LONGROPE = "su"
+"""The first Phi-3 with LongRoPE called it so; transformers reads that and then takes it for incomplete."""
+
+
+@dataclass(frozen=True, slots=True)
+class TargetConfig:
+    """Shapes and constants of one target. Lengths in tokens, sizes in elements."""
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    norm_epsilon: float
+    context_length: int
+    tied_embeddings: bool
+    attention_bias: bool  # on q, k and v
+    output_bias: bool  # on o
+    mlp_bias: bool
+    head_norms: bool  # Qwen3 normalises each query and key head
+    windows: tuple[int, ...]  # per layer, keys visible to a query, itself included; 0 is all of them
+    rotations: tuple[Rotation, ...]  # per layer
+    query_scale: float
+    eos_token_ids: tuple[int, ...]
+    fused: bool = False  # q, k and v are one module, gate and up another
+    activation: str = "silu"  # or gelu
+    sandwich_norms: bool = False  # norms of what attention and MLP add to the stream
+    norm_offset: float = 0.0  # what is added to the weights of norms
+    embedding_scale: float = 1.0
+    attention_cap: float = 0.0  # what scores are bent below, or 0
+    logit_cap: float = 0.0  # the same of logits
+    experts: Experts | None = None
+    sinks: bool = False  # of attention, one for each query head
+    clamp: Clamp | None = None  # of gate and up, in place of the activation
+    mlp: str = "mlp"  # the module that holds gate, up and down
+    unit_head_norms: bool = False  # of queries and keys that turn, with weights of 1
+    chunks: tuple[int, ...] = ()  # per layer, positions of which a query sees those of its own chunk; 0 is no chunk
+    temperature: Temperature | None = None  # in layers without rotation
+    head_sizes: tuple[HeadSizes, ...] = ()  # per layer, where they differ
+    mlp_sizes: tuple[int, ...] = ()  # per layer, where they differ
+    value_norms: bool = False  # of values, with weights of 1
+    layer_inputs: int = 0  # size of the inputs that each layer has of every token, or 0
+    layer_scalars: bool = False  # what the stream is multiplied with after each layer
+
+    def heads_of(self, layer: int) -> HeadSizes:
+        return self.head_sizes[layer] if self.head_sizes else HeadSizes(self.kv_heads, self.head_dim)
+
+
+def read_config(path: Path) -> TargetConfig:
+    """Read and check the configuration of a model.
+
+    Args:
+        path: a transformers directory, of which config.json is read (and generation_config.json, for the
+            end-of-sequence ids), or a GGUF file.
+
+    Raises:
+        ModelNotFound: there is no such directory or file, or no config.json in the directory.
+        UnsupportedArchitecture: the architecture or its RoPE variant is not one of those listed in the message.
+        ConfigInvalid: a field is missing or out of range; the message names it.
+        WeightsInvalid: the GGUF file is damaged.
+    """
+    return _read_gguf(GgufFile.open(path)) if is_gguf(path) else _read_directory(path)
+
+
+def _read_directory(directory: Path) -> TargetConfig:
+    family, config = family_of(read_document(directory)), _read_transformers(directory)
+    read = _target_config(family, config, f"{directory}/config.json")
+    biased = bool(getattr(config, "attention_bias", False))
+    return replace(
+        read,
+        norm_offset=float(family.norms_around_one),
+        attention_bias=family.qkv_bias or biased,
+        output_bias=not family.qkv_bias and biased,
+        mlp_bias=bool(getattr(config, "mlp_bias", False)),
+        eos_token_ids=_eos_token_ids(config, directory),
+    )
+
+
+def _read_gguf(file: GgufFile) -> TargetConfig:
+    found = read_gguf_config(file)
+    read = _target_config(found.family, found.config, str(file.path), found.rope_factors)
+    return replace(
+        read,
+        attention_bias=found.attention_bias,
+        output_bias=found.output_bias,
+        mlp_bias=found.mlp_bias,
+        eos_token_ids=found.eos_token_ids,
+    )
+
+
+def rope_parameters(path: Path) -> dict[str, Any]:
+    """The rope parameters that a head trained for this base takes over: as in config.json, or as it would be of a GGUF
+    file.
+
+    A draft head rotates whole heads with one base; of LongRoPE it takes over no more. Raises as `read_config` does.
+    """
+    config = read_gguf_config(GgufFile.open(path)).config if is_gguf(path) else _read_transformers(path)
+    found = dict(config.rope_parameters)
+    found = dict(found.get(BY_KIND, found))
+    if found.pop("partial_rotary_factor", 1.0) == 1.0 and found.get("rope_type") != "longrope":
+        return found
+    return {"rope_type": "default", "rope_theta": found["rope_theta"]}
+
+
+def _read_transformers(directory: Path) -> PreTrainedConfig:
+    document = read_document(directory)
+    scaling = document.get("rope_scaling")
+    try:
+        if isinstance(scaling, dict) and scaling.get("type") == _OLD_LONGROPE:
+            renamed = document | {"rope_scaling": scaling | {"type": "longrope"}}
+            made: PreTrainedConfig = CONFIG_MAPPING[document["model_type"]].from_dict(renamed)
+            return made
+        config: PreTrainedConfig = AutoConfig.from_pretrained(directory, local_files_only=True)
+    except Exception as error:  # transformers raises many kinds here, each of them about this file
+        raise ConfigInvalid(f"{directory}/config.json: {error}") from error
+    return _text_part(config)
+
+
+def _text_part(config: PreTrainedConfig) -> PreTrainedConfig:
+    """Of a multimodal configuration that for text; which ids end a sequence is said beside it."""
+    text = config.get_text_config()
+    if text is not config and config.eos_token_id is not None:
+        text.eos_token_id = config.eos_token_id
+    return text
+
+
+def _target_config(
+    family: Family, config: PreTrainedConfig, place: str, rope_factors: Sequence[float] = ()
+) -> TargetConfig:
+    """Without biases and without the ids that end a sequence, which every format keeps somewhere else."""
+    _check_sizes(config, place)
+    read = TargetConfig(
+        architecture=family.name,
+        vocab_size=config.vocab_size,
+        hidden_size=config.hidden_size,
+        intermediate_size=getattr(config, "intermediate_size_mlp", config.intermediate_size),
+        layers=config.num_hidden_layers,
+        heads=config.num_attention_heads,
+        kv_heads=first(config).num_key_value_heads,
+        head_dim=head_dim(config),
+        norm_epsilon=float(config.rms_norm_eps),
+        context_length=config.max_position_embeddings,
+        tied_embeddings=bool(config.tie_word_embeddings),
+        attention_bias=False,
+        output_bias=False,
+        mlp_bias=False,
+        head_norms=family.head_norms,
+        windows=windows(config, family),
+        rotations=rotations(config, family, rope_factors),
+        query_scale=family.query_scale
+        or _scaling(config, family, "query_pre_attn_scalar", place, head_dim(config)) ** -0.5,
+        eos_token_ids=(),
+        fused=family.fused,
+        activation=ACTIVATIONS[family.activation],
+        sandwich_norms=family.sandwich_norms,
+        embedding_scale=config.hidden_size**0.5 if family.scaled else 1.0,
+        attention_cap=_scaling(config, family, "attn_logit_softcapping", place, 0.0),
+        logit_cap=_scaling(config, family, "final_logit_softcapping", place, 0.0),
+        experts=experts(config, family, place),
+        sinks=family.sinks,
+        clamp=clamp(config, place) if family.clamped else None,
+        mlp=family.mlp,
+        unit_head_norms=family.unit_head_norms and config.use_qk_norm,
+        chunks=chunks(config, place) if family.chunks else (),
+        temperature=temperature(config, place) if family.tempered and config.attn_temperature_tuning else None,
+    )
+    return replace(read, **by_layer(config, place)) if family.sizes_by_layer else read
+
+
+def _check_sizes(config: PreTrainedConfig, place: str) -> None:
+    names = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+    for name in (*names, "max_position_embeddings"):
+        check_whole(getattr(config, name, None), name, place)
+    kv_heads = getattr(first(config), "num_key_value_heads", None)
+    check_whole(kv_heads, "num_key_value_heads", place)
+    if config.num_attention_heads % kv_heads:
+        raise ConfigInvalid(
+            f"{place}: num_attention_heads {config.num_attention_heads} is not a multiple of "
+            f"num_key_value_heads {kv_heads}"
+        )
+    if head_dim(config) % 2:
+        raise ConfigInvalid(f"{place}: head_dim {head_dim(config)} is odd; RoPE needs an even one")
+
+
+def _scaling(config: PreTrainedConfig, family: Family, name: str, place: str, default: float) -> float:
+    """A number above 0, where it counts in this family and is given."""
+    given = name in family.scaled and getattr(config, name, None) is not None
+    return positive(config, name, place) if given else default
+
+
+def _eos_token_ids(config: PreTrainedConfig, directory: Path) -> tuple[int, ...]:
+    """Those of generation_config.json, or else of config.json; an id outside of the vocabulary can end nothing."""
+    found, path = config.eos_token_id, directory / "generation_config.json"
+    if path.exists():
+        try:
+            generation = GenerationConfig.from_pretrained(directory, local_files_only=True)
+        except Exception as error:  # of many kinds, each about this file
+            raise ConfigInvalid(f"{path}: {error}") from error
+        found = found if generation.eos_token_id is None else generation.eos_token_id
+    ids = found if isinstance(found, list) else [] if found is None else [found]
+    if not all(isinstance(i, int) for i in ids):
+        raise ConfigInvalid(f"{directory}: eos_token_id is {found!r}; expected an id or a list of ids")
+    return tuple(sorted({i for i in ids if 0 <= i < config.vocab_size}))

@@ -1,0 +1,241 @@
+"""The configuration of a model in a GGUF file, in the terms of transformers' config.json."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from transformers import AutoConfig, PreTrainedConfig
+
+from services.generation.target.config.gguf_rope import gguf_rope, gguf_rope_factors, is_longrope
+from services.generation.target.errors import ConfigInvalid, UnsupportedArchitecture
+from services.generation.target.families.family import Family
+from services.generation.target.families.table import FAMILIES, gguf_families
+from services.generation.target.files.gguf_file import GgufFile
+from services.generation.target.files.gguf_metadata import GgufMetadata, gguf_sizes
+
+_NEUTRAL: dict[str, tuple[float, ...]] = {
+    "expert_count": (0,),
+    "expert_shared_count": (0,),
+    "expert_group_count": (0, 1),
+    "expert_weights_scale": (0, 1),
+    "expert_gating_func": (0, 1),
+    "attention.scale": (0,),
+    "attention.clamp_kqv": (0,),
+    "attention.max_alibi_bias": (0,),
+    "attention.causal": (1,),
+    "logit_scale": (0, 1),
+    "residual_scale": (0, 1),
+    "embedding_scale": (0, 1),
+    "rope.scaling.attn_factor": (0, 1),
+    "rope.scaling.yarn_attn_factor": (0, 1),
+    "rope.scaling.yarn_ext_factor": (-1, 1),
+    "rope.scaling.yarn_log_multiplier": (0,),
+}
+"""Options that are not implemented, with the values under which they change nothing."""
+
+_ENDS = ("eos", "eot", "eom")
+_END_TOKENS = frozenset(
+    {"<|endoftext|>", "<|end_of_text|>", "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>", "</s>"}
+    | {"<|return|>", "<|call|>"}  # gpt-oss
+)
+_CONTROL = 3
+"""The token type of special tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class GgufConfig:
+    """`config` is transformers' configuration of the same model. The other members are not part of that."""
+
+    family: Family
+    config: PreTrainedConfig
+    attention_bias: bool
+    output_bias: bool
+    mlp_bias: bool
+    rope_factors: tuple[float, ...]
+    """The divisor of each rotary frequency, [head_dim / 2]; empty where nothing is."""
+    eos_token_ids: tuple[int, ...]
+
+
+def read_gguf_config(file: GgufFile) -> GgufConfig:
+    """Raises UnsupportedArchitecture, ConfigInvalid or WeightsInvalid; the message names the file and the field."""
+    metadata = file.metadata
+    family = _family(metadata)
+    name = family.gguf_name
+    longrope = is_longrope(file)
+    _check_neutral(metadata, name, _read(family, longrope))
+    sizes = _sizes(file, family)
+    rope = gguf_rope(file, family, sizes["head_dim"])
+    members = sizes | _window(metadata, name, sizes["num_hidden_layers"]) | _scaled(metadata, family, sizes)
+    members |= _experts(metadata, family) | {"rope_parameters": rope}
+    if longrope:  # transformers takes it from here
+        members["original_max_position_embeddings"] = rope["original_max_position_embeddings"]
+    return GgufConfig(
+        family=family,
+        config=_made(file.path, family, members),
+        attention_bias=_has(file, "self_attn.q_proj.bias"),
+        output_bias=_has(file, "self_attn.o_proj.bias"),
+        mlp_bias=_has(file, "mlp.gate_proj.bias"),
+        rope_factors=gguf_rope_factors(file, members["head_dim"]),
+        eos_token_ids=_ends(metadata, members["vocab_size"]),
+    )
+
+
+def _family(metadata: GgufMetadata) -> Family:
+    """Where several have the name, experts and the window tell them apart."""
+    name = metadata.text("general.architecture")
+    found = gguf_families(name)
+    if not found:
+        supported = dict.fromkeys(family.gguf_name for family in FAMILIES if family.gguf_name)
+        raise UnsupportedArchitecture(
+            f"{metadata.path}: general.architecture: {name[:80]!r} is not supported; supported: {', '.join(supported)}"
+        )
+    experts = metadata.whole(f"{name}.expert_count", 0) > 0
+    found = [family for family in found if bool(family.experts) == experts] or found
+    windowed = metadata.whole(_window_field(name), 0) > 0
+    return next((family for family in found if family.windows == windowed), found[0])
+
+
+def _read(family: Family, longrope: bool) -> set[str]:
+    """Options that are implemented for this model."""
+    experts = {"expert_count"} if family.experts else set()
+    shared = {"expert_shared_count", "expert_gating_func"} if family.shared_expert else set()
+    return experts | shared | ({"rope.scaling.attn_factor"} if longrope else set())
+
+
+def _check_neutral(metadata: GgufMetadata, family: str, read: set[str]) -> None:
+    for option, neutral in _NEUTRAL.items():
+        if option in read:
+            continue
+        value = metadata.get(f"{family}.{option}", neutral[0])
+        if not isinstance(value, int | float) or value not in neutral:
+            raise UnsupportedArchitecture(
+                f"{metadata.path}: {family}.{option} is {value!r:.80}, which is not supported"
+            )
+
+
+def _sizes(file: GgufFile, of: Family) -> dict[str, Any]:
+    """Members of config.json; those that memory is taken for before weights are read are held against the weights."""
+    metadata, sizes, family = file.metadata, gguf_sizes(file.metadata), of.gguf_name
+    heads = metadata.whole(f"{family}.attention.head_count", least=1)
+    kv_heads = metadata.whole(f"{family}.attention.head_count_kv", heads, least=1)
+    hidden, layers = sizes["hidden_size"], sizes["num_hidden_layers"]
+    head_dim = metadata.whole(f"{family}.attention.key_length", hidden // heads, least=1)
+    _check_attention(metadata, of, head_dim)
+    module, shared = ("qkv_proj", 2 * kv_heads) if of.fused else ("q_proj", 0)
+    file.check_shape(f"model.layers.0.self_attn.{module}.weight", ((heads + shared) * head_dim, hidden))
+    if layers > len(file.names()):
+        raise ConfigInvalid(f"{file.path}: {family}.block_count is {layers}, but there are {len(file.names())} tensors")
+    _check_tokens(metadata, sizes["vocab_size"])
+    return sizes | {
+        "intermediate_size": metadata.whole(f"{family}.feed_forward_length", least=1),
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": head_dim,
+        "rms_norm_eps": metadata.real(f"{family}.attention.layer_norm_rms_epsilon"),
+        "max_position_embeddings": metadata.whole(f"{family}.context_length", least=1),
+        "tie_word_embeddings": "lm_head.weight" not in file.names(),
+    }
+
+
+def _check_attention(metadata: GgufMetadata, family: Family, head_dim: int) -> None:
+    name = family.gguf_name
+    for option in ("attention.value_length", *(() if family.partial_rotation else ("rope.dimension_count",))):
+        found = metadata.whole(f"{name}.{option}", head_dim)
+        if found != head_dim:
+            raise UnsupportedArchitecture(
+                f"{metadata.path}: {name}.{option} is {found}; supported: the {head_dim} of a query head"
+            )
+
+
+def _check_tokens(metadata: GgufMetadata, vocab_size: int) -> None:
+    key = "tokenizer.ggml.tokens"
+    if key in metadata and len(metadata.texts(key)) > vocab_size:
+        raise metadata.refused(key, f"at most the {vocab_size} tokens of the embeddings")
+
+
+def _window_field(family: str) -> str:
+    return f"{family}.attention.sliding_window"
+
+
+def _window(metadata: GgufMetadata, family: str, layers: int) -> dict[str, Any]:
+    """Which layers have one is said by few files; where none says, transformers' defaults are llama.cpp's."""
+    window, key = metadata.whole(_window_field(family), 0), f"{family}.attention.sliding_window_pattern"
+    if not window:
+        return {}
+    members: dict[str, Any] = {"sliding_window": window, "use_sliding_window": True, "max_window_layers": 0}
+    if key in metadata:
+        pattern = metadata[key]
+        every = metadata.whole(key, least=1) if isinstance(pattern, int) else 0
+        sliding = [(n + 1) % every > 0 for n in range(layers)] if every else metadata.numbers(key).tolist()
+        if len(sliding) < layers:
+            raise metadata.refused(key, f"a number, or true or false for each of {layers} layers")
+        members["layer_types"] = ["sliding_attention" if each else "full_attention" for each in sliding[:layers]]
+    return members
+
+
+def _scaled(metadata: GgufMetadata, family: Family, sizes: dict[str, Any]) -> dict[str, Any]:
+    """Caps, and what the query's scale is the root of; llama.cpp tells the latter by the number of layers."""
+    name, members = family.gguf_name, {}
+    for cap in ("attn_logit_softcapping", "final_logit_softcapping"):
+        if f"{name}.{cap}" in metadata:
+            members[cap] = metadata.real(f"{name}.{cap}", above=0.0)
+    if family.scaled:
+        wide = sizes["num_hidden_layers"] == family.gguf_wide_queries
+        whole = sizes["hidden_size"] // sizes["num_attention_heads"]
+        members["query_pre_attn_scalar"] = whole if wide else sizes["head_dim"]
+    return members
+
+
+def _experts(metadata: GgufMetadata, family: Family) -> dict[str, Any]:
+    """As llama.cpp has it, the shares of the chosen experts sum to one where the file does not say otherwise."""
+    name = family.gguf_name
+    if family.experts is None:
+        return {}
+    inner = metadata.whole(f"{name}.feed_forward_length", least=1)
+    size = metadata.whole(f"{name}.expert_feed_forward_length", inner, least=1)
+    members = {
+        "num_local_experts": metadata.whole(f"{name}.expert_count", least=1),
+        "num_experts_per_tok": metadata.whole(f"{name}.expert_used_count", least=1),
+        "norm_topk_prob": metadata.truth(f"{name}.expert_weights_norm", True),
+        "moe_intermediate_size": size,
+    }
+    return members | (_llama4(metadata, members, inner) if family.shared_expert else {})
+
+
+def _llama4(metadata: GgufMetadata, members: dict[str, Any], inner: int) -> dict[str, Any]:
+    """Sizes under its own names. Only the largest model has no head norms, which llama.cpp tells by its experts."""
+    return {
+        "intermediate_size": members["moe_intermediate_size"],
+        "intermediate_size_mlp": inner,
+        "interleave_moe_layer_step": metadata.whole("llama4.interleave_moe_layer_step", 1, least=1),
+        "use_qk_norm": members["num_local_experts"] != _WITHOUT_HEAD_NORMS,
+    }
+
+
+_WITHOUT_HEAD_NORMS = 128
+"""Experts of Llama 4 Maverick."""
+
+
+def _made(path: Path, family: Family, members: dict[str, Any]) -> PreTrainedConfig:
+    try:
+        made: PreTrainedConfig = AutoConfig.for_model(family.name, **members)
+        return made
+    except Exception as error:  # transformers raises many kinds here, each of them about these members
+        raise ConfigInvalid(f"{path}: the metadata does not make a configuration: {error}") from error
+
+
+def _has(file: GgufFile, module: str) -> bool:
+    return f"model.layers.0.{module}" in file.names()
+
+
+def _ends(metadata: GgufMetadata, vocab_size: int) -> tuple[int, ...]:
+    """Ids that end a sequence: those with a field of their own, and, as in llama.cpp, special tokens of known names."""
+    ids = {metadata.whole(f"tokenizer.ggml.{end}_token_id", vocab_size) for end in _ENDS}
+    if "tokenizer.ggml.tokens" in metadata and "tokenizer.ggml.token_type" in metadata:
+        tokens, kinds = metadata.texts("tokenizer.ggml.tokens"), metadata.numbers("tokenizer.ggml.token_type")
+        control = np.flatnonzero(kinds[: len(tokens)] == _CONTROL)
+        ids |= {index for index in control.tolist() if tokens[index] in _END_TOKENS}
+    return tuple(sorted(i for i in ids if i < vocab_size))

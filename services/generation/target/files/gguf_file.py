@@ -1,0 +1,181 @@
+"""The weights of a GGUF file, mapped from disk, under the names and in the order of rows of transformers' model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from math import prod
+from pathlib import Path
+from weakref import WeakValueDictionary
+
+import numpy as np
+from gguf.constants import GGMLQuantizationType
+from numpy.typing import NDArray
+
+from services.generation.target.errors import ConfigInvalid, WeightsInvalid
+from services.generation.target.families.experts import MOST_EXPERTS
+from services.generation.target.families.table import gguf_families
+from services.generation.target.files.block_layout import LAYOUTS, BlockLayout
+from services.generation.target.files.gguf_header import GgufHeader, TensorPlace, read_gguf_header
+from services.generation.target.files.gguf_metadata import GgufMetadata
+from services.generation.target.files.gguf_names import transformers_name
+from services.generation.target.files.mapped_file import map_file
+from services.generation.target.files.stored_tensor import StoredTensor
+
+_LAYOUTS = {int(layout.ggml): layout for layout in LAYOUTS.values()}
+_INTERLEAVED = {"self_attn.q_proj": "head_count", "self_attn.k_proj": "head_count_kv"}
+"""Modules whose rows a converter reorders in some families, and the field that counts the heads they belong to."""
+
+
+_Stamp = tuple[Path, int, int, int, int]
+_open_files: WeakValueDictionary[_Stamp, GgufFile] = WeakValueDictionary()
+
+
+def _stamp(path: Path) -> _Stamp:
+    """A file that has not changed keeps it; one that is not there has one, too."""
+    try:
+        stat = path.stat()
+    except OSError:
+        return path, 0, 0, 0, 0
+    return path, stat.st_size, stat.st_ino, stat.st_mtime_ns, stat.st_ctime_ns
+
+
+def is_gguf(path: Path) -> bool:
+    """Whether a model's path is one of a GGUF file, there or not."""
+    return path.suffix.lower() == ".gguf" or path.is_file()
+
+
+@contextmanager
+def held_open(path: Path) -> Iterator[None]:
+    """In this block a GGUF file is read and checked once, however often it is opened; other paths are left alone.
+
+    Raises what `GgufFile.open` raises.
+    """
+    file = GgufFile.open(path) if is_gguf(path) else None
+    yield
+    del file
+
+
+class GgufFile:
+    """One open file, as `weights.Weights`; the mapping is given back when nothing refers to it or its tensors."""
+
+    def __init__(self, path: Path, header: GgufHeader, data: NDArray[np.uint8]) -> None:
+        self.path = path
+        self.metadata: GgufMetadata = header.metadata
+        self._data = data
+        found = gguf_families(str(self.metadata.get("general.architecture")))
+        modules = {name: module for family in found for name, module in family.gguf_modules.items()}
+        named = [(transformers_name(name, modules), place) for name, place in header.tensors.items()]
+        parts = [part for name, place in named for part in _parts(path, name, place)]
+        self._places: Mapping[str, TensorPlace] = dict(parts)
+        if len(self._places) < len(parts):
+            raise WeightsInvalid(f"{path}: a tensor is there under two names; expected each once")
+
+    @classmethod
+    def open(cls, path: Path) -> GgufFile:
+        """Map the file and check that every tensor lies within it, overlaps no other and is of a supported type.
+
+        Raises:
+            ModelNotFound: there is no such file.
+            WeightsInvalid: it is not a whole GGUF file, or it holds weights in a format that is not supported.
+        """
+        stamp = _stamp(path)
+        file = _open_files.get(stamp)
+        if file is None:
+            data = map_file(path)
+            header = read_gguf_header(path, data.data)
+            _check_whole(header.metadata)
+            _check_places(path, header.tensors, len(data))
+            file = _open_files[stamp] = cls(path, header, data)
+        return file
+
+    def names(self) -> frozenset[str]:
+        return frozenset(self._places)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._places[name].shape
+
+    def check_shape(self, name: str, shape: tuple[int, ...]) -> None:
+        """Raises WeightsInvalid where there is no such tensor, ConfigInvalid where it has another shape."""
+        if name not in self._places:
+            raise WeightsInvalid(f"{self.path}: {name} is missing; the file is not a whole model")
+        if self.shape(name) != shape:
+            found = list(self.shape(name))
+            raise ConfigInvalid(f"{self.path}: {name} has the shape {found}, the metadata makes it {list(shape)}")
+
+    def storage(self, name: str) -> str:
+        return _LAYOUTS[self._places[name].ggml].storage
+
+    def tensor(self, name: str) -> StoredTensor:
+        place = self._places[name]
+        data = self._data[place.offset : _end(self.path, name, place)]
+        stored = StoredTensor.of_bytes(name, self.storage(name), place.shape, data)
+        return replace(stored, data=self._in_order(name, stored.data))
+
+    def _in_order(self, name: str, data: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """Rows of q and k as transformers has them, the first halves of all rotated pairs before the second halves.
+
+        In an interleaved family's files each pair stands together, for a rotation of neighbours.
+        """
+        module, family = ".".join(name.split(".")[3:5]), self.metadata.text("general.architecture")
+        if module not in _INTERLEAVED or not any(each.gguf_interleaved for each in gguf_families(family)):
+            return data
+        heads = self.metadata.whole(f"{family}.attention.head_count")
+        heads = self.metadata.whole(f"{family}.attention.{_INTERLEAVED[module]}", heads)
+        rows = self._places[name].shape[0]
+        if heads == 0 or rows % (2 * heads):
+            raise WeightsInvalid(f"{self.path}: {name} has {rows} rows, which {heads} heads do not share in pairs")
+        pairs = data.reshape(heads, rows // heads // 2, 2, -1)
+        return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(data.shape)
+
+
+def _parts(path: Path, name: str, place: TensorPlace) -> list[tuple[str, TensorPlace]]:
+    """A tensor of all experts [experts, out, in] or [experts, out] as one for each; others as they are."""
+    if "{}" not in name or len(place.shape) != (2 if name.endswith(".bias") else 3):
+        return [(name, place)]
+    count, *shape = place.shape
+    if count > MOST_EXPERTS:
+        raise WeightsInvalid(f"{path}: {name.format('*')} are {count} experts; supported: at most {MOST_EXPERTS}")
+    size = (_end(path, name, place) - place.offset) // count
+    return [(name.format(n), TensorPlace(tuple(shape), place.ggml, place.offset + n * size)) for n in range(count)]
+
+
+def _check_whole(metadata: GgufMetadata) -> None:
+    parts = metadata.whole("split.count", 1)
+    if parts > 1:
+        raise WeightsInvalid(f"{metadata.path}: one of {parts} parts; join them with llama-gguf-split --merge")
+
+
+def _check_places(path: Path, places: Mapping[str, TensorPlace], size: int) -> None:
+    end = 0
+    for name, place in sorted(places.items(), key=lambda item: item[1].offset):
+        if place.offset < end:
+            raise WeightsInvalid(f"{path}: tensor {name} overlaps the one before it; the file is damaged")
+        end = _end(path, name, place)
+        if end > size:
+            raise WeightsInvalid(
+                f"{path}: tensor {name} ends at byte {end}, the file at {size}; it is truncated or damaged: "
+                "download or copy it again"
+            )
+
+
+def _end(path: Path, name: str, place: TensorPlace) -> int:
+    """The byte after its last one. Raises WeightsInvalid for a type that is not supported or does not fit its shape."""
+    layout = _layout(path, name, place.ggml)
+    if layout.weights > 1 and len(place.shape) == 1:
+        raise WeightsInvalid(f"{path}: tensor {name} is a vector stored as {layout.storage}; expected plain numbers")
+    try:
+        return place.offset + prod(place.shape[:-1]) * layout.row_bytes(place.shape[-1])
+    except ValueError as error:
+        raise WeightsInvalid(f"{path}: tensor {name}: {error}; the file is damaged") from error
+
+
+def _layout(path: Path, name: str, ggml: int) -> BlockLayout:
+    if ggml in _LAYOUTS:
+        return _LAYOUTS[ggml]
+    known = {int(kind): kind.name.lower() for kind in GGMLQuantizationType}
+    raise WeightsInvalid(
+        f"{path}: tensor {name} is stored as {known.get(ggml, f'ggml type {ggml}')}, which is not supported; choose a "
+        f"file of these: {', '.join(LAYOUTS)}"
+    )

@@ -1,0 +1,161 @@
+"""The head of a GGUF file: metadata and where each tensor lies, checked against the file's size before it is believed.
+
+The format is https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, versions 2 and 3, little endian. The `gguf`
+package's reader believes every count and offset, so it is not used on files that anybody may have written.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from services.generation.target.errors import WeightsInvalid
+from services.generation.target.files.gguf_metadata import GgufField, GgufMetadata, Value
+
+_MAGIC = b"GGUF"
+_VERSIONS = (2, 3)
+_ALIGNMENT = 32  # bytes, where general.alignment does not say otherwise
+_DIMENSIONS = 4  # ggml has no more
+_NUMBERS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
+_TEXT, _ARRAY = 8, 9
+_SHOWN = 100  # characters of a name in a message
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class TensorPlace:
+    """A tensor's extent, outermost first, the number of its ggml type, and its first byte's offset in the file."""
+
+    shape: tuple[int, ...]
+    ggml: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class GgufHeader:
+    """`tensors` by the names in the file. Their extent is checked where the size of a type is known."""
+
+    metadata: GgufMetadata
+    tensors: Mapping[str, TensorPlace]
+
+
+def read_gguf_header(path: Path, data: memoryview) -> GgufHeader:
+    """Read the head of the file whose bytes are `data`, in memory proportional to it; `path` is for messages.
+
+    Raises:
+        WeightsInvalid: it is not a GGUF file of a known version, it ends early, or it contradicts itself.
+    """
+    cursor = _Cursor(path, data)
+    _check_version(cursor)
+    tensors, fields = cursor.number("<Q"), cursor.number("<Q")
+    metadata = GgufMetadata(path, _collected(cursor, fields, "the metadata field", _field))
+    places = _collected(cursor, tensors, "the tensor", _place)
+    alignment = _alignment(metadata)
+    start = -(-cursor.position // alignment) * alignment
+    for name, place in places.items():
+        if place.offset % alignment:
+            raise cursor.damaged(f"tensor {name} is not aligned to {alignment} bytes")
+    moved = {name: TensorPlace(place.shape, place.ggml, start + place.offset) for name, place in places.items()}
+    return GgufHeader(metadata, moved)
+
+
+class _Cursor:
+    """Reads on from a position. It checks that bytes are there before it takes memory for them."""
+
+    def __init__(self, path: Path, data: memoryview) -> None:
+        self._path, self._data = path, data
+        self.position = 0
+
+    def take(self, size: int) -> memoryview:
+        if size > len(self._data) - self.position:
+            raise self.damaged(
+                f"the file ends at byte {len(self._data)}, inside of its header: {size} more bytes were to follow byte "
+                f"{self.position}"
+            )
+        self.position += size
+        return self._data[self.position - size : self.position]
+
+    def since(self, start: int) -> memoryview:
+        return self._data[start : self.position]
+
+    def number(self, kind: str) -> Any:
+        return struct.unpack(kind, self.take(struct.calcsize(kind)))[0]
+
+    def text(self) -> str:
+        start = self.position
+        try:
+            return str(self.take(self.number("<Q")), "utf-8")
+        except UnicodeDecodeError as error:
+            raise self.damaged(f"the text at byte {start} is not UTF-8") from error
+
+    def damaged(self, found: str) -> WeightsInvalid:
+        return WeightsInvalid(f"{self._path}: {found}; the file is truncated or damaged: download or copy it again")
+
+
+def _check_version(cursor: _Cursor) -> None:
+    magic = bytes(cursor.take(4))
+    if magic != _MAGIC:
+        raise cursor.damaged(f"not a GGUF file: it begins with {magic!r}, expected {_MAGIC!r}")
+    version = cursor.number("<I")
+    if version not in _VERSIONS:
+        known = " and ".join(map(str, _VERSIONS))
+        raise cursor.damaged(f"GGUF version {version} is not supported; supported: {known}, little endian")
+
+
+def _collected(cursor: _Cursor, count: int, what: str, read: Callable[[_Cursor], _T]) -> dict[str, _T]:
+    found: dict[str, _T] = {}
+    for _ in range(count):
+        name = cursor.text()
+        if name in found:
+            raise cursor.damaged(f"{what} {name[:_SHOWN]!r} is there twice")
+        found[name] = read(cursor)
+    return found
+
+
+def _field(cursor: _Cursor) -> GgufField:
+    start = cursor.position
+    kind = cursor.number("<I")
+    value = _array(cursor) if kind == _ARRAY else _scalar(cursor, kind)
+    return GgufField(value, cursor.since(start))
+
+
+def _scalar(cursor: _Cursor, kind: int) -> Value:
+    if kind == _TEXT:
+        return cursor.text()
+    if kind not in _NUMBERS:
+        raise cursor.damaged(f"the metadata before byte {cursor.position} is of type {kind}, which GGUF does not have")
+    value: Value = cursor.number(_NUMBERS[kind])
+    return value
+
+
+def _array(cursor: _Cursor) -> Value:
+    kind, count = cursor.number("<I"), cursor.number("<Q")
+    if kind == _TEXT:
+        return [cursor.text() for _ in range(count)]
+    if kind not in _NUMBERS:
+        raise cursor.damaged(f"the array before byte {cursor.position} is of type {kind}; expected numbers or texts")
+    dtype = np.dtype(_NUMBERS[kind])
+    return np.frombuffer(cursor.take(count * dtype.itemsize), dtype)
+
+
+def _place(cursor: _Cursor) -> TensorPlace:
+    dimensions = cursor.number("<I")
+    if not 1 <= dimensions <= _DIMENSIONS:
+        raise cursor.damaged(f"the tensor before byte {cursor.position} has {dimensions} dimensions")
+    shape = tuple(cursor.number("<Q") for _ in range(dimensions))[::-1]  # ggml has the innermost first
+    if 0 in shape:
+        raise cursor.damaged(f"the tensor before byte {cursor.position} is empty: its shape is {list(shape)}")
+    return TensorPlace(shape, cursor.number("<I"), cursor.number("<Q"))
+
+
+def _alignment(metadata: GgufMetadata) -> int:
+    found = metadata.whole("general.alignment", _ALIGNMENT)
+    if found.bit_count() != 1:
+        raise metadata.refused("general.alignment", "a power of two")
+    return found

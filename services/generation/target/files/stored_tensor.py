@@ -1,0 +1,118 @@
+"""One tensor of a model as its publisher wrote it, and the float32 values that these bytes stand for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from gguf.quants import dequantize, quantize
+from numpy.typing import NDArray
+
+from services.generation.target.errors import WeightsInvalid
+from services.generation.target.files.block_layout import LAYOUTS, BlockLayout
+
+_CHECKED_BYTES = 1 << 20
+"""How much is looked at in one go, so that what is computed on the way stays in the cache."""
+
+_LARGEST_EXPONENT = 252  # of mxfp4: 6 * 2^(252 - 127) is the largest value below 2^128
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StoredTensor:
+    """A matrix [out, in] or a vector [size]; `data` is [out, bytes of a row] or [bytes], little endian, read-only
+    where it is mapped from disk. GGUF's blocks are as in the file.
+    """
+
+    name: str
+    """The name in transformers' model, for example model.layers.0.self_attn.q_proj.weight."""
+    storage: str
+    """One of `LAYOUTS`."""
+    shape: tuple[int, ...]
+    data: NDArray[np.uint8]
+
+    @classmethod
+    def of_bytes(cls, name: str, storage: str, shape: tuple[int, ...], data: NDArray[np.uint8]) -> StoredTensor:
+        """`data` [bytes] as rows. Raises ValueError where that is not what the shape takes."""
+        *outer, inner = shape or (1,)
+        return cls(name, storage, shape, data.reshape(*outer, LAYOUTS[storage].row_bytes(inner)))
+
+    @classmethod
+    def of_values(cls, name: str, values: NDArray[np.float32]) -> StoredTensor:
+        """Plain numbers, in two bytes each where bfloat16 holds all of them without loss."""
+        bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
+        if (bits & 0xFFFF).any():
+            return cls(name, "float32", values.shape, bits.view(np.uint8))
+        return cls(name, "bfloat16", values.shape, (bits >> 16).astype(np.uint16).view(np.uint8))
+
+    def values(self) -> NDArray[np.float32]:
+        """The weights in float32, [shape]. Every use of this tensor computes with these, whatever its storage.
+
+        Exact for plain numbers. Blocks are dequantised as in GGUF: q8_0 d·q; q4_0 d·(q − 8); q4_1 d·q + m; q4_k and
+        q5_k (d·scale)·q − (dmin·min); q6_k (d·scale)·(q − 32). A float16 has 11 significant bits and the integers
+        beside it at most 12 together, so that every product is exact in float32, and only the sum of q4_1 and the
+        difference of q4_k and q5_k round, once: a fused multiply-add gives the same. Nothing overflows (at most
+        65504·128·32) or is subnormal (at least 2^-24). mxfp4 is v·2^(e − 127), exact where it is subnormal, too. May
+        share memory with `data`.
+        """
+        if self.storage == "float32":
+            return self.data.view("<f4")
+        if self.storage == "float16":
+            return self.data.view("<f2").astype(np.float32)
+        if self.storage == "bfloat16":
+            return (self.data.view("<u2").astype(np.uint32) << 16).view(np.float32)
+        with np.errstate(invalid="ignore"):  # scales that are not finite are for check_finite to find
+            found: NDArray[np.float32] = dequantize(self.data, LAYOUTS[self.storage].ggml)
+        return found
+
+    def rounded(self) -> StoredTensor:
+        """A matrix with its values rounded to q8_0; itself where rows are no whole number of blocks, or a scale would
+        not be finite in float16.
+        """
+        layout = LAYOUTS["q8_0"]
+        if len(self.shape) < 2 or self.shape[1] % layout.weights:
+            return self
+        with np.errstate(over="ignore", invalid="ignore"):
+            data: NDArray[np.uint8] = quantize(np.ascontiguousarray(self.values(), np.float32), layout.ggml)
+        finite = _finite(data.reshape(-1, layout.size), layout)
+        return StoredTensor(self.name, layout.storage, self.shape, data) if finite else self
+
+    def rows(self, which: NDArray[np.int64] | slice) -> NDArray[np.float32]:
+        """The values of some rows of a matrix, [which, in]; a copy."""
+        chosen = np.array(self.data[which])
+        return replace(self, shape=(len(chosen), *self.shape[1:]), data=chosen).values()
+
+    def part(self, rows: Sequence[range]) -> StoredTensor:
+        """Some rows of a matrix or elements of a vector as a tensor of their own; one range of rows stays mapped."""
+        data = self.data if len(self.shape) > 1 else self.data.reshape(self.shape[0], -1)
+        pieces = [data[each.start : each.stop] for each in rows]
+        chosen = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+        count = len(chosen)
+        return replace(self, shape=(count, *self.shape[1:]), data=chosen if len(self.shape) > 1 else chosen.reshape(-1))
+
+    def check_finite(self) -> None:
+        """Reads every value that is stored, of quantised weights every scale.
+
+        Raises:
+            WeightsInvalid: one is infinite or not a number.
+        """
+        layout = LAYOUTS[self.storage]
+        blocks = self.data.reshape(-1, layout.size)
+        step = _CHECKED_BYTES // layout.size
+        for start in range(0, len(blocks), step):
+            if not _finite(blocks[start : start + step], layout):
+                raise WeightsInvalid(
+                    f"weights: {self.name} ({self.storage}) holds a value that is infinite or not a number; "
+                    "download the file again or use another model"
+                )
+
+
+def _finite(blocks: NDArray[np.uint8], layout: BlockLayout) -> bool:
+    if layout.storage == "float32":
+        return bool(np.isfinite(blocks.view("<f4")).all())
+    if layout.storage == "mxfp4":  # an exponent of 255 is not a number, and six times those below it may be infinite
+        return bool((blocks[:, 0] <= _LARGEST_EXPONENT).all())
+    if layout.halves:
+        blocks = np.ascontiguousarray(blocks[:, layout.halves_at : layout.halves_at + layout.halves])
+    exponent = 0x7F80 if layout.storage == "bfloat16" else 0x7C00  # all set in what is infinite or not a number
+    return not bool(((blocks.view("<u2") & exponent) == exponent).any())

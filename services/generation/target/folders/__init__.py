@@ -1,0 +1,1 @@
+"""A model's folder: where it lies, and its identity."""

@@ -1,0 +1,180 @@
+"""config.json as publishers wrote it, with the names of older versions of transformers: what is read from it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from services.generation.target.config.config import TargetConfig, read_config
+from services.generation.target.config.layer_choices import Temperature
+from services.generation.target.config.rope import STILL
+from services.generation.target.families.experts import Clamp
+
+
+def read(tmp_path: Path, **members: Any) -> TargetConfig:
+    (tmp_path / "config.json").write_text(json.dumps(members))
+    return read_config(tmp_path)
+
+
+def test_phi_4_mini(tmp_path: Path) -> None:
+    short, long = [1.0] * 48, [1.0 + n / 4 for n in range(48)]
+    config = read(
+        tmp_path, architectures=["Phi3ForCausalLM"], model_type="phi3", attention_bias=False, embd_pdrop=0.0,
+        auto_map={"AutoConfig": "configuration_phi3.Phi3Config"},
+        bos_token_id=199999, eos_token_id=199999, full_attn_mod=1, hidden_act="silu", hidden_size=3072,
+        intermediate_size=8192, interpolate_factor=1, max_position_embeddings=131072, mlp_bias=False,
+        num_attention_heads=24, num_hidden_layers=32, num_key_value_heads=8, original_max_position_embeddings=4096,
+        pad_token_id=199999, partial_rotary_factor=0.75, rms_norm_eps=1e-05,
+        rope_scaling={"long_factor": long, "short_factor": short, "type": "longrope"}, rope_theta=10000.0,
+        sliding_window=262144, tie_word_embeddings=True, torch_dtype="bfloat16", vocab_size=200064,
+    )  # fmt: skip
+    (rotation,) = set(config.rotations)
+    assert len(rotation.inverse_frequencies) == 48
+    assert config.head_dim == 128
+    assert rotation.trained == 4096
+    assert rotation.long[4] == rotation.inverse_frequencies[4] / 2
+    assert abs(rotation.factor - 1.1902380714238083) < 1e-7  # sqrt(1 + ln 32 / ln 4096)
+    assert set(config.windows) == {262144}
+    assert config.fused
+    assert config.tied_embeddings
+
+
+def test_phi_3_mini_128k(tmp_path: Path) -> None:
+    """Its first version called the scaling `su`."""
+    config = read(
+        tmp_path, architectures=["Phi3ForCausalLM"], model_type="phi3", hidden_act="silu", hidden_size=3072,
+        intermediate_size=8192, max_position_embeddings=131072, num_attention_heads=32, num_hidden_layers=2,
+        num_key_value_heads=32, original_max_position_embeddings=4096, rms_norm_eps=1e-05, rope_theta=10000.0,
+        rope_scaling={"long_factor": [2.0] * 48, "short_factor": [1.5] * 48, "type": "su"}, sliding_window=262144,
+        tie_word_embeddings=False, vocab_size=32064, eos_token_id=32000,
+    )  # fmt: skip
+    assert config.rotations[0].long[0] == 0.5
+    assert config.rotations[0].trained == 4096
+
+
+def test_gemma_3_1b(tmp_path: Path) -> None:
+    config = read(
+        tmp_path, architectures=["Gemma3ForCausalLM"], model_type="gemma3_text", attention_bias=False,
+        attn_logit_softcapping=None, cache_implementation="hybrid", eos_token_id=[1, 106],
+        final_logit_softcapping=None, head_dim=256, hidden_activation="gelu_pytorch_tanh", hidden_size=1152,
+        intermediate_size=6912, max_position_embeddings=32768, num_attention_heads=4, num_hidden_layers=26,
+        num_key_value_heads=1, query_pre_attn_scalar=256, rms_norm_eps=1e-06, rope_local_base_freq=10000,
+        rope_scaling=None, rope_theta=1000000, sliding_window=512, sliding_window_pattern=6, vocab_size=262144,
+    )  # fmt: skip
+    assert [n for n, window in enumerate(config.windows) if not window] == [5, 11, 17, 23]
+    assert {window for window in config.windows if window} == {512}
+    local, whole = config.rotations[0], config.rotations[5]
+    assert config.rotations[4] == local != whole
+    assert local.inverse_frequencies[64] == 0.009999999776482582
+    assert whole.inverse_frequencies[64] == 0.0010000000474974513
+    assert (config.query_scale, config.attention_cap, config.logit_cap) == (0.0625, 0.0, 0.0)
+    assert config.tied_embeddings
+    assert config.head_norms
+    assert config.eos_token_ids == (1, 106)
+
+
+def test_gemma_2_27b(tmp_path: Path) -> None:
+    config = read(
+        tmp_path, architectures=["Gemma2ForCausalLM"], model_type="gemma2", attn_logit_softcapping=50.0,
+        cache_implementation="hybrid", eos_token_id=1, final_logit_softcapping=30.0, head_dim=128,
+        hidden_act="gelu_pytorch_tanh", hidden_activation="gelu_pytorch_tanh", hidden_size=4608,
+        intermediate_size=36864, max_position_embeddings=8192, num_attention_heads=32, num_hidden_layers=46,
+        num_key_value_heads=16, query_pre_attn_scalar=144, rms_norm_eps=1e-06, rope_theta=10000.0,
+        sliding_window=4096, sliding_window_size=4096, use_cache=True, vocab_size=256000,
+    )  # fmt: skip
+    assert config.windows[:4] == (4096, 0, 4096, 0)
+    assert config.query_scale == 144**-0.5
+    assert (config.attention_cap, config.logit_cap, config.embedding_scale) == (50.0, 30.0, 4608**0.5)
+
+
+def test_smollm3_3b(tmp_path: Path) -> None:
+    config = read(
+        tmp_path, architectures=["SmolLM3ForCausalLM"], model_type="smollm3", attention_bias=False, eos_token_id=128012,
+        hidden_act="silu", hidden_size=2048, intermediate_size=11008, layer_types=["full_attention"] * 36,
+        max_position_embeddings=65536, max_window_layers=28, mlp_bias=False, no_rope_layer_interval=4,
+        no_rope_layers=[1, 1, 1, 0] * 9, num_attention_heads=16, num_hidden_layers=36, num_key_value_heads=4,
+        rms_norm_eps=1e-06, rope_scaling=None, rope_theta=5000000.0, sliding_window=None, use_sliding_window=False,
+        vocab_size=128256,
+    )  # fmt: skip
+    assert [n for n, turn in enumerate(config.rotations) if not turn.inverse_frequencies] == list(range(3, 36, 4))
+    assert set(config.windows) == {0}
+    assert config.tied_embeddings
+
+
+def test_qwen3_30b_a3b(tmp_path: Path) -> None:
+    config = read(
+        tmp_path, architectures=["Qwen3MoeForCausalLM"], model_type="qwen3_moe", attention_bias=False,
+        decoder_sparse_step=1, eos_token_id=151645, head_dim=128, hidden_act="silu", hidden_size=2048,
+        intermediate_size=6144, max_position_embeddings=40960, max_window_layers=48, mlp_only_layers=[],
+        moe_intermediate_size=768, norm_topk_prob=True, num_attention_heads=32, num_experts=128,
+        num_experts_per_tok=8, num_hidden_layers=48, num_key_value_heads=4, rms_norm_eps=1e-06, rope_scaling=None,
+        rope_theta=1000000.0, sliding_window=None, tie_word_embeddings=False, use_sliding_window=False,
+        vocab_size=151936,
+    )  # fmt: skip
+    experts = config.experts
+    assert experts is not None
+    assert all(experts.layers)
+    assert (experts.count, experts.chosen, experts.size, experts.normalised) == (128, 8, 768, True)
+
+
+def test_mixtral_8x7b(tmp_path: Path) -> None:
+    config = read(
+        tmp_path, architectures=["MixtralForCausalLM"], model_type="mixtral", eos_token_id=2, hidden_act="silu",
+        hidden_size=4096, intermediate_size=14336, max_position_embeddings=32768, num_attention_heads=32,
+        num_experts_per_tok=2, num_hidden_layers=32, num_key_value_heads=8, num_local_experts=8, rms_norm_eps=1e-05,
+        rope_theta=1000000.0, router_aux_loss_coef=0.02, sliding_window=None, tie_word_embeddings=False,
+        vocab_size=32000,
+    )  # fmt: skip
+    experts = config.experts
+    assert experts is not None
+    assert (experts.count, experts.chosen, experts.size, experts.normalised) == (8, 2, 14336, True)
+
+
+def test_gpt_oss_20b(tmp_path: Path) -> None:
+    config = read(
+        tmp_path, architectures=["GptOssForCausalLM"], model_type="gpt_oss", attention_bias=True, eos_token_id=200002,
+        experts_per_token=4, head_dim=64, hidden_act="silu", hidden_size=2880, initial_context_length=4096,
+        intermediate_size=2880, layer_types=["sliding_attention", "full_attention"] * 12,
+        max_position_embeddings=131072, num_attention_heads=64, num_experts_per_tok=4, num_hidden_layers=24,
+        num_key_value_heads=8, num_local_experts=32, pad_token_id=199999,
+        quantization_config={"modules_to_not_convert": ["model.layers.*.self_attn"], "quant_method": "mxfp4"},
+        rms_norm_eps=1e-05, rope_scaling={
+            "beta_fast": 32.0, "beta_slow": 1.0, "factor": 32.0, "original_max_position_embeddings": 4096,
+            "rope_type": "yarn", "truncate": False,
+        }, rope_theta=150000, sliding_window=128, swiglu_limit=7.0, tie_word_embeddings=False, vocab_size=201088,
+    )  # fmt: skip
+    assert config.windows == (128, 0) * 12
+    assert config.experts is not None
+    assert (config.experts.count, config.experts.chosen, config.experts.size) == (32, 4, 2880)
+    assert (config.experts.bias, config.experts.normalised) == (True, True)
+    assert (config.sinks, config.clamp) == (True, Clamp(slope=1.702, limit=7.0))
+    assert config.attention_bias
+    assert config.output_bias
+    assert abs(config.rotations[0].factor - 1.3465735902799727) < 1e-7  # 1 + ln(32) / 10
+
+
+def test_llama_4_scout(tmp_path: Path) -> None:
+    text = {
+        "model_type": "llama4_text", "attention_bias": False, "attention_chunk_size": 8192, "head_dim": 128,
+        "hidden_act": "silu", "hidden_size": 5120, "interleave_moe_layer_step": 1, "intermediate_size": 8192,
+        "intermediate_size_mlp": 16384, "max_position_embeddings": 10485760, "no_rope_layers": [],
+        "num_attention_heads": 40, "num_experts_per_tok": 1, "num_hidden_layers": 48, "num_key_value_heads": 8,
+        "num_local_experts": 16, "rms_norm_eps": 1e-05, "rope_theta": 500000.0, "rope_scaling": {
+            "factor": 16.0, "high_freq_factor": 1.0, "low_freq_factor": 1.0, "original_max_position_embeddings": 8192,
+            "rope_type": "llama3",
+        }, "use_qk_norm": True, "vocab_size": 202048,
+    }  # fmt: skip
+    config = read(
+        tmp_path, architectures=["Llama4ForConditionalGeneration"], model_type="llama4", text_config=text,
+        vision_config={"model_type": "llama4_vision_model"}, eos_token_id=[200001, 200007, 200008],
+    )  # fmt: skip
+    assert config.chunks == (8192, 8192, 8192, 0) * 12
+    assert [rotation == STILL for rotation in config.rotations] == [False, False, False, True] * 12
+    assert config.rotations[0].neighbours
+    assert config.temperature == Temperature(floor=8192, scale=0.1)
+    assert config.unit_head_norms
+    assert config.experts is not None
+    assert (config.experts.count, config.experts.chosen, config.experts.shared) == (16, 1, 8192)
+    assert all(config.experts.layers)
+    assert config.eos_token_ids == (200001, 200007, 200008)

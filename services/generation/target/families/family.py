@@ -48,4 +48,4 @@ class Family:
     sizes_by_layer: bool = False  # per_layer_config counts; values are normalised, and layers have scalars
     gguf_wide_queries: int = 0  # layers of the one model in GGUF whose query_pre_attn_scalar is hidden_size / heads
     gguf_modules: Mapping[str, str] = field(default_factory=dict)
-    """Names of a layer's modules in GGUF, and in transformers, where they are others than `weights.gguf_names` has."""
+    """Names of a layer's modules in GGUF, and in transformers, where they are others than `files.gguf_names` has."""

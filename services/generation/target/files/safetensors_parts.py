@@ -41,7 +41,7 @@ class _Stack:
 
 
 def parts_of(family: Family | None, entries: Mapping[str, Part]) -> dict[str, Part]:
-    """By the names of `families.layers`. Raises WeightsInvalid for stacked experts whose shapes fit nothing."""
+    """By the names of `config.layer_specs`. Raises WeightsInvalid for stacked experts whose shapes fit nothing."""
     found: dict[str, Part] = {}
     if family and family.multimodal:
         named = ((_in_text_part(name), part) for name, part in entries.items())

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from ledger.documents.content import Content
 from ledger.keys.signer import open_signer
+from services.auditor.audit_error import EngineFailed
 from services.auditor.auditor import Auditor
 from services.auditor.backlog import Backlog
-from services.auditor.errors import EngineFailed
 from services.auditor.examination import ContentReader, Examiner
 from services.auditor.journal import Journal
 from services.auditor.promise import Promise, Terms

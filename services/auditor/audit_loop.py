@@ -6,9 +6,9 @@ import logging
 import threading
 from collections.abc import Callable
 
+from services.auditor.audit_error import Interrupted, ScheduleError
 from services.auditor.auditor import Auditor, Examined
 from services.auditor.backlog import Backlog
-from services.auditor.errors import Interrupted, ScheduleError
 from services.client.errors import Cancelled, DeadlineExceeded, InvalidArgument, ResourceExhausted, Unavailable
 
 _log = logging.getLogger(__name__)

@@ -13,8 +13,8 @@ from ledger.documents.signed_document import read_document
 from ledger.documents.verdict import DEVIATION, Verdict
 from ledger.errors import LedgerError
 from ledger.keys.envelope import Envelope
+from services.auditor.audit_error import AuditError, BrokenLog, ServiceAway
 from services.auditor.backlog import Backlog, Due
-from services.auditor.errors import AuditError, BrokenLog, ServiceAway
 from services.auditor.examination import Examiner
 from services.auditor.finding import Finding
 from services.auditor.heartbeat import Heartbeat

@@ -23,7 +23,7 @@ from ledger.keys.envelope import Envelope
 from ledger.keys.trusted_keys import TrustedKeys
 from ledger.tree.entry import Entry, entry_hash
 from ledger.tree.merkle import Frontier, leaf_hash
-from services.auditor.errors import BrokenLog
+from services.auditor.audit_error import BrokenLog
 
 _log = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ import threading
 from types import TracebackType
 from typing import Self
 
-from services.auditor.errors import ScheduleError
+from services.auditor.audit_error import ScheduleError
 from services.auditor.schedule.schedule import Lease, Schedule
 from services.runtime.outage import Outage
 

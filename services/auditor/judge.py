@@ -9,8 +9,8 @@ from ledger.documents.content import Content
 from ledger.documents.receipt import Receipt
 from ledger.documents.verdict import AUDITOR, DECODE, DEVIATION, PREFILL
 from ledger.encoding.stream_digest import StreamDigest
+from services.auditor.audit_error import CannotReplay
 from services.auditor.comparison import compare
-from services.auditor.errors import CannotReplay
 from services.auditor.finding import Finding
 from services.auditor.replays.replayer import Replayer
 from services.client.errors import FailedPrecondition, Internal, InvalidArgument, KolmError, NotFound, Unimplemented

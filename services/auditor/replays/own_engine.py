@@ -9,8 +9,8 @@ from typing import cast
 from ledger.documents.content import Content
 from ledger.documents.receipt import Receipt
 from ledger.documents.verdict import AUDITOR, DECODE, PREFILL
+from services.auditor.audit_error import CannotReplay, EngineFailed, Interrupted
 from services.auditor.comparison import replay_limit
-from services.auditor.errors import CannotReplay, EngineFailed, Interrupted
 from services.auditor.replays.engine_plan import EnginePlan
 from services.client.generation.completion import Replayed
 from services.generation.engine.errors import InvalidRequest

@@ -12,8 +12,8 @@ from ledger.documents.receipt import Receipt
 from ledger.documents.sampling import Sampling
 from ledger.documents.structured_outputs import StructuredOutputsPart
 from ledger.documents.verdict import DECODE, SERVER
+from services.auditor.audit_error import CannotReplay, Interrupted, ServiceAway
 from services.auditor.comparison import replay_limit
-from services.auditor.errors import CannotReplay, Interrupted, ServiceAway
 from services.client.errors import Cancelled, DeadlineExceeded, KolmError, ResourceExhausted, Unavailable
 from services.client.generation.completion import Replayed
 from services.client.generation.request import SamplingParams

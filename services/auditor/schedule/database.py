@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy import Connection, Engine, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
-from services.auditor.errors import ScheduleError
+from services.auditor.audit_error import ScheduleError
 from services.auditor.schedule.tables import REVISION, VERSION_TABLE
 from services.runtime.migration import ForeignDatabase, Migrations
 

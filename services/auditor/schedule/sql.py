@@ -14,7 +14,7 @@ from sqlalchemy import Connection, Engine, and_, delete, or_, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import SQLAlchemyError
 
-from services.auditor.errors import ScheduleError
+from services.auditor.audit_error import ScheduleError
 from services.auditor.schedule.schedule import DEAD, LEASED, WAITING, DrawTurn, Job, Lease
 from services.auditor.schedule.tables import draw, jobs
 

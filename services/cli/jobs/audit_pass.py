@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from services.auditor.assembly import AuditorPlan, connected
+from services.auditor.audit_error import AuditError, BrokenLog, EngineFailed, ServiceAway
 from services.auditor.auditor import Auditor, Examined
-from services.auditor.errors import AuditError, BrokenLog, EngineFailed, ServiceAway
 from services.cli.failures.exits import Away, Failed, UsageError, VerificationFailed
 from services.cli.terminal.output import talk
 from services.client import LedgerClient

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from sqlalchemy import make_url
 
-from services.auditor.errors import ScheduleError
+from services.auditor.audit_error import ScheduleError
 from services.auditor.schedule.database import open_database, sqlite_url
 from services.auditor.schedule.sql import SqlSchedule
 from services.cli.failures.exits import Failed, Missing, UsageError

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from services.auditor.errors import ScheduleError
+from services.auditor.audit_error import ScheduleError
 from services.auditor.schedule.database import open_database, sqlite_url
 from services.auditor.schedule.schedule import DEAD, LEASED, WAITING, Schedule
 from services.auditor.schedule.sql import SqlSchedule

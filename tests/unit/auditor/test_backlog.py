@@ -13,8 +13,8 @@ from ledger.documents.verdict import Verdict
 from ledger.keys.ed25519 import SigningKey
 from ledger.keys.envelope import Envelope
 from ledger.tree.entry import Entry
+from services.auditor.audit_error import BrokenLog
 from services.auditor.backlog import Backlog
-from services.auditor.errors import BrokenLog
 from tests.unit.auditor.logs import entries, folded, root
 from tests.unit.ledger.builders import (
     BASE,

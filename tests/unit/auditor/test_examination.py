@@ -15,7 +15,7 @@ from ledger.encoding.cid import cid
 from ledger.encoding.commitment import OUTPUT_DOMAIN, commit
 from ledger.encoding.stream_digest import StreamDigest
 from ledger.keys.envelope import Envelope
-from services.auditor.errors import CannotReplay, ServiceAway
+from services.auditor.audit_error import CannotReplay, ServiceAway
 from services.auditor.examination import Examiner
 from services.auditor.finding import Finding
 from services.client.errors import FailedPrecondition, Internal, KolmError

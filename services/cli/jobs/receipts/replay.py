@@ -10,7 +10,7 @@ from ledger.bundle.receipt_file import ReceiptFile
 from ledger.documents.receipt import Receipt
 from ledger.documents.signed_document import open_document
 from ledger.documents.verdict import DEVIATION, UNREPLAYABLE
-from services.auditor.errors import AuditError
+from services.auditor.audit_error import AuditError
 from services.auditor.finding import Finding
 from services.auditor.judge import Judge
 from services.auditor.replays.engine_plan import EnginePlan

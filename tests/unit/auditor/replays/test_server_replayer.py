@@ -10,7 +10,7 @@ import pytest
 from ledger.documents.receipt import Receipt
 from ledger.documents.sampling import Sampling
 from ledger.encoding.cid import cid
-from services.auditor.errors import Interrupted, ServiceAway
+from services.auditor.audit_error import Interrupted, ServiceAway
 from services.auditor.replays.server_replayer import PatientReplayer, as_requested
 from services.client import Runtime
 from services.client.errors import Cancelled, FailedPrecondition, KolmError, ResourceExhausted, Unavailable

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from services.training.errors import SettingsInvalid
+from services.training.training_error import SettingsInvalid
 
 Item = TypeVar("Item")
 

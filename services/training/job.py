@@ -13,8 +13,8 @@ from services.generation.drafting.eagle3.head import Head
 from services.generation.drafting.eagle3.loading import load_head
 from services.generation.target.config.config import TargetConfig, rope_parameters
 from services.training.budget import Budget
-from services.training.errors import PromptsInvalid, SettingsInvalid
 from services.training.plan import DataPlan, HeadSizes, LessonPlan, Plan
+from services.training.training_error import PromptsInvalid, SettingsInvalid
 from services.training.work_folder import check_out, digest_of
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from services.generation.drafting.eagle3.config import HeadConfig
 from services.generation.target.config.config import TargetConfig
-from services.training.errors import SettingsInvalid
+from services.training.training_error import SettingsInvalid
 
 Precision = Literal["bfloat16", "float32"]
 

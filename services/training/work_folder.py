@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from services.training.errors import OutputInvalid
 from services.training.plan import Plan
+from services.training.training_error import OutputInvalid
 
 
 class WorkFolder:

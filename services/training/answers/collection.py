@@ -16,9 +16,9 @@ from services.training.answers.prompts import read_prompts, split
 from services.training.answers.recordings import Archive, Prefill, Recordings, Stored
 from services.training.answers.regeneration import Question, questions, regenerate
 from services.training.devices import Devices
-from services.training.errors import PromptsInvalid
 from services.training.job import Job
 from services.training.reporter import Reporter
+from services.training.training_error import PromptsInvalid
 from services.training.work_folder import WorkFolder
 
 _SECONDS_PER_MINUTE = 60.0

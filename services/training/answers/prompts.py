@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from services.generation.engine.text.tokenizer import Tokenizer
-from services.training.errors import PromptsInvalid
+from services.training.training_error import PromptsInvalid
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from services.generation.target.rows import RowsBuilder
 from services.generation.target.target import Target
 from services.training.answers.answer import Answer, AnswerFile, Recording, Streams
-from services.training.errors import DiskFull
+from services.training.training_error import DiskFull
 
 _BYTES = 2  # of a bfloat16
 _ROWS = 256  # of a pass; a whole answer is one pass at least

@@ -16,13 +16,13 @@ from services.training.answers.answer import Answer
 from services.training.answers.recordings import Recordings
 from services.training.budget import Budget
 from services.training.devices import Devices
-from services.training.errors import OutputInvalid
 from services.training.head.batches import Passes, Window, window_of
 from services.training.head.loss import Teacher, step_sums
 from services.training.head.module import HeadModule
 from services.training.head.optimiser import Clock, Optimiser, rate_factor
 from services.training.plan import LessonPlan
 from services.training.reporter import StepReport
+from services.training.training_error import OutputInvalid
 from services.training.work_folder import write_checkpoint
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}

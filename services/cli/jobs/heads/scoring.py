@@ -29,8 +29,8 @@ from services.generation.target.fixed_shape.fixed_shape_target import FixedShape
 from services.generation.target.loading import load_target
 from services.generation.target.probing.profile import measure_profile
 from services.training.answers.prompts import read_prompts
-from services.training.errors import PromptsInvalid
 from services.training.kscore import DEPTH, Measured, NothingMeasured, Prompt, measure, prompts_digest
+from services.training.training_error import PromptsInvalid
 
 Target = CpuTarget | FixedShapeTarget
 

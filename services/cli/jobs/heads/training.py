@@ -11,9 +11,9 @@ from services.generation.drafting.eagle3.errors import HeadError
 from services.generation.target.errors import TargetError
 from services.training.acceptance import Acceptance
 from services.training.devices import devices
-from services.training.errors import DiskFull, TrainingError
 from services.training.job import Job
 from services.training.run import train_head
+from services.training.training_error import DiskFull, TrainingError
 
 
 def run(job: Job, device: str | None) -> dict[str, Acceptance] | None:

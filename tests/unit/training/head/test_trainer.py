@@ -17,12 +17,12 @@ from services.training.acceptance import measure, walk
 from services.training.answers.answer import Answer
 from services.training.budget import Minutes, Steps
 from services.training.devices import Devices
-from services.training.errors import OutputInvalid
 from services.training.head.batches import Passes
 from services.training.head.initial_head import coverage, frequent_tokens, known_head
 from services.training.head.optimiser import rate_factor
 from services.training.head.trainer import Trainer
 from services.training.plan import LessonPlan
+from services.training.training_error import OutputInvalid
 from tests.ports import known_port
 from tests.unit.training.material import Material
 

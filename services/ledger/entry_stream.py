@@ -10,7 +10,7 @@ from kolm.ledger.v1 import ledger_pb2
 from ledger.errors import LedgerError
 from ledger.log.writer import Appended
 from services.ledger import messages
-from services.ledger.errors import to_kolm_error
+from services.ledger.ledger_errors import to_kolm_error
 from services.ledger.window import Window
 from services.runtime.calls.request_context import current_request_id
 from services.runtime.calls.status import to_status

@@ -28,8 +28,8 @@ from services.ledger import list_pages, messages
 from services.ledger.bundle_stream import bundle_pieces
 from services.ledger.checkpoints import Checkpoints
 from services.ledger.entry_stream import EntryStream
-from services.ledger.errors import ledger_errors
 from services.ledger.intake import Intake, require_operator
+from services.ledger.ledger_errors import ledger_errors
 from services.ledger.reads import LogReads
 from services.ledger.sight import whole_log
 from services.ledger.wakeups import Growth

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ledger.errors import NotWritten, StoreDamaged, StoreError
-from services.ledger.errors import to_kolm_error
+from services.ledger.ledger_errors import to_kolm_error
 
 
 @pytest.mark.parametrize(

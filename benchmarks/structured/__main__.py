@@ -29,7 +29,7 @@ from benchmarks.machine import RESULTS, machine
 from benchmarks.structured.schemas import Schema, schemas
 from services.generation.drafting.suffix import SuffixDrafter
 from services.generation.engine.core import EngineCore
-from services.generation.engine.errors import InvalidRequest
+from services.generation.engine.engine_error import InvalidRequest
 from services.generation.engine.events import Event, Finished, Outcome
 from services.generation.engine.grammars.compiler import GrammarCompiler
 from services.generation.engine.grammars.grammar import Grammar

@@ -13,7 +13,7 @@ from services.auditor.audit_error import CannotReplay, EngineFailed, Interrupted
 from services.auditor.comparison import replay_limit
 from services.auditor.replays.engine_plan import EnginePlan
 from services.client.generation.completion import Replayed
-from services.generation.engine.errors import InvalidRequest
+from services.generation.engine.engine_error import InvalidRequest
 from services.generation.engine.grammars.structured_outputs import KINDS, Kind, StructuredOutputs, grammar_engine
 from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.target.errors import TargetError

@@ -14,7 +14,7 @@ from services.generation.api.generation_metrics import GenerationMetrics
 from services.generation.api.request_log import log_request
 from services.generation.api.run import Completed, Run
 from services.generation.engine.async_engine import AsyncEngine, Ticket
-from services.generation.engine.errors import EngineError
+from services.generation.engine.engine_error import EngineError
 from services.generation.engine.events import Chunk, Event, Outcome
 from services.generation.halts.halt_board import HaltBoard
 from services.generation.quotas.tenant_quotas import TenantQuotas

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from services.generation.engine.cost import PassCost, breakeven
 from services.generation.engine.counts import Counts
 from services.generation.engine.drafter import Budget, Drafter
-from services.generation.engine.errors import InvalidRequest
+from services.generation.engine.engine_error import InvalidRequest
 from services.generation.engine.events import Sink
 from services.generation.engine.prefixes.sharing import PrefixSharing
 from services.generation.engine.request import EngineRequest

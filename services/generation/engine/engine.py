@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from services.generation.engine.core import EngineCore
 from services.generation.engine.counts import Counts
-from services.generation.engine.errors import EngineStopped
+from services.generation.engine.engine_error import EngineStopped
 from services.generation.engine.events import Sink
 from services.generation.engine.request import EngineRequest
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from services.generation.engine.errors import ContextExceeded, InvalidRequest
+from services.generation.engine.engine_error import ContextExceeded, InvalidRequest
 from services.generation.engine.grammars.structured_outputs import StructuredOutputs
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from ledger.encoding.stream_digest import StreamDigest
 from services.generation.engine.counts import Counts
-from services.generation.engine.errors import UnusableLogits
+from services.generation.engine.engine_error import UnusableLogits
 from services.generation.engine.events import Chunk, Finished, FinishReason, Outcome, Sink, TokenLogprobs
 from services.generation.engine.request import EngineRequest
 from services.generation.engine.sampling.grammar_mask import GrammarMask

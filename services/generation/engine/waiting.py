@@ -6,7 +6,7 @@ from bisect import insort
 from collections import deque
 from collections.abc import Iterator
 
-from services.generation.engine.errors import EngineFull
+from services.generation.engine.engine_error import EngineFull
 from services.generation.engine.sequence import Sequence
 
 _EMITTED_WEIGHT = 2  # of a token emitted, where one of a prompt counts 1, as in the paper

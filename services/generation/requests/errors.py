@@ -7,7 +7,13 @@ from contextlib import contextmanager
 
 import grpc
 
-from services.generation.engine.errors import ContextExceeded, EngineError, EngineFull, EngineStopped, InvalidRequest
+from services.generation.engine.engine_error import (
+    ContextExceeded,
+    EngineError,
+    EngineFull,
+    EngineStopped,
+    InvalidRequest,
+)
 from services.runtime.errors import InvalidArgument, KolmError, ResourceExhausted, Unavailable
 
 CONTEXT_LENGTH_EXCEEDED = "CONTEXT_LENGTH_EXCEEDED"

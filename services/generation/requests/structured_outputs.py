@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from kolm.generation.v1 import sampling_pb2 as pb
 from ledger.encoding.canonical import canonical
-from services.generation.engine.errors import InvalidRequest
+from services.generation.engine.engine_error import InvalidRequest
 from services.generation.engine.grammars.compiler import GrammarCompiler
 from services.generation.engine.grammars.grammar import Grammar
 from services.generation.engine.grammars.structured_outputs import StructuredOutputs, grammar_engine

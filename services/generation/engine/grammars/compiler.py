@@ -12,7 +12,7 @@ from typing import Any
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.gbnf_to_lark import any_to_lark
 
-from services.generation.engine.errors import InvalidRequest
+from services.generation.engine.engine_error import InvalidRequest
 from services.generation.engine.grammars.grammar import Grammar
 from services.generation.engine.grammars.schema_fault import path_of_fault
 from services.generation.engine.grammars.structured_outputs import MAX_TEXT, StructuredOutputs

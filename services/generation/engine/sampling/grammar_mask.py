@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from services.generation.engine.errors import UnusableLogits
+from services.generation.engine.engine_error import UnusableLogits
 from services.generation.engine.grammars.grammar import Grammar
 from services.generation.engine.sampling.mask import UInt32, forbid
 from services.generation.engine.sampling.processor import Float32, LogitsMask

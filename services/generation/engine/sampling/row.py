@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from services.generation.engine.errors import UnusableLogits
+from services.generation.engine.engine_error import UnusableLogits
 from services.generation.engine.sampling.compiled import compiled, inlined
 
 Float32 = NDArray[np.float32]

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from itertools import accumulate
 
-from services.generation.engine.errors import UnusableLogits
+from services.generation.engine.engine_error import UnusableLogits
 from services.generation.engine.events import TokenLogprobs
 from services.generation.engine.request import SamplingParams
 

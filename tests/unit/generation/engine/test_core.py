@@ -11,7 +11,7 @@ from scipy import stats
 from services.generation.drafting.lookahead import LookaheadDrafter
 from services.generation.engine.core import EngineCore
 from services.generation.engine.drafter import Drafter
-from services.generation.engine.errors import EngineFull, InvalidRequest
+from services.generation.engine.engine_error import EngineFull, InvalidRequest
 from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.engine.settings import EngineSettings
 from tests.fakes.decoder import LetterDecoder

@@ -11,7 +11,7 @@ import pytest
 
 from services.generation.engine.core import EngineCore
 from services.generation.engine.engine import Engine
-from services.generation.engine.errors import EngineStopped, InvalidRequest
+from services.generation.engine.engine_error import EngineStopped, InvalidRequest
 from services.generation.engine.events import Chunk, Event, Finished
 from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.engine.settings import EngineSettings

@@ -16,7 +16,7 @@ from services.generation.drafting.lookahead import LookaheadDrafter
 from services.generation.drafting.rest import RestDrafter
 from services.generation.drafting.suffix import SuffixDrafter
 from services.generation.engine.drafter import Drafter
-from services.generation.engine.errors import InvalidRequest
+from services.generation.engine.engine_error import InvalidRequest
 from services.generation.engine.events import Outcome
 from services.generation.engine.grammars.structured_outputs import StructuredOutputs
 from services.generation.engine.request import EngineRequest, SamplingParams

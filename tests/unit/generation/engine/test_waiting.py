@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from services.generation.engine.core import EngineCore
-from services.generation.engine.errors import EngineFull
+from services.generation.engine.engine_error import EngineFull
 from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.engine.settings import EngineSettings
 from tests.fakes.decoder import LetterDecoder

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from services.generation.engine.errors import InvalidRequest
+from services.generation.engine.engine_error import InvalidRequest
 from services.generation.engine.events import Outcome
 from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.engine.settings import EngineSettings

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from services.generation.engine.errors import InvalidRequest
+from services.generation.engine.engine_error import InvalidRequest
 from services.generation.engine.grammars import compiler as module
 from services.generation.engine.grammars.compiler import GrammarCompiler
 from services.generation.engine.grammars.structured_outputs import MAX_TEXT, Kind, StructuredOutputs

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.generation.engine.errors import UnusableLogits
+from services.generation.engine.engine_error import UnusableLogits
 from services.generation.engine.grammars.structured_outputs import StructuredOutputs
 from services.generation.engine.sampling.grammar_mask import GrammarMask
 from services.generation.engine.sampling.mask import forbid

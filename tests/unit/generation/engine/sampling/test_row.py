@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from numpy.typing import NDArray
 
-from services.generation.engine.errors import UnusableLogits
+from services.generation.engine.engine_error import UnusableLogits
 from services.generation.engine.sampling.row import GROUP, Row, key_of, value_of
 from tests.examples import examples
 from tests.fakes.logits import rows

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy import stats
 from transformers import MinPLogitsWarper, RepetitionPenaltyLogitsProcessor, TopKLogitsWarper, TopPLogitsWarper
 
-from services.generation.engine.errors import UnusableLogits
+from services.generation.engine.engine_error import UnusableLogits
 from services.generation.engine.request import SamplingParams
 from services.generation.engine.sampling.processors import LogitsProcessors
 from services.generation.engine.sampling.row import Row

@@ -15,16 +15,20 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer as FastTokenizer
 
-from services.datastores.documents import Document
-from services.datastores.errors import BuildFailed, CorpusInvalid
+from services.datastores.documents import CorpusInvalid, Document
 from services.datastores.passages import PassageVectors, build_index
 from services.datastores.shard_writer import ShardWriter
 from services.datastores.tokenising import Tokenising
+from services.generation.drafting.retrieval.datastore_error import DatastoreError
 from services.generation.drafting.retrieval.embedders.embedder import Float32
 from services.generation.drafting.retrieval.embedders.models import Models
 from services.generation.drafting.retrieval.manifest import NAME, Blob, Manifest
 
 _COMMON = 1e-3  # a token as frequent as this counts half (Arora et al. 2017, "a simple but tough-to-beat baseline")
+
+
+class BuildFailed(DatastoreError):
+    """A datastore could not be written: no room, no permission, or something stands there already."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,10 +12,14 @@ from html.parser import HTMLParser
 from itertools import chain
 from pathlib import Path
 
-from services.datastores.errors import CorpusInvalid
+from services.generation.drafting.retrieval.datastore_error import DatastoreError
 
 _HIDDEN = ("script", "style", "noscript", "template")
 _BREAKS = ("p", "br", "div", "li", "tr", "h1", "h2", "h3", "h4", "h5", "h6", "pre", "section", "article", "table")
+
+
+class CorpusInvalid(DatastoreError):
+    """A corpus cannot be read, or holds nothing; the message names the file and what to do."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,8 @@ from services.client.ledger.key_entries import key_entries
 from services.generation.drafting.method_spec import Parts
 from services.generation.drafting.methods import CannotDraft
 from services.generation.drafting.retrieval.datastore import Datastore
+from services.generation.drafting.retrieval.datastore_error import DatastoreError
 from services.generation.drafting.retrieval.embedders.models import Models
-from services.generation.drafting.retrieval.errors import DatastoreError
 from services.generation.heads.head_loading import (
     HeadSources,
     LoadedHeads,

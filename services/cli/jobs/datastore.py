@@ -14,13 +14,12 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from services.cli.failures.exits import Failed, Missing, UsageError, VerificationFailed
 from services.cli.terminal.output import talk
-from services.datastores.builder import BuildParameters, BuildProgress, DatastoreBuilder, check_out
-from services.datastores.documents import find_files, read_documents, with_text
-from services.datastores.errors import BuildFailed, CorpusInvalid
+from services.datastores.builder import BuildFailed, BuildParameters, BuildProgress, DatastoreBuilder, check_out
+from services.datastores.documents import CorpusInvalid, find_files, read_documents, with_text
 from services.datastores.tokenising import fast_tokenizer
+from services.generation.drafting.retrieval.datastore_error import EmbedderInvalid, StoreInvalid, StoreMismatch
 from services.generation.drafting.retrieval.embedders.models import Models
 from services.generation.drafting.retrieval.embedders.sentence_model import SentenceModel
-from services.generation.drafting.retrieval.errors import EmbedderInvalid, StoreInvalid, StoreMismatch
 from services.generation.drafting.retrieval.manifest import Manifest
 from services.generation.target.errors import TargetError
 from services.generation.target.folders.identity import tokenizer_cid

@@ -23,7 +23,7 @@ from services.generation.receipts.issuer import ReceiptIssuer, SignedPromise, Si
 from services.generation.receipts.outbox import Outbox
 from services.generation.receipts.promised import PromisedReceipts
 from services.generation.receipts.speedup import Speedup, replayed
-from services.generation.requests.errors import refusal
+from services.generation.requests.refusal import refusal
 from services.generation.requests.resolution import Resolved
 from services.generation.requests.server_identity import Identity
 from services.runtime.errors import DeadlineExceeded, KolmError, ResourceExhausted, Unavailable

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -23,18 +23,33 @@ from services.generation.engine.text.tokenizer import Tokenizer
 from services.generation.halts.halt_board import HaltBoard
 from services.generation.heads.head_board import HeadBoard
 from services.generation.receipts.outbox import Outbox
-from services.generation.requests.errors import SpeculationDeviated, engine_errors
+from services.generation.requests.refusal import engine_errors
 from services.generation.requests.replay import replay_request
 from services.generation.requests.resolution import Resolved, Resolver
 from services.generation.requests.server_identity import Identity
 from services.runtime.access.caller import tenant_of_call
-from services.runtime.errors import DeadlineExceeded, InvalidArgument
+from services.runtime.errors import DeadlineExceeded, InvalidArgument, KolmError
 
 SERVICE = "kolm.generation.v1.GenerationService"
 
 _PROMISE_KEY = "kolm-promise-bin"
 
 Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class SpeculationDeviated(KolmError):
+    """An inline replay with speculation off gave another stream than the one served. Its receipts say so too."""
+
+    code = grpc.StatusCode.INTERNAL
+
+    def __init__(self, methods: Sequence[str], receipt_ids: Sequence[str]) -> None:
+        """`methods` drafted for it; the first is the one that it began with."""
+        super().__init__(
+            f"decoding again with speculation off gave another result than {', '.join(methods)}; do not use this "
+            "output. What speculates is halted on this server until the ledger has halts and an operator's resumes",
+            reason="SPEC_DECODE_DEVIATION",
+            metadata={"method": methods[0], "methods": ",".join(methods), "receipt_ids": ",".join(receipt_ids)},
+        )
 
 
 class GenerationServicer(GenerationServiceServicer):

@@ -32,7 +32,7 @@ from services.client.errors import DataLoss, DeadlineExceeded, KolmError, NotFou
 from services.client.registry.head_fetch import answers, fetch_head, find_head
 from services.client.registry.head_folder import HeadFolderInvalid, manifest_of, training_of
 from services.client.registry.registry import RegistryClient
-from services.generation.drafting.eagle3.errors import HeadError, HeadForAnotherBase
+from services.generation.drafting.eagle3.config import HeadError, HeadForAnotherBase
 from services.generation.drafting.eagle3.head import Head
 from services.generation.drafting.eagle3.loading import load_head
 from services.generation.heads.served_heads import RefusedHead, ServedHead

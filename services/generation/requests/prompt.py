@@ -10,7 +10,7 @@ from kolm.generation.v1 import generation_pb2 as pb
 from ledger.encoding.canonical import canonical
 from services.generation.engine.text.tokenizer import Tokenizer
 from services.generation.engine.text.tool_calls import ToolCallSyntax
-from services.generation.requests.errors import CONTEXT_LENGTH_EXCEEDED
+from services.generation.requests.refusal import CONTEXT_LENGTH_EXCEEDED
 from services.generation.requests.tools import Tools, chat_turns, read_tools, sent_turns
 from services.runtime.errors import InvalidArgument
 

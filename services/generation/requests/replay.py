@@ -8,7 +8,7 @@ from dataclasses import replace
 from kolm.generation.v1 import generation_pb2 as pb
 from services.generation.engine.grammars.compiler import GrammarCompiler
 from services.generation.engine.request import EngineRequest
-from services.generation.requests.errors import engine_errors
+from services.generation.requests.refusal import engine_errors
 from services.generation.requests.sampling import MAX_CHOICES, read_sampling
 from services.generation.requests.server_identity import Identity
 from services.generation.requests.structured_outputs import compiled

@@ -15,9 +15,9 @@ from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.engine.text.tool_calls import ToolCallSyntax
 from services.generation.halts.halt_board import HaltBoard
 from services.generation.heads.head_board import HeadBoard
-from services.generation.requests.errors import engine_errors
 from services.generation.requests.policy import Circumstances, Decision, decide
 from services.generation.requests.prompt import PromptReader
+from services.generation.requests.refusal import engine_errors
 from services.generation.requests.sampling import read_choices, read_sampling
 from services.generation.requests.server_identity import Identity
 from services.generation.requests.speculation import SpeculationRequest, read_speculation

@@ -13,7 +13,7 @@ from services.generation.engine.grammars.compiler import GrammarCompiler
 from services.generation.engine.grammars.grammar import Grammar
 from services.generation.engine.grammars.structured_outputs import StructuredOutputs, grammar_engine
 from services.generation.engine.text.tool_calls import ToolCallSyntax
-from services.generation.requests.errors import engine_errors
+from services.generation.requests.refusal import engine_errors
 from services.generation.requests.tools import Tools
 from services.runtime.errors import FailedPrecondition, InvalidArgument
 

@@ -28,7 +28,7 @@ from ledger.encoding.commitment import (
     commit_text,
 )
 from services.client.generation.runtime import SERVICE
-from services.generation.requests.errors import CONTEXT_LENGTH_EXCEEDED
+from services.generation.requests.refusal import CONTEXT_LENGTH_EXCEEDED
 from services.generation.requests.sampling import read_sampling, receipt_sampling
 from services.runtime.errors import FailedPrecondition, InvalidArgument, ResourceExhausted
 from services.runtime.server import Mount

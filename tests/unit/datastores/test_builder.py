@@ -13,9 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from services.datastores.builder import BuildParameters, BuildProgress
-from services.datastores.documents import Document
-from services.datastores.errors import BuildFailed, CorpusInvalid
+from services.datastores.builder import BuildFailed, BuildParameters, BuildProgress
+from services.datastores.documents import CorpusInvalid, Document
 from tests.fakes.datastores import (
     BASE,
     builder,

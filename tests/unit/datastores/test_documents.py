@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from services.datastores.documents import find_files, read_documents, strip_tags
-from services.datastores.errors import CorpusInvalid
+from services.datastores.documents import CorpusInvalid, find_files, read_documents, strip_tags
 
 
 def read(*paths: Path) -> tuple[list[str], list[str]]:
@@ -94,8 +93,7 @@ def test_what_is_neither_file_nor_folder_is_an_error_and_not_waited_for(tmp_path
 _AS_NOBODY = """
 import os, sys
 from pathlib import Path
-from services.datastores.documents import find_files, read_documents
-from services.datastores.errors import CorpusInvalid
+from services.datastores.documents import CorpusInvalid, find_files, read_documents
 b"x".decode("utf-8-sig")  # found now: nobody may not read where Python is installed
 if os.getuid() == 0:  # permissions mean nothing to root
     os.setgroups([])

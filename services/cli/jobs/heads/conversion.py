@@ -10,8 +10,8 @@ import torch
 
 from services.cli.failures.exits import UsageError
 from services.cli.terminal.output import talk
+from services.generation.drafting.eagle3.config import HeadError
 from services.generation.drafting.eagle3.confirmation import confirm_layers
-from services.generation.drafting.eagle3.errors import HeadError
 from services.generation.drafting.eagle3.head import Head
 from services.generation.drafting.eagle3.layout import write_head
 from services.generation.drafting.eagle3.loading import load_head, with_layers

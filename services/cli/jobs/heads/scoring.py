@@ -19,7 +19,7 @@ from services.cli.terminal.output import talk
 from services.cli.terminal.progress import bars
 from services.client.registry.head_folder import HeadFolderInvalid, manifest_of
 from services.client.registry.registry import RegistryClient
-from services.generation.drafting.eagle3.errors import HeadError
+from services.generation.drafting.eagle3.config import HeadError
 from services.generation.drafting.eagle3.head import Head
 from services.generation.drafting.eagle3.loading import load_head
 from services.generation.engine.text.tokenizer import Tokenizer

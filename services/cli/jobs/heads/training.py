@@ -7,7 +7,7 @@ import errno
 from services.cli.failures.exits import Failed, UsageError
 from services.cli.jobs.heads.training_reporter import terminal_reporter
 from services.cli.jobs.stop_signals import stop_signals
-from services.generation.drafting.eagle3.errors import HeadError
+from services.generation.drafting.eagle3.config import HeadError
 from services.generation.target.errors import TargetError
 from services.training.acceptance import Acceptance
 from services.training.devices import devices

@@ -5,10 +5,29 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from services.generation.drafting.eagle3.errors import HeadConfigInvalid, HeadForAnotherBase
 from services.generation.target.config.config import TargetConfig
 from services.generation.target.config.config_document import ACTIVATIONS
 from services.generation.target.config.layer_specs import LayerSpec, decoder_layer
+
+
+class HeadError(Exception):
+    """A head that cannot be loaded; the message says what was found, what was expected and what to do."""
+
+
+class HeadNotFound(HeadError):
+    """The folder, its config.json or its weights are missing."""
+
+
+class HeadConfigInvalid(HeadError):
+    """config.json is not JSON or of no known layout, or a member is missing, unknown, mistyped or out of range."""
+
+
+class HeadWeightsInvalid(HeadError):
+    """The weight file is truncated, or a tensor is missing, unknown, of another shape or dtype, or out of range."""
+
+
+class HeadForAnotherBase(HeadError):
+    """The head's sizes do not fit the base that it is loaded for."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from services.generation.drafting.eagle3.config import HeadConfig, head_shapes
-from services.generation.drafting.eagle3.errors import HeadConfigInvalid, HeadWeightsInvalid
+from services.generation.drafting.eagle3.config import HeadConfig, HeadConfigInvalid, HeadWeightsInvalid, head_shapes
 
 if TYPE_CHECKING:  # a server needs none
     import torch

@@ -11,8 +11,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from services.generation.drafting.eagle3.config import HeadConfig, head_shapes
-from services.generation.drafting.eagle3.errors import HeadConfigInvalid, HeadNotFound, HeadWeightsInvalid
+from services.generation.drafting.eagle3.config import (
+    HeadConfig,
+    HeadConfigInvalid,
+    HeadNotFound,
+    HeadWeightsInvalid,
+    head_shapes,
+)
 from services.generation.drafting.eagle3.head import Head, Origin
 from services.generation.drafting.eagle3.layout import CONFIG_FILE, LAYOUT, WEIGHTS_FILE, parse_config
 from services.generation.drafting.eagle3.published import default_layers, read_safeailab, read_speculators

@@ -11,8 +11,7 @@ from typing import Any
 
 from transformers import LlamaConfig, Qwen3Config
 
-from services.generation.drafting.eagle3.config import EMBEDDING, HeadConfig
-from services.generation.drafting.eagle3.errors import HeadConfigInvalid
+from services.generation.drafting.eagle3.config import EMBEDDING, HeadConfig, HeadConfigInvalid
 from services.generation.drafting.eagle3.layout import layer_numbers, typed
 from services.generation.target.config.config import TargetConfig
 from services.generation.target.families.gpt_oss import GPT_OSS

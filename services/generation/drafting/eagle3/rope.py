@@ -6,8 +6,7 @@ from typing import Any
 
 from transformers import LlamaConfig
 
-from services.generation.drafting.eagle3.config import HeadConfig
-from services.generation.drafting.eagle3.errors import HeadConfigInvalid
+from services.generation.drafting.eagle3.config import HeadConfig, HeadConfigInvalid
 from services.generation.target.config.rope import Rotation, rotation_of
 
 

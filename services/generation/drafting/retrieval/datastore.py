@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.generation.drafting.retrieval.backoff import LONGEST
+from services.generation.drafting.retrieval.datastore_error import StoreInvalid, StoreMismatch
 from services.generation.drafting.retrieval.embedders.embedder import Embedder
 from services.generation.drafting.retrieval.embedders.models import Models
-from services.generation.drafting.retrieval.errors import StoreInvalid, StoreMismatch
 from services.generation.drafting.retrieval.manifest import Manifest
 from services.generation.drafting.retrieval.passage_index import PassageIndex
 from services.generation.drafting.retrieval.shard import Shard

@@ -12,8 +12,8 @@ import numpy as np
 
 from ledger.encoding.canonical import canonical
 from ledger.encoding.cid import cid
+from services.generation.drafting.retrieval.datastore_error import StoreInvalid
 from services.generation.drafting.retrieval.embedders.embedder import Embedding
-from services.generation.drafting.retrieval.errors import StoreInvalid
 
 TYPE = "kolm.datastore.v1"
 NAME = "manifest.json"

@@ -8,7 +8,7 @@ import faiss
 import numpy as np
 from numpy.typing import NDArray
 
-from services.generation.drafting.retrieval.errors import StoreInvalid
+from services.generation.drafting.retrieval.datastore_error import StoreInvalid
 
 _PROBES = 16  # inverted lists that a search reads
 

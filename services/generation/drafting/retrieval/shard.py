@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from services.generation.drafting.relaxed import relaxed
 from services.generation.drafting.retrieval.backoff import Suffixes
-from services.generation.drafting.retrieval.errors import StoreInvalid
+from services.generation.drafting.retrieval.datastore_error import StoreInvalid
 from services.generation.drafting.retrieval.manifest import token_dtype
 from services.generation.drafting.retrieval.suffixes import Int64, Tokens, longest_end, range_of
 

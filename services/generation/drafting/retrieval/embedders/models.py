@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from tokenizers import Tokenizer as FastTokenizer
 
+from services.generation.drafting.retrieval.datastore_error import StoreMismatch
 from services.generation.drafting.retrieval.embedders.embedder import BASE, SENTENCES, Embedder, Embedding, Float32
 from services.generation.drafting.retrieval.embedders.input_layer import InputLayer
 from services.generation.drafting.retrieval.embedders.sentence_model import SentenceEmbedder, SentenceModel
-from services.generation.drafting.retrieval.errors import StoreMismatch
 from services.generation.target.folders.identity import base_cid
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from tokenizers import Tokenizer as FastTokenizer
 
 from ledger.documents.named_file import NamedFile
 from ledger.encoding.cid import cid_of_json
+from services.generation.drafting.retrieval.datastore_error import EmbedderInvalid
 from services.generation.drafting.retrieval.embedders.embedder import Embedding, Float32
-from services.generation.drafting.retrieval.errors import EmbedderInvalid
 from services.generation.target.folders.digests import FileDigests
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from services.generation.drafting.eagle3.errors import (
+from services.generation.drafting.eagle3.config import (
     HeadConfigInvalid,
     HeadForAnotherBase,
     HeadNotFound,

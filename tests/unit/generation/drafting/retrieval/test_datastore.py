@@ -10,7 +10,7 @@ import pytest
 
 from services.datastores.builder import BuildParameters
 from services.generation.drafting.retrieval.datastore import Datastore
-from services.generation.drafting.retrieval.errors import StoreInvalid, StoreMismatch
+from services.generation.drafting.retrieval.datastore_error import StoreInvalid, StoreMismatch
 from services.generation.drafting.retrieval.manifest import Manifest
 from tests.fakes.datastores import (
     BASE,

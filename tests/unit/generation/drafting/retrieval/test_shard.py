@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.datastores.shard_writer import sorted_suffixes
-from services.generation.drafting.retrieval.errors import StoreInvalid
+from services.generation.drafting.retrieval.datastore_error import StoreInvalid
 from services.generation.drafting.retrieval.manifest import token_dtype
 from services.generation.drafting.retrieval.shard import Shard
 

@@ -22,11 +22,11 @@ from services.generation.drafting.copies import OwnText
 from services.generation.drafting.draft_tree.candidates import sampling_of
 from services.generation.drafting.rest import Retrieval
 from services.generation.drafting.retrieval.datastore import Datastore
+from services.generation.drafting.retrieval.datastore_error import EmbedderInvalid, StoreInvalid, StoreMismatch
 from services.generation.drafting.retrieval.embedders.embedder import Embedding
 from services.generation.drafting.retrieval.embedders.hidden_states import HiddenStates
 from services.generation.drafting.retrieval.embedders.models import Models
 from services.generation.drafting.retrieval.embedders.sentence_model import SentenceModel, directory_cid
-from services.generation.drafting.retrieval.errors import EmbedderInvalid, StoreInvalid, StoreMismatch
 from services.generation.drafting.retrieval.manifest import NAME, Blob, Manifest
 from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.target.cpu import CpuTarget

@@ -1,11 +1,9 @@
-"""Maps the engine's errors to those that callers see; and the one error that only this service has."""
+"""Why a request was not taken: the engine's errors as those that callers see, and as the metrics have them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-
-import grpc
 
 from services.generation.engine.engine_error import (
     ContextExceeded,
@@ -19,21 +17,6 @@ from services.runtime.errors import InvalidArgument, KolmError, ResourceExhauste
 CONTEXT_LENGTH_EXCEEDED = "CONTEXT_LENGTH_EXCEEDED"
 """OpenAI's name. Routers know by it, or by the words "this model's maximum context length", to ask another model."""
 _FULL_RETRY_SECONDS = 1.0
-
-
-class SpeculationDeviated(KolmError):
-    """An inline replay with speculation off gave another stream than the one served. Its receipts say so too."""
-
-    code = grpc.StatusCode.INTERNAL
-
-    def __init__(self, methods: Sequence[str], receipt_ids: Sequence[str]) -> None:
-        """`methods` drafted for it; the first is the one that it began with."""
-        super().__init__(
-            f"decoding again with speculation off gave another result than {', '.join(methods)}; do not use this "
-            "output. What speculates is halted on this server until the ledger has halts and an operator's resumes",
-            reason="SPEC_DECODE_DEVIATION",
-            metadata={"method": methods[0], "methods": ",".join(methods), "receipt_ids": ",".join(receipt_ids)},
-        )
 
 
 def refusal(error: KolmError | EngineError) -> str | None:

@@ -2,7 +2,7 @@
 
 
 class DatastoreError(Exception):
-    """Root of the family; `services.datastores.errors` adds the errors of a build."""
+    """Root of the family; `services.datastores` adds the errors of a build."""
 
 
 class StoreInvalid(DatastoreError):

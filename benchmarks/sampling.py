@@ -8,7 +8,7 @@ from statistics import median
 
 import numpy as np
 
-from services.generation.compiled_code import compile_sampling
+from services.generation.compiled.compiled_code import compile_sampling
 from services.generation.engine.request import SamplingParams
 from services.generation.engine.sampling.row import Row
 from services.generation.engine.sampling.sampler import Sampler, logprobs_of

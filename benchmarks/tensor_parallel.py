@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from services.generation.compiled_code import compile_sampling
+from services.generation.compiled.compiled_code import compile_sampling
 from services.generation.drafting.lookahead import LookaheadDrafter
 from services.generation.engine.core import EngineCore
 from services.generation.engine.cost import PassCost

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from services.generation.first_start import compile_beside
+from services.generation.compiled.first_start import compile_beside
 from services.generation.settings import GenerationSettings
 from services.generation.target.without_torch import spare_torch
 from services.runtime.process import run_service

@@ -9,8 +9,8 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from services.generation.compiled_code import compile_sampling
-from services.generation.compiled_parts import compiling
+from services.generation.compiled.compiled_code import compile_sampling
+from services.generation.compiled.compiled_parts import compiling
 from services.generation.drafting.method_spec import Parts
 from services.generation.drafting.methods import build_drafters, method_of
 from services.generation.engine.core import EngineCore

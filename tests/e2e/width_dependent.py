@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from services.generation.first_start import compile_beside
+from services.generation.compiled.first_start import compile_beside
 from services.generation.serving import main
 from services.generation.settings import GenerationSettings
 from services.generation.target.loading import load_target

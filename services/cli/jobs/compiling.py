@@ -6,7 +6,7 @@ import logging
 from pathlib import Path
 
 from services.cli.failures.exits import Failed
-from services.generation.compiled_code import compile_everything
+from services.generation.compiled.compiled_code import compile_everything
 from services.generation.engine.compile_log import compile_log
 from services.generation.target.canonical.kernels.cache_folder import cache_folder
 from services.generation.target.errors import TargetError

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from services.generation.compiled_parts import leave_mark
-from services.generation.first_start import compile_beside
+from services.generation.compiled.compiled_parts import leave_mark
+from services.generation.compiled.first_start import compile_beside
 
 
 @pytest.fixture(autouse=True)

@@ -1,6 +1,6 @@
 """Compilation by numba at a machine's first start: by processes of their own, beside the loading of the model.
 
-    python -m services.generation.first_start text sampling        (is such a process)
+    python -m services.generation.compiled.first_start text sampling        (is such a process)
 
 Sampling takes 20 seconds of one CPU, trees 12, most of a first start's time; torch, and so the model, is not needed.
 """
@@ -13,7 +13,7 @@ import sys
 import threading
 from pathlib import Path
 
-from services.generation.compiled_parts import Part, can_be_kept, compiling, is_compiled, leave_mark
+from services.generation.compiled.compiled_parts import Part, can_be_kept, compiling, is_compiled, leave_mark
 from services.runtime.logs import LogFormat, configure_logging
 
 
@@ -26,7 +26,7 @@ def compile_beside(part: Part, log_format: str) -> subprocess.Popen[bytes] | Non
     if is_compiled(part) or not can_be_kept():
         return None
     command = [sys.executable, "-m", __name__, log_format, part]
-    process = subprocess.Popen(command, cwd=Path(__file__).parents[2], stdin=subprocess.PIPE)
+    process = subprocess.Popen(command, cwd=Path(__file__).parents[3], stdin=subprocess.PIPE)
     threading.Thread(target=process.wait, daemon=True).start()  # else its entry stays in the table of processes
     return process
 
@@ -36,7 +36,7 @@ def main(log_format: LogFormat, part: Part) -> None:
     with compiling(part):
         if is_compiled(part):
             return
-        from services.generation.compiled_code import compile_part
+        from services.generation.compiled.compiled_code import compile_part
         from services.generation.engine.compile_log import compile_log
 
         configure_logging("info", log_format, "generation")

@@ -15,8 +15,8 @@ Part = Literal["sampling", "trees"]
 PARTS: tuple[Part, ...] = ("sampling", "trees")
 """Code that every server needs, and code that it needs where a model drafts."""
 
-_HERE = Path(__file__).parent
-_COMPILED = ("compiled_code.py", "engine/sampling/*.py", "drafting/**/*.py", "target/blocks.py")
+_GENERATION = Path(__file__).parents[1]
+_COMPILED = ("compiled/compiled_code.py", "engine/sampling/*.py", "drafting/**/*.py", "target/blocks.py")
 
 
 def is_compiled(part: Part) -> bool:
@@ -41,6 +41,6 @@ def can_be_kept() -> bool:
 
 
 def _mark(part: Part) -> Path:
-    sources = sorted(path for pattern in _COMPILED for path in _HERE.glob(pattern))
+    sources = sorted(path for pattern in _COMPILED for path in _GENERATION.glob(pattern))
     read = b"".join(source.read_bytes() for source in sources) + version("numba").encode()
     return cache_folder() / f"{part}-{hashlib.sha256(read).hexdigest()[:16]}"

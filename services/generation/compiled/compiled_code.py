@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from services.generation.compiled_parts import PARTS, Part, compiling, leave_mark
+from services.generation.compiled.compiled_parts import PARTS, Part, compiling, leave_mark
 from services.generation.drafting.acceptance import Acceptance
 from services.generation.drafting.draft_tree.candidates import Vocabulary, candidates
 from services.generation.drafting.draft_tree.draft_tree import DraftTree

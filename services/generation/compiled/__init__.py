@@ -1,0 +1,1 @@
+"""Machine code that numba and LLVM make, before anybody asks for it."""

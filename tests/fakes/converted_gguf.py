@@ -15,24 +15,26 @@ from numpy.typing import NDArray
 from safetensors.numpy import load_file
 from transformers import AutoConfig
 
-from tests.fakes.tiny_gguf import tokenizer_metadata, write_gguf
+from tests.fakes.tiny_gguf import Change, tokenizer_metadata, write_gguf
 
 Float32 = NDArray[np.float32]
 
 _ARCHITECTURES = {
     "smollm3": MODEL_ARCH.SMOLLM3, "phi3": MODEL_ARCH.PHI3, "gemma2": MODEL_ARCH.GEMMA2,
     "gemma3_text": MODEL_ARCH.GEMMA3, "qwen3_moe": MODEL_ARCH.QWEN3MOE, "mixtral": MODEL_ARCH.LLAMA,
-    "gpt_oss": MODEL_ARCH.GPT_OSS, "llama4_text": MODEL_ARCH.LLAMA4,
+    "gpt_oss": MODEL_ARCH.GPT_OSS, "llama4_text": MODEL_ARCH.LLAMA4, "gemma4_text": MODEL_ARCH.GEMMA4,
 }  # fmt: skip
 _PERMUTED = ("smollm3", "mixtral")  # whose rows of q and k are put in the order of a rotation of neighbours
 
 
 def convert(
     directory: Path, path: Path, kind_of_matrices: GGMLQuantizationType = GGMLQuantizationType.F32,
-    kind_of_experts: GGMLQuantizationType | None = None,
+    kind_of_experts: GGMLQuantizationType | None = None, change_metadata: Change = lambda metadata: None,
+    change_tensors: Change = lambda tensors: None,
 ) -> Path:  # fmt: skip
     """Write `path`, with matrices in one storage as far as their rows are whole blocks of it; returns it."""
     config = AutoConfig.from_pretrained(directory)
+    config.allow_global_per_layer_attribute_access = True  # of Gemma 4: what layers with a window have
     kind = json.loads((directory / "config.json").read_bytes())["model_type"]
     architecture = _ARCHITECTURES[kind]
     name = gguf.MODEL_ARCH_NAMES[architecture]
@@ -44,7 +46,10 @@ def convert(
     for tensor, values in tensors.items():
         stored_as = kind_of_experts if kind_of_experts and values.ndim == 3 else kind_of_matrices
         written[_gguf_name(names, tensor)] = _stored(_converted(tensor, kind, config, values), stored_as)
-    write_gguf(path, name, metadata | tokenizer_metadata(config.vocab_size), written)
+    metadata |= tokenizer_metadata(config.vocab_size)
+    change_metadata(metadata)
+    change_tensors(written)
+    write_gguf(path, name, metadata, written)
     return path
 
 
@@ -55,9 +60,11 @@ def _stored(values: Float32, kind: GGMLQuantizationType) -> tuple[int, NDArray[A
 
 
 def _gguf_name(names: gguf.TensorNameMap, tensor: str) -> str:
-    tensor = f"{tensor}.weight" if tensor.endswith(".sinks") else tensor
+    tensor = f"{tensor}.weight" if tensor.endswith((".sinks", ".layer_scalar")) else tensor
+    for vector, module in (("router.scale", "router.proj"), ("router.per_expert_scale", "experts.down_proj")):
+        tensor = tensor.replace(vector, f"{module}.scale")
     stem, _, kind = tensor.rpartition(".")
-    return tensor if stem.startswith("rope_factors") else f"{names.get_name(stem)}.{kind}"
+    return tensor if stem.startswith("rope_") else f"{names.get_name(stem)}.{kind}"
 
 
 def _converted(tensor: str, kind: str, config: Any, values: Float32) -> Float32:
@@ -65,7 +72,7 @@ def _converted(tensor: str, kind: str, config: Any, values: Float32) -> Float32:
         heads = config.num_attention_heads if "q_proj" in tensor else config.num_key_value_heads
         pairs = values.reshape(heads, 2, len(values) // heads // 2, -1)
         return pairs.swapaxes(1, 2).reshape(values.shape)
-    if kind.startswith("gemma") and tensor.endswith("norm.weight"):
+    if kind in ("gemma2", "gemma3_text") and tensor.endswith("norm.weight"):
         return values + np.float32(1)
     return values
 
@@ -99,6 +106,8 @@ def _stacked(tensors: dict[str, Float32]) -> dict[str, Float32]:
 
 def _unjoined(family: str, tensors: dict[str, Float32]) -> dict[str, Float32]:
     """gpt-oss and Llama 4 have gate and up in one tensor, and matrices as [in, out]; in gpt-oss outputs take turns."""
+    if family == "gemma4_text":
+        return {f"{name}.weight" if ".experts." in name else name: values for name, values in tensors.items()}
     found: dict[str, Float32] = {}
     for name, values in tensors.items():
         stem, _, module = name.rpartition(".")
@@ -191,15 +200,47 @@ def _llama4(config: Any) -> dict[str, Any]:
     }
 
 
+def _gemma4(config: Any) -> dict[str, Any]:
+    windows = [kind == "sliding_attention" for kind in config.layer_types]
+    each, full = config.per_layer_config, windows.index(False)
+    heads = [each[number].num_key_value_heads for number in range(len(windows))]
+    own, inner = len(windows) - config.num_kv_shared_layers, config.intermediate_size
+    wide = [inner * (1 if number < own else 2) for number in range(len(windows))]
+    return {
+        "feed_forward_length": wide if config.use_double_wide_mlp else inner,
+        "attention.head_count_kv": heads if len(set(heads)) > 1 else heads[0],
+        "attention.key_length": each[full].head_dim,
+        "attention.value_length": each[full].head_dim,
+        "attention.key_length_swa": config.head_dim,
+        "attention.value_length_swa": config.head_dim,
+        "attention.sliding_window": config.sliding_window,
+        "attention.sliding_window_pattern": windows,
+        "attention.shared_kv_layers": config.num_kv_shared_layers,
+        "embedding_length_per_layer_input": config.hidden_size_per_layer_input or 0,
+        "expert_count": config.num_experts,
+        "expert_used_count": config.top_k_experts,
+        "expert_feed_forward_length": config.moe_intermediate_size,
+        "rope.freq_base": config.rope_parameters["full_attention"]["rope_theta"],
+        "rope.freq_base_swa": config.rope_parameters["sliding_attention"]["rope_theta"],
+        "rope.dimension_count": each[full].head_dim,
+        "rope.dimension_count_swa": config.head_dim,
+        "final_logit_softcapping": config.final_logit_softcapping,
+    }
+
+
 _OWN_FIELDS = {
     "smollm3": _smollm3, "phi3": _phi3, "gemma2": _gemma2, "gemma3_text": _gemma3, "qwen3_moe": _experts,
-    "mixtral": _experts, "gpt_oss": _gpt_oss, "llama4_text": _llama4,
+    "mixtral": _experts, "gpt_oss": _gpt_oss, "llama4_text": _llama4, "gemma4_text": _gemma4,
 }  # fmt: skip
 
 
 def _own_tensors(config: Any) -> dict[str, Float32]:
-    """Beside the model's own: LongRoPE's factors."""
+    """Beside the model's own: LongRoPE's factors, and the frequencies that Gemma 4 leaves out."""
     rope = config.rope_parameters
+    if config.model_type == "gemma4_text":
+        size = config.per_layer_config[config.layer_types.index("full_attention")].head_dim
+        turned = int(size * rope["full_attention"]["partial_rotary_factor"] / 2)
+        return {"rope_freqs.weight": np.array([1.0] * turned + [1e30] * (size // 2 - turned), np.float32)}
     if rope.get("rope_type") != "longrope":
         return {}
     return {f"rope_factors_{form}.weight": np.array(rope[f"{form}_factor"], np.float32) for form in ("long", "short")}

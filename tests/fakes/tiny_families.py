@@ -99,9 +99,6 @@ WITHOUT_GGUF = {
     "gemma2, other scales",
     "qwen3_moe, shares of all, a layer without",
     "llama4, small chunks",
-    "gemma4",
-    "gemma4, shared keys and inputs of layers",
-    "gemma4, experts beside",
 }
 """Configurations that llama.cpp's converter has no fields for."""
 

@@ -71,7 +71,7 @@ def splitting_of(metadata: GgufMetadata) -> Splitting:
 def byte_level(metadata: GgufMetadata, vocabulary: dict[str, int]) -> Tokenizer:
     """Raises ConfigInvalid, and whatever the tokenizers library says of merges that do not fit the vocabulary."""
     splitting = splitting_of(metadata)
-    merges = [_pair(metadata, merge) for merge in metadata.texts("tokenizer.ggml.merges")]
+    merges = published_merges(metadata)
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=splitting.whole_words))
     if splitting.composed:
         tokenizer.normalizer = normalizers.NFC()
@@ -80,6 +80,11 @@ def byte_level(metadata: GgufMetadata, vocabulary: dict[str, int]) -> Tokenizer:
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*words, spelled])
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
+
+
+def published_merges(metadata: GgufMetadata) -> list[tuple[str, str]]:
+    """In their order. Raises ConfigInvalid."""
+    return [_pair(metadata, merge) for merge in metadata.texts("tokenizer.ggml.merges")]
 
 
 def _pair(metadata: GgufMetadata, merge: str) -> tuple[str, str]:

@@ -13,12 +13,12 @@ from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
 from services.generation.engine.text.byte_level import byte_level, splitting_of
-from services.generation.engine.text.sentence_piece import sentence_piece
+from services.generation.engine.text.sentence_piece import gemma, sentence_piece
 from services.generation.target.errors import ConfigInvalid, TargetError
 from services.generation.target.files.gguf_file import GgufFile
 from services.generation.target.files.gguf_metadata import GgufMetadata
 
-_KINDS = {"gpt2": byte_level, "llama": sentence_piece}
+_KINDS = {"gpt2": byte_level, "llama": sentence_piece, "gemma4": gemma}
 _UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
 """Types of tokens that stand for themselves in a text; the last are visible in output."""
 
@@ -54,7 +54,8 @@ def _tokenizer(metadata: GgufMetadata) -> PreTrainedTokenizerFast:
     tokenizer = _KINDS[kind](metadata, vocabulary)
     _add_tokens(tokenizer, tokens, metadata)
     roles = _roles(metadata, tokens)
-    _surround(tokenizer, metadata, roles, begins=kind == "llama" or splitting_of(metadata).begins)
+    begins = metadata.truth("tokenizer.ggml.add_bos_token", kind != "gpt2" or splitting_of(metadata).begins)
+    _surround(tokenizer, metadata, roles, begins=begins or kind == "gemma4")  # llama.cpp lets no file deny it there
     template = metadata.text(_TEMPLATE) if _TEMPLATE in metadata else None
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, chat_template=template, **roles)  # type: ignore[no-untyped-call]
 
@@ -80,7 +81,7 @@ def _roles(metadata: GgufMetadata, tokens: list[str]) -> dict[str, str]:
 def _surround(tokenizer: Tokenizer, metadata: GgufMetadata, roles: dict[str, str], *, begins: bool) -> None:
     """Let `encode` put the special tokens around a text that the file asks for."""
     wanted = {
-        "bos_token": metadata.truth("tokenizer.ggml.add_bos_token", begins),
+        "bos_token": begins,
         "eos_token": metadata.truth("tokenizer.ggml.add_eos_token", False),
     }
     begin, end = ([roles[role]] if wanted[role] and role in roles else [] for role in wanted)

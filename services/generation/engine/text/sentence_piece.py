@@ -1,9 +1,12 @@
-"""SentencePiece's BPE as Llama 2 and Mistral 7B use it: spaces are U+2581, and what is unknown falls back to bytes."""
+"""SentencePiece's BPE as Llama 2, Mistral 7B and Gemma use it: spaces are U+2581, and what is unknown falls back to
+bytes.
+"""
 
 from __future__ import annotations
 
 from tokenizers import Tokenizer, decoders, models, normalizers
 
+from services.generation.engine.text.byte_level import published_merges
 from services.generation.target.errors import ConfigInvalid
 from services.generation.target.files.gguf_metadata import GgufMetadata
 
@@ -12,11 +15,21 @@ _LONGEST = 256  # characters of a token that merges are looked for in; tokens in
 
 
 def sentence_piece(metadata: GgufMetadata, vocabulary: dict[str, int]) -> Tokenizer:
-    """Raises ConfigInvalid."""
-    unknown = metadata.texts("tokenizer.ggml.tokens")[_unknown(metadata)]
-    merges = merges_of(metadata, vocabulary)
-    tokenizer = Tokenizer(models.BPE(vocabulary, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True))
+    """Scores say the order of merges. Raises ConfigInvalid."""
     prefixed = metadata.truth("tokenizer.ggml.add_space_prefix", True)
+    return _tokenizer(metadata, vocabulary, merges_of(metadata, vocabulary), prefixed=prefixed)
+
+
+def gemma(metadata: GgufMetadata, vocabulary: dict[str, int]) -> Tokenizer:
+    """Gemma 4's files name the merges. Raises ConfigInvalid."""
+    return _tokenizer(metadata, vocabulary, published_merges(metadata), prefixed=False)
+
+
+def _tokenizer(
+    metadata: GgufMetadata, vocabulary: dict[str, int], merges: list[tuple[str, str]], *, prefixed: bool
+) -> Tokenizer:
+    unknown = metadata.texts("tokenizer.ggml.tokens")[_unknown(metadata)]
+    tokenizer = Tokenizer(models.BPE(vocabulary, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True))
     spaces: list[normalizers.Normalizer] = [normalizers.Replace(" ", _SPACE)]
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend(_SPACE), *spaces] if prefixed else spaces)
     steps = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from transformers import AutoConfig, PreTrainedConfig
 
+from services.generation.target.config.gguf_layers import sizes_by_layer
 from services.generation.target.config.gguf_rope import gguf_rope, gguf_rope_factors, is_longrope
 from services.generation.target.errors import ConfigInvalid, UnsupportedArchitecture
 from services.generation.target.families.family import Family
@@ -40,9 +41,10 @@ _ENDS = ("eos", "eot", "eom")
 _END_TOKENS = frozenset(
     {"<|endoftext|>", "<|end_of_text|>", "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>", "</s>"}
     | {"<|return|>", "<|call|>"}  # gpt-oss
+    | {"<eos>", "<turn|>", "<|tool_response>"}  # Gemma 4
 )
-_CONTROL = 3
-"""The token type of special tokens."""
+_CONTROL, _USER_DEFINED = 3, 4
+"""Token types of special tokens, and of those that are visible in output."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +80,7 @@ def read_gguf_config(file: GgufFile) -> GgufConfig:
         attention_bias=_has(file, "self_attn.q_proj.bias"),
         output_bias=_has(file, "self_attn.o_proj.bias"),
         mlp_bias=_has(file, "mlp.gate_proj.bias"),
-        rope_factors=gguf_rope_factors(file, members["head_dim"]),
+        rope_factors=() if family.sizes_by_layer else gguf_rope_factors(file, members["head_dim"]),
         eos_token_ids=_ends(metadata, members["vocab_size"]),
     )
 
@@ -120,23 +122,35 @@ def _sizes(file: GgufFile, of: Family) -> dict[str, Any]:
     """Members of config.json; those that memory is taken for before weights are read are held against the weights."""
     metadata, sizes, family = file.metadata, gguf_sizes(file.metadata), of.gguf_name
     heads = metadata.whole(f"{family}.attention.head_count", least=1)
-    kv_heads = metadata.whole(f"{family}.attention.head_count_kv", heads, least=1)
     hidden, layers = sizes["hidden_size"], sizes["num_hidden_layers"]
-    head_dim = metadata.whole(f"{family}.attention.key_length", hidden // heads, least=1)
-    _check_attention(metadata, of, head_dim)
-    module, shared = ("qkv_proj", 2 * kv_heads) if of.fused else ("q_proj", 0)
-    file.check_shape(f"model.layers.0.self_attn.{module}.weight", ((heads + shared) * head_dim, hidden))
     if layers > len(file.names()):
         raise ConfigInvalid(f"{file.path}: {family}.block_count is {layers}, but there are {len(file.names())} tensors")
+    own = sizes_by_layer(file, of, sizes) if of.sizes_by_layer else _sizes_of_all(metadata, of, heads, hidden)
+    head_dim = own["per_layer_config"][0]["head_dim"] if of.sizes_by_layer else own["head_dim"]
+    module, shared = ("qkv_proj", 2 * own["num_key_value_heads"]) if of.fused else ("q_proj", 0)
+    file.check_shape(f"model.layers.0.self_attn.{module}.weight", ((heads + shared) * head_dim, hidden))
     _check_tokens(metadata, sizes["vocab_size"])
-    return sizes | {
-        "intermediate_size": metadata.whole(f"{family}.feed_forward_length", least=1),
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads,
+    return (
+        sizes
+        | own
+        | {
+            "num_attention_heads": heads,
+            "rms_norm_eps": metadata.real(f"{family}.attention.layer_norm_rms_epsilon"),
+            "max_position_embeddings": metadata.whole(f"{family}.context_length", least=1),
+            "tie_word_embeddings": "lm_head.weight" not in file.names(),
+        }
+    )
+
+
+def _sizes_of_all(metadata: GgufMetadata, family: Family, heads: int, hidden: int) -> dict[str, Any]:
+    """Where layers are alike."""
+    name = family.gguf_name
+    head_dim = metadata.whole(f"{name}.attention.key_length", hidden // heads, least=1)
+    _check_attention(metadata, family, head_dim)
+    return {
+        "intermediate_size": metadata.whole(f"{name}.feed_forward_length", least=1),
+        "num_key_value_heads": metadata.whole(f"{name}.attention.head_count_kv", heads, least=1),
         "head_dim": head_dim,
-        "rms_norm_eps": metadata.real(f"{family}.attention.layer_norm_rms_epsilon"),
-        "max_position_embeddings": metadata.whole(f"{family}.context_length", least=1),
-        "tie_word_embeddings": "lm_head.weight" not in file.names(),
     }
 
 
@@ -182,7 +196,7 @@ def _scaled(metadata: GgufMetadata, family: Family, sizes: dict[str, Any]) -> di
     for cap in ("attn_logit_softcapping", "final_logit_softcapping"):
         if f"{name}.{cap}" in metadata:
             members[cap] = metadata.real(f"{name}.{cap}", above=0.0)
-    if family.scaled:
+    if "query_pre_attn_scalar" in family.scaled:
         wide = sizes["num_hidden_layers"] == family.gguf_wide_queries
         whole = sizes["hidden_size"] // sizes["num_attention_heads"]
         members["query_pre_attn_scalar"] = whole if wide else sizes["head_dim"]
@@ -194,6 +208,8 @@ def _experts(metadata: GgufMetadata, family: Family) -> dict[str, Any]:
     name = family.gguf_name
     if family.experts is None:
         return {}
+    if family.beside:
+        return _beside(metadata, name)
     inner = metadata.whole(f"{name}.feed_forward_length", least=1)
     size = metadata.whole(f"{name}.expert_feed_forward_length", inner, least=1)
     members = {
@@ -203,6 +219,19 @@ def _experts(metadata: GgufMetadata, family: Family) -> dict[str, Any]:
         "moe_intermediate_size": size,
     }
     return members | (_llama4(metadata, members, inner) if family.shared_expert else {})
+
+
+def _beside(metadata: GgufMetadata, name: str) -> dict[str, Any]:
+    """Gemma 4's, under names of its own; not every size has them."""
+    count = metadata.whole(f"{name}.expert_count", 0)
+    if not count:
+        return {"enable_moe_block": False}
+    return {
+        "enable_moe_block": True,
+        "num_experts": count,
+        "top_k_experts": metadata.whole(f"{name}.expert_used_count", least=1),
+        "moe_intermediate_size": metadata.whole(f"{name}.expert_feed_forward_length", least=1),
+    }
 
 
 def _llama4(metadata: GgufMetadata, members: dict[str, Any], inner: int) -> dict[str, Any]:
@@ -236,6 +265,9 @@ def _ends(metadata: GgufMetadata, vocab_size: int) -> tuple[int, ...]:
     ids = {metadata.whole(f"tokenizer.ggml.{end}_token_id", vocab_size) for end in _ENDS}
     if "tokenizer.ggml.tokens" in metadata and "tokenizer.ggml.token_type" in metadata:
         tokens, kinds = metadata.texts("tokenizer.ggml.tokens"), metadata.numbers("tokenizer.ggml.token_type")
-        control = np.flatnonzero(kinds[: len(tokens)] == _CONTROL)
-        ids |= {index for index in control.tolist() if tokens[index] in _END_TOKENS}
+        special = np.flatnonzero(np.isin(kinds[: len(tokens)], (_CONTROL, _USER_DEFINED)))
+        named = {tokens[index]: index for index in special.tolist() if tokens[index] in _END_TOKENS}
+        if {"<|return|>", "<|call|>"} <= named.keys():  # of gpt-oss, where it ends one of an answer's messages
+            named.pop("<|end|>", None)
+        ids |= set(named.values())
     return tuple(sorted(i for i in ids if i < vocab_size))

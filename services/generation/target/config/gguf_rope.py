@@ -19,6 +19,8 @@ def gguf_rope(file: GgufFile, family: Family, head_dim: int) -> dict[str, Any]:
     rope = _longrope(file, name) if is_longrope(file) else _rope(metadata, name)
     if rope["rope_type"] == "yarn" and not family.yarn_truncated:
         rope["truncate"] = False
+    if family.sizes_by_layer:
+        rope = _proportional(file, rope, metadata.whole(f"{name}.attention.key_length"))
     return _by_kind(metadata, family, rope | _turned(metadata, family, head_dim))
 
 
@@ -37,9 +39,27 @@ def _turned(metadata: GgufMetadata, family: Family, head_dim: int) -> dict[str, 
     return {"partial_rotary_factor": 1.0 if turned == head_dim else (turned + 0.5) / head_dim}
 
 
+def _proportional(file: GgufFile, rope: dict[str, Any], head_dim: int) -> dict[str, Any]:
+    """Gemma 4's layers without a window turn a share of their heads: the divisors of the other frequencies are 1e30."""
+    divisors = gguf_rope_factors(file, head_dim)
+    turned = sum(divisor == 1.0 for divisor in divisors)
+    stay = divisors[turned:]
+    first = turned > 0 and set(divisors[:turned]) == {1.0} and all(divisor >= _STAY for divisor in stay)
+    if not first or rope["rope_type"] != "default":
+        raise UnsupportedArchitecture(
+            f"{file.path}: {ROPE_FACTORS} and rope.scaling; supported: divisors 1, behind them 1e30, and no scaling"
+        )
+    share = 1.0 if not stay else (turned + 0.25) / len(divisors)  # which is multiplied with the size and rounded down
+    return {"rope_type": "proportional", "rope_theta": rope["rope_theta"], "partial_rotary_factor": share}
+
+
+_STAY = 1e29
+"""A divisor from which on a frequency is taken for none."""
+
+
 def _by_kind(metadata: GgufMetadata, family: Family, rope: dict[str, Any]) -> dict[str, Any]:
     """`rope_parameters`, of each kind of layer where transformers has them so: layers with a window are not scaled."""
-    if not isinstance(CONFIG_MAPPING[family.name].default_theta, dict):
+    if not (family.sizes_by_layer or isinstance(CONFIG_MAPPING[family.name].default_theta, dict)):
         return rope
     theta = metadata.real(f"{family.gguf_name}.rope.freq_base_swa", 10_000.0, above=1.0)
     return {"full_attention": rope, "sliding_attention": {"rope_type": "default", "rope_theta": theta}}

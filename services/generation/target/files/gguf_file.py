@@ -131,14 +131,22 @@ class GgufFile:
 
 
 def _parts(path: Path, name: str, place: TensorPlace) -> list[tuple[str, TensorPlace]]:
-    """A tensor of all experts [experts, out, in] or [experts, out] as one for each; others as they are."""
+    """A tensor of all experts [experts, out, in] or [experts, out] as one for each, of gate and up together as two;
+    others as they are.
+    """
     if "{}" not in name or len(place.shape) != (2 if name.endswith(".bias") else 3):
         return [(name, place)]
     count, *shape = place.shape
     if count > MOST_EXPERTS:
         raise WeightsInvalid(f"{path}: {name.format('*')} are {count} experts; supported: at most {MOST_EXPERTS}")
     size = (_end(path, name, place) - place.offset) // count
-    return [(name.format(n), TensorPlace(tuple(shape), place.ggml, place.offset + n * size)) for n in range(count)]
+    modules = ("gate_proj", "up_proj") if ".gate_up_proj." in name else ("gate_up_proj",)
+    if shape[0] % len(modules) or size % len(modules):
+        raise WeightsInvalid(f"{path}: {name.format('*')} has {shape[0]} rows; expected as many of gate as of up")
+    shape[0], size = shape[0] // len(modules), size // len(modules)
+    places = (TensorPlace(tuple(shape), place.ggml, place.offset + at * size) for at in range(count * len(modules)))
+    names = (name.format(n).replace("gate_up_proj", module) for n in range(count) for module in modules)
+    return list(zip(names, places, strict=True))
 
 
 def _check_whole(metadata: GgufMetadata) -> None:

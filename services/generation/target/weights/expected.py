@@ -19,6 +19,7 @@ from services.generation.target.files.gguf_names import ROPE_FACTORS, ROPE_LONG,
 from services.generation.target.weights.weights import Weights, open_weights
 
 _SHOWN = 4  # names in a message
+_KEYS_AND_VALUES = ("k_proj", "v_proj", "k_norm", "v_norm")
 
 
 def expected_shapes(config: TargetConfig) -> dict[str, tuple[int, ...]]:
@@ -61,10 +62,11 @@ def check_weights(weights: Weights, config: TargetConfig) -> None:
         WeightsInvalid: a tensor is missing, unknown, or of another shape or storage.
     """
     expected, found = expected_shapes(config), weights.names()
+    readers = tuple(f"{layer.prefix}self_attn." for layer in layer_specs(config) if layer.source is not None)
     missing = sorted(expected.keys() - found)
     if missing:
         raise WeightsInvalid(f"{weights.path}: {_listing(missing)} missing, which the configuration calls for")
-    unknown = sorted(name for name in found - expected.keys() if not _meant_for_others(name, config))
+    unknown = sorted(name for name in found - expected.keys() if not _meant_for_others(name, config, readers))
     if unknown:
         raise WeightsInvalid(
             f"{weights.path}: {_listing(unknown)} not known to this architecture; does the configuration fit?"
@@ -77,8 +79,12 @@ def check_weights(weights: Weights, config: TargetConfig) -> None:
         weights.storage(name)  # raises where it is not supported
 
 
-def _meant_for_others(name: str, config: TargetConfig) -> bool:
-    """Rotary frequencies are computed or read with the configuration; a tied head repeats the embeddings."""
+def _meant_for_others(name: str, config: TargetConfig, readers: tuple[str, ...]) -> bool:
+    """Rotary frequencies are computed or read with the configuration; a tied head repeats the embeddings. `readers` are
+    the attentions of layers that read other layers' keys, whose own are published and never used.
+    """
+    if name.startswith(readers) and name.split(".")[-2] in _KEYS_AND_VALUES:
+        return True
     if name == HEAD:
         return config.tied_embeddings
     return name in (ROPE_FACTORS, ROPE_LONG, ROPE_SHORT) or name.endswith("rotary_emb.inv_freq")

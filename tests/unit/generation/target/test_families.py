@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from services.generation.engine.request import EngineRequest, SamplingParams
@@ -146,6 +147,73 @@ def test_experts_that_are_not_those_of_the_metadata_are_refused(tmp_path: Path) 
     fewer = replace(config, experts=replace(config.experts, count=3))
     with pytest.raises(TargetError, match=r"experts\.3\..* not known to this architecture"):
         check_weights(open_weights(tmp_path / "m.gguf"), fewer)
+
+
+def test_gate_and_up_in_one_tensor_are_halves(tmp_path: Path) -> None:
+    tensors = {"blk.0.ffn_gate_up_exps.weight": (0, np.zeros((2, 3, 1), np.float32))}
+    write_gguf(tmp_path / "m.gguf", "gemma4", {}, tensors)
+    with pytest.raises(TargetError, match=r"gate_up_proj\.weight has 3 rows; expected as many of gate as of up"):
+        open_weights(tmp_path / "m.gguf")
+
+
+def test_keys_that_no_layer_computes_may_be_there(tmp_path: Path) -> None:
+    """The smaller Gemma 4 models are published with them, and llama.cpp's converter keeps them."""
+    directory = draw_vectors(make_tiny_model(tmp_path / "d", **FAMILIES["gemma4, shared keys and inputs of layers"]))
+    expected = logits_of(target_of(directory), [len(TOKENS)])
+    published = load_file(directory / "model.safetensors")
+    unread = {
+        name.replace(f"layers.{number}", f"layers.{number + 2}"): tensor.clone()
+        for name, tensor in published.items() for number in range(2)
+        if f"layers.{number}.self_attn." in name and name.split(".")[-2] in ("k_proj", "v_proj", "k_norm")
+    }  # fmt: skip
+    assert unread.keys().isdisjoint(published)
+    save_file(published | unread, directory / "model.safetensors", {"format": "pt"})
+    for path in (directory, convert(directory, tmp_path / "m.gguf")):
+        check_weights(open_weights(path), read_config(path))
+        assert_same_bits(logits_of(target_of(path), [len(TOKENS)]), expected)
+
+
+GEMMA4_FAULTS: dict[str, tuple[str, dict[str, Any], str]] = {
+    "a window in the last layer": (
+        "gemma4", {"attention.sliding_window_pattern": [True] * 3}, "true or false for each layer, false for the last",
+    ),
+    "windows of some layers": (
+        "gemma4", {"attention.sliding_window_pattern": [False]}, "sliding_window_pattern is a list of 1; expected",
+    ),
+    "windows without a size": ("gemma4", {"attention.sliding_window": 0}, "sliding_window is 0; expected a whole"),
+    "wider MLPs in the first layers": (
+        "gemma4", {"feed_forward_length": [256, 128, 128]}, "gemma4.feed_forward_length; supported: one size, or twice",
+    ),
+    "key heads of some layers": ("gemma4", {"attention.head_count_kv": [2, 2]}, "head_count_kv is a list of 2"),
+    "values of another size": ("gemma4", {"attention.value_length_swa": 8}, "value_length_swa is 8; supported: the 16"),
+    "more layers that share than there are": (
+        "gemma4", {"attention.shared_kv_layers": 9}, "num_kv_shared_layers is 9 of 3 layers",
+    ),
+    "inputs of layers that are not there": (
+        "gemma4", {"embedding_length_per_layer_input": 20}, "embed_tokens_per_layer.weight.* missing",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", GEMMA4_FAULTS)
+def test_what_a_gguf_file_cannot_mean_is_named(fault: str, tmp_path: Path) -> None:
+    family, change, message = GEMMA4_FAULTS[fault]
+    directory = make_tiny_model(tmp_path / "directory", **FAMILIES[family])
+    fields = {f"gemma4.{name}": value for name, value in change.items()}
+    path = convert(directory, tmp_path / "m.gguf", change_metadata=lambda metadata: metadata.update(fields))
+    with pytest.raises(TargetError, match=message):
+        check_weights(open_weights(path), read_config(path))
+
+
+@pytest.mark.parametrize("divisors", [[2.0] * 12, [1e30] * 12, [1.0, 1e30, 1.0, *[1e30] * 9], [1.0] * 5])
+def test_divisors_that_are_no_share_are_refused(divisors: list[float], tmp_path: Path) -> None:
+    directory = make_tiny_model(tmp_path / "directory", **FAMILIES["gemma4"])
+    path = convert(
+        directory, tmp_path / "m.gguf",
+        change_tensors=lambda tensors: tensors.update({"rope_freqs.weight": (0, np.array(divisors, np.float32))}),
+    )  # fmt: skip
+    with pytest.raises(TargetError, match=r"rope_freqs\.weight"):
+        read_config(path)
 
 
 def test_a_tensor_of_more_experts_than_any_model_has_is_refused(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer as FastTokenizer
 from tokenizers import decoders, models, pre_tokenizers
+from transformers.models.gemma.tokenization_gemma import GemmaTokenizer
 from transformers.tokenization_utils_base import generate_merges
 
 from services.generation.engine.text.gguf_tokenizer import gguf_tokenizer
@@ -79,6 +80,37 @@ def test_sentence_piece_ids_are_those_of_llama_cpp(tmp_path: Path) -> None:
     assert {text: fast.encode(text).ids for text in texts} == dict(zip(texts, VECTORS["sentence_piece"], strict=True))
     for text in texts:
         assert fast.decode(fast.encode(text).ids) == text
+
+
+def test_gemma_s_ids_are_those_of_its_published_tokenizer(tmp_path: Path) -> None:
+    metadata = gemma_metadata()
+    fast = gguf_tokenizer(written(tmp_path / "m.gguf", metadata)).backend_tokenizer
+    vocabulary = {token: index for index, token in enumerate(metadata["tokenizer.ggml.tokens"])}
+    merges = [tuple(merge.split(" ")) for merge in metadata["tokenizer.ggml.merges"]]
+    published = GemmaTokenizer(vocabulary, merges, bos_token="<s>", eos_token="</s>", pad_token="</s>", mask_token=None)
+    for text in plain(VECTORS["texts"]):
+        ids = fast.encode(text, add_special_tokens=False).ids
+        assert ids == published.backend_tokenizer.encode(text, add_special_tokens=False).ids
+        assert fast.decode(ids) == text
+
+
+def test_a_prompt_of_gemma_begins_with_bos_whatever_the_file_says(tmp_path: Path) -> None:
+    metadata = gemma_metadata() | {"tokenizer.ggml.add_bos_token": False}
+    tokenizer = Tokenizer(written(tmp_path / "m.gguf", metadata))
+    assert tokenizer.encode("a")[0] == metadata["tokenizer.ggml.bos_token_id"]
+
+
+def gemma_metadata() -> dict[str, Any]:
+    """SentencePiece's vocabulary with its merges named, as Gemma 4's files have them."""
+    metadata = sentence_piece_metadata(VECTORS["pieces"])
+    tokens, scores = metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.scores"]
+    merges = generate_merges(
+        {token: index for index, token in enumerate(tokens)}, dict(zip(tokens, scores, strict=True))
+    )
+    return metadata | {
+        "tokenizer.ggml.model": "gemma4",
+        "tokenizer.ggml.merges": [f"{left} {right}" for left, right in merges],
+    }
 
 
 def test_merges_of_sentence_piece_are_those_of_converters(tmp_path: Path) -> None:

@@ -118,6 +118,27 @@ def test_a_sequence_ends_with_the_tokens_that_the_file_names(
     assert read_config(path).eos_token_ids == expected
 
 
+@pytest.mark.parametrize(
+    ("names", "kind", "ends"),
+    [
+        (["<|end|>"], 3, (1, 7)),
+        (["<|end|>", "<|return|>"], 3, (1, 7, 8)),
+        (["<|end|>", "<|return|>", "<|call|>"], 3, (1, 8, 9)),  # of gpt-oss, whose answers are several messages
+        (["<eos>", "<turn|>", "<|tool_response>"], 4, (1, 7, 8, 9)),
+        (["<turn|>"], 1, (1,)),
+    ],
+)
+def test_names_tell_whether_a_token_ends_a_sequence_or_a_message(
+    tmp_path: Path, names: list[str], kind: int, ends: tuple[int, ...]
+) -> None:
+    def change(metadata: dict[str, Any]) -> None:
+        metadata["tokenizer.ggml.tokens"][1] = "<other>"
+        metadata["tokenizer.ggml.tokens"][7 : 7 + len(names)] = names
+        metadata["tokenizer.ggml.token_type"][7 : 7 + len(names)] = [kind] * len(names)
+
+    assert read_config(make_tiny_gguf(tmp_path / "tiny.gguf", change_metadata=change)).eos_token_ids == ends
+
+
 def test_special_tokens_of_known_names_end_a_sequence(tmp_path: Path) -> None:
     def change(metadata: dict[str, Any]) -> None:
         metadata["tokenizer.ggml.tokens"][7:9] = ["<|endoftext|>", "<|eot_id|>"]

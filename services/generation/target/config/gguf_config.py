@@ -267,7 +267,7 @@ def _ends(metadata: GgufMetadata, vocab_size: int) -> tuple[int, ...]:
         tokens, kinds = metadata.texts("tokenizer.ggml.tokens"), metadata.numbers("tokenizer.ggml.token_type")
         special = np.flatnonzero(np.isin(kinds[: len(tokens)], (_CONTROL, _USER_DEFINED)))
         named = {tokens[index]: index for index in special.tolist() if tokens[index] in _END_TOKENS}
-        if {"<|return|>", "<|call|>"} <= named.keys():  # of gpt-oss, where it ends one of an answer's messages
-            named.pop("<|end|>", None)
         ids |= set(named.values())
+        if {"<|return|>", "<|call|>"} <= named.keys():  # of gpt-oss, where it ends one of an answer's messages
+            ids.discard(named.get("<|end|>", vocab_size))
     return tuple(sorted(i for i in ids if i < vocab_size))

@@ -29,6 +29,9 @@ YARN_FIELDS = {
 LINEAR = {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.5}
 
 
+OF_GPT_OSS = ["<|end|>", "<|return|>", "<|call|>"]
+
+
 def setting(architecture: str = "llama", **fields: Any) -> Callable[[dict[str, Any]], None]:
     """Sets metadata; a None takes the field away. Dots are written as two underscores."""
 
@@ -123,7 +126,7 @@ def test_a_sequence_ends_with_the_tokens_that_the_file_names(
     [
         (["<|end|>"], 3, (1, 7)),
         (["<|end|>", "<|return|>"], 3, (1, 7, 8)),
-        (["<|end|>", "<|return|>", "<|call|>"], 3, (1, 8, 9)),  # of gpt-oss, whose answers are several messages
+        (OF_GPT_OSS, 3, (1, 8, 9)),  # whose answers are several messages
         (["<eos>", "<turn|>", "<|tool_response>"], 4, (1, 7, 8, 9)),
         (["<turn|>"], 1, (1,)),
     ],
@@ -135,6 +138,7 @@ def test_names_tell_whether_a_token_ends_a_sequence_or_a_message(
         metadata["tokenizer.ggml.tokens"][1] = "<other>"
         metadata["tokenizer.ggml.tokens"][7 : 7 + len(names)] = names
         metadata["tokenizer.ggml.token_type"][7 : 7 + len(names)] = [kind] * len(names)
+        metadata["tokenizer.ggml.eot_token_id"] = 7 if names == OF_GPT_OSS else 1
 
     assert read_config(make_tiny_gguf(tmp_path / "tiny.gguf", change_metadata=change)).eos_token_ids == ends
 

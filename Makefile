@@ -35,12 +35,12 @@ export PYTHONDONTWRITEBYTECODE :=
 # cores busy, for half of each part is waiting. Kernels are compiled before: services that tests start would wait for it.
 BESIDE := +$(MAKE) --no-print-directory --keep-going --output-sync=target
 PYTEST := $(BIN)/python -m pytest
-PARTS  := tests/e2e tests/e2e/test_documented_services.py tests/cluster tests/integration/generation tests/integration/cli \
-          tests/unit/generation tests/unit tests
+PARTS  := tests tests/unit/generation tests/e2e tests/integration/generation tests/unit tests/integration/cli \
+          tests/e2e/test_documented_services.py tests/cluster
 
 test: $(STAMP) ## lint and the whole test suite, in parts beside each other
 	@$(BIN)/kolm doctor --compile
-	@$(BESIDE) --jobs=3 lint $(PARTS:%=test-%)
+	@$(BESIDE) --jobs=3 $(PARTS:%=test-%) lint
 
 # A part leaves out the parts inside of it.
 $(PARTS:%=test-%): test-%:

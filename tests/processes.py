@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-PATIENCE = 60.0
+PATIENCE = 240.0
 """Seconds that anything may take on a busy machine; only a test that fails gets there."""
 
 

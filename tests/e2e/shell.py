@@ -36,8 +36,8 @@ _SHORTER = {
 _SERVICES = {str(port): name for name, port in PORTS.items()}
 _ADDRESS = re.compile(rf"(?:HEAD|ledger(?:\.example)?|127\.0\.0\.1):({'|'.join(_SERVICES)})")
 _FORKED = multiprocessing.get_context("forkserver")
-_FORKED.set_forkserver_preload(["services.cli.main", "services.ledger.__main__", "services.registry.__main__"])
-"""Servers are forks of a process that has imported what most of them need, which takes each a second of CPU."""
+_FORKED.set_forkserver_preload(["services.cli.main", "services.ledger.__main__", "services.generation.serving"])
+"""Servers are forks of a process that has imported what most of them need, which takes each seconds of CPU."""
 
 
 @dataclass(slots=True)

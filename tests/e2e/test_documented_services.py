@@ -54,7 +54,10 @@ def test_ledgers(shell: Shell) -> None:
     assert b"ENCRYPTED" in Path(".kolm/keys/log.pem").read_bytes()
 
 
-def test_datastores_and_generation_servers(shell: Shell) -> None:
+def test_datastores_and_generation_servers(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a small base in the place of the one that is bundled: each server loads it."""
+    for asked in ("KOLM_MODEL", "KOLM_GENERATION_MODEL"):
+        monkeypatch.setenv(asked, "demo/toy/base")
     for name, text in (("docs/read.md", "# A page\n"), ("docs/page.css", "p {}\n"), ("src/sum.py", "def add(a, b):\n")):
         Path(name).parent.mkdir(exist_ok=True)
         Path(name).write_text(20 * text)
@@ -63,6 +66,7 @@ def test_datastores_and_generation_servers(shell: Shell) -> None:
     shell.places = {
         "path/to/sentence-transformers-model": str(make_sentence_model(shell.folder / "sentences")),
         "$(python -c 'import sysconfig; print(sysconfig.get_path(stdlib))')": library,  # a part of it
+        "smollm2": "demo/toy/base",
     }
     for line in documented.CORPORA:
         shell.run(line)

@@ -16,7 +16,7 @@ from services.client.connection.channel import Connection
 from tests.fuzzing import flood
 from tests.integration.auditor.deployment import Deployment
 
-PATIENCE = 60.0
+PATIENCE = 240.0
 
 
 @contextmanager

@@ -24,7 +24,7 @@ from services.cli.main import app
 from services.cli.terminal import progress
 from tests.integration.cli.scripted import ScriptedGeneration
 
-PATIENCE = 60.0
+PATIENCE = 240.0
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from tests.integration.cli.scripted import ScriptedGeneration
 from tests.serving import serving
 from tests.unit.ledger.builders import TRUSTED, receipt
 
-PATIENCE = 60.0
+PATIENCE = 240.0
 
 
 class OneReceipt(LedgerServiceServicer):

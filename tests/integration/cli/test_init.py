@@ -20,7 +20,7 @@ from services.cli.main import app
 from services.client import ClientTls, LedgerClient
 from services.client.errors import Unauthenticated, Unavailable
 
-PATIENCE = 90.0
+PATIENCE = 240.0
 
 
 def kolm(*arguments: str) -> tuple[int, str, str]:

@@ -14,7 +14,7 @@ import pytest
 from services.cli.jobs.running.supervisor import NotReady, Plan, ServiceDied, StopRequested, Supervisor
 from tests.e2e.command import children, is_running, until
 
-PATIENCE = 60.0
+PATIENCE = 240.0
 
 
 class Lines:

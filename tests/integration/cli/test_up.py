@@ -12,7 +12,7 @@ import pytest
 
 from tests.fakes.tiny_model import make_tiny_model
 
-PATIENCE = 60.0
+PATIENCE = 240.0
 KOLM = (sys.executable, "-m", "services.cli", "up")
 FREE = (
     "--generation-port=0",

@@ -17,7 +17,7 @@ from services.runtime.errors import Unavailable
 from tests.integration.cli.scripted import ScriptedGeneration, mount
 from tests.serving import serving
 
-PATIENCE = 60.0
+PATIENCE = 240.0
 
 
 class Shaky(ScriptedGeneration):

@@ -23,7 +23,7 @@ _FLAGS = (
     "--disable-component-update",
     "--disable-sync",
 )
-_PATIENCE = 60_000
+_PATIENCE = 240_000
 """Milliseconds: a busy machine is waited for."""
 
 PHONE = {"width": 390, "height": 844}

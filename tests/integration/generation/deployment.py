@@ -35,7 +35,7 @@ from tests.access import everybody
 from tests.ports import known_port
 from tests.trust import trust_log
 
-PATIENCE = 60.0  # seconds; only a test that fails gets there
+PATIENCE = 240.0  # seconds; only a test that fails gets there
 _PAUSE = 0.01  # seconds between two questions, for whoever is asked needs the CPU
 
 

@@ -22,7 +22,7 @@ pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
     pytest.mark.skipif(not CHROMIUM.exists(), reason=f"no chromium at {CHROMIUM}"),
 ]
-PATIENCE = 60_000  # milliseconds
+PATIENCE = 240_000  # milliseconds
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

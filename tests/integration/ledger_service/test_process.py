@@ -21,7 +21,7 @@ from tests.access import everybodys_file
 from tests.integration.ledger_service.test_appending import wire_content
 from tests.unit.ledger.builders import KEYS, receipt_id, retention, signed, signed_receipt
 
-PATIENCE = 90.0
+PATIENCE = 240.0
 """Seconds that anything may take on a busy machine; only a test that fails gets there."""
 
 

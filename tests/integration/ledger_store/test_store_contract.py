@@ -218,37 +218,38 @@ def test_an_expiry_takes_the_contents_that_it_covers_and_no_others(store: EntryS
     assert list(store.expired(whole, 10)) == [2]
 
 
-@pytest.mark.parametrize(
-    ("narrow", "indexes"),
-    [
-        (ReceiptFilter(), [0, 1, 2, 7]),
-        (ReceiptFilter(tenant="acme"), [0, 2]),
-        (ReceiptFilter(tenant="nobody"), []),
-        (ReceiptFilter(method="lookahead", tenant="other"), [1]),
-        (ReceiptFilter(method="off"), []),
-        (ReceiptFilter(base_cid=receipt().base_cid, min_index=1, max_index=2), [1, 2]),
-        (ReceiptFilter(request_id="request-2"), [2]),
-        (ReceiptFilter(head_cid=HEAD), [2]),
-        (ReceiptFilter(head_cid=ADAPTER), []),
-        (ReceiptFilter(adapter_cid=ADAPTER), [2, 7]),
-        (ReceiptFilter(profile_cid=PROFILE), [0, 1, 2, 7]),
-        (ReceiptFilter(profile_cid=HEAD), []),
-        (ReceiptFilter(outcome="EXACT"), [0, 1]),
-        (ReceiptFilter(outcome="DEVIATION"), []),  # entry 1 had that outcome once, and has a newer verdict
-        (ReceiptFilter(outcome="EXACT", tenant="other"), [1]),
-        (ReceiptFilter(issued_from=at(1)), [1, 2, 7]),
-        (ReceiptFilter(issued_before=at(1)), [0]),
-        (ReceiptFilter(issued_from=at(1), issued_before=at(3)), [1, 2]),
-        (ReceiptFilter(tenant="with\0null"), [7]),
-        (ReceiptFilter(commitment=receipt(2).prompt.commitment), [2]),
-        (ReceiptFilter(commitment=receipt(3).output.commitment), [7]),
-        (ReceiptFilter(commitment=receipt(1).output.commitment, tenant="acme"), []),
-        (ReceiptFilter(commitment=ZERO_DIGEST), []),
-    ],
-)
-def test_receipts_are_listed_by_filter(store: EntryStore, narrow: ReceiptFilter, indexes: list[int]) -> None:
+FILTERED = [
+    (ReceiptFilter(), [0, 1, 2, 7]),
+    (ReceiptFilter(tenant="acme"), [0, 2]),
+    (ReceiptFilter(tenant="nobody"), []),
+    (ReceiptFilter(method="lookahead", tenant="other"), [1]),
+    (ReceiptFilter(method="off"), []),
+    (ReceiptFilter(base_cid=receipt().base_cid, min_index=1, max_index=2), [1, 2]),
+    (ReceiptFilter(request_id="request-2"), [2]),
+    (ReceiptFilter(head_cid=HEAD), [2]),
+    (ReceiptFilter(head_cid=ADAPTER), []),
+    (ReceiptFilter(adapter_cid=ADAPTER), [2, 7]),
+    (ReceiptFilter(profile_cid=PROFILE), [0, 1, 2, 7]),
+    (ReceiptFilter(profile_cid=HEAD), []),
+    (ReceiptFilter(outcome="EXACT"), [0, 1]),
+    (ReceiptFilter(outcome="DEVIATION"), []),  # entry 1 had that outcome once, and has a newer verdict
+    (ReceiptFilter(outcome="EXACT", tenant="other"), [1]),
+    (ReceiptFilter(issued_from=at(1)), [1, 2, 7]),
+    (ReceiptFilter(issued_before=at(1)), [0]),
+    (ReceiptFilter(issued_from=at(1), issued_before=at(3)), [1, 2]),
+    (ReceiptFilter(tenant="with\0null"), [7]),
+    (ReceiptFilter(commitment=receipt(2).prompt.commitment), [2]),
+    (ReceiptFilter(commitment=receipt(3).output.commitment), [7]),
+    (ReceiptFilter(commitment=receipt(1).output.commitment, tenant="acme"), []),
+    (ReceiptFilter(commitment=ZERO_DIGEST), []),
+]
+"""Filters, and the indexes of the receipts that they leave."""
+
+
+def test_receipts_are_listed_by_filter(store: EntryStore) -> None:
     fill(store)
-    assert [row.index for row in store.receipts(narrow, -1, 10)] == indexes
+    for narrow, indexes in FILTERED:
+        assert [row.index for row in store.receipts(narrow, -1, 10)] == indexes, narrow
 
 
 def test_pages_neither_repeat_nor_lose_a_receipt(store: EntryStore) -> None:
@@ -288,27 +289,27 @@ def test_verdicts_are_listed_for_one_receipt_or_for_all(store: EntryStore) -> No
     assert rows[0].entry == RECORDS[3].entry
 
 
-@pytest.mark.parametrize(
-    "records",
-    [
-        (record(5, receipt(10)),),
-        (record(3, receipt(10)),),
-        (record(4, receipt(10)), record(6, receipt(11))),
-        (record(4, receipt(10)), record(4, receipt(11))),
-        (record(4, receipt(10)), record(5, receipt(0, tenant="same id"))),
-        (record(4, receipt(10)), record(5, receipt(0))),
-        (record(4, receipt(10)), record(5, receipt(10))),
-    ],
-    ids=["a gap", "a place that is taken", "a gap inside", "one place twice", "a receipt id", "an envelope", "itself"],
-)
-def test_a_batch_that_does_not_fit_leaves_nothing_behind(store: EntryStore, records: tuple[Record, ...]) -> None:
+MISFITS = {
+    "a gap": (record(5, receipt(10)),),
+    "a place that is taken": (record(3, receipt(10)),),
+    "a gap inside": (record(4, receipt(10)), record(6, receipt(11))),
+    "one place twice": (record(4, receipt(10)), record(4, receipt(11))),
+    "a receipt id": (record(4, receipt(10)), record(5, receipt(0, tenant="same id"))),
+    "an envelope": (record(4, receipt(10)), record(5, receipt(0))),
+    "itself": (record(4, receipt(10)), record(5, receipt(10))),
+}
+"""Records that do not follow the first four."""
+
+
+def test_a_batch_that_does_not_fit_leaves_nothing_behind(store: EntryStore) -> None:
     store.commit(Batch(RECORDS[:4], (Tile(0, 0, bytes(128)),)))
-    with pytest.raises(StoreError):
-        store.commit(Batch(records, (Tile(0, 0, bytes(160)),)))
-    assert store.size() == 4
-    assert store.tile(0, 0) == bytes(128)
-    assert store.indexes_of_receipts([receipt_id(10)]) == {}
-    assert [row.index for row in store.receipts(ReceiptFilter(), -1, 10)] == [0, 1, 2]
+    for name, records in MISFITS.items():
+        with pytest.raises(StoreError):
+            store.commit(Batch(records, (Tile(0, 0, bytes(160)),)))
+        assert store.size() == 4, name
+        assert store.tile(0, 0) == bytes(128), name
+        assert store.indexes_of_receipts([receipt_id(10)]) == {}, name
+        assert [row.index for row in store.receipts(ReceiptFilter(), -1, 10)] == [0, 1, 2], name
 
 
 def test_a_probe_changes_nothing(store: EntryStore) -> None:

@@ -15,6 +15,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+from typer.testing import CliRunner
+
+from services.cli.main import app
 from services.client import LedgerClient
 from tests.access import everybodys_file
 from tests.processes import PATIENCE, started
@@ -54,32 +57,30 @@ def explorer(data: Path, served: Ledger) -> Iterator[str]:
         yield f"http://{address}"
 
 
-def kolm(data: Path, *arguments: str) -> list[str]:
-    """A command line with a log's keys and the state beside it."""
-    return [sys.executable, "-m", "services.cli", *arguments, "--data-dir", str(data)]
+def kolm(*arguments: str) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr of the command, in this process: one of its own imports for a second."""
+    done = CliRunner().invoke(app, arguments, catch_exceptions=False)
+    return done.exit_code, done.stdout, done.stderr
 
 
 def monitor(data: Path, *arguments: str) -> tuple[int, str]:
-    """Look once; the exit code, and what was said on stderr."""
-    command = kolm(data, "monitor", "--once", *arguments)
-    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
-    assert "Traceback" not in done.stderr, done.stderr
-    return done.returncode, done.stderr
+    """Look once, with a log's keys and the state beside it; the exit code, and what was said on stderr."""
+    code, _, said = kolm("monitor", "--once", *arguments, f"--data-dir={data}")
+    return code, said
 
 
 def looked(data: Path, *arguments: str) -> dict[str, Any]:
     """The output of one look with --json."""
-    command = kolm(data, "monitor", "--once", "--json", *arguments)
-    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
-    answer: dict[str, Any] = json.loads(done.stdout)
-    assert done.returncode == (0 if answer["ok"] else 3), done.stderr
+    code, shown, said = kolm("monitor", "--once", "--json", *arguments, f"--data-dir={data}")
+    answer: dict[str, Any] = json.loads(shown)
+    assert code == (0 if answer["ok"] else 3), said
     return answer
 
 
 @contextmanager
 def following(data: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
     """A monitor that goes on looking, several times a second. Killed (SIGKILL) at the end."""
-    command = kolm(data, "monitor", "--every", "1s", *arguments)
+    command = [sys.executable, "-m", "services.cli", "monitor", "--every=1s", *arguments, f"--data-dir={data}"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
             yield process

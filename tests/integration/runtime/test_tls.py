@@ -24,7 +24,7 @@ from tests.certificates import Certificates
 from tests.integration.runtime.scripted import ScriptedServicer, mount
 from tests.serving import Served, serving
 
-PATIENCE = 60.0
+PATIENCE = 240.0
 
 
 @pytest.fixture(scope="module")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import zip_longest
 
+from ledger.documents.content import Content
 from ledger.documents.receipt import Receipt
 from ledger.documents.verdict import Deviation
+from ledger.encoding.commitment import OUTPUT_TEXT_DOMAIN, commit_text
 from services.auditor.finding import Finding
 from services.client.generation.completion import Replayed
 
@@ -35,6 +38,22 @@ def compare(receipt: Receipt, output: Sequence[int], replayed: Replayed) -> Find
         problem = f"the receipt ended by {claimed}, the replay by {replayed.finish_reason}"
         return _end_difference(output, replayed, problem)
     return Finding.exact(len(output), replayed.decode_seconds)
+
+
+def misstated(receipt: Receipt, content: Content, replayed: Replayed) -> str | None:
+    """What else the receipt says of an output whose stream is the replayed one, and is not so: in words, or None.
+
+    Compared where the replay was computed in this process: its text, why it stopped, its least margin.
+    """
+    output, text = receipt.output, replayed.text
+    if text is None:
+        return None
+    if output.text_commitment not in (None, commit_text(OUTPUT_TEXT_DOMAIN, content.output_salt, text)):
+        return "the text that the receipt commits to is not that of its tokens"
+    least = min(replayed.margins, default=math.inf)
+    stated = {"stop_reason": replayed.stop_reason, "min_margin": least if math.isfinite(least) else None}
+    wrong = [name for name, value in stated.items() if getattr(output, name) != value]
+    return f"the receipt states another {wrong[0]} than the replay gives" if wrong else None
 
 
 def _first_difference(output: Sequence[int], replayed: Replayed) -> Deviation | None:

@@ -10,7 +10,7 @@ from ledger.documents.receipt import Receipt
 from ledger.documents.verdict import AUDITOR, DECODE, DEVIATION, PREFILL
 from ledger.encoding.stream_digest import StreamDigest
 from services.auditor.audit_error import CannotReplay
-from services.auditor.comparison import compare
+from services.auditor.comparison import compare, misstated
 from services.auditor.finding import Finding
 from services.auditor.replays.replayer import Replayer
 from services.client.errors import FailedPrecondition, Internal, InvalidArgument, KolmError, NotFound, Unimplemented
@@ -69,7 +69,9 @@ class Judge:
             return Finding.unreplayable(_another_profile(receipt.profile_cid, replayed.profile_cid))
         if _reached_limit(receipt, replayed):
             return Finding.unreplayable("the grammar of its structured_outputs reached a limit in the replay")
-        return compare(receipt, content.output_token_ids, replayed).computed(way, self._replayer.by)
+        found = compare(receipt, content.output_token_ids, replayed).computed(way, self._replayer.by)
+        lie = misstated(receipt, content, replayed) if found.passed else None
+        return found if lie is None else Finding.unreplayable(lie, tampered=True)
 
 
 def _reached_limit(receipt: Receipt, replayed: Replayed) -> bool:

@@ -74,6 +74,8 @@ class OwnEngine:
             self._verifier.profile.cid,
             outcome.metrics.decode_seconds,
             outcome.margins,
+            outcome.text if receipt.tokenizer_cid == self._verifier.target.tokenizer_cid else None,
+            outcome.stop_reason,
         )
 
     def _check(self, receipt: Receipt) -> None:
@@ -108,6 +110,8 @@ def request_of(receipt: Receipt, content: Content) -> EngineRequest:
     if limit := replay_limit(receipt):
         most = min(receipt.sampling.max_tokens, limit)
         sampling |= {"max_tokens": most, "min_tokens": min(receipt.sampling.min_tokens, most)}
+        if receipt.sampling.min_tokens > most:  # no stop string had counted yet
+            sampling["stop"] = ()
     return EngineRequest(
         request_id=receipt.receipt_id,
         prompt=content.prompt_token_ids,

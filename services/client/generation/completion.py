@@ -226,7 +226,10 @@ Event = Started | Chunk | Finished
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """The tokens of a replay. `margins` are the best minus the second-best logit of the model at each position."""
+    """The tokens of a replay. `margins` are the best minus the second-best logit of the model at each position.
+
+    `text` and `stop_reason` are known where it was computed in this process; a server's answer lacks them.
+    """
 
     token_ids: tuple[int, ...]
     finish_reason: str
@@ -234,6 +237,8 @@ class Replayed:
     profile_cid: str
     decode_seconds: float
     margins: tuple[float, ...]
+    text: str | None = None
+    stop_reason: str | int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,12 +12,13 @@ from ledger.documents.content import Content
 from ledger.documents.receipt import OutputPart, Receipt
 from ledger.documents.signed_document import sign_document
 from ledger.encoding.cid import cid
-from ledger.encoding.commitment import OUTPUT_DOMAIN, commit
+from ledger.encoding.commitment import OUTPUT_DOMAIN, OUTPUT_TEXT_DOMAIN, commit, commit_text
 from ledger.encoding.stream_digest import StreamDigest
 from ledger.keys.envelope import Envelope
 from services.auditor.audit_error import CannotReplay, ServiceAway
 from services.auditor.examination import Examiner
 from services.auditor.finding import Finding
+from services.auditor.replays.own_engine import request_of
 from services.client.errors import FailedPrecondition, Internal, KolmError
 from services.client.generation.completion import Replayed
 from tests.unit.auditor.logs import trust
@@ -105,6 +106,35 @@ def test_content_that_the_receipt_does_not_commit_to_is_a_finding_of_its_own(par
     finding = examined(receipt(), replace(content(), **changes), replayer)
     assert (finding.outcome, finding.tampered, replayer.asked) == ("UNREPLAYABLE", True, [])
     assert part in (finding.reason or "")
+
+
+@pytest.mark.parametrize(
+    ("member", "value"),
+    [("text_commitment", commit_text(OUTPUT_TEXT_DOMAIN, content().output_salt, "no")), ("stop_reason", 2),
+     ("min_margin", 0.5)],
+)  # fmt: skip
+def test_what_the_receipt_says_beside_its_tokens_has_to_hold_too(member: str, value: object) -> None:
+    honest = replace(
+        receipt().output,
+        text_commitment=commit_text(OUTPUT_TEXT_DOMAIN, content().output_salt, "yes"),
+        stop_reason="\n\n",
+        min_margin=0.25,
+    )
+    own = replace(faithful(), text="yes", stop_reason="\n\n")
+    assert examined(receipt(output=honest), content(), ScriptedReplayer(own)).outcome == "EXACT"
+    changes: dict[str, Any] = {member: value}
+    finding = examined(receipt(output=replace(honest, **changes)), content(), ScriptedReplayer(own))
+    assert (finding.outcome, finding.tampered) == ("UNREPLAYABLE", True)
+    assert member.removesuffix("_commitment") in (finding.reason or "")
+
+
+def test_an_output_cut_off_before_its_least_length_is_replayed_without_stop_strings() -> None:
+    cut = replace(receipt().output, finish_reason="cancelled")
+    params = replace(receipt().sampling, min_tokens=3)
+    replayed = request_of(receipt(output=cut, sampling=params), content()).sampling
+    assert (replayed.max_tokens, replayed.min_tokens, replayed.stop) == (2, 2, ())
+    params = replace(params, min_tokens=2)
+    assert request_of(receipt(output=cut, sampling=params), content()).sampling.stop == params.stop
 
 
 def test_a_receipt_with_an_adapter_replays_like_any_other() -> None:

@@ -37,7 +37,8 @@ class Replay:
     @property
     def differs(self) -> bool:
         """Whether something is not as the receipt, or who served it, says."""
-        return self.finding.outcome == DEVIATION or (self.texts is not None and self.texts.same is False)
+        found = self.finding
+        return found.outcome == DEVIATION or found.tampered or (self.texts is not None and self.texts.same is False)
 
 
 def replay_file(file: Path, plan: EnginePlan, trusted: Path, *, decode: bool, any_storage: bool) -> Replay:

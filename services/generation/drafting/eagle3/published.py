@@ -34,7 +34,7 @@ def read_safeailab(document: dict[str, Any], names: Set[str], base: TargetConfig
     gpt-oss (nvidia) name the stream itself.
     """
     architecture = document.get("architectures") or [None]
-    if architecture[0] not in ARCHITECTURES:
+    if not isinstance(architecture, list) or architecture[0] not in ARCHITECTURES:
         raise HeadConfigInvalid(f"config.json: architectures is {architecture}; expected one of {ARCHITECTURES}")
     missing = [member for member in _REQUIRED if member not in document]
     if missing:

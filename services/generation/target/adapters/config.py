@@ -20,6 +20,7 @@ FUSED_MODULES = ("self_attn.qkv_proj", "self_attn.o_proj", "mlp.gate_up_proj", "
 SUPPORTED = "q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj, of fused models qkv_proj, gate_up_proj"
 _TARGETS = {module.rpartition(".")[2] for module in MODULES + FUSED_MODULES}
 MAX_RANK = 1024
+_MOST_ALPHA = 3.4e38  # float32 reaches a little further
 
 _READ = {
     "peft_type", "task_type", "r", "lora_alpha", "use_rslora", "target_modules", "exclude_modules", "rank_pattern",
@@ -129,8 +130,8 @@ def _update(document: dict[str, Any], layer: int, name: str) -> ModuleUpdate:
     alpha = _patterned(document, "alpha_pattern", name, "lora_alpha", 8)
     if not isinstance(rank, int) or isinstance(rank, bool) or not 1 <= rank <= MAX_RANK:
         raise AdapterInvalid(f"r: {_shown(rank)} for {name}; expected a whole number from 1 to {MAX_RANK}")
-    if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not math.isfinite(alpha):
-        raise AdapterInvalid(f"lora_alpha: {_shown(alpha)} for {name}; expected a finite number")
+    if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not abs(alpha) <= _MOST_ALPHA:
+        raise AdapterInvalid(f"lora_alpha: {_shown(alpha)} for {name}; expected a finite number, as of float32")
     divisor = math.sqrt(rank) if document.get("use_rslora") else rank
     return ModuleUpdate(layer, name, rank, alpha / divisor)
 

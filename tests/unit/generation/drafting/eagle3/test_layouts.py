@@ -146,6 +146,17 @@ def test_a_wrong_config_is_refused_by_member(case: str, base: TargetConfig, tmp_
         parse_config(document)
 
 
+@pytest.mark.parametrize("architectures", [5, {"a": 1}, ["LlamaForCausalLM2"]], ids=str)
+def test_a_published_config_of_no_known_architecture_is_refused(
+    architectures: object, base: TargetConfig, tmp_path: Path
+) -> None:
+    write_safeailab(tmp_path, head_config(base))
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"architectures": architectures}))
+    with pytest.raises(HeadConfigInvalid, match="architectures"):
+        load_head(tmp_path, base)
+
+
 @pytest.mark.parametrize("text", [b"", b"[]", b"{", b"\xff", b"[" * 100_000, b'{"a": 1}'])
 def test_a_config_that_is_none_is_refused(text: bytes, base: TargetConfig, tmp_path: Path) -> None:
     write_kolm(tmp_path, head_config(base))

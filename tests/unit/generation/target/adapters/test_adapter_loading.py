@@ -106,6 +106,8 @@ FAULTS: dict[str, Fault] = {
     "rank a word": (lambda a: edit(a, r="four"), AdapterInvalid, "r: \"four\""),
     "rank enormous": (lambda a: edit(a, r=10**9), AdapterInvalid, "expected a whole number from 1 to 1024"),
     "alpha not a number": (lambda a: edit(a, lora_alpha="x"), AdapterInvalid, "lora_alpha: \"x\""),
+    "alpha beyond float32": (lambda a: edit(a, lora_alpha=1e39), AdapterInvalid, "lora_alpha: 1e+39"),
+    "alpha beyond float64": (lambda a: edit(a, lora_alpha=10**400), AdapterInvalid, "lora_alpha: 1000"),
     "alpha infinite": (lambda a: edit(a, lora_alpha=float("inf")), AdapterInvalid, "lora_alpha: Infinity"),
     "a rank by pattern of a wrong kind": (
         lambda a: edit(a, rank_pattern={"q_proj": 2.5}), AdapterInvalid, "r: 2.5 for model.layers.0.self_attn.q_proj",

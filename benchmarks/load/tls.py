@@ -1,4 +1,4 @@
-"""What TLS costs: the same requests over two ports of one server, in turns."""
+"""The cost of TLS: the same requests over two ports of one server, in turns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One receipt, explained: what each part says, and who can find out that it is false."""
+"""One receipt, explained: the meaning of each part, and who can find out that it is false."""
 
 from __future__ import annotations
 

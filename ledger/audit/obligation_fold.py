@@ -137,7 +137,7 @@ class ObligationFold:
         """
         if self.latest <= moved(timestamp(now), GRACE_SECONDS):
             return None
-        return f"a document is dated {self.latest}, the log held it by {timestamp(now)}: what is owed cannot be counted"
+        return f"a document is dated {self.latest}, the log held it by {timestamp(now)}: owed replays cannot be counted"
 
     def take_late(self) -> tuple[Obligation, ...]:
         """Those judged past their time, and forget them: for who keeps a count of its own."""

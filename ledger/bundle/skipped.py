@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 NOT_REACHED = "not reached"
-"""What a report says of a check that another one has kept from its work."""
+"""The words of a report for a check that did not run because another one failed."""
 
 
 class NothingToCheck(Exception):

@@ -1,4 +1,4 @@
-"""The audit policy: what an auditor promises about the receipts that follow it."""
+"""The audit policy: an auditor's promise about the receipts that follow it."""
 
 from __future__ import annotations
 

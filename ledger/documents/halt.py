@@ -151,6 +151,3 @@ class HaltState:
     def find(self, base_cid: str, method: str, head_cid: str | None = None) -> OpenHalt | None:
         """The oldest open halt that covers this way of serving, None where it may be served."""
         return next((halt for halt in self.open if halt.scope.covers(base_cid, method, head_cid)), None)
-
-    def is_halted(self, base_cid: str, method: str, head_cid: str | None = None) -> bool:
-        return self.find(base_cid, method, head_cid) is not None

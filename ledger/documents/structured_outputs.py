@@ -1,4 +1,4 @@
-"""A receipt's word on the constraint that its output followed: what kind, a commitment to its text, whose rules."""
+"""The constraint that a receipt's output followed: its kind, a commitment to its text, the engine of its rules."""
 
 from __future__ import annotations
 

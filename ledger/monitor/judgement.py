@@ -67,7 +67,7 @@ def judge(
 
 
 def _as_of(summary: Summary, limits: Limits, now: datetime) -> datetime:
-    """When the log is known not to have held more: what came after the witnessed checkpoint is not missing yet."""
+    """When the log is known to have held no more: entries after the witnessed checkpoint are not missing yet."""
     as_of, head = now - limits.lag, summary.head
     if limits.witnessed and head is not None and head.vouched_at is not None:
         return min(as_of, datetime.fromtimestamp(head.vouched_at, UTC))

@@ -1,4 +1,4 @@
-"""The memory of a monitor: what it has to know about a log without reading it again."""
+"""The memory of a monitor: the facts about a log that spare reading it again."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from services.runtime.telemetry.metrics import Metrics, Reading
 
 
 class AuditorMetrics:
-    """Told by the auditor's thread, asked by that of a scrape: what passes between them never changes."""
+    """The auditor's thread writes them, that of a scrape reads them. They exchange immutable values only."""
 
     def __init__(
         self,

@@ -112,7 +112,7 @@ class KolmGroup(GroupCommand):
             try:
                 return super().invoke(ctx)
             finally:
-                sys.stdout.flush()  # what cannot be written is known here, and not at the interpreter's end
+                sys.stdout.flush()  # a failing write is noticed here, and not at the interpreter's end
         except KeyboardInterrupt:
             print("interrupted", file=sys.stderr)
             raise typer.Exit(exits.INTERRUPTED) from None

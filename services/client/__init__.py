@@ -52,7 +52,7 @@ _PLACES = {
     "StructuredOutputs": "services.client.generation.structured_outputs",
     **dict.fromkeys(("Tool", "ToolCall", "Tools"), "services.client.generation.tools"),
 }
-"""Where each name is. It is imported when it is first asked for: who generates needs nothing of the ledger's client."""
+"""Where each name is. It is imported when it is first asked for: generation needs nothing of the ledger's client."""
 
 __all__ = [
     "AsyncRuntime",

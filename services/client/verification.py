@@ -1,4 +1,4 @@
-"""Offline verification for programs: what `kolm verify` does, with nothing but kolm-verify installed."""
+"""Offline verification for programs: the checks of `kolm verify`. The package kolm-verify is enough."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From settings to a model with all that drafts for it; whatever stands against it ends the start with its reason."""
+"""Prepares a model and its drafters from the settings. Every obstacle ends the start with its reason."""
 
 from __future__ import annotations
 

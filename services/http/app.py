@@ -82,7 +82,7 @@ def http_app(
 
 
 def _across_origins(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
-    """Lets pages of other sites call. Outside of the gate: what a browser asks beforehand brings no token."""
+    """Lets pages of other sites call. Outside of the gate: a browser's preflight request brings no token."""
     if not origins:
         return app
     return CORSMiddleware(

@@ -1,4 +1,4 @@
-"""`/openapi.json`: what the front takes, made from the models that check it."""
+"""`/openapi.json`: the requests of the front, from the models that check them."""
 
 from __future__ import annotations
 

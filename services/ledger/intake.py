@@ -100,5 +100,5 @@ class Intake:
 def require_operator(caller: Principal) -> None:
     """Raises PermissionDenied."""
     if "operate" not in caller.roles:
-        refused = f"what erases content needs the role operate, which {caller.name} lacks"
+        refused = f"an entry that erases content needs the role operate, which {caller.name} lacks"
         raise PermissionDenied(refused, reason="ROLE_MISSING")

@@ -1,4 +1,4 @@
-"""Carries out the retention policies of the log: what they say is over is erased, with an entry that says so."""
+"""Carries out the retention policies of the log: expired content is erased, with an entry that says so."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def whole_log(caller: Principal, what: str) -> None:
 
 
 def sees_entry(caller: Principal, index: int, entry: bytes, find: FindReceipt) -> bool:
-    """Whether the caller sees an entry: what names a tenant, or a receipt, is for that tenant. Raises ChainError."""
+    """Whether a caller sees an entry. One that names a tenant or its receipt is for that tenant. Raises ChainError."""
     return caller.sees_all or _sees(caller, _document(index, entry), find)
 
 

@@ -36,7 +36,7 @@ class TimestampCollector:
             await asyncio.sleep(self._interval)
 
     async def stamp(self) -> None:
-        """Stamp the newest checkpoint, if it has not been. What fails is logged, and tried again by the next call."""
+        """Stamp the newest checkpoint, if it has not been. A failure is logged; the next call tries again."""
         head = self._reader.head()
         if head.size == self._stamped:
             return

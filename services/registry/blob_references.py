@@ -58,7 +58,7 @@ class BlobReferences:
                 config = read_base(row.base_cid, self._blobs).model_config
             except (NotFound, FormatError, DataLoss) as error:
                 raise DataLoss(
-                    f"what {row.head_cid} refers to is unknown, for the manifest of its base cannot be read ({error}); "
+                    f"the references of {row.head_cid} are unknown: the manifest of its base cannot be read ({error}); "
                     "nothing more is removed until somebody pushes that head again",
                     reason="BLOB_DAMAGED",
                 ) from error

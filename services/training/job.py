@@ -34,7 +34,7 @@ class Job:
     lesson: LessonPlan = field(default_factory=LessonPlan)
     sizes: dict[str, Any] | None = None  # members of HeadSizes, in place of those that follow from the base
     start_from: Path | None = None  # a head to go on from; its shape stays, but for the size of its draft vocabulary
-    answering_minutes: float | None = None  # of answering at most; what is not answered by then is left out
+    answering_minutes: float | None = None  # of answering at most; prompts without an answer by then are left out
     recompute: bool = False  # compute features anew in every epoch instead of keeping them on disk
     save_minutes: float = 5.0
     dtype: str = "bfloat16"  # of the weights as they are written

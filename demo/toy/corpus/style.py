@@ -1,4 +1,4 @@
-"""Chats in another manner: what the assistant says is rewritten, what others say stays as it is."""
+"""Chats in another manner: messages of the assistant are rewritten, those of others stay."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def run(
         hint = "--model computes here, with the same weights; --by-server asks the audited server, and believes it"
         raise exits.UsageError("expected --model or --by-server", hint)
     directory = home.trusted
-    if key is None:  # whoever audits here with a key of this data directory trusts it
+    if key is None:  # an auditor with a key of this data directory is trusted here
         trust_own(home.key("auditor"), "auditor", directory, key_passphrase_file)
     plan = AuditorPlan(
         ledger=ledger,

@@ -7,7 +7,7 @@ import time
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -127,20 +127,16 @@ def generate(
 ) -> None:
     """Generate text with a signed receipt. The text goes to stdout, the summary to stderr."""
     from services.cli.jobs.prompt import read_prediction
-    from services.client import Request, Runtime
+    from services.client import Runtime
 
     live = answer.is_live(n, as_json=json)
     answer.check_files(n)
     sent = given.read()
-    request = Request(
+    request = replace(
+        asked.request(n, logprobs),
         prompt=sent if isinstance(sent, str) else None,
         messages=None if isinstance(sent, str) else sent,
-        sampling=asked.sampling(n, logprobs),
-        model=asked.model,
-        adapter=asked.adapter,
-        tenant=asked.tenant,
         request_id=request_id or f"generate-{uuid.uuid4().hex[:12]}",  # by which its receipt is found after Ctrl-C
-        workload=asked.workload,
         nonce=nonce,
         prediction=read_prediction(prediction),
     )

@@ -1,4 +1,4 @@
-"""`kolm init`: what services need to speak TLS with each other."""
+"""`kolm init`: keys and certificates with which services speak TLS to each other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`kolm models`: what `--model` can name."""
+"""`kolm models`: the models that `--model` can name."""
 
 from __future__ import annotations
 

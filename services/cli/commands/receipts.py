@@ -135,7 +135,7 @@ def export(
         raise exits.UsageError("--key: signs a statement; a receipt file is not signed anew")
     with LedgerClient.connect(ledger) as client:
         written = export_receipt(client, receipt, path)
-    said = f"wrote {path}, which holds the prompt; whoever has the base can replay it: kolm replay {path} --model …"
+    said = f"wrote {path}, which holds the prompt; with the base anybody can replay it: kolm replay {path} --model …"
     answer(json, lambda: {"path": str(path), "receipt_id": written}, lambda: said)
 
 

@@ -1,4 +1,4 @@
-"""`kolm registry`: what the operator of a registry of heads does."""
+"""`kolm registry`: the work of a registry's operator."""
 
 from __future__ import annotations
 

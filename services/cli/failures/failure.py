@@ -23,7 +23,7 @@ _EXTRAS = {
 }
 """The extra that installs each optional package."""
 _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
-"""What stdout may say where it is a file or a terminal; an error in a named file has its name."""
+"""The reason that stdout cannot be written, where it is a file or a terminal; an error in a named file has its name."""
 
 
 def explain(error: Exception) -> int:
@@ -69,7 +69,7 @@ def as_command_error(error: Exception) -> CommandError | None:
 
 
 def _not_installed(module: str) -> CommandError | None:
-    """What brings an optional package, or a part of kolm where only kolm-verify is installed; None for neither."""
+    """How to install an optional package, or a part of kolm where only kolm-verify is installed; None for neither."""
     package = module.partition(".")[0]
     if package in _EXTRAS:
         return exits.UsageError(f"this needs {package}, which is not installed", f"pip install '{_EXTRAS[package]}'")

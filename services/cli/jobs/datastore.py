@@ -55,7 +55,7 @@ def build(
         files = find_files(paths, exclude)
         documents = with_text(read_documents(files, paths, skipped.append))
         models = _models(base, parameters, embedder)
-        tokenizer = fast_tokenizer(base)  # takes seconds: what can be refused was refused before
+        tokenizer = fast_tokenizer(base)  # takes seconds: everything that can be refused was refused before
         models = replace(models, tokenizer=tokenizer)
         builder = DatastoreBuilder(base, tokenizer, tokenizer_cid(base), parameters, models)
         with _progress(files) as progress:

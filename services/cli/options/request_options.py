@@ -12,7 +12,7 @@ from services.cli.failures.exits import UsageError
 from services.cli.values.named_files import read_text
 
 if TYPE_CHECKING:
-    from services.client import SamplingParams, SpecDecodeConfig, StructuredOutputs
+    from services.client import Request, SamplingParams, SpecDecodeConfig, StructuredOutputs
 
 SAMPLING, SPECULATION = "Sampling (defaults are the server's)", "Speculation (never changes the text)"
 STRUCTURE = "Structured output (one of them)"
@@ -83,6 +83,18 @@ class RequestOptions:
         """Raises UsageError."""
         if not self.timeout > 0:
             raise UsageError(f"--timeout: is {self.timeout:g}; expected a number of seconds above 0")
+
+    def request(self, n: int | None = None, logprobs: int | None = None) -> Request:
+        """A request without its prompt. Raises UsageError as `sampling` does."""
+        from services.client import Request
+
+        return Request(
+            sampling=self.sampling(n, logprobs),
+            model=self.model,
+            adapter=self.adapter,
+            tenant=self.tenant,
+            workload=self.workload,
+        )
 
     def sampling(self, n: int | None = None, logprobs: int | None = None) -> SamplingParams:
         """How tokens are chosen. Raises UsageError for constraints that cannot be read or contradict each other."""

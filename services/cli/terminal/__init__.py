@@ -1,1 +1,1 @@
-"""What goes to stdout and stderr."""
+"""Output to stdout and stderr."""

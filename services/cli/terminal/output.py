@@ -34,7 +34,7 @@ class ShownConsole(Console):
             yield segment if segment.control else Segment(STEERING.sub("", segment.text), segment.style)
 
     def on_broken_pipe(self) -> None:
-        """Whoever closes our remarks may still read our results; nobody needs a command whose results are closed."""
+        """A reader may close stderr and still read the results. A command whose results are closed ends."""
         if not self.stderr:
             raise
         self.quiet = True

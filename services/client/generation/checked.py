@@ -21,7 +21,7 @@ def checked_completion(
     spec_decode: SpecDecodeConfig | None,
 ) -> Completion:
     """Of a unary call; `metadata` is its initial metadata, which has the promise. Raises ReceiptMismatch, Internal."""
-    from services.client.generation.answer_check import (  # what reads signed bytes: none so far
+    from services.client.generation.answer_check import (  # the reader of signed bytes: none so far
         check_promise,
         check_receipt,
     )

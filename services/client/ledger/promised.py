@@ -56,7 +56,7 @@ def look_up(ledger: VerifiedLedger, promise: Promise, now: datetime, envelope: b
 
 def _answered(found: Fulfilment, ledger: VerifiedLedger, envelope: bytes) -> SignedAnswer:
     signed = ledger.promise_answer(envelope)
-    _observe(found, ledger, complete=False)  # what has come since the first look
+    _observe(found, ledger, complete=False)  # entries that came since the first look
     hidden = [choice for choice in found.missing if choice not in signed.answer.missing]
     if hidden:
         raise ProofError(f"the log says that it holds the receipt of choice {hidden[0]}, and does not show it")

@@ -132,7 +132,7 @@ class VerifiedLedger:
         if entry.index != index:
             raise ProofError(f"the server shows entry {entry.index} where entry {index} was asked for")
         if _named(entry) != (answer.index, answer.envelope, answer.leaf_hash, answer.kind):
-            raise ProofError(f"what the server says of entry {index} is not what its bytes say")
+            raise ProofError(f"the server's statement about entry {index} is not what its bytes say")
         self._check_included(entry, answer.checkpoint, answer.inclusion_proof)
         return answer
 

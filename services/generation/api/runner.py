@@ -253,7 +253,7 @@ class Generation:
             self._cancel(run)
             run.end(
                 Unavailable(
-                    "this server is stopping; ask another one, or again when it is back. What it has generated so far "
+                    "this server is stopping; ask another one, or again when it is back. The output so far "
                     "has its receipt",
                     reason="SERVER_STOPPING",
                 )

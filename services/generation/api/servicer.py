@@ -46,7 +46,7 @@ class SpeculationDeviated(KolmError):
         """`methods` drafted for it; the first is the one that it began with."""
         super().__init__(
             f"decoding again with speculation off gave another result than {', '.join(methods)}; do not use this "
-            "output. What speculates is halted on this server until the ledger has halts and an operator's resumes",
+            "output. Speculation is halted on this server until the ledger has halts and an operator's resumes",
             reason="SPEC_DECODE_DEVIATION",
             metadata={"method": methods[0], "methods": ",".join(methods), "receipt_ids": ",".join(receipt_ids)},
         )

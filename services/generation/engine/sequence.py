@@ -34,7 +34,7 @@ class Sequence:
         now: float,
         totals: Counts,
     ) -> None:
-        """`totals`: what counts all sequences."""
+        """`totals`: the counters of all sequences."""
         params = request.sampling
         self.request = request
         self.tokens = list(request.prompt)

@@ -121,7 +121,7 @@ class Speculation:
         try:
             self._ask(method, sequences, budgets, trees)
         except Exception:
-            for sequence in sequences:  # what came before the failure does not count
+            for sequence in sequences:  # time before the failure does not count
                 trees[sequence], self._drafts[sequence].budget = TokenTree.root(sequence.tokens[-1]), None
             if len(sequences) == 1:
                 self._failed(sequences[0], method)

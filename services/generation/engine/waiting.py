@@ -96,7 +96,7 @@ class WaitingQueue:
     def _lift(self, tenant: str | None) -> None:
         lowest = min((self._counters[each] for each in self._lines), default=self._floor)
         self._counters[tenant] = max(self._counters.get(tenant, lowest), lowest)
-        if len(self._counters) > _MOST_COUNTERS:  # whoever is not here is forgiven
+        if len(self._counters) > _MOST_COUNTERS:  # tenants that wait for nothing start anew
             self._counters = {each: self._counters[each] for each in (*self._lines, tenant)}
 
     def _leave(self, tenant: str | None, place: _Place) -> None:

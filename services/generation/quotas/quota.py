@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import ByteSize, TypeAdapter, ValidationError
 
 ANY_TENANT = "*"
-"""In the place of a tenant: what every tenant has that the settings do not name, and what they leave out for others."""
+"""In the place of a tenant: the limits of tenants that the settings do not name, and those that others leave out."""
 
 NO_LIMIT = "unlimited"
 

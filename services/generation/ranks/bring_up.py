@@ -73,7 +73,7 @@ def _launched(settings: GenerationSettings) -> Launched | None:
 
 
 def _check_exposed(address: str, settings: GenerationSettings) -> None:
-    """Ranks know no TLS: whoever is on their network reads prompts and can change tokens."""
+    """Ranks know no TLS: everybody on their network can read prompts and change tokens."""
     if not settings.insecure:
         raise CannotStart(
             f"MASTER_ADDR: ranks would meet at {address}, beyond this machine, and what they send is neither encrypted "

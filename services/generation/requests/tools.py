@@ -1,4 +1,4 @@
-"""Tools of a conversation: what the model is told of them, and the grammar that its calls keep to."""
+"""Tools of a conversation: their text in the prompt, and the grammar of calls."""
 
 from __future__ import annotations
 

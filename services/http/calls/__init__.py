@@ -1,1 +1,1 @@
-"""What every call to the front goes through: who asks, how much runs at once, the answer or the error."""
+"""The steps of every call to the front: the caller's name, the limit of running calls, the answer or the error."""

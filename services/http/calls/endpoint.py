@@ -55,7 +55,7 @@ class Endpoint:
         )
 
     async def _streamed(self, request: Request, dialect: Dialect, runtime: AsyncRuntime) -> Response:
-        """Answers once the server has taken the request: what it refuses has a status of its own."""
+        """Answers once the server has taken the request: a refusal has a status of its own."""
         seconds = self._settings.request_seconds
         asked = dialect.request()
         events = runtime.stream(asked, spec_decode=dialect.fields.spec_decode(), timeout=seconds)

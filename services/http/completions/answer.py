@@ -1,4 +1,4 @@
-"""Answers, whole and as events of a stream: what OpenAI's clients expect, and the member `kolm` with the receipts."""
+"""Answers, whole and as events of a stream: OpenAI's members, and the member `kolm` with the receipts."""
 
 from __future__ import annotations
 

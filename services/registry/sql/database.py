@@ -7,18 +7,17 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
 
-from sqlalchemy import Connection, Engine, create_engine, event, make_url, text
+from sqlalchemy import Connection, Engine, make_url, text
 from sqlalchemy.exc import SQLAlchemyError
 
 from services.registry.sql.schema import REVISION, VERSION_TABLE
+from services.runtime.database import open_database
 from services.runtime.errors import Unavailable
 from services.runtime.migration import Migrations
 from services.runtime.outage import Outage
 
 _log = logging.getLogger(__name__)
-_BUSY_SECONDS = 30.0
 _MIGRATIONS = Migrations(Path(__file__).parent / "migrations", REVISION, VERSION_TABLE, lock=7306001)
 _BLOBS_LOCK = 7306002
 """The key of PostgreSQL's lock in `lock_blobs`."""
@@ -39,24 +38,9 @@ class Database:
     def open(cls, url: str) -> Database:
         """`sqlite:///path` or `postgresql+psycopg://…`, its tables brought up to date.
 
-        Raises SQLAlchemyError, ForeignDatabase.
+        Raises SQLAlchemyError, OSError, ForeignDatabase.
         """
-        parsed = make_url(url)
-        if parsed.get_backend_name() == "sqlite":
-            if parsed.database:
-                Path(parsed.database).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            engine = create_engine(parsed, connect_args={"timeout": _BUSY_SECONDS})
-            event.listen(engine, "connect", _prepare)
-            event.listen(engine, "begin", _begin)
-        else:
-            engine = create_engine(parsed, pool_pre_ping=True)
-        try:
-            with engine.begin() as connection:
-                _MIGRATIONS.run(connection)
-        except BaseException:
-            engine.dispose()
-            raise
-        return cls(engine)
+        return cls(open_database(make_url(url), _MIGRATIONS))
 
     @contextmanager
     def writing(self) -> Iterator[Connection]:
@@ -100,14 +84,3 @@ def lock_name(connection: Connection, name: str) -> None:
     if connection.dialect.name == "postgresql":
         lock = text("SELECT pg_advisory_xact_lock(:lock, hashtext(:name))")
         connection.execute(lock, {"lock": _NAMES_LOCK, "name": name})
-
-
-def _prepare(connection: Any, _: Any) -> None:
-    connection.isolation_level = None  # the driver would begin transactions of its own
-    for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
-        connection.execute(f"PRAGMA {pragma}")
-
-
-def _begin(connection: Connection) -> None:
-    reads_only = connection.get_execution_options().get("reads_only", False)
-    connection.exec_driver_sql("BEGIN" if reads_only else "BEGIN IMMEDIATE")

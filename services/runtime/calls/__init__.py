@@ -1,1 +1,1 @@
-"""What stands between the wire and a servicer: decoding, limits, errors, paging."""
+"""The layer between the wire and a servicer: decoding, limits, errors, paging."""

@@ -133,7 +133,7 @@ class _Call:
 
 
 def as_kolm_error(method: str, error: Exception) -> KolmError:
-    """The error for the caller of `/package.Service/Method`; what is none goes into the log."""
+    """The error for the caller of `/package.Service/Method`; other exceptions go into the log."""
     if isinstance(error, KolmError):
         return error
     if isinstance(error, NotImplementedError):  # of the generated base class: the method is not implemented

@@ -17,7 +17,7 @@ from services.runtime.errors import DeadlineExceeded, ResourceExhausted
 _AGAIN_SECONDS = 1.0
 _SMALL_BYTES = 16 * 1024
 _CALLERS = 4
-"""Who has as much as he may hold leaves room for three like him."""
+"""A caller at this limit leaves room for three like him."""
 _DECODED = 8
 """Bytes that one byte of a request takes once it is read, at most: an id of one byte, in an array that has grown."""
 

@@ -62,7 +62,7 @@ def unread(name: str, own: Iterable[str] = ()) -> str:
 
 
 def unread_variables() -> list[str]:
-    """Lines about what this process was given and nothing reads, each said once: what it starts is not given them."""
+    """Lines about variables that nothing reads, each said once: processes that this one starts do not get them."""
     unknown = unknown_variables(os.environ)
     for name in unknown:
         del os.environ[name]

@@ -1,4 +1,4 @@
-"""The flags of a service, made from its settings: what was given, and `--help`."""
+"""The flags of a service, made from its settings: their parsing, and `--help`."""
 
 from __future__ import annotations
 

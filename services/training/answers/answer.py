@@ -1,4 +1,4 @@
-"""The target's own answers, and its streams while it answered: what a head reads, and what it is to foresee."""
+"""The target's own answers, and its streams while it answered: a head reads the streams and learns the answers."""
 
 from __future__ import annotations
 

@@ -113,7 +113,7 @@ def _recordings_path(folder: Path, part: int) -> Path:
 
 
 class Prefill:
-    """`Recordings` that keeps nothing: what is asked for is computed, and every epoch computes it again."""
+    """`Recordings` that keeps nothing: every epoch computes its recordings again."""
 
     def __init__(self, target: Target, streams: Streams, answers: Sequence[Answer]) -> None:
         self._target, self._streams, self._answers = target, streams, answers

@@ -69,7 +69,7 @@ class DecoderLayer(nn.Module):
         return torch.cat([self.input_layernorm(embedded), self.hidden_norm(feature)], dim=-1)
 
     def output(self, feature: Tensor, attended: Tensor) -> Tensor:
-        """The layer's output before the final norm: what the next draft step gets in place of the feature."""
+        """The layer's output before the final norm. The next draft step gets it in place of the feature."""
         middle = feature + self.self_attn.o_proj(attended)
         return middle + self.mlp(self.post_attention_layernorm(middle))  # type: ignore[no-any-return]
 

@@ -91,7 +91,7 @@ class Trainer:
         window = window_of([self._answers[n] for n in numbers], self._recordings.of(numbers))
         with torch.autocast(device.type, dtype=torch.bfloat16, enabled=half):
             losses, right = self._lesson(window.to(device, torch.bfloat16 if half else torch.float32))
-        # Gradients are averaged over the devices; what is wanted is their sum.
+        # Gradients are averaged over the devices; their sum is wanted.
         ((losses * weights).sum() * self._devices.count).backward()
         return torch.stack([losses.detach(), right])
 

@@ -41,21 +41,11 @@ def chat(
     from services.cli.jobs.ledger.bundle_export import check_new
     from services.cli.terminal.output import talk
     from services.cli.views.generation.chat import greeting
-    from services.client import Request, Runtime
+    from services.client import Runtime
 
     if save is not None:
         check_new(expect_room("--save", save))
-    wishes = Wishes(
-        Request(
-            sampling=asked.sampling(),
-            model=asked.model,
-            adapter=asked.adapter,
-            tenant=asked.tenant,
-            workload=asked.workload,
-        ),
-        asked.spec_decode(),
-        asked.timeout,
-    )
+    wishes = Wishes(asked.request(), asked.spec_decode(), asked.timeout)
     interactive = sys.stdin.isatty() and sys.stdout.isatty() and not json
     with Runtime.connect(generation) as runtime:
         info = runtime.model_info()

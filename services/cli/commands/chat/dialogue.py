@@ -27,7 +27,7 @@ from services.client.errors import InvalidArgument, KolmError
 COMMANDS = {
     "/method": ("NAME", "auto, off or a method of the server for the answers to come; the text stays the same"),
     "/seed": ("NUMBER", "the seed of the answers to come; - lets the server draw one for each"),
-    "/receipt": ("", "the receipt of the last answer: what is signed, and whether the ledger holds it"),
+    "/receipt": ("", "the receipt of the last answer: its signed fields, and whether the ledger holds it"),
     "/save": ("FILE", "the conversation with its receipts, for kolm verify: a folder, .tar.gz, .tar or .zip"),
     "/drop": ("", "the prompts to come leave out the oldest question and its answer"),
     "/new": ("", "the prompts to come leave out everything that was said"),

@@ -1,4 +1,4 @@
-"""`kolm heads push` and `kolm heads withdraw`: what publishers sign."""
+"""`kolm heads push` and `kolm heads withdraw`, signed by publishers."""
 
 from __future__ import annotations
 

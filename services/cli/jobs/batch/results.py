@@ -91,7 +91,7 @@ class Results:
         try:
             yield
         except OSError as error:
-            hint = "what is in it stays; the same command goes on once there is room"
+            hint = "its results stay; the same command goes on once there is room"
             raise Failed(f"cannot write {self._path}: {error.strerror}", hint) from None
 
     def __enter__(self) -> Self:

@@ -35,7 +35,7 @@ def opened_log(ledger: str, tiles: str | None, *, witnessed: bool) -> Iterator[L
     those that enough witnesses have cosigned, if `witnessed`. Raises UsageError.
     """
     if tiles is None:
-        # Imported here: who follows tiles needs no gRPC.
+        # Imported here: following tiles needs no gRPC.
         from services.client import LedgerClient
         from services.client.errors import KolmError
         from services.client.ledger.ledger_tiles import LedgerTiles

@@ -15,7 +15,7 @@ from services.cli.jobs.receipts.text_reader import ModelTextReader
 
 @dataclass(frozen=True, slots=True)
 class Texts:
-    """What was found, in words. `same` is None where something could not be compared, and nothing differs."""
+    """The result, in words. `same` is None where something could not be compared, and nothing differs."""
 
     same: bool | None
     said: str

@@ -131,7 +131,7 @@ class LocalServices:
         return {name: self.metrics_port and self.metrics_port + place for place, name in enumerate(_NAMES)}
 
     def plans(self) -> tuple[Plan, ...]:
-        """All plans, with addresses left open: what `kolm up` gives each service."""
+        """All plans of `kolm up`, with addresses left open."""
         front = () if self.http_port is None else (self.http("", None if self.explorer_port is None else ""),)
         page = () if self.explorer_port is None else (self.explorer(""),)
         return (self.ledger(), self.registry(""), self.generation("", ""), self.auditor("", ""), *page, *front)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -23,11 +22,11 @@ from services.generation.drafting.eagle3.layout import CONFIG_FILE, LAYOUT, WEIG
 from services.generation.drafting.eagle3.published import default_layers, read_safeailab, read_speculators
 from services.generation.target.config.config import TargetConfig
 from services.generation.target.errors import WeightsInvalid
+from services.generation.target.files.json_object import read_json_object
 from services.generation.target.files.safetensors_file import FLOATS, floats, read_parts
 from services.generation.target.files.safetensors_parts import Part
 
 _WHOLE = {"I64": "<i8", "I32": "<i4"}
-_LARGEST_CONFIG = 1 << 20  # bytes
 _VERIFIER = ("verifier_norm.weight", "verifier_lm_head.weight")  # speculators' copies of the base, for training only
 
 
@@ -53,18 +52,7 @@ def load_head(directory: Path, base: TargetConfig) -> Head:
 
 def read_document(directory: Path) -> dict[str, Any]:
     """config.json of a head's folder. Raises HeadNotFound or HeadConfigInvalid."""
-    path = directory / CONFIG_FILE
-    try:
-        if path.stat().st_size > _LARGEST_CONFIG:
-            raise HeadConfigInvalid(f"{path}: larger than {_LARGEST_CONFIG} bytes")
-        document = json.loads(path.read_bytes())
-    except FileNotFoundError as error:
-        raise HeadNotFound(f"{directory}: no {CONFIG_FILE}; expected a head's folder") from error
-    except (OSError, ValueError, RecursionError) as error:
-        raise HeadConfigInvalid(f"{path}: not readable as JSON: {error}") from error
-    if not isinstance(document, dict):
-        raise HeadConfigInvalid(f"{path}: expected a JSON object")
-    return document
+    return read_json_object(directory / CONFIG_FILE, "a head's folder", HeadNotFound, HeadConfigInvalid)
 
 
 def origin_of(document: dict[str, Any]) -> Origin:

@@ -53,14 +53,14 @@ class GrammarCompiler:
         if (kept := self._find(source)) is not None:
             return kept
         _check_size(source)
-        with self._compiling:  # one at a time: what a bad grammar costs, it costs once
+        with self._compiling:  # one at a time: a bad grammar costs its time once
             if (kept := self._find(source)) is None:
                 kept = self._compile(source)
                 self._keep(kept)
             return kept
 
     def _find(self, source: StructuredOutputs) -> Grammar | None:
-        """One that has failed is compiled anew: what its lexer has learned may have reached a limit."""
+        """One that has failed is compiled anew: the states of its lexer may have reached a limit."""
         with self._keeping:
             kept = self._kept.get(source)
             if kept is not None:

@@ -39,7 +39,7 @@ def gguf_tokenizer(path: Path) -> PreTrainedTokenizerFast:
         return _tokenizer(metadata)
     except TargetError:
         raise
-    except Exception as error:  # what the tokenizers library says of a vocabulary that contradicts itself
+    except Exception as error:  # the tokenizers library raises these for a vocabulary that contradicts itself
         raise ConfigInvalid(f"{path}: the tokenizer does not load: {error}") from error
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from services.generation.target.errors import AdapterInvalid, AdapterUnsupported, ModelNotFound
+from services.generation.target.files.json_object import read_json_object
 
 MODULES = (
     "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj",
@@ -62,28 +63,14 @@ def read_adapter_config(directory: Path, layers: int, modules: Sequence[str] = M
         AdapterUnsupported: the adapter does something that the canonical pass does not compute; names the field.
         AdapterInvalid: a field is missing, of the wrong type or out of range; names the field.
     """
-    document = _document(directory)
+    path = directory / "adapter_config.json"
+    document = read_json_object(path, "an adapter in peft's layout", ModelNotFound, AdapterInvalid)
     _refuse_other_kinds(document)
     return AdapterConfig(
         updates=_updates(document, layers, modules),
         base_name=_text(document, "base_model_name_or_path"),
         base_revision=_text(document, "revision"),
     )
-
-
-def _document(directory: Path) -> dict[str, Any]:
-    path = directory / "adapter_config.json"
-    if not directory.is_dir():
-        raise ModelNotFound(f"{directory}: no such directory; expected an adapter in peft's layout")
-    try:
-        document = json.loads(path.read_bytes())
-    except FileNotFoundError as error:
-        raise ModelNotFound(f"{directory}: no adapter_config.json; expected an adapter in peft's layout") from error
-    except (OSError, ValueError, RecursionError) as error:
-        raise AdapterInvalid(f"{path}: not readable as JSON: {error}") from error
-    if not isinstance(document, dict):
-        raise AdapterInvalid(f"{path}: expected a JSON object")
-    return document
 
 
 def _refuse_other_kinds(document: dict[str, Any]) -> None:

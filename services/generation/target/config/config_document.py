@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from services.generation.target.errors import ConfigInvalid, ModelNotFound, TargetError, UnsupportedArchitecture
 from services.generation.target.families.family import Family
 from services.generation.target.families.table import BY_ARCHITECTURE
+from services.generation.target.files.json_object import read_json_object
 
 ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu"}
 """The arithmetic's names of transformers' activation functions."""
@@ -16,17 +16,7 @@ ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu"}
 
 def read_document(directory: Path) -> dict[str, Any]:
     """The object in config.json. Raises ModelNotFound where there is none, ConfigInvalid where it is not one."""
-    if not directory.is_dir():
-        raise ModelNotFound(f"{directory}: no such directory; expected a transformers model directory")
-    try:
-        document = json.loads((directory / "config.json").read_bytes())
-    except FileNotFoundError as error:
-        raise ModelNotFound(f"{directory}: no config.json; expected a transformers model directory") from error
-    except (OSError, ValueError, RecursionError) as error:
-        raise ConfigInvalid(f"{directory}/config.json: not readable as JSON: {error}") from error
-    if not isinstance(document, dict):
-        raise ConfigInvalid(f"{directory}/config.json: expected a JSON object")
-    return document
+    return read_json_object(directory / "config.json", "a transformers model directory", ModelNotFound, ConfigInvalid)
 
 
 def family_of(document: dict[str, Any]) -> Family:

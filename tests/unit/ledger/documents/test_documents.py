@@ -299,12 +299,12 @@ def test_a_halt_without_a_head_stops_every_head_of_its_method() -> None:
     head, other = "cidv1:sha256:" + "ab" * 32, "cidv1:sha256:" + "cd" * 32
     all_heads = HaltState().after_halt(1, halt(0, Scope(BASE, "eagle3")))
     one_head = HaltState().after_halt(1, halt(0, Scope(BASE, "eagle3", head)))
-    assert all_heads.is_halted(BASE, "eagle3", head)
-    assert all_heads.is_halted(BASE, "eagle3")
-    assert one_head.is_halted(BASE, "eagle3", head)
-    assert not one_head.is_halted(BASE, "eagle3", other)
-    assert not all_heads.is_halted(BASE, "lookahead")
-    assert not HaltState().after_halt(1, halt(0, SCOPE)).is_halted("cidv1:sha256:" + "00" * 32, "lookahead")
+    assert all_heads.find(BASE, "eagle3", head)
+    assert all_heads.find(BASE, "eagle3")
+    assert one_head.find(BASE, "eagle3", head)
+    assert not one_head.find(BASE, "eagle3", other)
+    assert not all_heads.find(BASE, "lookahead")
+    assert not HaltState().after_halt(1, halt(0, SCOPE)).find("cidv1:sha256:" + "00" * 32, "lookahead")
 
 
 @given(st.sampled_from(MEMBERS), JSON_VALUES)

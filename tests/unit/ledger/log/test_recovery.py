@@ -59,7 +59,7 @@ def test_the_halt_state_is_read_from_the_entries() -> None:
     for document in (receipt(0), verdict(0, 0, "DEVIATION"), halt(1)):
         writer.write([admit(signed(document), None, TRUSTED)])
     assert reopen(store).head.halts == writer.head.halts
-    assert reopen(store).head.halts.is_halted(BASE, "lookahead")
+    assert reopen(store).head.halts.find(BASE, "lookahead")
 
 
 def test_entries_that_no_checkpoint_covers_are_checked_and_signed() -> None:

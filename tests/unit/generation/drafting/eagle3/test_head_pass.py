@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,72 +29,82 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> TargetConfig:
     return read_config(make_tiny_model(tmp_path_factory.mktemp("base"), layers=8))
 
 
+@dataclass(frozen=True)
+class StraightLine:
+    """The head in double precision, without a cache: `tensors` by name, `c` its configuration."""
+
+    tensors: Tensors
+    c: Any
+
+    def norm(self, x: torch.Tensor, name: str) -> torch.Tensor:
+        return x / torch.sqrt((x * x).mean() + self.c.norm_epsilon) * self.tensors[f"{name}.weight"]
+
+    def linear(self, x: torch.Tensor, name: str) -> torch.Tensor:
+        return self.tensors[f"{name}.weight"] @ x + self.tensors.get(f"{name}.bias", torch.zeros(()))
+
+    def rotated(self, head: torch.Tensor, position: int) -> torch.Tensor:
+        half = self.c.head_dim // 2
+        angles = position * torch.tensor([self.c.rope["rope_theta"] ** (-i / half) for i in range(half)]).double()
+        low, high = head[:half], head[half:]
+        return torch.cat([low * angles.cos() - high * angles.sin(), high * angles.cos() + low * angles.sin()])
+
+    def fused(self, stream: torch.Tensor) -> torch.Tensor:
+        """The first layer's feature."""
+        if self.c.norm_before_fc:
+            stream = self.norm(stream, "input_norm")
+        if self.c.fc_norm:
+            parts = stream.split(self.c.target_hidden_size)
+            stream = torch.cat([self.norm(part, f"fc_norm.{i}") for i, part in enumerate(parts)])
+        return self.linear(stream, "fc")
+
+    def attended(self, x: torch.Tensor, p: str, cached: list[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
+        """Attention over `cached` keys and values, to which those of x are added."""
+        c, position = self.c, len(cached)
+        q = self.linear(x, p + "self_attn.q_proj").reshape(c.heads, c.head_dim)
+        k = self.linear(x, p + "self_attn.k_proj").reshape(c.kv_heads, c.head_dim)
+        v = self.linear(x, p + "self_attn.v_proj").reshape(c.kv_heads, c.head_dim)
+        if c.head_norms:
+            q = torch.stack([self.norm(head, p + "self_attn.q_norm") for head in q])
+            k = torch.stack([self.norm(head, p + "self_attn.k_norm") for head in k])
+        cached.append((torch.stack([self.rotated(head, position) for head in k]), v))
+        mixed = []
+        for h in range(c.heads):
+            g = h // (c.heads // c.kv_heads)
+            keys, values = (torch.stack([pair[which][g] for pair in cached]) for which in range(2))
+            weights = torch.softmax(keys @ self.rotated(q[h], position) / math.sqrt(c.head_dim), dim=0)
+            mixed.append(weights @ values)
+        return self.linear(torch.cat(mixed), p + "self_attn.o_proj")
+
+
 def straight_line(
     tensors: Tensors, embeddings: torch.Tensor, features: torch.Tensor, tokens: list[int], drafted: list[int], c: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """States and draft logits after every entry, then after each drafted token fed back on the state before it.
 
-    Everything is recomputed from the start for every entry, without a cache, one entry after the other.
+    Everything is computed one entry after the other.
     """
-    t = {name: tensor.double() for name, tensor in tensors.items()}
-
-    def norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return x / torch.sqrt((x * x).mean() + c.norm_epsilon) * weight
-
-    def linear(x: torch.Tensor, name: str) -> torch.Tensor:
-        return t[f"{name}.weight"] @ x + t.get(f"{name}.bias", torch.zeros(()))
-
-    def rotated(head: torch.Tensor, position: int) -> torch.Tensor:
-        half = c.head_dim // 2
-        angles = position * torch.tensor([c.rope["rope_theta"] ** (-i / half) for i in range(half)]).double()
-        low, high = head[:half], head[half:]
-        return torch.cat([low * angles.cos() - high * angles.sin(), high * angles.cos() + low * angles.sin()])
-
-    streams = [stream.double() for stream in features]
-    if c.norm_before_fc:
-        streams = [norm(stream, t["input_norm.weight"]) for stream in streams]
-    if c.fc_norm:
-        wide = c.target_hidden_size
-        streams = [
-            torch.cat([norm(s[i * wide : (i + 1) * wide], t[f"fc_norm.{i}.weight"]) for i in range(len(s) // wide)])
-            for s in streams
-        ]
-    inputs = [linear(stream, "fc") for stream in streams]
-    following = [*tokens, *drafted]
-    cached: dict[tuple[int, str], list[torch.Tensor]] = {}
+    head = StraightLine({name: tensor.double() for name, tensor in tensors.items()}, c)
+    inputs = [head.fused(stream.double()) for stream in features]
+    cached: list[list[tuple[torch.Tensor, torch.Tensor]]] = [[] for _ in range(c.layers)]
     states, logits = [], []
-    for position in range(len(tokens) + len(drafted)):
+    for position, token in enumerate([*tokens, *drafted]):
         hidden = inputs[position] if position < len(tokens) else states[-1]
         for layer in range(c.layers):
             p = "midlayer." if layer == 0 else f"layers.{layer}."
             if layer == 0:
-                embedded = norm(embeddings[following[position]].double(), t[p + "input_layernorm.weight"])
-                feature = norm(hidden, t[p + "hidden_norm.weight"])
+                embedded = head.norm(embeddings[token].double(), p + "input_layernorm")
+                feature = head.norm(hidden, p + "hidden_norm")
                 residual, x = (feature if c.norm_before_residual else hidden), torch.cat([embedded, feature])
             else:
-                residual, x = hidden, norm(hidden, t[p + "input_layernorm.weight"])
-            q = linear(x, p + "self_attn.q_proj").reshape(c.heads, c.head_dim)
-            k = linear(x, p + "self_attn.k_proj").reshape(c.kv_heads, c.head_dim)
-            v = linear(x, p + "self_attn.v_proj").reshape(c.kv_heads, c.head_dim)
-            if c.head_norms:
-                q = torch.stack([norm(head, t[p + "self_attn.q_norm.weight"]) for head in q])
-                k = torch.stack([norm(head, t[p + "self_attn.k_norm.weight"]) for head in k])
-            cached.setdefault((layer, "k"), []).append(torch.stack([rotated(head, position) for head in k]))
-            cached.setdefault((layer, "v"), []).append(v)
-            mixed = []
-            for h in range(c.heads):
-                g = h // (c.heads // c.kv_heads)
-                keys = torch.stack([key[g] for key in cached[layer, "k"]])
-                values = torch.stack([value[g] for value in cached[layer, "v"]])
-                weights = torch.softmax(keys @ rotated(q[h], position) / math.sqrt(c.head_dim), dim=0)
-                mixed.append(weights @ values)
-            residual = residual + linear(torch.cat(mixed), p + "self_attn.o_proj")
-            x = norm(residual, t[p + "post_attention_layernorm.weight"])
-            gate = linear(x, p + "mlp.gate_proj")
-            hidden = residual + linear(gate * torch.sigmoid(gate) * linear(x, p + "mlp.up_proj"), p + "mlp.down_proj")
-        final = norm(hidden, t["norm.weight"])
+                residual, x = hidden, head.norm(hidden, p + "input_layernorm")
+            residual = residual + head.attended(x, p, cached[layer])
+            x = head.norm(residual, p + "post_attention_layernorm")
+            gate = head.linear(x, p + "mlp.gate_proj")
+            inner = gate * torch.sigmoid(gate) * head.linear(x, p + "mlp.up_proj")
+            hidden = residual + head.linear(inner, p + "mlp.down_proj")
+        final = head.norm(hidden, "norm")
         states.append(final if c.norm_output else hidden)
-        logits.append(linear(final, "lm_head"))
+        logits.append(head.linear(final, "lm_head"))
     return torch.stack(states), torch.stack(logits)
 
 

@@ -44,9 +44,7 @@ def is_prompt(content: Content, sent: str | Sequence[Turn], reader: TextReader) 
 def is_answer(
     receipt: Receipt, content: Content, answer: str, reader: TextReader, *, interrupted: bool = False
 ) -> bool:
-    """Whether the answer is the text of the output, or its beginning if it was `interrupted`. A stop string is not
-    shown.
-    """
+    """Whether the answer is the text of the output, or its beginning if it was `interrupted`, without a stop string."""
     stop = receipt.output.stop_reason
     by_token = receipt.output.finish_reason == "stop" and not isinstance(stop, str)  # the last one, which has no text
     ids = content.output_token_ids[:-1] if by_token else content.output_token_ids

@@ -1,5 +1,4 @@
-"""A smaller model with another tokenizer drafts: its text is tokenized again, and accepted where the target says the
-same.
+"""A smaller model with another tokenizer drafts: its text is tokenized again, and accepted where it is the target's.
 
 After Timor et al., "Accelerating LLM Inference with Lossless Speculative Decoding Algorithms for Heterogeneous
 Vocabularies" (ICML 2025), string-level exact match. Unlike there, chains are greedy at every temperature, since the

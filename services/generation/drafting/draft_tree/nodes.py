@@ -211,8 +211,8 @@ def likeliest(nodes: Nodes, among: Int64, most: int) -> Int64:
 
 @relaxed
 def chosen(nodes: Nodes, count: int, most: int, steps: int, costs: Costs) -> tuple[Int64, float, float]:
-    """The likeliest nodes, as many as bring the most tokens a second; the tokens that a pass over them emits; its
-    seconds.
+    """The likeliest nodes, as many as bring the most tokens a second; the tokens that a pass over them emits; the
+    seconds of that pass.
 
     Every number of nodes is tried: where the second row costs more than later ones, two may pay where one does not.
     """

@@ -9,9 +9,7 @@ _MOST_DIGITS = 308  # of whole numbers that a float64 reaches
 
 
 def read_json(text: str) -> Any:
-    """Raises ValueError, also for what Python reads and other readers of JSON refuse: NaN, numbers beyond float64, lone
-    surrogates.
-    """
+    """Raises ValueError, also for values that Python alone reads: NaN, numbers beyond float64, lone surrogates."""
     try:
         value = json.loads(text, parse_int=_whole)
         json.dumps(value, ensure_ascii=False, allow_nan=False).encode()

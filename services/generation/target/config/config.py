@@ -58,7 +58,7 @@ class TargetConfig:
     eos_token_ids: tuple[int, ...]
     fused: bool = False  # q, k and v are one module, gate and up another
     activation: str = "silu"  # or gelu
-    sandwich_norms: bool = False  # norms of what attention and MLP add to the stream
+    sandwich_norms: bool = False  # norms of the outputs of attention and MLP
     norm_offset: float = 0.0  # what is added to the weights of norms
     embedding_scale: float = 1.0
     attention_cap: float = 0.0  # what scores are bent below, or 0
@@ -123,8 +123,8 @@ def _read_gguf(file: GgufFile) -> TargetConfig:
 
 
 def rope_parameters(path: Path) -> dict[str, Any]:
-    """The rope parameters that a head trained for this base takes over: as in config.json, or as it would be of a GGUF
-    file.
+    """The rope parameters that a head trained for this base takes over: those of config.json, for a GGUF file as it
+    would have them.
 
     A draft head rotates whole heads with one base; of LongRoPE it takes over no more. Raises as `read_config` does.
     """

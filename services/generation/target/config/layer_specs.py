@@ -109,9 +109,9 @@ class LayerSpec:
     temperature: Temperature | None = None  # what queries are multiplied with besides, by position
     unit_norms: bool = False  # heads of queries and keys are normalised, without weights
     cap: float = 0.0  # what scores are bent below, or 0
-    sinks: str = ""  # a vector [heads] of what takes part in the softmax beside the scores, or none
+    sinks: str = ""  # a vector [heads] of further terms of the softmax, or none
     clamp: Clamp | None = None  # in place of the activation
-    after_attention: str = ""  # the norm of what attention adds to the stream, or none
+    after_attention: str = ""  # the norm of attention's output, or none
     after_mlp: str = ""
     experts: ExpertsSpec | None = None
 

@@ -22,9 +22,9 @@ class BesideNames:
     """Vectors of a layer whose experts stand beside its MLP (Gemma 4): each has norms, and they are added up."""
 
     router_norm: str  # multiplied with hidden_size^(-1/2)
-    norm: str  # of what experts read
-    after: str  # of what they give
-    after_mlp: str  # of what the MLP gives
+    norm: str  # of the experts' input
+    after: str  # of their output
+    after_mlp: str  # of the MLP's output
     scales: str  # what the share of each expert is multiplied with
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from services.generation.target.errors import RanksDisagree
 from services.generation.target.parallel.link import Link
 
-_BYTES = 1 << 16  # of what one rank says
+_BYTES = 1 << 16  # of one rank's message
 
 
 def said_by_all(link: Link, said: Mapping[str, object]) -> list[dict[str, Any]]:

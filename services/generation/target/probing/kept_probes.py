@@ -86,6 +86,6 @@ def machine_described() -> str:
 
 @cache
 def code_version() -> str:
-    """Digest of what passes are made by."""
+    """Digest of the code that computes passes."""
     sources = b"".join(path.read_bytes() for path in sorted(_PACKAGE.rglob("*.py")))
     return hashlib.sha256(sources + repr(llvm.llvm_version_info).encode()).hexdigest()

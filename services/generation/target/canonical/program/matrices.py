@@ -78,9 +78,7 @@ def alternating(modules: Sequence[ModuleSpec], prefix: str, read: Read) -> Matri
 
 
 def vector(read: Read, name: str, offset: float = 0.0, rows: Sequence[range] = ()) -> Float32:
-    """A vector of weights or, where some are named, those, each with `offset` added. Raises WeightsInvalid for NaN and
-    infinity.
-    """
+    """A vector of weights or its named `rows`, each with `offset` added. Raises WeightsInvalid for NaN and infinity."""
     tensor = read(name).part(rows) if rows else read(name)
     tensor.check_finite()
     values = np.array(tensor.values(), np.float32)  # a copy: a view would keep the whole file mapped

@@ -14,7 +14,7 @@ from services.cli.options import options
 
 def rotate_key(
     role: Annotated[str, typer.Argument(help="receipts, log, auditor, operator or publisher.")],
-    data_dir: options.DataDir = options.DATA_DIR,
+    home: options.Home = options.HOME,
     key_file: Annotated[
         Path | None,
         typer.Option(
@@ -49,16 +49,16 @@ def rotate_key(
     guard_url: Annotated[
         str | None, typer.Option(envvar="KOLM_LEDGER_GUARD_URL", help="Default: <data-dir>/guard.sqlite3.")
     ] = None,
-    trusted: options.Trusted = None,
     json: options.Json = False,
 ) -> None:
     """Replace a key, with the services stopped. Later signatures of the old key are refused and flagged."""
     from services.cli.jobs.ledger.key_rotation import LedgerFiles, rotate
     from services.cli.terminal.output import answer, talk
 
+    data_dir = home.data_dir
     files = LedgerFiles(
         data_dir=data_dir,
-        trusted=trusted or data_dir / "trusted",
+        trusted=home.trusted,
         database=database_url or data_dir / "ledger.sqlite3",
         guard=guard_url or data_dir / "guard.sqlite3",
         key_file=key_file,

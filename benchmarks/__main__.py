@@ -92,6 +92,7 @@ def main() -> None:
             results["specbench"] = specbench.measure(
                 arguments.gguf, arguments.questions, max_tokens=arguments.max_tokens, quick=arguments.quick,
                 storage=arguments.storage, arithmetic=arguments.arithmetic, cases=arguments.cases,
+                alone=arguments.alone,
             )  # fmt: skip
         except QuestionsInvalid as error:
             raise SystemExit(f"--questions: {error}") from None
@@ -119,6 +120,7 @@ def _arguments() -> argparse.Namespace:
         "--cases", nargs="+", type=specbench.Case.parse, default=(), metavar="T:BATCH[:CONTEXT]",
         help="of specbench: these alone, as 0:1 1:16 0:1:2048",
     )  # fmt: skip
+    parser.add_argument("--alone", action="store_true", help="of specbench: kolm without its peers")
     parser.add_argument("--storage", choices=STORAGES, help="of specbench: of the same values (q4_1, as published)")
     parser.add_argument("--arithmetic", choices=ARITHMETICS, help="of specbench: kolm's (float32)")
     parser.add_argument(

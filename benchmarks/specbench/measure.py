@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -52,7 +52,8 @@ FULL = (
     *(Case(temperature, batch) for temperature in (0.0, 1.0) for batch in (1, 4, 16)),
     *(Case(0.0, 1, context, 4) for context in (512, 2048, 6144)),
 )
-QUICK = (Case(0.0, 1, None, 3), Case(1.0, 1, None, 3), Case(0.0, 16))
+_FEW = 3
+QUICK = (Case(0.0, 1, None, _FEW), Case(1.0, 1, None, _FEW), Case(0.0, 16))
 
 
 def measure(
@@ -64,9 +65,11 @@ def measure(
     storage: str | None = None,
     arithmetic: str | None = None,
     cases: Sequence[Case] = (),
+    alone: bool = False,
 ) -> dict[str, Any]:
     """Figures of every case, and which peers are not installed. `model` is a GGUF file, SmolLM2's unless named, which
-    `storage` may turn into another one of the same values. `arithmetic` is kolm's alone: peers take no part then.
+    `storage` may turn into another one of the same values. `arithmetic` is kolm's alone: peers take no part then, nor
+    where it is to be `alone`. Of named `cases` a quick run asks three questions of each kind.
     """
     path = model or model_path("smollm2")
     if model is None and storage is not None:
@@ -75,17 +78,18 @@ def measure(
     head, store = (HEAD, STORE) if model is None else (None, None)
     engine = KolmEngine(path, head, arithmetic, store)
     ends = engine.target.config.eos_token_ids
-    peers, plain, absent = installed_peers(path, ends) if arithmetic is None else ([], {}, [])
+    peers, plain, absent = installed_peers(path, ends) if arithmetic is None and not alone else ([], {}, [])
     contenders = [*_kolm(engine), *peers]
     plain |= {each.name: "kolm off" for each in contenders if each.name.startswith("kolm")}
     _warm_up(contenders, engine)
     rows = []
-    for case in cases or (QUICK if quick else FULL):
+    named = [replace(case, questions=_FEW) for case in cases] if quick else cases
+    for case in named or (QUICK if quick else FULL):
         told = _told(case, contenders, engine, known, max_tokens)
         rows.append(asdict(case) | {"questions": _count(case, known), "contenders": summarised(told, plain)})
     run = {
         "model": path.name,
-        "variant": "".join(f"-{each}" for each in (storage, arithmetic) if each),
+        "variant": "".join(f"-{each}" for each in (storage, arithmetic, "alone" if alone else None) if each),
         "questions": questions.name,
         "max_tokens": max_tokens,
         "not installed": absent,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -60,8 +61,10 @@ Fault = tuple[Callable[[Path], Any], type[TargetError], str]
 
 FAULTS: dict[str, Fault] = {
     "no directory": (lambda a: a.rename(a.parent / "moved"), ModelNotFound, "no such directory"),
+    "a file": (lambda a: (shutil.rmtree(a), a.touch()), ModelNotFound, "no such directory"),
     "no config": (lambda a: (a / "adapter_config.json").unlink(), ModelNotFound, "no adapter_config.json"),
     "config not JSON": (lambda a: (a / "adapter_config.json").write_text("{"), AdapterInvalid, "not readable as JSON"),
+    "config too large": (lambda a: os.truncate(a / "adapter_config.json", 2**24 + 1), AdapterInvalid, "larger than"),
     "config nested": (
         lambda a: (a / "adapter_config.json").write_text("[" * 10**5), AdapterInvalid, "not readable as JSON",
     ),

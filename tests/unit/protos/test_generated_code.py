@@ -30,3 +30,10 @@ def test_every_field_of_the_published_config_is_optional_on_the_wire() -> None:
     fields = speculation_pb2.SpecDecodeConfig.DESCRIPTOR.fields
     assert [field.name for field in fields] == ["method", "eagle_head", "k", "accept_threshold", "verify", "parameters"]
     assert all(field.has_presence for field in fields if field.name != "parameters")  # a map is empty
+
+
+def test_every_file_names_its_packages_for_go_and_java() -> None:
+    for path in sorted((ROOT / "protos" / "kolm").rglob("*.proto")):
+        lines, (_, service, version) = path.read_text().splitlines(), path.parent.relative_to(ROOT / "protos").parts
+        assert f'option go_package = "kolm/{service}/{version};{service}{version}";' in lines, path
+        assert f'option java_package = "kolm.{service}.{version}";' in lines, path

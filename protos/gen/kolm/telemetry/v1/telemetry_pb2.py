@@ -24,13 +24,14 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!kolm/telemetry/v1/telemetry.proto\x12\x11kolm.telemetry.v1\"\x13\n\x11GetMetricsRequest\"@\n\x12GetMetricsResponse\x12*\n\x07samples\x18\x01 \x03(\x0b\x32\x19.kolm.telemetry.v1.Sample\"\x8b\x01\n\x06Sample\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x35\n\x06labels\x18\x02 \x03(\x0b\x32%.kolm.telemetry.v1.Sample.LabelsEntry\x12\r\n\x05value\x18\x03 \x01(\x01\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x32m\n\x10TelemetryService\x12Y\n\nGetMetrics\x12$.kolm.telemetry.v1.GetMetricsRequest\x1a%.kolm.telemetry.v1.GetMetricsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!kolm/telemetry/v1/telemetry.proto\x12\x11kolm.telemetry.v1\"\x13\n\x11GetMetricsRequest\"@\n\x12GetMetricsResponse\x12*\n\x07samples\x18\x01 \x03(\x0b\x32\x19.kolm.telemetry.v1.Sample\"\x8b\x01\n\x06Sample\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x35\n\x06labels\x18\x02 \x03(\x0b\x32%.kolm.telemetry.v1.Sample.LabelsEntry\x12\r\n\x05value\x18\x03 \x01(\x01\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x32m\n\x10TelemetryService\x12Y\n\nGetMetrics\x12$.kolm.telemetry.v1.GetMetricsRequest\x1a%.kolm.telemetry.v1.GetMetricsResponseB4\n\x11kolm.telemetry.v1P\x01Z\x1dkolm/telemetry/v1;telemetryv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'kolm.telemetry.v1.telemetry_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
-  DESCRIPTOR._loaded_options = None
+  _globals['DESCRIPTOR']._loaded_options = None
+  _globals['DESCRIPTOR']._serialized_options = b'\n\021kolm.telemetry.v1P\001Z\035kolm/telemetry/v1;telemetryv1'
   _globals['_SAMPLE_LABELSENTRY']._loaded_options = None
   _globals['_SAMPLE_LABELSENTRY']._serialized_options = b'8\001'
   _globals['_GETMETRICSREQUEST']._serialized_start=56

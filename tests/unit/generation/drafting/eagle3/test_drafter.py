@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from services.generation.drafting.acceptance import WHOLE
-from services.generation.drafting.draft_tree.candidates import Candidates
+from services.generation.drafting.draft_tree.candidates import _REACH, Candidates
 from services.generation.drafting.draft_tree.draft_tree import DraftTree
 from services.generation.drafting.draft_tree.expansion import expand
 from services.generation.drafting.draft_tree.nodes import Costs
@@ -256,6 +256,7 @@ SAMPLINGS = (
 
 
 @given(seed=st.integers(0, 2**63), position=st.integers(2, 2000), known=st.sampled_from(SAMPLINGS))
+@example(seed=55_143_981_152_585, position=891, known=SAMPLINGS[0])  # draws a token out of reach
 @battery
 def test_a_coupled_head_with_the_targets_logits_draws_the_targets_token(
     drafter: Eagle3Drafter, seed: int, position: int, known: SamplingParams
@@ -276,7 +277,9 @@ def test_a_coupled_head_with_the_targets_logits_draws_the_targets_token(
     for token in output:
         sampler.accept(token)
     tokens, shares = said(drafter, draft, said_logits, position, [*prompt, *output])
-    assert tokens[0] == sampler.sample(logits, position)
+    drawn, processed = sampler.sample(logits, position), sampler._processors.apply(logits)
+    assume(processed[drawn] >= processed.max() - _REACH * known.temperature)  # others get no noise of the head
+    assert tokens[0] == drawn
     assert 0.0 < shares.sum() <= 1.0 + 1e-6
 
 

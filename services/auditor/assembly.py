@@ -12,12 +12,12 @@ from pathlib import Path
 
 from ledger.documents.content import Content
 from ledger.keys.signer import open_signer
+from services.auditor.announcement import Announcement, Terms
 from services.auditor.audit_error import EngineFailed
 from services.auditor.auditor import Auditor
 from services.auditor.backlog import Backlog
 from services.auditor.examination import ContentReader, Examiner
 from services.auditor.journal import Journal
-from services.auditor.promise import Promise, Terms
 from services.auditor.replays.engine_plan import EnginePlan
 from services.auditor.replays.replayer import Replayer
 from services.auditor.replays.server_replayer import PatientReplayer
@@ -81,7 +81,7 @@ def connected(plan: AuditorPlan, stop: threading.Event) -> Iterator[Auditor]:
             examiner,
             journal,
             schedule,
-            Promise(backlog, journal, schedule, plan.terms, plan.draw_seconds),
+            Announcement(backlog, journal, schedule, plan.terms, plan.draw_seconds),
             heartbeat_seconds=plan.lease_seconds / 3,
             condemn_unavailable=plan.condemn_unavailable,
         )

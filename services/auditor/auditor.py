@@ -13,13 +13,13 @@ from ledger.documents.signed_document import read_document
 from ledger.documents.verdict import DEVIATION, Verdict
 from ledger.errors import LedgerError
 from ledger.keys.envelope import Envelope
+from services.auditor.announcement import Announcement
 from services.auditor.audit_error import AuditError, BrokenLog, ServiceAway
 from services.auditor.backlog import Backlog, Due
 from services.auditor.examination import Examiner
 from services.auditor.finding import Finding
 from services.auditor.heartbeat import Heartbeat
 from services.auditor.journal import Journal
-from services.auditor.promise import Promise
 from services.auditor.schedule.schedule import DEAD, LEASED, Job, Lease, Schedule
 from services.client.errors import KolmError
 from services.client.ledger.ledger import LedgerClient
@@ -52,7 +52,7 @@ class Auditor:
         examiner: Examiner,
         journal: Journal,
         schedule: Schedule,
-        promise: Promise,
+        promise: Announcement,
         *,
         heartbeat_seconds: float = 20.0,
         condemn_unavailable: bool = True,

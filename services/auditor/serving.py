@@ -9,13 +9,13 @@ import threading
 from prometheus_client import CollectorRegistry
 
 from ledger.errors import LedgerError
+from services.auditor.announcement import Terms
 from services.auditor.assembly import AuditorPlan, connected
 from services.auditor.audit_error import AuditError
 from services.auditor.audit_loop import follow
 from services.auditor.auditor import Auditor
 from services.auditor.auditor_metrics import AuditorMetrics
 from services.auditor.low_priority import yield_to_others
-from services.auditor.promise import Terms
 from services.auditor.settings import AuditorSettings
 from services.client.errors import KolmError
 from services.runtime.lifecycle import serve

@@ -1,4 +1,4 @@
-"""GenerationService: convert, call, convert. Torch runs on the engine's thread, never on the event loop."""
+"""GenerationService: convert, call, convert. The target runs on the engine's thread, never on the event loop."""
 
 from __future__ import annotations
 

@@ -37,7 +37,8 @@ class EngineCore:
 
     Guarantee: the tokens of a sequence depend on the target, its adapter, its prompt, its sampling parameters, its seed
     and its choice, and on nothing else that this class does. A row's logits depend on its own tokens and its adapter
-    only (`Target`). Sampling depends on the row and its position only (`Sampler`).
+    only (`Target`). Sampling depends on the row, its position, and what the sequence
+    has said so far (`Sampler`).
     """
 
     def __init__(

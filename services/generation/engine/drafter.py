@@ -19,7 +19,7 @@ class Budget:
     """The rows and depth that one sequence may spend in the next pass."""
 
     depth: int  # deepest draft node; deeper ones could not be emitted
-    shares: Float64  # [nodes + 1] of the pass, in seconds, with 0, 1, … draft nodes: see `PassCost.of_drafts`
+    shares: Float64  # [nodes + 1] shares[n]: seconds of the pass that this sequence accounts for with n draft nodes
 
     @property
     def nodes(self) -> int:

@@ -37,7 +37,7 @@ class _Submission:
 
 
 class Engine:
-    """Owns the thread that torch runs on; nothing here touches an event loop, and a slow reader cannot hold it up.
+    """Owns the thread that the target runs on; nothing here touches an event loop, and a slow reader cannot hold it up.
 
     `submit` and `cancel` may be called from any thread.
     """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 _TRIAL = 8  # passes after which a method is judged, again and again
-_TOLERATED = 0.03  # of the time of a token, a pass: what a method may cost while it finds nothing to draft
+_TOLERATED = 0.03  # loss per pass, in times of a token without drafts, up to which a method keeps its turn
 _REST, _LONGEST_REST = 16, 256  # passes without drafts once every method was tried; each rest is twice as long
 
 

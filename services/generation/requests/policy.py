@@ -16,7 +16,9 @@ _CANNOT_RUN = {
     "temperature": "at this temperature the server does not speculate",
     "profile_unproven": "this machine's numerics failed their probe",
 }
-"""Obstacles that stay. That the ledger cannot be asked passes, and stops nobody who named a method."""
+"""Lasting obstacles: a method asked for by name is refused. A ledger that cannot be reached is a temporary one: the
+request is served without drafts.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,9 +26,10 @@ class Circumstances:
     """The server's abilities at this moment.
 
     `loaded` are methods. `ledger_known`: it has told lately what is halted, and since the start what is withdrawn.
-    `halted` are the open halts of this base. `adapter_cid` is the request's.
+    `halted` are the open halts, of any base. `adapter_cid` is the request's.
     """
 
+    base_cid: str
     loaded: Sequence[str]
     profile_passed: bool
     ledger_known: bool
@@ -66,7 +69,7 @@ class _Candidate:
 
     def halted(self, now: Circumstances) -> bool:
         head_cid = None if self.head is None else self.head.cid
-        return any(scope.covers(scope.base_cid, self.spec.name, head_cid) for scope in now.halted)
+        return any(scope.covers(now.base_cid, self.spec.name, head_cid) for scope in now.halted)
 
 
 def decide(asked: SpeculationRequest, temperature: float, now: Circumstances) -> Decision:

@@ -164,10 +164,11 @@ class Resolver:
 
     def _circumstances(self, adapter_cid: str | None) -> Circumstances:
         return Circumstances(
+            base_cid=self._identity.base_cid,
             loaded=self._identity.drafters,
             profile_passed=self._identity.probe_passed,
             ledger_known=self._halts.known and self._heads.known,
-            halted=tuple(scope for scope in self._halts.scopes if scope.base_cid == self._identity.base_cid),
+            halted=tuple(self._halts.scopes),
             max_temperature=self._rules.max_temperature,
             off_when_halted=self._rules.off_when_halted,
             heads=self._heads.state,

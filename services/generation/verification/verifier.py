@@ -1,8 +1,8 @@
 """A recorded output, verified on a target: by prefill, or by decoding with speculation off.
 
-Both run the step loop that serves: its sampler, processors, stops and noise. A draft cannot change a token (DESIGN §2),
-and a record is one more draft. So a pass over the record gives the tokens and the stream digest that decoding gives, up
-to the first token that is not the recorded one.
+Both run the step loop that serves: its sampler, processors, stops and noise. A draft cannot change a token
+(docs/guarantees.md), and a record is one more draft. So a pass over the record gives the tokens and the stream digest
+that decoding gives, up to the first token that is not the recorded one.
 """
 
 from __future__ import annotations

@@ -18,11 +18,11 @@ from ledger.documents.halt import Scope
 from ledger.documents.receipt import Receipt
 from ledger.keys.ed25519 import SigningKey
 from ledger.keys.trusted_keys import TrustedKeys
+from services.auditor.announcement import Announcement, Terms
 from services.auditor.auditor import Auditor
 from services.auditor.backlog import Backlog
 from services.auditor.examination import Examiner
 from services.auditor.journal import Journal
-from services.auditor.promise import Promise, Terms
 from services.auditor.replays.replayer import Replayer
 from services.auditor.schedule.database import open_database, sqlite_url
 from services.auditor.schedule.schedule import Schedule
@@ -112,7 +112,7 @@ class Deployment:
             Examiner(trust, self._content, replayer or self.replays),
             writes,
             schedule,
-            Promise(backlog, writes, schedule, terms, draw_seconds=0.0),
+            Announcement(backlog, writes, schedule, terms, draw_seconds=0.0),
             condemn_unavailable=condemn_unavailable,
         )
 

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from ledger.documents.signed_document import sign_document
 from ledger.keys.ed25519 import SigningKey
-from services.auditor.promise import Terms
+from services.auditor.announcement import Terms
 from services.auditor.schedule.database import open_database, sqlite_url
 from services.auditor.schedule.sql import SqlSchedule
 from services.cli.main import app

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from services.auditor.promise import Terms
+from services.auditor.announcement import Terms
 from services.auditor.schedule.database import sqlite_url
 from tests.e2e.command import until
 from tests.integration.auditor.deployment import Deployment

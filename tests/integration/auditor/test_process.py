@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from services.auditor.promise import Terms
+from services.auditor.announcement import Terms
 from services.client.connection.channel import Connection
 from tests.fuzzing import flood
 from tests.integration.auditor.deployment import Deployment

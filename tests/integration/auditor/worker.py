@@ -17,12 +17,12 @@ from pathlib import Path
 from ledger.documents.content import Content
 from ledger.documents.receipt import Receipt
 from ledger.keys.trusted_keys import TrustedKeys
+from services.auditor.announcement import Announcement
 from services.auditor.audit_loop import follow
 from services.auditor.auditor import Auditor
 from services.auditor.backlog import Backlog
 from services.auditor.examination import Examiner
 from services.auditor.journal import Journal
-from services.auditor.promise import Promise
 from services.auditor.schedule.database import open_database
 from services.auditor.schedule.sql import SqlSchedule
 from services.client import LedgerClient
@@ -76,7 +76,7 @@ def main(address: str, trusted: str, url: str, hang: str = "") -> None:
             Examiner(trust, content, HangingReplays(ledger, bool(hang))),
             journal,
             schedule,
-            Promise(backlog, journal, schedule, None, draw_seconds=0.0),
+            Announcement(backlog, journal, schedule, None, draw_seconds=0.0),
         )
         follow(auditor, threading.Event(), 0.05, lambda _: None)
 

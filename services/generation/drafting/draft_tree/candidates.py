@@ -83,7 +83,7 @@ def candidates(logits: Float32, vocabulary: Vocabulary, samplings: Samplings, as
 
     logits [rows, draft vocabulary] C-contiguous, samplings [rows], asked [rows, any], -1 for none. Where a row's
     temperature is above 0 and its rule is not UNCOUPLED, logits / temperature gets the noise that the target's sampler
-    will use there (DESIGN, leg 2): likely winners come first. Tokens that top-k, top-p and min-p remove are out. A
+    will use there: likely winners come first. Tokens that top-k, top-p and min-p remove are out. A
     share is the token's part of the softmax over those scores.
     """
     rows = len(logits)

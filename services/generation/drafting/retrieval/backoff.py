@@ -43,7 +43,7 @@ def expand(
 
     `end` [any] are the last tokens of the text, that of the root included. A token from several sources has the highest
     of their probabilities. `sampling` [1] is that of the token below the root: at temperatures above 0 continuations
-    are drawn with the noise of the target's sampler (DESIGN, leg 2).
+    are drawn with the noise of the target's sampler.
     """
     context, tokens, shares = np.empty(LONGEST, np.int64), np.empty(WIDTH, np.int64), np.empty(WIDTH, np.float64)
     waiting = np.ones(len(nodes), np.bool_)

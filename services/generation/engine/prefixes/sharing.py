@@ -1,6 +1,6 @@
 """Sequences that begin alike are computed once: those that came first compute, the others wait and take over.
 
-They share keys, values and features, bit for bit those that each would have computed itself (DESIGN §1). Before every
+They share keys, values and features, bit for bit those that each would have computed itself. Before every
 pass it is decided anew which sequence computes and which wait. So no message is needed when the one that computed is
 cancelled, preempted or fails: the next one computes.
 """

@@ -50,7 +50,7 @@ class Sampler:
 
         At temperature 0 the largest processed logit, the lowest id among equals; above, the largest processed logit /
         temperature plus Gumbel noise keyed by seed, choice, position and id, over the ids that survive top-k, top-p
-        and min-p (DESIGN, leg 2). Raises UnusableLogits.
+        and min-p (docs/numerics.md, Sampling). Raises UnusableLogits.
         """
         logits, mask, params = self._processors.apply(raw.logits), self._mask, self._params
         if mask is not None:

@@ -1,7 +1,7 @@
 """The probe, run at start on the loaded model: do a row's bits depend on its own tokens only, on this machine?
 
 Nothing is assumed at run time: random widths, branches, positions, neighbours and prefill chunks are compared, bit by
-bit, with the stream of one row at a time (DESIGN, leg 1). The probe uses a free part of the target's own cache.
+bit, with the stream of one row at a time. The probe uses a free part of the target's own cache.
 """
 
 from __future__ import annotations

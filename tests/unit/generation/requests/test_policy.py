@@ -19,6 +19,7 @@ FIRST, SECOND = (
 )
 ADAPTER = "cidv1:sha256:" + "ad" * 32
 TODAY = Circumstances(
+    base_cid=BASE,
     loaded=("lookahead",),
     profile_passed=True,
     ledger_known=True,
@@ -247,3 +248,8 @@ def test_k_goes_with_what_speculates_only() -> None:
 
 def test_with_nothing_loaded_everything_is_off() -> None:
     assert outcome(SpeculationRequest(), replace(TODAY, loaded=())) == ("off", "no_head")
+
+
+def test_a_halt_of_another_base_halts_nothing_here() -> None:
+    elsewhere = replace(TODAY, halted=(Scope("cidv1:sha256:" + "bb" * 32, "lookahead", None),))
+    assert outcome(SpeculationRequest("auto"), elsewhere) == ("lookahead", "no_head")

@@ -22,13 +22,13 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """The promise: the share of receipts (0 to 1), and the seconds from the issue of a sampled one to its verdict."""
+    """The share of receipts (0 to 1), and the seconds from the issue of a sampled one to its verdict."""
 
     rate: float
     within_seconds: int
 
 
-class Promise:
+class Announcement:
     """Announces the terms once, and draws when the oldest undecided receipt has waited `draw_seconds`.
 
     Time makes draws, not traffic: on a log with one receipt a day that one is decided as soon as on a busy one.

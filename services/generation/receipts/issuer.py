@@ -94,8 +94,9 @@ class ReceiptIssuer:
         verified: bool | None,
         speedup: Speedup | None,
     ) -> SignedReceipt:
-        """Sign the receipt of an outcome. One that is signed along with the promise is of NOTHING, and has the id of the
-        answer's receipt. `verified`: the result of an inline replay, None without one.
+        """Sign the receipt of an outcome; with a promise that of NOTHING is signed, under the id of the later one.
+
+        `verified`: the result of an inline replay, None without one.
         """
         source = resolved.sampling.structured_outputs
         content = Content(

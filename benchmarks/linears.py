@@ -18,12 +18,10 @@ from services.generation.target.canonical.kernels.linear import linear
 from services.generation.target.canonical.kernels.machine import cpus
 from services.generation.target.canonical.kernels.records import PASS
 from services.generation.target.canonical.kernels.storages import PANEL
-from services.generation.target.canonical.program.matrices import matrix_of
-from services.generation.target.canonical.program.matrix_records import linear_record
+from services.generation.target.canonical.program.matrices import linear_record, matrix_of
 from services.generation.target.canonical.program.memory import on_huge_pages
 from services.generation.target.canonical.program.team import team
-from services.generation.target.files.block_layout import LAYOUTS
-from services.generation.target.files.stored_tensor import StoredTensor
+from services.generation.target.files.stored_tensor import LAYOUTS, StoredTensor
 
 Float32 = NDArray[np.float32]
 

@@ -13,10 +13,11 @@ from typing import Any
 
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from benchmarks.machine import resident
 from services.generation.target.loading import load_target
 from services.generation.target.rows import RowsBuilder
 from services.generation.target.target import Target
-from services.generation.target.weights.weights import open_weights
+from services.generation.target.weights import open_weights
 
 _CACHE_TOKENS = 1024
 _CHUNK = 50  # prompt tokens of a pass
@@ -77,7 +78,7 @@ def _resident() -> int:
     """Resident bytes of this process, after returning what the allocator holds free (Linux with glibc)."""
     gc.collect()
     ctypes.CDLL("libc.so.6").malloc_trim(0)
-    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+    return resident()
 
 
 if __name__ == "__main__":

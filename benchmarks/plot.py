@@ -51,13 +51,9 @@ def _bars(
 
 
 def draw_retrieval(rows: list[dict[str, Any]], path: Path) -> None:
-    """Lookup latency and build time over the size of the corpus, written as PNG."""
-    figure, (latency, building) = plt.subplots(1, 2, figsize=(9, 2.8), layout="constrained")
+    """Build time over the size of the corpus, written as PNG."""
+    figure, building = plt.subplots(figsize=(4.5, 2.8), layout="constrained")
     tokens = [row["tokens"] / 1e6 for row in rows]
-    for name, style in (("median", "o-"), ("p99", "s--")):
-        latency.plot(tokens, [row[f"lookup_{name}_us"] for row in rows], style, color="#1f6fb2", label=name)
-    latency.set(xlabel="million tokens", ylabel="lookup, µs", ylim=(0, None))
-    latency.legend(frameon=False)
     building.plot(tokens, [row["build_seconds"] for row in rows], "o-", color="#1f6fb2")
     building.set(xlabel="million tokens", ylabel="build, s", ylim=(0, None))
     figure.savefig(path, dpi=120)

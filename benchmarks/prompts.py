@@ -1,4 +1,4 @@
-"""The demo's held-out prompts, as token ids."""
+"""The demo's questions of six kinds, as conversations and as token ids. No head of ours was trained on them."""
 
 from __future__ import annotations
 
@@ -7,18 +7,16 @@ from pathlib import Path
 
 from services.generation.engine.text.tokenizer import Tokenizer
 
-DOMAINS = ("code", "tools", "passages", "chat")
-PROMPTS = Path(__file__).parents[1] / "demo" / "toy" / "prompts"
+KINDS = ("question", "code", "rewrite", "summary", "data", "maths")
+_FILE = Path(__file__).parents[1] / "demo" / "main_job" / "questions.jsonl"
 
 
-def load_prompts(domain: str, tokenizer: Tokenizer, count: int) -> list[list[int]]:
-    """The first `count` prompts of a domain."""
-    lines = (PROMPTS / f"{domain}.jsonl").read_text().splitlines()[:count]
-    return [_encode(json.loads(line), tokenizer) for line in lines]
+def conversations(kind: str, count: int) -> list[list[dict[str, str]]]:
+    """The first `count` conversations of a kind, as messages with role and content."""
+    entries = map(json.loads, _FILE.read_text(encoding="utf-8").splitlines())
+    return [entry["messages"] for entry in entries if entry["kind"] == kind][:count]
 
 
-def _encode(entry: dict[str, object], tokenizer: Tokenizer) -> list[int]:
-    messages = entry.get("messages")
-    if isinstance(messages, list):
-        return tokenizer.encode_chat(messages)
-    return tokenizer.encode(str(entry["prompt"]))
+def load_prompts(kind: str, tokenizer: Tokenizer, count: int) -> list[list[int]]:
+    """The same as token ids."""
+    return [tokenizer.encode_chat(messages) for messages in conversations(kind, count)]

@@ -15,11 +15,10 @@ from benchmarks import memory
 from benchmarks.linears import read_bandwidth
 from benchmarks.specbench.peers import Decode, llama_decoding, transformers_decoding
 from benchmarks.storages import in_storage
-from services.generation.engine.core import EngineCore
+from services.generation.engine.core import EngineCore, EngineSettings
 from services.generation.engine.cost import PassCost
 from services.generation.engine.events import Event
 from services.generation.engine.request import EngineRequest, SamplingParams
-from services.generation.engine.settings import EngineSettings
 from services.generation.engine.text.tokenizer import Tokenizer
 from services.generation.target.cpu import CpuTarget
 from services.generation.target.folders.model_path import model_path

@@ -1,4 +1,4 @@
-"""Datastores: time and memory to build one, time to look something up, memory of one that is mapped.
+"""Datastores: time and memory to build one, time to find the passages near a request, memory of one that is mapped.
 
 The corpus is the Python source that the environment has installed, cut at a number of tokens.
 """
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from benchmarks.machine import resident
 from services.datastores.builder import DatastoreBuilder
 from services.datastores.documents import Document, find_files, read_documents
 from services.datastores.tokenising import fast_tokenizer
@@ -28,9 +29,8 @@ if TYPE_CHECKING:
     from services.generation.drafting.retrieval.datastore import Datastore
 
 SIZES = (1_000_000, 3_000_000, 10_000_000)  # tokens
-_LOOKUPS = 4000
+_LOOKUPS = 200
 _CONTEXT = 64  # tokens
-_DEPTH = 12
 _CHARACTERS_PER_TOKEN = 2.9  # of Python source, by the demo's tokenizer
 
 
@@ -56,13 +56,13 @@ def _build(model: Path, store: Path, tokens: int) -> dict[str, Any]:
     """Peaks of the whole process, or with the one that reads the tokenizer and has ended when the build begins."""
     tokenizer = fast_tokenizer(model)
     builder = DatastoreBuilder(model, tokenizer, tokenizer_cid(model))
-    before = _peak()
+    before = resident(field="VmHWM")
     start = time.perf_counter()
     manifest = builder.build(_documents(tokens), store)
     seconds = time.perf_counter() - start
     files = sum(blob.size for blob in manifest.blobs)
     child = 1024 * resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
-    whole = max(_peak(), before + child)
+    whole = max(resident(field="VmHWM"), before + child)
     return {
         "tokens": manifest.tokens,
         "documents": manifest.documents,
@@ -70,8 +70,8 @@ def _build(model: Path, store: Path, tokens: int) -> dict[str, Any]:
         "store_bytes": files,
         "peak_resident_bytes": whole,
         "peak_over_store": round(whole / files, 2),
-        "peak_growth_bytes": _peak() - before,
-        "peak_growth_over_store": round((_peak() - before) / files, 2),
+        "peak_growth_bytes": resident(field="VmHWM") - before,
+        "peak_growth_over_store": round((resident(field="VmHWM") - before) / files, 2),
     }
 
 
@@ -91,26 +91,18 @@ def _documents(tokens: int) -> Iterator[Document]:
 def _look_up(model: Path, folder: Path) -> dict[str, Any]:
     from services.generation.drafting.retrieval.datastore import Datastore  # its compiler is no part of a build
 
-    before = _resident()
+    before = resident(field="RssAnon")
     store = Datastore.open(folder, model, tokenizer_cid(model))
     rng = np.random.default_rng(0)
     contexts = [_context(store, rng) for _ in range(_LOOKUPS)]
-    store.search(contexts[0], _DEPTH)  # compiles
-    microseconds = []
-    for context in contexts:
-        start = time.perf_counter()
-        store.search(context, _DEPTH)
-        microseconds.append(1e6 * (time.perf_counter() - start))
     topics = []
-    for context in contexts[:200]:
+    for context in contexts:
         start = time.perf_counter()
         store.nearest_passages(context, 16)
         topics.append(1e6 * (time.perf_counter() - start))
     return {
-        "lookup_median_us": round(float(np.median(microseconds)), 1),
-        "lookup_p99_us": round(float(np.percentile(microseconds, 99)), 1),
         "topic_median_us": round(float(np.median(topics)), 1),
-        "private_growth_bytes": _resident() - before,
+        "private_growth_bytes": resident(field="RssAnon") - before,
     }
 
 
@@ -122,21 +114,6 @@ def _context(store: Datastore, rng: np.random.Generator) -> np.ndarray[Any, np.d
     changed = rng.random(len(context)) < 0.1
     context[changed] = rng.integers(0, store.manifest.vocab_size, int(changed.sum()))
     return context
-
-
-def _peak() -> int:
-    """Of this process since it runs this program; getrusage would count what its parent had when it forked."""
-    return _status("VmHWM")
-
-
-def _resident() -> int:
-    """Resident bytes that are this process's own: pages of mapped files can be dropped at any time."""
-    return _status("RssAnon")
-
-
-def _status(name: str) -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))
 
 
 if __name__ == "__main__":

@@ -8,10 +8,10 @@ from statistics import median
 
 import numpy as np
 
-from services.generation.compiled.compiled_code import compile_sampling
 from services.generation.engine.request import SamplingParams
-from services.generation.engine.sampling.row import Row
+from services.generation.engine.sampling.race import Row
 from services.generation.engine.sampling.sampler import Sampler, logprobs_of
+from services.generation.warm_up import warm_up_sampling
 
 VOCABULARY = 151_936
 _SPREADS = (1.0, 3.0, 8.0)  # of the logits: nearly flat, as of models, sharp
@@ -34,7 +34,7 @@ CASES: Mapping[str, SamplingParams] = {
 
 def measure() -> dict[str, dict[str, float]]:
     """Medians by case and spread of the logits; cases take turns on the same rows."""
-    compile_sampling()
+    warm_up_sampling()
     return {f"logits spread by {spread:g}": _of(spread) for spread in _SPREADS}
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -19,15 +18,22 @@ from typing import Any
 import torch
 from rich.progress import track
 from safetensors.torch import save_file
-from transformers import LlamaConfig, LlamaForCausalLM, PretrainedConfig, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
+from transformers import (
+    AutoTokenizer,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PretrainedConfig,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
 
 from benchmarks.real import passes
-from services.generation.target.canonical.kernels.cache_folder import CACHE as KERNELS
+from services.generation.target.canonical.kernels.compilation import CACHE as KERNELS
 from services.generation.target.cpu import CpuTarget
 from services.generation.target.folders.model_path import model_path
 from services.generation.target.loading import load_target
 
-_TOKENIZER = Path(__file__).parents[1] / "demo" / "toy" / "base"
 SHAPES: Mapping[str, tuple[type[PreTrainedModel], PretrainedConfig]] = {
     "Qwen2.5-0.5B": (
         Qwen2ForCausalLM,
@@ -90,6 +96,6 @@ def _random_model(name: str, folder: Path) -> Path:
     config.architectures = [kind.__name__]
     config.dtype = torch.bfloat16
     config.save_pretrained(folder)
-    for each in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(_TOKENIZER / each, folder)
+    bundled = model_path(Path("smollm2"))
+    AutoTokenizer.from_pretrained(bundled.parent, gguf_file=bundled.name).save_pretrained(folder)
     return folder

@@ -8,7 +8,7 @@ from gguf import GGUFReader, GGUFWriter, Keys, ReaderField
 from gguf.constants import GGUF_DEFAULT_ALIGNMENT, GGUFValueType
 from gguf.quants import dequantize, quantize
 
-from services.generation.target.files.block_layout import LAYOUTS
+from services.generation.target.files.stored_tensor import LAYOUTS
 
 _SCRATCH = Path(__file__).parent / "scratch"
 _WRITTEN = {Keys.General.ARCHITECTURE, Keys.General.FILE_TYPE, "general.alignment", "GGUF.version"}

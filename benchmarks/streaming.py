@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -14,22 +13,20 @@ from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
 
-from benchmarks.prompts import PROMPTS
+from benchmarks.prompts import conversations
 from services.client.generation.completion import Chunk
-from services.client.generation.request import Request, SamplingParams
+from services.client.generation.request import Request, SamplingParams, SpecDecodeConfig
 from services.client.generation.runtime import Runtime
-from services.client.generation.spec_decode import SpecDecodeConfig
 
 _START_SECONDS = 120.0
 
 
 def measure(model: Path, *, prompts: int, max_tokens: int) -> dict[str, Any]:
     """Milliseconds per chunk over real processes on loopback; one stream at a time, speculation off, a token a pass."""
-    lines = (PROMPTS / "code.jsonl").read_text().splitlines()[:prompts]
     delays: list[float] = []
     with tempfile.TemporaryDirectory() as folder, _server(model, Path(folder)) as (runtime, stamps):
-        for line in lines:
-            delays += _delays(runtime, stamps, json.loads(line)["prompt"], max_tokens)
+        for messages in conversations("code", prompts):
+            delays += _delays(runtime, stamps, messages[-1]["content"], max_tokens)
     return {
         "chunks": len(delays),
         "median_ms": round(1e3 * median(delays), 3),

@@ -49,8 +49,9 @@ def main() -> int:
         code = _run(services, console, options)
     if code == _OK:
         console.print(f"\n[dim]everything is stopped; that took {time.monotonic() - started:.0f} s. To go on:[/]")
-        console.print("  kolm up                                     [dim]all services, until Ctrl-C[/]")
-        console.print('  kolm generate "def add(a, b):" --stream     [dim]in another terminal[/]')
+        console.print("  . .venv/bin/activate                            [dim]in each new terminal[/]")
+        console.print("  kolm up                                         [dim]all services, until Ctrl-C[/]")
+        console.print('  kolm generate --chat "What is gravity?"         [dim]in another terminal[/]')
     return code
 
 
@@ -108,7 +109,7 @@ def _options() -> argparse.Namespace:
 
 def _flags(head: Path, store: Path) -> tuple[str, ...]:
     heads = ("--head", f"{head.parent}/{head.name}") if (head / "config.json").is_file() else ()
-    return heads + (("--shared-corpus", str(store)) if (store / "manifest.json").is_file() else ())
+    return heads + (("--shared-datastore", str(store)) if (store / "manifest.json").is_file() else ())
 
 
 def _ignore_further_signals() -> None:

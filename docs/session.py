@@ -56,7 +56,7 @@ def shape(output: str) -> str:
     Drafts and speeds are left out: they depend on measured costs.
     """
     whole = re.sub(r"(?<=[0-9a-f]{20})\n +(?=[0-9a-f]+\b)", "", output)  # digests that a table has broken
-    whole = re.sub(r"^(method \w+[^:\n]*): [\d.]+ tokens per pass.*$", r"\1", whole, flags=re.MULTILINE)
+    whole = re.sub(r"^(method \w+(?: \([^)\n]*\))?): [\d.]+ tokens per pass.*$", r"\1", whole, flags=re.MULTILINE)
     whole = re.sub(r"tokens in .*? s \(.*?\)", "tokens in TIME", whole)
     text = re.sub(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", "ID", " ".join(whole.split()))
     text = re.sub(r"\d{4}-\d\d-\d\dT[\d:.]+Z", "TIME", text)
@@ -93,7 +93,7 @@ def _up(line: str, folder: Path, columns: int) -> Iterator[tuple[str, dict[str, 
             ready = "".join(said)
             places = dict(re.findall(r"(\w+) (127\.0\.0\.1:\d+)", ready))
             yield (
-                ready.replace(f"{ROOT}/", ""),
+                re.sub(r"kolm_[\w-]{43}", "kolm_…", ready.replace(f"{ROOT}/", "")),
                 environment | {f"KOLM_{name.upper()}": places[name] for name in _SERVICES},
             )
         finally:

@@ -124,7 +124,7 @@ class GuardMissing(LedgerError):
         super().__init__(
             f"the log holds {size} entries, and the guard knows nothing of it: it was lost, or is another one. Bring "
             "the guard back. Where it is lost for good, hold the log against the newest checkpoint that anybody has "
-            "(`kolm ledger verify --database` and `kolm ledger fsck`), and start the ledger once with --new-guard"
+            "(`kolm ledger verify --database`, also with `--depth deep`), and start the ledger once with --new-guard"
         )
         self.size = size
 

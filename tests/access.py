@@ -10,16 +10,23 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from services.runtime.access.access import Access
-from services.runtime.access.credential import Credential, new_token, token_digest
-from services.runtime.access.principal import DEFAULT_TENANT, ROLES, Role
-from services.runtime.access.principals_file import edited_principals, write_principals
+from services.runtime.access.credentials import (
+    DEFAULT_TENANT,
+    ROLES,
+    Credential,
+    Role,
+    edited_principals,
+    new_token,
+    token_digest,
+    write_principals,
+)
 
 CREATED = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 @functools.cache
 def everybody() -> Access:
-    """Callers on this machine have every role, for every tenant: for tests that are about something else."""
+    """Every caller has every role, for every tenant: for tests that are about something else."""
     return Access(everybodys_file())
 
 
@@ -28,13 +35,13 @@ def everybodys_file() -> Path:
     """The same for processes: what `--principals` takes."""
     folder = Path(tempfile.mkdtemp(prefix="kolm-test-access-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    write_principals(folder / "principals.json", [on_this_machine(*ROLES, tenant=None)])
+    write_principals(folder / "principals.json", [anybodys(*ROLES, tenant=None)])
     return folder / "principals.json"
 
 
-def on_this_machine(*roles: Role, tenant: str | None = DEFAULT_TENANT) -> Credential:
+def anybodys(*roles: Role, tenant: str | None = DEFAULT_TENANT) -> Credential:
     """The credential of callers without one."""
-    return Credential(name="anonymous", tenant=tenant, roles=roles, loopback=True, created_at=CREATED)
+    return Credential(name="anonymous", tenant=tenant, roles=roles, anybody=True, created_at=CREATED)
 
 
 def token_of(file: Path, *roles: Role, tenant: str | None = None, expires_at: datetime | None = None) -> str:

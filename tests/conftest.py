@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
 import signal
+import tempfile
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +25,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # No token of a developer's own: whoever shows one in a test says so.
 os.environ["KOLM_TOKEN"] = ""
 os.environ.pop("KOLM_TOKEN_FILE", None)
+
+# Servers without principals leave the token of their start for the user's clients: here for those of this run alone.
+os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="kolm-test-state-")
+atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
 
 # A shell starts what runs in the background with SIGINT ignored, and what tests start would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

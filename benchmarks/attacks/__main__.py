@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.attacks.attacks import ATTACKS
+from benchmarks.machine import resident
 from services.client import LedgerClient
 from services.client.errors import KolmError
-from services.runtime.access.credential import Credential, new_token, token_digest
-from services.runtime.access.principals_file import write_principals
+from services.runtime.access.credentials import Credential, new_token, token_digest, write_principals
 
 HONEST = new_token()
 """Of a caller whom the attacker is not."""
@@ -62,16 +62,16 @@ def measured(name: str, seconds: float, flags: list[str]) -> dict[str, Any]:
     ):
         for caller in (honest, neighbour):
             caller.checkpoint()
-        before = resident(process.pid, "VmRSS")
+        before = resident(process.pid) / 1e6
         with subprocess.Popen([sys.executable, "-m", "benchmarks.attacks.attacks", name, address]) as attacker:
             asking = [
                 threads.submit(_answers, caller, process, seconds + _START_SECONDS) for caller in (honest, neighbour)
             ]
             answers, neighbours = (asked.result() for asked in asking)
-            most = resident(process.pid, "VmHWM")
+            most = resident(process.pid, "VmHWM") / 1e6
             attacker.kill()
         time.sleep(_CALM_SECONDS)
-        after = resident(process.pid, "VmRSS")
+        after = resident(process.pid) / 1e6
     return {"before": before, "most": most, "after": after, "answers": answers, "neighbour": neighbours}
 
 
@@ -89,22 +89,13 @@ def _answers(honest: LedgerClient, process: subprocess.Popen[bytes], seconds: fl
     return f"within {slowest:.2f} s"
 
 
-def resident(pid: int, line: str) -> float:
-    """MB of a line of /proc/<pid>/status; 0 for a process that has died."""
-    try:
-        status = Path(f"/proc/{pid}/status").read_text()
-        return int(status.partition(f"{line}:")[2].split()[0]) / 1e3
-    except (OSError, IndexError):
-        return 0.0
-
-
 @contextmanager
 def ledger(folder: Path, flags: list[str]) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
     """Whoever is on this machine may append and read: without a role an attacker's request would not even be read.
     So may HONEST, under an identity of its own.
     """
-    local = Credential(name="here", tenant=None, roles=("append", "read"), loopback=True, created_at=datetime.now(UTC))
-    honest = local.model_copy(update={"name": "honest", "loopback": False, "token_sha256": token_digest(HONEST)})
+    local = Credential(name="here", tenant=None, roles=("append", "read"), anybody=True, created_at=datetime.now(UTC))
+    honest = local.model_copy(update={"name": "honest", "anybody": False, "token_sha256": token_digest(HONEST)})
     write_principals(folder / "principals.json", [local, honest])
     command = [sys.executable, "-m", "services.ledger", "--data-dir", str(folder), "--listen", "127.0.0.1:0"]
     ready = folder / "address"

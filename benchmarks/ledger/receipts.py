@@ -59,10 +59,10 @@ def _receipt(number: int, content: Content, stream: str) -> Receipt:
         spec_decode=SpecDecode(
             method="lookahead",
             requested_method="auto",
-            tokens_proposed=312,
-            tokens_accepted=243,
+            tokens_proposed=120,
+            tokens_accepted=90,
             target_passes=38,
-            acceptance_rate=0.7788,
-            mean_acceptance_length=3.4,
+            acceptance_rate=0.75,
+            mean_acceptance_length=OUTPUT_TOKENS / 38,
         ),
     )

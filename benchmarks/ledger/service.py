@@ -23,8 +23,7 @@ from ledger.log.admission import Admitted
 from ledger.log.recovery import recover
 from ledger.sql.guard import SqlGuard
 from ledger.sql.store import SqlEntryStore
-from services.runtime.access.credential import Credential
-from services.runtime.access.principals_file import write_principals
+from services.runtime.access.credentials import Credential, write_principals
 
 ORIGIN = "benchmark.local/ledger"
 
@@ -72,7 +71,7 @@ def running(location: LedgerLocation) -> Iterator[Service]:
     """The ledger service of a location, stopped at the end."""
     location.key("receipts")
     principals = location.folder / "principals.json"
-    local = Credential(name="load", tenant=None, roles=("append", "read"), loopback=True, created_at=datetime.now(UTC))
+    local = Credential(name="load", tenant=None, roles=("append", "read"), anybody=True, created_at=datetime.now(UTC))
     write_principals(principals, [local])
     ready = location.folder / "ready"
     ready.unlink(missing_ok=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import json
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -12,14 +11,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from benchmarks.load.stack import Stack
-from benchmarks.prompts import DOMAINS, PROMPTS
+from benchmarks.prompts import KINDS, conversations
 from services.client import AsyncRuntime, Chunk, Finished, Message, Request, SamplingParams, SpecDecodeConfig
 from services.client.errors import KolmError
 
 TENANTS = ("acme", "globex")
 _OUTPUTS = (16, 48, 32, 96)  # tokens of the answers, in turn
 _TEMPERATURES = (0.0, 0.7, 0.0)
-_PROMPTS_OF_DOMAIN = 8
+_PROMPTS_OF_KIND = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +57,9 @@ def requests(count: int, methods: Sequence[str]) -> list[Asked]:
 
 
 def _prompts() -> Iterator[dict[str, Any]]:
-    files = [(PROMPTS / f"{domain}.jsonl").read_text().splitlines()[:_PROMPTS_OF_DOMAIN] for domain in DOMAINS]
-    for lines in zip(*files, strict=True):
-        for entry in map(json.loads, lines):
-            if "messages" in entry:
-                yield {"messages": [Message(each["role"], each["content"]) for each in entry["messages"]]}
-            else:
-                yield {"prompt": entry["prompt"]}
+    for turn in zip(*(conversations(kind, _PROMPTS_OF_KIND) for kind in KINDS), strict=True):
+        for messages in turn:
+            yield {"messages": [Message(each["role"], each["content"]) for each in messages]}
 
 
 async def serve(stack: Stack, asked: Sequence[Asked], callers: int, *, off: bool) -> Seen:

@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from benchmarks.load.two_ports import CERTIFICATES, secure_address
+from benchmarks.machine import resident
 from services.cli.jobs.initial_folder import CALLER, InitialFolder
 from services.cli.jobs.running.local_services import LocalServices
 from services.cli.jobs.running.own_principals import OWNER, token_file
@@ -35,7 +36,7 @@ class Stack:
 
     def resident_mb(self) -> dict[str, float]:
         """Of each process (Linux)."""
-        return {name: _resident(process.pid) for name, process in self._processes.items()}
+        return {name: round(resident(process.pid) / 2**20, 1) for name, process in self._processes.items()}
 
     def secure(self) -> Stack:
         """The same processes; callers take the generation server's port with mutual TLS."""
@@ -74,8 +75,3 @@ def _start(processes: dict[str, subprocess.Popen[bytes]], plan: Plan) -> str:
             raise RuntimeError(f"the {plan.name} service did not start")
         time.sleep(0.05)
     return plan.ready_file.read_text().strip()
-
-
-def _resident(process: int) -> float:
-    pages = int(Path(f"/proc/{process}/statm").read_text().split()[1])
-    return round(pages * os.sysconf("SC_PAGE_SIZE") / 2**20, 1)

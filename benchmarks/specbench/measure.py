@@ -19,7 +19,7 @@ from benchmarks.specbench.questions import OWN, Question, first, load_questions
 from benchmarks.specbench.summary import summarised
 from benchmarks.storages import in_storage
 from services.generation.drafting.methods import METHODS
-from services.generation.engine.settings import EngineSettings
+from services.generation.engine.core import EngineSettings
 from services.generation.heads.head_loading import says_weak
 from services.generation.target.folders.model_path import model_path
 

@@ -12,9 +12,9 @@ from rich.text import Text
 
 from demo.main_job.measurement import Row
 from demo.main_job.prompts import Prompt
+from demo.main_job.wrapped_text import WrappedText
 from services.cli.terminal.output import table
 from services.cli.terminal.steering import printable
-from services.cli.views.generation.wrapped_text import WrappedText
 
 _PROMPT_LINES = 3
 _SHOWN_LINES = 8

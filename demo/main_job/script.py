@@ -17,13 +17,14 @@ from demo.main_job.scenes import Stage, Stream
 from ledger.keys.trusted_keys import TrustedKeys
 from services.auditor.assembly import AuditorPlan, connected
 from services.auditor.auditor import Examined
-from services.auditor.replays.engine_plan import EnginePlan
+from services.auditor.engine_plan import EnginePlan
 from services.auditor.schedule.database import sqlite_url
 from services.cli.jobs.ledger.log_verification import check_log
 from services.cli.jobs.receipts.receipt_proof import prove
 from services.cli.jobs.running.local_services import LocalServices
 from services.cli.jobs.running.own_principals import OWNER, token_file
 from services.cli.jobs.running.supervisor import Supervisor
+from services.cli.terminal.output import counted
 from services.cli.views.log.log_report import report_view
 from services.client import LedgerClient, ModelInfo, Runtime, SamplingParams
 from services.generation.target.canonical.kernels.compilation import kernels_are_compiled
@@ -34,7 +35,7 @@ from services.generation.target.without_torch import spare_torch
 _TEMPERATURES = (0.0, 0.7)
 """Taken in turn, so that greedy and sampled output are both compared."""
 _READY_SECONDS = 300.0
-_PATIENCE_SECONDS = 10.0
+_LINE_EVERY = 10  # replays, where no terminal shows a bar
 
 
 class Demo:
@@ -96,7 +97,7 @@ class Demo:
         answers: list[Answer] = []
         first, *others = read_prompts(kind, self._prompts)
         answers += self._show_first(runtime, first)
-        with self._stage.waiting(f"{kind}: the other {len(others)} prompts"):
+        with self._stage.waiting(f"{kind}: {counted(len(others), 'more prompt')}", long=True):
             for place, prompt in enumerate(others):
                 order = (
                     self._methods if place % 4 < 2 else self._methods[::-1]
@@ -123,11 +124,15 @@ class Demo:
         totals = [total(answers, method) for method in self._methods]
         self._stage.table(rows(answers), totals)
         self._stage.remark("off gives one token a pass of the model; the other methods have to equal it")
+        self._stage.remark("so few prompts on a busy machine measure speed badly; docs/benchmarks.md measures it well")
         return all(row.identical in (None, True) for row in totals)
 
     def _audit(self, ledger: str, receipts: int) -> bool:
         self._stage.step("Audit: compute every request again, without the server")
         self._stage.remark("the auditor has a key and an engine of its own, and the log; it asks no server")
+        self._stage.remark(
+            f"it loads the model once more and computes {receipts} answers, on one thread: a minute or two …"
+        )
         found = Counter(each.finding.outcome for each in self._examined(ledger, receipts))
         colour = "green" if found == {"EXACT": receipts} else "bold red"
         text = f"{found['EXACT']} of {receipts} replays EXACT: every token and every stream digest agrees, bit for bit"
@@ -143,7 +148,6 @@ class Demo:
             key_file=directory / "keys" / "auditor.pem",
             trusted_directory=directory / "trusted",
             database=sqlite_url(directory / "auditor.sqlite3"),
-            patience=_PATIENCE_SECONDS,
             spot_checks=1.0,
         )
         spare_torch()
@@ -154,8 +158,10 @@ class Demo:
             connected(plan, threading.Event()) as auditor,
         ):
             task = progress.add_task("", total=receipts)
-            for examined in auditor.run_pass():
+            for count, examined in enumerate(auditor.run_pass(), 1):
                 progress.advance(task)
+                if not console.is_terminal and count % _LINE_EVERY == 0:
+                    self._stage.remark(f"replayed {count} of {receipts}")
                 yield examined
 
     def _verify(self, ledger: str) -> bool:

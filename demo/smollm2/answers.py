@@ -7,7 +7,7 @@ from pathlib import Path
 
 from services.generation.engine.text.tokenizer import Tokenizer
 from services.generation.target.folders.model_path import model_path
-from services.training.answers.answer import AnswerFile
+from services.training.answering import AnswerFile
 
 
 def main() -> None:

@@ -9,11 +9,10 @@ from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from random import Random
-from typing import Any, TypeVar
-
-from demo.toy.corpus.dialogue import Split
+from typing import Any, Literal, TypeVar
 
 Message = dict[str, str]
+Split = Literal["train", "held_out"]
 Item = TypeVar("Item")
 
 _HELD_OUT = 10

@@ -14,8 +14,7 @@ from random import Random
 from typing import Any
 
 from demo.smollm2 import code, knowledge, library, maths, text
-from demo.smollm2.choice import Choice, Message
-from demo.toy.corpus.dialogue import Split
+from demo.smollm2.choice import Choice, Message, Split
 
 Builder = Callable[[Choice], list[Message] | str]
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 
+from ledger.audit.halt_breach import GRACE_SECONDS
 from ledger.audit.log_walk import CheckFailed, LogWalk
 from ledger.documents.halt import HaltState
 from ledger.documents.key_history import KeyHistory
 from ledger.documents.receipt import Receipt
 from ledger.documents.signed_document import kind_of, open_document
+from ledger.encoding.timestamp import moved, timestamp
 from ledger.errors import ChainError, FormatError, LedgerError, ProofError
 from ledger.keys.ed25519 import PublicKey
 from ledger.keys.envelope import Envelope
@@ -62,14 +65,20 @@ class Report:
 
 
 def verify_log(
-    entries: Iterable[bytes], checkpoint: bytes | None, trusted: TrustedKeys, origin: str | None = None
+    entries: Iterable[bytes],
+    checkpoint: bytes | None,
+    trusted: TrustedKeys,
+    origin: str | None = None,
+    now: datetime | None = None,
 ) -> Report:
     """Run the checklist `CHECKS` over entries 0, 1, 2, … as they stream by, and stop at the first failure.
 
     `checkpoint` is a signed note; entries beyond its size are checked too, although no signed tree head covers them
-    yet. Without one, checks 1 and 6 have nothing to check. Never raises for bytes that are wrong or cannot be read.
+    yet. Without one, checks 1 and 6 have nothing to check. `now` is the verifier's clock: a document of a time to come
+    (by more than clocks differ) fails check 5. Never raises for bytes that are wrong or cannot be read.
     """
-    walk = LogWalk(KeyHistory.of(trusted))
+    not_after = None if now is None else moved(timestamp(now), GRACE_SECONDS)
+    walk = LogWalk(KeyHistory.of(trusted), not_after=not_after)
     try:
         head = _open_head(checkpoint, trusted, origin)
         _walk(walk, entries, head)

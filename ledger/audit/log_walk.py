@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 from ledger.audit.halt_breach import HaltWatch
-from ledger.documents.halt import HaltState
+from ledger.documents.audit_policy import AuditPolicy
+from ledger.documents.draw import Draw
+from ledger.documents.halt import HaltState, Resume
 from ledger.documents.key_entry import KeyEntry
 from ledger.documents.key_history import KeyHistory
 from ledger.documents.receipt import Receipt
@@ -78,7 +80,7 @@ class SeenInMemory:
 
 @dataclass(slots=True)
 class LogWalk:
-    """The log as far as it has been read."""
+    """The log as far as it has been read. `not_after` is the latest time that a document may name; None: any."""
 
     keys: KeyHistory
     seen: SeenEntries = field(default_factory=SeenInMemory)
@@ -88,6 +90,7 @@ class LogWalk:
     kinds: Counter[str] = field(default_factory=Counter)
     watch: HaltWatch = field(default_factory=HaltWatch)
     signers: set[str] = field(default_factory=set)
+    not_after: str | None = None
 
     def take(self, data: bytes) -> tuple[Entry, Document]:
         """Check the next entry. Raises CheckFailed; then nothing has been taken."""
@@ -102,6 +105,7 @@ class LogWalk:
             raise CheckFailed(4, f"{document.public_key.key_id} was in use before the entry that introduces it", index)
         if isinstance(document, Receipt) and self.seen.knows(document.receipt_id):
             raise CheckFailed(5, f"is a second receipt with the id {document.receipt_id}", index)
+        self._check_date(index, document)
         halts = _attempt(5, index, lambda: follow(index, document, self.halts, self.seen))
         self.keys = _attempt(4, index, lambda: self.keys.after(index, document))
         self.halts = halts
@@ -111,6 +115,18 @@ class LogWalk:
         self.seen.remember(index, document)
         self.frontier, self.previous = self.frontier.append(leaf_hash(data)), entry_hash(data)
         return entry, document
+
+    def _check_date(self, index: int, document: Document) -> None:
+        """Replays are due so long after these times, and halts end at them: dated ahead, they put off what is owed."""
+        match document:
+            case Receipt() | Resume() | AuditPolicy() | Draw():
+                name, time = "issued_at", document.issued_at
+            case Verdict():
+                name, time = "replayed_at", document.replayed_at
+            case _:
+                return
+        if self.not_after is not None and time > self.not_after:
+            raise CheckFailed(5, f"{name}: is {time}, which is still to come", index)
 
 
 def _attempt(number: int, index: int, step: Callable[[], T]) -> T:

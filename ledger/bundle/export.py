@@ -10,8 +10,10 @@ from ledger.bundle import layout
 from ledger.bundle.layout import BundleFile, BundleManifest
 from ledger.bundle.lines import ContentLine, OlderTree
 from ledger.documents.content import Content
+from ledger.documents.draft_head_publication import DraftHeadPublication, DraftHeadWithdrawal
 from ledger.documents.erasure import Erasure
-from ledger.documents.halt import Halt
+from ledger.documents.halt import Halt, Resume
+from ledger.documents.key_entry import KeyEntry
 from ledger.documents.retention import Expiry, Retention
 from ledger.documents.signed_document import Document, read_document
 from ledger.documents.verdict import Verdict
@@ -120,8 +122,10 @@ def _concerns_others(document: Document, tenant: str | None) -> bool:
             return tenant is not None and document.tenant not in (None, tenant)
         case Expiry():  # one for all names those with a policy of their own
             return tenant is not None and document.tenant != tenant
-        case _:
+        case Halt() | Resume() | KeyEntry() | DraftHeadPublication() | DraftHeadWithdrawal():
             return False
+        case _:
+            return tenant is not None
 
 
 def _trees(wanted: Export, tree_head: Checkpoint, hashes: HashReader) -> list[bytes]:

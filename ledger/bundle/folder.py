@@ -12,7 +12,6 @@ from pathlib import Path
 
 from ledger.bundle.layout import MAX_FILES, MAX_TOTAL_BYTES, BundleFile, bound_of
 from ledger.bundle.tar_archive import unpack
-from ledger.bundle.zip_archive import is_zip, unzip
 from ledger.errors import FormatError, NotFound
 
 
@@ -75,7 +74,7 @@ def opened_bundle(path: Path) -> Iterator[BundleFolder]:
         yield BundleFolder(path)
     elif path.is_file():
         with tempfile.TemporaryDirectory(prefix="kolm-bundle-") as folder:
-            (unzip if is_zip(path) else unpack)(path, Path(folder))
+            unpack(path, Path(folder))
             yield BundleFolder(Path(folder))
     else:
         raise NotFound(f"there is no bundle at {path}")

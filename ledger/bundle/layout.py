@@ -22,6 +22,13 @@ MAX_FILES = 100_000
 MAX_TOTAL_BYTES = 8 * 2**30
 
 _KIB, _MIB = 2**10, 2**20
+_MOST_SWELLING = 50
+"""How many times its own size an archive may take, beyond the first `_FREE_BYTES`. Bundles of ordinary text take 3 to 8
+times theirs; gzip can be made to take a thousand.
+"""
+_FREE_BYTES = 64 * _MIB
+_FILE_BYTES = 4 * _KIB
+"""What a file takes on a disk beside its bytes, or in place of them where they are few."""
 _BOUNDS: tuple[tuple[re.Pattern[str], int], ...] = tuple(
     (re.compile(pattern), bound)
     for pattern, bound in (
@@ -94,6 +101,31 @@ class BundleManifest:
         if not manifest.start <= manifest.end <= manifest.tree_size:
             raise FormatError(fields.path("range"), "expected start <= end <= tree_size")
         return manifest
+
+
+class Room:
+    """What an archive may still take, of memory to read and of a disk to hold: a small one cannot fill a large disk."""
+
+    def __init__(self, archive_bytes: int | None) -> None:
+        """For an archive of this size; None where whoever asked for it wants it at any size of the format."""
+        self._most = MAX_TOTAL_BYTES
+        if archive_bytes is not None:
+            self._most = min(MAX_TOTAL_BYTES, _FREE_BYTES + _MOST_SWELLING * archive_bytes)
+        self._left = self._most
+
+    def take(self, size: int) -> None:
+        """Raises FormatError where nothing is left."""
+        self._left -= size
+        if self._left < 0:
+            raise FormatError(
+                "bundle",
+                f"unpacks to more than the {self._most} bytes that an archive of its size may take: if you expect so "
+                "much, unpack it yourself and name the folder",
+            )
+
+    def take_file(self, size: int) -> None:
+        """The same for a file on disk."""
+        self.take(size + _FILE_BYTES)
 
 
 def bound_of(path: str) -> int:

@@ -25,7 +25,9 @@ def check_unreplayable(fold: BundleFold, trust: Trust) -> str:
         raise ProofError(f"{found}: first that in entry {min(fold.unreplayable)}; {trust.max_unreplayable} are allowed")
     if not judged:
         raise NothingToCheck("the bundle holds no verdict")
-    return f"{count} of the judged receipts could not be replayed{erased_in_words(fold.unreplayable)}"
+    if not count:
+        return f"all {judged} judged receipts were replayed"
+    return f"{count} of {judged} judged receipts could not be replayed{erased_in_words(fold.unreplayable)}"
 
 
 def erased_in_words(unreplayable: Mapping[int, int | None]) -> str:

@@ -1,43 +1,35 @@
-"""Verification of statements in other formats: SCITT transparent statements and in-toto statements."""
+"""Verification of SCITT transparent statements about a receipt."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from ledger.bundle.evidence import Evidence
-from ledger.bundle.proven_entry import prove_entry
 from ledger.bundle.report import Trust
 from ledger.documents.key_history import KeyHistory
 from ledger.documents.receipt import Receipt
-from ledger.documents.signed_document import read_document
 from ledger.errors import FormatError, ProofError
 from ledger.keys.ed25519 import ROLES, PublicKey
 from ledger.keys.trusted_keys import TrustedKeys
 from ledger.tree.entry import Entry
 
 _COSE_BEGINS = b"\xd2\x84"  # tag 18, an array of four
-_IN_TOTO = b'"payloadType":"application/vnd.in-toto+json"'
 
 
 @dataclass(frozen=True, slots=True)
 class ProvenStatement:
-    """A receipt at its index of the log, which `issuer`, a trusted key, states and a tree of `size` entries shows.
-
-    `verdicts`, by index with outcome, are the issuer's word; None where the format has none.
-    """
+    """A receipt at its index of the log, which `issuer`, a trusted key, states and a tree of `size` entries shows."""
 
     receipt: Receipt
     index: int
     origin: str
     size: int
     issuer: PublicKey
-    cosigned: tuple[str, ...] = ()
-    verdicts: tuple[tuple[int, str], ...] | None = None
 
 
 def is_statement(data: bytes) -> bool:
     """Whether the bytes of a file are one, by their looks."""
-    return data.startswith(_COSE_BEGINS) or (data.lstrip()[:1] == b"{" and _IN_TOTO in data)
+    return data.startswith(_COSE_BEGINS)
 
 
 def prove_statement(data: bytes, trust: Trust, evidence: Evidence | None = None) -> ProvenStatement:
@@ -45,11 +37,6 @@ def prove_statement(data: bytes, trust: Trust, evidence: Evidence | None = None)
 
     Raises SignatureError for a signature that no trusted key made, another LedgerError for what does not hold.
     """
-    prove = _prove_cose if data.startswith(_COSE_BEGINS) else _prove_in_toto
-    return prove(data, trust, evidence)
-
-
-def _prove_cose(data: bytes, trust: Trust, evidence: Evidence | None) -> ProvenStatement:
     from ledger.statements.scitt import Statement, prove_cose_receipt
 
     statement, policy = Statement.from_bytes(data), trust.policy
@@ -69,24 +56,6 @@ def _prove_cose(data: bytes, trust: Trust, evidence: Evidence | None) -> ProvenS
             raise FormatError("COSE Receipt", f"says entry {place.index}, the entry says {entry.index}")
     newest = max(places, key=lambda place: place.size)
     return ProvenStatement(receipt, entry.index, newest.origin, newest.size, issuer)
-
-
-def _prove_in_toto(data: bytes, trust: Trust, evidence: Evidence | None) -> ProvenStatement:
-    from ledger.statements.in_toto import InTotoStatement
-
-    statement = InTotoStatement.from_bytes(data)
-    issuer = statement.issuer(_all(trust.keys))
-    place = prove_entry(statement.proof, trust, evidence)
-    document = read_document(Entry.from_bytes(statement.proof.extra or b"").envelope)
-    if document != statement.receipt:
-        raise FormatError("predicate.tlogProof", "proves another entry than the receipt")
-    checkpoint, cosigned = place.witnessed.checkpoint, tuple(place.witnessed.cosigned)
-    verdicts = tuple((each.entry, each.verdict.outcome) for each in statement.verdicts)
-    if any(each.verdict.receipt_index != place.index for each in statement.verdicts):
-        raise FormatError("predicate.verdicts", "has a verdict on another receipt")
-    return ProvenStatement(
-        statement.receipt, place.index, checkpoint.origin, checkpoint.size, issuer, cosigned, verdicts
-    )
 
 
 def _all(trusted: TrustedKeys) -> list[PublicKey]:

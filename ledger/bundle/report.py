@@ -75,6 +75,12 @@ class BundleReport:
     freshness: Freshness | None
     promises: tuple[JudgedPromise, ...] = ()
 
+    def __str__(self) -> str:
+        """A line: what was verified, or what is wrong; then what it holds."""
+        verdict = "verified" if self.ok else f"not verified: {self.problem}"
+        held = ", ".join(f"{count} {kind}" for kind, count in {**self.kinds, **self.outcomes}.items() if count)
+        return f"{verdict} ({held or 'no entries'}{f'; log of {self.checkpoint.size}' if self.checkpoint else ''})"
+
     @property
     def problem(self) -> str | None:
         """A check that was not reached is none that passed: it is the problem where none has failed."""

@@ -11,7 +11,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import BinaryIO, cast
 
-from ledger.bundle.layout import MAX_FILES, MAX_TOTAL_BYTES, BundleFile, bound_of
+from ledger.bundle.layout import MAX_FILES, BundleFile, Room, bound_of
 from ledger.errors import FormatError, StoreError
 
 _PIECE = 2**20
@@ -64,63 +64,71 @@ def _zipped(sink: _Sink) -> gzip.GzipFile:
     return gzip.GzipFile(filename="", mode="wb", fileobj=sink, compresslevel=6, mtime=0)
 
 
-def unpack(path: Path, folder: Path) -> None:
+def unpack(path: Path, folder: Path, *, bounded_by_its_size: bool = True) -> None:
     """Unpack a .tar.gz or .tar into an empty folder. Raises FormatError for anything but the files of a bundle.
 
     Links, devices, absolute or climbing paths, second files of a name and files beyond the format's bounds are refused
-    by name. Only regular files are created, never more than MAX_TOTAL_BYTES; memory stays bounded too.
+    by name. Only regular files are created, within the `Room` that the archive's size gives; memory stays bounded too.
     """
     try:
         with path.open("rb") as raw:
             zipped = raw.read(2) == b"\x1f\x8b"
+            room = Room(raw.seek(0, 2) if bounded_by_its_size else None)
             raw.seek(0)
-            _unpack(cast("BinaryIO", gzip.GzipFile(fileobj=raw)) if zipped else raw, folder)
+            _unpack(_Unzipped(cast("BinaryIO", gzip.GzipFile(fileobj=raw)) if zipped else raw, room), folder)
     except (tarfile.TarError, EOFError, ValueError, zlib.error) as error:
         raise FormatError("bundle", f"{path.name} is no readable archive: {error}") from None
     except OSError as error:  # gzip.BadGzipFile is one too
         raise FormatError("bundle", f"{path.name} cannot be unpacked: {error}") from None
 
 
-def _unpack(stream: BinaryIO, folder: Path) -> None:
-    total = 0
+class _Unzipped:
+    """The bytes of a tar, with the room that they and the files in it take."""
+
+    def __init__(self, stream: BinaryIO, room: Room) -> None:
+        self._stream = stream
+        self.room = room
+
+    def read(self, size: int) -> bytes:
+        """Raises FormatError for fewer bytes, and for more than there is room for."""
+        self.room.take(size)
+        data = self._stream.read(size)
+        if len(data) != size:
+            raise FormatError("bundle", "the archive is cut short")
+        return data
+
+    def read_padded(self, size: int, bound: int, name: str) -> bytes:
+        if not 0 <= size <= bound:
+            raise FormatError("bundle", f"{name} measures {size} bytes, at most {bound} are allowed")
+        return self.read(-(-size // _BLOCK) * _BLOCK)[:size]
+
+
+def _unpack(stream: _Unzipped, folder: Path) -> None:
     for number, (name, data) in enumerate(_files(stream)):
-        total += len(data)
-        if number >= MAX_FILES or total > MAX_TOTAL_BYTES:
-            raise FormatError("bundle", f"{name} is one file too many, or its bytes are")
+        if number >= MAX_FILES:
+            raise FormatError("bundle", f"{name} is one file too many")
+        stream.room.take_file(0)
         target = folder / name
         target.parent.mkdir(exist_ok=True)
         with target.open("xb") as out:  # a second file of a name is refused
             out.write(data)
 
 
-def _files(stream: BinaryIO) -> Iterator[tuple[str, bytes]]:
+def _files(stream: _Unzipped) -> Iterator[tuple[str, bytes]]:
     """The files of a bundle in a tar, whole. Not by `tarfile.open`: that reads extended headers of any size at once."""
     headers = 0
-    while (block := _read(stream, _BLOCK)) != bytes(_BLOCK):
+    while (block := stream.read(_BLOCK)) != bytes(_BLOCK):
         headers += 1
         if headers > 3 * MAX_FILES:  # a file has at most a folder and an extended header of its own
             raise FormatError("bundle", "has more headers than files can need")
         header = tarfile.TarInfo.frombuf(block, "utf-8", "strict")
         name = header.name.removeprefix("./").rstrip("/")
         if header.type in (tarfile.XHDTYPE, tarfile.XGLTYPE):  # times and owners; names of a bundle need none
-            _read_padded(stream, header.size, 64 * 1024, "an extended header")
+            stream.read_padded(header.size, 64 * 1024, "an extended header")
         elif header.isreg():
-            yield name, _read_padded(stream, header.size, bound_of(name), name)
+            yield name, stream.read_padded(header.size, bound_of(name), name)
         elif not header.isdir():
             raise FormatError("bundle", f"{name[:100]!r} is neither a file nor a folder")
-
-
-def _read_padded(stream: BinaryIO, size: int, bound: int, name: str) -> bytes:
-    if not 0 <= size <= bound:
-        raise FormatError("bundle", f"{name} measures {size} bytes, at most {bound} are allowed")
-    return _read(stream, -(-size // _BLOCK) * _BLOCK)[:size]
-
-
-def _read(stream: BinaryIO, size: int) -> bytes:
-    data = stream.read(size)
-    if len(data) != size:
-        raise FormatError("bundle", "the archive is cut short")
-    return data
 
 
 class _Sink(io.RawIOBase):

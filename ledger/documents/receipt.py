@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ledger.documents.sampling import Sampling
-from ledger.documents.spec_decode import REPLAYED, SpecDecode
+from ledger.documents.spec_decode import OFF, REPLAYED, SpecDecode
 from ledger.encoding.fields import Fields
 from ledger.errors import FormatError
 
@@ -176,7 +176,27 @@ class Receipt:
             spec_decode=SpecDecode.from_fields(fields.part("spec_decode")),
         )
         fields.close()
+        _check(receipt)
         return receipt
+
+
+def _check(receipt: Receipt) -> None:
+    """What a receipt says of its passes has to follow from what it says of its output. Raises FormatError.
+
+    Each pass emits the draft tokens that it accepts and one of the target's own; the pass in which an output ended with
+    an error may have emitted some of that.
+    """
+    block, output = receipt.spec_decode, receipt.output
+    emitted = block.target_passes + block.tokens_accepted
+    if output.finish_reason != "error" and output.tokens != emitted:
+        expected = f"expected output.tokens = {output.tokens} less target_passes = {block.target_passes}"
+        raise FormatError("spec_decode.tokens_accepted", expected)
+    length = output.tokens / block.target_passes if block.target_passes else None
+    if block.mean_acceptance_length != length:
+        expected = "null, as there was no pass" if length is None else f"output.tokens / target_passes = {length}"
+        raise FormatError("spec_decode.mean_acceptance_length", f"expected {expected}")
+    if receipt.profile_proven is False and block.method != OFF:
+        raise FormatError("profile_proven", f"is false: nothing may have drafted, and the method is {block.method}")
 
 
 def _present(members: dict[str, Any]) -> dict[str, Any]:

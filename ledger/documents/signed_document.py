@@ -1,13 +1,15 @@
 """The kinds of document that the log takes: payload type, reader and the role that may sign each.
 
 A document of one kind can never pass for another: the payload type is under the signature (DSSE) and
-stands in the document.
+stands in the document. A kind that a later version has added is carried: a verifier checks its place and that a trusted
+key has signed it, reports it, and draws nothing from it. The ledger takes the kinds that it knows.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from ledger.documents.audit_policy import AuditPolicy
 from ledger.documents.draft_head_publication import DraftHeadPublication, DraftHeadWithdrawal
@@ -20,13 +22,27 @@ from ledger.documents.receipt import Receipt
 from ledger.documents.retention import Expiry, Retention
 from ledger.documents.verdict import Verdict
 from ledger.encoding.canonical import canonical, parse
+from ledger.encoding.fields import Fields
 from ledger.errors import FormatError, SignatureError
 from ledger.keys.ed25519 import ROLES, PublicKey
 from ledger.keys.envelope import Envelope, pae, sign
 from ledger.keys.signer import Signer
 from ledger.keys.trusted_keys import TrustedKeys
 
-Document = (
+UNKNOWN = "unknown"
+"""The kind of an UnknownDocument."""
+
+_PAYLOAD_TYPE = re.compile(r"application/vnd\.(kolm\.[a-z][a-z0-9_]{0,63}\.v[0-9]{1,4})\+json")
+
+
+@dataclass(frozen=True, slots=True)
+class UnknownDocument:
+    """A document of a kind that this version does not know; `type` is its name, as `kolm.receipt.v1`."""
+
+    type: str
+
+
+_Known = (
     Receipt
     | Verdict
     | Halt
@@ -41,8 +57,9 @@ Document = (
     | Retention
     | Expiry
 )
+Document = _Known | UnknownDocument
 
-KINDS: dict[str, type[Document]] = {
+KINDS: dict[str, type[_Known]] = {
     "receipt": Receipt,
     "verdict": Verdict,
     "halt": Halt,
@@ -76,8 +93,8 @@ _SIGNING_ROLES: dict[type[Document], tuple[str, ...]] = {
 
 
 def kind_of(document: Document) -> str:
-    """The short name of a document's kind, as in `KINDS`."""
-    return next(kind for kind, document_type in KINDS.items() if document_type is type(document))
+    """The short name of a document's kind, as in `KINDS`; UNKNOWN for one that is not there."""
+    return next((kind for kind, document_type in KINDS.items() if document_type is type(document)), UNKNOWN)
 
 
 def payload_type(kind: str) -> str:
@@ -90,6 +107,8 @@ def sign_document(document: Document, key: Signer) -> Envelope:
 
     Raises FormatError for a document that no reader would accept, SignatureError for a key of another role.
     """
+    if isinstance(document, UnknownDocument):
+        raise FormatError("document", f"{document.type} is not a kind that this version signs")
     if key.role not in _SIGNING_ROLES[type(document)]:
         raise SignatureError(f"a key of role {key.role} may not sign a {kind_of(document)}")
     payload = canonical(document.to_document())
@@ -107,11 +126,15 @@ def sign_rotation(entry: KeyEntry, new: Signer, *others: Signer) -> Envelope:
 
 
 def read_document(envelope: Envelope) -> Document:
-    """The document in an envelope whose signatures nobody has checked. Raises FormatError."""
+    """The document in an envelope whose signatures have not been checked. Raises FormatError."""
     for kind, document_type in KINDS.items():
         if envelope.payload_type == payload_type(kind):
             return document_type.from_document(parse(envelope.payload, "payload"))
-    raise FormatError("payloadType", f"{envelope.payload_type!r} is no kind of document that the log takes")
+    later = _PAYLOAD_TYPE.fullmatch(envelope.payload_type)
+    if later is None:
+        raise FormatError("payloadType", f"{envelope.payload_type!r} is not a type of document that a log holds")
+    Fields(parse(envelope.payload, "payload")).constant("type", later[1])
+    return UnknownDocument(later[1])
 
 
 def add_signature(envelope: Envelope, key: Signer) -> Envelope:
@@ -127,7 +150,8 @@ def add_signature(envelope: Envelope, key: Signer) -> Envelope:
 
 def open_document(envelope: Envelope, trusted: TrustedKeys, index: int | None = None) -> Document:
     """The document in an envelope, if every signature on it is by a different key that may sign its kind, and there
-    are enough of them: a resume needs as many operators as the trusted threshold says for entry `index`.
+    are enough of them: a resume needs as many operators as the trusted threshold says for entry `index`. Every trusted
+    key may sign a kind that this version does not know.
 
     Stricter than DSSE, which skips signatures that it cannot verify: in the log a junk signature
     beside a good one would make other bytes of the same receipt, and every signature there has a known
@@ -160,7 +184,7 @@ def _check_key_entry(document: KeyEntry, signers: list[PublicKey], trusted: Trus
 
 def _signer(envelope: Envelope, place: int, document: Document, trusted: TrustedKeys) -> PublicKey:
     signature = envelope.signatures[place]
-    for role in _SIGNING_ROLES[type(document)]:
+    for role in _SIGNING_ROLES.get(type(document), ROLES):
         key = trusted.find(role, signature.key_id)
         if key is not None:
             key.verify(pae(envelope.payload_type, envelope.payload), signature.signature)
@@ -177,6 +201,8 @@ def counted(kinds: Mapping[str, int]) -> str:
 
 
 def _named(kind: str, count: int) -> str:
+    if kind == UNKNOWN:
+        return "of a kind that this version does not know"
     name = kind.replace("_", " ")
     if count == 1:
         return name

@@ -8,6 +8,7 @@ from typing import Any
 from ledger.encoding.fields import Fields
 from ledger.errors import FormatError
 
+OFF = "off"
 REPLAYED = "replayed"
 SPEEDUP_BASES = (REPLAYED, "calibrated")
 """`calibrated`, an estimate from steps that were timed at start, is in older documents and is no longer written."""
@@ -100,5 +101,25 @@ def _check(block: SpecDecode, fields: Fields) -> None:
         raise FormatError(fields.path("passes_by_method"), expected)
     if block.tokens_accepted > block.tokens_proposed:
         raise FormatError(fields.path("tokens_accepted"), f"expected at most tokens_proposed = {block.tokens_proposed}")
+    rate = block.tokens_accepted / block.tokens_proposed if block.tokens_proposed else None
+    if block.acceptance_rate != rate:
+        expected = "null, as nothing was proposed" if rate is None else f"tokens_accepted / tokens_proposed = {rate}"
+        raise FormatError(fields.path("acceptance_rate"), f"expected {expected}")
+    _check_methods(block, fields)
     if (block.wall_clock_speedup is None) != (block.speedup_basis is None):
         raise FormatError(fields.path("speedup_basis"), "expected null exactly where wall_clock_speedup is null")
+
+
+def _check_methods(block: SpecDecode, fields: Fields) -> None:
+    """A method that has drafted cannot go by the name `off`, nor one that was not asked for by that of another."""
+    if block.requested_method != "auto" and block.method not in (block.requested_method, OFF):
+        raise FormatError(fields.path("method"), f"expected {block.requested_method}, which was asked for, or {OFF}")
+    drafted = sum(count for method, count in block.passes_by_method if method != OFF)
+    if block.method == OFF and (drafted or block.head_cid is not None or block.k is not None):
+        raise FormatError(fields.path("method"), f"is {OFF}, beside a draft head, a draft depth or passes of a method")
+    # Each pass that verified a draft has verified a token of it, and no other pass has.
+    nothing = block.method == OFF or not block.target_passes or (bool(block.passes_by_method) and not drafted)
+    if nothing and block.tokens_proposed:
+        raise FormatError(fields.path("tokens_proposed"), "expected 0, as no pass verified a draft")
+    if block.tokens_proposed < drafted:
+        raise FormatError(fields.path("tokens_proposed"), f"expected one at least for each of {drafted} passes")

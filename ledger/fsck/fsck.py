@@ -1,6 +1,6 @@
 """fsck: does a ledger's database agree with itself, with its guard and with what was signed? Reads, never repairs.
 
-quick       the schema is what the migrations make; the log is dense; the newest checkpoint is signed, and over these
+quick       the schema is what the ledger makes; the log is dense; the newest checkpoint is signed, and over these
             tiles; the guard agrees
 structure   also: every entry chains; tiles, index rows and checkpoints are those that follow from the entries
 deep        also: every signature, every rule, every content whose key is there, the pages of the file
@@ -44,8 +44,8 @@ class Inspection(TileReader, Protocol):
         ...
 
     def rows(self, table: str) -> Iterator[Row]:
-        """The rows of `leaves`, `receipts`, `verdicts`, `contents`, `tiles` or `checkpoints`, in the order of their
-        keys. Values are as the database returns them, of whatever type.
+        """The rows of `leaves`, `receipts`, `verdicts`, `contents`, `erasures`, `tiles` or `checkpoints`, in the order
+        of their keys. Values are as the database returns them, of whatever type.
         """
         ...
 

@@ -56,7 +56,9 @@ class _Beside:
 
 
 class Walk:
-    """One pass. Memory: a digest for each tile, a root for each checkpoint, tenant and time for each content."""
+    """One pass. Memory: a digest for each tile, a root for each checkpoint, tenant and time for each content and each
+    erased receipt.
+    """
 
     def __init__(self, source: Rows, *, contents: bool) -> None:
         self._source = source
@@ -66,8 +68,11 @@ class Walk:
         self._receipts = _Beside("receipts", source.rows("receipts"), "index")
         self._verdicts = _Beside("verdicts", source.rows("verdicts"), "index")
         self._contents = _Beside("contents", source.rows("contents"), "receipt_index") if contents else None
+        self._erasures = _Beside("erasures", source.rows("erasures"), "receipt_index")
         self._checkpoints = _Beside("checkpoints", source.rows("checkpoints"), "size")
         self._content_of: dict[int, tuple[str, str]] = {}  # tenant and time of issue of receipts with content
+        self._erased_by: dict[int, object] = {}
+        self._said_erased: dict[object, dict[int, tuple[str, str]]] = {}  # the receipts of each entry that erased some
 
     def findings(self) -> Iterator[Finding]:
         """All that is wrong, in the order of the entries; the tiles last."""
@@ -78,9 +83,11 @@ class Walk:
                 return
             yield from self._check_leaf(row)
             yield from self._check_checkpoints()
-        for table in (self._receipts, self._verdicts, self._contents, self._checkpoints):
+        for table in (self._receipts, self._verdicts, self._contents, self._erasures, self._checkpoints):
             if table is not None:
                 yield from (Finding(table.table, row[table.key_column], "belongs to no entry") for row in table.rest())
+        for by, receipts in self._said_erased.items():
+            yield from (Finding("erasures", each, f"names entry {by}, which erases nothing") for each in receipts)
         self._close_batch()
         yield from self._check_tiles()
 
@@ -112,10 +119,11 @@ class Walk:
         yield from _differences("leaves", index, row, leaf_row(index, data, digest, document))
         yield from self._check_index_rows(index, document)
         yield from self._check_content(index, document)
+        yield from self._check_erasures(index, document)
 
     def _skip(self, index: int) -> None:
         """Rows beside an unreadable entry cannot be judged."""
-        for table in (self._receipts, self._verdicts, self._contents):
+        for table in (self._receipts, self._verdicts, self._contents, self._erasures):
             if table is not None:
                 list(table.at(index))
 
@@ -148,6 +156,27 @@ class Walk:
                 yield Finding("contents", index, str(error))
         for erased in self._erased(document):
             yield Finding("contents", erased, f"is there, though entry {index} says that it was erased")
+
+    def _check_erasures(self, index: int, document: Document) -> Iterator[Finding]:
+        """An erasure has a row, or came after one. An expiry has rows of the contents that there were, which nothing
+        else tells, so that only a row too many is found.
+        """
+        for row in self._erasures.at(index):
+            if row["receipt_index"] != index or not isinstance(document, Receipt):
+                yield Finding("erasures", row["receipt_index"], "belongs to no receipt")
+                continue
+            self._erased_by[index] = row["erasure_index"]
+            receipts = self._said_erased.setdefault(row["erasure_index"], {})
+            receipts[index] = document.tenant, document.issued_at
+        said = self._said_erased.pop(index, {})
+        if isinstance(document, Erasure):
+            said.pop(document.receipt_index, None)
+            by = self._erased_by.get(document.receipt_index)
+            if not isinstance(by, int) or by > index:
+                yield Finding("erasures", document.receipt_index, f"names {by}, and entry {index} erased it")
+        if isinstance(document, Expiry):
+            said = {each: terms for each, terms in said.items() if not document.covers(each, *terms)}
+        yield from (Finding("erasures", each, f"names entry {index}, which did not erase it") for each in said)
 
     def _erased(self, document: Document) -> list[int]:
         """The contents that are there and that this document erases."""

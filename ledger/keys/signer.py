@@ -48,7 +48,7 @@ def open_signer(key: Path, role: str, passphrase_file: Path | None = None, *, cr
         try:
             from ledger.keys.pkcs11_signer import Pkcs11Signer
         except ModuleNotFoundError:
-            raise KeyFileError(f"{key}: a device's key takes python-pkcs11: pip install 'kolm-serve[pkcs11]'") from None
+            raise KeyFileError(f"{key}: a device's key takes python-pkcs11, of the extra pkcs11") from None
         return Pkcs11Signer.open(str(key), role, passphrase)
     load = SigningKey.load_or_create if create else SigningKey.load
     return load(key, role, passphrase)

@@ -11,7 +11,7 @@ from ledger.audit.halt_breach import GRACE_SECONDS
 from ledger.documents.content import Content
 from ledger.documents.halt import Resume
 from ledger.documents.receipt import Receipt
-from ledger.documents.signed_document import Document, open_document
+from ledger.documents.signed_document import Document, UnknownDocument, open_document
 from ledger.encoding.timestamp import moved, timestamp
 from ledger.errors import FormatError
 from ledger.keys.envelope import read_envelope
@@ -49,6 +49,8 @@ def admit(data: bytes, content: Content | None, trusted: TrustedKeys, clock: Cal
         raise FormatError("envelope", f"measures {len(data)} bytes, at most {MAX_ENVELOPE_BYTES} are taken")
     envelope, canonical = read_envelope(data)
     document = open_document(envelope, trusted)
+    if isinstance(document, UnknownDocument):
+        raise FormatError("payloadType", f"{document.type} is not a kind of document that this ledger takes")
     if isinstance(document, Resume):
         _check_not_ahead(document, timestamp(clock()))
     admitted = Admitted(canonical, hashlib.sha256(canonical).digest(), document)

@@ -12,7 +12,7 @@ from ledger.documents.reference_rules import follow
 from ledger.documents.retention import Expiry, Retention
 from ledger.errors import Conflict, FormatError, LedgerError
 from ledger.log.admission import Admitted
-from ledger.log.store import EntryStore, Record, erasure_of
+from ledger.log.store import EntryStore, Record
 from ledger.tree.entry import entry_bytes, entry_hash
 from ledger.tree.merkle import Frontier
 from ledger.tree.tile import TileEdge
@@ -35,6 +35,7 @@ class BatchPlan:
     `places` has, for each envelope in order, the index where it stands or will stand, or why it has none. `records` are
     to be written; `new` has the bytes and the hash of their entries, by index. `previous` and `halts` are the state
     after them. `by_digest` and `by_receipt_id` know all names of the batch that the log holds, and those that are new.
+    `erased` has the receipts that erasures among the records are about, with their indexes.
     """
 
     store: EntryStore
@@ -46,6 +47,7 @@ class BatchPlan:
     records: list[Record] = field(default_factory=list)
     new: dict[int, tuple[bytes, str]] = field(default_factory=dict)
     places: list[int | LedgerError] = field(default_factory=list)
+    erased: dict[int, int] = field(default_factory=dict)
 
     def place(self, admitted: Admitted) -> int:
         """The index that an envelope has already, or the next one, with a record for it.
@@ -69,6 +71,8 @@ class BatchPlan:
         self.by_digest[digest] = index
         if isinstance(document, Receipt):
             self.by_receipt_id[document.receipt_id] = index
+        if isinstance(document, Erasure):
+            self.erased[document.receipt_index] = index
         self.previous, self.halts = entry_hash(entry), halts
         self.new[index] = entry, self.previous
         return index
@@ -87,13 +91,8 @@ class BatchPlan:
 
     def _refuse_second(self, erasure: Erasure) -> None:
         """There is nothing left to erase, and a second reason would only cast doubt on the first."""
-        planned = (
-            record.index
-            for record in self.records
-            if isinstance(record.document, Erasure) and record.document.receipt_index == erasure.receipt_index
-        )
-        before = erasure_of(self.store, erasure.receipt_index)
-        before = next(planned, None) if before is None else before
+        before = self.erased.get(erasure.receipt_index)
+        before = self.store.erased_by(erasure.receipt_index) if before is None else before
         if before is not None:
             raise Conflict(f"entry {before} has erased the content of {erasure.receipt_id} already")
 

@@ -12,7 +12,7 @@ from ledger.documents.content import Content
 from ledger.documents.retention import Expiry, Retention
 from ledger.errors import NotFound
 from ledger.log.receipt_filter import ReceiptFilter
-from ledger.log.store import EntryStore, ReceiptRow, VerdictRow, erasure_of
+from ledger.log.store import EntryStore, ReceiptRow, VerdictRow
 from ledger.log.tree_head import TreeHead, TreeHeadBoard
 from ledger.tree.merkle import HASH_BYTES, consistency_proof, inclusion_proof
 from ledger.tree.multiproof import multi_proof, range_proof
@@ -111,7 +111,7 @@ class LedgerReader:
             raise NotFound(f"the ledger holds no receipt {receipt_id}")
         verdicts = self.verdicts(receipt_id, limit=_MOST_VERDICTS)
         content = self._store.content(index)
-        erased_by = erasure_of(self._store, index) if content is None else None
+        erased_by = self._store.erased_by(index) if content is None else None
         return StoredReceipt(index, self._store.entry(index), content, tuple(verdicts), erased_by)
 
     def receipts(

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ledger.documents.content import Content
-from ledger.documents.erasure import Erasure
-from ledger.documents.receipt import Receipt
 from ledger.documents.retention import Expiry, Retention
 from ledger.documents.signed_document import Document, read_document
 from ledger.log.receipt_filter import ReceiptFilter
@@ -143,6 +141,12 @@ class EntryStore(Protocol):
         """The content of a receipt, None where none was given or it has been erased."""
         ...
 
+    def erased_by(self, receipt_index: int) -> int | None:
+        """The index of the first entry that has erased a receipt's content: an erasure, or an expiry, which erases only
+        what is there. None where there is none. One look-up, however much was erased before.
+        """
+        ...
+
     def content_bytes(self) -> Mapping[str, int]:
         """The bytes of content that each tenant has here, as they are kept. Of the store that writes."""
         ...
@@ -172,28 +176,6 @@ def entries_from(store: EntryStore, start: int = 0, page: int = 256) -> Iterator
     while entries := store.entries(start, page):
         yield from entries
         start += len(entries)
-
-
-def erasure_of(store: EntryStore, receipt_index: int) -> int | None:
-    """The index of the erasure, or of the expiry, of a receipt's content; None where it was not erased.
-
-    Reads all of them, about 50 µs each: there are few, and only receipts without content are asked about. Raises
-    StoreError, FormatError for an entry that is damaged.
-    """
-    for index, data in store.entries_of(("erasure", "expiry")):
-        document = read_document(Entry.from_bytes(data).envelope)
-        if isinstance(document, Erasure) and document.receipt_index == receipt_index:
-            return index
-        if isinstance(document, Expiry) and _covers(store, document, receipt_index):
-            return index
-    return None
-
-
-def _covers(store: EntryStore, expiry: Expiry, index: int) -> bool:
-    if index >= expiry.end_index:  # perhaps beyond the log
-        return False
-    receipt = read_document(Entry.from_bytes(store.entry(index)).envelope)
-    return isinstance(receipt, Receipt) and expiry.covers(index, receipt.tenant, receipt.issued_at)
 
 
 def retentions_of(store: EntryStore) -> list[tuple[int, Retention]]:

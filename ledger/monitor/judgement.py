@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 from ledger.audit.fulfilment import open_with_any
 from ledger.audit.halt_breach import GRACE_SECONDS
 from ledger.documents.promise import Promise
+from ledger.documents.signed_document import UNKNOWN
 from ledger.encoding.timestamp import moved, parse_timestamp, timestamp
 from ledger.errors import FormatError, ProofError, SignatureError
 from ledger.monitor import finding as kinds
@@ -61,6 +62,7 @@ def judge(
         *_obligations(summary, limits, as_of, now),
         *_unreplayable(memory, limits),
         *_heads(summary, limits),
+        *_unknown(summary, limits),
         *_promises(summary, memory, promised, as_of),
         *_age(summary, limits, now),
     ]
@@ -141,6 +143,17 @@ def _heads(summary: Summary, limits: Limits) -> Iterator[Finding]:
         if published != base and index >= limits.since:
             message = f"entry {index}: the head {head} was published for {published} and served on {base}"
             yield Finding(kinds.HEAD, f"{kinds.HEAD}:{index}", message, index)
+
+
+def _unknown(summary: Summary, limits: Limits) -> Iterator[Finding]:
+    """A log goes on under a monitor that is older than it, and somebody hears that not everything was judged."""
+    if summary.newest_unknown is not None and summary.newest_unknown[0] >= limits.since:
+        index, name = summary.newest_unknown
+        message = (
+            f"entry {index}: is of the kind {name}, which this version does not know: only its place and its signature "
+            f"were checked ({summary.walk.kinds[UNKNOWN]} such entries); update kolm"
+        )
+        yield Finding(kinds.UNKNOWN, f"{kinds.UNKNOWN}:{index}", message, index)
 
 
 def _promises(

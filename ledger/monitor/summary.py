@@ -19,7 +19,7 @@ from ledger.documents.halt import Halt, HaltState, OpenHalt, Resume
 from ledger.documents.key_entry import KeyEntry
 from ledger.documents.key_history import KeyHistory
 from ledger.documents.receipt import Receipt
-from ledger.documents.signed_document import Document
+from ledger.documents.signed_document import Document, UnknownDocument
 from ledger.documents.verdict import DEVIATION, Verdict
 from ledger.errors import FormatError, StoreError
 from ledger.keys.envelope import Envelope
@@ -29,7 +29,7 @@ from ledger.tree.checkpoint import Checkpoint
 from ledger.tree.entry import Entry
 from ledger.tree.merkle import Frontier, leaf_hash
 
-_VERSION = 1
+_VERSION = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +63,8 @@ class Summary:
     heads_published: dict[str, str] = field(default_factory=dict)
     heads_used: dict[str, tuple[str, int]] = field(default_factory=dict)
     """The base that a draft head was first used on, and the entry."""
+    newest_unknown: tuple[int, str] | None = None
+    """The newest entry of a kind that this version does not know, and the kind's name."""
     _rotations: list[tuple[int, Envelope]] = field(default_factory=list)
 
     @classmethod
@@ -100,6 +102,8 @@ class Summary:
                 self.heads_used.setdefault(document.spec_decode.head_cid, (document.base_cid, entry.index))
             case KeyEntry() if document.replaces is not None:
                 self._rotations.append((entry.index, entry.envelope))
+            case UnknownDocument():
+                self.newest_unknown = (entry.index, document.type)
 
     def _resume(self, resume: Resume, open_before: tuple[OpenHalt, ...]) -> None:
         """A deviation in a scope that was halted already has no halt of its own: it is settled with the last one."""
@@ -128,6 +132,7 @@ class Summary:
             "breaches": [self.breaches, None if self.newest_breach is None else asdict(self.newest_breach)],
             "heads_published": self.heads_published,
             "heads_used": self.heads_used,
+            "newest_unknown": self.newest_unknown,
         }
 
     @classmethod
@@ -158,7 +163,7 @@ class Summary:
             signers=set(document["signers"]),
         )
         walk.kinds.update(document["kinds"])
-        head = document["head"]
+        head, unknown = document["head"], document["newest_unknown"]
         (late, newest_late), (breaches, newest_breach) = document["late"], document["breaches"]
         return cls(
             walk=walk,
@@ -171,6 +176,7 @@ class Summary:
             newest_breach=None if newest_breach is None else Breach(**newest_breach),
             heads_published=dict(document["heads_published"]),
             heads_used={head: (base, index) for head, (base, index) in document["heads_used"].items()},
+            newest_unknown=None if unknown is None else (int(unknown[0]), str(unknown[1])),
             _rotations=rotations,
         )
 

@@ -16,9 +16,9 @@ from ledger.sql.connect import connect_for_reading
 from ledger.sql.content_keys import SqlContentKeys
 from ledger.sql.database import Database, store_errors
 from ledger.sql.rows import blob
-from ledger.sql.schema import checkpoints, contents, leaves, metadata, tiles
+from ledger.sql.schema import checkpoints, contents, leaves, metadata, tiles, version
 from ledger.sql.schema_check import differences
-from ledger.sql.schema_version import check_revision, is_of_first_release
+from ledger.sql.schema_version import check_revision
 
 _PAGE = 256
 
@@ -119,8 +119,7 @@ class SqlInspection:
 
 
 def _check_is_ledger(connection: Connection, name: str) -> None:
-    """Raises StoreError where it is no ledger of this version; a ledger that lost its table of versions passes."""
+    """Raises StoreError where it is not a ledger of this version; a ledger that lost its table of versions passes."""
     there = inspect(connection)
-    lost = there.has_table(leaves.name) and not there.has_table("alembic_version")
-    if not lost or is_of_first_release(connection):
+    if there.has_table(version.name) or not there.has_table(leaves.name):
         check_revision(connection, name)

@@ -1,13 +1,16 @@
-"""Tables of the ledger. Every column but the entry bytes and the contents can be derived again."""
+"""Tables of the ledger. All but the entry bytes, the contents and the rows of expiries can be derived again."""
 
 from __future__ import annotations
 
 from sqlalchemy import BigInteger, CheckConstraint, Column, Index, Integer, LargeBinary, MetaData, String, Table
 
-REVISION = "0004"
-"""The migration that leads to these tables. A store brings an older database here, and refuses a newer one."""
+REVISION = 5
+"""The number of these tables, counted up where they change. A store refuses a database with another one."""
 
 metadata = MetaData()
+
+version = Table("ledger_version", metadata, Column("revision", Integer, primary_key=True, autoincrement=False))
+"""One row with the revision of the tables."""
 
 _Place = BigInteger().with_variant(Integer, "sqlite")  # SQLite's row id is an INTEGER of 64 bits
 
@@ -63,6 +66,14 @@ contents = Table(
     Column("sealed", LargeBinary, nullable=False),
 )
 """Sealed with keys of another database: see `content_seal`."""
+
+erasures = Table(
+    "erasures",
+    metadata,
+    Column("receipt_index", _Place, primary_key=True, autoincrement=False),
+    Column("erasure_index", _Place, nullable=False),
+)
+"""The entry that has erased a receipt's content. An expiry has a row for each content that it found there."""
 
 tiles = Table(
     "tiles",

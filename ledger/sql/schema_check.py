@@ -1,4 +1,4 @@
-"""Is a database's schema the one that the migrations make? Tables, indexes, and the triggers that refuse changes."""
+"""Is a database's schema the one that the ledger makes? Tables, indexes, and the triggers that refuse changes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sqlalchemy.types import TypeEngine
 from ledger.errors import StoreDamaged
 from ledger.sql.database import store_errors
 from ledger.sql.schema import metadata
-from ledger.sql.schema_version import migrate
+from ledger.sql.schema_version import make_tables
 
 _APPEND_ONLY = ("leaves", "checkpoints")
 _REFUSAL = "BEGIN RAISE EXCEPTION '% is append-only', TG_TABLE_NAME; END"
@@ -38,8 +38,8 @@ def check_schema(connection: Connection, name: str) -> None:
         wrong = next(differences(connection), None)
     if wrong is not None:
         raise StoreDamaged(
-            f"{name}: {wrong}; `kolm ledger fsck` lists what else is not as the ledger made it, and nothing is written "
-            "until it is"
+            f"{name}: {wrong}; `kolm ledger verify --depth quick` lists what else is not as the ledger made it, and "
+            "nothing is written until it is"
         )
 
 
@@ -54,11 +54,11 @@ def _compared(found: Mapping[str, str], made: Mapping[str, str]) -> Iterator[str
 
 @cache
 def _made_on_sqlite() -> Mapping[str, str]:
-    """The objects that the migrations make in an empty database."""
+    """The objects that `make_tables` makes in an empty database."""
     engine = create_engine("sqlite://")
     try:
         with engine.begin() as connection:
-            migrate(connection, "a new ledger")
+            make_tables(connection, "a new ledger")
             return _sqlite_objects(connection)
     finally:
         engine.dispose()

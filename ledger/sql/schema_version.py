@@ -1,75 +1,58 @@
-"""Bringing a database to the tables of this version."""
+"""The tables of this version: made in an empty database, recognised in another."""
 
 from __future__ import annotations
 
-import logging
-from pathlib import Path
-
-from sqlalchemy import Connection, inspect, text
+from sqlalchemy import Connection, insert, inspect, select, text
 
 from ledger.errors import StoreError
-from ledger.log.content_seal import ContentKeys
-from ledger.sql.schema import REVISION
+from ledger.sql.schema import REVISION, fence, metadata, version
 
-_log = logging.getLogger(__name__)
+_SQLITE = (
+    *(
+        f"CREATE TRIGGER {table}_refuse_{action.lower()} BEFORE {action} ON {table} "
+        f"BEGIN SELECT RAISE(ABORT, '{table} is append-only'); END"
+        for table in ("leaves", "checkpoints")
+        for action in ("UPDATE", "DELETE")
+    ),
+    # REPLACE deletes without firing a DELETE trigger, so a row that is in the way has to be refused at the INSERT.
+    "CREATE TRIGGER leaves_refuse_replace BEFORE INSERT ON leaves "
+    'WHEN NEW."index" <> (SELECT coalesce(max("index"), -1) + 1 FROM leaves) '
+    "OR EXISTS (SELECT 1 FROM leaves WHERE envelope_digest = NEW.envelope_digest) "
+    "BEGIN SELECT RAISE(ABORT, 'entries are appended in order, each once'); END",
+    "CREATE TRIGGER checkpoints_refuse_replace BEFORE INSERT ON checkpoints "
+    "WHEN EXISTS (SELECT 1 FROM checkpoints WHERE size = NEW.size) "
+    "BEGIN SELECT RAISE(ABORT, 'checkpoints is append-only'); END",
+)
+_POSTGRESQL = (
+    "CREATE FUNCTION refuse_change() RETURNS trigger LANGUAGE plpgsql AS "
+    "$$ BEGIN RAISE EXCEPTION '% is append-only', TG_TABLE_NAME; END $$",
+    *(
+        f"CREATE TRIGGER {table}_refuse_change BEFORE UPDATE OR DELETE OR TRUNCATE ON {table} "
+        "FOR EACH STATEMENT EXECUTE FUNCTION refuse_change()"
+        for table in ("leaves", "checkpoints")
+    ),
+)
 
-_SCRIPTS = Path(__file__).parent / "migrations"
-_FIRST = "0001"
-_OLDER = (_FIRST, "0002", "0003")
 
+def make_tables(connection: Connection, name: str) -> None:
+    """Make the tables in a database that has none of them, in the connection's transaction: all of it or nothing.
 
-def migrate(connection: Connection, name: str, keys: ContentKeys | None = None) -> bool:
-    """Create the tables, or bring older ones up to date, in the connection's transaction: all of it or nothing.
-
-    `keys` seal the contents that older versions kept in clear. Returns whether there was anything to do. Raises
-    StoreError for a database that a newer version, or something else, has made (`name` is for that message), and for
-    contents in clear where there are no keys.
+    Raises StoreError for a database of another version (`name` is for that message).
     """
-    found = _revision(connection)
-    if found == REVISION:
-        return False
-    if found not in (None, *_OLDER):
-        raise _other_schema(found, name)
-    logging.getLogger("alembic").setLevel(logging.WARNING)  # it announces its own plugins as news
-    # Alembic takes a noticeable time to import, and an up-to-date database does not need it.
-    from alembic import command
-    from alembic.config import Config
-
-    config = Config()
-    config.set_main_option("script_location", str(_SCRIPTS))
-    config.attributes["connection"] = connection
-    config.attributes["content_keys"] = keys
-    if found == _FIRST:
-        command.stamp(config, _FIRST)
-    command.upgrade(config, "head")
-    if found is not None:
-        _log.info("%s is brought from schema %s to %s", name, found, REVISION)
-    return True
+    there = inspect(connection)
+    if any(there.has_table(table) for table in metadata.tables):
+        return check_revision(connection, name)
+    metadata.create_all(connection)
+    for statement in _SQLITE if connection.dialect.name == "sqlite" else _POSTGRESQL:
+        connection.execute(text(statement))
+    connection.execute(insert(version), {"revision": REVISION})
+    connection.execute(insert(fence), {"id": 0, "epoch": 0})
 
 
 def check_revision(connection: Connection, name: str) -> None:
-    """Raises StoreError unless the tables are those of this version; a reader cannot bring them there."""
-    found = _revision(connection)
-    if found in _OLDER:
-        raise StoreError(f"{name} has the tables of an older version; start the ledger once to bring it up to date")
+    """Raises StoreError unless the tables are those of this version."""
+    found = None
+    if inspect(connection).has_table(version.name):
+        found = connection.execute(select(version.c.revision)).scalar()
     if found != REVISION:
-        raise _other_schema(found, name)
-
-
-def is_of_first_release(connection: Connection) -> bool:
-    """Whether the tables are those of the first release, which has no table of versions."""
-    return _revision(connection) == _FIRST
-
-
-def _revision(connection: Connection) -> str | None:
-    """The migration a database stands at; None for one without tables."""
-    if inspect(connection).has_table("alembic_version"):
-        found = connection.execute(text("SELECT version_num FROM alembic_version")).scalar()
-        return str(found)
-    if connection.dialect.name == "sqlite" and (version := connection.exec_driver_sql("PRAGMA user_version").scalar()):
-        return _FIRST if version == 1 else f"user_version {version}"
-    return None
-
-
-def _other_schema(found: str | None, name: str) -> StoreError:
-    return StoreError(f"{name} is no ledger of schema {REVISION} (it says {found or 'nothing'})")
+        raise StoreError(f"{name} is not a ledger of schema {REVISION} (it says {found or 'nothing'})")

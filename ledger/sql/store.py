@@ -23,9 +23,19 @@ from ledger.sql.list_queries import select_expired, select_receipts, select_verd
 from ledger.sql.rows import blob, entry_bytes, indexes_by, insert_rows, rows_of
 from ledger.sql.schema import checkpoints, contents, leaves, metadata, receipts, verdicts
 from ledger.sql.schema_check import check_schema
-from ledger.sql.schema_version import check_revision, migrate
+from ledger.sql.schema_version import check_revision, make_tables
 from ledger.sql.sealed_contents import SealedContents
-from ledger.sql.statements import CHECKPOINT, ENTRIES, ENTRY, LAST_INDEX, PUT_CHECKPOINT, PUT_TILE, TILE
+from ledger.sql.statements import (
+    CHECKPOINT,
+    ENTRIES,
+    ENTRY,
+    ERASED_BY,
+    LAST_INDEX,
+    PUT_CHECKPOINT,
+    PUT_ERASURE,
+    PUT_TILE,
+    TILE,
+)
 
 
 class SqlEntryStore:
@@ -43,10 +53,9 @@ class SqlEntryStore:
         """Open for writing: an SQLite file (a path, `sqlite:///…`; created where missing) or `postgresql+psycopg://…`.
 
         `content_keys` is the database of the keys (`SqlContentKeys`), which seal contents; without it, none can be
-        written, read or erased. Tables are made, or brought up to date, in one transaction. Raises StoreLocked where
-        another process writes to this ledger, StoreError for a database of another schema or none and, unless
-        `new_keys`, where contents are sealed and the keys are gone, StoreDamaged where a table, an index or a trigger
-        is not as the ledger made it, ChainError where an old one is damaged.
+        written, read or erased. Tables are made in one transaction. Raises StoreLocked where another process writes to
+        this ledger, StoreError for a database of another schema and, unless `new_keys`, where contents are sealed and
+        the keys are gone, StoreDamaged where a table, an index or a trigger is not as the ledger made it.
         """
         database = connect(target, "ledger")
         keys = None
@@ -54,12 +63,10 @@ class SqlEntryStore:
             keys = None if content_keys is None else SqlContentKeys.open(content_keys)
             sealed = SealedContents(database, keys)
             with database.writing() as connection:
-                migrated = migrate(connection, database.name, keys)
+                make_tables(connection, database.name)
                 check_schema(connection, database.name)
                 fence = Fence(connection)
                 size = _next_index(connection)
-            if migrated:
-                database.scrub(contents.name)  # of what was in clear
             if not new_keys:
                 sealed.check_keys()
             sealed.settle()
@@ -95,13 +102,16 @@ class SqlEntryStore:
         erased = self._erased(batch)
         self._contents.settle()
         rows = {**rows_of(batch.records), contents.name: self._contents.rows(batch.records)}
-        with self._usage.erasing(erased), self._contents.erasing(erased), self._database.writing() as connection:
+        gone = [*erased]
+        with self._usage.erasing(gone), self._contents.erasing(gone), self._database.writing() as connection:
             self._check_fence(connection)
             _check_next(connection, batch)
             for table, some in rows.items():
                 insert_rows(connection, metadata.tables[table], some)
             if erased:
-                connection.execute(delete(contents).where(contents.c.receipt_index.in_(erased)))
+                connection.execute(delete(contents).where(contents.c.receipt_index.in_(gone)))
+                put = [{"receipt_index": receipt, "erasure_index": entry} for receipt, entry in erased.items()]
+                connection.execute(PUT_ERASURE[connection.dialect.name], put)
             connection.execute(
                 PUT_TILE[connection.dialect.name],
                 [{"level": tile.level, "number": tile.number, "hashes": tile.hashes} for tile in batch.tiles],
@@ -172,6 +182,10 @@ class SqlEntryStore:
     def content(self, receipt_index: int) -> Content | None:
         return self._contents.content(receipt_index)
 
+    def erased_by(self, receipt_index: int) -> int | None:
+        found = self._scalar(ERASED_BY, receipt_index=receipt_index)
+        return None if found is None else int(found)
+
     def content_bytes(self) -> Mapping[str, int]:
         return self._usage.by_tenant()
 
@@ -188,14 +202,17 @@ class SqlEntryStore:
         self._contents.close()
         self._database.close()
 
-    def _erased(self, batch: Batch) -> list[int]:
-        """The receipts whose contents a batch erases. Those of the batch itself are not among an expiry's."""
-        erased: list[int] = []
+    def _erased(self, batch: Batch) -> Mapping[int, int]:
+        """The receipts whose contents a batch erases, each with the first entry that does. Those of the batch itself
+        are not among an expiry's.
+        """
+        erased: dict[int, int] = {}
         for record in batch.records:
             if isinstance(record.document, Erasure):
-                erased.append(record.document.receipt_index)
+                erased.setdefault(record.document.receipt_index, record.index)
             if isinstance(record.document, Expiry):
-                erased += self.expired(record.document, None)
+                for receipt_index in self.expired(record.document, None):
+                    erased.setdefault(receipt_index, record.index)
         return erased
 
     def _scalar(self, statement: Select[Any], **parameters: int) -> Any:

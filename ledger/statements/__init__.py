@@ -1,1 +1,1 @@
-"""Entries of the log in the formats of others: SCITT signed statements with COSE Receipts, in-toto statements."""
+"""Entries of the log in the formats of others: SCITT signed statements with COSE Receipts."""

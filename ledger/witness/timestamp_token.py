@@ -1,6 +1,6 @@
 """RFC 3161 timestamps over checkpoints: an authority signs that a checkpoint's text existed at some time.
 
-Needs rfc3161-client (`pip install kolm-serve[timestamp]`); nothing else of the ledger imports this module.
+Needs rfc3161-client (the extra `timestamp`); nothing else of the ledger imports this module.
 """
 
 from __future__ import annotations

@@ -18,22 +18,39 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ledger.bundle.report import BundleReport
     from ledger.errors import LedgerError
+    from ledger.keys.trusted_keys import TrustedKeys
     from services.client.connection.tls import ClientTls
     from services.client.errors import KolmError
-    from services.client.generation.async_runtime import AsyncRuntime
-    from services.client.generation.completion import Choice, Chunk, Completion, Event, Finished, Receipt, Started
-    from services.client.generation.model_info import ModelInfo
-    from services.client.generation.request import Message, Request, SamplingParams
-    from services.client.generation.runtime import Runtime
-    from services.client.generation.spec_decode import SpecDecodeConfig
-    from services.client.generation.structured_outputs import StructuredOutputs
-    from services.client.generation.tools import Tool, ToolCall, Tools
+    from services.client.generation.completion import (
+        Choice,
+        Chunk,
+        Completion,
+        Event,
+        Finished,
+        ModelInfo,
+        Receipt,
+        Started,
+    )
+    from services.client.generation.request import (
+        Message,
+        Request,
+        SamplingParams,
+        SpecDecodeConfig,
+        StructuredOutputs,
+        Tool,
+        ToolCall,
+        Tools,
+    )
+    from services.client.generation.runtime import AsyncRuntime, Runtime
     from services.client.ledger.ledger import LedgerClient
     from services.client.registry.registry import RegistryClient
     from services.client.verification import ProvenReceipt, verify, verify_receipt
 
 _PLACES = {
-    "services.client.generation.async_runtime": ("AsyncRuntime",),
+    "services.client.generation.runtime": (
+        "AsyncRuntime",
+        "Runtime",
+    ),
     "ledger.bundle.report": ("BundleReport",),
     "services.client.generation.completion": (
         "Choice",
@@ -41,6 +58,7 @@ _PLACES = {
         "Completion",
         "Event",
         "Finished",
+        "ModelInfo",
         "Receipt",
         "Started",
     ),
@@ -48,14 +66,23 @@ _PLACES = {
     "services.client.errors": ("KolmError",),
     "services.client.ledger.ledger": ("LedgerClient",),
     "ledger.errors": ("LedgerError",),
-    "services.client.generation.request": ("Message", "Request", "SamplingParams"),
-    "services.client.generation.model_info": ("ModelInfo",),
+    "ledger.keys.trusted_keys": ("TrustedKeys",),
+    "services.client.generation.request": (
+        "Message",
+        "Request",
+        "SamplingParams",
+        "SpecDecodeConfig",
+        "StructuredOutputs",
+        "Tool",
+        "ToolCall",
+        "Tools",
+    ),
     "services.client.registry.registry": ("RegistryClient",),
-    "services.client.generation.runtime": ("Runtime",),
-    "services.client.generation.spec_decode": ("SpecDecodeConfig",),
-    "services.client.generation.structured_outputs": ("StructuredOutputs",),
-    "services.client.generation.tools": ("Tool", "ToolCall", "Tools"),
-    "services.client.verification": ("ProvenReceipt", "verify", "verify_receipt"),
+    "services.client.verification": (
+        "ProvenReceipt",
+        "verify",
+        "verify_receipt",
+    ),
 }
 
 __all__ = [
@@ -84,6 +111,7 @@ __all__ = [
     "Tool",
     "ToolCall",
     "Tools",
+    "TrustedKeys",
     "verify",
     "verify_receipt",
 ]
@@ -105,8 +133,8 @@ def _why(missing: str) -> str:
     if top in ("services", "ledger"):
         other = getattr(import_module(top), "__path__", ["?"])
         return f"needs the package {top} of kolm-serve, and finds another one in {next(iter(other))}"
-    return f"needs {missing}, which is not installed: pip install 'kolm-serve[cli]'"
+    return f"needs {missing}, which is not installed; kolm's full wheel with its extra cli brings it"
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted(__all__)

@@ -2,7 +2,6 @@
 
 AuditError
 ├── BrokenLog      the entries do not follow from one another; the ledger is unreliable
-├── ServiceAway    the generation service could not be had within the patience given
 ├── ScheduleError  the auditor's own database failed; the log is not concerned
 ├── EngineFailed   the base of the auditor's own engine does not load
 ├── CannotReplay   this receipt has no replay here; an examination turns it into UNREPLAYABLE
@@ -18,10 +17,6 @@ class AuditError(Exception):
 
 class BrokenLog(AuditError):
     """The log contradicts itself, or what it signed."""
-
-
-class ServiceAway(AuditError):
-    """The generation service stayed away, or busy; this says nothing about the receipt."""
 
 
 class ScheduleError(AuditError):

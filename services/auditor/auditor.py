@@ -14,10 +14,9 @@ from ledger.documents.verdict import DEVIATION, Verdict
 from ledger.errors import LedgerError
 from ledger.keys.envelope import Envelope
 from services.auditor.announcement import Announcement
-from services.auditor.audit_error import AuditError, BrokenLog, ServiceAway
+from services.auditor.audit_error import AuditError, BrokenLog
 from services.auditor.backlog import Backlog, Due
-from services.auditor.examination import Examiner
-from services.auditor.finding import Finding
+from services.auditor.examination import Examiner, Finding
 from services.auditor.heartbeat import Heartbeat
 from services.auditor.journal import Journal
 from services.auditor.schedule.schedule import DEAD, LEASED, Job, Lease, Schedule
@@ -55,11 +54,7 @@ class Auditor:
         promise: Announcement,
         *,
         heartbeat_seconds: float = 20.0,
-        condemn_unavailable: bool = True,
     ) -> None:
-        """`condemn_unavailable`: a generation service that stayed away makes a receipt UNREPLAYABLE; where False, the
-        pass ends with the error and nothing is written.
-        """
         self._ledger = ledger
         self._backlog = backlog
         self._examiner = examiner
@@ -67,13 +62,24 @@ class Auditor:
         self._schedule = schedule
         self._promise = promise
         self._heartbeat_seconds = heartbeat_seconds
-        self._condemn_unavailable = condemn_unavailable
         self._given_up: set[int] = set()
 
     @property
     def remaining(self) -> tuple[int, ...]:
         """Receipts that are due and have no verdict: given up, or in another auditor's hands."""
         return self._backlog.due()
+
+    def in_other_hands(self) -> dict[int, str]:
+        """Those of them that were not given up and do not pause after a failure, each with the auditor that has it; an
+        empty name where that one has ended since.
+        """
+        jobs = {job.receipt_index: job for job in self._schedule.jobs()}
+        theirs = ((index, jobs.get(index)) for index in self.remaining)
+        return {
+            index: "" if job is None else job.label
+            for index, job in theirs
+            if job is None or job.state == LEASED or not job.error
+        }
 
     @property
     def undecided(self) -> int:
@@ -120,7 +126,7 @@ class Auditor:
         try:
             started = time.monotonic()
             with Heartbeat(self._schedule, lease, self._heartbeat_seconds):
-                finding = self._find(due)
+                finding = self._examiner.examine(due.envelope, due.erased)
             seconds = time.monotonic() - started
             if not self._schedule.renew(lease):
                 _log.warning("the lease on entry %d was lost while it was examined", due.index)
@@ -168,14 +174,6 @@ class Auditor:
         if finding.outcome == DEVIATION:
             halt_index = self._halt(receipt, due.index, verdict_index, finding.reason or "")
         return Examined(receipt, due.index, finding, verdict_index, halt_index, seconds)
-
-    def _find(self, due: Due) -> Finding:
-        try:
-            return self._examiner.examine(due.envelope, due.erased)
-        except ServiceAway as error:
-            if not self._condemn_unavailable:
-                raise
-            return Finding.unreplayable(f"the generation service stayed away: {error}")
 
     def _answer_deviations(self, in_hand: Set[int]) -> None:
         """The halts that an auditor, stopped between a verdict and its halt, still owes.

@@ -9,7 +9,7 @@ from typing import Self
 
 from services.auditor.audit_error import ScheduleError
 from services.auditor.schedule.schedule import Lease, Schedule
-from services.runtime.outage import Outage
+from services.runtime.process import Outage
 
 _log = logging.getLogger(__name__)
 

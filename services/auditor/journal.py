@@ -13,7 +13,7 @@ from ledger.documents.signed_document import Document, sign_document
 from ledger.encoding.timestamp import timestamp
 from ledger.keys.envelope import Envelope
 from ledger.keys.signer import Signer
-from services.auditor.finding import Finding
+from services.auditor.examination import Finding
 from services.client.ledger.ledger import LedgerClient
 
 

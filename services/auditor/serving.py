@@ -45,14 +45,12 @@ def plan(settings: AuditorSettings) -> AuditorPlan:
     return AuditorPlan(
         ledger=settings.ledger,
         engine=settings.engine,
-        generation=settings.generation,
         decode_share=settings.decode_share,
         key_file=settings.auditor_key,
         key_passphrase_file=settings.key_passphrase_file,
         trusted_directory=settings.trusted_directory,
         public_directory=settings.public_directory,
         database=settings.schedule_url,
-        patience=settings.patience_seconds,
         terms=Terms(settings.rate, settings.within_seconds),
         draw_seconds=settings.draw_seconds,
         lease_seconds=settings.lease_seconds,
@@ -67,8 +65,7 @@ def _start(
     metrics = AuditorMetrics(registry)
 
     def audit() -> None:
-        if settings.engine is not None:
-            yield_to_others()
+        yield_to_others()
         follow(auditor, stop, settings.poll_seconds, metrics.examined, metrics.read)
 
     auditing = asyncio.to_thread(audit)

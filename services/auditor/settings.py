@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
-from pydantic import Field, SecretStr, field_validator, model_validator
+from pydantic import Field, SecretStr, field_validator
 
 from ledger.documents.audit_policy import LONGEST_PROMISE_SECONDS
-from services.auditor.replays.engine_plan import EnginePlan
+from services.auditor.engine_plan import EnginePlan
 from services.auditor.schedule.database import sqlite_url
-from services.generation.target.folders.named_folders import MODEL, NAMED_ADAPTER
-from services.runtime.settings.rpc_settings import RpcServerSettings
+from services.generation.target.folders.beside import MODEL, NAMED_ADAPTER
 from services.runtime.settings.setting_kind import Adapter, Target
-from services.runtime.settings.settings import Address, settings_config
+from services.runtime.settings.settings import Address, RpcServerSettings, settings_config
 
 
 class AuditorSettings(RpcServerSettings):
@@ -23,8 +22,7 @@ class AuditorSettings(RpcServerSettings):
 
     listen: Address = Field("127.0.0.1:50053", description="host:port to serve health on; port 0 takes a free one.")
     ledger: Target = Field("127.0.0.1:50052", description="The ledger to audit, host:port or any gRPC name.")
-    model: Annotated[Path, MODEL] | None = Field(
-        None,
+    model: Annotated[Path, MODEL] = Field(
         description="The base that this auditor computes with, by itself: a transformers directory, a GGUF file, or a "
         "model's name. The same weights as the audited server's; receipts of another base are UNREPLAYABLE.",
         examples=["smollm2"],
@@ -49,12 +47,6 @@ class AuditorSettings(RpcServerSettings):
         description="Share of replays that decode token by token. The others compute along the recorded output, which "
         "decides the same in a fraction of the time.",
     )
-    by_server: bool = Field(
-        False,
-        description="Have receipts replayed by the service at --generation, in place of --model. Its answer is "
-        "believed, not checked: verdicts say so, and do not count as independent.",
-    )
-    generation: Target = Field("127.0.0.1:50051", description="The generation service that replays, with --by-server.")
     data_dir: Path = Field(description="Where the auditor's key and its schedule live; the schedule may be lost.")
     key_file: Path | None = Field(
         None,
@@ -93,9 +85,6 @@ class AuditorSettings(RpcServerSettings):
         5, ge=1, le=1000, description="How often a receipt is tried that ends the auditors examining it."
     )
     poll_seconds: float = Field(0.5, gt=0.0, le=3600.0, description="How often to look for new entries, in seconds.")
-    patience_seconds: float = Field(
-        600.0, ge=0.0, description="How long a generation service may be away before a receipt counts as UNREPLAYABLE."
-    )
 
     @field_validator("adapter")
     @classmethod
@@ -104,20 +93,8 @@ class AuditorSettings(RpcServerSettings):
             raise ValueError(f"expected NAME=DIRECTORY, got {wrong[0]!r}")
         return adapters
 
-    @model_validator(mode="after")
-    def _replays_somewhere(self) -> Self:
-        if (self.model is None) != self.by_server:
-            raise ValueError(
-                "expected --model, with which the auditor computes by itself, or --by-server, which asks the service "
-                "at --generation and believes it: one of the two"
-            )
-        return self
-
     @property
-    def engine(self) -> EnginePlan | None:
-        """The auditor's own, where it has one."""
-        if self.model is None:
-            return None
+    def engine(self) -> EnginePlan:
         pairs = (each.partition("=") for each in self.adapter)
         adapters = {name: Path(directory) for name, _, directory in pairs}
         return EnginePlan(

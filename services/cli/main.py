@@ -19,13 +19,10 @@ _COMMANDS: dict[str, Member] = {
     "up": "up.up:up",
     "serve": _services,
     "init": "init:init",
-    "health": "health:health",
     "status": "status:status",
-    "top": "status:top",
     "doctor": "doctor:doctor",
     "generate": "generate:generate",
-    "chat": "chat.chat:chat",
-    "batch": "batch:batch",
+    "chat": "chat:chat",
     "receipts": Group(
         "List receipts, show, check and export one, check a promise.",
         {
@@ -40,16 +37,14 @@ _COMMANDS: dict[str, Member] = {
         {
             "verify": "ledger.log:verify",
             "head": "ledger.log:head",
-            "fsck": "ledger.fsck:fsck",
             "erase": "ledger.erase:erase",
             "export": "ledger.export:export",
-            "tiles": "ledger.tiles:tiles",
             "rotate-key": "ledger.rotate_key:rotate_key",
         },
     ),
     "audit": Group(
         "Compute receipted requests again, now.",
-        {"run": "audit:run", "obligations": "audit:obligations", "jobs": "audit:jobs"},
+        {"run": "audit:run", "jobs": "audit:jobs"},
     ),
     "trust": Group(
         "Say whose keys count here: add, list, remove.",
@@ -60,40 +55,33 @@ _COMMANDS: dict[str, Member] = {
         {"create": "tokens:create", "list": "tokens:list_", "revoke": "tokens:revoke"},
     ),
     "halts": Group(
-        "List what audits have halted, resume it.",
-        {"list": "halts:list_", "sign": "halts:sign", "resume": "halts:resume"},
+        "List what audits have halted, resume it; see a halt in a drill.",
+        {"list": "halts:list_", "resume": "halts:resume", "drill": "halts:drill"},
     ),
-    "retention": Group(
-        "How long the ledger keeps prompts and outputs: set, show.",
-        {"set": "retention:set_", "show": "retention:show"},
-    ),
+    "retention": "retention:retention",
     "models": Group(
-        "Models that --model can name: list, show, import.",
-        {"list": "models:list_", "show": "models:show", "import": "models:import_"},
+        "Models that --model can name: list, import.",
+        {"list": "models:list_", "import": "models:import_"},
     ),
     "heads": Group(
-        "Draft heads: publish, fetch, check, withdraw.",
+        "Draft heads: train, publish, fetch, check, withdraw.",
         {
             "kscore": "heads.kscore:kscore",
             "train": "heads.train:train",
             "push": "heads.publish:push",
             "pull": "heads.fetch:pull",
             "list": "heads.fetch:list_",
-            "show": "heads.fetch:show",
-            "verify": "heads.fetch:verify",
+            "gc": "heads.fetch:gc",
             "withdraw": "heads.publish:withdraw",
-            "convert": "heads.convert:convert",
         },
     ),
-    "registry": Group("The registry of heads: remove what nothing refers to.", {"collect": "registry:collect"}),
-    "corpus": Group(
-        "Datastores for the method rest: build, check, search.",
-        {"build": "corpus:build", "show": "corpus:show", "verify": "corpus:verify", "search": "corpus:search"},
+    "datastore": Group(
+        "Datastores for the method rest: build, show, check.",
+        {"build": "datastore:build", "show": "datastore:show"},
     ),
     "verify": "verify:verify",
     "monitor": "monitor:monitor",
     "replay": "replay:replay",
-    "cid": "cid:cid",
 }
 
 

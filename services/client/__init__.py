@@ -17,40 +17,45 @@ if TYPE_CHECKING:
     from ledger.documents.content import Content
     from services.client.connection.tls import ClientTls
     from services.client.errors import KolmError
-    from services.client.generation.async_runtime import AsyncRuntime
     from services.client.generation.completion import (
         Chunk,
         Completion,
         Event,
         Finished,
+        Load,
+        ModelInfo,
         Receipt,
-        Replayed,
         Started,
     )
-    from services.client.generation.model_info import Load, ModelInfo
-    from services.client.generation.request import Message, Request, SamplingParams
-    from services.client.generation.runtime import Runtime
-    from services.client.generation.spec_decode import SpecDecodeConfig
-    from services.client.generation.structured_outputs import StructuredOutputs
-    from services.client.generation.tools import Tool, ToolCall, Tools
+    from services.client.generation.request import (
+        Message,
+        Request,
+        SamplingParams,
+        SpecDecodeConfig,
+        StructuredOutputs,
+        Tool,
+        ToolCall,
+        Tools,
+    )
+    from services.client.generation.runtime import AsyncRuntime, Runtime
     from services.client.ledger.ledger import LedgerClient
 
 _PLACES = {
-    "AsyncRuntime": "services.client.generation.async_runtime",
+    "AsyncRuntime": "services.client.generation.runtime",
     "ClientTls": "services.client.connection.tls",
     "Content": "ledger.documents.content",
     **dict.fromkeys(
-        ("Chunk", "Completion", "Event", "Finished", "Receipt", "Replayed", "Started"),
+        ("Chunk", "Completion", "Event", "Finished", "Receipt", "Started"),
         "services.client.generation.completion",
     ),
     "KolmError": "services.client.errors",
     "LedgerClient": "services.client.ledger.ledger",
-    **dict.fromkeys(("Load", "ModelInfo"), "services.client.generation.model_info"),
+    **dict.fromkeys(("Load", "ModelInfo"), "services.client.generation.completion"),
     **dict.fromkeys(("Message", "Request", "SamplingParams"), "services.client.generation.request"),
     "Runtime": "services.client.generation.runtime",
-    "SpecDecodeConfig": "services.client.generation.spec_decode",
-    "StructuredOutputs": "services.client.generation.structured_outputs",
-    **dict.fromkeys(("Tool", "ToolCall", "Tools"), "services.client.generation.tools"),
+    "SpecDecodeConfig": "services.client.generation.request",
+    "StructuredOutputs": "services.client.generation.request",
+    **dict.fromkeys(("Tool", "ToolCall", "Tools"), "services.client.generation.request"),
 }
 """Where each name is. It is imported when it is first asked for: generation needs nothing of the ledger's client."""
 
@@ -68,7 +73,6 @@ __all__ = [
     "Message",
     "ModelInfo",
     "Receipt",
-    "Replayed",
     "Request",
     "Runtime",
     "SamplingParams",

@@ -17,6 +17,9 @@ from ledger.errors import FormatError, KeyFileError
 from ledger.keys.trusted_keys import TrustedKeys
 from ledger.witness.tlog_policy import Policy
 
+Trusted = str | PathLike[str] | TrustedKeys
+"""A folder of public keys, with the file `policy` where witnesses are asked for; or keys, where none are."""
+
 
 @dataclass(frozen=True, slots=True)
 class ProvenReceipt:
@@ -25,22 +28,25 @@ class ProvenReceipt:
     receipt: Receipt
     entry: ProvenEntry
 
+    def __str__(self) -> str:
+        origin = self.entry.witnessed.checkpoint.origin
+        return f"receipt {self.receipt.receipt_id} is entry {self.entry.index} of {origin}"
 
-def verify(bundle: str | PathLike[str], trusted: str | PathLike[str], *, max_unreplayable: int = 0) -> BundleReport:
-    """Run the checklist over a bundle (folder, .tar.gz, .tar, .zip); `report.ok` says whether all of it holds.
 
-    `trusted` is a folder of public keys, with the file `policy` where witnesses are asked for. At most
-    `max_unreplayable` receipts may be UNREPLAYABLE. Owed replays are counted by this machine's clock.
+def verify(bundle: str | PathLike[str], trusted: Trusted, *, max_unreplayable: int = 0) -> BundleReport:
+    """Run the checklist over a bundle (folder, .tar.gz, .tar); `report.ok` says whether all of it holds.
+
+    At most `max_unreplayable` receipts may be UNREPLAYABLE. Owed replays are counted by this machine's clock.
 
     Raises LedgerError: NotFound where there is no bundle, FormatError for an archive that cannot be read, KeyFileError.
     """
     now = datetime.now(UTC)
-    trust = Trust(*_trusted(Path(trusted)), as_of=now, now=now, max_unreplayable=max_unreplayable)
+    trust = Trust(*_trusted(trusted), as_of=now, now=now, max_unreplayable=max_unreplayable)
     with opened_bundle(Path(bundle)) as opened:
         return verify_bundle(opened, trust)
 
 
-def verify_receipt(file: str | PathLike[str], trusted: str | PathLike[str]) -> ProvenReceipt:
+def verify_receipt(file: str | PathLike[str], trusted: Trusted) -> ProvenReceipt:
     """Check a receipt file, as `kolm generate --save` writes it: its content, its signatures, its place in the log.
 
     Raises LedgerError for what does not hold, OSError for a file that cannot be read.
@@ -49,12 +55,21 @@ def verify_receipt(file: str | PathLike[str], trusted: str | PathLike[str]) -> P
     document = opened.receipt()
     if opened.proof is None:
         raise FormatError("receipt file", "opens the receipt, but holds no proof that the log took it")
-    return ProvenReceipt(document, prove_entry(opened.proof, Trust(*_trusted(Path(trusted)))))
+    return ProvenReceipt(document, prove_entry(opened.proof, Trust(*_trusted(trusted))))
 
 
-def _trusted(folder: Path) -> tuple[TrustedKeys, Policy | None]:
+def trusted_keys(trusted: Trusted) -> TrustedKeys:
+    """Raises KeyFileError."""
+    if isinstance(trusted, TrustedKeys):
+        return trusted
+    folder = Path(trusted)
     if not folder.is_dir():
         raise KeyFileError(f"trusted: {folder} is not a folder with public keys")
-    policy = folder / "policy"
-    keys = TrustedKeys.load(folder, retired=True)
-    return keys, Policy.from_bytes(policy.read_bytes()) if policy.is_file() else None
+    return TrustedKeys.load(folder, retired=True)
+
+
+def _trusted(trusted: Trusted) -> tuple[TrustedKeys, Policy | None]:
+    keys = trusted_keys(trusted)
+    if isinstance(trusted, TrustedKeys) or not (policy := Path(trusted) / "policy").is_file():
+        return keys, None
+    return keys, Policy.from_bytes(policy.read_bytes())

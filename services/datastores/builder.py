@@ -19,10 +19,9 @@ from services.datastores.documents import CorpusInvalid, Document
 from services.datastores.passages import PassageVectors, build_index
 from services.datastores.shard_writer import ShardWriter
 from services.datastores.tokenising import Tokenising
-from services.generation.drafting.retrieval.datastore_error import DatastoreError
-from services.generation.drafting.retrieval.embedders.embedder import Float32
-from services.generation.drafting.retrieval.embedders.models import Models
-from services.generation.drafting.retrieval.manifest import NAME, Blob, Manifest
+from services.generation.drafting.retrieval.input_layer import Embedding, Float32, InputLayer
+from services.generation.drafting.retrieval.manifest import NAME, Blob, DatastoreError, Manifest
+from services.generation.target.folders.identity import base_cid
 
 _COMMON = 1e-3  # a token as frequent as this counts half (Arora et al. 2017, "a simple but tough-to-beat baseline")
 
@@ -37,7 +36,6 @@ class BuildParameters:
 
     shard_tokens: int = 4_000_000
     passage_tokens: int = 128
-    layer: int = 0  # of the base, whose hidden states are pooled; its embedding is named by the manifest itself
 
     def to_document(self) -> dict[str, Any]:
         return {"shard_tokens": self.shard_tokens, "passage_tokens": self.passage_tokens}
@@ -61,7 +59,6 @@ class DatastoreBuilder:
     tokenizer: FastTokenizer
     tokenizer_cid: str
     parameters: BuildParameters = field(default_factory=BuildParameters)
-    models: Models | None = None  # to embed with, where the base's input layer is not to do it
 
     def build(self, documents: Iterable[Document], out: Path, progress: BuildProgress | None = None) -> Manifest:
         """Write the datastore of `documents` to the folder `out`.
@@ -107,9 +104,7 @@ class DatastoreBuilder:
         passages, weights = shards.passages, _token_weights(shards.counts)
         np.save(folder / "passages.npy", passages)
         np.save(folder / "weights.npy", weights)
-        models = self.models or Models(self.base)
-        embedding = models.embedding(self.parameters.layer)
-        embedder = models.embedder(embedding, weights, self.parameters.passage_tokens)
+        embedding, embedder = Embedding(base_cid(self.base)), InputLayer.of_base(self.base, weights)
         tokens = [folder / blob.path for blob, _ in shards.shards]
         vectors = PassageVectors(embedder, tokens, passages, progress.embedded)
         faiss.write_index(build_index(vectors), str(folder / "passages.faiss"))

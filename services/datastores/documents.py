@@ -12,7 +12,7 @@ from html.parser import HTMLParser
 from itertools import chain
 from pathlib import Path
 
-from services.generation.drafting.retrieval.datastore_error import DatastoreError
+from services.generation.drafting.retrieval.manifest import DatastoreError
 
 _HIDDEN = ("script", "style", "noscript", "template")
 _BREAKS = ("p", "br", "div", "li", "tr", "h1", "h2", "h3", "h4", "h5", "h6", "pre", "section", "article", "table")

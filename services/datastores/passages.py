@@ -13,7 +13,7 @@ import faiss
 import numpy as np
 from numpy.typing import NDArray
 
-from services.generation.drafting.retrieval.embedders.embedder import Embedder, Float32
+from services.generation.drafting.retrieval.input_layer import Float32, InputLayer
 
 FLAT_UP_TO = 50_000
 HNSW_UP_TO = 2_000_000
@@ -27,7 +27,7 @@ _BLOCK = 4096  # vectors handed on at a time
 class PassageVectors:
     """`tokens` are the shards' files, `table` [passages, 3] as in a datastore: shard, first token, tokens."""
 
-    embedder: Embedder
+    embedder: InputLayer
     tokens: list[Path]
     table: NDArray[np.int64]
     embedded: Callable[[int, int], None]

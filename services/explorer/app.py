@@ -11,18 +11,13 @@ from starlette.types import ASGIApp
 
 from ledger.errors import LedgerError
 from services.client.errors import InvalidArgument, KolmError, NotFound
-from services.explorer.halts_page import HaltsPage
-from services.explorer.log_page import LogPage
+from services.explorer.lists import ReceiptList, VerdictList
+from services.explorer.log_page import HaltsPage, LogPage, PromisePage, RetentionPage
 from services.explorer.pages import HERE, Pages
-from services.explorer.promise_page import PromisePage
-from services.explorer.receipt_evidence import evidence, trusted_keys
-from services.explorer.receipt_list import ReceiptList
-from services.explorer.receipt_page import ReceiptPage
-from services.explorer.retention_page import RetentionPage
+from services.explorer.receipt_page import ReceiptPage, evidence, trusted_keys
 from services.explorer.source import Source
 from services.explorer.tiles import Tiles
-from services.explorer.trends_page import TrendsPage
-from services.explorer.verdict_list import VerdictList
+from services.explorer.trends import TrendsPage
 from services.runtime.http.own_name import OwnName
 from services.runtime.http.security_headers import SecurityHeaders
 from services.runtime.http.static_files import static_files
@@ -30,7 +25,7 @@ from services.runtime.http.static_files import static_files
 
 def explorer_app(source: Source) -> ASGIApp:
     """Reads from `source`, keeps nothing, changes nothing."""
-    pages = Pages(source.freshness)
+    pages = Pages(source.freshness, watched=source.policy is not None)
     trends = TrendsPage(source, pages)
     tiles = Tiles(source)
 

@@ -1,18 +1,26 @@
-"""The page of the log itself: its signed head, who has cosigned it, whose keys are trusted."""
+"""The pages about the log itself: its signed head, halts, retention, and promises held against it."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ledger.documents.halt import Halt, Resume
+from ledger.documents.promise import open_promise
+from ledger.documents.retention import Expiry, Retention, in_force
+from ledger.documents.signed_document import Document, open_document
+from ledger.errors import FormatError, SignatureError
 from ledger.keys.ed25519 import ROLES
+from ledger.keys.envelope import Envelope
 from ledger.keys.note import Note
 from ledger.tree.checkpoint import Checkpoint, open_checkpoint
 from services.client.errors import NotFound
-from services.client.ledger.log import SignedCheckpoint
+from services.client.ledger.log import LogEntry, SignedCheckpoint
+from services.client.ledger.promised import Promised, look_up
 from services.explorer.pages import Pages
 from services.explorer.source import Source
 
@@ -68,3 +76,99 @@ class LogPage:
 
 def _moment(seconds: int | None) -> datetime | None:
     return None if seconds is None else datetime.fromtimestamp(seconds, UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """A halt or a resume, where it stands, and who signed it."""
+
+    index: int
+    document: Halt | Resume
+    signers: tuple[str, ...]
+
+    @property
+    def is_halt(self) -> bool:
+        return isinstance(self.document, Halt)
+
+
+class HaltsPage:
+    """GET /halts."""
+
+    def __init__(self, source: Source, pages: Pages) -> None:
+        self._source = source
+        self._pages = pages
+
+    def answer(self, _: Request) -> Response:
+        state = self._source.client.halt_state()
+        with self._source.client.watch(kinds=("halt", "resume")) as entries:
+            events = [event for entry in entries if (event := self._event(entry)) is not None]
+        return self._pages.of_log("halts.html", here="halts", state=state, events=events[::-1])
+
+    def _event(self, entry: LogEntry) -> Event | None:
+        envelope = Envelope.from_bytes(entry.envelope)
+        document = open_document(envelope, self._source.trusted, entry.index)
+        if not isinstance(document, Halt | Resume):
+            return None
+        return Event(entry.index, document, tuple(each.key_id for each in envelope.signatures))
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A policy or an expiry, where it stands, and who signed it."""
+
+    index: int
+    document: Document
+    signers: tuple[str, ...]
+
+
+class RetentionPage:
+    """GET /retention. Raises SignatureError for an entry that no trusted key has signed."""
+
+    def __init__(self, source: Source, pages: Pages) -> None:
+        self._source = source
+        self._pages = pages
+
+    def answer(self, _: Request) -> Response:
+        events = list(self._events())
+        policies = ((event.index, event.document) for event in events if isinstance(event.document, Retention))
+        newest = sorted(in_force(policies).values(), key=lambda policy: policy[1].tenant or "")
+        expiries = [event for event in events if isinstance(event.document, Expiry)]
+        return self._pages.of_log(
+            "retention.html", here="retention", policies=newest, events=events[::-1], expiries=len(expiries)
+        )
+
+    def _events(self) -> Iterator[Placed]:
+        with self._source.client.watch(kinds=("retention", "expiry")) as entries:
+            for entry in entries:
+                envelope = Envelope.from_bytes(entry.envelope)
+                document = open_document(envelope, self._source.trusted, entry.index)
+                yield Placed(entry.index, document, tuple(each.key_id for each in envelope.signatures))
+
+
+_SAID = {
+    "KEPT": "Kept: the log holds every promised receipt.",
+    "OPEN": "Open: not all of the receipts are in the log, and they are not due yet.",
+    "BROKEN": "Broken: receipts are due, and proven to be missing from the log.",
+}
+
+
+class PromisePage:
+    """GET /promises?promise=…: a form, and what became of the promise. Kept and broken are proven, not believed."""
+
+    def __init__(self, source: Source, pages: Pages) -> None:
+        self._source = source
+        self._pages = pages
+
+    def answer(self, request: Request) -> Response:
+        given = request.query_params.get("promise", "").strip()
+        problem: str | None = None
+        found: Promised | None = None
+        if given:
+            try:
+                promise = open_promise(given.encode(), self._source.trusted)
+            except (FormatError, SignatureError) as error:
+                problem = str(error)
+            else:
+                found = look_up(self._source.proving, promise, datetime.now(UTC))
+        values = {"given": given, "problem": problem, "found": found, "said": _SAID[found.state] if found else ""}
+        return self._pages.of_log("promise.html", 400 if problem else 200, here="promises", **values)

@@ -1,17 +1,18 @@
-"""Templates: every value escaped, every name known."""
+"""Templates: every value escaped, every name known, values as the browser compares them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import unicodedata
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from starlette.responses import HTMLResponse
 
+from ledger.encoding.canonical import canonical
 from ledger.encoding.timestamp import parse_timestamp
 from ledger.witness.freshness import Freshness
-from services.explorer.shown import shown_text
 
 HERE = Path(__file__).parent
 _SHORT = 10
@@ -20,8 +21,10 @@ _SHORT = 10
 class Pages:
     """Renders the templates of this package."""
 
-    def __init__(self, freshness: Callable[[], Freshness]) -> None:
+    def __init__(self, freshness: Callable[[], Freshness], *, watched: bool = False) -> None:
+        """`watched`: a policy names witnesses, whose silence is something to look into."""
         self._freshness = freshness
+        self._watched = watched
         self._templates = Environment(
             loader=FileSystemLoader(HERE / "templates"),
             autoescape=True,
@@ -31,6 +34,7 @@ class Pages:
         )
         filters = {
             "shown": shown_text,
+            "capitalised": lambda text: text[:1].upper() + text[1:],
             "moment": moment,
             "stamp": stamp,
             "cid": short_cid,
@@ -45,7 +49,7 @@ class Pages:
 
     def of_log(self, template: str, status: int = 200, **values: object) -> HTMLResponse:
         """A page with a state of the log: says how old that is. Raises what asking for it raises."""
-        return self.render(template, status, freshness=self._freshness(), **values)
+        return self.render(template, status, freshness=self._freshness(), watched=self._watched, **values)
 
 
 def moment(time: datetime) -> str:
@@ -69,3 +73,29 @@ def number(value: int) -> str:
 
 def rate(value: float) -> str:
     return f"{value:.2f}"
+
+
+_HIDDEN = ("Cc", "Cf", "Cs", "Zl", "Zp")
+
+
+def shown_text(value: object) -> str:
+    """A JSON value as text. Letters that are invisible, or that turn the text around them, are shown as what they are:
+    no tenant can be named to look like another.
+    """
+    if value is None:
+        return "none"
+    text = value if isinstance(value, str) else canonical(value).decode("utf-8")
+    return "".join(_visible(letter) for letter in text)
+
+
+def shown_fields(document: Mapping[str, object], path: str = "") -> Iterator[tuple[str, str]]:
+    """Path (dots between names) and text of every field of a document; lists are one field."""
+    for name, value in document.items():
+        if isinstance(value, Mapping):
+            yield from shown_fields(value, f"{path}{name}.")
+        else:
+            yield path + name, shown_text(value)
+
+
+def _visible(letter: str) -> str:
+    return f"\\u{{{ord(letter):x}}}" if unicodedata.category(letter) in _HIDDEN else letter

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
@@ -16,7 +17,7 @@ from services.explorer.source import Source
 
 _AT_ONCE = 8
 """Entry bundles measure up to 16.8 MB, twice that while they are packed."""
-_WAIT_SECONDS = 10.0
+_MOST_ASKED = 64  # requests for tiles that are answered or wait; the pages' threads are others
 
 _MUTABLE = "no-cache"
 _IMMUTABLE = "public, max-age=31536000, immutable"
@@ -32,9 +33,19 @@ class Tiles:
     def __init__(self, source: Source) -> None:
         witnessed = source.policy is not None and source.policy.asks_for_witnesses
         self._files = LedgerTiles(source.client, witnessed=witnessed)
-        self._places = threading.BoundedSemaphore(_AT_ONCE)
+        self._threads = ThreadPoolExecutor(_AT_ONCE, "tiles")
+        self._asked = 0
 
-    def answer(self, request: Request) -> Response:
+    async def answer(self, request: Request) -> Response:
+        if self._asked >= _MOST_ASKED:
+            return _refusal(503, "too many tiles are being read")
+        self._asked += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._threads, self._answer, request)
+        finally:
+            self._asked -= 1
+
+    def _answer(self, request: Request) -> Response:
         path = request.url.path.removeprefix("/")
         try:
             return self._checkpoint() if path == CHECKPOINT else self._tile(path, request)
@@ -48,19 +59,14 @@ class Tiles:
         return Response(note, headers={"cache-control": _MUTABLE}, media_type="text/plain; charset=utf-8")
 
     def _tile(self, path: str, request: Request) -> Response:
-        if not self._places.acquire(timeout=_WAIT_SECONDS):
-            return _refusal(503, "too many tiles are being read")
-        try:
-            data = self._files.read(path, MAX_BUNDLE_BYTES)
-            headers = {"cache-control": _IMMUTABLE}
-            if path.startswith(f"tile/{ENTRIES}/"):  # hashes do not shrink
-                headers["vary"] = "accept-encoding"
-                if "gzip" in request.headers.get("accept-encoding", ""):
-                    headers["content-encoding"] = "gzip"
-                    data = gzip.compress(data, compresslevel=6, mtime=0)
-            return Response(data, headers=headers, media_type="application/octet-stream")
-        finally:
-            self._places.release()
+        data = self._files.read(path, MAX_BUNDLE_BYTES)
+        headers = {"cache-control": _IMMUTABLE}
+        if path.startswith(f"tile/{ENTRIES}/"):  # hashes do not shrink
+            headers["vary"] = "accept-encoding"
+            if "gzip" in request.headers.get("accept-encoding", ""):
+                headers["content-encoding"] = "gzip"
+                data = gzip.compress(data, compresslevel=6, mtime=0)
+        return Response(data, headers=headers, media_type="application/octet-stream")
 
 
 def _refusal(status: int, reason: str) -> Response:

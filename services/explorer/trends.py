@@ -1,4 +1,4 @@
-"""Acceptance and speedup over time, by method and head, and the log's growth: folded from proven receipts."""
+"""The page of plots: acceptance and speedup by method and head, and the log's growth, folded from proven receipts."""
 
 from __future__ import annotations
 
@@ -6,12 +6,17 @@ import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
 from ledger.documents.receipt import Receipt
 from ledger.encoding.canonical import parse_json
 from ledger.errors import LedgerError
 from ledger.keys.envelope import Envelope
 from services.client.errors import KolmError
 from services.client.ledger.log import ReceiptEntry, ReceiptQuery
+from services.explorer.pages import Pages
+from services.explorer.source import Source
 
 _MOST_BINS = 4096
 """Most bins of one series; with more, all become twice as wide."""
@@ -193,3 +198,30 @@ def _order(series: Series) -> tuple[str, str]:
 
 def _of(sums: Sums | None, name: str) -> float | None:
     return None if sums is None else getattr(sums, name)
+
+
+_PATIENCE_SECONDS = 3.0
+
+
+class TrendsPage:
+    """GET /trends and /trends.json; both say how far the log has been read."""
+
+    def __init__(self, source: Source, pages: Pages) -> None:
+        self._source = source
+        self._pages = pages
+        self._trends = Trends(source.proving.receipts)
+
+    def answer(self, _: Request) -> Response:
+        size = self._source.proving.head().size
+        finished = self._trends.catch_up(_PATIENCE_SECONDS)
+        return self._pages.of_log(
+            "trends.html",
+            here="trends",
+            totals=self._trends.totals(),
+            seen=size if finished else self._trends.seen,
+            size=size,
+        )
+
+    def data(self, _: Request) -> Response:
+        self._trends.catch_up(_PATIENCE_SECONDS)
+        return JSONResponse(self._trends.document())

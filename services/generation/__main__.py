@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import sys
 
-from services.generation.compiled.first_start import compile_beside
 from services.generation.settings import GenerationSettings
+from services.generation.target.errors import TargetError
+from services.generation.target.weights import check_headers
 from services.generation.target.without_torch import spare_torch
-from services.runtime.process import run_service
+from services.generation.warm_up import compile_beside
+from services.runtime.process import CannotStart, run_service
 
 
 async def main(settings: GenerationSettings) -> None:
     """See `services.generation.serving`."""
+    try:
+        check_headers(settings.model)
+    except TargetError as error:
+        raise CannotStart(f"cannot serve {error}") from error
     compile_beside("sampling", settings.log_format)
     if settings.head_references or settings.draft_model:
         compile_beside("trees", settings.log_format)
-    if settings.device == "cpu" and settings.embedder is None:  # an embedder is a model of torch's
-        spare_torch()
+    spare_torch()
     from services.generation.serving import main
 
     await main(settings)

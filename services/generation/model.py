@@ -9,26 +9,24 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from services.generation.compiled.compiled_code import compile_sampling
-from services.generation.compiled.compiled_parts import compiling
 from services.generation.drafting.method_spec import Parts
 from services.generation.drafting.methods import build_drafters, method_of
-from services.generation.engine.core import EngineCore
+from services.generation.engine.core import EngineCore, EngineSettings
 from services.generation.engine.cost import PassCost
 from services.generation.engine.drafter import Drafter
 from services.generation.engine.engine import Engine
 from services.generation.engine.grammars.compiler import GrammarCompiler
-from services.generation.engine.settings import EngineSettings
+from services.generation.engine.numba_cache import compiling
 from services.generation.engine.text.tokenizer import Tokenizer
 from services.generation.heads.served_heads import ServedHead
-from services.generation.requests.server_identity import Identity
+from services.generation.requests.resolution import Identity
 from services.generation.target.config.capacity import explained
 from services.generation.target.config.config import read_config
 from services.generation.target.files.gguf_file import held_open
 from services.generation.target.probing.calibration import time_keys, time_passes, time_seen
-from services.generation.target.probing.kept_probes import KeptProbes
-from services.generation.target.probing.profile import NumericsProfile, measure_profile
+from services.generation.target.probing.probe import KeptProbes, NumericsProfile, measure_profile
 from services.generation.target.target import LoadTarget, Target
+from services.generation.warm_up import warm_up_sampling
 
 _log = logging.getLogger(__name__)
 
@@ -73,7 +71,7 @@ def load_model(
     profile = measure_profile(target, KeptProbes())
     _say(profile)
     with compiling("sampling"):
-        compile_sampling()
+        warm_up_sampling()
     _log.info("timing passes, for the width of drafts")
     cost = PassCost.measured(time_passes(target), time_keys(target), time_seen(target))
     grammars = GrammarCompiler(tokenizer.fast.to_str, target.config.vocab_size, target.config.eos_token_ids)

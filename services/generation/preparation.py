@@ -13,8 +13,7 @@ from services.client.ledger.key_entries import key_entries
 from services.generation.drafting.method_spec import Parts
 from services.generation.drafting.methods import CannotDraft
 from services.generation.drafting.retrieval.datastore import Datastore
-from services.generation.drafting.retrieval.datastore_error import DatastoreError
-from services.generation.drafting.retrieval.embedders.models import Models
+from services.generation.drafting.retrieval.manifest import DatastoreError
 from services.generation.heads.head_loading import (
     HeadSources,
     LoadedHeads,
@@ -26,7 +25,7 @@ from services.generation.heads.head_loading import (
 from services.generation.heads.served_heads import HeadState
 from services.generation.model import Model, load_model, with_drafters
 from services.generation.settings import GenerationSettings
-from services.generation.target.errors import TargetError
+from services.generation.target.errors import TargetError, about
 from services.generation.target.folders.beside import head_beside, store_beside
 from services.generation.target.target import LoadTarget
 from services.runtime.process import CannotStart
@@ -35,14 +34,9 @@ from services.runtime.trusted_directory import TrustedDirectory
 _log = logging.getLogger(__name__)
 
 
-async def prepared(
-    settings: GenerationSettings, load: LoadTarget, load_base: LoadTarget | None = None
-) -> tuple[Model, HeadState]:
-    """The model that the settings describe, and its heads, the refused ones too. Raises CannotStart.
-
-    `load_base` loads the base, `load` what drafts for it, and the base where there is no other.
-    """
-    model = await _loaded(settings, load_base or load)
+async def prepared(settings: GenerationSettings, load: LoadTarget) -> tuple[Model, HeadState]:
+    """The model that the settings describe, and its heads, the refused ones too. Raises CannotStart."""
+    model = await _loaded(settings, load)
     found = await _heads(settings, model)
     parts = Parts(
         base=settings.model,
@@ -51,8 +45,7 @@ async def prepared(
         cost=model.cost,
         load=load,
         heads={head.served.drafter: head.head for head in found.loaded},
-        corpora=settings.corpora or await asyncio.to_thread(_store_beside, settings, model),
-        embedder=settings.embedder,
+        datastores=settings.datastores or await asyncio.to_thread(_store_beside, settings, model),
         draft_model=settings.draft_model,
     )
     try:
@@ -71,7 +64,7 @@ async def _loaded(settings: GenerationSettings, load: LoadTarget) -> Model:
             adapters=settings.adapters,
         )  # fmt: skip
     except TargetError as error:
-        raise CannotStart(f"cannot serve {settings.model}: {error}") from error
+        raise CannotStart(f"cannot serve {about(settings.model, error)}") from error
 
 
 async def _heads(settings: GenerationSettings, model: Model) -> LoadedHeads:
@@ -107,9 +100,8 @@ def _store_beside(settings: GenerationSettings, model: Model) -> list[tuple[None
     folder = store_beside(settings.model) if settings.beside else None
     if folder is None:
         return []
-    embedding = Models(settings.model, model.target, None, model.tokenizer.fast)
     try:
-        Datastore.open(folder, settings.model, model.target.tokenizer_cid, embedding)
+        Datastore.open(folder, settings.model, model.target.tokenizer_cid, embedded_by=model.target.base_cid)
     except DatastoreError as error:
         _log.info("the datastore in %s, beside the model, is left out: %s", folder, error)
         return []

@@ -22,9 +22,9 @@ from kolm.generation.v1 import generation_pb2 as pb
 from services.generation.api.servicer import SERVICE
 from services.generation.serving import opened_servicer
 from services.generation.settings import GenerationSettings
-from services.runtime.access.caller import current_principal
+from services.runtime.access.access import current_principal
 from services.runtime.calls.interceptor import as_kolm_error
-from services.runtime.calls.request_context import REQUEST_ID_KEY, current_request_id, request_id_from
+from services.runtime.calls.requests import REQUEST_ID_KEY, current_request_id, request_id_from
 from services.runtime.calls.status import DETAILS_KEY, to_status
 from services.runtime.process import access_of, show_token
 
@@ -72,9 +72,6 @@ class Generation:
 
     async def Generate(self, request: Any, grpc_context: RayServegRPCContext) -> Any:  # noqa: N802
         return await self._answer("Generate", request, grpc_context, pb.GenerateResponse)
-
-    async def Replay(self, request: Any, grpc_context: RayServegRPCContext) -> Any:  # noqa: N802
-        return await self._answer("Replay", request, grpc_context, pb.ReplayResponse)
 
     async def GetModelInfo(self, request: Any, grpc_context: RayServegRPCContext) -> Any:  # noqa: N802
         return await self._answer("GetModelInfo", request, grpc_context, pb.GetModelInfoResponse)

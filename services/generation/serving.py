@@ -6,15 +6,7 @@ import asyncio
 import logging
 import signal
 from collections.abc import AsyncIterator, Coroutine, Iterator
-from contextlib import (
-    AbstractContextManager,
-    AsyncExitStack,
-    ExitStack,
-    asynccontextmanager,
-    contextmanager,
-    nullcontext,
-    suppress,
-)
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -27,31 +19,24 @@ from services.generation.api.generation_metrics import GenerationMetrics
 from services.generation.api.idempotency import IdempotentResponses
 from services.generation.api.runner import Generation
 from services.generation.api.servicer import SERVICE, GenerationServicer
-from services.generation.doors.mounts import doors
+from services.generation.doors.vllm_engine import doors
 from services.generation.engine.async_engine import AsyncEngine
-from services.generation.engine.compile_log import compile_log
-from services.generation.engine.engine import Engine
-from services.generation.engine.settings import EngineSettings
-from services.generation.halts.halt_board import HaltBoard
-from services.generation.halts.resumes import OperatorsWord
+from services.generation.engine.core import EngineSettings
+from services.generation.engine.numba_cache import compile_log
+from services.generation.halts.halt_board import HaltBoard, OperatorsWord
 from services.generation.heads.head_board import HeadBoard
 from services.generation.heads.served_heads import HeadState
 from services.generation.ledger_link import LedgerLink, LedgerUnreachable
 from services.generation.model import Model, engine_of, identity_of
 from services.generation.preparation import prepared, trusted_keys
-from services.generation.quotas.stored_bytes import StoredBytes
-from services.generation.quotas.tenant_quotas import TenantQuotas
-from services.generation.ranks.bring_up import base_loader, followed
+from services.generation.quotas.tenant_quotas import StoredBytes, TenantQuotas
 from services.generation.receipts.erasures import Erasures
 from services.generation.receipts.issuer import ReceiptIssuer
-from services.generation.receipts.key_registration import key_envelope, register_key
+from services.generation.receipts.journal import Journal
+from services.generation.receipts.key_registration import StateTaken, key_envelope, register_key, state_folder
 from services.generation.receipts.outbox import Outbox
-from services.generation.receipts.promised import PromisedReceipts
-from services.generation.receipts.spool import Spool
-from services.generation.receipts.state_folder import StateTaken, state_folder
 from services.generation.requests.prompt import PromptReader
-from services.generation.requests.resolution import Resolver, Rules
-from services.generation.requests.server_identity import Identity
+from services.generation.requests.resolution import Identity, Resolver, Rules
 from services.generation.settings import GenerationSettings
 from services.generation.target.config.capacity import feature_bytes
 from services.generation.target.loading import load_target
@@ -68,11 +53,7 @@ _FLUSH_SECONDS = 5.0  # for what is still in the outbox at the end; the rest goe
 
 
 async def main(settings: GenerationSettings, load: LoadTarget | None = None) -> None:
-    """Load, serve until a signal, let running requests end, hand their receipts over; a rank that is not the first
-    follows that.
-    """
-    if followed(settings):
-        return
+    """Load, serve until a signal, let running requests end, hand their receipts over."""
     registry = CollectorRegistry()
     async with AsyncExitStack() as stack:
         with compile_log():
@@ -113,42 +94,39 @@ async def opened_servicer(
     with _own_folder(settings) as folder:
         key = _receipts_key(settings)
         load = load or partial(
-            load_target, device=settings.device, dtype=settings.dtype, cache_dtype=settings.cache_dtype,
-            arithmetic=settings.arithmetic, threads=settings.threads,
+            load_target, cache_dtype=settings.cache_dtype, arithmetic=settings.arithmetic, threads=settings.threads
         )  # fmt: skip
-        async with base_loader(settings) as load_base:
-            model, state = await prepared(settings, load, load_base)
-            identity = identity_of(model, settings.served_name)
-            async with _ledger(settings, folder, key, state, model) as records, _engine(settings, model) as engine:
-                outbox, promised, halts, heads, erasures, quotas = records
-                issuer = ReceiptIssuer(identity, key, settings.promise_seconds)
-                metrics = GenerationMetrics(registry, identity)
-                metrics.watch(engine, outbox, halts)
-                generation = Generation(
-                    engine=engine,
+        model, state = await prepared(settings, load)
+        identity = identity_of(model, settings.served_name)
+        async with _ledger(settings, folder, key, state, model) as records, _engine(settings, model) as engine:
+            outbox, halts, heads, erasures, quotas = records
+            issuer = ReceiptIssuer(identity, key, settings.promise_seconds)
+            metrics = GenerationMetrics(registry, identity)
+            metrics.watch(engine, outbox, halts)
+            generation = Generation(
+                engine=engine,
+                identity=identity,
+                issuer=issuer,
+                outbox=outbox,
+                halts=halts,
+                erasures=erasures,
+                metrics=metrics,
+                quotas=quotas,
+                append_seconds=settings.append_seconds,
+            )
+            try:
+                yield _servicer(
+                    settings=settings,
+                    model=model,
                     identity=identity,
-                    issuer=issuer,
+                    generation=generation,
+                    engine=engine,
                     outbox=outbox,
-                    promised=promised,
                     halts=halts,
-                    erasures=erasures,
-                    metrics=metrics,
-                    quotas=quotas,
-                    append_seconds=settings.append_seconds,
+                    heads=heads,
                 )
-                try:
-                    yield _servicer(
-                        settings=settings,
-                        model=model,
-                        identity=identity,
-                        generation=generation,
-                        engine=engine,
-                        outbox=outbox,
-                        halts=halts,
-                        heads=heads,
-                    )
-                finally:
-                    await generation.close()
+            finally:
+                await generation.close()
 
 
 @contextmanager
@@ -180,7 +158,6 @@ def _servicer(
         identity=identity,
         tokenizer=model.tokenizer,
         resolver=Resolver(identity, prompts, model.grammars, halts, heads, rules),
-        grammars=model.grammars,
         generation=generation,
         engine=engine,
         outbox=outbox,
@@ -214,34 +191,24 @@ async def _engine(settings: GenerationSettings, model: Model) -> AsyncIterator[A
     running.start()
     engine = AsyncEngine(running)
     try:
-        with _watched_ranks(model, running) if settings.tensor_parallel > 1 else nullcontext():
-            yield engine
+        yield engine
     finally:
         await engine.stop()
-
-
-def _watched_ranks(model: Model, engine: Engine) -> AbstractContextManager[None]:
-    from services.generation.ranks.shared_loading import watched
-    from services.generation.target.parallel.leader import SharedTarget
-
-    assert isinstance(model.target, SharedTarget)
-    return watched(model.target, engine.fail)
 
 
 @asynccontextmanager
 async def _ledger(
     settings: GenerationSettings, folder: Path, key: Signer, state: HeadState, model: Model
-) -> AsyncIterator[tuple[Outbox, PromisedReceipts, HaltBoard, HeadBoard, Erasures, TenantQuotas]]:
-    """The outbox and promised receipts in `folder`; known halts, heads, erasures and quotas, which tasks keep current.
+) -> AsyncIterator[tuple[Outbox, HaltBoard, HeadBoard, Erasures, TenantQuotas]]:
+    """The outbox in `folder`; known halts, heads, erasures and quotas, which tasks keep current.
 
     In the end a last try to empty the outbox.
     """
     link = LedgerLink(settings.ledger)
     try:
-        spool = Spool(folder / "outbox")
-        outbox = Outbox(spool, link.append_all, settings.outbox_limit, settings.outbox_retry_seconds)
-        promised = PromisedReceipts(folder / "promised")
-        await outbox.recover(await asyncio.to_thread(promised.left))
+        journal = Journal(folder / "outbox")
+        outbox = Outbox(journal, link.append_all, settings.outbox_limit, settings.outbox_retry_seconds)
+        await outbox.recover()
         registered = folder / f"key-{key.key_id.removeprefix('ed25519:')[:16]}.json"
         envelope = await asyncio.to_thread(key_envelope, registered, key)
     except OSError as error:
@@ -267,13 +234,14 @@ async def _ledger(
     with suppress(TimeoutError, LedgerUnreachable):
         await asyncio.wait_for(asyncio.gather(halts.refresh(), heads.refresh()), _FIRST_LOOK_SECONDS)
     try:
-        yield outbox, promised, halts, heads, erasures, quotas
+        yield outbox, halts, heads, erasures, quotas
     finally:
         with suppress(TimeoutError):
             await asyncio.wait_for(outbox.attempted(), _FLUSH_SECONDS)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await journal.written()
         await link.close()
 
 

@@ -9,23 +9,21 @@ from typing import Annotated, Literal, Self
 
 from pydantic import ByteSize, Field, field_validator, model_validator
 
-from services.generation.quotas.quota import Quota, read_quotas
-from services.generation.target.folders.model_path import name_of
-from services.generation.target.folders.named_folders import (
+from services.generation.quotas.tenant_quotas import Quota, read_quotas
+from services.generation.target.folders.beside import (
     IF_FOLDER_A_HEAD,
     MODEL,
     NAMED_ADAPTER,
     NAMED_STORE,
-    SENTENCES,
     STORE,
 )
-from services.runtime.settings.rpc_settings import RpcServerSettings
+from services.generation.target.folders.model_path import name_of
 from services.runtime.settings.setting_kind import Adapter, Kind, Target
-from services.runtime.settings.settings import Address, Size, settings_config
+from services.runtime.settings.settings import Address, RpcServerSettings, Size, settings_config
 
 _Head = Annotated[str, Kind("HEAD", "reference or folder", "support-head@sha256:3f0c2a9d"), IF_FOLDER_A_HEAD]
 _Adapter = Annotated[Adapter, NAMED_ADAPTER]
-_Corpus = Annotated[str, Kind("TENANT=DIR", "tenant=folder", "acme=acme.store"), NAMED_STORE]
+_TenantStore = Annotated[str, Kind("TENANT=DIR", "tenant=folder", "acme=acme.store"), NAMED_STORE]
 _Quota = Annotated[str, Kind("QUOTA", "TENANT=NAME:LIMIT,…", "acme=requests:8,tokens:60000,bytes:1GiB")]
 
 _HEAD = re.compile(r"cidv1:sha256:[0-9a-f]{64}|[A-Za-z0-9][A-Za-z0-9._-]{0,127}(@sha256:[0-9a-f]{1,64})?")
@@ -60,15 +58,12 @@ class GenerationSettings(RpcServerSettings):
         description="Draft with the head and the datastore that lie beside the model (head, store), where none was "
         "named and the registry has no head.",
     )
-    corpus: tuple[_Corpus, ...] = Field(
+    datastore: tuple[_TenantStore, ...] = Field(
         (),
-        description="Datastores (`kolm corpus build`) for one tenant's requests: TENANT=FOLDER, may be repeated.",
+        description="Datastores (`kolm datastore build`) for one tenant's requests: TENANT=FOLDER, may be repeated.",
     )
-    shared_corpus: tuple[Annotated[Path, STORE], ...] = Field(
+    shared_datastore: tuple[Annotated[Path, STORE], ...] = Field(
         (), description="Datastores that every request draws on, whoever's it is; may be repeated."
-    )
-    embedder: Annotated[Path, SENTENCES] | None = Field(
-        None, description="The sentence-transformers directory of datastores that were built with one."
     )
     draft_model: Annotated[Path, MODEL] | None = Field(
         None, description="A smaller model, named like --model, for the method draft."
@@ -104,36 +99,17 @@ class GenerationSettings(RpcServerSettings):
         description="Trusted public keys, put there by `kolm trust add`: what publisher-*.pub and log-*.pub vouch for "
         "may be loaded as a head. Default: none, and no such head. (The receipts key goes to <state-dir>/public.)",
     )
-    device: str = Field(
-        "cpu",
-        description="cpu, or cuda or cuda:N, which are experimental: that path has never run on a GPU. Where its probe "
-        "fails at start, one sequence at a time is served, one row a pass, speculation off.",
-    )
-    dtype: Literal["float32", "bfloat16"] | None = Field(
-        None, description="float32, all there is on the CPU, or bfloat16, the default on CUDA."
-    )
     threads: int | None = Field(
-        None, ge=1, le=1024,
-        description="Threads that compute a pass, of each rank. Default: one for each CPU, shared out among ranks.",
-    )  # fmt: skip
-    tensor_parallel: int = Field(
-        1, ge=1, le=256,
-        description="Processes, or ranks, that share the model: each holds its part of weights and cache. Rank 0 "
-        "starts the others on this host; with MASTER_ADDR, MASTER_PORT, RANK and WORLD_SIZE in the environment, as "
-        "torchrun sets them, this is one of several on several hosts, which send each other prompts unencrypted and so "
-        "need --insecure. No token and no receipt depends on it.",
-    )  # fmt: skip
-    tensor_parallel_seconds: float = Field(
-        300.0, gt=0, description="How long a rank waits for another one in a pass before the server ends."
+        None, ge=1, le=1024, description="Threads that compute a pass. Default: one for each CPU."
     )
     cache_dtype: Literal["float32", "bfloat16"] | None = Field(
         None,
-        description="Type of the cached keys and values on the CPU; bfloat16 takes half the memory and is another "
+        description="Type of the cached keys and values; bfloat16 takes half the memory and is another "
         "profile. Default: float32.",
     )
     arithmetic: Literal["float32", "int8"] | None = Field(
         None,
-        description="Arithmetic of linear layers with quantised weights (GGUF) on the CPU; int8 rounds their inputs, "
+        description="Arithmetic of linear layers with quantised weights (GGUF); int8 rounds their inputs, "
         "is faster, and is another profile. Default: float32.",
     )
     context_length: int | None = Field(
@@ -150,11 +126,7 @@ class GenerationSettings(RpcServerSettings):
     vllm_engine: bool = Field(
         False,
         description="Also answer as vllm.grpc.engine.VllmEngine on the same port, for routers of vLLM workers; needs "
-        "kolm-serve[router].",
-    )
-    kserve: bool = Field(
-        False,
-        description="Also answer the Open Inference Protocol (KServe v2, Triton's clients) on the same port.",
+        "the extra `router`.",
     )
     max_sequences: int = Field(32, ge=1, description="Sequences that run at once.")
     max_waiting: int = Field(256, ge=1, description="Sequences of one tenant that may wait beyond those.")
@@ -172,10 +144,12 @@ class GenerationSettings(RpcServerSettings):
     prefix_caching: bool = Field(
         True, description="Requests of a tenant that begin alike share what was computed for the first of them."
     )
-    prefix_share: Annotated[float, Field(ge=0, le=1)] | None = Field(
-        None,
+    prefix_share: float = Field(
+        0.25,
+        ge=0,
+        le=1,
         description="Part of the cache, 0 to 1, up to which memory is taken to keep what earlier requests computed; "
-        "beyond, the oldest of it makes way. Default: 0.25 on the CPU, 1 on CUDA, where all of it is taken at start.",
+        "beyond, the oldest of it makes way.",
     )
     verify: Literal["sampled", "inline"] = Field("sampled", description="When a request does not say.")
     on_halt: Literal["refuse", "off"] = Field(
@@ -213,12 +187,6 @@ class GenerationSettings(RpcServerSettings):
         ByteSize(64 << 20), description="Memory that these may take together; the longest unused go first."
     )
 
-    @model_validator(mode="after")
-    def _ranks_have_cpus(self) -> Self:
-        if self.tensor_parallel > 1 and self.device != "cpu":
-            raise ValueError(f"tensor_parallel needs device cpu, got {self.device}")
-        return self
-
     @field_validator("adapter")
     @classmethod
     def _named(cls, adapters: tuple[str, ...]) -> tuple[str, ...]:
@@ -229,12 +197,12 @@ class GenerationSettings(RpcServerSettings):
             raise ValueError("expected every name once")
         return adapters
 
-    @field_validator("corpus")
+    @field_validator("datastore")
     @classmethod
-    def _tenants(cls, corpora: tuple[str, ...]) -> tuple[str, ...]:
-        if not all(tenant and folder for tenant, _, folder in (corpus.partition("=") for corpus in corpora)):
-            raise ValueError("expected TENANT=FOLDER; a datastore for everybody goes to shared_corpus")
-        return corpora
+    def _tenants(cls, datastores: tuple[str, ...]) -> tuple[str, ...]:
+        if not all(tenant and folder for tenant, _, folder in (each.partition("=") for each in datastores)):
+            raise ValueError("expected TENANT=FOLDER; a datastore for everybody goes to shared_datastore")
+        return datastores
 
     @field_validator("quota")
     @classmethod
@@ -248,12 +216,12 @@ class GenerationSettings(RpcServerSettings):
         return {tenant: quota.part(self.quota_servers) for tenant, quota in read_quotas(self.quota).items()}
 
     @property
-    def corpora(self) -> list[tuple[str | None, Path]]:
+    def datastores(self) -> list[tuple[str | None, Path]]:
         """Tenants with a folder each; None is everybody."""
-        owned = (corpus.partition("=") for corpus in self.corpus)
+        owned = (each.partition("=") for each in self.datastore)
         return [
             *((tenant, Path(folder)) for tenant, _, folder in owned),
-            *((None, path) for path in self.shared_corpus),
+            *((None, path) for path in self.shared_datastore),
         ]
 
     @property

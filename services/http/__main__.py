@@ -11,11 +11,13 @@ from ledger.keys.trusted_keys import TrustedKeys
 from services.client import AsyncRuntime
 from services.http.app import http_app
 from services.http.settings import HttpSettings
+from services.runtime.http.connections import Connections
 from services.runtime.http.http import serve_http
 from services.runtime.process import CannotStart, run_service
 from services.runtime.trusted_directory import TrustedDirectory
 
 _CONNECTIONS = 4  # for each request that may run: clients keep some open
+_LATER = 5.0  # seconds
 
 
 async def main(settings: HttpSettings) -> None:
@@ -24,8 +26,9 @@ async def main(settings: HttpSettings) -> None:
     async with AsyncRuntime.connect(settings.generation) as runtime:
         registry = CollectorRegistry()
         app = http_app(runtime, settings, trusted, registry)
-        most = _CONNECTIONS * settings.max_requests
-        await serve_http("http", app, settings, registry=registry, most_connections=most)
+        body_seconds = settings.body_seconds + _LATER  # the front itself has an answer for a slow body
+        connections = Connections(_CONNECTIONS * settings.max_requests, body_seconds=body_seconds)
+        await serve_http("http", app, settings, registry=registry, connections=connections)
 
 
 def _trusted(settings: HttpSettings) -> TrustedKeys:

@@ -20,7 +20,7 @@ from services.client.errors import KolmError
 from services.http import chat_page
 from services.http.calls.admission import Admission
 from services.http.calls.api_error import ApiError, of_kolm
-from services.http.calls.caller import Gate
+from services.http.calls.caller import Callers, Gate
 from services.http.calls.endpoint import Endpoint
 from services.http.completions.chat import Chat, ChatFields
 from services.http.completions.text import Text, TextFields
@@ -78,7 +78,9 @@ def http_app(
         ],
         exception_handlers={ApiError: _failed, KolmError: _failed, HTTPException: _failed, Exception: _bug},
     )
-    return _across_origins(Gate(Admission(app, settings.max_requests), _OPEN), settings.allowed_origin)
+    return _across_origins(
+        Gate(Admission(app, settings.max_requests), Callers(runtime), _OPEN), settings.allowed_origin
+    )
 
 
 def _across_origins(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:

@@ -29,8 +29,8 @@ class HttpSettings(ServerSettings):
     )
     allowed_origin: tuple[str, ...] = Field(
         (),
-        description="Sites whose pages may call this from a browser, may be repeated; * is every site. In a browser on "
-        "this machine they need no token.",
+        description="Sites whose pages may call this from a browser, may be repeated. * is every site: any website may "
+        "then use the model, with a token that it was given, or without one where --anybody was given a credential.",
         examples=["https://chat.example"],
     )
     trusted_keys: Path | None = Field(

@@ -33,9 +33,7 @@ from services.ledger.retention_sweeper import RetentionSweeper
 from services.ledger.servicer import SERVICE, LedgerServicer
 from services.ledger.settings import LedgerSettings
 from services.runtime.lifecycle import serve
-from services.runtime.logs import say
-from services.runtime.process import CannotStart, run_service
-from services.runtime.reasons import reason
+from services.runtime.process import CannotStart, reason, run_service
 from services.runtime.server import Mount
 from services.runtime.trusted_directory import TrustedDirectory
 
@@ -48,10 +46,7 @@ the interpreter away and has to get it back; at Python's 5 ms, a busy loop makes
 
 
 async def main(settings: LedgerSettings) -> None:
-    """Open, serve until a signal, close. With --migrate, open and close."""
-    if settings.migrate:
-        _migrate(settings)
-        return
+    """Open, serve until a signal, close."""
     sys.setswitchinterval(_SWITCH_SECONDS)
     registry = CollectorRegistry()
     outside = OutsideSigners.of(settings)
@@ -114,16 +109,6 @@ def _current(store: SqlEntryStore, key: Signer) -> Iterator[None]:
                 "with --key-file"
             )
     yield
-
-
-def _migrate(settings: LedgerSettings) -> None:
-    """Nothing where the tables are there, beside a running ledger too. Raises CannotStart."""
-    try:
-        SqlEntryStore.open_for_reading(settings.database).close()
-    except LedgerError:  # there are none, or older ones
-        with _databases(settings):
-            pass
-    say("the database has the tables of this version")
 
 
 @contextmanager

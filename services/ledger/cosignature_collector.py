@@ -1,7 +1,8 @@
 """Collecting cosignatures: whenever the log has grown, its newest checkpoint goes to every witness of the policy.
 
 In the background of the ledger service; no call waits for it: a witness that is slow, dead or lying costs a log line.
-Rounds are one after the other, so that a quorum forms on one and the same checkpoint.
+All witnesses that answer are asked together, so that a quorum forms on one and the same checkpoint; one that still owes
+an answer is passed over until it came or its time is over.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from ledger.errors import FormatError, Inconsistent, LedgerError
 from ledger.keys.note import Note
@@ -17,7 +19,8 @@ from ledger.log.reader import LedgerReader
 from ledger.witness.add_checkpoint import AddCheckpoint, read_size
 from ledger.witness.cosignature_store import CosignatureStore
 from ledger.witness.tlog_policy import Policy, PolicyWitness
-from services.runtime.outage import Outage
+from services.runtime.http.http_call import on_own_thread
+from services.runtime.process import Outage
 
 _log = logging.getLogger(__name__)
 
@@ -26,12 +29,14 @@ Post = Callable[[str, bytes], tuple[int, bytes]]
 
 
 class CosignatureCollector:
-    """Asks the witnesses of a policy. On one event loop; blocking calls run on threads."""
+    """Asks the witnesses of a policy. On one event loop. What reads the log runs on the threads that all share, what
+    waits for a witness never does.
+    """
 
     def __init__(
         self, reader: LedgerReader, policy: Policy, notes: CosignatureStore, post: Post, interval: float
     ) -> None:
-        """`interval`: seconds between rounds."""
+        """`interval`: seconds from one asking to the next."""
         self._reader = reader
         self._policy = policy
         self._notes = notes
@@ -39,15 +44,17 @@ class CosignatureCollector:
         self._interval = interval
         self._witnesses = [witness for witness in policy.witnesses if witness.url is not None]
         self._known: dict[str, int] = {}  # the size that each witness said it has cosigned
+        self._asked: set[str] = set()  # witnesses that owe an answer
         self._silent: dict[str, bool] = {}  # witnesses that do not cosign; True where one says that this log has forked
 
     async def run(self) -> None:
         """Collect for ever. Run as a task."""
         outage = Outage(_log, "collect cosignatures", LedgerError, OSError, bugs=True)
-        while True:
-            with outage:
-                await self.round()
-            await asyncio.sleep(self._interval)
+        async with asyncio.TaskGroup() as asking:
+            while True:
+                with outage:
+                    await self._ask_all(asking)
+                await asyncio.sleep(self._interval)
 
     def lags(self) -> dict[str, int]:
         """For each witness, by name, how many entries it has not cosigned, as far as it has told. From any thread."""
@@ -59,41 +66,51 @@ class CosignatureCollector:
         return dict(self._silent)
 
     async def round(self) -> None:
-        """Ask, side by side, every witness that has not cosigned the newest checkpoint yet."""
+        """Ask once, and wait for every answer."""
+        async with asyncio.TaskGroup() as asking:
+            await self._ask_all(asking)
+
+    async def _ask_all(self, asking: asyncio.TaskGroup) -> None:
+        """Begins to ask, side by side, every witness that has not cosigned the newest checkpoint and owes no answer."""
         head = self._reader.head()
         kept = await asyncio.to_thread(self._notes.note, head.size)
         note = Note.from_bytes(kept or head.note)
         cosigned = self._policy.cosigned(note)
         self._known |= {witness.name: head.size for witness in self._witnesses if witness.name in cosigned}
-        missing = [witness for witness in self._witnesses if witness.name not in cosigned]
-        await asyncio.gather(*(self._ask(witness, head.size, note) for witness in missing))
+        for witness in self._witnesses:
+            if witness.name not in cosigned and witness.name not in self._asked:
+                self._asked.add(witness.name)
+                asking.create_task(self._ask(witness, head.size, note))
 
     async def _ask(self, witness: PolicyWitness, size: int, note: Note) -> None:
         try:
-            cosigned = await asyncio.to_thread(self._cosigned, witness, size, note)
+            cosigned = await self._cosigned(witness, size, note)
             await asyncio.to_thread(self._notes.record, size, cosigned)
-        except (LedgerError, OSError) as error:
+        except Exception as error:  # of any kind: no other witness is asked less because of it
             forked = isinstance(error, Inconsistent)
             if self._silent.get(witness.name) is not forked:
                 level = logging.ERROR if forked else logging.WARNING
-                _log.log(level, "no cosignature by the witness %s: %s", witness.name, error)
+                bug = None if isinstance(error, LedgerError | OSError) else error
+                _log.log(level, "no cosignature by the witness %s: %s", witness.name, error, exc_info=bug)
             self._silent[witness.name] = forked
         else:
             if witness.name in self._silent:
                 _log.info("the witness %s cosigns again", witness.name)
             self._silent.pop(witness.name, None)
+        finally:
+            self._asked.discard(witness.name)
 
-    def _cosigned(self, witness: PolicyWitness, size: int, note: Note) -> Note:
-        """The note with this witness's line. Raises LedgerError, OSError. Blocking."""
+    async def _cosigned(self, witness: PolicyWitness, size: int, note: Note) -> Note:
+        """The note with this witness's line. Raises LedgerError, OSError."""
         old = self._known.get(witness.name, 0)
-        status, body = self._send(witness, min(old, size), size, note)
+        status, body = await self._send(witness, min(old, size), size, note)
         if status == 409:  # it knows another size: the usual start, and after each other's restarts
             self._known[witness.name] = read_size(body)
             if self._known[witness.name] > size:
                 raise Inconsistent(
                     f"it has seen {self._known[witness.name]} entries, this log has {size}: was an old backup restored?"
                 )
-            status, body = self._send(witness, self._known[witness.name], size, note)
+            status, body = await self._send(witness, self._known[witness.name], size, note)
             if status == 409 and read_size(body) == size:
                 raise Inconsistent(f"it has cosigned another tree of {size} entries of this log")
         if status == 422:
@@ -102,15 +119,23 @@ class CosignatureCollector:
             )
         if status != 200:
             raise FormatError("answer", f"HTTP {status}: {body[:200].decode('utf-8', 'replace').strip()}")
+        cosigned = await asyncio.to_thread(self._with_own_line, witness, note, body)
+        self._known[witness.name] = size
+        return cosigned
+
+    def _with_own_line(self, witness: PolicyWitness, note: Note, body: bytes) -> Note:
+        """The note with the cosignature of an answer. Raises FormatError."""
         answered = Note.from_bytes(Note(note.text, note.signatures[:1]).to_bytes() + body)
         if witness.name not in self._policy.cosigned(answered):
             raise FormatError("answer", "carries no cosignature by the key that the policy has for it")
-        self._known[witness.name] = size
         own = tuple(line for line in answered.signatures if line.key_id == witness.key.key_id)
         return replace(note, signatures=(*note.signatures, *own))
 
-    def _send(self, witness: PolicyWitness, old: int, size: int, note: Note) -> tuple[int, bytes]:
+    async def _send(self, witness: PolicyWitness, old: int, size: int, note: Note) -> tuple[int, bytes]:
+        request = await asyncio.to_thread(self._request, old, size, note)
+        return await asyncio.wrap_future(on_own_thread(partial(self._post, str(witness.url), request)))
+
+    def _request(self, old: int, size: int, note: Note) -> bytes:
         proof = self._reader.consistency_proof(old, size)
         log_lines = tuple(line for line in note.signatures if line.name == note.text.split("\n", 1)[0])
-        body = AddCheckpoint(old, proof, Note(note.text, log_lines).to_bytes()).to_bytes()
-        return self._post(str(witness.url), body)
+        return AddCheckpoint(old, proof, Note(note.text, log_lines).to_bytes()).to_bytes()

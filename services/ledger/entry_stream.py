@@ -12,7 +12,7 @@ from ledger.log.writer import Appended
 from services.ledger import messages
 from services.ledger.ledger_errors import to_kolm_error
 from services.ledger.window import Window
-from services.runtime.calls.request_context import current_request_id
+from services.runtime.calls.requests import current_request_id
 from services.runtime.calls.status import to_status
 from services.runtime.errors import (
     AlreadyExists,

@@ -17,7 +17,7 @@ from ledger.log.receipt_filter import ReceiptFilter
 from ledger.log.store import VerdictRow
 from services.ledger.messages import outcome_name, receipt_message, verdict_message
 from services.ledger.sight import check_receipt, whole_log
-from services.runtime.access.principal import Principal
+from services.runtime.access.credentials import Principal
 from services.runtime.calls.paging import page_position, page_size, page_token
 from services.runtime.errors import InvalidArgument
 

@@ -12,7 +12,7 @@ from typing import Protocol
 from ledger.documents.retention import Expiry, Retention, in_force, own_tenants
 from ledger.encoding.timestamp import timestamp
 from ledger.errors import LedgerError
-from services.runtime.outage import Outage
+from services.runtime.process import Outage
 
 _log = logging.getLogger(__name__)
 

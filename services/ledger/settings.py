@@ -6,8 +6,7 @@ from pathlib import Path
 
 from pydantic import Field, SecretStr, field_validator
 
-from services.runtime.settings.rpc_settings import RpcServerSettings
-from services.runtime.settings.settings import Address, Size, settings_config
+from services.runtime.settings.settings import Address, RpcServerSettings, Size, settings_config
 
 
 class LedgerSettings(RpcServerSettings):
@@ -58,9 +57,6 @@ class LedgerSettings(RpcServerSettings):
         description="Public keys that may sign, put there by `kolm trust add`. Default: <data-dir>/trusted.",
     )
     origin: str = Field("kolm.local/ledger", description="The log's name in its checkpoints; must never change.")
-    migrate: bool = Field(
-        False, description="Bring the databases to the tables of this version, and end: for a job before an upgrade."
-    )
     witness_policy: Path | None = Field(
         None,
         description="Witnesses to collect cosignatures from, each with its URL, and how many make a checkpoint count "
@@ -70,7 +66,7 @@ class LedgerSettings(RpcServerSettings):
     witness_timeout: float = Field(10.0, gt=0, description="How long a witness may take to answer, in seconds.")
     timestamp_url: str | None = Field(
         None,
-        description="An RFC 3161 authority that stamps the newest checkpoint; needs kolm-serve[timestamp].",
+        description="An RFC 3161 authority that stamps the newest checkpoint; needs the extra `timestamp`.",
         examples=["https://freetsa.org/tsr"],
     )
     timestamp_seconds: float = Field(3600.0, gt=0, description="Seconds between two timestamps.")

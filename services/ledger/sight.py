@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from ledger.documents.audit_policy import AuditPolicy
+from ledger.documents.draft_head_publication import DraftHeadPublication, DraftHeadWithdrawal
+from ledger.documents.draw import Draw
 from ledger.documents.erasure import Erasure
+from ledger.documents.halt import Halt, Resume
+from ledger.documents.key_entry import KeyEntry
+from ledger.documents.kscore import KScore
 from ledger.documents.receipt import Receipt
 from ledger.documents.retention import Expiry, Retention
 from ledger.documents.signed_document import Document, read_document
 from ledger.documents.verdict import Verdict
 from ledger.errors import ChainError, FormatError, NotFound
 from ledger.tree.entry import Entry
-from services.runtime.access.principal import Principal
+from services.runtime.access.credentials import Principal
 from services.runtime.errors import PermissionDenied
 
 FindReceipt = Callable[[str], bytes]
@@ -55,7 +61,9 @@ def whole_log(caller: Principal, what: str) -> None:
 
 
 def sees_entry(caller: Principal, index: int, entry: bytes, find: FindReceipt) -> bool:
-    """Whether a caller sees an entry. One that names a tenant or its receipt is for that tenant. Raises ChainError."""
+    """Whether a caller sees an entry. One that names a tenant or its receipt is for that tenant; one of an unknown kind
+    is for those who see the whole log. Raises ChainError.
+    """
     return caller.sees_all or _sees(caller, _document(index, entry), find)
 
 
@@ -69,8 +77,12 @@ def _sees(caller: Principal, document: Document, find: FindReceipt) -> bool:
             return document.tenant is None or caller.sees(document.tenant)
         case Expiry():  # one for all names those with a policy of their own
             return document.tenant is not None and caller.sees(document.tenant)
-        case _:
+        case Halt() | Resume() | KeyEntry() | AuditPolicy() | Draw():
             return True
+        case DraftHeadPublication() | DraftHeadWithdrawal() | KScore():
+            return True
+        case _:  # who it is about is for a later version to say
+            return False
 
 
 def _receipt(index: int, entry: bytes) -> Receipt:

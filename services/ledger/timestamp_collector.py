@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from functools import partial
 
 from ledger.errors import LedgerError
 from ledger.keys.note import Note
 from ledger.log.reader import LedgerReader
 from ledger.witness.cosignature_store import CosignatureStore
-from services.runtime.outage import Outage
+from services.runtime.http.http_call import on_own_thread
+from services.runtime.process import Outage
 
 _log = logging.getLogger(__name__)
 
@@ -41,15 +43,21 @@ class TimestampCollector:
         if head.size == self._stamped:
             return
         with self._outage:
-            await asyncio.to_thread(self._stamp, head.size, Note.from_bytes(head.note))
+            note = Note.from_bytes(head.note)
+            response = await asyncio.wrap_future(on_own_thread(partial(self._stamp, note)))
+            await asyncio.to_thread(self._keep, head.size, note, response)
             self._stamped = head.size
 
-    def _stamp(self, size: int, note: Note) -> None:
-        """The response is kept as it is: its verifier brings the authority's certificate."""
+    def _stamp(self, note: Note) -> bytes:
+        """The authority's response. Raises OSError."""
         from ledger.witness.timestamp_token import CONTENT_TYPE, timestamp_request
 
         status, response = self._post(timestamp_request(note.text.encode()), CONTENT_TYPE)
         if status != 200:
             raise OSError(f"the authority answered HTTP {status}")
+        return response
+
+    def _keep(self, size: int, note: Note, response: bytes) -> None:
+        """The response is kept as it is: its verifier brings the authority's certificate."""
         self._notes.record(size, note)
         self._notes.record_timestamp(size, response)

@@ -17,20 +17,15 @@ from kolm.registry.v1.registry_pb2_grpc import add_RegistryServiceServicer_to_se
 from ledger.errors import LedgerError
 from services.client import LedgerClient
 from services.client.ledger.key_entries import key_entries
-from services.registry.log import LedgerLog
-from services.registry.object_blobs import ObjectBlobStore
-from services.registry.publishing import Publishing
+from services.registry.blobs import ObjectBlobStore
+from services.registry.publishing import LedgerLog, Publishing
 from services.registry.servicer import SERVICE, RegistryServicer
 from services.registry.settings import RegistrySettings
 from services.registry.sql.catalogue import SqlCatalogue
 from services.registry.uploads import Uploads
 from services.runtime.errors import KolmError
-from services.runtime.heap import return_large_blocks
 from services.runtime.lifecycle import serve
-from services.runtime.migration import ForeignDatabase
-from services.runtime.outage import Outage
-from services.runtime.process import CannotStart, run_service
-from services.runtime.reasons import reason
+from services.runtime.process import CannotStart, Outage, reason, return_large_blocks, run_service
 from services.runtime.server import Mount
 from services.runtime.trusted_directory import TrustedDirectory
 
@@ -69,7 +64,7 @@ def opened_servicer(settings: RegistrySettings) -> Iterator[tuple[RegistryServic
             settings.trusted_directory, key_entries=partial(key_entries, settings.ledger)
         ).trusted()
         catalogue = SqlCatalogue.open(settings.database_url)
-    except (LedgerError, OSError, ValueError, SQLAlchemyError, ForeignDatabase) as error:
+    except (LedgerError, OSError, ValueError, SQLAlchemyError) as error:
         raise CannotStart(f"cannot open the registry in {settings.data_dir}: {reason(error)}") from error
     with closing(catalogue), LedgerClient.connect(settings.ledger) as ledger:
         publishing = Publishing(catalogue, blobs, LedgerLog(ledger, trusted), trusted)

@@ -1,12 +1,32 @@
-"""Blobs: bytes under their SHA-256, written once, whole or not there. The contract."""
+"""Blobs: bytes under their SHA-256, written once, whole or not there, in a folder or a bucket (through obstore)."""
 
 from __future__ import annotations
 
+import hashlib
+import logging
+import os
+import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
+
+import obstore
+from obstore.exceptions import AlreadyExistsError, BaseError
+from obstore.store import LocalStore, ObjectStore, from_url
+
+from ledger.encoding.digest import parse_digest
+from services.registry.errors import DiskFull
+from services.runtime.errors import DataLoss, NotFound, Unavailable
+
+if TYPE_CHECKING:
+    from obstore.store import ClientConfig, RetryConfig
+
+
+_log = logging.getLogger(__name__)
+
 
 CHUNK_BYTES = 1024 * 1024
 """Most bytes of one message of an upload or a download."""
@@ -62,3 +82,254 @@ class BlobStore(Protocol):
     def sweep(self, before: datetime) -> int:
         """Remove unfinished writes from before `before`; returns the bytes that this freed."""
         ...
+
+
+_OPTIONS: dict[str, dict[str, str]] = {
+    "s3": {"endpoint": "endpoint", "region": "region"},
+    "gs": {"endpoint": "base_url"},
+    "az": {"endpoint": "endpoint", "account": "account_name"},
+    "memory": {},
+}
+"""The options after the `?` of a URL of each scheme, and their names in obstore."""
+
+# A request may carry 16 MiB over a slow line. One that fails is made again by whoever uploads, so that a store that is
+# away is soon said to be, within the minute that callers wait.
+_CLIENT: ClientConfig = {
+    "allow_http": True,  # an endpoint that is written http:// is meant
+    "connect_timeout": "5s",
+    "read_timeout": "30s",
+    "timeout": "120s",
+}
+_RETRIES: RetryConfig = {
+    "max_retries": 4,
+    "retry_timeout": timedelta(seconds=30),
+    "backoff": {"init_backoff": timedelta(seconds=0.2), "max_backoff": timedelta(seconds=5), "base": 2},
+}
+
+_METADATA_SERVER = "169.254.169.254"
+"""Where machines in a cloud ask for credentials; obstore does so where the environment holds none."""
+
+_CODE = re.compile(r"<Code>([^<]+)</Code>\s*(?:<Message>([^<]*)</Message>)?")
+"""How S3, GCS and Azure say what is wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlobLocation:
+    """An opened location. `folder` is where a local store keeps its objects, None for any other."""
+
+    store: ObjectStore
+    folder: Path | None = None
+
+    @classmethod
+    def open(cls, location: str) -> BlobLocation:
+        """A folder's path, or s3://bucket/prefix, gs://…, az://container/prefix, file:///folder, memory://; a bucket
+        is asked for its list, so that one that is not there or not ours is found at once. Credentials come from the
+        environment, as the tools of each cloud read them. Raises ValueError, OSError.
+        """
+        if "://" not in location:
+            return cls._local(Path(location))
+        url = urlsplit(location)
+        if url.scheme == "file":
+            return cls._local(Path(unquote(url.path)))
+        try:
+            store = _bucket(url)
+            next(iter(obstore.list(store, "sha256")), None)
+        except (BaseError, ValueError) as error:
+            raise ValueError(f"{_public(url)}: {said(error)}") from None
+        return cls(store)
+
+    @classmethod
+    def _local(cls, folder: Path) -> BlobLocation:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return cls(LocalStore(folder), folder)
+
+
+def said(error: Exception) -> str:
+    """A store's error in one line: the server's own code and message where it sent some."""
+    text = str(error).split("\n\nDebug source", 1)[0]
+    if _METADATA_SERVER in text:
+        return "there are no credentials in the environment, and this machine has no role that brings any"
+    code = _CODE.search(text)
+    words = ": ".join(filter(None, code.groups())) if code else text.strip()
+    return words.split("\n", 1)[0]
+
+
+def _bucket(url: SplitResult) -> ObjectStore:
+    """Raises ValueError, BaseError."""
+    if url.scheme not in _OPTIONS:
+        raise ValueError("expected a folder, s3://bucket/prefix, gs://bucket/prefix or az://container/prefix")
+    if "@" in url.netloc:
+        raise ValueError("credentials belong into the environment, not into the URL")
+    known, options = _OPTIONS[url.scheme], dict(parse_qsl(url.query, keep_blank_values=True))
+    if unknown := sorted(options.keys() - known.keys()):
+        raise ValueError(f"unknown option {unknown[0]!r}; known are {', '.join(known) or 'none'}")
+    bare = url._replace(query="", fragment="").geturl()
+    if url.scheme == "memory":
+        return from_url(bare)
+    config: Any = {known[name]: value for name, value in options.items()}
+    return from_url(bare, config=config, client_options=_CLIENT, retry_config=_RETRIES)
+
+
+def _public(url: SplitResult) -> str:
+    """The URL without what might be a secret."""
+    return f"{url.scheme}://{url.netloc.rpartition('@')[2]}{url.path}"
+
+
+_PART_BYTES = 16 * 1024 * 1024
+"""Above it, an object is written in parts of this size: create-if-absent would need all of it in memory."""
+
+_FETCH_BYTES = 8 * CHUNK_BYTES
+"""Bytes of one read request: a bucket takes tens of milliseconds to answer, for any length."""
+
+_KEY = re.compile(r"sha256/(?P<two>[0-9a-f]{2})/(?P<digits>(?P=two)[0-9a-f]{62})")
+_STAGED = re.compile(r"[0-9a-f]{64}#\d+")
+"""The name that obstore gives a local file while it is written."""
+
+
+class ObjectBlobStore:
+    """A BlobStore in a folder or in a bucket (S3, GCS, Azure): `<prefix>/sha256/ab/<64 hex digits>`."""
+
+    def __init__(self, store: ObjectStore, folder: Path | None = None) -> None:
+        """`folder` is where a local store keeps its objects; they are made durable."""
+        self._store = store
+        self._folder = folder
+
+    @classmethod
+    def open(cls, location: str) -> ObjectBlobStore:
+        """Open a location, as `BlobLocation.open` does. Raises ValueError, OSError."""
+        opened = BlobLocation.open(location)
+        return cls(opened.store, opened.folder)
+
+    def size(self, digest: str) -> int | None:
+        try:
+            return int(self._ask(obstore.head, _key(digest))["size"])
+        except FileNotFoundError:
+            return None
+
+    def put(self, digest: str, path: Path) -> None:
+        size = path.stat().st_size
+        if self.size(digest) == size:
+            return
+        try:
+            if size > _PART_BYTES:
+                self._write(digest, path)
+            else:
+                self._create(digest, path)
+            self._sync(_key(digest))
+        except FileNotFoundError as error:  # the bucket, or the blob just written, was removed meanwhile
+            raise _away(error) from error
+
+    def _create(self, digest: str, path: Path) -> None:
+        try:
+            self._ask(obstore.put, _key(digest), path, mode="create", use_multipart=False)
+        except AlreadyExistsError:
+            if self.size(digest) != path.stat().st_size:  # a power cut took what was not on disk yet
+                self._write(digest, path)
+
+    def _write(self, digest: str, path: Path) -> None:
+        self._ask(obstore.put, _key(digest), path, chunk_size=_PART_BYTES, max_concurrency=4)
+
+    def chunks(self, digest: str, start: int = 0) -> Iterator[bytes]:
+        total, position, sha256 = self._known_size(digest), 0, hashlib.sha256()
+        while position < total:
+            fetched = self.range(digest, position, min(_FETCH_BYTES, total - position))
+            sha256.update(fetched)
+            skipped = min(max(0, start - position), len(fetched))
+            position += len(fetched)
+            if position == total and sha256.digest() != parse_digest(digest):
+                raise DataLoss(f"the blob {digest} is damaged: its bytes have another digest", reason="BLOB_DAMAGED")
+            for place in range(skipped, len(fetched), CHUNK_BYTES):
+                yield fetched[place : place + CHUNK_BYTES]
+
+    def range(self, digest: str, start: int, length: int) -> bytes:
+        try:
+            data = bytes(self._ask(obstore.get_range, _key(digest), start=start, length=length))
+        except FileNotFoundError:
+            raise NotFound("blob", digest) from None
+        if len(data) != length:
+            raise DataLoss(f"the blob {digest} is damaged: it ends before its size", reason="BLOB_DAMAGED")
+        return data
+
+    def read(self, digest: str, most: int) -> bytes:
+        if self._known_size(digest) > most:
+            raise DataLoss(f"the blob {digest} has more than {most} bytes", reason="BLOB_TOO_LARGE")
+        return b"".join(self.chunks(digest))
+
+    def listed(self) -> Iterator[StoredBlob]:
+        pages = iter(self._ask(obstore.list, "sha256"))
+        while page := self._ask(_next_page, pages):
+            for found in page:
+                if match := _KEY.fullmatch(found["path"]):
+                    modified = found["last_modified"].astimezone(UTC)
+                    yield StoredBlob(f"sha256:{match['digits']}", int(found["size"]), modified)
+
+    def remove(self, digests: Collection[str]) -> None:
+        keys = [_key(digest) for digest in digests]
+        try:
+            self._ask(obstore.delete, keys)
+        except FileNotFoundError:  # a folder and some buckets mind; the others of the request may be left
+            for key in keys:
+                self._remove_one(key)
+
+    def _remove_one(self, key: str) -> None:
+        try:
+            self._ask(obstore.delete, key)
+        except FileNotFoundError:
+            return
+
+    def sweep(self, before: datetime) -> int:
+        freed = 0
+        for path in [] if self._folder is None else self._folder.glob("sha256/*/*"):
+            if not _STAGED.fullmatch(path.name):
+                continue
+            try:
+                status = path.stat()
+                if datetime.fromtimestamp(status.st_mtime, UTC) < before:
+                    path.unlink()
+                    freed += status.st_size
+            except FileNotFoundError:  # its writer has come to its end
+                continue
+        return freed
+
+    def _known_size(self, digest: str) -> int:
+        size = self.size(digest)
+        if size is None:
+            raise NotFound("blob", digest, "upload it first")
+        return size
+
+    def _ask(self, call: Any, key: Any, *arguments: Any, **options: Any) -> Any:
+        """Raises FileNotFoundError, AlreadyExistsError, DiskFull, Unavailable."""
+        try:
+            return call(self._store, key, *arguments, **options)
+        except AlreadyExistsError:
+            raise
+        except BaseError as error:
+            if "No space left" in str(error):
+                raise DiskFull() from error
+            raise _away(error) from error
+
+    def _sync(self, key: str) -> None:
+        """obstore leaves it to the kernel when a local file reaches the disk; a publication must not come before."""
+        if self._folder is None:
+            return
+        written = self._folder / key
+        for path in (written, written.parent, written.parent.parent):
+            descriptor = os.open(path, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+
+
+def _next_page(_: ObjectStore, pages: Iterator[Any]) -> Any:
+    return next(pages, None)
+
+
+def _key(digest: str) -> str:
+    hexadecimal = parse_digest(digest).hex()
+    return f"sha256/{hexadecimal[:2]}/{hexadecimal}"
+
+
+def _away(error: Exception) -> Unavailable:
+    _log.error("the store of blobs failed: %s", said(error))
+    return Unavailable("the registry's store of blobs failed; try again", reason="BLOBS_UNAVAILABLE")

@@ -1,22 +1,197 @@
-"""Is a head what its manifest says, and can it draft for its base? Reads headers and one small tensor, runs nothing."""
+"""The check of a pushed head: is it what its manifest says, and can it draft for its base?
+
+It reads config.json (kolm.eagle3.v1), safetensors headers and one small tensor; nothing is run, mapped or converted.
+A safetensors header is 8 bytes of little-endian length and a JSON object; tensors lie without holes or overlaps.
+"""
 
 from __future__ import annotations
 
 import functools
+import math
 import sys
 from array import array
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from ledger.documents.draft_head_manifest import DraftHeadManifest
 from ledger.documents.named_file import NamedFile
 from ledger.encoding.canonical import parse_json
-from ledger.encoding.fields import Fields
+from ledger.encoding.fields import Fields, checked_integer
 from ledger.errors import FormatError
-from services.registry.blob_references import MAX_BASE_BYTES, check_whole, read_base
+from services.registry.blob_collection import MAX_BASE_BYTES, check_whole, read_base
 from services.registry.blobs import BlobStore
 from services.registry.errors import BadHead, BaseMismatch, BaseUnknown
-from services.registry.head_config import MAX_CONFIG_BYTES, HeadConfig
-from services.registry.safetensors_header import Tensor, read_header
 from services.runtime.errors import NotFound
+
+MAX_HEADER_BYTES = 16 * 1024 * 1024
+_BYTES = {
+    "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "I16": 2, "U16": 2, "F16": 2, "BF16": 2,
+    "I32": 4, "U32": 4, "F32": 4, "I64": 8, "U64": 8, "F64": 8,
+}  # fmt: skip
+_MOST_DIMENSIONS = 8
+
+ReadRange = Callable[[int, int], bytes]
+"""The bytes of a file from a start, so many."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """One tensor: where its bytes are in the file."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    size: int
+
+
+def read_header(read: ReadRange, file_size: int) -> dict[str, Tensor]:
+    """The tensors of a file of `file_size` bytes, by name. Raises FormatError for anything but a whole, tight file."""
+    if file_size < 8:
+        raise FormatError("header", f"is missing: the file has {file_size} bytes, safetensors begin with 8")
+    length = int.from_bytes(read(0, 8), "little")
+    if length > min(MAX_HEADER_BYTES, file_size - 8):
+        raise FormatError("header", f"claims {length:,} bytes of a file of {file_size:,}: truncated, or no safetensors")
+    document = parse_json(read(8, length), "header")
+    if not isinstance(document, dict):
+        raise FormatError("header", "expected a JSON object")
+    document.pop("__metadata__", None)
+    tensors = {name: _tensor(name, value, 8 + length) for name, value in document.items()}
+    _check_tight(tensors, 8 + length, file_size)
+    return tensors
+
+
+def _tensor(name: str, value: object, base: int) -> Tensor:
+    fields = Fields(value, name)
+    dtype = fields.choice("dtype", _BYTES)
+    shape = _integers(fields, "shape", _MOST_DIMENSIONS)
+    offsets = _integers(fields, "data_offsets", 2)
+    fields.close()
+    size = math.prod(shape) * _BYTES[dtype]
+    if len(offsets) != 2 or offsets[1] - offsets[0] != size:
+        raise FormatError(f"{name}.data_offsets", f"expected two numbers {size} apart for {dtype} {list(shape)}")
+    return Tensor(dtype, shape, base + offsets[0], size)
+
+
+def _integers(fields: Fields, name: str, most: int) -> tuple[int, ...]:
+    path, values = fields.path(name), fields.array(name)
+    if len(values) > most:
+        raise FormatError(path, f"has {len(values)} numbers, at most {most} are expected")
+    return tuple(checked_integer(value, path) for value in values)
+
+
+def _check_tight(tensors: dict[str, Tensor], start: int, file_size: int) -> None:
+    """Every byte of the file belongs to exactly one tensor: none is hidden, none is missing."""
+    position = start
+    for name, tensor in sorted(tensors.items(), key=lambda item: (item[1].start, item[1].size)):
+        if tensor.start != position:
+            raise FormatError(f"{name}.data_offsets", "leaves a hole, or overlaps another tensor")
+        position += tensor.size
+    if position != file_size:
+        raise FormatError("data", f"ends at byte {position:,}, the file has {file_size:,}: truncated, or too long")
+
+
+LAYOUT = "kolm.eagle3.v1"
+MAX_CONFIG_BYTES = 1024 * 1024
+
+_LARGEST = 2**24  # of any size in a head; keeps products of two of them exact
+_MOST_LAYERS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class HeadConfig:
+    """The sizes and choices that decide about names and shapes. Sizes in elements."""
+
+    layers: int
+    hidden_size: int
+    target_hidden_size: int
+    intermediate_size: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocab_size: int
+    draft_vocab_size: int
+    feature_layers: tuple[int, ...]
+    attention_bias: bool
+    output_bias: bool
+    mlp_bias: bool
+    head_norms: bool
+    own_embeddings: bool
+    norm_before_fc: bool
+    fc_norm: bool
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> HeadConfig:
+        """Raises FormatError naming the member that is wrong, `layout` where it is another layout than kolm's."""
+        fields = Fields(parse_json(data, "config.json"))
+        if not fields.has("layout") or fields.read("layout") != LAYOUT:
+            raise FormatError("layout", f"expected {LAYOUT!r}; `kolm heads push` writes it from other layouts")
+
+        def size(name: str) -> int:
+            return fields.integer(name, 1, _LARGEST)
+
+        return cls(
+            layers=fields.integer("num_hidden_layers", 1, _MOST_LAYERS),
+            hidden_size=size("hidden_size"),
+            target_hidden_size=size("target_hidden_size"),
+            intermediate_size=size("intermediate_size"),
+            heads=size("num_attention_heads"),
+            kv_heads=size("num_key_value_heads"),
+            head_dim=size("head_dim"),
+            vocab_size=size("vocab_size"),
+            draft_vocab_size=size("draft_vocab_size"),
+            feature_layers=tuple(
+                checked_integer(layer, "feature_layers", 0, _LARGEST) for layer in fields.array("feature_layers")
+            ),
+            attention_bias=fields.boolean("attention_bias"),
+            output_bias=fields.boolean("output_bias"),
+            mlp_bias=fields.boolean("mlp_bias"),
+            head_norms=fields.boolean("head_norms"),
+            own_embeddings=fields.boolean("own_embeddings"),
+            norm_before_fc=fields.boolean("norm_before_fc"),
+            fc_norm=fields.boolean("fc_norm"),
+        )
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Name and shape of every float tensor; weights are [out, in]."""
+        features = len(self.feature_layers) * self.target_hidden_size
+        shapes: dict[str, tuple[int, ...]] = {
+            "fc.weight": (self.hidden_size, features),
+            "norm.weight": (self.hidden_size,),
+            "lm_head.weight": (self.draft_vocab_size, self.hidden_size),
+        }
+        if self.own_embeddings:
+            shapes["embed_tokens.weight"] = (self.vocab_size, self.hidden_size)
+        if self.norm_before_fc:
+            shapes["input_norm.weight"] = (features,)
+        if self.fc_norm:
+            shapes |= {f"fc_norm.{i}.weight": (self.target_hidden_size,) for i in range(len(self.feature_layers))}
+        for layer in range(self.layers):
+            shapes |= self._layer(layer)
+        return shapes
+
+    def _layer(self, layer: int) -> dict[str, tuple[int, ...]]:
+        prefix = f"layers.{layer}." if layer else "midlayer."
+        hidden, inner = self.hidden_size, self.intermediate_size
+        queries, keys, read = self.heads * self.head_dim, self.kv_heads * self.head_dim, hidden if layer else 2 * hidden
+        norms = ("input_layernorm", "post_attention_layernorm", *(() if layer else ("hidden_norm",)))
+        shapes: dict[str, tuple[int, ...]] = {f"{prefix}{norm}.weight": (hidden,) for norm in norms}
+        if self.head_norms:
+            shapes |= {f"{prefix}self_attn.{norm}.weight": (self.head_dim,) for norm in ("q_norm", "k_norm")}
+        linears = {
+            "self_attn.q_proj": (queries, read, self.attention_bias),
+            "self_attn.k_proj": (keys, read, self.attention_bias),
+            "self_attn.v_proj": (keys, read, self.attention_bias),
+            "self_attn.o_proj": (hidden, queries, self.output_bias),
+            "mlp.gate_proj": (inner, hidden, self.mlp_bias),
+            "mlp.up_proj": (inner, hidden, self.mlp_bias),
+            "mlp.down_proj": (hidden, inner, self.mlp_bias),
+        }
+        for name, (rows, columns, bias) in linears.items():
+            shapes[f"{prefix}{name}.weight"] = (rows, columns)
+            if bias:
+                shapes[f"{prefix}{name}.bias"] = (rows,)
+        return shapes
+
 
 _FLOATS = ("F32", "BF16", "F16")
 

@@ -1,19 +1,28 @@
-"""The way of a signed document about a head: checked, proposed, appended to the ledger, confirmed."""
+"""The way of a signed document about a head: checked, proposed, appended to the ledger, confirmed.
+
+A name belongs to the publisher who used it first, and to the keys that replaced that publisher's in the log.
+"""
 
 from __future__ import annotations
 
 import logging
-from typing import TypeVar
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
+from ledger.audit.log_verification import verify_appended
 from ledger.documents.draft_head_manifest import DraftHeadManifest
 from ledger.documents.draft_head_publication import DraftHeadPublication, DraftHeadWithdrawal
+from ledger.documents.key_history import KeyHistory
 from ledger.documents.kscore import KScore
-from ledger.documents.signed_document import Document, kind_of, open_document
+from ledger.documents.signed_document import Document, kind_of, open_document, read_document
 from ledger.encoding.digest import digest
 from ledger.errors import FormatError, LedgerError, SignatureError
 from ledger.keys.envelope import Envelope
 from ledger.keys.trusted_keys import TrustedKeys
-from services.registry.blob_references import check_whole
+from services.client import LedgerClient
+from services.client import errors as client
+from services.registry.blob_collection import check_whole
 from services.registry.blobs import BlobStore
 from services.registry.catalogue import (
     KSCORE,
@@ -22,18 +31,174 @@ from services.registry.catalogue import (
     Catalogue,
     CataloguedHead,
     Check,
+    HeadReference,
     HeadRow,
     Signed,
 )
-from services.registry.errors import BadDocument, BadManifest, UntrustedSignature
+from services.registry.errors import (
+    AmbiguousReference,
+    BadDocument,
+    BadManifest,
+    HeadWithdrawn,
+    NameTaken,
+    NotThePublisher,
+    UntrustedSignature,
+)
 from services.registry.head_check import check_head
-from services.registry.log import Log
-from services.registry.ownership import check_name, check_withdrawal
-from services.registry.resolving import refuse_withdrawn
-from services.runtime.errors import NotFound, Unavailable
-from services.runtime.outage import Outage
+from services.runtime.errors import InvalidArgument, NotFound, Unavailable
+from services.runtime.process import Outage
 
 _log = logging.getLogger(__name__)
+
+
+_MOST_CANDIDATES = 1000
+_SHOWN = 8
+
+
+def resolve(catalogue: Catalogue, text: str, base_cid: str | None, withdrawn: bool) -> CataloguedHead:
+    """The head. A bare name, or none at all, means the newest one that may be loaded; digits have to mean one head.
+
+    Raises InvalidArgument, NotFound, AmbiguousReference, HeadWithdrawn.
+    """
+    reference = HeadReference.parse(text)
+    if not text and base_cid is None:
+        raise InvalidArgument("reference", "expected a reference, or base_cid for the newest head of a base")
+    found = catalogue.candidates(reference, base_cid, _MOST_CANDIDATES)
+    loadable = [head for head in found if withdrawn or head.withdrawal is None]
+    if not found:
+        hint = f"for {base_cid}; " if base_cid and text else ""
+        raise NotFound("head", text or f"for {base_cid}", f"{hint}`kolm heads list` shows what is published")
+    if not loadable:
+        refuse_withdrawn(found[0])
+    if reference.digits and len(loadable) > 1:
+        raise AmbiguousReference(text, _names(loadable))
+    return loadable[0]
+
+
+def refuse_withdrawn(head: CataloguedHead) -> None:
+    """Raises HeadWithdrawn where it is."""
+    if head.withdrawal is None:
+        return
+    document = read_document(Envelope.from_bytes(head.withdrawal.envelope))
+    reason = document.reason if isinstance(document, DraftHeadWithdrawal) else ""
+    raise HeadWithdrawn(head.row.head_cid, reason)
+
+
+def _names(heads: Sequence[CataloguedHead]) -> list[str]:
+    names = [f"{head.names[0]}@{head.row.head_cid.removeprefix('cidv1:')}" for head in heads[:_SHOWN]]
+    return names + (["…"] if len(heads) > _SHOWN else [])
+
+
+@dataclass(frozen=True, slots=True)
+class Signer:
+    """The signers of a document: the keys' ids, and the publisher's name where it gives one."""
+
+    keys: frozenset[str]
+    name: str | None = None
+
+    @classmethod
+    def of(cls, envelope: bytes) -> Signer:
+        read = Envelope.from_bytes(envelope)
+        document = read_document(read)
+        name = document.publisher if isinstance(document, DraftHeadPublication) else None
+        return cls(frozenset(signature.key_id for signature in read.signatures), name)
+
+    def __str__(self) -> str:
+        keys = ", ".join(sorted(self.keys))
+        return keys if self.name is None else f"{self.name} ({keys})"
+
+
+def check_name(first: Signed | None, document: Signed, log: Log) -> None:
+    """Raises NameTaken where the name's first publication is somebody else's, Unavailable."""
+    if first is None:
+        return
+    owner, signer = Signer.of(first.envelope), Signer.of(document.envelope)
+    if not _same(owner, signer, log):
+        raise NameTaken(document.key, str(owner), str(signer))
+
+
+def check_withdrawal(head: CataloguedHead, envelope: bytes, trusted: TrustedKeys, log: Log) -> None:
+    """Raises NotThePublisher unless the head's first publisher, or an operator, has signed; Unavailable."""
+    owner, signer = Signer.of(head.of_kind(PUBLICATION)[0].envelope), Signer.of(envelope)
+    by_operator = any(trusted.find("operator", key) is not None for key in signer.keys)
+    if not by_operator and not _same(owner, signer, log):
+        raise NotThePublisher(head.row.head_cid, str(owner), str(signer))
+
+
+def _same(owner: Signer, signer: Signer, log: Log) -> bool:
+    """Whether a key of both is one, or a later one by rotations that the log records."""
+    return bool(owner.keys & signer.keys) or bool(_successors(owner.keys, log.publisher_rotations()) & signer.keys)
+
+
+def _successors(keys: frozenset[str], rotations: Sequence[tuple[str, str]]) -> frozenset[str]:
+    for old, new in rotations:  # in the order of the log
+        if old in keys:
+            keys |= {new}
+    return keys
+
+
+class Log(Protocol):
+    """The log that signed documents are appended to."""
+
+    def append(self, envelope: bytes) -> int:
+        """The index of the entry; the same envelope again gets the same one.
+
+        Raises UntrustedSignature, BadDocument where the log will never take it, Unavailable (LEDGER_UNAVAILABLE)
+        where it may at another time.
+        """
+        ...
+
+    def publisher_rotations(self) -> Sequence[tuple[str, str]]:
+        """Which publishers' keys others have replaced: ids of the old and of the new one, in the order of the log.
+
+        Raises Unavailable (LEDGER_UNAVAILABLE).
+        """
+        ...
+
+
+class LedgerLog:
+    """A ledger service whose answers are checked: an entry counts once its signed tree holds it."""
+
+    def __init__(self, ledger: LedgerClient, trusted: TrustedKeys) -> None:
+        self._ledger = ledger
+        self._trusted = trusted
+
+    def append(self, envelope: bytes) -> int:
+        try:
+            appended = self._ledger.append(envelope)
+            entry = self._ledger.entry(appended.index).entry
+        except client.InvalidArgument as error:
+            if error.reason == "UNTRUSTED_SIGNATURE":
+                raise UntrustedSignature(f"the ledger does not trust this publisher: {error.message}") from error
+            raise BadDocument(f"the ledger does not take it: {error.message}") from error
+        except client.KolmError as error:
+            raise _unavailable(f"the ledger does not answer: {error.message}") from error
+        try:
+            verify_appended(
+                envelope,
+                entry,
+                appended.inclusion_proof.hashes,
+                appended.checkpoint,
+                self._trusted.keys("log"),
+            )
+        except LedgerError as error:
+            _log.error("the ledger's answer does not hold; is its key among the trusted ones? %s", error)
+            raise _unavailable("the ledger's proof does not hold under the keys that this registry trusts") from error
+        return appended.index
+
+    def publisher_rotations(self) -> Sequence[tuple[str, str]]:
+        """A ledger cannot make one up: the old key has signed it, or operators have."""
+        try:
+            with self._ledger.watch(kinds=["key"]) as entries:
+                history = KeyHistory.of(self._trusted).following((entry.index, entry.envelope) for entry in entries)
+        except client.KolmError as error:
+            raise _unavailable(f"the ledger does not say whose keys were replaced: {error.message}") from error
+        return [(each.old, each.new.key_id) for each in history.rotations if each.role == "publisher"]
+
+
+def _unavailable(message: str) -> Unavailable:
+    return Unavailable(f"{message}; nothing is published without it", retry_after=5.0, reason="LEDGER_UNAVAILABLE")
+
 
 _ATTEMPTS = 3
 

@@ -7,18 +7,18 @@ import time
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import URL, Connection, Engine, create_engine, event
-
-from services.runtime.migration import Migrations
+from sqlalchemy import URL, Connection, Engine, MetaData, create_engine, event, text
 
 _BUSY_SECONDS = 30.0
 _WAIT_SECONDS = 0.05
 
 
-def open_database(url: URL, migrations: Migrations) -> Engine:
-    """On SQLite a transaction takes the one writer as it begins, unless it has the execution option `reads_only`.
+def open_database(url: URL, tables: MetaData, lock: int) -> Engine:
+    """The tables are made where they are missing; `lock` is the number of PostgreSQL's lock for it.
 
-    Raises SQLAlchemyError, OSError, ForeignDatabase.
+    On SQLite a transaction takes the one writer as it begins, unless it has the execution option `reads_only`.
+
+    Raises SQLAlchemyError, OSError.
     """
     if url.get_backend_name() == "sqlite":
         if url.database:
@@ -30,7 +30,9 @@ def open_database(url: URL, migrations: Migrations) -> Engine:
         engine = create_engine(url, pool_pre_ping=True)
     try:
         with engine.begin() as connection:
-            migrations.run(connection)
+            if connection.dialect.name == "postgresql":  # several processes may start at once
+                connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": lock})
+            tables.create_all(connection)
     except BaseException:
         engine.dispose()
         raise

@@ -17,10 +17,11 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry, Gauge
 
+from services.runtime.access.credentials import new_token, token_left
 from services.runtime.logs import say
 from services.runtime.process import access_of
 from services.runtime.server import Mount, RunningServer, start_server
-from services.runtime.settings.rpc_settings import RpcServerSettings
+from services.runtime.settings.settings import RpcServerSettings
 from services.runtime.telemetry.metrics import Metrics
 from services.runtime.telemetry.metrics_endpoint import metrics_endpoint
 
@@ -52,13 +53,17 @@ async def serve(
     metrics.process(name)
     host, tls = settings.listen.rpartition(":")[0].strip("[]"), settings.server_tls
     endpoint = metrics_endpoint(registry, host, settings.metrics_port, tls)
+    local = new_token() if settings.principals is None else None
     with received_signals() as received, endpoint as metrics_port:
-        access = access_of(settings)
+        access = access_of(settings, local)
         server = await start_server(mounts, settings.listen, registry, access, tls, settings.limits)
         async with _stopping(server):
             reporting = _reporting(server, mounts, healthy, metrics.gauge("kolm_serving"))
-            with ready_file(settings.ready_file, server.address), reporting:
+            left = token_left(server.address, local)
+            with left as place, ready_file(settings.ready_file, server.address), reporting:
                 say(f"{name} listening on {server.address}")
+                if place is not None:
+                    say(f"{name} may be asked with the token of this start, in {place}")
                 if metrics_port is not None:
                     say(f"{name} metrics on {host}:{metrics_port}")
                 await received.get()

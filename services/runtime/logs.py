@@ -13,7 +13,7 @@ import threading
 from datetime import UTC, datetime
 from typing import Literal
 
-from services.runtime.calls.request_context import current_request_id
+from services.runtime.calls.requests import current_request_id
 
 LogFormat = Literal["text", "json"]
 

@@ -15,9 +15,9 @@ from services.runtime.access.access import Access
 from services.runtime.calls.interceptor import CallInterceptor
 from services.runtime.calls.limits import CallLimits, Limits
 from services.runtime.listening import CannotListen, check_free
-from services.runtime.telemetry import telemetry
+from services.runtime.telemetry import tracing
 from services.runtime.telemetry.metrics import CallMetrics
-from services.runtime.telemetry.telemetry import TelemetryServicer
+from services.runtime.telemetry.tracing import TelemetryServicer
 from services.runtime.tls import ServerTls
 
 _OPTIONS = (
@@ -96,7 +96,7 @@ async def start_server(
     add_TelemetryServiceServicer_to_server(TelemetryServicer(registry), server)
     health_servicer = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
-    names = ["", health.SERVICE_NAME, telemetry.SERVICE, *(mount.service for mount in mounts)]
+    names = ["", health.SERVICE_NAME, tracing.SERVICE, *(mount.service for mount in mounts)]
     reflection.enable_server_reflection([*names[1:], reflection.SERVICE_NAME], server)
     port = _bind(server, listen, tls)
     for name in names:

@@ -15,7 +15,7 @@ from ledger.keys.ed25519 import ROLES, PublicKey
 from ledger.keys.signer import Signer
 from ledger.keys.threshold import FixedThreshold
 from ledger.keys.trusted_keys import TrustedKeys
-from services.runtime.outage import Outage
+from services.runtime.process import Outage
 
 _log = logging.getLogger(__name__)
 

@@ -12,12 +12,11 @@ from dataclasses import dataclass
 from itertools import islice
 
 from services.generation.drafting.eagle3.drafter import Eagle3Drafter
-from services.generation.drafting.eagle3.head import Head
-from services.generation.engine.core import EngineCore
+from services.generation.drafting.eagle3.head_pass import Head
+from services.generation.engine.core import EngineCore, EngineSettings
 from services.generation.engine.cost import PassCost
 from services.generation.engine.events import Event, Finished, SpeculationMetrics
 from services.generation.engine.request import EngineRequest, SamplingParams
-from services.generation.engine.settings import EngineSettings
 from services.generation.engine.text.text_stream import NoText
 from services.generation.target.target import Target
 

@@ -1,13 +1,71 @@
-"""Everything that decides what a run does, in one value: the same plan gives the same head."""
+"""Everything that decides what a training run does: its plan, length, working folder, reports and errors."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+import hashlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal, Protocol
 
-from services.generation.drafting.eagle3.config import HeadConfig
-from services.generation.target.config.config import TargetConfig
-from services.training.training_error import SettingsInvalid
+import torch
+
+from services.generation.drafting.eagle3.checkpoint import HeadConfig
+from services.generation.drafting.eagle3.head_pass import Head
+from services.generation.drafting.eagle3.loading import load_head
+from services.generation.target.config.config import TargetConfig, rope_parameters
+
+
+class TrainingError(Exception):
+    """A run that cannot start or go on; the message says what was found, what was expected and what to do."""
+
+
+class PromptsInvalid(TrainingError):
+    """A prompt file is missing, or a line of it is not a prompt; the message names the file and the line."""
+
+
+class OutputInvalid(TrainingError):
+    """The folder to write to is in use, or belongs to a run with other settings."""
+
+
+class SettingsInvalid(TrainingError):
+    """A setting is out of range, or does not fit this base; the message names it."""
+
+
+class DiskFull(TrainingError):
+    """There is no room for the recorded features; nothing that was recorded before is lost."""
+
+
+_SECONDS_PER_MINUTE = 60.0
+
+
+class Budget(Protocol):
+    """Says which fraction of a run is over after `steps` steps and `seconds` seconds of training."""
+
+    def fraction(self, steps: int, seconds: float) -> float: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """A run of a fixed number of steps; reproducible to the bit."""
+
+    total: int
+
+    def fraction(self, steps: int, seconds: float) -> float:
+        return steps / self.total
+
+
+@dataclass(frozen=True, slots=True)
+class Minutes:
+    """A run that ends, fully annealed, after so much time, however fast the machine is."""
+
+    total: float
+
+    def fraction(self, steps: int, seconds: float) -> float:
+        return seconds / (self.total * _SECONDS_PER_MINUTE)
+
 
 Precision = Literal["bfloat16", "float32"]
 
@@ -140,3 +198,167 @@ class Plan:
         document["sizes"]["feature_layers"] = list(self.sizes.feature_layers)
         document["data"]["temperatures"] = list(self.data.temperatures)
         return document
+
+
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+_RESIZED = "draft_vocab_size"
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """Train a head for `base` on its answers to `prompts`, and write it to `out`."""
+
+    base: Path
+    prompts: tuple[Path, ...]
+    out: Path
+    work: Path  # answers, recordings, checkpoint and the latest head; the same job in it goes on
+    budget: Budget
+    data: DataPlan = field(default_factory=DataPlan)
+    lesson: LessonPlan = field(default_factory=LessonPlan)
+    sizes: dict[str, Any] | None = None  # members of HeadSizes, in place of those that follow from the base
+    start_from: Path | None = None  # a head to go on from; its shape stays, but for the size of its draft vocabulary
+    answering_minutes: float | None = None  # of answering at most; prompts without an answer by then are left out
+    recompute: bool = False  # compute features anew in every epoch instead of keeping them on disk
+    save_minutes: float = 5.0
+    dtype: str = "bfloat16"  # of the weights as they are written
+    k: int = 4  # depth of the chains of the evaluation
+
+    def check(self, devices: int) -> None:
+        """Check what needs nothing loaded. Raises TrainingError."""
+        check_out(self.out)
+        self.data.check()
+        self.lesson.check(devices)
+        if not self.prompts:
+            raise PromptsInvalid("prompts: none were given; expected at least one file of JSON lines")
+        missing = [str(path) for path in self.prompts if not path.is_file()]
+        if missing:
+            raise PromptsInvalid(f"{', '.join(missing)}: no such file; expected JSON lines with prompt or messages")
+        if self.dtype not in DTYPES:
+            raise SettingsInvalid(f"dtype: {self.dtype!r}; expected one of {', '.join(DTYPES)}")
+        if self.start_from is not None and set(self.sizes or {}) - {_RESIZED}:
+            raise SettingsInvalid(
+                f"a head that goes on from another keeps its shape, all but {_RESIZED}: give other sizes or start_from"
+            )
+
+    def known(self, base: TargetConfig) -> Head | None:
+        """The head to go on from. Raises HeadError, or SettingsInvalid where this training has no such layers."""
+        if self.start_from is None:
+            return None
+        known = load_head(self.start_from, base)
+        sizes = HeadSizes.of(known.config)
+        ours = sizes.config(base, known.config.rope, known.config.trained_length)
+        if known.config != ours:
+            raise SettingsInvalid(f"{self.start_from}: has biases, norms or layers that heads trained here do not have")
+        return known
+
+    def plan(self, base: TargetConfig, base_cid: str, known: Head | None) -> Plan:
+        chosen = {name: size for name, size in (self.sizes or {}).items() if size is not None}
+        if known is None:
+            sizes = HeadSizes.for_base(base, **chosen)
+        else:
+            sizes = replace(HeadSizes.of(known.config), **chosen)
+        before = None if self.start_from is None else digest_of(sorted(self.start_from.glob("*.safetensors")))
+        return Plan(base_cid, digest_of(self.prompts), sizes, self.data, self.lesson, before)
+
+    def config(self, base: TargetConfig, plan: Plan, known: Head | None) -> HeadConfig:
+        """Raises HeadError for sizes that do not fit."""
+        if known is not None:
+            config = replace(known.config, draft_vocab_size=plan.sizes.draft_vocab_size)
+            config.check()
+            return config
+        rope = rope_parameters(self.base)
+        longest = min(self.data.longest_prompt + self.data.max_tokens, base.context_length)
+        return plan.sizes.config(base, rope, longest)
+
+
+class WorkFolder:
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.checkpoint = path / "checkpoint.pt"
+        self.train = path / "train"
+        self.snapshot = path / "head"
+
+    def claim(self, plan: Plan) -> None:
+        """Make the folder this plan's.
+
+        Raises:
+            OutputInvalid: it holds a run of another plan; the message names what differs.
+        """
+        path, document = self._path / "plan.json", plan.document()
+        if path.exists():
+            known = json.loads(path.read_text(encoding="utf-8"))
+            differing = sorted(name for name in known.keys() | document.keys() if known.get(name) != document.get(name))
+            if differing:
+                raise OutputInvalid(
+                    f"{self._path}: holds a run with other settings ({', '.join(differing)}); use the same ones to go "
+                    "on, or another folder, or remove it"
+                )
+            return
+        self._path.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+
+
+def check_out(out: Path) -> None:
+    """Raises OutputInvalid where there is something already; a head is never written over."""
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise OutputInvalid(f"{out}: exists already; choose another folder or remove it")
+
+
+def digest_of(paths: Sequence[Path]) -> str:
+    """Of the files' contents, in order."""
+    digest = hashlib.sha256()
+    for path in paths:
+        digest.update(hashlib.sha256(path.read_bytes()).digest())
+    return f"sha256:{digest.hexdigest()}"
+
+
+def write_checkpoint(path: Path, state: Mapping[str, Any]) -> None:
+    """A crash at any point leaves the previous one or the new one, never a part."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(".partial")
+    with partial.open("wb") as file:
+        torch.save(dict(state), file)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """Measures of an optimiser step, over all devices. Per draft step: loss in nats, share of right guesses."""
+
+    losses: tuple[float, ...]
+    acceptance: tuple[float, ...]
+    starts: int
+
+
+class Reporter(Protocol):
+    """Called by the leading process, on its thread."""
+
+    def said(self, line: str) -> None:
+        """A fact worth a line."""
+        ...
+
+    def answered(self, what: str, done: int, total: int) -> None:
+        """The target is answering prompts."""
+        ...
+
+    def stepped(self, fraction: float, steps: int, report: StepReport) -> None:
+        """An optimiser step is done."""
+        ...
+
+    def saved(self, steps: int, snapshot: Path) -> None:
+        """A checkpoint is on disk, and a head that can be used as it is."""
+        ...
+
+
+class Quiet:
+    """Reports to nobody."""
+
+    def said(self, line: str) -> None: ...
+
+    def answered(self, what: str, done: int, total: int) -> None: ...
+
+    def stepped(self, fraction: float, steps: int, report: StepReport) -> None: ...
+
+    def saved(self, steps: int, snapshot: Path) -> None: ...

@@ -4,40 +4,37 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
+from services.generation.drafting.eagle3.loading import load_head
 from services.generation.target.loading import load_target
-from services.training.acceptance import Acceptance, measure
-from services.training.answers.answer import Streams
-from services.training.answers.collection import Collection, Data
+from services.generation.target.target import Target
+from services.training.answering import Streams
 from services.training.devices import Devices
-from services.training.head.initial_head import Ends, coverage, export, frequent_tokens, fresh_head, known_head
-from services.training.head.loss import Teacher
-from services.training.head.trainer import Trainer
-from services.training.job import DTYPES, Job
-from services.training.plan import Plan
-from services.training.reporter import Reporter
-from services.training.work_folder import WorkFolder
+from services.training.kscore import Measured, NothingMeasured, measure
+from services.training.plan import DTYPES, Job, Plan, Reporter, WorkFolder
+from services.training.recordings import Collection, Data
+from services.training.trainer import Ends, Trainer, coverage, export, frequent_tokens, fresh_head, known_head
 
 _SECONDS_PER_MINUTE = 60.0
 _FEW_ANSWERS = 1000
 """With fewer a person is warned: a head then fits them and drafts other texts badly."""
 
 
-def train_head(
-    job: Job, devices: Devices, reporter: Reporter, stop: Callable[[], bool]
-) -> dict[str, Acceptance] | None:
+def train_head(job: Job, devices: Devices, reporter: Reporter, stop: Callable[[], bool]) -> dict[str, Measured] | None:
     """Held-out acceptance by domain, the head being in `job.out`; None where `stop` said so before the end.
 
     Raises:
         TrainingError, HeadError, TargetError: the job does not fit together; the message says what does not.
     """
     job.check(devices.count)
-    target = load_target(job.base, device=str(devices.device))
+    target = load_target(job.base)
     known = job.known(target.config)
     plan = job.plan(target.config, target.base_cid, known)
     config = job.config(target.config, plan, known)
@@ -60,6 +57,7 @@ def train_head(
     trainer = Trainer(head.to(devices.device), teacher, data.answers, data.recordings, job.lesson, job.budget, devices)
     run = _Run(
         job=job,
+        target=target,
         plan=plan,
         folder=folder,
         data=data,
@@ -69,7 +67,7 @@ def train_head(
         reporter=reporter,
         stop=stop,
     )
-    return run.to_the_end(teacher)
+    return run.to_the_end()
 
 
 @dataclass(slots=True)
@@ -77,6 +75,7 @@ class _Run:
     """The lessons, with a checkpoint and a usable head every few minutes."""
 
     job: Job
+    target: Target
     plan: Plan
     folder: WorkFolder
     data: Data
@@ -87,7 +86,7 @@ class _Run:
     stop: Callable[[], bool]
     _saved_at: float = field(default_factory=time.monotonic)
 
-    def to_the_end(self, teacher: Teacher) -> dict[str, Acceptance] | None:
+    def to_the_end(self) -> dict[str, Measured] | None:
         if self.folder.checkpoint.exists():
             self.trainer.load(self.folder.checkpoint)
         self._say_what_it_learns_from()
@@ -103,16 +102,30 @@ class _Run:
             if time.monotonic() - self._saved_at > self.job.save_minutes * _SECONDS_PER_MINUTE:
                 self._save()
         self._save()
-        return self._measured(teacher)
+        return self._measured()
 
-    def _measured(self, teacher: Teacher) -> dict[str, Acceptance] | None:
-        """By the leading process; the others have nothing to add."""
+    def _measured(self) -> dict[str, Measured]:
+        """The snapshot on held-out prompts by domain, as the engine drafts with it; a domain of answers too short for a
+        draft is left out. By the leading process: the others have nothing to add.
+        """
         if not self.devices.leads:
             return {}
-        held_out = ((a, self.data.held_out_recordings.of([n])[0]) for n, a in enumerate(self.data.held_out))
-        found = measure(self.trainer.head, teacher, held_out, self.job.k)
+        head, held_out = load_head(self.folder.snapshot, self.target.config), self.data.held_out
+        found: dict[str, Measured] = {}
+        before = 0
+        for domain in sorted({prompt.domain for prompt in held_out}):
+            prompts = [prompt.tokens for prompt in held_out if prompt.domain == domain]
+            progress = partial(self._report_measured, before, len(held_out))
+            with suppress(NothingMeasured):
+                found[domain] = measure(
+                    self.target, head, prompts, k=self.job.k, max_tokens=self.job.data.max_tokens, progress=progress
+                )
+            before += len(prompts)
         self._export(self.job.out, found)
         return found
+
+    def _report_measured(self, before: int, total: int, done: int) -> None:
+        self.reporter.answered("held out", before + done, total)
 
     def _save(self) -> None:
         if self.devices.leads:
@@ -121,7 +134,7 @@ class _Run:
             self.reporter.saved(self.trainer.steps, self.folder.snapshot)
         self._saved_at = time.monotonic()
 
-    def _export(self, folder: Path, found: dict[str, Acceptance]) -> None:
+    def _export(self, folder: Path, found: dict[str, Measured]) -> None:
         export(folder, self.trainer.head, self.target_ids, DTYPES[self.job.dtype], self._facts(found))
 
     def _say_what_it_learns_from(self) -> None:
@@ -135,11 +148,12 @@ class _Run:
                 f"warning: a head learns little from fewer than {_FEW_ANSWERS:,} answers; give more --prompts, or "
                 "more --answering-minutes"
             )
-        self.reporter.said(f"{sum(p.numel() for p in head.parameters()):,} parameters on {self.devices.device}")
+        size, precision = sum(p.numel() for p in head.parameters()), self.job.lesson.precision
+        self.reporter.said(f"{size:,} parameters on {self.devices.device}, matrix products in {precision}")
         if self.trainer.steps:
             self.reporter.said(f"continuing after {self.trainer.steps} steps")
 
-    def _facts(self, found: dict[str, Acceptance]) -> dict[str, Any]:
+    def _facts(self, found: dict[str, Measured]) -> dict[str, Any]:
         """The content of training.json: how this head was made, and its measures."""
         answers = self.data.answers
         return {
@@ -152,8 +166,8 @@ class _Run:
             "k": self.job.k,
             "held_out_acceptance": {
                 domain: {
-                    "mean_length": round(measured.mean_length, 3),
-                    "by_depth": [round(share, 3) for share in measured.by_depth],
+                    "mean_length": round(measured.mean_acceptance_length, 3),
+                    "by_depth": [round(share, 3) for share in measured.acceptance_by_depth],
                     "tokens": measured.tokens,
                 }
                 for domain, measured in found.items()

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
+import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 
@@ -20,7 +20,8 @@ from services.cli.jobs.running.local_services import Addresses, LocalServices
 from services.cli.jobs.running.own_principals import principals_file, token_file
 from services.cli.jobs.running.supervisor import Supervisor
 from services.client import Completion, KolmError, LedgerClient, Request, Runtime, SamplingParams, SpecDecodeConfig
-from tests.e2e.command import ENVIRONMENT, KOLM, Kolm, local_services, say, until
+from services.client.errors import ResourceExhausted, Unavailable
+from tests.e2e.command import Kolm, local_services, say, until
 from tests.fakes.tiny_model import make_tiny_model
 from tests.ports import known_port
 
@@ -131,18 +132,16 @@ def test_a_refusal_comes_through_serve_with_its_reason(deployed: Deployed) -> No
         deployed.ask("eagle3", stream=True)
 
 
-def test_replicas_follow_the_queue_answer_alike_and_lose_nothing_when_a_node_dies(
-    deployed: Deployed, tmp_path: Path
-) -> None:
+def test_replicas_follow_the_queue_answer_alike_and_lose_nothing_when_a_node_dies(deployed: Deployed) -> None:
     assert deployed.replicas() == 1
-    batches = (batch(deployed, tmp_path / str(number)) for number in count())
+    batches = (batch(deployed, str(number)) for number in count())
     until(lambda: next(batches) or deployed.replicas() == 2, PATIENCE)
     computed = [deployed.ask("lookahead") for _ in range(2)]
     until(lambda: computed.append(deployed.ask("lookahead")) or len(afresh(computed)) == 2, PATIENCE)
     answers = [*computed, deployed.ask("off"), *(deployed.ask(method, stream=True) for method in ("off", "lookahead"))]
     assert len({(answer.token_ids, digest(answer)) for answer in answers}) == 1
     assert text_of_the_front(deployed) == answers[0].text
-    batch(deployed, tmp_path / "killed", kill=True)
+    batch(deployed, "killed", kill=True)
     until(lambda: {answer.receipt.receipt_id for answer in answers if answer.receipt} <= deployed.logged(), PATIENCE)
     assert deployed.kolm("ledger", "verify").returncode == 0
 
@@ -172,26 +171,30 @@ def digest(answer: Completion) -> str:
     return document.output.stream_digest
 
 
-def batch(deployed: Deployed, folder: Path, *, kill: bool = False) -> None:
-    """A `kolm batch` of many lines, during which a node may die: every line has its answer, and its receipt is in the
-    log.
-    """
-    folder.mkdir()
-    requests, out = folder / "requests.jsonl", folder / "results.jsonl"
-    line = {"method": "POST", "url": "/v1/completions"}
-    body = {"max_tokens": 400, "temperature": 1.0, "ignore_eos": True}
-    with requests.open("w") as file:
-        for number in range(LINES):
-            asked = {**body, "prompt": f"{folder.name} {number}", "seed": number}
-            file.write(json.dumps({**line, "custom_id": str(number), "body": asked}) + "\n")
-    command = [*KOLM, "batch", str(requests), "-o", str(out), f"--generation={deployed.kolm.addresses.generation}"]
-    process = subprocess.Popen([*command, "--retries=30", "--json"], env=ENVIRONMENT, stdout=subprocess.DEVNULL)
-    if kill:
-        until(lambda: out.exists() and out.read_text(), PATIENCE)
-        deployed.cluster.remove_node(deployed.other, allow_graceful=False)
-        assert process.poll() is None, "the batch was over before the node died"
-    assert process.wait(PATIENCE) == 0, out.read_text()
-    results = [json.loads(each) for each in out.read_text().split("\n") if each]  # texts hold other separators
-    given = {each["receipt_id"] for result in results for each in result["response"]["body"]["kolm"]["receipts"]}
-    assert len(given) == len(results) == LINES
+def batch(deployed: Deployed, name: str, *, kill: bool = False) -> None:
+    """Many requests, during which a node may die: every one has its answer, and its receipt is in the log."""
+    sampling = SamplingParams(max_tokens=400, temperature=1.0, ignore_eos=True)
+    with Runtime.connect(deployed.kolm.addresses.generation) as runtime, ThreadPoolExecutor(32) as pool:
+
+        def ask(number: int) -> str:
+            for _ in range(30):
+                try:
+                    answer = runtime.serve(
+                        Request(prompt=f"{name} {number}", sampling=replace(sampling, seed=number)),
+                        spec_decode=SpecDecodeConfig(),
+                    )
+                except (ResourceExhausted, Unavailable) as refused:
+                    time.sleep(refused.retry_after or 1.0)
+                    continue
+                assert answer.receipt is not None
+                return answer.receipt.receipt_id
+            raise AssertionError("no replica answers")
+
+        asked = [pool.submit(ask, number) for number in range(LINES)]
+        if kill:
+            next(as_completed(asked)).result()
+            deployed.cluster.remove_node(deployed.other, allow_graceful=False)
+            assert not all(each.done() for each in asked), "the batch was over before the node died"
+        given = {each.result(PATIENCE) for each in asked}
+    assert len(given) == LINES
     until(lambda: given <= deployed.logged(), PATIENCE)

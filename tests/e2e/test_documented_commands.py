@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,29 +16,28 @@ from docs.outputs import steps, write_files
 from docs.outputs import up as shown_up
 from docs.session import shape, until_judged
 from ledger.keys.ed25519 import SigningKey
-from tests.documented import DEMO_BASE, ROOT, SMOLLM2, TRAINED_HEAD
+from services.generation.target.config.config import read_config
+from tests.documented import ROOT, SMOLLM2, TRAINED_HEAD, WITH_ADAPTERS
 from tests.e2e.shell import Shell, started
-
-_REQUEST = {
-    "custom_id": "one",
-    "method": "POST",
-    "url": "/v1/completions",
-    "body": {"prompt": "The ledger keeps", "max_tokens": 8},
-}
+from tests.fakes.heads import head_config, write_kolm
+from tests.fakes.tiny_adapter import make_tiny_adapter
+from tests.fakes.tiny_model import make_tiny_model
 
 
 def test_every_command_for_the_bundled_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those whose output the pages show come first, as they do there, and print what has that shape."""
     shown = steps()
-    assert [step.line for step in shown if step.line.startswith("$ ")] == [f"$ {line}" for line in SMOLLM2[:5]]
+    commands = [step.line[2:] for step in shown if step.line.startswith("$ ")]
+    assert tuple(commands) == SMOLLM2[: len(commands)]
     with _folder(tmp_path, monkeypatch), started(shown_up()[2:], tmp_path) as (_, shell):
         for step in shown:
             if step.line.startswith("#"):
                 until_judged(lambda: shell.kolm.json("receipts", "list"))
             else:
                 assert shape(shell.run(step.line[2:])) == shape(step.output)
+        assert _asked_by_curl(shell.addresses["http"])["kolm"]["receipts"]
         shell.places = _places(shell)
-        for line in SMOLLM2[5:]:
+        for line in SMOLLM2[len(commands) :]:
             if line.startswith("kolm serve"):
                 with shell.serving(line):
                     pass
@@ -43,24 +45,38 @@ def test_every_command_for_the_bundled_model(tmp_path: Path, monkeypatch: pytest
                 shell.run(line)
 
 
-def test_every_command_for_the_demo_s_own_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    start, *lines = DEMO_BASE
-    with _folder(tmp_path, monkeypatch), started(start, tmp_path, "--audit-rate=0") as (_, shell):
-        for line in lines:
-            shell.run(line)
+def test_every_command_for_a_base_with_all_that_goes_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    start, *lines = WITH_ADAPTERS
+    with _folder(tmp_path, monkeypatch):
+        base = _small_base(tmp_path, monkeypatch)
+        places = {"demo/smollm2/head": "head", "path/to/smaller": str(base)}
+        with started(start, tmp_path, "--model", str(base), "--audit-rate=0", places=places) as (_, shell):
+            for line in lines:
+                shell.run(line)
 
 
 def test_a_head_is_trained_tried_published_and_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     train, try_it, *publish, serve = TRAINED_HEAD
     with _folder(tmp_path, monkeypatch):
-        Shell(tmp_path).run(train)
-        with started(try_it, tmp_path, "--audit-rate=0") as (_, shell):
+        base = str(_small_base(tmp_path, monkeypatch))
+        Shell(tmp_path, places={"smollm2": base}).run(train)
+        with started(try_it, tmp_path, "--model", base, "--audit-rate=0") as (_, shell):
             for line in publish:
                 shell.run(line)
-        with started(serve, tmp_path, "--audit-rate=0") as (_, shell):
+        with started(serve, tmp_path, "--model", base, "--audit-rate=0") as (_, shell):
             answer = shell.kolm.json("generate", "def area(", "--method=eagle3", "--max-tokens=4")
             (head,) = shell.kolm.json("heads", "list")
         assert answer["receipt"]["document"]["spec_decode"]["head_cid"] == head["head_cid"]
+
+
+def _small_base(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A base of random weights in the place of the bundled one, with a head and adapters."""
+    base = make_tiny_model(folder / "base")
+    write_kolm(folder / "head", head_config(read_config(base)))
+    for name in ("courteous", "capitals"):
+        make_tiny_adapter(folder / "adapters" / name, base)
+    monkeypatch.setenv("KOLM_MODEL", str(base))
+    return base
 
 
 @contextmanager
@@ -68,15 +84,21 @@ def _folder(path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A folder with what the pages name beside the demo's files."""
     (path / "demo").symlink_to(ROOT / "demo")
     write_files(path)
-    (path / "requests.jsonl").write_text(json.dumps(_REQUEST) + "\n")
     (path / "before.py").write_text("def add(a, b):\n    return a + b\n")
     (path / "edit.txt").write_text("Rename a to x:\n\ndef add(a, b):\n    return a + b\n")
     prompts = [json.dumps({"prompt": f"The ledger keeps {number}"}) + "\n" for number in range(12)]
-    for name in ("prompts.jsonl", "prompts/held-out/code.jsonl"):
+    for name in ("prompts.jsonl", "held-out.jsonl", "prompts/held-out/code.jsonl"):
         (path / name).parent.mkdir(parents=True, exist_ok=True)
         (path / name).write_text("".join(prompts))
     monkeypatch.chdir(path)
     yield
+
+
+def _asked_by_curl(front: str) -> Any:
+    """The answer to the README's own line, which stands there for the front's usual port."""
+    (line,) = re.findall(r"^ {4}(curl (?:.*\\\n)*.*)$", (ROOT / "README.md").read_text("utf-8"), re.MULTILINE)
+    asked = line.replace("127.0.0.1:50057", front)
+    return json.loads(subprocess.check_output(["bash", "-c", asked], text=True))
 
 
 def _places(shell: Shell) -> dict[str, str]:

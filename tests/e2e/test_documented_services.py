@@ -11,11 +11,13 @@ from pathlib import Path
 import pytest
 
 from services.cli.jobs.certificates import Authority
+from services.generation.target.config.config import read_config
 from tests import documented
 from tests.documented import ROOT
 from tests.e2e.command import until
 from tests.e2e.shell import Shell
-from tests.fakes.sentence_model import make_sentence_model
+from tests.fakes.heads import head_config, write_kolm
+from tests.fakes.tiny_model import make_tiny_model
 from tests.object_storage import CREDENTIALS, make_bucket
 from tests.softhsm import new_token
 
@@ -56,19 +58,21 @@ def test_ledgers(shell: Shell) -> None:
 
 def test_datastores_and_generation_servers(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a small base in the place of the one that is bundled: each server loads it."""
+    base = make_tiny_model(shell.folder / "base")
+    write_kolm(shell.folder / "head", head_config(read_config(base)))
     for asked in ("KOLM_MODEL", "KOLM_GENERATION_MODEL"):
-        monkeypatch.setenv(asked, "demo/toy/base")
+        monkeypatch.setenv(asked, str(base))
     for name, text in (("docs/read.md", "# A page\n"), ("docs/page.css", "p {}\n"), ("src/sum.py", "def add(a, b):\n")):
         Path(name).parent.mkdir(exist_ok=True)
         Path(name).write_text(20 * text)
     Path("answers.txt").write_text(20 * "The sky is blue.\n")
     library = str(Path(json.__file__).parent)
     shell.places = {
-        "path/to/sentence-transformers-model": str(make_sentence_model(shell.folder / "sentences")),
         "$(python -c 'import sysconfig; print(sysconfig.get_path(stdlib))')": library,  # a part of it
-        "smollm2": "demo/toy/base",
+        "demo/smollm2/head": str(shell.folder / "head"),
+        "smollm2": str(base),
     }
-    for line in documented.CORPORA:
+    for line in documented.DATASTORES:
         shell.run(line)
     shutil.copytree("docs.store", "acme.store")
     for line in documented.GENERATIONS:

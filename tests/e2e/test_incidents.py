@@ -153,7 +153,7 @@ def test_a_log_whose_disk_was_restored_is_found_out_by_its_witness(tmp_path: Pat
             assert not cosigned(kolm)
     finally:
         witness.stop(10.0)
-    checked = kolm("ledger", "fsck", "--deep", f"--data-dir={services.data_dir}")
+    checked = kolm("ledger", "verify", "--depth=deep", f"--data-dir={services.data_dir}")
     assert checked.returncode == 0, checked.stderr  # nothing on this machine knows better
     with closing(sqlite3.connect(tmp_path / "w/witness.sqlite3")) as memory:
         (both,) = memory.execute("SELECT note, against FROM forks").fetchall()

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from services.cli.jobs.running.local_services import Addresses
-from services.cli.jobs.running.own_principals import principals_file
+from services.cli.jobs.running.own_principals import OWNER, principals_file, token_file
 from services.cli.jobs.running.supervisor import Supervisor
 from services.client import Finished, LedgerClient, Receipt, Request, Runtime, SamplingParams
 from tests.e2e.command import ENVIRONMENT, KOLM, PATIENCE, Kolm, local_services, say, until
@@ -24,7 +24,7 @@ def test_a_ledger_killed_while_generating_gets_the_receipts_after_its_restart(tm
     try:
         with served_ledger(tmp_path, f"127.0.0.1:{known_port()}") as (address, process):
             generation = supervisor.start(services.generation(address), PATIENCE)
-            kept = receipts_of_a_request_during(generation, process.kill)
+            kept = receipts_of_a_request_during(generation, services.data_dir, process.kill)
         kolm = Kolm(Addresses(generation, address, "127.0.0.1:1"), services.data_dir)
         assert all(receipt.pending and receipt.ledger_index is None for receipt in kept)
         assert kolm("ledger", "verify").returncode == 5
@@ -53,10 +53,14 @@ def served_ledger(directory: Path, listen: str) -> Iterator[tuple[str, subproces
         process.wait()
 
 
-def receipts_of_a_request_during(address: str, mishap: Callable[[], None]) -> list[Receipt]:
+def receipts_of_a_request_during(address: str, data_dir: Path, mishap: Callable[[], None]) -> list[Receipt]:
     """The receipts of a long request, with something happening as soon as it runs."""
     sampling = SamplingParams(max_tokens=450, temperature=1.0, seed=5, n=CHOICES, ignore_eos=True)
-    with Runtime.connect(address) as runtime, runtime.stream(Request(prompt="The ledger", sampling=sampling)) as events:
+    token = token_file(data_dir, OWNER).read_text().strip()
+    with (
+        Runtime.connect(address, token=token) as runtime,
+        runtime.stream(Request(prompt="The ledger", sampling=sampling)) as events,
+    ):
         next(events)
         mishap()
         finished = [event for event in events if isinstance(event, Finished)]

@@ -30,7 +30,7 @@ def test_one_command_serves_and_every_request_is_receipted_replayed_and_verified
     monkeypatch.chdir(tmp_path)
     data, configured = tmp_path / "data", shlex.split(CONFIGURED)[2:]
     with up(data, model, *configured, "--metrics-port=0", "--audit-rate=0") as (process, kolm):
-        assert kolm.json("health")["healthy"]
+        assert kolm.json("status", "--check")["serving"]
         plain = kolm.json("generate", PROMPT, "--max-tokens=48", "--method=off")
         speculated = kolm.json("generate", PROMPT, "--max-tokens=48", "--method=lookahead", "--verify=inline")
         assert (speculated["token_ids"], speculated["text"]) == (plain["token_ids"], plain["text"])
@@ -67,7 +67,7 @@ def test_one_command_serves_and_every_request_is_receipted_replayed_and_verified
 def _asked_by_openai_s_client(kolm: Kolm) -> str:
     """The same prompt through the HTTP front."""
     http = openai.DefaultHttpxClient(trust_env=False)
-    with openai.OpenAI(base_url=f"http://{kolm.addresses.http}/v1", api_key="any", http_client=http) as client:
+    with openai.OpenAI(base_url=f"http://{kolm.addresses.http}/v1", api_key=kolm.token, http_client=http) as client:
         (model,) = client.models.list()
         assert model.id == "configured"
         answer = client.completions.create(model=model.id, prompt=PROMPT, max_tokens=48, temperature=0)
@@ -84,7 +84,7 @@ def _cancel_a_request(kolm: Kolm) -> int:
         attempts += 1
         name = f"left early, {attempts}"
         request = Request(prompt=PROMPT, sampling=sampling, request_id=name)
-        with Runtime.connect(kolm.addresses.generation) as runtime, runtime.stream(request) as events:  # no token
+        with Runtime.connect(kolm.addresses.generation, token=kolm.token) as runtime, runtime.stream(request) as events:
             assert any(isinstance(event, Chunk) for event in events)
         with LedgerClient.connect(kolm.addresses.ledger, token=kolm.token) as ledger:
             until(lambda name=name: len(list(ledger.receipts(request_id=name))) == choices)  # type: ignore[misc]

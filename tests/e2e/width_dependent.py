@@ -12,12 +12,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from services.generation.compiled.first_start import compile_beside
 from services.generation.serving import main
 from services.generation.settings import GenerationSettings
 from services.generation.target.loading import load_target
 from services.generation.target.rows import Rows
 from services.generation.target.target import PassOutput, Target
+from services.generation.warm_up import compile_beside
 from services.runtime.process import run_service
 from tests.fakes.tampered_targets import WidthDependentTarget
 

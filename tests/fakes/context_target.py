@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from services.generation.target.adapters.identity import AdapterIdentity
+from services.generation.target.adapters import AdapterIdentity
 from services.generation.target.blocks import BLOCK, BlockPool
 from services.generation.target.rows import Rows
 from services.generation.target.target import PassOutput

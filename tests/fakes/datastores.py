@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
+import shutil
+import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -11,8 +14,11 @@ from services.datastores.builder import BuildParameters, DatastoreBuilder
 from services.datastores.documents import Document
 from services.generation.drafting.retrieval.datastore import Datastore
 from services.generation.target.folders.identity import tokenizer_cid
+from tests.fakes.tiny_model import make_tiny_model
 
-BASE = Path(__file__).parents[2] / "demo" / "toy" / "base"
+_FOLDER = Path(tempfile.mkdtemp(prefix="kolm-test-base-"))
+atexit.register(shutil.rmtree, _FOLDER, ignore_errors=True)
+BASE = make_tiny_model(_FOLDER / "base")
 TOKENIZER = FastTokenizer.from_file(str(BASE / "tokenizer.json"))
 TOKENIZER_CID = tokenizer_cid(BASE)
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from services.generation.engine.core import EngineCore
+from services.generation.engine.core import EngineCore, EngineSettings
 from services.generation.engine.cost import PassCost
 from services.generation.engine.drafter import Drafter
 from services.generation.engine.events import Chunk, Event, Outcome
 from services.generation.engine.request import EngineRequest
-from services.generation.engine.settings import EngineSettings
 from services.generation.engine.text.text_stream import TokenDecoder
 from services.generation.target.target import Target
 from tests.fakes.decoder import LetterDecoder

@@ -13,11 +13,9 @@ import torch
 from safetensors.torch import save_file
 
 from services.generation.drafting.draft_tree.candidates import Candidates
-from services.generation.drafting.eagle3.config import HeadConfig, head_shapes
-from services.generation.drafting.eagle3.draft import Eagle3Draft
-from services.generation.drafting.eagle3.drafter import Eagle3Drafter
-from services.generation.drafting.eagle3.head import Head
-from services.generation.drafting.eagle3.layout import write_head
+from services.generation.drafting.eagle3.checkpoint import HeadConfig, head_shapes, write_head
+from services.generation.drafting.eagle3.drafter import Eagle3Draft, Eagle3Drafter
+from services.generation.drafting.eagle3.head_pass import Head
 from services.generation.engine.cost import PassCost
 from services.generation.engine.drafter import Ask, Drafter
 from services.generation.engine.request import EngineRequest

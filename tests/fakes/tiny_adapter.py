@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from services.generation.target.config.config import read_config
-from services.generation.target.weights.expected import expected_shapes
+from services.generation.target.weights import expected_shapes
 
 MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-from services.generation.target.files.block_layout import LAYOUTS
+from services.generation.target.files.stored_tensor import LAYOUTS
 from tests.fakes.tiny_model import END, PAD, SPECIAL_TOKENS, TEMPLATE, tiny_tokenizer
 
 _ARCHITECTURES = {"llama": MODEL_ARCH.LLAMA, "qwen2": MODEL_ARCH.QWEN2, "qwen3": MODEL_ARCH.QWEN3}

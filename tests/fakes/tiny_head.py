@@ -14,7 +14,7 @@ from ledger.documents.base_manifest import BaseManifest
 from ledger.documents.draft_head_manifest import DraftHeadManifest
 from ledger.documents.named_file import NamedFile
 from ledger.encoding.cid import cid, cid_of_json
-from services.registry.head_config import HeadConfig
+from services.registry.head_check import HeadConfig
 
 BASE_CONFIG: dict[str, Any] = {"hidden_size": 16, "num_hidden_layers": 4, "vocab_size": 40, "model_type": "llama"}
 HEAD_CONFIG: dict[str, Any] = {

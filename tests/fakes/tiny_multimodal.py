@@ -10,9 +10,10 @@ from transformers.models.gemma3 import Gemma3Config, Gemma3ForConditionalGenerat
 from transformers.models.gemma4 import Gemma4Config, Gemma4ForConditionalGeneration
 from transformers.models.llama4 import Llama4Config, Llama4ForConditionalGeneration
 
-from tests.fakes.tiny_model import END, tiny_tokenizer
+from tests.fakes.tiny_model import tiny_tokenizer
 
 _TEXT = {
+    "eos_token_id": 1,  # where transformers saves it: in the part for text alone
     "vocab_size": 384, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4,
     "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 512, "initializer_range": 0.1,
 }  # fmt: skip
@@ -45,7 +46,6 @@ def make_tiny_multimodal(directory: Path, family: str) -> Any:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = MODELS[family]().eval()
-    model.config.eos_token_id = tokenizer.convert_tokens_to_ids(END)
     model.generation_config.eos_token_id = None
     model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from services.generation.target.config.config import read_config
 from services.generation.target.cpu import CpuTarget
 from services.generation.target.rows import RowsBuilder
-from services.generation.target.weights.weights import open_weights
+from services.generation.target.weights import open_weights
 
 TOKENS = [(7 * i * i + 3 * i) % 384 for i in range(90)]
 

@@ -14,7 +14,7 @@ from services.generation.target.canonical.kernels.machine import this_machine
 from services.generation.target.config.config import read_config
 from services.generation.target.cpu import CpuTarget
 from services.generation.target.rows import RowsBuilder
-from services.generation.target.weights.weights import open_weights
+from services.generation.target.weights import open_weights
 from tests.numerics.bits import assert_same_bits
 from tests.numerics.exponential import exponential_by_kernel
 from tests.numerics.kernels import KernelArithmetic

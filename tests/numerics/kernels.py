@@ -12,20 +12,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from services.generation.target.adapters.adapter import Adapter, LowRank
-from services.generation.target.adapters.identity import AdapterIdentity
+from services.generation.target.adapters import Adapter, AdapterIdentity, LowRank
 from services.generation.target.blocks import BLOCK
 from services.generation.target.canonical.kernels.attention import layout
 from services.generation.target.canonical.kernels.linear import linear
 from services.generation.target.canonical.kernels.records import count_of
-from services.generation.target.canonical.kernels.row_operations import MOST_RANK
 from services.generation.target.canonical.kernels.storages import GROUP, PANEL, padded
-from services.generation.target.canonical.program.adapter_updates import AdapterUpdates
-from services.generation.target.canonical.program.matrices import matrix_of
+from services.generation.target.canonical.program.matrices import AdapterUpdates, matrix_of
 from services.generation.target.config.layer_specs import ModuleSpec
 from services.generation.target.files.stored_tensor import StoredTensor
-from services.generation.target.query_scales import query_scales
-from services.generation.target.rotations import rotations
+from services.generation.target.rotations import query_scales, rotations
+from services.generation.target.sizes import MOST_RANK
 from tests.numerics.arithmetic import Float32, Heads, Int64
 from tests.numerics.call import Call, Run, run_here
 
@@ -78,7 +75,7 @@ class KernelArithmetic:
             "groups": matrix.padded_inputs // GROUP, "x": x, "x_stride": x.strides[0], "size": size, "factor": factor,
         }  # fmt: skip
         passed = {"rows": len(tokens), "tokens": np.ascontiguousarray(tokens, np.int64)}
-        self._call(f"linear_{weights.storage}", "embed", "embed", fields, passed)
+        self._call(f"linear_{matrix.storage.name}", "embed", "embed", fields, passed)
         return x[:, :size]
 
     def rms_norm(self, v: Float32, weight: Float32, epsilon: float) -> Float32:
@@ -107,7 +104,7 @@ class KernelArithmetic:
             "groups": matrix.weights.padded_inputs // GROUP, "panels": matrix.panels, "unit": 1,
             "count": count_of("rows"),
         }  # fmt: skip
-        self._call(f"{module}_{weights.storage}", "linear", "linear", fields, {"rows": rows})
+        self._call(f"{module}_{matrix.weights.storage.name}", "linear", "linear", fields, {"rows": rows})
         return y[:, :outputs]
 
     def added(self, x: Float32, y: Float32) -> Float32:
@@ -222,13 +219,14 @@ class KernelArithmetic:
         padded_queries = unwritten(rows, heads, wide)
         padded_queries[:, :, :dim] = queries
         mixed = unwritten(rows, padded(heads * dim, PANEL))
-        units = rows * kv_heads * len(table)
+        blocks = -(-(int(positions.max()) + 1) // BLOCK)  # that a row sees at most
         fields = {
             **self._scratch(layout.scratch_bytes(sharing, wide)), "queries": padded_queries, "heads": heads,
             "kv_heads": kv_heads, "dim": dim, "padded": wide, "keys": cache.keys, "values": cache.values,
             "window": window, "chunk": chunk, "cap": cap, "sinks": 0 if sinks is None else sinks.copy(), "mixed": mixed,
             "mixed_stride": mixed.strides[0],
-            "partial": np.zeros(units * sharing * layout.result_bytes(wide), np.uint8),
+            "partial": np.zeros(rows * kv_heads * blocks * sharing * layout.result_bytes(wide), np.uint8),
+            "blocks": blocks,
         }  # fmt: skip
         passed = {
             "rows": rows, "positions": positions, "sequences": np.zeros(rows, np.int32),

@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from services.generation.target.adapters.adapter import Adapter, LowRank
-from services.generation.target.adapters.identity import AdapterIdentity
+from services.generation.target.adapters import Adapter, AdapterIdentity, LowRank
 from services.generation.target.config.config import TargetConfig
 from services.generation.target.config.rope import Rotation
 from services.generation.target.cpu import CpuTarget

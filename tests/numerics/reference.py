@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from services.generation.target.files.stored_tensor import StoredTensor
-from services.generation.target.query_scales import query_scales
-from services.generation.target.reference import attention, experts, integers, operations, rotation
+from services.generation.target.reference import attention, integers, model, operations
+from services.generation.target.rotations import query_scales
 from tests.numerics.arithmetic import Float32, Heads, Int64
 
 
@@ -47,12 +47,12 @@ class ReferenceArithmetic:
     def routed(
         self, logits: Float32, chosen: int, normalised: bool, sigmoid: bool = False, scales: Float32 | None = None
     ) -> tuple[Int64, Float32]:
-        found = [experts.routed(row, chosen, normalised, sigmoid) for row in logits]
+        found = [model.routed(row, chosen, normalised, sigmoid) for row in logits]
         picks, shares = np.array([ranked for ranked, _ in found]), np.stack([shares for _, shares in found])
         return picks, shares if scales is None else shares * scales[picks]
 
     def mixed(self, outputs: Float32, shares: Float32) -> Float32:
-        return np.stack([experts.mixed(*row) for row in zip(outputs, shares, strict=True)])
+        return np.stack([model.mixed(*row) for row in zip(outputs, shares, strict=True)])
 
     def rotation(
         self, heads: Heads, positions: Int64, frequencies: Sequence[float], factor: float, cache_dtype: str
@@ -63,12 +63,12 @@ class ReferenceArithmetic:
                 operations.rms_norm(v, weight, np.float32(heads.epsilon))
                 for v, weight in zip((queries, keys), heads.norms, strict=True)
             )
-        tables = rotation.cosines_and_sines(positions, frequencies, factor)
+        tables = attention.cosines_and_sines(positions, frequencies, factor)
         cosine, sine = (table[:, None] for table in tables)
         scales = query_scales(queries.shape[-1] ** -0.5, heads.temperature, int(positions.max()) + 1)[positions]
         with np.errstate(all="ignore"):
-            queries = rotation.rotate(queries, cosine, sine, heads.neighbours) * scales[:, None, None]
-        keys = rotation.rotate(keys, cosine, sine, heads.neighbours)
+            queries = attention.rotate(queries, cosine, sine, heads.neighbours) * scales[:, None, None]
+        keys = attention.rotate(keys, cosine, sine, heads.neighbours)
         values = heads.values
         if heads.value_norms:
             values = operations.rms_norm(values, np.ones(values.shape[-1], np.float32), np.float32(heads.epsilon))

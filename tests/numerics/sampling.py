@@ -14,10 +14,10 @@ import numpy as np
 
 from services.generation.engine.events import TokenLogprobs
 from services.generation.engine.request import SamplingParams
-from services.generation.engine.sampling import elementary, sampling_reference
+from services.generation.engine.sampling import philox, sampling_reference
 from services.generation.engine.sampling.philox import gumbel
 from services.generation.engine.sampling.processors import LogitsProcessors
-from services.generation.engine.sampling.row import Row
+from services.generation.engine.sampling.race import Row
 from services.generation.engine.sampling.sampler import Sampler, logprobs_of
 from services.generation.engine.sampling.selection import candidates
 from tests.numerics.arithmetic import Float32
@@ -92,10 +92,10 @@ class ReferenceSampling:
 
 class EngineSampling:
     def exp64(self, x: float) -> float:
-        return float(elementary.exp64(x))
+        return float(philox.exp64(x))
 
     def log64(self, x: float) -> float:
-        return float(elementary.log64(x))
+        return float(philox.log64(x))
 
     def noise(self, seed: int, choice: int, position: int, token: int) -> float:
         return float(gumbel(np.uint64(seed), choice, position, token))

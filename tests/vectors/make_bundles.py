@@ -45,6 +45,7 @@ from ledger.witness.tlog_policy import Policy, PolicyGroup, PolicyLog, PolicyWit
 from tests.unit.ledger.builders import (
     BASE,
     KEYS,
+    OFF,
     ORIGIN,
     STRANGER,
     TRUSTED,
@@ -81,14 +82,15 @@ MANIFEST = DraftHeadManifest(
     vocab_size=512,
     draft_vocab_size=128,
 )
-OFF = SpecDecode(method="off", requested_method="off", tokens_proposed=0, tokens_accepted=0, target_passes=2)
 WITH_HEAD = SpecDecode(
     method="eagle3",
     requested_method="auto",
     tokens_proposed=4,
-    tokens_accepted=2,
+    tokens_accepted=1,
     target_passes=1,
     head_cid=MANIFEST.cid,
+    acceptance_rate=0.25,
+    mean_acceptance_length=2.0,
 )
 ROTATION = sign_rotation(
     KeyEntry("receipts", SUCCESSOR.public, at(20), replaces=KEYS["receipts"].key_id), SUCCESSOR, KEYS["receipts"]

@@ -11,6 +11,7 @@ import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from ledger.documents.signed_document import Document, payload_type, sign_document
 from ledger.encoding.canonical import canonical, parse
@@ -108,6 +109,8 @@ def tampered() -> dict[str, Log]:
     second = Envelope.from_bytes(signed(DOCUMENTS[2]))
     stranger = sign_document(receipt(1), STRANGER)
     forged_verdict = sign(canonical(verdict(1, 0).to_document()), payload_type("verdict"), KEYS["receipts"])
+    posing = signed_claim(1, method="off", passes_by_method={"eagle3": 1})
+    boasting = signed_claim(1, acceptance_rate=0.99)
     return {
         "payload_edited": outsider(edited(2, _edit_payload), 4, 2, "the signature is not one by"),
         "signature_edited": outsider(edited(6, _edit_signature), 4, 6, "the signature is not one by"),
@@ -140,12 +143,23 @@ def tampered() -> dict[str, Log]:
             {2: replace(second, signatures=(*second.signatures, *stranger.signatures))}, 4, 2, "signatures[1]"
         ),
         "verdict_signed_by_the_receipts_key": rewritten({3: forged_verdict}, 4, 3, "not trusted to sign a verdict"),
+        "method_off_beside_passes_of_another": rewritten({2: posing}, 4, 2, "spec_decode.method"),
+        "rate_that_its_own_counts_contradict": rewritten({2: boasting}, 4, 2, "spec_decode.acceptance_rate"),
         "receipt_id_used_twice": rewritten({6: receipt(1, tenant="other", halt_epoch=1)}, 5, 6, receipt_id(1)),
         "receipt_from_the_future": rewritten({2: receipt(1, halt_epoch=1)}, 5, 2, "halt_epoch"),
         "verdict_on_another_receipt": rewritten({3: verdict(2, 0)}, 5, 3, "receipt_index"),
         "halt_for_an_exact_verdict": rewritten({5: halt(3)}, 5, 5, "verdict_index"),
         "resume_of_nothing": rewritten({7: resume(4)}, 5, 7, "halt_index"),
     }
+
+
+def signed_claim(number: int, **claims: Any) -> Envelope:
+    """`receipt(number)` with other members in its block `spec_decode`, signed by the key of receipts: what an operator
+    may sign, and no honest signer would.
+    """
+    document = receipt(number).to_document()
+    document["spec_decode"] |= claims
+    return sign(canonical(document), payload_type("receipt"), KEYS["receipts"])
 
 
 def _edit_payload(entry: bytes) -> bytes:

@@ -14,16 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from services.generation.target.adapters.adapter import Adapter, LowRank
-from services.generation.target.adapters.identity import AdapterIdentity
-from services.generation.target.canonical.kernels.storages import STORAGES
+from services.generation.target.adapters import Adapter, AdapterIdentity, LowRank
 from services.generation.target.config.config import TargetConfig
-from services.generation.target.config.frequencies import rotary
-from services.generation.target.config.rope import Rotation
-from services.generation.target.files.block_layout import LAYOUTS
-from services.generation.target.files.stored_tensor import StoredTensor
+from services.generation.target.config.rope import Rotation, rotary
+from services.generation.target.files.stored_tensor import LAYOUTS, StoredTensor
 from services.generation.target.reference import operations
-from services.generation.target.weights.expected import expected_shapes
+from services.generation.target.weights import expected_shapes
 from tests.fakes.tiny_gguf import random_rows
 from tests.numerics.bits import any_bits
 from tests.numerics.model import Model, WrittenWeights, by_reference, digest
@@ -32,6 +28,9 @@ from tests.numerics.sampling import ReferenceSampling, bits64, functions, noises
 from tests.numerics.vectors import SECTIONS, Case, array, values_of, weights
 
 HERE = Path(__file__).parent
+_FIRST = ("float32", "bfloat16", "float16", "q8_0", "q4_0", "q4_1", "q4_k", "q5_k", "q6_k")
+_SECOND = ("q5_0", "q5_1", "iq4_nl")
+"""Storages that draw from numbers of their own, so that the cases before them keep theirs."""
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 2048}
 LLAMA3 = {
     "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
@@ -95,7 +94,7 @@ def norm() -> Iterator[Case]:
 
 def linear() -> Iterator[Case]:
     random = np.random.default_rng(3)
-    for storage in (name for name in STORAGES if name != "mxfp4"):
+    for storage in _FIRST:
         inputs, outputs = {1: (260, 5), 32: (160, 33), 256: (512, 3)}[LAYOUTS[storage].weights]
         x, bias = drawn(random, 1, inputs), drawn(random, outputs)
         tensor = stored(random, storage, outputs, inputs)
@@ -109,18 +108,25 @@ def linear() -> Iterator[Case]:
     exponents[:4, 0] = 0, 1, 2, 252  # the smallest weights are subnormal, the largest near the end
     x, bias = drawn(random, 2, 160), drawn(random, 33)
     yield {"x": array(x), "weights": weights(tensor), "bias": array(bias)}
+    random = np.random.default_rng(11)
+    for storage in _SECOND:
+        tensor, x, bias = stored(random, storage, 33, 160), drawn(random, 1, 160), drawn(random, 33)
+        yield {"x": array(x), "weights": weights(tensor), "bias": array(bias)}
 
 
 def linear_int8() -> Iterator[Case]:
     random = np.random.default_rng(9)
-    for storage in STORAGES:
-        if not STORAGES[storage].quantised:
-            continue
+    for storage in _FIRST[3:]:
         outputs, inputs = (33, 96) if LAYOUTS[storage].weights == 32 else (3, 512)
         x = drawn(random, 2, inputs)
         x[1, :32], x[1, 32:64], x[1, 64:] = 0.0, x[1, 32:64] * np.float32(1e-24), any_bits(random, inputs - 64)
         tensor = stored(random, storage, outputs, inputs)
         yield {"x": array(x), "weights": weights(tensor), "bias": array(drawn(random, outputs))}
+    random = np.random.default_rng(12)
+    for storage in _SECOND:
+        tensor, x = stored(random, storage, 33, 96), drawn(random, 2, 96)
+        x[1, :32], x[1, 32:64] = 0.0, x[1, 32:64] * np.float32(1e-24)
+        yield {"x": array(x), "weights": weights(tensor), "bias": array(drawn(random, 33))}
 
 
 def adapter() -> Iterator[Case]:

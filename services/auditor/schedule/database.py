@@ -8,26 +8,23 @@ from sqlalchemy import URL, Engine, make_url
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from services.auditor.audit_error import ScheduleError
-from services.auditor.schedule.tables import REVISION, VERSION_TABLE
+from services.auditor.schedule.tables import metadata
 from services.runtime import database
-from services.runtime.migration import ForeignDatabase, Migrations
 
-_MIGRATIONS = Migrations(Path(__file__).parent / "migrations", REVISION, VERSION_TABLE, lock=0x6B6F6C6D)
+_TABLES_LOCK = 0x6B6F6C6D
 
 
 def open_database(url: str) -> Engine:
-    """An engine whose tables are there and up to date; `sqlite:///PATH` or `postgresql+psycopg://…`.
+    """An engine whose tables are there; `sqlite:///PATH` or `postgresql+psycopg://…`.
 
     On SQLite every transaction is BEGIN IMMEDIATE: leases are taken one after the other, by all processes on the
     file. Raises ScheduleError, which never repeats the URL: it may hold a password.
     """
     try:
-        return database.open_database(_parsed(url), _MIGRATIONS)
+        return database.open_database(_parsed(url), metadata, _TABLES_LOCK)
     except (SQLAlchemyError, OSError) as error:
         cause = getattr(error, "orig", None) or error
         raise ScheduleError(f"cannot open the auditor's schedule: {str(cause).strip()}") from error
-    except ForeignDatabase as error:
-        raise ScheduleError(f"cannot open the auditor's schedule: {error}") from error
 
 
 def sqlite_url(path: Path) -> str:

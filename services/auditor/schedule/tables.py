@@ -4,10 +4,6 @@ from __future__ import annotations
 
 from sqlalchemy import BigInteger, Boolean, Column, Float, Integer, LargeBinary, MetaData, String, Table
 
-REVISION = "0001"
-VERSION_TABLE = "audit_schedule_version"
-"""Of its own, so that the schedule can live in one PostgreSQL database with a ledger."""
-
 metadata = MetaData()
 
 jobs = Table(

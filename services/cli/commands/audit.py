@@ -30,12 +30,7 @@ def run(
         options.model("--model", "The audited base, loaded here: a transformers directory, a GGUF file, or smollm2."),
     ] = None,
     engine: EngineOptions = ENGINE,
-    by_server: Annotated[
-        bool,
-        typer.Option("--by-server", help="Ask the service at --generation to replay, and believe it: not independent."),
-    ] = False,
     decode: Annotated[bool, typer.Option("--decode", help="Decode token by token, all of them.")] = False,
-    generation: options.Generation = options.GENERATION,
     ledger: options.Ledger = options.LEDGER,
     home: options.Home = options.HOME,
     key: Annotated[
@@ -44,7 +39,6 @@ def run(
     ] = None,
     key_passphrase_file: options.KeyPassphrase = None,
     schedule: _Schedule = None,
-    patience: Annotated[float, typer.Option(min=0.0, help="Seconds to wait for a generation service.")] = 10.0,
     json: options.Json = False,
 ) -> None:
     """Make one pass over the ledger: replay owed receipts and spot checks without a verdict, append the verdicts.
@@ -59,59 +53,27 @@ def run(
     from services.cli.terminal.output import print_json
     from services.cli.views.log.audits import pass_json, show_pass
 
-    if model is None and not by_server:
-        hint = "--model computes here, with the same weights; --by-server asks the audited server, and believes it"
-        raise exits.UsageError("expected --model or --by-server", hint)
+    if model is None:
+        raise exits.UsageError("expected --model: the audited base, with the same weights")
     directory = home.trusted
     if key is None:  # an auditor with a key of this data directory is trusted here
         trust_own(home.key("auditor"), "auditor", directory, key_passphrase_file)
     plan = AuditorPlan(
         ledger=ledger,
-        engine=None if by_server or model is None else engine.plan(model),
-        generation=generation,
+        engine=engine.plan(model),
         decode_share=float(decode),
         key_file=home.key("auditor", key),
         key_passphrase_file=key_passphrase_file,
         trusted_directory=directory,
         database=schedule_url(schedule, home.data_dir),
-        patience=patience,
         spot_checks=sample,
-        condemn_unavailable=False,
     )
-    done = run_pass(plan)
+    done = run_pass(plan, quiet=json)
     if json:
         print_json(pass_json(done))
     else:
         show_pass(done)
     raise typer.Exit(exits.VERIFICATION_FAILED if done.deviated else exits.OK if done.passed else exits.FAILED)
-
-
-def obligations(
-    open_: Annotated[bool, typer.Option("--open", help="Only receipts without a verdict.")] = False,
-    database: options.Database = None,
-    ledger: options.Ledger = options.LEDGER,
-    home: options.Home = options.HOME,
-    json: options.Json = False,
-) -> None:
-    """Recompute from the log which receipts had to be replayed, and whether each has its verdict in time.
-
-    Exit code 3 if a promise was broken: a verdict is overdue or came too late, a draw is over another log, or a
-    document is dated ahead, which puts off what is owed.
-    """
-    from datetime import UTC, datetime
-
-    from services.cli.jobs.ledger.log_verification import read_obligations
-    from services.cli.jobs.trust import load_trusted
-    from services.cli.terminal.output import answer
-    from services.cli.views.log.obligations import obligations_json, obligations_view
-
-    book, now = read_obligations(ledger, database, load_trusted(home.trusted)), datetime.now(UTC)
-    done = book.completeness(now)
-    listed = [one for one in book.all() if not (open_ and one.judged_at)]
-    answer(json, lambda: obligations_json(listed, done), lambda: obligations_view(listed, done))
-    if (ahead := book.dated_ahead(now)) is not None:
-        raise exits.VerificationFailed(ahead)
-    raise typer.Exit(exits.OK if done.kept else exits.VERIFICATION_FAILED)
 
 
 def jobs(

@@ -7,28 +7,19 @@ from typing import Annotated
 
 import typer
 
+from services.cli.failures.exits import UsageError
 from services.cli.options import options
 
-Named = Annotated[
-    Path,
-    typer.Argument(
-        metavar="DIR|GGUF|NAME", callback=options.found_model, help="A transformers directory, a GGUF file or a name."
-    ),
-]
 
-
-def list_(json: options.Json = False) -> None:
-    """List the models that have a name: those of installed packages, and those that were imported."""
-    from services.cli.jobs.models import named_models
-    from services.cli.terminal.output import answer
-    from services.cli.views.models import models_json, models_view
-
-    found = list(named_models())
-    answer(json, lambda: models_json(found), lambda: models_view(found))
-
-
-def show(
-    model: Named,
+def list_(
+    name: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="[DIR|GGUF|NAME]",
+            callback=options.found_model,
+            help="What this one is: family, digests, storage, memory at a context length, its heads.",
+        ),
+    ] = None,
     context_length: Annotated[
         int | None, typer.Option(min=1, help="Tokens that the cache is to hold. Default: the model's, at most 8192.")
     ] = None,
@@ -37,7 +28,23 @@ def show(
     ] = None,
     json: options.Json = False,
 ) -> None:
-    """Show what a model is: family, digests, storage, memory at a context length, its heads."""
+    """List the models that have a name: those of installed packages, and those that were imported. Or show one."""
+    if name is not None:
+        return _show(name, context_length, registry, json)
+    if context_length is not None:
+        raise UsageError("--context-length: is that of one model; name it")
+    from services.cli.terminal.output import answer
+    from services.cli.views.models import models_json, models_view
+    from services.generation.target.folders.model_path import named_models
+
+    found = named_models()
+    answer(json, lambda: models_json(found), lambda: models_view(found))
+
+
+def _show(model: Path, context_length: int | None, registry: str | None, json: bool) -> None:
+    from services.generation.target.without_torch import spare_torch
+
+    spare_torch()
     from services.cli.jobs.models import describe
     from services.cli.terminal.output import data, print_json
     from services.cli.views.models import model_json, model_view
@@ -55,11 +62,21 @@ def show(
 
 
 def import_(
-    source: Named,
+    source: Annotated[
+        Path,
+        typer.Argument(
+            metavar="DIR|GGUF|NAME",
+            callback=options.found_model,
+            help="A transformers directory, a GGUF file or a name.",
+        ),
+    ],
     name: Annotated[str, typer.Option(help="The name for --model.")],
     json: options.Json = False,
 ) -> None:
     """Check a model and copy it to the folder of models ($KOLM_MODELS), where --model finds it by name."""
+    from services.generation.target.without_torch import spare_torch
+
+    spare_torch()
     from services.cli.jobs.models import import_model
     from services.cli.terminal.output import answer
 

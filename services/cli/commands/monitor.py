@@ -98,7 +98,9 @@ def monitor(
     seconds = age("--every", every).total_seconds()
     report = LookReport(watched.place, as_json=json, once=once, goes_on=webhook is not None and not once)
     with watching(watched) as work:
-        follow(work, None if once else seconds, report.show)
+        ended = follow(work, None if once else seconds, report.show)
+    if once and not ended:
+        raise typer.Exit(exits.TERMINATED)
     if report.wrong or report.away is None:
         raise typer.Exit(exits.VERIFICATION_FAILED if report.wrong else exits.OK)
     if once:

@@ -104,8 +104,8 @@ def export(
     receipt: options.Receipt,
     path: Annotated[Path, typer.Argument(help="The file to write; it must not exist.")],
     format_name: Annotated[
-        Literal["file", "cose", "in-toto"],
-        typer.Option("--format", help="A receipt file, a SCITT transparent statement, or an in-toto statement."),
+        Literal["file", "cose"],
+        typer.Option("--format", help="A receipt file, or a SCITT transparent statement."),
     ] = "file",
     key: Annotated[
         Path | None,
@@ -127,7 +127,7 @@ def export(
     if format_name != "file":
         with LedgerClient.connect(ledger) as client:
             signer = open_signer(home.key("receipts", key), "receipts", key_passphrase_file)
-            made = export_statement(client, receipt, path, format_name, signer, home.trusted)
+            made = export_statement(client, receipt, path, signer, home.trusted)
         signed = f"wrote {path}, a statement by {made.issuer}"
         answer(json, lambda: {"path": str(path), "receipt_id": made.receipt_id, "issuer": made.issuer}, lambda: signed)
         return
@@ -135,7 +135,8 @@ def export(
         raise exits.UsageError("--key: signs a statement; a receipt file is not signed anew")
     with LedgerClient.connect(ledger) as client:
         written = export_receipt(client, receipt, path)
-    said = f"wrote {path}, which holds the prompt; with the base anybody can replay it: kolm replay {path} --model …"
+    held = f"wrote {path}, which holds the tokens of prompt and answer"
+    said = f"{held}; with the base anybody can replay it: kolm replay {path} --model …"
     answer(json, lambda: {"path": str(path), "receipt_id": written}, lambda: said)
 
 

@@ -39,7 +39,8 @@ def replay(
     from services.cli.terminal.output import answer
     from services.cli.views.receipts.replay import replay_json, replay_view
 
-    done = replay_file(file, engine.plan(model), home.trusted, decode=decode, any_storage=any_storage)
+    plan = engine.plan(model)
+    done = replay_file(file, plan, home.trusted, decode=decode, any_storage=any_storage, quiet=json)
     answer(json, lambda: replay_json(done), lambda: replay_view(done))
     if done.differs:
         raise typer.Exit(exits.VERIFICATION_FAILED)

@@ -11,7 +11,7 @@ from services.cli.failures.exits import UsageError
 from services.cli.options import options
 
 
-def set_(
+def retention(
     days: Annotated[
         int | None, typer.Option(min=1, max=36_500, help="Keep contents this many days from a receipt's issue.")
     ] = None,
@@ -25,33 +25,24 @@ def set_(
     home: options.Home = options.HOME,
     json: options.Json = False,
 ) -> None:
-    """Put a policy on record. The ledger erases what it ends, also of earlier receipts; that cannot be undone."""
+    """Show the policies in force and what the ledger has erased by them, checked; with --days or --forever, put one on
+    record. The ledger erases what it ends, also of earlier receipts; that cannot be undone.
+    """
     from services.cli.jobs.resumes import operator_key as load_operator_key
-    from services.cli.jobs.retention import set_retention
+    from services.cli.jobs.retention import retention_state, set_retention
     from services.cli.terminal.output import answer
-    from services.cli.views.log.retention import set_view
+    from services.cli.views.log.retention import set_view, state_json, state_view
     from services.client import LedgerClient
 
-    if (days is None) != forever:
-        raise UsageError("expected --days N or --forever, one of the two")
+    if days is not None and forever:
+        raise UsageError("--days and --forever: name one of them")
     keys = home.trusted
     with LedgerClient.connect(ledger) as client:
-        signing = load_operator_key(home.key("operator", operator_key), keys, key_passphrase_file)
+        if days is None and not forever:
+            if tenant is not None:
+                raise UsageError("--tenant: is whom a policy is for; expected --days N or --forever beside it")
+            state = retention_state(client, keys)
+            return answer(json, lambda: state_json(state), lambda: state_view(state))
+        signing = load_operator_key(home.key("operator", operator_key), keys, key_passphrase_file, client)
         policy = set_retention(client, tenant, days, signing, keys)
     answer(json, lambda: asdict(policy), lambda: set_view(policy))
-
-
-def show(
-    ledger: options.Ledger = options.LEDGER,
-    home: options.Home = options.HOME,
-    json: options.Json = False,
-) -> None:
-    """Show the policies in force, and what the ledger has erased by them. Checks their signatures."""
-    from services.cli.jobs.retention import retention_state
-    from services.cli.terminal.output import answer
-    from services.cli.views.log.retention import state_json, state_view
-    from services.client import LedgerClient
-
-    with LedgerClient.connect(ledger) as client:
-        state = retention_state(client, home.trusted)
-    answer(json, lambda: state_json(state), lambda: state_view(state))

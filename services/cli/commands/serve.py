@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import runpy
 import sys
-from importlib import import_module
+from importlib.util import find_spec
 
 import typer
 
@@ -38,6 +38,7 @@ def group() -> typer.Typer:
 def _serve(context: typer.Context) -> None:
     """As `python -m services.<service>` would; the service exits with its own code."""
     service = context.info_name
-    import_module(f"services.{service}")  # says which module is missing, where runpy does not
+    if find_spec(f"services.{service}.__main__") is None:  # kolm-verify has folders of services, without the services
+        raise ModuleNotFoundError(f"No module named services.{service}.__main__", name=f"services.{service}.__main__")
     sys.argv = [f"kolm serve {service}", *context.args]
     runpy.run_module(f"services.{service}", run_name="__main__", alter_sys=True)

@@ -36,6 +36,10 @@ def create(
         str | None,
         typer.Option(metavar="NAME", help="No token: a subject name of their client certificate proves who they are."),
     ] = None,
+    anybody: Annotated[
+        bool,
+        typer.Option("--anybody", help="No token: for anybody who reaches a server's port, also through a proxy."),
+    ] = False,
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the token there (mode 0600) instead of showing it.")
     ] = None,
@@ -49,7 +53,7 @@ def create(
     from services.cli.values.parsing import age
     from services.cli.views.tokens import created_json, created_view
 
-    wish = Wish(name, tuple(role), tenant, age("--expires", expires) if expires else None, certificate, out)
+    wish = Wish(name, tuple(role), tenant, age("--expires", expires) if expires else None, certificate, anybody, out)
     made = create_credential(principals or data_dir / "principals.json", wish)
     answer(json, lambda: created_json(made), lambda: created_view(made))
 
@@ -76,7 +80,7 @@ def revoke(
     principals: Principals = None,
     json: options.Json = False,
 ) -> None:
-    """Let somebody in no longer, from the next call on; 'loopback': callers on this machine without a token."""
+    """Let somebody in no longer, from the next call on; 'anybody': callers without a token."""
     from services.cli.jobs.tokens import revoke_credentials
     from services.cli.terminal.output import answer
     from services.cli.views.tokens import credentials_json, revoked_view

@@ -107,9 +107,7 @@ class _Checked:
 def verify(
     path: Annotated[
         Path,
-        typer.Argument(
-            help="A bundle (folder, .tar.gz, .tar), a receipt file, a .tlog-proof, a SCITT or in-toto statement."
-        ),
+        typer.Argument(help="A bundle (folder, .tar.gz, .tar), a receipt file, a .tlog-proof, a SCITT statement."),
     ],
     home: options.Home = options.HOME,
     given: VerifyOptions = GIVEN,

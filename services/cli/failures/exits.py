@@ -11,8 +11,16 @@ CommandError
 from __future__ import annotations
 
 OK, FAILED, USAGE, VERIFICATION_FAILED, NOT_FOUND, UNAVAILABLE = 0, 1, 2, 3, 4, 5
-INTERRUPTED = 130
-"""128 + SIGINT, as a shell reports it."""
+INTERRUPTED, TERMINATED = 130, 143
+"""128 + SIGINT, 128 + SIGTERM, as a shell reports them."""
+
+
+def brought_by(extra: str) -> str:
+    """How to install what an extra has. No name of a package index: the wheels are not published."""
+    return (
+        f"the full wheel with its extra {extra} brings it: `make wheels` in a checkout, then "
+        f"pip install 'dist/kolm_serve-….whl[{extra}]'"
+    )
 
 
 class CommandError(Exception):

@@ -12,14 +12,13 @@ from services.cli.failures.exits import CommandError
 from services.cli.terminal.streams import discard_stdout
 
 _EXTRAS = {
-    **dict.fromkeys(("grpc", "google", "sqlalchemy", "alembic", "pydantic_settings", "cbor2"), "kolm-serve[cli]"),
-    "starlette": "kolm-serve[web]",
-    "uvicorn": "kolm-serve[web]",
-    "obstore": "kolm-serve[registry]",
-    "pyarrow": "kolm-serve[parquet]",
-    "torch": "kolm-serve[generation]",
-    "numpy": "kolm-serve[generation]",
-    "transformers": "kolm-serve[generation]",
+    **dict.fromkeys(("grpc", "google", "sqlalchemy", "alembic", "pydantic_settings", "cbor2"), "cli"),
+    "starlette": "web",
+    "uvicorn": "web",
+    "obstore": "registry",
+    "torch": "generation",
+    "numpy": "generation",
+    "transformers": "generation",
 }
 """The extra that installs each optional package."""
 _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
@@ -45,8 +44,8 @@ def as_command_error(error: Exception) -> CommandError | None:
     """The error for people; None for a bug, which needs its traceback."""
     if isinstance(error, CommandError):
         return error
-    if isinstance(error, ModuleNotFoundError):
-        return _not_installed(error.name or "")
+    if isinstance(error, ImportError):
+        return _not_installed(error)
     if "services.client.errors" in sys.modules:  # else no server was called, and importing the client would need grpc
         from services.cli.failures.server_failure import of_server
         from services.client.errors import KolmError
@@ -68,11 +67,12 @@ def as_command_error(error: Exception) -> CommandError | None:
     return None
 
 
-def _not_installed(module: str) -> CommandError | None:
+def _not_installed(error: ImportError) -> CommandError | None:
     """How to install an optional package, or a part of kolm where only kolm-verify is installed; None for neither."""
+    module = error.name or ""
     package = module.partition(".")[0]
-    if package in _EXTRAS:
-        return exits.UsageError(f"this needs {package}, which is not installed", f"pip install '{_EXTRAS[package]}'")
+    if package in _EXTRAS and isinstance(error, ModuleNotFoundError):
+        return exits.UsageError(f"this needs {package}, which is not installed", exits.brought_by(_EXTRAS[package]))
     if package in ("services", "ledger") and find_spec("services.ledger") is None:
-        return exits.UsageError(f"this needs {module}, which kolm-verify leaves out", "pip install 'kolm-serve[cli]'")
+        return exits.UsageError(f"this needs {module}, which kolm-verify leaves out", exits.brought_by("cli"))
     return None

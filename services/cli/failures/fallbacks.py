@@ -17,7 +17,7 @@ FALLBACKS = {
     "no_head": Fallback(
         "no draft head is loaded for this model", "kolm up --head DIR, or publish one: kolm heads push"
     ),
-    "no_corpus": Fallback("no datastore is loaded", "kolm corpus build, then kolm up --shared-corpus DIR"),
+    "no_datastore": Fallback("no datastore is loaded", "kolm datastore build, then kolm up --shared-datastore DIR"),
     "no_draft_model": Fallback("no smaller model is loaded", "kolm up --draft-model DIR"),
     "head_withdrawn": Fallback("its publisher has withdrawn the head", "kolm heads list shows others"),
     "head_needs_retraining": Fallback(
@@ -31,10 +31,10 @@ FALLBACKS = {
         "this machine's numerics failed their probe, so nothing may draft", "kolm doctor names what differs"
     ),
     "halt_state_unknown": Fallback(
-        "the ledger has not told the server lately what is halted", "kolm health shows whether the ledger answers"
+        "the ledger has not told the server lately what is halted", "kolm status shows whether the ledger answers"
     ),
     "halted": Fallback("an audit has halted it", "kolm halts list shows why, kolm halts resume lifts it"),
-    "not_loaded": Fallback("no method is loaded", "kolm health shows which there are"),
+    "not_loaded": Fallback("no method is loaded", "kolm status shows which there are"),
 }
 
 

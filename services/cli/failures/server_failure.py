@@ -83,11 +83,11 @@ def _hint(error: client.KolmError) -> str | None:
     if error.reason in _HINTS:
         return _HINTS[error.reason]
     if isinstance(error, client.Unavailable):
-        return "is it running? `kolm up` starts all services, `kolm health` shows which answer"
+        return "is it running? `kolm up` starts all services, `kolm status` shows which answer"
     if error.message == _NO_METHOD:
-        return "is its address that of another service? `kolm health` shows which answers where"
+        return "is its address that of another service? `kolm status` shows which answers where"
     if isinstance(error, client.DeadlineExceeded):
-        return "`kolm health` shows which services answer"
+        return "`kolm status` shows which services answer"
     if isinstance(error, client.Internal) and error.request_id:
         return f"the server's log has it under request id {error.request_id}"
     if error.retry_after:

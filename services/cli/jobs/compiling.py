@@ -6,10 +6,10 @@ import logging
 from pathlib import Path
 
 from services.cli.failures.exits import Failed
-from services.generation.compiled.compiled_code import compile_everything
-from services.generation.engine.compile_log import compile_log
-from services.generation.target.canonical.kernels.cache_folder import cache_folder
+from services.generation.engine.numba_cache import compile_log
+from services.generation.target.canonical.kernels.compilation import cache_folder
 from services.generation.target.errors import TargetError
+from services.generation.warm_up import compile_everything
 
 
 def compile_here() -> Path:

@@ -20,7 +20,7 @@ from services.generation.target.canonical.kernels.machine import cpus
 from services.generation.target.errors import TargetError
 from services.generation.target.loading import load_target
 from services.generation.target.probing.calibration import time_passes
-from services.generation.target.probing.profile import NumericsProfile, measure_profile
+from services.generation.target.probing.probe import NumericsProfile, measure_profile
 from services.generation.target.target import Target
 
 T = TypeVar("T")

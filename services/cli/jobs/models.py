@@ -1,11 +1,10 @@
-"""Models by the names that `--model` takes: which there are, what one is, and how a new one gets a name."""
+"""What a model is, and how a new one gets a name that `--model` takes."""
 
 from __future__ import annotations
 
 import re
 import shutil
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,24 +14,15 @@ from services.generation.target.blocks import BLOCK
 from services.generation.target.config.capacity import block_bytes, bounded
 from services.generation.target.config.config import read_config
 from services.generation.target.cpu import ARITHMETIC
-from services.generation.target.errors import TargetError
+from services.generation.target.errors import TargetError, about
 from services.generation.target.files.gguf_file import is_gguf
-from services.generation.target.files.safetensors_file import weight_files
+from services.generation.target.files.safetensors import weight_files
 from services.generation.target.folders.identity import base_cid, tokenizer_cid
-from services.generation.target.folders.model_path import imported, models_folder, packaged
-from services.generation.target.weights.expected import checked_weights
+from services.generation.target.folders.model_path import models_folder, named_models, packaged
+from services.generation.target.weights import checked_weights
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _CACHED_BYTES = 4  # of a key or value in float32
-
-
-@dataclass(frozen=True, slots=True)
-class NamedModel:
-    """A name that `--model` takes. `path` is None for a package that is not installed."""
-
-    name: str
-    path: Path | None
-    origin: str  # package or imported
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,14 +49,6 @@ class ModelDescription:
     @property
     def parameters(self) -> int:
         return sum(self.storages.values())
-
-
-def named_models() -> Iterator[NamedModel]:
-    """Those of packages first, then the imported ones by name."""
-    for name, path in packaged().items():
-        yield NamedModel(name, path, "package")
-    for name, path in imported().items():
-        yield NamedModel(name, path, "imported")
 
 
 def describe(path: Path, context_length: int | None = None) -> ModelDescription:
@@ -101,7 +83,7 @@ def describe(path: Path, context_length: int | None = None) -> ModelDescription:
             cache_bytes=block_bytes(config, _CACHED_BYTES) * config.context_length // BLOCK,
         )
     except TargetError as error:
-        raise UsageError(f"{path}: {error}") from error
+        raise UsageError(about(path, error)) from error
 
 
 def import_model(source: Path, name: str) -> Path:
@@ -119,7 +101,7 @@ def import_model(source: Path, name: str) -> Path:
     try:
         Tokenizer(source)
     except TargetError as error:
-        raise UsageError(f"{source}: {error}") from error
+        raise UsageError(about(source, error)) from error
     folder.mkdir(parents=True, exist_ok=True)
     draft = folder / f".{name}.part"
     shutil.rmtree(draft, ignore_errors=True)

@@ -13,7 +13,9 @@ MAX_PROMPT_BYTES = 4 * 1024 * 1024
 """The most that the generation service takes (`GenerateRequest.prompt`, `.prediction`)."""
 
 
-_NO_PROMPT = UsageError("expected a prompt: PROMPT, -f FILE or standard input", 'try: kolm generate "def add(a, b):"')
+_NO_PROMPT = UsageError(
+    "expected a prompt: PROMPT, -f FILE or standard input", 'try: kolm generate --chat "What is gravity?"'
+)
 
 
 def read_prompt(argument: str | None, file: Path | None) -> str:

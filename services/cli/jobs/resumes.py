@@ -9,10 +9,12 @@ from pathlib import Path
 from ledger.documents.halt import Resume, Scope
 from ledger.documents.signed_document import add_signature, read_document, sign_document
 from ledger.encoding.timestamp import timestamp
-from ledger.errors import FormatError, LedgerError
+from ledger.errors import FormatError, LedgerError, SignatureError
 from ledger.keys.envelope import Envelope
-from ledger.keys.signer import Signer, open_signer
+from ledger.keys.signer import Signer, is_device, open_signer
 from ledger.keys.threshold import FixedThreshold
+from ledger.keys.trusted_keys import TrustedKeys
+from ledger.tree.checkpoint import open_checkpoint
 from services.cli.failures.exits import Failed, Missing, UsageError
 from services.client import LedgerClient
 from services.client.errors import InvalidArgument
@@ -40,17 +42,45 @@ class Resumed:
     resume_index: int
 
 
-def operator_key(path: Path, trusted: Path, passphrase_file: Path | None = None) -> Signer:
-    """The operator's key, made at first use. Raises KeyFileError.
+def operator_key(path: Path, trusted: Path, passphrase_file: Path | None, ledger: LedgerClient | None) -> Signer:
+    """The operator's key, made at first use. Raises KeyFileError, KolmError, and UsageError where there is no key and
+    none is made.
 
-    If one operator is enough, its public half is published where the ledger of this machine looks; on another machine
-    the ledger's operator has to put it there. If several have to sign, keys are trusted deliberately: nobody becomes a
-    second operator by signing.
+    One is made, and where one operator is enough its public half published, only beside trusted keys by which the
+    checkpoint of this `ledger` is signed: a mistyped data directory, or another ledger's, gets no operator. On another
+    machine the ledger's operator has to put the public half there. If several have to sign, keys are trusted
+    deliberately: nobody becomes a second operator by signing.
     """
-    key = open_signer(path, "operator", passphrase_file, create=True)
-    if trusted.is_dir() and operators_needed(trusted) == 1:
+    own = ledger is not None and _is_of(trusted, ledger)
+    there = is_device(path) or path.exists()
+    if not there and not own:
+        raise UsageError(
+            f"there is no operator's key at {path}, and none is made: {trusted} is not where this ledger's keys are",
+            "is --data-dir the ledger's? Else name the key with --key",
+        )
+    key = open_signer(path, "operator", passphrase_file, create=not there)
+    if own and operators_needed(trusted) == 1:
         key.publish(trusted)
     return key
+
+
+def co_signer(path: Path, trusted: Path, passphrase_file: Path | None, ledger: str) -> Signer:
+    """The key of one more operator, who needs no ledger for it but at its first use. Raises as `operator_key` does."""
+    if is_device(path) or path.exists():
+        return operator_key(path, trusted, passphrase_file, None)
+    with LedgerClient.connect(ledger) as client:
+        return operator_key(path, trusted, passphrase_file, client)
+
+
+def _is_of(trusted: Path, ledger: LedgerClient) -> bool:
+    """Whether one of the keys in `trusted` has signed the checkpoint of a ledger."""
+    if not trusted.is_dir():
+        return False
+    try:
+        open_checkpoint(ledger.checkpoint().note, TrustedKeys.load(trusted).keys("log"))
+    except (FormatError, SignatureError):
+        return False
+    return True
 
 
 def operators_needed(trusted: Path) -> int:
@@ -81,7 +111,7 @@ def append_resume(ledger: LedgerClient, resume: SignedResume) -> Resumed:
     except InvalidArgument as error:
         if "operators that have to sign" not in error.message:
             raise
-        hint = "collect signatures in a file with `kolm halts sign`, then `kolm halts resume --file`"
+        hint = "collect signatures in a file with `kolm halts resume --sign-into`, then `kolm halts resume --file`"
         raise Failed(error.message, hint) from error
     return Resumed(resume.document.halt_index, resume.document.scope.method, appended.index)
 

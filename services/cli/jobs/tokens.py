@@ -12,12 +12,15 @@ from typing import cast
 from pydantic import ValidationError
 
 from services.cli.failures.exits import Failed, Missing, UsageError
-from services.runtime.access.credential import Credential, new_token, token_digest
-from services.runtime.access.principal import ROLES, Role
-from services.runtime.access.principals_file import (
+from services.runtime.access.credentials import (
+    ROLES,
+    Credential,
     PrincipalsError,
+    Role,
     edited_principals,
+    new_token,
     read_principals,
+    token_digest,
     write_private,
 )
 
@@ -26,13 +29,16 @@ EVERY_TENANT = "*"
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """A credential to be made; `certificate` None makes a token, which goes into the file `out` where that is set."""
+    """A credential to be made: a token, which goes into the file `out` where that is set, or `certificate`, or
+    `anybody`'s.
+    """
 
     name: str
     roles: tuple[str, ...]
     tenant: str
     lasts: timedelta | None = None
     certificate: str | None = None
+    anybody: bool = False
     out: Path | None = None
 
 
@@ -47,16 +53,18 @@ class Created:
 
 def create_credential(file: Path, wish: Wish) -> Created:
     """Add a credential to a file, which is made if need be. Raises UsageError, Failed."""
-    token = new_token() if wish.certificate is None else None
+    if wish.anybody and wish.certificate is not None:
+        raise UsageError("--anybody: takes no --certificate: it is for callers who show nothing")
+    token = new_token() if wish.certificate is None and not wish.anybody else None
     credential = _credential(wish, token)
     if wish.out is not None:
         if token is None:
-            raise UsageError("--out: a certificate is no token; there is nothing to write")
+            raise UsageError("--out: no token is made; there is nothing to write")
         if wish.out.exists():
             raise UsageError(f"--out: {wish.out} exists already")
     with _edited(file) as credentials:
         if any(each.id == credential.id for each in credentials):
-            raise UsageError(f"--certificate: {wish.certificate} is in {file} already: revoke {credential.id} first")
+            raise UsageError(f"{file} has {wish.certificate or 'anybody'} already: revoke {credential.id} first")
         if token is not None and wish.out is not None:  # first: a token that nobody can read is of no use
             write_private(wish.out, token + "\n")
         credentials.append(credential)
@@ -95,6 +103,7 @@ def _credential(wish: Wish, token: str | None) -> Credential:
             roles=tuple(dict.fromkeys(cast(tuple[Role, ...], wish.roles))),
             token_sha256=None if token is None else token_digest(token),
             certificate=wish.certificate,
+            anybody=wish.anybody,
             created_at=now,
             expires_at=None if wish.lasts is None else now + wish.lasts,
         )

@@ -112,8 +112,12 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
-def outcome(name: str | None) -> str:
-    """A verdict's outcome in its colour; a dash for None, which is a receipt without a verdict."""
+def outcome(name: str | None, tokens: int | None = None) -> str:
+    """A verdict's outcome in its colour; a dash for None, which is a receipt without a verdict. EXACT over no `tokens`,
+    as for a request that ended before its first one, says nothing about an answer.
+    """
+    if name == "EXACT" and tokens == 0:
+        return "[dim]nothing to compare[/]"
     return "[dim]–[/]" if name is None else f"[{OUTCOME_STYLES[name]}]{name}[/]"
 
 

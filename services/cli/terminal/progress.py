@@ -15,12 +15,22 @@ FileProgress = Callable[[str, int, int], None]
 """Takes a file's name, how many of its bytes are done, and how many it has."""
 
 
-def bars(*columns: ProgressColumn) -> Progress:
-    """Progress with these columns, shown only if stderr is a terminal."""
+def bars(*columns: ProgressColumn, quiet: bool = False) -> Progress:
+    """Progress with these columns, shown only if stderr is a terminal and it is not to be `quiet`."""
     from rich.progress import Progress
 
     console = talk()
-    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+    return Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal)
+
+
+@contextmanager
+def steps(first: str, *, quiet: bool = False) -> Iterator[Callable[[str], None]]:
+    """A line of what is being done, and for how long by now: takes each next step."""
+    from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    with bars(SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), quiet=quiet) as progress:
+        task = progress.add_task(first, total=None)
+        yield lambda step: progress.update(task, description=step)
 
 
 @contextmanager

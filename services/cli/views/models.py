@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import RenderableType
 from rich.markup import escape
 from rich.table import Table
 
-from services.cli.jobs.models import ModelDescription, NamedModel
 from services.cli.terminal.output import size, table
-from services.client.registry.heads import Head
+from services.client.registry.registry import Head
+
+if TYPE_CHECKING:
+    from services.cli.jobs.models import ModelDescription
+    from services.generation.target.folders.model_path import NamedModel
 
 
 def models_json(models: Iterable[NamedModel]) -> list[dict[str, Any]]:

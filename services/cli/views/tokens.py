@@ -11,7 +11,7 @@ from rich.markup import escape
 
 from services.cli.jobs.tokens import EVERY_TENANT, Created
 from services.cli.terminal.output import table
-from services.runtime.access.credential import Credential
+from services.runtime.access.credentials import Credential
 
 
 def created_json(made: Created) -> dict[str, Any]:
@@ -29,6 +29,9 @@ def created_view(made: Created) -> str:
         return made.token
     if made.file is not None:
         return f"wrote {made.file}, the token of {made.credential.name} ({made.credential.id})"
+    if made.credential.anybody:
+        roles = ", ".join(made.credential.roles)
+        return f"anybody who reaches the servers' ports, also through a proxy, has: {roles}"
     return f"whoever shows a certificate for {made.credential.certificate} is {made.credential.name}"
 
 
@@ -41,7 +44,7 @@ def credentials_view(credentials: Sequence[Credential]) -> RenderableType:
     """One line for each."""
     made = table("id", "name", "tenant", "roles", "proven by", "ends", whole=("id",))
     for each in credentials:
-        proof = "this machine" if each.loopback else "token"
+        proof = "nothing" if each.anybody else "token"
         if each.certificate is not None:
             proof = f"certificate {each.certificate}"
         row = (each.id, each.name, each.tenant or EVERY_TENANT, ", ".join(each.roles), proof)
@@ -62,7 +65,7 @@ def _end(credential: Credential) -> str:
 
 
 def _json(credential: Credential) -> dict[str, Any]:
-    kind = "loopback" if credential.loopback else "certificate" if credential.certificate else "token"
+    kind = "anybody" if credential.anybody else "certificate" if credential.certificate else "token"
     return {
         "id": credential.id,
         "name": credential.name,

@@ -1,23 +1,115 @@
-"""The connection under a client: address, deadlines, metadata, health. Every failure becomes a KolmError."""
+"""The connection under a client: where it goes, deadlines, sizes, health. Every failure becomes a KolmError."""
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Generic, Self, TypeVar
+from urllib.parse import urlsplit
 
 import grpc
+from google.protobuf.message import Message
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from services.client.connection.endpoint import Endpoint, endpoint
-from services.client.connection.message_size import check_size
 from services.client.connection.tls import ClientTls
-from services.client.connection.token import Metadata, credentials
-from services.client.connection.traced_channel import traced
-from services.client.errors import DeadlineExceeded, Unavailable, decode_error, decoded_errors
+from services.client.connection.token import Metadata, credentials, is_here
+from services.client.connection.tracing import traced
+from services.client.errors import (
+    DeadlineExceeded,
+    FieldViolation,
+    InvalidArgument,
+    Unavailable,
+    decode_error,
+    decoded_errors,
+)
 
 _log = logging.getLogger(__name__)
+
+
+_HTTPS_PORT = 443
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """A name for gRPC, and the credentials of a channel there: None for one that everybody on the way can read."""
+
+    target: str
+    credentials: grpc.ChannelCredentials | None
+
+    @property
+    def exposed(self) -> bool:
+        """Whether what is sent can be read on the way: no TLS, and another machine."""
+        return self.credentials is None and not is_here(self.target)
+
+
+def endpoint(target: str, tls: ClientTls | None = None) -> Endpoint:
+    """`https://host[:port]` is TLS, `http://host:port` is not; host:port and gRPC's own names are TLS where `tls` says
+    anything. `tls` None is the process's. Raises InvalidArgument for other URLs, and for TLS files of no use.
+    """
+    tls = ClientTls.of_process() if tls is None else tls
+    scheme = target.partition("://")[0]
+    if scheme not in ("http", "https"):
+        return Endpoint(target, _credentials(tls) if tls.given else None)
+    try:
+        url = urlsplit(target)
+        host, port = url.hostname, url.port or (_HTTPS_PORT if scheme == "https" else None)
+    except ValueError:
+        host = port = None
+    if not host or port is None or url.path not in ("", "/") or url.query or url.username:
+        raise _refused("target", f"expected host:port or {scheme}://host:port, got {target}")
+    place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return Endpoint(place, _credentials(tls) if scheme == "https" else None)
+
+
+def _credentials(tls: ClientTls) -> grpc.ChannelCredentials:
+    try:
+        tls.context()  # of a wrong file, gRPC says nothing but that it cannot connect
+        ca, cert, key = (None if path is None else path.read_bytes() for path in (tls.ca, tls.cert, tls.key))
+    except OSError as error:
+        raise _refused("tls", str(error)) from None
+    return grpc.ssl_channel_credentials(ca, key, cert)
+
+
+def _refused(field: str, problem: str) -> InvalidArgument:
+    return InvalidArgument(f"{field}: {problem}", reason="TLS_SETTINGS", violations=(FieldViolation(field, problem),))
+
+
+LARGEST_BYTES = 8 * 1024 * 1024
+"""The largest message that a kolm server takes."""
+
+
+def check_size(request: Message) -> None:
+    """Raises InvalidArgument, naming the largest field, for a request over `LARGEST_BYTES`."""
+    size = request.ByteSize()
+    if size <= LARGEST_BYTES:
+        return
+    field = _largest(request)
+    what = f"the request has {size:,} bytes, most of them here; expected at most {LARGEST_BYTES:,} in all"
+    raise InvalidArgument(f"{field}: {what}", reason="MESSAGE_TOO_LARGE", violations=(FieldViolation(field, what),))
+
+
+def _largest(message: Message) -> str:
+    """The path of the field with the most bytes, as deep as a single field has most of them."""
+    sizes = {field.name: (_bytes(value), value) for field, value in message.ListFields()}
+    name = max(sizes, key=lambda each: sizes[each][0])
+    value = sizes[name][1]
+    return f"{name}.{_largest(value)}" if isinstance(value, Message) else name
+
+
+def _bytes(value: Any) -> int:
+    """Roughly its bytes; items of one size are not counted one by one."""
+    if isinstance(value, Message):
+        return value.ByteSize()
+    if isinstance(value, bytes | str):
+        return len(value)
+    if isinstance(value, int | float):
+        return 8
+    if isinstance(value, Mapping) or isinstance(value[0], int | float):
+        return 16 * len(value)
+    return sum(map(_bytes, value))
+
 
 _Response = TypeVar("_Response")
 _Value = TypeVar("_Value")

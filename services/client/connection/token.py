@@ -1,7 +1,8 @@
 """The token that a client shows to servers: the one it was given, or that of the process.
 
 A process has one identity, in KOLM_TOKEN (the token itself, empty for none) or KOLM_TOKEN_FILE (a file that holds it).
-Without either, servers on this machine are shown the token that `kolm up` has left for its owner in its folder.
+Without either, a server on this machine is shown the token that was left for its port in the user's own folder, by the
+server itself or by `kolm up`; else the one of the owner, in the folder of `kolm up`.
 """
 
 from __future__ import annotations
@@ -46,8 +47,22 @@ def _of_process(target: str) -> str:
         return os.environ[TOKEN]
     if file := os.environ.get(TOKEN_FILE):
         return _read(Path(file))
-    owners = Path(os.environ.get(DATA_DIR) or _DATA_DIR) / _OWNERS
-    return _read(owners) if is_here(target) and owners.is_file() else ""
+    if not is_here(target):
+        return ""
+    left = (token_of_port(target), Path(os.environ.get(DATA_DIR) or _DATA_DIR) / _OWNERS)
+    return next((_read(file) for file in left if file is not None and file.is_file()), "")
+
+
+def token_of_port(address: str) -> Path | None:
+    """Where a user's clients look for the token of the server that listens on the port of `address` on this machine;
+    None for an address without a port, and for a user without a home.
+    """
+    port = address.rpartition(":")[2]
+    try:
+        state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
+    except RuntimeError:
+        return None
+    return state / "kolm" / "ports" / port if port.isdecimal() else None
 
 
 def _read(file: Path) -> str:

@@ -14,8 +14,7 @@ from ledger.errors import LedgerError
 from ledger.keys.envelope import Envelope
 from services.client.errors import ReceiptMismatch
 from services.client.generation.completion import Receipt, Resolved
-from services.client.generation.request import Request
-from services.client.generation.spec_decode import SpecDecodeConfig
+from services.client.generation.request import Request, SpecDecodeConfig
 
 _CLAMPED = {"max_tokens", "min_tokens", "top_k", "stop", "stop_token_ids", "logit_bias", "logprobs"}
 """Of sampling: what a server may lower, order anew, or keep out of receipts; the tokens of a replay depend on the rest

@@ -1,4 +1,4 @@
-"""Answers of a generation server, as frozen values."""
+"""Answers of a generation server, and its description of itself, as frozen values."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from services.client.generation.tools import Called, ToolCall, ToolCallSyntax
+from services.client.generation.request import Called, ToolCall, ToolCallSyntax
 
 if TYPE_CHECKING:
     import ledger.documents.receipt
     from ledger.documents.content import Content
-    from ledger.keys.trusted_keys import TrustedKeys
+    from services.client.verification import Trusted
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,15 +71,17 @@ class Receipt:
     content: Content
     text: str = field(repr=False)
 
-    def verify(self, trusted: TrustedKeys) -> ledger.documents.receipt.Receipt:
+    def verify(self, trusted: Trusted) -> ledger.documents.receipt.Receipt:
         """The signed document, if a key of role receipts that you trust has signed it, over this very content.
 
-        Raises FormatError, SignatureError.
+        `trusted` is what `kolm.verify` takes: a folder of public keys, or keys. Raises FormatError, SignatureError,
+        KeyFileError.
         """
         from ledger.audit.log_verification import verify_receipt
         from ledger.documents.content import check_opened
+        from services.client.verification import trusted_keys
 
-        document = verify_receipt(self.envelope, trusted)
+        document = verify_receipt(self.envelope, trusted_keys(trusted))
         check_opened(document, self.content, self.text)
         return document
 
@@ -225,25 +227,83 @@ Event = Started | Chunk | Finished
 
 
 @dataclass(frozen=True, slots=True)
-class Replayed:
-    """The tokens of a replay. `margins` are the best minus the second-best logit of the model at each position.
-
-    `text` and `stop_reason` are known where it was computed in this process; a server's answer lacks them.
-    """
-
-    token_ids: tuple[int, ...]
-    finish_reason: str
-    stream_digest: str
-    profile_cid: str
-    decode_seconds: float
-    margins: tuple[float, ...]
-    text: str | None = None
-    stop_reason: str | int | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Tokens:
     """The tokens of a prompt, and the context that prompt and output have together."""
 
     token_ids: tuple[int, ...]
     context_length: int
+
+
+@dataclass(frozen=True, slots=True)
+class HaltedScope:
+    """A method on a base, with its head if it has one, that an audit has halted."""
+
+    base_cid: str
+    method: str
+    head_cid: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedHead:
+    """A draft head of a server. Without a name it is an unpublished folder, for which nobody has signed."""
+
+    head_cid: str
+    name: str | None
+    publication_index: int | None
+    withdrawn: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A whole number from `least` to `most` that a request may set for a method."""
+
+    name: str
+    meaning: str
+    least: int
+    most: int
+
+
+@dataclass(frozen=True, slots=True)
+class DraftMethod:
+    """A method of speculation that a server can run."""
+
+    name: str
+    meaning: str
+    parameters: tuple[Parameter, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """The model and methods of a server.
+
+    `profile` is the parsed numerics profile, `adapters` their identifiers by name, `heads` the draft heads and
+    `draft_methods` the methods that draft, the preferred one first.
+    """
+
+    model: str
+    base_cid: str
+    tokenizer_cid: str
+    profile_cid: str
+    profile: dict[str, Any]
+    probe_passed: bool
+    architecture: str
+    vocab_size: int
+    context_length: int
+    methods: tuple[str, ...]
+    halted_scopes: tuple[HaltedScope, ...]
+    halt_epoch: int
+    adapters: Mapping[str, str]
+    heads: tuple[LoadedHead, ...]
+    draft_methods: tuple[DraftMethod, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """How busy a server is: sequences, cache blocks, receipts the ledger has not confirmed, seconds up."""
+
+    running: int
+    waiting: int
+    blocks_used: int
+    blocks_total: int
+    outbox_pending: int
+    uptime_seconds: float

@@ -1,19 +1,22 @@
-"""Converts messages to the values of `generation.completion` and `generation.model_info`."""
+"""Answers of a generation server: converted, collected from a stream, and checked with their promise and receipts."""
 
 from __future__ import annotations
 
 import json
-from collections import defaultdict
-from collections.abc import Iterable
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain, zip_longest
 from typing import Any
 
 from kolm.generation.v1 import generation_pb2 as pb
 from kolm.generation.v1 import sampling_pb2
 from services.client.errors import Internal
+from services.client.generation import completion as model
 from services.client.generation import completion as values
-from services.client.generation import model_info as model
-from services.client.generation.structured_outputs_wire import structured_outputs_value
-from services.client.generation.tools import ToolCallSyntax
+from services.client.generation.completion import Choice, Chunk, Completion, Event, Finished, Metrics, Started, Usage
+from services.client.generation.request import Request, SpecDecodeConfig, ToolCallSyntax
+from services.client.generation.request_wire import structured_outputs_value
+from services.client.generation.tool_call_reader import with_calls
 from services.client.plain_value import optional, plain_value
 
 
@@ -64,10 +67,6 @@ class StreamReader:
             metrics=plain_value(values.Metrics, message.metrics),
             receipt=_receipt(message, resolved, token_ids, text),
         )
-
-
-def replayed(message: pb.ReplayResponse) -> values.Replayed:
-    return plain_value(values.Replayed, message, finish_reason=_finish_reason(message.finish_reason))
 
 
 def model_info(message: pb.GetModelInfoResponse) -> model.ModelInfo:
@@ -173,3 +172,138 @@ def _finish_reason(value: pb.FinishReason.ValueType) -> str:
 def _stop_reason(message: pb.Choice | pb.Finished) -> str | int | None:
     kind = message.WhichOneof("stop_reason")
     return None if kind is None else getattr(message, kind)
+
+
+class Collection:
+    """Of one stream of `choices`. `on_promise` gets the promise as soon as the stream has begun; it may raise."""
+
+    def __init__(self, choices: int, on_promise: Callable[[bytes | None], None]) -> None:
+        self._choices, self._on_promise = choices, on_promise
+        self._started: Started | None = None
+        self._chunks: defaultdict[int, list[Chunk]] = defaultdict(list)
+        self._finished: dict[int, Finished] = {}
+
+    def add(self, event: Event) -> None:
+        match event:
+            case Started():
+                self._started = event
+                self._on_promise(event.promise)
+            case Chunk():
+                self._chunks[event.index].append(event)
+            case Finished():
+                self._finished[event.index] = event
+
+    def completion(self) -> Completion:
+        """Raises Internal where the stream has ended early."""
+        started, finished = self._started, self._finished
+        if started is None or finished.keys() != set(range(self._choices)):
+            raise Internal(f"the stream ended with {len(finished)} of {self._choices} choices")
+        ordered = [finished[index] for index in range(self._choices)]
+        return Completion(
+            choices=tuple(_collected(each, self._chunks[each.index]) for each in ordered),
+            usage=usage_of([each.usage for each in ordered]),
+            metrics=metrics_of([each.metrics for each in ordered]),
+            resolved=started.resolved,
+            promise=started.promise,
+        )
+
+
+def _collected(finished: Finished, chunks: Sequence[Chunk]) -> Choice:
+    return Choice(
+        index=finished.index,
+        text="".join(chunk.text for chunk in chunks),
+        token_ids=tuple(chain.from_iterable(chunk.token_ids for chunk in chunks)),
+        finish_reason=finished.finish_reason,
+        stop_reason=finished.stop_reason,
+        logprobs=tuple(chain.from_iterable(chunk.logprobs for chunk in chunks)),
+        receipt=finished.receipt,
+        metrics=finished.metrics,
+    )
+
+
+def usage_of(parts: Sequence[Usage]) -> Usage:
+    return Usage(
+        prompt_tokens=parts[0].prompt_tokens,
+        completion_tokens=sum(part.completion_tokens for part in parts),
+        cached_prompt_tokens=min(part.cached_prompt_tokens for part in parts),
+        accepted_prediction_tokens=sum(part.accepted_prediction_tokens for part in parts),
+        rejected_prediction_tokens=sum(part.rejected_prediction_tokens for part in parts),
+    )
+
+
+def metrics_of(parts: Sequence[Metrics]) -> Metrics:
+    """Counts add up; times are those of the longest, for choices run side by side. A speedup is of one choice."""
+    first, alone = parts[0], len(parts) == 1
+    drafted, accepted = sum(part.num_draft_tokens for part in parts), sum(part.num_accepted_tokens for part in parts)
+    passes = sum(part.target_passes for part in parts)
+    return Metrics(
+        num_drafts=sum(part.num_drafts for part in parts),
+        num_draft_tokens=drafted,
+        num_accepted_tokens=accepted,
+        acceptance_rate=accepted / drafted if drafted else 0.0,
+        mean_acceptance_length=_mean_length(parts) if passes else 0.0,
+        num_accepted_tokens_per_pos=tuple(
+            map(sum, zip_longest(*(part.num_accepted_tokens_per_pos for part in parts), fillvalue=0))
+        ),
+        target_passes=passes,
+        first_token_seconds=max(part.first_token_seconds for part in parts),
+        decode_seconds=max(part.decode_seconds for part in parts),
+        wall_clock_speedup=first.wall_clock_speedup if alone else None,
+        speedup_basis=first.speedup_basis if alone else "",
+        method=first.method,
+        requested_method=first.requested_method,
+        fallback_reason=first.fallback_reason,
+        passes_by_method=dict(sum((Counter(part.passes_by_method) for part in parts), Counter())),
+    )
+
+
+def _mean_length(parts: Sequence[Metrics]) -> float:
+    tokens = sum(part.mean_acceptance_length * part.target_passes for part in parts)
+    return tokens / sum(part.target_passes for part in parts)
+
+
+_PROMISE_KEY = "kolm-promise-bin"
+
+
+def checked_completion(
+    answer: pb.GenerateResponse,
+    metadata: Mapping[str, str | bytes],
+    request: Request,
+    spec_decode: SpecDecodeConfig | None,
+) -> Completion:
+    """Of a unary call; `metadata` is its initial metadata, which has the promise. Raises ReceiptMismatch, Internal."""
+    from services.client.generation.answer_check import (  # the reader of signed bytes: none so far
+        check_promise,
+        check_receipt,
+    )
+
+    promise = metadata.get(_PROMISE_KEY)
+    answered = completion(answer, promise if isinstance(promise, bytes) else None)
+    if answered.promise is not None:
+        check_promise(answered.promise, request, answered.resolved)
+    for each in answered.choices:
+        if each.receipt is not None:
+            check_receipt(each.receipt, request, spec_decode, answered.resolved, each.index, each.finish_reason)
+    return with_calls(answered, request)
+
+
+def checked_events(
+    request: Request, spec_decode: SpecDecodeConfig | None
+) -> Callable[[pb.GenerateStreamResponse], Event]:
+    """Converts the events of one stream, in their order. Raises ReceiptMismatch, Internal."""
+    from services.client.generation.answer_check import (  # while the server is at it already
+        check_promise,
+        check_receipt,
+    )
+
+    reader = StreamReader()
+
+    def event(message: pb.GenerateStreamResponse) -> Event:
+        found = reader.event(message)
+        if isinstance(found, Started) and found.promise is not None:
+            check_promise(found.promise, request, found.resolved)
+        if isinstance(found, Finished) and found.receipt is not None and reader.resolved is not None:
+            check_receipt(found.receipt, request, spec_decode, reader.resolved, found.index, found.finish_reason)
+        return found
+
+    return event

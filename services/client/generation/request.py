@@ -1,14 +1,197 @@
-"""A caller's request. None means the server's default, which the comments of the proto name."""
+"""A caller's request: prompt, sampling, tools, constraints, speculation. None means the server's default."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, cast
+from dataclasses import MISSING, dataclass, field, fields
+from typing import Any, NoReturn, TypeVar, cast
 
-from services.client.generation.mapped import mapped, refuse
-from services.client.generation.structured_outputs import StructuredOutputs
-from services.client.generation.tools import ToolCall, Tools
+_Value = TypeVar("_Value")
+
+
+def mapped(kind: type[_Value], given: object, path: str) -> _Value:
+    """`given` if it is a `kind`, a dataclass, or one with the fields that the mapping has. `path` names it in errors.
+
+    Raises InvalidArgument for another value, an unknown field, a missing one.
+    """
+    if isinstance(given, kind):
+        return given
+    known: Any = fields(kind)  # type: ignore[arg-type]
+    names = [field.name for field in known]
+    if not isinstance(given, Mapping):
+        refuse(path, f"expected a {kind.__name__}, or a mapping with {', '.join(names)}, got {type(given).__name__}")
+    if unknown := [name for name in given if name not in names]:
+        refuse(f"{path}.{unknown[0]}", f"there is no such field; expected some of {', '.join(names)}")
+    needed = [field.name for field in known if field.default is MISSING and field.default_factory is MISSING]
+    if missing := [name for name in needed if name not in given]:
+        refuse(f"{path}.{missing[0]}", "is missing")
+    return kind(**given)
+
+
+def refuse(path: str, problem: str) -> NoReturn:
+    """Raises InvalidArgument about the field `path`."""
+    from services.client.errors import FieldViolation, InvalidArgument  # gRPC's; a request that is right needs none
+
+    safe = problem.encode("utf-8", "backslashreplace").decode("utf-8")
+    raise InvalidArgument(f"{path}: {safe}", reason="INVALID_ARGUMENT", violations=(FieldViolation(path, safe),))
+
+
+@dataclass(frozen=True, slots=True)
+class SpecDecodeConfig:
+    """How to speculate; it changes how fast tokens come, never which ones. None leaves a choice to the server.
+
+    `method` is auto, off or one of `ModelInfo.draft_methods`, which lists their `parameters`, too. `eagle_head` is
+    `cidv1:sha256:…` or `name@sha256:<prefix>`.
+    `k` is the draft depth in tokens. `accept_threshold` is sent as it is and the server takes 0.0 only: anything else
+    would be lossy. `verify` is "sampled" or "inline" (replayed before the receipt is signed).
+    """
+
+    method: str | None = None
+    eagle_head: str | None = None
+    k: int | None = None
+    accept_threshold: float | None = None
+    verify: str | None = None
+    parameters: Mapping[str, int] = field(default_factory=dict)
+
+
+def as_config(given: object) -> SpecDecodeConfig | None:
+    """None is the server's choice, a mapping has the fields of a SpecDecodeConfig. Raises InvalidArgument."""
+    return None if given is None else mapped(SpecDecodeConfig, given, "spec_decode")
+
+
+KINDS = ("json", "regex", "choice", "grammar", "json_object")
+
+
+@dataclass(frozen=True, slots=True)
+class StructuredOutputs:
+    """A constraint on the output, by exactly one of its members; vLLM's names.
+
+    `json` is a JSON schema, written out or as a Python value, `regex` matches the whole output, `choice` are the texts
+    of which it is one, `grammar` is Lark or GBNF, `json_object` any JSON object. `engine` is for replays: the library
+    that the receipt names.
+    """
+
+    json: str | Mapping[str, Any] | bool | None = None
+    regex: str | None = None
+    choice: Sequence[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    engine: str = ""
+
+    @classmethod
+    def of(cls, kind: str, text: str, engine: str = "") -> StructuredOutputs:
+        """The reverse of `kind` and `text`, as receipts and contents have them. Raises ValueError for what has none."""
+        if kind not in KINDS:
+            raise ValueError(f"{kind!r} is no kind of constraint that this client knows")
+        value: Any = json.loads(text) if kind == "choice" else True if kind == "json_object" else text
+        return cls(**{kind: value}, engine=engine)
+
+    @property
+    def kind(self) -> str:
+        """The member that is set. Raises ValueError unless it is one."""
+        given = [kind for kind in KINDS if getattr(self, kind) is not None]
+        if len(given) != 1:
+            raise ValueError(f"expected exactly one of {', '.join(KINDS)}, got {' and '.join(given) or 'none'}")
+        return given[0]
+
+    @property
+    def text(self) -> str:
+        """The constraint's text, which receipts commit to."""
+        from ledger.encoding.canonical import canonical
+
+        value = getattr(self, self.kind)
+        if self.kind == "json":
+            return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        if self.kind == "choice":
+            return canonical(list(value)).decode()
+        return "" if self.kind == "json_object" else str(value)
+
+
+CHOICES = ("auto", "none", "required")
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A function: its name, what it does, and the JSON schema of its arguments, written out or as a Python value.
+
+    With `strict` its arguments keep to the schema where the model is free to call or not, too.
+    """
+
+    name: str
+    description: str = ""
+    parameters: str | Mapping[str, Any] | None = None
+    strict: bool = False
+
+    @property
+    def schema(self) -> str:
+        """The schema as JSON, empty without one."""
+        if self.parameters is None or isinstance(self.parameters, str):
+            return self.parameters or ""
+        return json.dumps(self.parameters, ensure_ascii=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """The tools that the model may call, and whether it has to: `choice` is auto, none or required.
+
+    `allowed` names those that it may call, all of them where it is empty. Without `parallel` one answer calls once.
+    """
+
+    tools: Sequence[Tool | Mapping[str, Any]]
+    choice: str = "auto"
+    allowed: Sequence[str] = ()
+    parallel: bool = True
+
+    def __post_init__(self) -> None:
+        """Raises InvalidArgument for tools of another form, or an unknown choice."""
+        given = tuple(mapped(Tool, each, f"tools[{place}]") for place, each in enumerate(self.tools))
+        object.__setattr__(self, "tools", given)
+        if self.choice not in CHOICES:
+            refuse("tools.choice", f"expected one of {', '.join(CHOICES)}, got {self.choice!r}")
+
+    @property
+    def given(self) -> tuple[Tool, ...]:
+        return cast("tuple[Tool, ...]", self.tools)
+
+    @property
+    def names(self) -> list[str]:
+        """Of those that may be called."""
+        return [tool.name for tool in self.given if not self.allowed or tool.name in self.allowed]
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """One call. `arguments` is the JSON of an object, as the model wrote it."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class Called:
+    """An output's calls, and the text beside them."""
+
+    content: str
+    calls: tuple[ToolCall, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallSyntax:
+    """How calls look in an output's text, as the proto's ToolCallSyntax says."""
+
+    open: str
+    middle: str
+    between: str | None
+    close: str
+
+
+def call_id(request_id: str, choice: int, place: int) -> str:
+    """The same for a call however it is read: it hangs on the request's id."""
+    from hashlib import sha256  # OpenSSL's, which most requests do without
+
+    return "call_" + sha256(f"{request_id}/{choice}/{place}".encode()).hexdigest()[:24]
 
 
 @dataclass(frozen=True, slots=True)

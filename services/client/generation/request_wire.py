@@ -11,12 +11,35 @@ from google.protobuf.message import Message as ProtoMessage
 
 from kolm.generation.v1 import generation_pb2 as pb
 from kolm.generation.v1 import sampling_pb2, speculation_pb2
-from services.client.generation.mapped import refuse
-from services.client.generation.request import Request, SamplingParams
-from services.client.generation.spec_decode import SpecDecodeConfig
-from services.client.generation.structured_outputs import StructuredOutputs
-from services.client.generation.structured_outputs_wire import structured_outputs_message
-from services.client.generation.tools import Tools
+from services.client.generation.request import (
+    Request,
+    SamplingParams,
+    SpecDecodeConfig,
+    StructuredOutputs,
+    Tools,
+    refuse,
+)
+
+
+def structured_outputs_message(asked: StructuredOutputs) -> sampling_pb2.StructuredOutputs:
+    """Raises ValueError or TypeError for what has no form on the wire."""
+    kind, message = asked.kind, sampling_pb2.StructuredOutputs(engine=asked.engine)
+    if kind == "choice":
+        message.choice.SetInParent()
+        message.choice.texts.extend(asked.choice or ())
+    else:
+        setattr(message, kind, asked.text if kind == "json" else getattr(asked, kind))
+    return message
+
+
+def structured_outputs_value(message: sampling_pb2.StructuredOutputs) -> StructuredOutputs | None:
+    """None for a constraint that this client does not know."""
+    kind = message.WhichOneof("constraint")
+    if kind is None:
+        return None
+    value: Any = list(message.choice.texts) if kind == "choice" else getattr(message, kind)
+    return StructuredOutputs(**{kind: value}, engine=message.engine)
+
 
 _VERIFY = {
     "sampled": speculation_pb2.VERIFY_MODE_SAMPLED,
@@ -55,11 +78,6 @@ def generate_request(request: Request, spec_decode: SpecDecodeConfig | None) -> 
     if spec_decode is not None:
         message.spec_decode.CopyFrom(spec_decode_message(spec_decode))
     return message
-
-
-def replay_request(prompt_token_ids: Sequence[int], sampling: SamplingParams, **of: Any) -> pb.ReplayRequest:
-    """`of` are the message's other fields."""
-    return pb.ReplayRequest(prompt_token_ids=prompt_token_ids, sampling=sampling_message(sampling), **of)
 
 
 def sampling_message(sampling: SamplingParams) -> sampling_pb2.SamplingParams:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from services.client.generation.tools import Called, ToolCall, ToolCallSyntax, call_id
+from services.client.generation.request import Called, ToolCall, ToolCallSyntax, call_id
 
 if TYPE_CHECKING:
     from services.client.generation.completion import Choice, Completion, Resolved

@@ -46,7 +46,8 @@ def appended(message: ledger_pb2.AppendEntryResponse) -> values.Appended:
 
 
 def entry(message: documents_pb2.Entry) -> values.LogEntry:
-    kind = _name(documents_pb2.EntryKind, message.kind).removeprefix("ENTRY_KIND_").lower()
+    known = message.kind in documents_pb2.EntryKind.values()  # a later server has more
+    kind = _name(documents_pb2.EntryKind, message.kind).removeprefix("ENTRY_KIND_").lower() if known else "unknown"
     return values.LogEntry(message.index, message.entry, message.leaf_hash, message.envelope, kind)
 
 

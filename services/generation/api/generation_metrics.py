@@ -11,7 +11,7 @@ from services.generation.engine.async_engine import AsyncEngine
 from services.generation.engine.events import Chunk, Finished
 from services.generation.halts.halt_board import HaltBoard
 from services.generation.receipts.outbox import Outbox
-from services.generation.requests.server_identity import Identity
+from services.generation.requests.resolution import Identity
 from services.runtime.telemetry.metrics import Metrics, Reading
 
 _FINISHED = {"stop": "stop", "length": "length", "cancelled": "abort", "error": "error"}  # by vLLM's words

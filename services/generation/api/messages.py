@@ -13,17 +13,16 @@ from kolm.generation.v1 import generation_pb2 as pb
 from kolm.generation.v1 import sampling_pb2, speculation_pb2
 from ledger.documents.halt import Scope
 from ledger.encoding.canonical import canonical
-from services.generation.api.run import Completed
+from services.generation.api.runner import Completed
 from services.generation.drafting.method_spec import MethodSpec
 from services.generation.drafting.methods import METHODS
 from services.generation.engine.engine import Load
 from services.generation.engine.events import Chunk, Outcome, SpeculationMetrics, TokenLogprobs
 from services.generation.heads.served_heads import HeadState
-from services.generation.receipts.speedup import Speedup
+from services.generation.receipts.issuer import Speedup
+from services.generation.requests.parameters import sampling_message
 from services.generation.requests.policy import Decision
-from services.generation.requests.resolution import Resolved
-from services.generation.requests.sampling import sampling_message
-from services.generation.requests.server_identity import Identity
+from services.generation.requests.resolution import Identity, Resolved
 
 _FINISH_REASONS = {
     "stop": pb.FINISH_REASON_STOP,
@@ -105,17 +104,6 @@ def resolved_message(resolved: Resolved, identity: Identity) -> pb.Resolved:
         prompt_token_ids=resolved.prompt,
         prompt_salt=resolved.prompt_salt,
         tool_call_syntax=None if resolved.tool_calls is None else pb.ToolCallSyntax(**asdict(resolved.tool_calls)),
-    )
-
-
-def replay_message(outcome: Outcome, profile_cid: str) -> pb.ReplayResponse:
-    return pb.ReplayResponse(
-        token_ids=outcome.token_ids,
-        finish_reason=_FINISH_REASONS[outcome.finish_reason],
-        stream_digest=outcome.stream_digest,
-        profile_cid=profile_cid,
-        decode_seconds=outcome.metrics.decode_seconds,
-        margins=outcome.margins,
     )
 
 

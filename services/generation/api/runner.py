@@ -5,30 +5,69 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+import uuid
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
 
 from ledger.documents.halt import scopes_of
 from services.client.connection import tracing
 from services.generation.api.generation_metrics import GenerationMetrics
 from services.generation.api.request_log import log_request
-from services.generation.api.run import Completed, Run
 from services.generation.engine.async_engine import AsyncEngine, Ticket
 from services.generation.engine.engine_error import EngineError
 from services.generation.engine.events import Chunk, Event, Outcome
 from services.generation.halts.halt_board import HaltBoard
-from services.generation.quotas.tenant_quotas import TenantQuotas
+from services.generation.quotas.tenant_quotas import Grant, TenantQuotas
 from services.generation.receipts.erasures import Erasures
-from services.generation.receipts.issuer import ReceiptIssuer, SignedPromise, SignedReceipt
+from services.generation.receipts.issuer import ReceiptIssuer, SignedPromise, SignedReceipt, Speedup, replayed
 from services.generation.receipts.outbox import Outbox
-from services.generation.receipts.promised import PromisedReceipts
-from services.generation.receipts.speedup import Speedup, replayed
 from services.generation.requests.refusal import refusal
-from services.generation.requests.resolution import Resolved
-from services.generation.requests.server_identity import Identity
+from services.generation.requests.resolution import Identity, Resolved
 from services.runtime.errors import DeadlineExceeded, KolmError, ResourceExhausted, Unavailable
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Completed:
+    """A finished choice with its receipt. `ledger_index` is None while the ledger has not confirmed it."""
+
+    choice: int
+    outcome: Outcome
+    receipt: SignedReceipt
+    ledger_index: int | None
+    verified: bool | None
+    speedup: Speedup | None
+
+
+@dataclass(slots=True, eq=False)
+class Run:
+    """Chunks and completed choices of one request, in the order in which they come. Read `events` once."""
+
+    resolved: Resolved
+    grant: Grant
+    used_tokens: int = 0  # of prompt and outputs, once all have ended
+    engine_id: str = field(default_factory=lambda: str(uuid.uuid4()))  # callers may use one request_id twice
+    promise: SignedPromise | None = None  # as soon as the engine has taken it
+    cancelled: bool = False
+    ended: bool = False
+    _queue: asyncio.Queue[Chunk | Completed | Exception | None] = field(default_factory=asyncio.Queue)
+
+    def post(self, event: Chunk | Completed) -> None:
+        self._queue.put_nowait(event)
+
+    def end(self, error: Exception | None = None) -> None:
+        """There are no more events; the reader gets `error` raised."""
+        self.ended = True
+        self._queue.put_nowait(error)
+
+    async def events(self) -> AsyncIterator[Chunk | Completed]:
+        """Events until every choice has completed. Raises the error that ended the whole run."""
+        while (event := await self._queue.get()) is not None:
+            if isinstance(event, Exception):
+                raise event
+            yield event
 
 
 class Generation:
@@ -40,7 +79,6 @@ class Generation:
         identity: Identity,
         issuer: ReceiptIssuer,
         outbox: Outbox,
-        promised: PromisedReceipts,
         halts: HaltBoard,
         erasures: Erasures,
         metrics: GenerationMetrics,
@@ -52,7 +90,6 @@ class Generation:
         self._identity = identity
         self._issuer = issuer
         self._outbox = outbox
-        self._promised = promised
         self._halts = halts
         self._erasures = erasures
         self._metrics = metrics
@@ -179,7 +216,7 @@ class Generation:
         """The promise of a run that the engine has taken, its receipts on disk. Cancels the run if the disk fails."""
         promise = self._issuer.promise(run.resolved)
         try:
-            await asyncio.to_thread(self._promised.keep, promise.unfinished)
+            await self._outbox.promise(promise.unfinished)
         except OSError as error:
             self._engine.cancel(run.engine_id)
             _log.critical("promised receipts cannot be kept on disk; the request is refused: %s", error)
@@ -241,7 +278,7 @@ class Generation:
         with tracing.span("kolm.receipt", {"kolm.receipt_id": receipt.receipt_id}):
             append = receipt.append
             append.traceparent = tracing.traceparent()
-            answer = await self._outbox.put(append, self._promised.path(receipt.receipt_id))
+            answer = await self._outbox.put(receipt.receipt_id, append)
             try:
                 return await asyncio.wait_for(asyncio.shield(answer), self._append_seconds)
             except TimeoutError:

@@ -14,20 +14,16 @@ from kolm.generation.v1 import generation_pb2 as pb
 from kolm.generation.v1.generation_pb2_grpc import GenerationServiceServicer
 from services.generation.api import messages
 from services.generation.api.idempotency import IdempotentResponses
-from services.generation.api.run import Completed, Run
-from services.generation.api.runner import Generation
+from services.generation.api.runner import Completed, Generation, Run
 from services.generation.engine.async_engine import AsyncEngine
 from services.generation.engine.events import Chunk, TokenLogprobs
-from services.generation.engine.grammars.compiler import GrammarCompiler
 from services.generation.engine.text.tokenizer import Tokenizer
 from services.generation.halts.halt_board import HaltBoard
 from services.generation.heads.head_board import HeadBoard
 from services.generation.receipts.outbox import Outbox
 from services.generation.requests.refusal import engine_errors
-from services.generation.requests.replay import replay_request
-from services.generation.requests.resolution import Resolved, Resolver
-from services.generation.requests.server_identity import Identity
-from services.runtime.access.caller import tenant_of_call
+from services.generation.requests.resolution import Identity, Resolved, Resolver
+from services.runtime.access.access import tenant_of_call
 from services.runtime.errors import DeadlineExceeded, InvalidArgument, KolmError
 
 SERVICE = "kolm.generation.v1.GenerationService"
@@ -60,7 +56,6 @@ class GenerationServicer(GenerationServiceServicer):
         identity: Identity,
         tokenizer: Tokenizer,
         resolver: Resolver,
-        grammars: GrammarCompiler,
         generation: Generation,
         engine: AsyncEngine,
         outbox: Outbox,
@@ -71,7 +66,6 @@ class GenerationServicer(GenerationServiceServicer):
         self.identity = identity
         self.tokenizer = tokenizer
         self._resolver = resolver
-        self._grammars = grammars
         self._generation = generation
         self.engine = engine
         self._outbox = outbox
@@ -110,12 +104,6 @@ class GenerationServicer(GenerationServiceServicer):
                             yield messages.finished_event(resolved, event)
         _refuse_late(resolved, completed)
         _refuse_deviations(resolved, completed)
-
-    async def Replay(self, request: pb.ReplayRequest, context: Context) -> pb.ReplayResponse:
-        engine_request = await replay_request(request, self.identity, self._grammars)
-        with engine_errors("prompt_token_ids"):
-            outcome, _ = await self.engine.complete(engine_request)
-        return messages.replay_message(outcome, self.identity.profile_cid)
 
     async def GetModelInfo(self, request: pb.GetModelInfoRequest, context: Context) -> pb.GetModelInfoResponse:
         halts = self._halts

@@ -1,16 +1,21 @@
-"""`vllm.grpc.engine.VllmEngine`, as routers for vLLM workers speak it: every request becomes a GenerateStream of this
-server, with its receipts, roles and limits.
-"""
+"""The service `vllm.grpc.engine` (smg-grpc-proto): its messages, its tokenizer archive, and how it is registered."""
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import io
+import tempfile
 import time
+import zipfile
 from collections import defaultdict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cached_property
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any, TypeVar
 
 import grpc
@@ -21,11 +26,169 @@ from smg_grpc_proto.generated.vllm_engine_pb2_grpc import VllmEngineServicer as 
 from kolm.generation.v1 import generation_pb2 as pb
 from kolm.generation.v1 import sampling_pb2
 from services.generation.api.servicer import GenerationServicer
-from services.generation.doors import vllm_messages as messages
-from services.generation.doors.tokenizer_archive import TokenizerArchive
-from services.generation.requests.sampling import read_choices
-from services.generation.requests.server_identity import Identity
-from services.runtime.access.caller import tenant_of_call
+from services.generation.engine.text.tokenizer import Tokenizer
+from services.generation.requests.parameters import read_choices
+from services.generation.requests.resolution import Identity
+from services.generation.settings import GenerationSettings
+from services.runtime.access.access import tenant_of_call
+from services.runtime.errors import InvalidArgument
+from services.runtime.process import CannotStart
+from services.runtime.server import Mount
+
+_PIECE = 1 << 20  # bytes; messages may have 4 MiB
+_DATE = (1980, 1, 1, 0, 0, 0)  # the earliest that zip knows: the same tokenizer has the same archive
+
+
+@dataclass
+class TokenizerArchive:
+    """A zip of tokenizer.json, tokenizer_config.json and the chat template, made when it is first asked for."""
+
+    tokenizer: Tokenizer
+
+    @cached_property
+    def data(self) -> bytes:
+        buffer = io.BytesIO()
+        with tempfile.TemporaryDirectory() as folder, zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+            self.tokenizer.save(Path(folder))
+            for file in sorted(path for path in Path(folder).rglob("*") if path.is_file()):
+                entry = zipfile.ZipInfo(file.relative_to(folder).as_posix(), _DATE)
+                archive.writestr(entry, file.read_bytes(), zipfile.ZIP_DEFLATED)
+        return buffer.getvalue()
+
+    def pieces(self) -> Iterator[tuple[bytes, str]]:
+        """In order; with the last one comes the SHA-256 of the whole in hex, with the others nothing."""
+        for begin in range(0, len(self.data), _PIECE):
+            last = begin + _PIECE >= len(self.data)
+            yield self.data[begin : begin + _PIECE], hashlib.sha256(self.data).hexdigest() if last else ""
+
+
+_CONSTRAINTS = {"json_schema": "json", "regex": "regex", "grammar": "grammar", "json_object": "json_object"}
+_UNKNOWN = ("kv_transfer_params", "kv_transfer_params_json", "mm_inputs", "extra_mm_inputs", "media_refs")
+_FINISHED = {
+    pb.FINISH_REASON_STOP: "stop",
+    pb.FINISH_REASON_LENGTH: "length",
+    pb.FINISH_REASON_CANCELLED: "abort",
+    pb.FINISH_REASON_ERROR: "error",
+}
+
+
+def generate_request(request: vllm.GenerateRequest, room: int | None) -> pb.GenerateRequest:
+    """`room` is what the context leaves for output: vLLM's default. Raises InvalidArgument for what kolm has not."""
+    given = {field.name for field, _ in request.ListFields()}
+    if unknown := next((name for name in _UNKNOWN if name in given), None):
+        raise InvalidArgument(unknown, "is not supported: one server prefills and decodes, from text alone")
+    message = pb.GenerateRequest(request_id=request.request_id, sampling=_sampling(request.sampling_params, room))
+    match request.WhichOneof("input"):
+        case "tokenized":
+            message.token_ids.ids.extend(request.tokenized.input_ids)
+        case "text":
+            message.prompt = request.text
+        case _:
+            raise InvalidArgument("tokenized", "is missing; expected tokenized or text")
+    return message
+
+
+def _sampling(asked: vllm.SamplingParams, room: int | None) -> sampling_pb2.SamplingParams:
+    """Zeros of fields without presence are absent: no router sends them for anything else."""
+    for name in ("prompt_logprobs", "truncate_prompt_tokens", "structural_tag"):
+        if asked.HasField(name):
+            raise InvalidArgument(f"sampling_params.{name}", "is not supported; leave it out")
+    message = sampling_pb2.SamplingParams(
+        temperature=asked.temperature if asked.HasField("temperature") else 1.0,
+        max_tokens=asked.max_tokens if asked.HasField("max_tokens") else room,
+        stop=asked.stop,
+        stop_token_ids=asked.stop_token_ids,
+    )
+    for name in ("top_p", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty", "min_tokens", "n"):
+        if value := getattr(asked, name):
+            setattr(message, name, value)
+    if 0 < asked.top_k < 2**31:  # -1 is off too, and unsigned on its way
+        message.top_k = asked.top_k
+    if asked.ignore_eos:
+        message.ignore_eos = True
+    if asked.HasField("logprobs"):
+        if asked.logprobs < 0:
+            raise InvalidArgument("sampling_params.logprobs", f"is {asked.logprobs}; expected 0 to 20")
+        message.logprobs = asked.logprobs
+    if asked.HasField("seed"):
+        message.seed = asked.seed % 2**64
+    for token, bias in asked.logit_bias.items():
+        if token < 0:
+            raise InvalidArgument("sampling_params.logit_bias", f"holds {token}; expected token ids")
+        message.logit_bias[token] = bias
+    _constrain(message, asked)
+    return message
+
+
+def _constrain(message: sampling_pb2.SamplingParams, asked: vllm.SamplingParams) -> None:
+    kind = asked.WhichOneof("constraint")
+    if kind == "choice":
+        message.structured_outputs.choice.texts.extend(asked.choice.choices)
+    elif kind is not None:
+        setattr(message.structured_outputs, _CONSTRAINTS[kind], getattr(asked, kind))
+
+
+def chunk(event: pb.Chunk, prompt_tokens: int, completion_tokens: int) -> vllm.GenerateResponse:
+    return vllm.GenerateResponse(
+        chunk=vllm.GenerateStreamChunk(
+            token_ids=event.token_ids,
+            prompt_tokens=prompt_tokens,
+            completion_tokens=completion_tokens,
+            output_logprobs=_logprobs(event.logprobs),
+            index=event.index,
+        )
+    )
+
+
+def complete(
+    finished: pb.Finished, token_ids: Sequence[int], logprobs: Sequence[sampling_pb2.PositionLogprobs]
+) -> vllm.GenerateResponse:
+    """With all tokens of the choice, streamed or not."""
+    usage, metrics = finished.usage, finished.metrics
+    message = vllm.GenerateComplete(
+        output_ids=token_ids,
+        finish_reason=_FINISHED[finished.finish_reason],
+        prompt_tokens=usage.prompt_tokens,
+        completion_tokens=usage.completion_tokens,
+        cached_tokens=usage.cached_prompt_tokens,
+        output_logprobs=_logprobs(logprobs),
+        index=finished.index,
+        spec_accepted_tokens=metrics.num_accepted_tokens,
+        spec_draft_tokens=metrics.num_draft_tokens,
+    )
+    match finished.WhichOneof("stop_reason"):
+        case "stop_string":
+            message.matched_stop_str = finished.stop_string
+        case "stop_token_id":
+            message.matched_token_id = finished.stop_token_id
+    return vllm.GenerateResponse(complete=message)
+
+
+def aborted(index: int, token_ids: Sequence[int], prompt_tokens: int) -> vllm.GenerateResponse:
+    """Of a choice that somebody has ended."""
+    return vllm.GenerateResponse(
+        complete=vllm.GenerateComplete(
+            output_ids=token_ids,
+            finish_reason="abort",
+            prompt_tokens=prompt_tokens,
+            completion_tokens=len(token_ids),
+            index=index,
+        )
+    )
+
+
+def _logprobs(positions: Sequence[sampling_pb2.PositionLogprobs]) -> vllm.OutputLogProbs | None:
+    if not positions:
+        return None
+    return vllm.OutputLogProbs(
+        token_logprobs=[each.chosen.logprob for each in positions],
+        token_ids=[each.chosen.token_id for each in positions],
+        top_logprobs=[
+            vllm.TopLogProbs(values=[o.logprob for o in each.top], token_ids=[o.token_id for o in each.top])
+            for each in positions
+        ],
+    )
+
 
 SERVICE = "vllm.grpc.engine.VllmEngine"
 
@@ -54,7 +217,7 @@ class VllmEngineServicer(Base):  # type: ignore[misc]  # generated without types
         self._running[name].append(end)
         try:
             room = await self._room(request, context)
-            asked = pb.GenerateStreamRequest(request=messages.generate_request(request, room))
+            asked = pb.GenerateStreamRequest(request=generate_request(request, room))
             open_choices.update(range(read_choices(asked.request.sampling)))
             async with aclosing(self._generation.GenerateStream(asked, context)) as events:  # type: ignore[type-var]
                 async for event in _until(events, end):
@@ -66,17 +229,17 @@ class VllmEngineServicer(Base):  # type: ignore[misc]  # generated without types
                             tokens[index] += event.chunk.token_ids
                             logprobs[index] += event.chunk.logprobs
                             if request.stream and event.chunk.token_ids:
-                                yield messages.chunk(event.chunk, prompt_tokens, len(tokens[index]))
+                                yield chunk(event.chunk, prompt_tokens, len(tokens[index]))
                         case "finished":
                             index = event.finished.index
                             open_choices.discard(index)
-                            yield messages.complete(event.finished, tokens[index], logprobs[index])
+                            yield complete(event.finished, tokens[index], logprobs[index])
         finally:
             self._running[name].remove(end)
             if not self._running[name]:
                 del self._running[name]
         for index in sorted(open_choices):
-            yield messages.aborted(index, tokens[index], prompt_tokens)
+            yield aborted(index, tokens[index], prompt_tokens)
 
     async def Abort(self, request: vllm.AbortRequest, context: Context) -> vllm.AbortResponse:
         """Ends the caller's tenant's running requests of these ids; others are not there."""
@@ -171,3 +334,20 @@ async def _until(events: AsyncIterator[_Value], end: asyncio.Event) -> AsyncIter
             yield event
     finally:
         ended.cancel()
+
+
+def doors(settings: GenerationSettings, generation: GenerationServicer) -> list[Mount]:
+    """Beside GenerationService, on its port. Raises CannotStart where a package is missing."""
+    return [_vllm_engine(generation, settings.max_sequences)] if settings.vllm_engine else []
+
+
+def _vllm_engine(generation: GenerationServicer, max_sequences: int) -> Mount:
+    try:
+        from smg_grpc_proto.generated.vllm_engine_pb2_grpc import add_VllmEngineServicer_to_server
+    except ModuleNotFoundError:
+        missing = "vllm_engine needs smg-grpc-proto, of the extra router, which is not installed"
+        raise CannotStart(missing) from None
+
+    archive = TokenizerArchive(generation.tokenizer)
+    servicer = VllmEngineServicer(generation, generation.identity, archive, max_sequences)
+    return Mount(SERVICE, lambda server: add_VllmEngineServicer_to_server(servicer, server))

@@ -12,7 +12,7 @@ from bisect import bisect_left
 import numpy as np
 from numpy.typing import NDArray
 
-from services.generation.drafting.relaxed import relaxed
+from services.generation.engine.numba_cache import relaxed
 from services.generation.engine.request import EngineRequest
 
 Float64 = NDArray[np.float64]
@@ -82,10 +82,6 @@ class RequestAcceptance:
         """Tokens whose parents were emitted held or not; both [any]."""
         _record(self._shared, kinds, held, _SHARED_MEMORY)
         _record(self._own, kinds, held, _OWN_MEMORY)
-
-    def first_choice(self, depth: int) -> float:
-        """How often a model's first choice holds at a depth, however sure it is."""
-        return float(self.rates()[first_choice(depth)])
 
     def fade(self) -> None:
         """Nothing was drafted: the request's own counts decay a little."""

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.generation.drafting.acceptance import OWN
-from services.generation.drafting.relaxed import relaxed
+from services.generation.engine.numba_cache import relaxed
 
 Int64 = NDArray[np.int64]
 

@@ -13,11 +13,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from services.generation.drafting.acceptance import Acceptance, Int64
-from services.generation.drafting.draft_tree.candidates import Candidates, Samplings, Vocabulary, candidates
-from services.generation.drafting.draft_tree.draft_tree import DraftTree
-from services.generation.drafting.draft_tree.expansion import Speaking, expand
+from services.generation.drafting.draft_tree.candidates import Candidates, DraftShape, Samplings, Vocabulary, candidates
+from services.generation.drafting.draft_tree.draft_tree import DraftTree, Speaking, expand
 from services.generation.drafting.draft_tree.nodes import Costs
-from services.generation.drafting.draft_tree.shape import DraftShape
 from services.generation.drafting.method_spec import MethodSpec, Parts
 from services.generation.drafting.prediction import Prediction
 from services.generation.drafting.string_level import DEEPEST, StringLevelDrafter

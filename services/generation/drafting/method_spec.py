@@ -11,7 +11,7 @@ from services.generation.engine.cost import PassCost
 from services.generation.engine.drafter import Drafter
 
 if TYPE_CHECKING:  # a method of copies is compiled ahead without torch
-    from services.generation.drafting.eagle3.head import Head
+    from services.generation.drafting.eagle3.head_pass import Head
     from services.generation.engine.text.tokenizer import Tokenizer
     from services.generation.target.target import LoadTarget, Target
 
@@ -26,8 +26,7 @@ class Parts:
     cost: PassCost  # of the target's passes
     load: LoadTarget
     heads: Mapping[str, Head] = field(default_factory=dict)  # by the names that the engine is to know them by
-    corpora: Sequence[tuple[str | None, Path]] = ()  # by tenant; None is everybody
-    embedder: Path | None = None  # sentence-transformers directory that some corpora were built with
+    datastores: Sequence[tuple[str | None, Path]] = ()  # by tenant; None is everybody
     draft_model: Path | None = None
 
 

@@ -7,10 +7,10 @@ hands over in this order.
 from __future__ import annotations
 
 from services.generation.drafting import draft_model, lookahead, rest, suffix
-from services.generation.drafting.eagle3 import method as eagle3
-from services.generation.drafting.eagle3.config import HeadError
+from services.generation.drafting.eagle3 import drafter as eagle3
+from services.generation.drafting.eagle3.checkpoint import HeadError
 from services.generation.drafting.method_spec import MethodSpec, Parts
-from services.generation.drafting.retrieval.datastore_error import DatastoreError
+from services.generation.drafting.retrieval.manifest import DatastoreError
 from services.generation.engine.drafter import Drafter
 from services.generation.target.errors import TargetError
 

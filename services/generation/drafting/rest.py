@@ -18,16 +18,14 @@ from services.generation.drafting.draft_tree.candidates import Samplings, sampli
 from services.generation.drafting.draft_tree.nodes import Bounds, Nodes
 from services.generation.drafting.method_spec import MethodSpec, Parts
 from services.generation.drafting.retrieval.backoff import LONGEST, expand
-from services.generation.drafting.retrieval.datastore import SHORTEST, Datastore
-from services.generation.drafting.retrieval.embedders.models import Models
-from services.generation.drafting.retrieval.embedders.sentence_model import SentenceModel
+from services.generation.drafting.retrieval.datastore import Datastore
 from services.generation.drafting.text_draft import TextDraft
-from services.generation.engine.drafter import ONE_NODE, Drafter
+from services.generation.engine.drafter import Drafter, tried
 from services.generation.engine.request import EngineRequest, SamplingParams
-from services.generation.target.errors import CacheFull
 
 _OWN = 8  # earlier places of the request's own text that are looked at
 _NEAR = 8  # places in the passages near it
+_SHORTEST = 2  # tokens of a match there
 _NEAREST = 16  # passages
 _NEAR_TOKENS = 16_384  # of them at most
 _TOPIC = 256  # tokens at the end of a request that are its topic; after as many new ones it is looked up again
@@ -77,7 +75,7 @@ class Retrieval:
         if not self._stores or self._sure:
             return [own]
         context = text.end(_TOPIC)
-        near = copies_from(self._near(context, len(text)), NEAR, context, SHORTEST, _NEAR, _REACH)
+        near = copies_from(self._near(context, len(text)), NEAR, context, _SHORTEST, _NEAR, _REACH)
         return [own, near]
 
     def expand(self, text: OwnText, nodes: Nodes, count: int, bounds: Bounds, rates: Float64) -> int:
@@ -94,10 +92,7 @@ class Retrieval:
     def _near(self, context: Int64, length: int) -> Int64:
         """The nearest passages of every store, looked up again once the request has grown by a topic's length."""
         if self._topic is None or length - self._topic.at >= _TOPIC:
-            try:
-                self._topic = _Topic(joined(list(self._nearest(context))), length)
-            except CacheFull:  # the base that is to embed them has no room now: what was near still is
-                return self._topic.near if self._topic else joined([])
+            self._topic = _Topic(joined(list(self._nearest(context))), length)
         return self._topic.near
 
     def _nearest(self, context: Int64) -> Iterator[Int64]:
@@ -116,32 +111,24 @@ def joined(passages: Sequence[Int64]) -> Int64:
 
 def _build(parts: Parts) -> dict[str, RestDrafter]:
     """Over datastores that speak the base's tokenizer. Every file is hashed: the search trusts what it maps."""
-    if not parts.corpora:
+    if not parts.datastores:
         return {}
-    sentences = None if parts.embedder is None else SentenceModel.load(parts.embedder)
-    models = Models(parts.base, parts.target, sentences, parts.tokenizer.fast)
     stores: dict[str | None, list[Datastore]] = {}
-    for tenant, folder in parts.corpora:
-        store = Datastore.open(folder, parts.base, parts.target.tokenizer_cid, models)
+    for tenant, folder in parts.datastores:
+        store = Datastore.open(folder, parts.base, parts.target.tokenizer_cid, embedded_by=parts.target.base_cid)
         store.verify()
         stores.setdefault(tenant, []).append(store)
     for tenant in stores:
-        _look_up_ahead(RestDrafter(stores), tenant)  # not by the drafter that serves: it would learn from this
+        ahead = RestDrafter(stores)  # not the drafter that serves: it would learn from this
+        tried(ahead.begin(EngineRequest("", (0, 0), SamplingParams(), method="rest", tenant=tenant)))
     return {"rest": RestDrafter(stores)}
-
-
-def _look_up_ahead(rest: RestDrafter, tenant: str | None) -> None:
-    """Compile code and read an index from disk, so that no tenant's first request waits for that."""
-    draft = rest.begin(EngineRequest("", (0, 0), SamplingParams(), method="rest", tenant=tenant))
-    tree = draft.propose([0, 0], ONE_NODE)
-    draft.observe([0, 0, 0], tree, [0], np.zeros((len(tree), 1), np.float32))
 
 
 METHOD = MethodSpec(
     name="rest",
-    meaning="what followed the same words in a corpus or in the request",
+    meaning="what followed the same words in a datastore or in the request",
     build=_build,
-    missing="no_corpus",
-    flag="--corpus",
+    missing="no_datastore",
+    flag="--datastore",
     workloads=("rag",),
 )

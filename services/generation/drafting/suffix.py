@@ -15,7 +15,7 @@ from services.generation.drafting.acceptance import PAST, Acceptance
 from services.generation.drafting.copies import END, LONGEST, Copies, Int64, OwnText, copies_from
 from services.generation.drafting.method_spec import MethodSpec
 from services.generation.drafting.text_draft import TextDraft
-from services.generation.engine.drafter import ONE_NODE, Drafter
+from services.generation.engine.drafter import Drafter, tried
 from services.generation.engine.request import EngineRequest, RequestKey, SamplingParams
 
 MOST_TOKENS = 16_384  # of the outputs of one tenant with one adapter: the newest are kept
@@ -63,9 +63,7 @@ class SuffixDrafter(Drafter):
     def __init__(self) -> None:
         self._pasts: OrderedDict[tuple[str, str | None], Past] = OrderedDict()
         self._lock = Lock()
-        draft = self.begin(EngineRequest("", (0, 0), SamplingParams()))  # compiled now, not on the first request
-        tree = draft.propose([0, 0], ONE_NODE)
-        draft.observe([0, 0, 0], tree, [0], np.zeros((1, 1), np.float32))
+        tried(self.begin(EngineRequest("", (0, 0), SamplingParams())))
 
     def begin(self, request: EngineRequest) -> SuffixDraft:
         return SuffixDraft(request, self._past(request))

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from services.generation.drafting.acceptance import Acceptance, Float64
 from services.generation.drafting.copies import Copies, OwnText
+from services.generation.drafting.draft_tree.candidates import DraftShape
 from services.generation.drafting.draft_tree.draft_tree import DraftTree
 from services.generation.drafting.draft_tree.nodes import Bounds, Costs, Nodes
-from services.generation.drafting.draft_tree.shape import DraftShape
 from services.generation.drafting.prediction import Prediction
 from services.generation.engine.drafter import Budget, Draft
 from services.generation.engine.request import EngineRequest

@@ -6,9 +6,8 @@ import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from services.generation.engine.counts import Counts
 from services.generation.engine.engine import Engine, Load
-from services.generation.engine.events import Event, Finished, Outcome
+from services.generation.engine.events import Counts, Event, Finished, Outcome
 from services.generation.engine.request import EngineRequest
 
 

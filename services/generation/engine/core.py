@@ -4,30 +4,44 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from services.generation.engine.cost import PassCost, breakeven
-from services.generation.engine.counts import Counts
 from services.generation.engine.drafter import Budget, Drafter
 from services.generation.engine.engine_error import InvalidRequest
-from services.generation.engine.events import Sink
-from services.generation.engine.prefixes.sharing import PrefixSharing
+from services.generation.engine.events import Counts, Sink
+from services.generation.engine.prefixes import PrefixSharing
 from services.generation.engine.request import EngineRequest
 from services.generation.engine.sequence import Sequence
-from services.generation.engine.settings import EngineSettings
 from services.generation.engine.speculation import Speculation
 from services.generation.engine.text.text_stream import TokenDecoder
 from services.generation.engine.tree import TokenTree, walk
 from services.generation.engine.waiting import WaitingQueue
 from services.generation.engine.work import Work
 from services.generation.target.blocks import blocks_for, slot_of
+from services.generation.target.canonical.program.team import team
 from services.generation.target.errors import CacheFull
 from services.generation.target.rows import RowsBuilder
 from services.generation.target.target import PassOutput, Target
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """None of these can change a token; hypothesis tests vary them all."""
+
+    max_sequences: int = 32  # running at once
+    max_waiting: int = 256  # of one tenant, queued beyond that
+    max_rows: int = 256  # rows of a pass: prefill, roots and drafts together
+    prefill_rows: int = 128  # of them for prompts while other sequences are decoding
+    prefix_caching: bool = True  # whether sequences that begin alike share what was computed
+    feature_bytes: int = 1 << 27  # of features kept with cached prefixes
+    prefix_share: float = 0.25  # of the cache, `BlockPool.resident`
+
 
 Float32 = NDArray[np.float32]
 
@@ -60,8 +74,7 @@ class EngineCore:
         self._clock = clock
         self._waiting = WaitingQueue(settings.max_waiting)
         self._running: list[Sequence] = []  # by arrival; the last is preempted first
-        if settings.prefix_share is not None:
-            target.blocks.resident = int(settings.prefix_share * target.blocks.total)
+        target.blocks.resident = int(settings.prefix_share * target.blocks.total)
         self._sharing = PrefixSharing(target, self._speculation, settings.feature_bytes, on=settings.prefix_caching)
         self.preemptions = 0
         self.totals = Counts()
@@ -84,11 +97,6 @@ class EngineCore:
         return self._sharing.reused_tokens
 
     @property
-    def feature_bytes(self) -> int:
-        """Bytes of the features kept for prefixes."""
-        return self._sharing.feature_bytes
-
-    @property
     def blocks_used(self) -> int:
         return self._target.blocks.used
 
@@ -103,6 +111,7 @@ class EngineCore:
             InvalidRequest: it can never be served; the error names the field.
             EngineFull: too many of its tenant are waiting.
         """
+        team().keep_subnormals()  # biases are rounded to float32 here
         config = self._target.config
         request.check(config.vocab_size, config.context_length)
         if blocks_for(len(request.prompt) + request.sampling.max_tokens) > self._target.blocks.total:
@@ -124,7 +133,8 @@ class EngineCore:
                 sequence.cancel()
 
     def step(self) -> None:
-        """One pass: admit, share, plan, compute, walk, stream, retire."""
+        """One pass: admit, share, plan, compute, walk, stream, retire. On whatever thread, in one mode of floats."""
+        team().keep_subnormals()
         self._expire()
         self.retire()
         self._admit()
@@ -261,7 +271,7 @@ class EngineCore:
         """The accepted path. An error in sampling or decoding ends its own sequence, not everybody's."""
         try:
             return walk(tree, lambda node: sequence.emit(logits[node]))
-        except Exception as error:
+        except BaseException as error:  # a panic in the grammars' library is no Exception
             log.exception("request %s ends with an error", sequence.request.request_id)
             sequence.fail(f"sampling failed: {error!r}")
             return [0]

@@ -8,9 +8,8 @@ import threading
 from dataclasses import dataclass
 
 from services.generation.engine.core import EngineCore
-from services.generation.engine.counts import Counts
 from services.generation.engine.engine_error import EngineStopped
-from services.generation.engine.events import Sink
+from services.generation.engine.events import Counts, Sink
 from services.generation.engine.request import EngineRequest
 
 log = logging.getLogger(__name__)
@@ -33,7 +32,7 @@ class _Submission:
     request: EngineRequest
     sink: Sink
     taken: threading.Event
-    error: Exception | None = None
+    error: BaseException | None = None
 
 
 class Engine:
@@ -58,12 +57,6 @@ class Engine:
         self._mail.put(None)
         if self._thread.is_alive():
             self._thread.join(timeout)
-
-    def fail(self, fault: BaseException) -> None:
-        """End as after an error in a pass; from any thread."""
-        self._fault = self._fault or fault
-        self._stopping = True
-        self._mail.put(None)
 
     @property
     def alive(self) -> bool:
@@ -131,7 +124,7 @@ class Engine:
     def _take(self, submission: _Submission) -> None:
         try:
             self._core.add(submission.request, submission.sink)
-        except Exception as error:
+        except BaseException as error:  # a panic in the grammars' library is no Exception
             submission.error = error
         submission.taken.set()
 

@@ -1,12 +1,50 @@
-"""Events of a sequence while it runs and when it ends."""
+"""What a sequence emits: its events and outcome, and the counts and times behind them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 from ledger.encoding.stream_digest import StreamDigest
+from services.generation.engine.tree import TokenTree
+
+
+@dataclass(slots=True)
+class Counts:
+    """Written on the engine's thread; a reader on another thread sees each count whole, and perhaps not all at once."""
+
+    passes: int = 0  # that emitted at least one token
+    drafts: int = 0
+    draft_tokens: int = 0
+    predicted_tokens: int = 0  # drafted from what the caller expects
+    accepted_predicted_tokens: int = 0
+    accepted_per_depth: list[int] = field(default_factory=list)
+    by_method: dict[str, int] = field(default_factory=dict)  # passes; off: those without any draft
+
+    def walked(self, method: str, tree: TokenTree, path: Sequence[int]) -> None:
+        """A pass verified a tree of `method`, and the nodes of the path held."""
+        drafted, accepted = len(tree) - 1, len(path) - 1
+        self.passes += 1
+        ran = method if drafted else "off"
+        self.by_method[ran] = self.by_method.get(ran, 0) + 1
+        self.drafts += drafted > 0
+        self.draft_tokens += drafted
+        self.predicted_tokens += len(tree.predicted)
+        self.accepted_predicted_tokens += len(tree.predicted.intersection(path))
+        self.accepted_per_depth += [0] * (accepted - len(self.accepted_per_depth))
+        for depth in range(accepted):
+            self.accepted_per_depth[depth] += 1
+
+    @property
+    def accepted_tokens(self) -> int:
+        return sum(self.accepted_per_depth)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens emitted: each pass adds the target's own to those that it accepts."""
+        return self.passes + self.accepted_tokens
+
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 
@@ -116,3 +154,58 @@ NOTHING = Outcome(
 Event = Chunk | Finished
 Sink = Callable[[Event], None]
 """Called on the engine's thread; must not block and must not raise."""
+
+
+class Tracker:
+    """Times are seconds of the engine's monotonic clock."""
+
+    def __init__(self, prompt_tokens: int, now: float, totals: Counts) -> None:
+        """`totals` counts what all sequences do."""
+        self._prompt_tokens = prompt_tokens
+        self._arrived = now
+        self._admitted: float | None = None
+        self._reused, self._again = 0, False
+        self._first_token: float | None = None
+        self._last_token = now
+        self._counts = Counts()
+        self._totals = totals
+
+    def admitted(self, now: float) -> None:
+        if self._admitted is None:
+            self._admitted = now
+
+    def reused(self, tokens: int) -> None:
+        """`tokens` of it were computed for others, or, once it was preempted, perhaps by itself: those do not count."""
+        if not self._again:
+            self._reused = min(self._reused + tokens, self._prompt_tokens)
+
+    def preempted(self) -> None:
+        self._again = True
+
+    def walked(self, method: str, tree: TokenTree, path: Sequence[int], now: float) -> None:
+        """A pass verified a tree of `method`, and the nodes of the path held."""
+        self._counts.walked(method, tree, path)
+        self._totals.walked(method, tree, path)
+        self._first_token = self._first_token or now
+        self._last_token = now
+
+    def metrics(self, output_tokens: int, now: float) -> SpeculationMetrics:
+        admitted = now if self._admitted is None else self._admitted
+        first = admitted if self._first_token is None else self._first_token
+        counts = self._counts
+        return SpeculationMetrics(
+            num_drafts=counts.drafts,
+            num_draft_tokens=counts.draft_tokens,
+            num_accepted_tokens=counts.accepted_tokens,
+            num_accepted_tokens_per_pos=tuple(counts.accepted_per_depth),
+            accepted_prediction_tokens=counts.accepted_predicted_tokens,
+            rejected_prediction_tokens=counts.predicted_tokens - counts.accepted_predicted_tokens,
+            passes_by_method=tuple(sorted(counts.by_method.items())),
+            target_passes=counts.passes,
+            prompt_tokens=self._prompt_tokens,
+            cached_prompt_tokens=self._reused,
+            output_tokens=output_tokens,
+            queue_seconds=admitted - self._arrived,
+            prefill_seconds=first - admitted,
+            decode_seconds=max(self._last_token - first, 0.0),
+        )

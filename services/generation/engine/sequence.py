@@ -6,16 +6,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ledger.encoding.stream_digest import StreamDigest
-from services.generation.engine.counts import Counts
 from services.generation.engine.engine_error import UnusableLogits
-from services.generation.engine.events import Chunk, Finished, FinishReason, Outcome, Sink, TokenLogprobs
+from services.generation.engine.events import (
+    Chunk,
+    Counts,
+    Finished,
+    FinishReason,
+    Outcome,
+    Sink,
+    TokenLogprobs,
+    Tracker,
+)
 from services.generation.engine.request import EngineRequest
-from services.generation.engine.sampling.grammar_mask import GrammarMask
-from services.generation.engine.sampling.processors import end_ids
-from services.generation.engine.sampling.row import Row
+from services.generation.engine.sampling.processors import GrammarMask, end_ids
+from services.generation.engine.sampling.race import Row
 from services.generation.engine.sampling.sampler import Sampler, logprobs_of
 from services.generation.engine.text.text_stream import Released, TextStream, TokenDecoder
-from services.generation.engine.tracker import Tracker
 
 
 class Sequence:

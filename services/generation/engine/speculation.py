@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,12 +13,63 @@ from numpy.typing import NDArray
 from services.generation.engine.drafter import Ask, Budget, Draft, Drafter
 from services.generation.engine.grammars.guide import GrammarGuide
 from services.generation.engine.sequence import Sequence
-from services.generation.engine.switch import Switch
 from services.generation.engine.tree import TokenTree
 
 log = logging.getLogger(__name__)
 
+
+_TRIAL = 8  # passes after which a method is judged, again and again
+_TOLERATED = 0.03  # loss per pass, in times of a token without drafts, up to which a method keeps its turn
+_REST, _LONGEST_REST = 16, 256  # passes without drafts once every method was tried; each rest is twice as long
+
+
+class Switch:
+    """The methods of one sequence in their order, and the one whose turn it is. Pure: time is told, not read."""
+
+    def __init__(self, methods: Iterable[str]) -> None:
+        self._methods = list(methods)
+        self._turn = 0
+        self._left, self._gain = _TRIAL, 0.0
+        self._rest = _REST
+
+    @property
+    def method(self) -> str | None:
+        """Whose turn it is; None during a rest, and where no method is left."""
+        return self._methods[self._turn] if self._turn < len(self._methods) else None
+
+    def drop(self, method: str) -> None:
+        """A method has failed; it gets no turn again."""
+        if method not in self._methods:
+            return
+        place = self._methods.index(method)
+        del self._methods[place]
+        if place == self._turn:
+            self._begin(self._turn)
+        elif place < self._turn:
+            self._turn -= 1
+
+    def passed(self, gain: float) -> None:
+        """A pass is done. `gain`: what its draft saved less what it cost, in times of a token without drafts."""
+        self._left -= 1
+        self._gain += gain
+        if self._left:
+            return
+        if self.method is None:
+            self._begin(0)
+        elif self._gain >= -_TOLERATED * _TRIAL:
+            self._rest = _REST
+            self._begin(self._turn)
+        else:
+            self._begin(self._turn + 1)
+
+    def _begin(self, turn: int) -> None:
+        self._turn, self._left, self._gain = turn, _TRIAL, 0.0
+        if self.method is None:
+            self._left, self._rest = self._rest, min(2 * self._rest, _LONGEST_REST)
+
+
 Float32 = NDArray[np.float32]
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -53,10 +105,7 @@ class Speculation:
         sequence.draft_begun = True
         methods = tuple(dict.fromkeys((request.method, *request.next_methods)))
         layers = tuple(dict.fromkeys(layer for name in methods for layer in self._drafters[name].feature_layers))
-        guide = None
-        if request.grammar is not None:
-            guide = GrammarGuide(request.grammar, sequence.ends, len(request.prompt))
-        self._drafts[sequence] = drafts = _Drafts({}, layers, Switch(methods), guide)
+        self._drafts[sequence] = drafts = _Drafts({}, layers, Switch(methods), _guide(sequence))
         for name in methods:
 
             def start(name: str = name) -> None:
@@ -89,25 +138,40 @@ class Speculation:
 
     def _fit(self, sequence: Sequence, budget: Budget, trees: dict[Sequence, TokenTree]) -> None:
         """Cut what the grammar forbids, draft what it forces: here, whatever the method."""
-        drafts = self._drafts[sequence]
-        if drafts.guide is not None:
-            try:
-                drafts.guide.follow(sequence.tokens)
-                trees[sequence] = drafts.guide.fit(trees[sequence], budget.nodes + 1, budget.depth)
-            except Exception:
-                log.exception("request %s drafts on without its grammar", sequence.request.request_id)
-                drafts.guide = None
+
+        def fit(guide: GrammarGuide) -> None:
+            guide.follow(sequence.tokens)
+            trees[sequence] = guide.fit(trees[sequence], budget.nodes + 1, budget.depth)
+
+        self._guided(sequence, fit)
 
     def _asked(self, sequence: Sequence) -> str | None:
         """The method whose turn it is, unless the grammar says what comes next and asking the method costs time."""
         drafts = self._drafts[sequence]
         method = drafts.switch.method
-        if method is None or drafts.guide is None or self._drafters[method].negligible_cost:
+        if method is None or self._drafters[method].negligible_cost:
             return method
-        drafts.guide.follow(sequence.tokens)
-        if not drafts.guide.forces:
+
+        def forces(guide: GrammarGuide) -> bool:
+            guide.follow(sequence.tokens)
+            return guide.forces
+
+        if not self._guided(sequence, forces):
             return method
         drafts.drafter = method
+        return None
+
+    def _guided(self, sequence: Sequence, ask: Callable[[GrammarGuide], T]) -> T | None:
+        """What the guide of its grammar says; None without one, and from when on it fails. The sampler has a matcher
+        of its own, which ends the request if it fails too.
+        """
+        drafts = self._drafts[sequence]
+        if drafts.guide is not None:
+            try:
+                return ask(drafts.guide)
+            except BaseException:  # a panic in the library is no Exception
+                log.exception("request %s drafts on without its grammar", sequence.request.request_id)
+                drafts.guide = None
         return None
 
     def _propose(
@@ -236,3 +300,13 @@ class Speculation:
             draft.release()
         except Exception:
             log.exception("%s failed to release what request %s held", method, sequence.request.request_id)
+
+
+def _guide(sequence: Sequence) -> GrammarGuide | None:
+    """None where its output is free; also where the grammar has no matcher to give, without which a draft does."""
+    grammar = sequence.request.grammar
+    try:
+        return None if grammar is None else GrammarGuide(grammar, sequence.ends, len(sequence.request.prompt))
+    except BaseException:
+        log.exception("request %s drafts without its grammar", sequence.request.request_id)
+        return None

@@ -16,7 +16,7 @@ from ledger.keys.envelope import Envelope
 from ledger.keys.trusted_keys import TrustedKeys
 from services.generation.heads.served_heads import HeadState
 from services.generation.ledger_link import LedgerUnreachable
-from services.runtime.outage import Outage
+from services.runtime.process import Outage
 
 _log = logging.getLogger(__name__)
 

@@ -29,11 +29,17 @@ from ledger.errors import (
 from ledger.keys.trusted_keys import TrustedKeys
 from services.client import LedgerClient
 from services.client.errors import DataLoss, DeadlineExceeded, KolmError, NotFound, Unavailable
-from services.client.registry.head_fetch import answers, fetch_head, find_head
-from services.client.registry.head_folder import HeadFolderInvalid, manifest_of, training_of
+from services.client.registry.head_folder import (
+    HeadFolderInvalid,
+    answers,
+    fetch_head,
+    find_head,
+    manifest_of,
+    training_of,
+)
 from services.client.registry.registry import RegistryClient
-from services.generation.drafting.eagle3.config import HeadError, HeadForAnotherBase
-from services.generation.drafting.eagle3.head import Head
+from services.generation.drafting.eagle3.checkpoint import HeadError, HeadForAnotherBase
+from services.generation.drafting.eagle3.head_pass import Head
 from services.generation.drafting.eagle3.loading import load_head
 from services.generation.heads.served_heads import RefusedHead, ServedHead
 from services.generation.target.config.config import TargetConfig

@@ -1,14 +1,140 @@
-"""Holds each tenant to its quota. On one event loop."""
+"""Quotas of tenants, as settings write them (`acme=requests:8,tokens:60000,bytes:1GiB`), and what is left of each."""
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
 
-from services.generation.quotas.quota import ANY_TENANT, Quota
-from services.generation.quotas.token_bucket import TokenBucket
+from pydantic import ByteSize, TypeAdapter, ValidationError
+
+from services.generation.ledger_link import LedgerUnreachable
 from services.runtime.errors import QuotaViolation, ResourceExhausted
+from services.runtime.process import Outage
+
+_log = logging.getLogger(__name__)
+
+
+ANY_TENANT = "*"
+"""In the place of a tenant: the limits of tenants that the settings do not name, and those that others leave out."""
+
+NO_LIMIT = "unlimited"
+
+_FORM = "expected TENANT=NAME:LIMIT,…, with names from requests, tokens and bytes, and * for every other tenant"
+_BYTES = TypeAdapter(ByteSize)
+
+
+@dataclass(frozen=True, slots=True)
+class Quota:
+    """None is no limit.
+
+    `requests`: in flight, one of n choices counts n. `tokens`: of prompts and outputs, a minute. `bytes`: of content
+    that the ledger keeps.
+    """
+
+    requests: int | None = None
+    tokens: int | None = None
+    bytes: int | None = None
+
+    def part(self, servers: int) -> Quota:
+        """Of one of `servers` that share it, rounded up. Bytes stay whole: the ledger counts those of all."""
+        requests, tokens = (None if whole is None else -(-whole // servers) for whole in (self.requests, self.tokens))
+        return Quota(requests, tokens, self.bytes)
+
+
+NAMES = tuple(field.name for field in fields(Quota))
+
+
+def read_quotas(written: Sequence[str]) -> Mapping[str, Quota]:
+    """By tenant; the one of `*` is always there. Raises ValueError that says what was expected."""
+    given: dict[str, dict[str, int | None]] = {ANY_TENANT: {}}
+    for each in written:
+        tenant, _, limits = each.rpartition("=")
+        if not tenant or not limits:
+            raise ValueError(f"{_FORM}, got {each!r}")
+        if given.get(tenant):
+            raise ValueError(f"expected one quota of the tenant {tenant!r}")
+        given[tenant] = dict(_limit(limit, each) for limit in limits.split(","))
+    return {tenant: Quota(**(given[ANY_TENANT] | own)) for tenant, own in given.items()}
+
+
+def _limit(written: str, whole: str) -> tuple[str, int | None]:
+    name, _, limit = (part.strip() for part in written.partition(":"))
+    if name not in NAMES:
+        raise ValueError(f"{_FORM}, got {whole!r}")
+    if limit == NO_LIMIT:
+        return name, None
+    try:
+        value: Any = _BYTES.validate_python(limit) if name == "bytes" else int(limit)
+    except (ValidationError, ValueError):
+        value = 0
+    if value < 1:
+        raise ValueError(f"expected {name}: a whole number from 1 on, or {NO_LIMIT}, got {limit!r}")
+    return name, int(value)
+
+
+_MINUTE = 60.0
+
+
+@dataclass(slots=True)
+class TokenBucket:
+    """Holds `a_minute` tokens, which flow in each minute. Times are seconds of one clock, and do not fall."""
+
+    a_minute: int
+    level: float = field(init=False)
+    _at: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.level = self.a_minute
+
+    def wait(self, tokens: int, now: float) -> float:
+        """Seconds until `tokens` may be taken; 0 is now. More than it holds may be taken when it is full."""
+        self._flow(now)
+        missing = min(tokens, self.a_minute) - self.level
+        return max(missing, 0.0) * _MINUTE / self.a_minute
+
+    def take(self, tokens: int) -> None:
+        """Takes tokens that `wait` has allowed; the level may fall below 0."""
+        self.level -= tokens
+
+    def give_back(self, tokens: int) -> None:
+        """Gives back tokens that were taken and not used."""
+        self.level = min(self.level + tokens, self.a_minute)
+
+    def _flow(self, now: float) -> None:
+        self.level = min(self.level + (now - self._at) * self.a_minute / _MINUTE, self.a_minute)
+        self._at = now
+
+
+_EVERY_SECONDS = 5.0
+
+
+class StoredBytes:
+    """On the event loop. Until the ledger has answered nobody has anything: the outbox limits receipts then."""
+
+    def __init__(self, read: Callable[[], Awaitable[Mapping[str, int]]]) -> None:
+        """`read` asks the ledger. It raises LedgerUnreachable."""
+        self._read = read
+        self._known: Mapping[str, int] = {}
+
+    def of(self, tenant: str) -> int:
+        return self._known.get(tenant, 0)
+
+    async def refresh(self) -> None:
+        """Raises LedgerUnreachable."""
+        self._known = await self._read()
+
+    async def follow(self) -> None:
+        """Run it as a task."""
+        outage = Outage(_log, "ask the ledger what it keeps of each tenant", LedgerUnreachable)
+        while True:
+            with outage:
+                await self.refresh()
+            await asyncio.sleep(_EVERY_SECONDS)
+
 
 _SOON = 1.0  # seconds: until one of the requests in flight may have ended
 _LATER = 60.0  # seconds: content goes when somebody erases it, or its retention ends

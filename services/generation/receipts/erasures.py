@@ -19,7 +19,7 @@ from ledger.keys.envelope import Envelope
 from services.generation.engine.drafter import Drafter
 from services.generation.engine.request import RequestKey
 from services.generation.ledger_link import LedgerUnreachable
-from services.runtime.outage import Outage
+from services.runtime.process import Outage
 
 _log = logging.getLogger(__name__)
 

@@ -26,11 +26,29 @@ from ledger.encoding.commitment import (
 from ledger.encoding.receipt_id import new_receipt_id
 from ledger.encoding.timestamp import timestamp
 from ledger.keys.signer import Signer
-from services.generation.engine.events import NOTHING, Outcome
-from services.generation.receipts.speedup import Speedup
-from services.generation.requests.resolution import Resolved
-from services.generation.requests.sampling import receipt_sampling
-from services.generation.requests.server_identity import Identity
+from services.generation.engine.events import NOTHING, Outcome, SpeculationMetrics
+from services.generation.requests.parameters import receipt_sampling
+from services.generation.requests.resolution import Identity, Resolved
+
+
+@dataclass(frozen=True, slots=True)
+class Speedup:
+    """Time without speculation divided by time with it; `basis` says how it was measured."""
+
+    value: float
+    basis: str
+
+
+def replayed(off_seconds: float, metrics: SpeculationMetrics) -> Speedup | None:
+    """Against the decode time of a replay with speculation off. Both must have had the engine to themselves.
+
+    None where nothing was drafted, and for a ratio above the tokens of a pass: a pass that verifies a draft is no
+    cheaper than one that does not, so the clock or the machine made it.
+    """
+    if not metrics.num_draft_tokens or off_seconds <= 0 or metrics.decode_seconds <= 0:
+        return None
+    ratio = off_seconds / metrics.decode_seconds
+    return Speedup(ratio, "replayed") if ratio <= metrics.mean_acceptance_length else None
 
 
 @dataclass(frozen=True, slots=True)

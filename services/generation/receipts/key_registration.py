@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -18,6 +22,38 @@ from services.generation.ledger_link import LedgerLink, LedgerRefused, LedgerUnr
 from services.generation.receipts.outbox import Outbox
 
 _log = logging.getLogger(__name__)
+
+
+class StateTaken(Exception):
+    """Every folder that this server might have is another one's."""
+
+    def __init__(self, folder: Path, replicas: int) -> None:
+        who = "another server has it" if replicas == 1 else f"{replicas} servers share it already"
+        super().__init__(f"--state-dir: {folder}: {who}; give this one its own, or share one by a larger --replicas")
+
+
+@contextmanager
+def state_folder(folder: Path, replicas: int) -> Iterator[Path]:
+    """The folder of this server: `folder` itself, or of several `replicas` the first numbered one in it that is free.
+
+    A replica that takes the place of another finds what that one left. The lock ends with the process, however it
+    ends. Raises StateTaken, OSError.
+    """
+    for candidate in (folder,) if replicas == 1 else (folder / str(number) for number in range(replicas)):
+        candidate.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(candidate / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            continue
+        try:
+            yield candidate
+        finally:
+            os.close(descriptor)
+        return
+    raise StateTaken(folder, replicas)
+
 
 _UNREACHABLE_PAUSE = 1.0  # seconds
 _REFUSED_PAUSE = 5.0  # an operator has to act meanwhile
@@ -52,4 +88,4 @@ async def register_key(envelope: bytes, key: Signer, ledger: LedgerLink, outbox:
             break
     if refused:
         _log.info("the ledger takes the key %s now", key.key_id)
-        await outbox.retry_refused()
+        outbox.retry_refused()

@@ -5,20 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
-from types import MappingProxyType
 
 from kolm.ledger.v1 import ledger_pb2
-from ledger.documents.receipt import Receipt
-from ledger.documents.signed_document import read_document
-from ledger.errors import LedgerError
-from ledger.keys.envelope import Envelope
 from services.generation.ledger_link import LedgerRefused, LedgerUnreachable
-from services.generation.receipts.spool import Spool
+from services.generation.receipts.issuer import SignedReceipt
+from services.generation.receipts.journal import Journal, Kind
 
 _log = logging.getLogger(__name__)
 
@@ -35,34 +29,38 @@ AppendAll = Callable[
 
 @dataclass(slots=True, eq=False)
 class _Waiting:
-    """`path` is None if the disk did not take it: then only this process has it, and the disk still has `replaces`."""
+    """Not `kept` if the disk did not take it: then only this process has it, and the disk has what was promised."""
 
+    receipt_id: str
     request: ledger_pb2.AppendEntryRequest
-    path: Path | None
+    kept: bool
     answer: asyncio.Future[int | None]
-    replaces: Path | None = None
 
 
 class Outbox:
-    """Holds appends until the ledger confirms them. On one event loop; threads wait for the disk.
+    """Holds appends until the ledger confirms them. On one event loop.
 
-    Once `put` returns, the append survives the process. If the disk is full or gone, it is sent from memory, and
-    `reserve` refuses everything new until that is done. An append that the ledger refuses for good is put aside, logged
-    and counted; the others go on. `reserve` limits the receipts under way and those still being generated, together.
+    Once `promise` or `put` returns, the append survives the process. If the disk is full or gone, a receipt is sent
+    from memory, and `reserve` refuses everything new until that is done. An append that the ledger refuses for good is
+    put aside until the next start, logged and counted; the others go on. `reserve` limits the receipts under way and
+    those still being generated, together.
     """
 
-    def __init__(self, spool: Spool, append_all: AppendAll, limit: int, longest_pause: float) -> None:
-        self._spool = spool
+    def __init__(self, journal: Journal, append_all: AppendAll, limit: int, longest_pause: float) -> None:
+        self._journal = journal
         self._append_all = append_all
         self._limit = limit
         self._longest_pause = longest_pause
         self._queue: deque[_Waiting] = deque()
         self._arrived = asyncio.Event()
-        self._writing = asyncio.Lock()
+        self._aside: list[_Waiting] = []  # what the ledger has refused
         self._failing = False
         self._reserved = 0
-        self.refused = 0
         self.on_confirmed: Callable[[ledger_pb2.AppendEntryResponse], None] = lambda _: None
+
+    @property
+    def refused(self) -> int:
+        return len(self._aside)
 
     @property
     def pending(self) -> int:
@@ -74,7 +72,7 @@ class Outbox:
 
         False if more would be unconfirmed than the limit allows, or if one of them is not on disk.
         """
-        if self.pending + self._reserved + count > self._limit or any(each.path is None for each in self._queue):
+        if self.pending + self._reserved + count > self._limit or any(not each.kept for each in self._queue):
             return False
         self._reserved += count
         return True
@@ -82,59 +80,46 @@ class Outbox:
     def release(self, count: int) -> None:
         self._reserved -= count
 
-    async def recover(self, promised: Mapping[str, Path] = MappingProxyType({})) -> None:
-        """Queue what an earlier process left. `promised`: its promised receipts, files by receipt_id.
-
-        They are moved into the outbox, or removed where it has the receipt.
-        """
-        left = await asyncio.to_thread(self._spool.recover)
-        spooled_ids = {_receipt_id(spooled.request) for spooled in left}
-        for receipt_id in promised.keys() & spooled_ids:
-            await asyncio.to_thread(self._spool.remove, promised[receipt_id])
-        unfinished = [path for receipt_id, path in promised.items() if receipt_id not in spooled_ids]
-        left += await asyncio.to_thread(self._spool.adopt, unfinished)
+    async def recover(self) -> None:
+        """Queue what an earlier process left. Raises OSError."""
+        left = await asyncio.to_thread(self._journal.recover)
         if left:
             _log.info("%d receipts of an earlier run are on their way to the ledger", len(left))
-        for spooled in left:
-            self._enqueue(spooled.request, spooled.path)
+        for kept in left:
+            self._enqueue(kept.receipt_id, kept.request, kept=True)
 
-    async def retry_refused(self) -> None:
+    def retry_refused(self) -> None:
         """Queue the refused appends again, at the end. Call it when the ledger may take them now."""
-        restored = await asyncio.to_thread(self._spool.restore)
-        self.refused -= len(restored)
-        for spooled in restored:
-            self._enqueue(spooled.request, spooled.path)
+        aside, self._aside = self._aside, []
+        for each in aside:
+            self._enqueue(each.receipt_id, each.request, kept=each.kept)
 
-    async def put(
-        self, request: ledger_pb2.AppendEntryRequest, replaces: Path | None = None
-    ) -> asyncio.Future[int | None]:
-        """Store and queue an append. The future gives its index, or None if the first attempt to send it failed.
+    async def promise(self, unfinished: Sequence[SignedReceipt]) -> None:
+        """Keep what goes to the log if this process dies before `put`. Raises OSError, and then keeps none of them."""
+        await self._journal.keep(Kind.PROMISED, {receipt.receipt_id: receipt.append for receipt in unfinished})
 
-        `replaces`: a file that is removed once the append is on disk here or in the ledger.
+    async def put(self, receipt_id: str, request: ledger_pb2.AppendEntryRequest) -> asyncio.Future[int | None]:
+        """Store and queue an append, in place of the promised one of its id. The future gives its index, or None if the
+        first attempt to send it failed.
         """
-        async with self._writing:
-            try:
-                path = (await asyncio.to_thread(self._spool.put, request)).path
-            except OSError as error:
-                _log.critical("a receipt cannot be kept on disk, and goes to the ledger from memory: %s", error)
-                return self._enqueue(request, None, replaces)
-        answer = self._enqueue(request, path)
-        if replaces is not None:
-            with suppress(OSError):  # found again at the next start
-                await asyncio.to_thread(self._spool.remove, replaces)
-        return answer
+        try:
+            await self._journal.keep(Kind.WAITING, {receipt_id: request})
+        except OSError as error:
+            _log.critical("a receipt cannot be kept on disk, and goes to the ledger from memory: %s", error)
+            return self._enqueue(receipt_id, request, kept=False)
+        return self._enqueue(receipt_id, request, kept=True)
 
     async def attempted(self) -> None:
         """Returns once everything that is in the queue now has been sent, or tried in vain."""
         await asyncio.gather(*(waiting.answer for waiting in self._queue))
 
     def _enqueue(
-        self, request: ledger_pb2.AppendEntryRequest, path: Path | None, replaces: Path | None = None
+        self, receipt_id: str, request: ledger_pb2.AppendEntryRequest, *, kept: bool
     ) -> asyncio.Future[int | None]:
         answer: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
         if self._failing:
             answer.set_result(None)
-        self._queue.append(_Waiting(request, path, answer, replaces))
+        self._queue.append(_Waiting(receipt_id, request, kept, answer))
         self._arrived.set()
         return answer
 
@@ -183,20 +168,17 @@ class Outbox:
         return oldest
 
     async def _take(self, waiting: _Waiting, answer: ledger_pb2.AppendEntryResponse | LedgerRefused) -> None:
-        path = waiting.path
         if isinstance(answer, LedgerRefused) and not _is_needless(waiting.request, answer):
-            if path is None:  # it has to be on disk to be put aside; on OSError it is sent again
-                async with self._writing:
-                    path = waiting.path = (await asyncio.to_thread(self._spool.put, waiting.request)).path
-                if waiting.replaces is not None:
-                    await asyncio.to_thread(self._spool.remove, waiting.replaces)
-            _log.error("the ledger refuses %s (put aside in refused/, tried again at the next start): %s", path, answer)
-            await asyncio.to_thread(self._spool.refuse, path)
-            self.refused += 1
+            if not waiting.kept:  # it has to be on disk to be put aside; on OSError it is sent again
+                await self._journal.keep(Kind.WAITING, {waiting.receipt_id: waiting.request})
+                waiting.kept = True
+            _log.error(
+                "the ledger refuses receipt %s, which is tried again at the next start: %s", waiting.receipt_id, answer
+            )
+            self._aside.append(waiting)
             _settle(waiting.answer, None)
             return
-        for needless in filter(None, (path, waiting.replaces)):
-            await asyncio.to_thread(self._spool.remove, needless)
+        self._journal.settle(waiting.receipt_id)
         if isinstance(answer, LedgerRefused):
             _settle(waiting.answer, None)
             return
@@ -207,14 +189,6 @@ class Outbox:
 def _is_needless(request: ledger_pb2.AppendEntryRequest, refused: LedgerRefused) -> bool:
     """Whether this is a promised receipt without an output that a crash left beside the real one, which the log has."""
     return refused.reason == "CONFLICT" and not request.content.output_token_ids
-
-
-def _receipt_id(request: ledger_pb2.AppendEntryRequest) -> str | None:
-    try:
-        document = read_document(Envelope.from_bytes(request.envelope))
-    except LedgerError:  # the ledger will say so
-        return None
-    return document.receipt_id if isinstance(document, Receipt) else None
 
 
 def _settle(answer: asyncio.Future[int | None], index: int | None) -> None:

@@ -9,7 +9,7 @@ from ledger.documents.halt import Scope
 from services.generation.drafting.method_spec import MethodSpec
 from services.generation.drafting.methods import METHODS
 from services.generation.heads.served_heads import HeadState, ServedHead
-from services.generation.requests.speculation import SpeculationRequest
+from services.generation.requests.parameters import SpeculationRequest
 from services.runtime.errors import FailedPrecondition
 
 _CANNOT_RUN = {

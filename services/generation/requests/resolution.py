@@ -6,6 +6,7 @@ import math
 import re
 import uuid
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from kolm.generation.v1 import generation_pb2 as pb
 from ledger.encoding.commitment import new_salt
@@ -15,14 +16,48 @@ from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.engine.text.tool_calls import ToolCallSyntax
 from services.generation.halts.halt_board import HaltBoard
 from services.generation.heads.head_board import HeadBoard
+from services.generation.requests.parameters import (
+    SpeculationRequest,
+    calls_held,
+    compiled,
+    read_choices,
+    read_sampling,
+    read_speculation,
+)
 from services.generation.requests.policy import Circumstances, Decision, decide
 from services.generation.requests.prompt import PromptReader
 from services.generation.requests.refusal import engine_errors
-from services.generation.requests.sampling import read_choices, read_sampling
-from services.generation.requests.server_identity import Identity
-from services.generation.requests.speculation import SpeculationRequest, read_speculation
-from services.generation.requests.structured_outputs import calls_held, compiled
+from services.generation.target.adapters import AdapterIdentity
 from services.runtime.errors import InvalidArgument, NotFound
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Fixed at start. `drafters` are the methods that can run besides off, in the order of preference."""
+
+    name: str
+    architecture: str
+    base_cid: str
+    tokenizer_cid: str
+    profile_cid: str
+    profile: dict[str, Any]
+    probe_passed: bool
+    vocab_size: int
+    context_length: int
+    drafters: tuple[str, ...]
+    adapters: tuple[AdapterIdentity, ...] = ()
+    chat_template: str | None = None  # its digest, `sha256:<hex>`
+    eos_token_ids: tuple[int, ...] = ()
+
+    def adapter_cid(self, reference: str) -> str | None:
+        """The identifier of a loaded adapter by its name or identifier; None where there is no such adapter."""
+        return next((each.cid for each in self.adapters if reference in (each.name, each.cid)), None)
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """The methods that can be served: off always, the others only if the profile passed its probe."""
+        return ("off", *self.drafters) if self.probe_passed else ("off",)
+
 
 DEFAULT_TENANT = "default"
 _REQUEST_ID = re.compile(r"[\x20-\x7e]{1,128}")

@@ -8,8 +8,6 @@ from services.generation.target.errors import CacheFull
 
 BLOCK = 64  # tokens in a block of the key/value cache
 
-_RESIDENT = 0.25  # of a pool; see BlockPool.resident
-
 
 class BlockPool:
     """Blocks of BLOCK tokens, handed out and taken back by number. Used by one thread.
@@ -27,10 +25,9 @@ class BlockPool:
     while a block is free.
     """
 
-    def __init__(self, total: int, resident: int | None = None) -> None:
-        """`resident`: blocks up to which new memory is taken before what is kept is given up; by default a quarter."""
+    def __init__(self, total: int) -> None:
         self.total = total
-        self.resident = int(_RESIDENT * total) if resident is None else resident
+        self.resident = total // 4  # blocks up to which new memory is taken before what is kept is given up
         self.touched = 0  # blocks 0 to touched - 1 have been handed out at some time
         self._free: list[int] = []  # of these, those in no table that hold nothing worth keeping
         self._tables = [0] * total  # that each block stands in

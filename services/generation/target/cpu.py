@@ -4,38 +4,33 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from services.generation.target.adapters.adapter import Adapter
-from services.generation.target.blocks import BLOCK, BlockPool, blocks_for
+from services.generation.target.adapters import Adapter
+from services.generation.target.blocks import BLOCK, BlockPool
 from services.generation.target.canonical.int8 import check_int8
 from services.generation.target.canonical.kernel_probe import blocks_to_probe, probe_kernels
 from services.generation.target.canonical.kernels import compilation
-from services.generation.target.canonical.kernels.attention.cached import CACHED, Cached
+from services.generation.target.canonical.kernels.attention.layout import CACHED, Cached
 from services.generation.target.canonical.kernels.machine import cpus
 from services.generation.target.canonical.kernels.storages import PANEL, padded
 from services.generation.target.canonical.program.buffers import Buffers
 from services.generation.target.canonical.program.cache import Cache
-from services.generation.target.canonical.program.embedding_table import EmbeddingTable
-from services.generation.target.canonical.program.exchange import Exchange, Peers
 from services.generation.target.canonical.program.layer import load_layer
 from services.generation.target.canonical.program.layer_inputs import LayerInputsTable
 from services.generation.target.canonical.program.matrices import matrix_of, vector
 from services.generation.target.canonical.program.memory import ReusedMemory
-from services.generation.target.canonical.program.program import Parts, Program
-from services.generation.target.canonical.program.share import Share, check_share, held
+from services.generation.target.canonical.program.program import EmbeddingTable, Parts, Program
 from services.generation.target.canonical.program.team import Passes, team
 from services.generation.target.config.config import TargetConfig
 from services.generation.target.config.layer_specs import EMBEDDING, HEAD, NORM, layer_specs
-from services.generation.target.query_scales import query_scales
-from services.generation.target.rotations import rotations
+from services.generation.target.rotations import query_scales, rotations
 from services.generation.target.rows import Rows
 from services.generation.target.target import Float32, KernelReport, PassOutput
-from services.generation.target.weights.weights import Weights
+from services.generation.target.weights import Weights
 
 ARITHMETIC = "kolm-arithmetic/1"
 MOST_ROWS = 256  # of a pass; more go through in several, earlier rows first
@@ -60,14 +55,12 @@ class CpuTarget:
         threads: int | None = None,
         cache_dtype: str = "float32",
         arithmetic: str = "float32",
-        peers: Peers | None = None,
     ) -> None:
         """`threads`: of a pass, by default as many as there are CPUs; it changes no bit. `cache_dtype`: of keys and
         values, float32 or bfloat16. `arithmetic`: of linear layers with quantised weights, float32 or int8. Both are
-        part of the profile. `peers`: the ranks that hold the rest of the model, which make the same calls.
+        part of the profile.
 
         Raises:
-            RanksUnsupported: there are too many ranks.
             WeightsInvalid: a weight is NaN or infinite.
             ArithmeticUnsupported: the weights are not quantised, and int8 is asked for.
         """
@@ -77,20 +70,17 @@ class CpuTarget:
         self.adapters = tuple(adapter.identity for adapter in adapters)
         self.threads = threads or cpus()
         storages = {weights.storage(name) for name in weights.names() if len(weights.shape(name)) == 2}
-        self._exchange = Exchange(peers)
-        check_share(config, self._exchange.share)
         if arithmetic == "int8":
             check_int8(config, weights)
         compilation.compile_ahead(compilation.module_names(sorted(storages), cache_dtype, arithmetic))
-        self._parts = _load(
-            config, weights, cache_blocks, adapters, CACHED[cache_dtype], arithmetic, self._exchange.share
-        )
+        self._parts = _load(config, weights, cache_blocks, adapters, CACHED[cache_dtype], arithmetic)
         kernels = compilation.kernels(f"cache_{cache_dtype}")
         self._passes = Passes(self.threads)
         self._move = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 10)(kernels["move"])
-        blocks = blocks_for(config.context_length)
         layers = [layer.spec for layer in self._parts.layers]
-        self._buffers = Buffers(config, MOST_ROWS, self.threads, blocks, experts=config.experts, layers=layers)
+        self._buffers = Buffers(
+            config, MOST_ROWS, self.threads, config.context_length, experts=config.experts, layers=layers
+        )
         self._programs: dict[tuple[tuple[int, ...], bool], Program] = {}
         self._logits = ReusedMemory()
         self._embedding = EmbeddingTable(self._parts.embedding, config.hidden_size)
@@ -102,13 +92,6 @@ class CpuTarget:
         """Of the matrices that a pass over one row reads, as they lie in memory."""
         matrices = [self._parts.head, *(matrix for layer in self._parts.layers for matrix in layer.matrices)]
         return sum(matrix.weights.panels.nbytes for matrix in matrices)
-
-    @property
-    def held_bytes(self) -> int:
-        """Of all matrices that there are in memory, those that few passes read included."""
-        parts = self._parts
-        held = [parts.embedding, parts.head, *(matrix for layer in parts.layers for matrix in layer.held)]
-        return sum({id(matrix): matrix.weights.panels.nbytes for matrix in held}.values())
 
     @property
     def cache_bytes(self) -> int:
@@ -127,41 +110,31 @@ class CpuTarget:
 
     def _forward(self, rows: Rows, feature_layers: tuple[int, ...]) -> PassOutput:
         config, count, wanted = self.config, len(rows), len(rows.wanted)
+        self._buffers.check(rows)
         program = self._program(feature_layers, rows.adapter_slots is not None)
-        width = max(map(len, self._exchange.share.all(config.vocab_size)))
-        logits = self._logits.take(wanted, padded(width, PANEL))
+        logits = self._logits.take(wanted, padded(config.vocab_size, PANEL))
         features = np.empty((count, len(feature_layers) * config.hidden_size), np.float32)
         program.give(logits, features)
-        tokens = self._exchange.held_tokens(rows.tokens, config.vocab_size)
-        self._passes.run(program.records, replace(rows, tokens=tokens), program.steps)
-        return PassOutput(self._exchange.whole_logits(logits, config.vocab_size), features)
+        self._passes.run(program.records, rows)
+        return PassOutput(logits[:, : config.vocab_size], features)
 
     def _program(self, feature_layers: tuple[int, ...], adapted: bool) -> Program:
         key = feature_layers, adapted
         if key not in self._programs:
-            self._programs[key] = Program(self._parts, self._buffers, feature_layers, adapted, self._exchange)
+            self._programs[key] = Program(self._parts, self._buffers, feature_layers, adapted)
         return self._programs[key]
 
     def probe_kernels(self) -> KernelReport:
         """See `Target`. Raises CacheFull where nothing of the cache is free."""
         table: list[int] = []
-        self.blocks.extend(table, BLOCK * min(self.blocks_to_probe, self.blocks.free))
+        self.blocks.extend(table, BLOCK * min(blocks_to_probe(self._parts), self.blocks.free))
         try:
-            return self.probe_kernels_in(table)
+            return probe_kernels(self._parts, self._buffers, team(), table)
         finally:
             self.blocks.release(table)
 
-    @property
-    def blocks_to_probe(self) -> int:
-        return blocks_to_probe(self._parts)
-
-    def probe_kernels_in(self, table: list[int]) -> KernelReport:
-        """`probe_kernels` with these blocks of the cache, which may be written to."""
-        return probe_kernels(self._parts, self._buffers, team(), table)
-
     def embed(self, tokens: NDArray[np.int64]) -> Float32:
-        held = self._exchange.held_tokens(tokens, self.config.vocab_size)
-        return self._exchange.picked(self._embedding.rows(held))
+        return self._embedding.rows(tokens)
 
     def move(self, sources: list[int], targets: list[int]) -> None:
         places = [np.array(slots, np.int64) for slots in (sources, targets)]
@@ -175,14 +148,14 @@ class CpuTarget:
 
 def _load(
     config: TargetConfig, weights: Weights, cache_blocks: int, adapters: Sequence[Adapter], cached: Cached,
-    arithmetic: str, share: Share,
+    arithmetic: str,
 ) -> Parts:  # fmt: skip
-    """Read, check and pack this rank's share of the weights; make an empty cache."""
-    read, tokens = weights.tensor, share.of(config.vocab_size)
-    embedding = matrix_of(read(EMBEDDING).part([tokens]))
+    """Read, check and pack the weights; make an empty cache."""
+    read = weights.tensor
+    embedding = matrix_of(read(EMBEDDING))
     context = config.context_length
     turns = {each: rotations(each.within(context), each.factor, context) for each in set(config.rotations)}
-    specs = [held(spec, share) for spec in layer_specs(config)]
+    specs = layer_specs(config)
     tempers = {each: query_scales(*each, context) for each in {(spec.scale, spec.temperature) for spec in specs}}
     scales = [tempers[spec.scale, spec.temperature] for spec in specs]
     return Parts(
@@ -190,8 +163,8 @@ def _load(
         layers=[load_layer(spec, number, adapters, read, config.norm_offset) for number, spec in enumerate(specs)],
         embedding=embedding,
         norm=vector(read, NORM, config.norm_offset),
-        head=embedding if config.tied_embeddings else matrix_of(read(HEAD).part([tokens])),
+        head=embedding if config.tied_embeddings else matrix_of(read(HEAD)),
         cache=Cache.empty(specs, cache_blocks, [turns[each] for each in config.rotations], scales, cached),
         arithmetic=arithmetic,
-        inputs=LayerInputsTable.load(read, tokens) if config.layer_inputs else None,
+        inputs=LayerInputsTable.load(read) if config.layer_inputs else None,
     )

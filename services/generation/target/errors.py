@@ -1,8 +1,17 @@
 """The error family of the target: everything that can be wrong with a model directory or with a pass."""
 
+from __future__ import annotations
+
+from pathlib import Path
+
 
 class TargetError(Exception):
     """A model that cannot be served; the message says what was found, what was expected and what to do."""
+
+
+def about(path: Path, error: TargetError) -> str:
+    """An error's words, behind the model that it is about where they do not name that themselves."""
+    return str(error) if str(path) in str(error) else f"{path}: {error}"
 
 
 class ModelNotFound(TargetError):
@@ -31,18 +40,6 @@ class AdapterInvalid(TargetError):
 
 class AdapterUnsupported(TargetError):
     """An adapter does something other than LoRA on the linear layers of the decoder."""
-
-
-class RanksUnsupported(TargetError):
-    """A model cannot be shared by as many ranks as were asked for."""
-
-
-class RanksDisagree(TargetError):
-    """Ranks of one model were started with other models, versions or options."""
-
-
-class RankLost(TargetError):
-    """A rank of a model that several share did not come, has ended, or does not answer."""
 
 
 class CacheFull(TargetError):

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from services.generation.target.adapters.identity import AdapterIdentity
+from services.generation.target.adapters import AdapterIdentity
 from services.generation.target.blocks import BlockPool
 from services.generation.target.config.config import TargetConfig
 from services.generation.target.rows import Rows

@@ -12,17 +12,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from services.generation.engine.core import EngineCore
+from services.generation.engine.core import EngineCore, EngineSettings
 from services.generation.engine.cost import PassCost
 from services.generation.engine.events import Event, Finished, Outcome
 from services.generation.engine.grammars.compiler import GrammarCompiler
 from services.generation.engine.request import EngineRequest
-from services.generation.engine.settings import EngineSettings
 from services.generation.engine.text.text_stream import TokenDecoder
 from services.generation.engine.text.tokenizer import Tokenizer
 from services.generation.target.loading import load_target
-from services.generation.target.probing.kept_probes import KeptProbes
-from services.generation.target.probing.profile import NumericsProfile, measure_profile
+from services.generation.target.probing.probe import KeptProbes, NumericsProfile, measure_profile
 from services.generation.target.target import Target
 from services.generation.verification.record import Record, RecordDrafter
 

@@ -1,10 +1,12 @@
-"""How many requests are worked on at once; the next one is told to come back."""
+"""How many requests are worked on at once; the next one is told to come back. A quarter is for callers with a token."""
 
 from __future__ import annotations
 
+from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from services.http.calls.api_error import ApiError
+from services.http.calls.caller import token
 
 
 class Admission:
@@ -19,8 +21,9 @@ class Admission:
         if scope["type"] != "http" or scope["method"] != "POST":
             await self._app(scope, receive, send)
             return
-        if self._running >= self._most:
-            full = ApiError(429, f"{self._most} requests are running; come back later", "too_many_requests")
+        most = self._most if token(Request(scope)) else max(1, 3 * self._most // 4)
+        if self._running >= most:
+            full = ApiError(429, f"{most} requests are running; come back later", "too_many_requests")
             await full.response()(scope, receive, send)
             return
         self._running += 1

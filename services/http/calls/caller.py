@@ -3,62 +3,90 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Container, Coroutine
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Container, Coroutine
 from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from services.client.connection.token import is_here
-from services.http.calls.api_error import CLOSED, ApiError
-from services.runtime.http.own_name import is_forwarded, is_name_of_dns
+from services.client import AsyncRuntime
+from services.client.errors import KolmError, Unauthenticated
+from services.http.calls.api_error import CLOSED, ApiError, of_kolm
+from services.runtime.http.own_name import is_rebound
 
 _Value = TypeVar("_Value")
 
 _TOKEN_PREFIX = "kolm_"
+_ASK_SECONDS = 10.0
+_REMEMBERED_SECONDS = 30.0
+_REMEMBERED = 4096
 
 
 def token(request: Request) -> str:
-    """Metadata for the generation server on the caller's behalf: their token, or none, which it then decides upon.
+    """The caller's token, or none: the generation server decides upon both.
 
-    OpenAI's clients always send a key. One that is no token of kolm is taken for none, on this machine alone: a caller
-    from elsewhere, also by way of a proxy, has to bring one, for the front's own connection looks as if it came from
-    this machine. So has one that calls this machine by a name of DNS. Raises ApiError.
+    OpenAI's clients always send a key; one that is no token of kolm counts as none. A caller on this machine who calls
+    it by a name of DNS has to bring one, also where anybody may generate. Raises ApiError.
     """
     scheme, _, sent = request.headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer" and sent.startswith(_TOKEN_PREFIX):
         return sent
-    if not _is_here(request):
-        raise ApiError(
-            401,
-            f"expected authorization: Bearer {_TOKEN_PREFIX}…; `kolm tokens create` makes a token (on this machine "
-            "http://127.0.0.1 needs none)",
-            "token_required",
-        )
+    if is_rebound(request.headers, request.scope.get("client")):
+        raise _nameless()
     return ""
 
 
-class Gate:
-    """Turns away callers from elsewhere without a token, before any endpoint; `open_` are paths for everybody."""
+class Callers:
+    """Who may call, as the generation server says: the front has no file of principals and trusts no address.
 
-    def __init__(self, app: ASGIApp, open_: Container[str]) -> None:
+    A caller who was let in is remembered for a while, so that the answer costs a call now and then. Each request's own
+    call is decided upon again, by the server. On one event loop.
+    """
+
+    def __init__(self, runtime: AsyncRuntime, clock: Callable[[], float] = time.monotonic) -> None:
+        self._runtime = runtime
+        self._clock = clock
+        self._until: OrderedDict[str, float] = OrderedDict()
+
+    async def admit(self, token: str) -> None:
+        """Returns for one who may call. Raises ApiError, also where the generation server cannot be asked."""
+        if self._until.get(token, 0.0) > self._clock():
+            return
+        try:
+            await self._runtime.with_token(token).model_info(timeout=_ASK_SECONDS)
+        except Unauthenticated as error:
+            raise (of_kolm(error, {}) if token else _nameless()) from None
+        except KolmError as error:
+            raise of_kolm(error, {}) from None
+        self._until.pop(token, None)
+        self._until[token] = self._clock() + _REMEMBERED_SECONDS
+        if len(self._until) > _REMEMBERED:
+            self._until.popitem(last=False)
+
+
+class Gate:
+    """Turns away callers who may not call, before any endpoint reads a body; `open_` are paths for everybody."""
+
+    def __init__(self, app: ASGIApp, callers: Callers, open_: Container[str]) -> None:
         self._app = app
+        self._callers = callers
         self._open = open_
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] not in self._open:
             try:
-                token(Request(scope))
+                await self._callers.admit(token(Request(scope)))
             except ApiError as refusal:
                 await refusal.response()(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
 
-def _is_here(request: Request) -> bool:
-    if request.client is None or is_forwarded(request.headers) or is_name_of_dns(request.headers.get("host", "")):
-        return False
-    return is_here(f"[{request.client.host}]:0" if ":" in request.client.host else f"{request.client.host}:0")
+def _nameless() -> ApiError:
+    how = "`kolm up` prints one at its start, `kolm tokens create` makes one"
+    return ApiError(401, f"expected an API key, authorization: Bearer {_TOKEN_PREFIX}…: {how}", "token_required")
 
 
 async def body(request: Request, most: int, seconds: float) -> bytes:

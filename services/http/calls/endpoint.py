@@ -11,7 +11,7 @@ from starlette.responses import JSONResponse, Response
 from services.client import AsyncRuntime, Chunk, Completion, Event, Finished, Started
 from services.client import Request as GenerationRequest
 from services.client.errors import Internal, KolmError
-from services.client.generation.async_runtime import AsyncStream
+from services.client.generation.runtime import AsyncStream
 from services.http.calls.api_error import ApiError, of_body, of_kolm
 from services.http.calls.caller import body, token, while_there
 from services.http.calls.dialect import Answering, Dialect

@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 from services.client import Chunk, Completion, Finished, Request
-from services.client.generation.collection import metrics_of, usage_of
 from services.client.generation.completion import Resolved, Usage
+from services.client.generation.completion_wire import metrics_of, usage_of
 from services.http.calls.api_error import ApiError
 from services.http.calls.dialect import ChoiceDialect
 from services.http.calls.event_stream import DONE

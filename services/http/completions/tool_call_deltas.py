@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from services.client import ToolCall
+from services.client.generation.request import call_id
 from services.client.generation.tool_call_reader import Arguments, CallBegins, Part, Text, ToolCallReader
-from services.client.generation.tools import call_id
 
 
 class ToolCallDeltas:

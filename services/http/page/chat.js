@@ -2,7 +2,7 @@
 // says.
 
 import { checkReceipt, readReceipt } from "./receipt_check.js";
-import { chat } from "./stream.js";
+import { authorized, chat } from "./stream.js";
 import { CannotCheck } from "./verify.js";
 
 const at = (id) => document.getElementById(id);
@@ -10,8 +10,18 @@ const conversation = [];
 const front = fetch("/page.json").then((answer) => answer.json());
 let running = null;
 
+// `kolm up` prints the page's URL with this start's key behind #, which no request sends. Kept for reloads of this tab.
+function takeKey() {
+  const given = new URLSearchParams(location.hash.slice(1)).get("key");
+  if (given) {
+    sessionStorage.setItem("key", given);
+    history.replaceState(null, "", location.pathname);
+  }
+  at("key").value = sessionStorage.getItem("key") ?? "";
+}
+
 async function describe() {
-  const answer = await fetch("/v1/models");
+  const answer = await fetch("/v1/models", { headers: authorized(at("key").value) });
   if (!answer.ok) return;
   const [model] = (await answer.json()).data;
   at("model").textContent = model.id;
@@ -162,10 +172,15 @@ at("question").addEventListener("keydown", (event) => {
   }
 });
 at("stop").addEventListener("click", () => running?.abort());
+at("key").addEventListener("change", () => {
+  sessionStorage.setItem("key", at("key").value);
+  describe();
+});
 at("clear").addEventListener("click", () => {
   running?.abort();
   conversation.length = 0;
   at("turns").replaceChildren();
   at("question").focus();
 });
+takeKey();
 describe();

@@ -2,9 +2,12 @@
 
 export class Refused extends Error {}
 
+export function authorized(key) {
+  return key ? { authorization: `Bearer ${key}` } : {};
+}
+
 export async function* chat(body, key, signal) {
-  const headers = { "content-type": "application/json" };
-  if (key) headers.authorization = `Bearer ${key}`;
+  const headers = { "content-type": "application/json", ...authorized(key) };
   const answer = await fetch("/v1/chat/completions", { method: "POST", headers, body: JSON.stringify(body), signal });
   if (!answer.ok) throw new Refused((await answer.json()).error.message);
   let open = "";

@@ -8,8 +8,8 @@ from typing import Any
 
 from services.client import Chunk, Completion, Finished, Request
 from services.client.generation.completion import Metrics, PositionLogprobs, Resolved, Usage
+from services.client.generation.request import call_id
 from services.client.generation.tool_call_reader import Arguments, CallBegins, Part, Text, tool_call_reader
-from services.client.generation.tools import call_id
 from services.http.calls.api_error import ApiError
 from services.http.members.kolm_member import KolmMember, speculative_decoding
 from services.http.responses.response_fields import ResponseFields

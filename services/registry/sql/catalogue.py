@@ -14,10 +14,10 @@ from services.registry.catalogue import (
     CataloguedHead,
     Check,
     HeadFilter,
+    HeadReference,
     HeadRow,
     Signed,
 )
-from services.registry.head_reference import HeadReference
 from services.registry.sql.database import Database, lock_blobs, lock_name
 from services.registry.sql.schema import documents, heads
 
@@ -43,7 +43,7 @@ class SqlCatalogue:
 
     @classmethod
     def open(cls, url: str) -> SqlCatalogue:
-        """Raises SQLAlchemyError, ForeignDatabase."""
+        """Raises SQLAlchemyError, OSError."""
         return cls(Database.open(url))
 
     def propose(self, row: HeadRow, document: Signed, check: Check = lambda first: None) -> Signed:

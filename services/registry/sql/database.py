@@ -6,19 +6,17 @@ import logging
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from pathlib import Path
 
 from sqlalchemy import Connection, Engine, make_url, text
 from sqlalchemy.exc import SQLAlchemyError
 
-from services.registry.sql.schema import REVISION, VERSION_TABLE
+from services.registry.sql.schema import metadata
 from services.runtime.database import open_database
 from services.runtime.errors import Unavailable
-from services.runtime.migration import Migrations
-from services.runtime.outage import Outage
+from services.runtime.process import Outage
 
 _log = logging.getLogger(__name__)
-_MIGRATIONS = Migrations(Path(__file__).parent / "migrations", REVISION, VERSION_TABLE, lock=7306001)
+_TABLES_LOCK = 7306001
 _BLOBS_LOCK = 7306002
 """The key of PostgreSQL's lock in `lock_blobs`."""
 _NAMES_LOCK = 7306003
@@ -36,11 +34,11 @@ class Database:
 
     @classmethod
     def open(cls, url: str) -> Database:
-        """`sqlite:///path` or `postgresql+psycopg://…`, its tables brought up to date.
+        """`sqlite:///path` or `postgresql+psycopg://…`, its tables made where missing.
 
-        Raises SQLAlchemyError, OSError, ForeignDatabase.
+        Raises SQLAlchemyError, OSError.
         """
-        return cls(open_database(make_url(url), _MIGRATIONS))
+        return cls(open_database(make_url(url), metadata, _TABLES_LOCK))
 
     @contextmanager
     def writing(self) -> Iterator[Connection]:

@@ -15,12 +15,6 @@ from sqlalchemy import (
     UniqueConstraint,
 )
 
-REVISION = "0001"
-"""The newest migration; `catalogue.SqlCatalogue.open` brings a database there."""
-
-VERSION_TABLE = "registry_version"
-"""Of its own name, so that a registry and a ledger may share a database."""
-
 metadata = MetaData()
 
 _Place = BigInteger().with_variant(Integer, "sqlite")  # SQLite's row id is an INTEGER of 64 bits

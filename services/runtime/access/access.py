@@ -1,28 +1,146 @@
-"""Access control: finds the principal of a call, and checks it against the table of permissions. Fails closed."""
+"""Access control: the table of what each RPC needs, and the check of a call's principal against it. Fails closed.
+
+An RPC that is missing in the table is refused to everybody. `Principal.sees` and `Principal.reads_content` decide what
+an answer shows of other tenants.
+"""
 
 from __future__ import annotations
 
-import ipaddress
 import logging
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextvars import ContextVar
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Protocol
-from urllib.parse import unquote
+from typing import Any, Final, Protocol
 
-from services.runtime.access.credential import TOKEN_PREFIX, Credential, token_digest
-from services.runtime.access.permissions import PERMISSIONS, Permission
-from services.runtime.access.principal import LOCAL_CALLER, NOBODY, Principal
-from services.runtime.access.principals_file import PrincipalsError, read_principals
+from services.runtime.access.credentials import (
+    DEFAULT_TENANT,
+    LOCAL_CALLER,
+    NOBODY,
+    ROLES,
+    TOKEN_PREFIX,
+    Credential,
+    Principal,
+    PrincipalsError,
+    Role,
+    read_principals,
+    token_digest,
+)
 from services.runtime.errors import PermissionDenied, Unauthenticated, Unavailable
 
 _log = logging.getLogger(__name__)
+
+
+Permission = frozenset[Role] | None
+"""The roles of which one is enough; None where anybody may call, with no credential and from anywhere."""
+
+ANYBODY: Final[Permission] = None
+
+
+def _roles(*roles: Role) -> frozenset[Role]:
+    return frozenset(roles)
+
+
+_CALLERS = _roles("generate", "read", "audit", "operate")
+_RECEIPTS = _roles("generate", "read", "audit")
+_EVERY = _roles(*ROLES)
+_HEADS = _roles("generate", "read", "audit", "publish", "operate")
+_WRITERS = _roles("append", "operate")
+
+_SERVICES: Mapping[str, Mapping[str, Permission]] = {
+    "kolm.generation.v1.GenerationService": {
+        "Generate": _roles("generate"),
+        "GenerateStream": _roles("generate"),
+        "Tokenize": _roles("generate", "audit"),
+        "Detokenize": _roles("generate", "audit"),
+        "GetModelInfo": _CALLERS,
+        "GetLoad": _CALLERS,
+    },
+    "vllm.grpc.engine.VllmEngine": {
+        "Generate": _roles("generate"),
+        "Abort": _roles("generate"),
+        "HealthCheck": ANYBODY,
+        "GetModelInfo": _CALLERS,
+        "GetServerInfo": _CALLERS,
+        "GetLoads": _CALLERS,
+        "GetTokenizer": _roles("generate", "audit"),
+    },
+    "kolm.ledger.v1.LedgerService": {
+        "AppendEntry": _WRITERS,
+        "AppendEntries": _WRITERS,
+        "GetEntry": _EVERY,
+        "GetReceipt": _RECEIPTS,
+        "ListReceipts": _RECEIPTS,
+        "WatchEntries": _EVERY,
+        "GetCheckpoint": ANYBODY,
+        "GetInclusionProof": ANYBODY,
+        "GetCoseReceipt": _RECEIPTS,
+        "AnswerPromise": _RECEIPTS,
+        "GetConsistencyProof": ANYBODY,
+        "GetTile": ANYBODY,
+        "ListVerdicts": _RECEIPTS,
+        "GetHaltState": ANYBODY,
+        "GetContentUsage": _roles("append", "read", "audit", "operate"),
+        "EraseContent": _roles("generate", "operate"),
+        "ExportBundle": _RECEIPTS,
+    },
+    "kolm.registry.v1.RegistryService": {
+        "PublishHead": _roles("publish"),
+        "GetHead": _HEADS,
+        "ListHeads": _HEADS,
+        "ResolveHead": _HEADS,
+        "WithdrawHead": _roles("publish", "operate"),
+        "RecordKScore": _roles("publish"),
+        "FindMissingBlobs": _roles("publish"),
+        "UploadBlob": _roles("publish"),
+        "DownloadBlob": _HEADS,
+        "CollectBlobs": _roles("operate"),
+    },
+    "kolm.telemetry.v1.TelemetryService": {"GetMetrics": _CALLERS},
+    "grpc.health.v1.Health": {"Check": ANYBODY, "Watch": ANYBODY, "List": ANYBODY},
+    "grpc.reflection.v1alpha.ServerReflection": {"ServerReflectionInfo": ANYBODY},
+}
+
+PERMISSIONS: Mapping[str, Permission] = {
+    f"/{service}/{rpc}": permission for service, rpcs in _SERVICES.items() for rpc, permission in rpcs.items()
+}
+"""By the full name of the RPC, `/package.Service/Method`."""
+
+
+current_principal: ContextVar[Principal] = ContextVar("current_principal", default=NOBODY)
+"""Set by the interceptor. Threads of `asyncio.to_thread` have it, those of `run_in_executor` do not."""
+
+
+def caller() -> Principal:
+    """The caller; nobody outside of calls."""
+    return current_principal.get()
+
+
+def tenant_of_call(named: str, field: str = "tenant") -> str:
+    """The tenant on whose behalf the caller acts, where the request names `named`, or none by an empty text.
+
+    Raises PermissionDenied for a tenant that is not the caller's.
+    """
+    principal = caller()
+    if principal.tenant is None:
+        return named or DEFAULT_TENANT
+    if named not in ("", principal.tenant):
+        who = f"the credential of {principal.name}" if principal.authenticated else "a call without a token"
+        raise PermissionDenied(
+            f"{field}: {who} is for the tenant {principal.tenant!r}; leave {field} out, or bring a token of the other",
+            reason="FOREIGN_TENANT",
+        )
+    return principal.tenant
+
 
 AUTHORIZATION_KEY = "authorization"
 
 _CERTIFICATE_NAMES = ("x509_subject_alternative_name", "x509_common_name")
 _HOW = "send `authorization: Bearer kolm_…` (KOLM_TOKEN, KOLM_TOKEN_FILE); `kolm tokens create` makes a token"
+
+_ANYBODY = "anybody"
+"""The proof that every call brings."""
 
 _Stamp = tuple[int, int, int]
 
@@ -41,8 +159,9 @@ class Access:
     The file is read again when it has changed, at the next call. While it cannot be read nobody gets in but to what is
     open to anybody: a revocation that somebody has botched must not leave the revoked token valid.
 
-    Without a file there are no principals, no credential is looked at, and callers from this machine may generate for
-    the default tenant.
+    Without a file there are no principals, and any token is a bad one but `local`, which the server has made for this
+    start: its holders may generate for the default tenant. Where a call comes from counts for nothing, since a proxy on
+    this machine brings everybody's.
     """
 
     def __init__(
@@ -50,11 +169,13 @@ class Access:
         file: Path | None = None,
         permissions: Mapping[str, Permission] = PERMISSIONS,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+        local: str | None = None,
     ) -> None:
         """Raises PrincipalsError where the file cannot be used."""
         self._file = file
         self._permissions = permissions
         self._clock = clock
+        self._local = None if local is None else token_digest(local)
         self._known: tuple[_Stamp | None, Mapping[str, Credential] | None] = (None, None)
         if file is not None:
             self._known = (_stamp(file), _by_proof(read_principals(file)))
@@ -87,19 +208,18 @@ class Access:
         return method in self._permissions and self._permissions[method] is None
 
     def _principal(self, call: Call) -> Principal:
-        local = is_loopback(call.peer())
-        if self._file is None:
-            return LOCAL_CALLER if local else NOBODY
         token = _bearer(call.invocation_metadata() or ())
         if token is not None:
             principal = self._valid(token_digest(token))
             if principal is None:
                 raise Unauthenticated("this token is unknown here, revoked or expired", reason="BAD_TOKEN")
             return principal
-        proofs = [*map(_of_certificate, _certificate_names(call)), *(["loopback"] if local else [])]
+        proofs = (*map(_of_certificate, _certificate_names(call)), _ANYBODY)
         return next(filter(None, map(self._valid, proofs)), NOBODY)
 
     def _valid(self, proof: str) -> Principal | None:
+        if self._file is None:
+            return LOCAL_CALLER if proof == self._local else None
         credential = self._credentials().get(proof)
         return credential.principal if credential is not None and credential.valid_at(self._clock()) else None
 
@@ -122,23 +242,10 @@ class Access:
         if principal.authenticated:
             has = _either(principal.roles) if principal.roles else "none"
             return PermissionDenied(f"{want}; {principal.name} has {has}", reason="ROLE_MISSING")
-        if self._file is None:
+        if self._file is None and "generate" not in needed:
             how = "make tokens by `kolm tokens create` and start the server with --principals FILE"
             return PermissionDenied(f"{want}, and this server knows nobody who has it: {how}", reason="NO_PRINCIPALS")
         return Unauthenticated(f"{want}: {_HOW}", reason="TOKEN_REQUIRED")
-
-
-def is_loopback(peer: str) -> bool:
-    """Whether gRPC's name of a peer (`ipv4:127.0.0.1:4711`, `ipv6:%5B::1%5D:4711`, `unix:`) is on this machine."""
-    kind, _, place = unquote(peer).partition(":")
-    if kind == "unix":
-        return True
-    try:
-        address = ipaddress.ip_address(place.rpartition(":")[0].strip("[]").partition("%")[0])
-    except ValueError:
-        return False
-    mapped = getattr(address, "ipv4_mapped", None)
-    return bool((mapped or address).is_loopback)
 
 
 def _by_proof(credentials: Sequence[Credential]) -> Mapping[str, Credential]:
@@ -146,8 +253,8 @@ def _by_proof(credentials: Sequence[Credential]) -> Mapping[str, Credential]:
 
 
 def _proof(credential: Credential) -> str:
-    if credential.loopback:
-        return "loopback"
+    if credential.anybody:
+        return _ANYBODY
     return credential.token_sha256 or _of_certificate(credential.certificate or "")
 
 

@@ -17,15 +17,13 @@ from typing import Any, TypeAlias
 
 import grpc
 
-from services.runtime.access.access import Access
-from services.runtime.access.caller import current_principal
+from services.runtime.access.access import Access, current_principal
 from services.runtime.calls.limits import CallLimits
-from services.runtime.calls.request_context import REQUEST_ID_KEY, current_request_id, request_id_from
-from services.runtime.calls.requests import Requests
+from services.runtime.calls.requests import REQUEST_ID_KEY, Requests, current_request_id, request_id_from
 from services.runtime.calls.status import DETAILS_KEY, to_status
 from services.runtime.errors import Aborted, Internal, KolmError, Unimplemented, without_frames
-from services.runtime.telemetry.call_span import CallSpan
 from services.runtime.telemetry.metrics import CallMetrics
+from services.runtime.telemetry.tracing import CallSpan
 
 _log = logging.getLogger(__name__)
 

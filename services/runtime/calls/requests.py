@@ -1,9 +1,12 @@
-"""The requests of a call: read once the caller is known, within the server's limits, and decoded."""
+"""The request of a call: its id, and its message, read within limits once the caller is known, and decoded."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+import re
+import uuid
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +16,23 @@ from google.protobuf.message import DecodeError, Message
 
 from services.runtime.calls.limits import CallLimits
 from services.runtime.errors import InvalidArgument
+
+REQUEST_ID_KEY = "kolm-request-id"
+"""The metadata key of the request's id. A caller may send one; the server returns one in the trailing metadata."""
+
+current_request_id: ContextVar[str] = ContextVar("current_request_id", default="-")
+"""The id of the call that this task serves; "-" outside of calls."""
+
+_ACCEPTABLE = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
+
+
+def request_id_from(metadata: Iterable[tuple[str, str | bytes]]) -> str:
+    """The caller's id if it sent a valid one, else a new one."""
+    for key, value in metadata:
+        if key == REQUEST_ID_KEY and isinstance(value, str) and _ACCEPTABLE.fullmatch(value):
+            return value
+    return str(uuid.uuid4())
+
 
 Context = grpc.aio.ServicerContext[Any, Any]
 

@@ -13,6 +13,7 @@ import uvicorn
 from prometheus_client import CollectorRegistry
 from starlette.types import ASGIApp
 
+from services.runtime.http.connections import Connections
 from services.runtime.http.http_metrics import MeasuredApp
 from services.runtime.http.http_span import TracedApp
 from services.runtime.lifecycle import ready_file, received_signals
@@ -29,11 +30,11 @@ async def serve_http(
     settings: ServerSettings,
     *,
     registry: CollectorRegistry | None = None,
-    most_connections: int | None = None,
+    connections: Connections | None = None,
 ) -> None:
     """Serve `app` until SIGINT or SIGTERM, then let running requests end within the grace period.
 
-    A second signal ends them at once. Where `most_connections` are open, requests get 503. Metrics go to `registry`.
+    A second signal ends them at once. `connections` are limits other than the usual ones. Metrics go to `registry`.
     Raises CannotListen, TlsFilesInvalid.
     """
     registry = registry or CollectorRegistry()
@@ -47,7 +48,7 @@ async def serve_http(
             access_log=False,
             lifespan="off",
             server_header=False,
-            limit_concurrency=most_connections,
+            http=(connections or Connections()).protocol(),
             timeout_graceful_shutdown=max(1, int(settings.grace_seconds)),
         )
     )

@@ -16,12 +16,12 @@ _FORWARDED = ("forwarded", "x-forwarded-for", "x-real-ip", "via")
 _REFUSED = "this name is not known here; on this machine call http://127.0.0.1\n"
 
 
-def is_forwarded(headers: Headers) -> bool:
+def _is_forwarded(headers: Headers) -> bool:
     """Whether a request came through a proxy."""
     return any(header in headers for header in _FORWARDED)
 
 
-def is_name_of_dns(host: str) -> bool:
+def _is_name_of_dns(host: str) -> bool:
     """Of the header `host`: not an address, localhost, or a name without a dot, of a machine nearby."""
     name = host.partition(":")[0]
     if "." not in name or name.endswith(".localhost"):
@@ -40,14 +40,15 @@ class OwnName:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and _is_rebound(Headers(scope=scope), scope.get("client")):
+        if scope["type"] == "http" and is_rebound(Headers(scope=scope), scope.get("client")):
             await PlainTextResponse(_REFUSED, 421)(scope, receive, send)
             return
         await self._app(scope, receive, send)
 
 
-def _is_rebound(headers: Headers, client: tuple[str, int] | None) -> bool:
-    if client is None or is_forwarded(headers) or not is_name_of_dns(headers.get("host", "")):
+def is_rebound(headers: Headers, client: tuple[str, int] | None) -> bool:
+    """Whether a caller on this machine calls it by a name of DNS, and no proxy has said that it stands between."""
+    if client is None or _is_forwarded(headers) or not _is_name_of_dns(headers.get("host", "")):
         return False
     try:
         return ip_address(client[0]).is_loopback

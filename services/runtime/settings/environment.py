@@ -1,11 +1,22 @@
-"""The variables `KOLM_…` that mean something, besides the settings of a service (`KOLM_<SERVICE>_…`)."""
+"""Variables `KOLM_…` that mean something besides the settings of a service, and the error of settings."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable
 
-from services.runtime.settings.settings_error import did_you_mean
+
+class SettingsError(Exception):
+    """Settings are wrong: one line for each problem, with the flag's name; a usage error (exit code 2)."""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """`; did you mean listen?`, or nothing where no known name is close."""
+    from difflib import get_close_matches
+
+    close = get_close_matches(name, list(known), 1, 0.75)
+    return f"; did you mean {close[0]}?" if close else ""
+
 
 SERVICES = ("generation", "ledger", "auditor", "registry", "explorer", "http", "witness")
 
@@ -13,7 +24,7 @@ FOR_EVERY_PROCESS = {
     "KOLM_CONFIG": "the TOML file of a service, as `--config`",
     "KOLM_SECRETS_DIR": "a folder with one file for each secret, as `--secrets-dir`",
     "KOLM_TOKEN": "the token to show to servers; empty: none. Flags of other users can be seen, variables cannot",
-    "KOLM_TOKEN_FILE": "a file with that token. Default, for servers of this machine: that of `kolm up`",
+    "KOLM_TOKEN_FILE": "a file with that token. Default, for servers of this machine: the one they left",
     "KOLM_MODELS": "where models lie that `kolm models import` copied. Default: `~/.local/share/kolm/models`",
     "KOLM_KERNEL_CACHE": "where compiled kernels are kept. Default: beside the code, or in the user's cache",
     "KOLM_INSTRUCTION_SET": "`avx512`, `avx2` or `scalar`: fewer instructions than the CPU has; no bit depends on it",

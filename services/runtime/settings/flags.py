@@ -8,9 +8,9 @@ from typing import Any, NoReturn
 
 from pydantic.fields import FieldInfo
 
+from services.runtime.settings.environment import SettingsError, did_you_mean
 from services.runtime.settings.help_page import Row, Section, help_page
 from services.runtime.settings.setting_kind import default_of, kind_of
-from services.runtime.settings.settings_error import SettingsError, did_you_mean
 
 
 def flag(name: str) -> str:

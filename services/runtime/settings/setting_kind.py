@@ -30,7 +30,7 @@ class Kind:
 Target = Annotated[str, Kind("HOST:PORT", "host:port, or any gRPC name", "kolm.internal:50052")]
 """A service that is called."""
 
-Adapter = Annotated[str, Kind("NAME=DIR", "name=folder", "courteous=demo/toy/adapters/courteous")]
+Adapter = Annotated[str, Kind("NAME=DIR", "name=folder", "courteous=adapters/courteous")]
 """A LoRA adapter with the name that requests use."""
 
 _PLAIN = {

@@ -15,28 +15,85 @@ setting, named as the environment variable.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+import re
+import tomllib
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, ByteSize, Field, ValidationError, model_validator
-from pydantic_settings import (
-    BaseSettings,
-    InitSettingsSource,
-    PydanticBaseSettingsSource,
-    SettingsConfigDict,
-)
+from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 from pydantic_settings import SettingsError as UnreadableVariable
 
 from services.client.connection.tls import ClientTls
+from services.runtime.calls.limits import Limits
 from services.runtime.listening import is_loopback
 from services.runtime.logs import LogFormat
-from services.runtime.settings.environment import SERVICES, unknown_variables, unread
+from services.runtime.settings.environment import SERVICES, SettingsError, did_you_mean, unknown_variables, unread
 from services.runtime.settings.flags import flag, given_flags, service_help
 from services.runtime.settings.setting_kind import Kind, kind_of, plain
-from services.runtime.settings.settings_error import SettingsError
-from services.runtime.settings.toml_table import TomlTable
 from services.runtime.tls import ServerTls
+
+_HEADER = re.compile(r"\s*\[\s*[\"']?([\w-]+)[\"']?\s*\]")
+_KEY = re.compile(r"\s*[\"']?([\w-]+)[\"']?\s*=")
+
+
+@dataclass(frozen=True, slots=True)
+class TomlTable:
+    """The values below `[name]` of `path`; without a file there are none."""
+
+    path: Path | None
+    name: str
+    values: dict[str, Any]
+
+    @classmethod
+    def read(cls, path: Path | None, name: str, known: Collection[str]) -> TomlTable:
+        """Raises SettingsError for a file that is none, and for names of tables and settings that nothing reads."""
+        if path is None:
+            return cls(None, name, {})
+        document = toml_document(path)
+        tables = {*SERVICES, name}
+        for other in document.keys() - tables:
+            raise SettingsError(
+                f"{_place(path, None, other)}: no service is called {other}{did_you_mean(other, tables)}"
+            )
+        values = document.get(name, {})
+        if not isinstance(values, dict):
+            raise SettingsError(f"{_place(path, None, name)}: expected a table, [{name}]")
+        table = cls(path, name, values)
+        if unknown := [key for key in values if key not in known]:
+            wrong = (f"{table.place(key)}: there is no such setting{did_you_mean(key, known)}" for key in unknown)
+            raise SettingsError("\n".join(wrong))
+        return table
+
+    def place(self, key: str) -> str:
+        """`kolm.toml, line 3: [ledger] listen`."""
+        return f"{_place(self.path or Path(), self.name, key)}: [{self.name}] {key}"
+
+
+def toml_document(path: Path) -> dict[str, Any]:
+    """All of a TOML file. Raises SettingsError, with line and column where it is no TOML."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SettingsError(f"--config: cannot read {path}: {error.strerror}") from None
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise SettingsError(f"--config: {path} is not TOML: {error}") from None
+
+
+def _place(path: Path, table: str | None, name: str) -> str:
+    """The file with the line of a key in a table, or (`table` None) of a table or a key at the top."""
+    inside = None
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        header, key = _HEADER.match(line), _KEY.match(line)
+        if header is not None:
+            inside = header[1]
+        found = header[1] if header and table is None else key[1] if key and inside == table else None
+        if found == name:
+            return f"{path}, line {number}"
+    return str(path)
+
 
 __all__ = ["Address", "ServerSettings", "SettingsError", "Size", "settings_config"]
 
@@ -78,8 +135,8 @@ class ServerSettings(BaseSettings):
     ready_file: Path | None = Field(None, description="Written with host:port once the server accepts calls.")
     principals: Path | None = Field(
         None,
-        description="The principals: the file that `kolm tokens create` writes. Without it, nobody but callers "
-        "from this machine, who may generate for the default tenant.",
+        description="The principals: the file that `kolm tokens create` writes. Without it, only this user's "
+        "clients on this machine may call, and generate for the default tenant: they find the token of this start.",
     )
     token_file: Path | None = Field(
         None, description="A file with the token that this service shows to the others. Default: KOLM_TOKEN_FILE."
@@ -91,7 +148,7 @@ class ServerSettings(BaseSettings):
     )
     traces: str | None = Field(
         None,
-        description="Send spans to this collector, by OTLP over gRPC; needs `pip install 'kolm-serve[otel]'`.",
+        description="Send spans to this collector, by OTLP over gRPC; needs the extra `otel`.",
         examples=["http://127.0.0.1:4317"],
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severe level to log.")
@@ -229,3 +286,36 @@ def _unreadable(cls: type[BaseSettings], message: str) -> str:
     name = next((name for name in cls.model_fields if f'"{name}"' in message), "")
     example = kind_of(name, cls.model_fields[name]).example if name else ""
     return f'{cls.model_config["env_prefix"]}{name.upper()}: expected a list in JSON, for example ["{example}"]'
+
+
+_MIB = 1 << 20
+
+
+class RpcServerSettings(ServerSettings):
+    """Limits of a gRPC server, besides the settings of every server."""
+
+    max_message: Size = Field(
+        8 * _MIB, validate_default=True, description="Largest message that is taken, as it comes over the wire."
+    )
+    request_memory: Size = Field(
+        128 * _MIB,
+        validate_default=True,
+        description="Memory of requests that are being answered, eight times what came; larger ones wait their turn.",
+    )
+    max_calls: int = Field(1024, ge=1, description="Calls at once; one more is told to come back.")
+    max_calls_per_caller: int = Field(
+        256, ge=1, description="Calls at once of one principal or, without one, of one address."
+    )
+    max_streams_per_caller: int = Field(32, ge=1, description="Of these, calls whose requests are a stream.")
+    max_connections: int = Field(1024, ge=1, description="Connections at once; one more is closed.")
+
+    @property
+    def limits(self) -> Limits:
+        return Limits(
+            message_bytes=self.max_message,
+            request_bytes=self.request_memory,
+            calls=self.max_calls,
+            calls_of_caller=self.max_calls_per_caller,
+            streams_of_caller=self.max_streams_per_caller,
+            connections=self.max_connections,
+        )

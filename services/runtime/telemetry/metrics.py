@@ -1,16 +1,140 @@
-"""Prometheus metrics of a server, on a registry of its own."""
+"""Every metric that kolm exports, and a server's Prometheus registry. No other metric can be made.
+
+Names that begin with `vllm:` mean what vLLM means by them: its dashboards work here. Times are seconds.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from typing import Literal
 
 import grpc
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from services.runtime.telemetry.exported_metrics import BY_NAME, ExportedMetric, Kind
+Kind = Literal["counter", "gauge", "histogram"]
+Exporter = Literal["every", "rpc", "http", "generation", "ledger", "auditor", "witness"]
+"""The exporter: `every` process, every gRPC (`rpc`) or HTTP server, or one service."""
+
+_ENDINGS = {"counter": ("_total",), "gauge": ("",), "histogram": ("_bucket", "_sum", "_count")}
+
+
+@dataclass(frozen=True, slots=True)
+class ExportedMetric:
+    """One metric. `buckets` are the upper bounds of a histogram."""
+
+    name: str
+    kind: Kind
+    help: str
+    labels: tuple[str, ...] = ()
+    buckets: tuple[float, ...] = ()
+
+    @property
+    def series(self) -> tuple[str, ...]:
+        """The names that an expression can ask for."""
+        return tuple(self.name + ending for ending in _ENDINGS[self.kind])
+
+
+def _counter(name: str, help: str, *labels: str) -> ExportedMetric:
+    return ExportedMetric(name, "counter", help, labels)
+
+
+def _gauge(name: str, help: str, *labels: str) -> ExportedMetric:
+    return ExportedMetric(name, "gauge", help, labels)
+
+
+def _histogram(name: str, help: str, buckets: tuple[float, ...], *labels: str) -> ExportedMetric:
+    return ExportedMetric(name, "histogram", help, labels, buckets)
+
+
+_CALLS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+_TOKENS = (0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0)
+_WRITES = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
+_BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+_M = "model_name"
+
+EXPORTED: Mapping[Exporter, tuple[ExportedMetric, ...]] = {
+    "every": (
+        _gauge("kolm_build_info", "1; its labels say what runs.", "service", "version"),
+        _gauge("process_resident_memory_bytes", "Memory of the process."),
+        _gauge("process_virtual_memory_bytes", "Address space of the process."),
+        _counter("process_cpu_seconds", "Processor time of the process."),
+        _gauge("process_open_fds", "Open files and connections of the process."),
+        _gauge("process_max_fds", "The most that it may have open."),
+        _gauge("process_start_time_seconds", "Unix time of its start."),
+    ),
+    "rpc": (
+        _gauge("kolm_serving", "1 while health says SERVING."),
+        _counter("kolm_rpc_calls", "Finished calls.", "service", "method", "code"),
+        _histogram("kolm_rpc_seconds", "From the start of a call to its status.", _CALLS, "service", "method"),
+    ),
+    "http": (
+        _counter("kolm_http_requests", "Answered requests.", "method", "route", "status"),
+        _histogram("kolm_http_seconds", "From a request to the end of its answer.", _CALLS, "route"),
+        _gauge("kolm_http_requests_in_flight", "Requests being answered."),
+    ),
+    "generation": (
+        _gauge("vllm:num_requests_running", "Sequences in the running batch.", _M),
+        _gauge("vllm:num_requests_waiting", "Sequences waiting for a place.", _M),
+        _gauge("vllm:kv_cache_usage_perc", "Share of cache blocks in use, 0 to 1.", _M),
+        _counter("vllm:num_preemptions", "Sequences put back into the queue.", _M),
+        _counter("vllm:prompt_tokens", "Prompt tokens of ended sequences.", _M),
+        _counter("vllm:generation_tokens", "Tokens emitted.", _M),
+        _counter("vllm:prefix_cache_queries", "Prompt tokens looked up.", _M),
+        _counter("vllm:prefix_cache_hits", "Prompt tokens that were there.", _M),
+        _counter("vllm:request_success", "Ended sequences.", _M, "finished_reason"),
+        _histogram("vllm:time_to_first_token_seconds", "From arrival to the first token.", _CALLS, _M),
+        _histogram("vllm:inter_token_latency_seconds", "Between two releases of tokens.", _TOKENS, _M),
+        _histogram("vllm:e2e_request_latency_seconds", "From arrival to the end.", _CALLS, _M),
+        _histogram("vllm:request_queue_time_seconds", "Waiting for a place.", _CALLS, _M),
+        _histogram("vllm:request_prefill_time_seconds", "From a place to the first token.", _CALLS, _M),
+        _histogram("vllm:request_decode_time_seconds", "From the first token to the last.", _CALLS, _M),
+        _counter("vllm:spec_decode_num_drafts", "Drafts verified.", _M),
+        _counter("vllm:spec_decode_num_draft_tokens", "Draft tokens verified.", _M),
+        _counter("vllm:spec_decode_num_accepted_tokens", "Draft tokens accepted.", _M),
+        _counter("vllm:spec_decode_num_accepted_tokens_per_pos", "Accepted at a depth, from 0.", _M, "position"),
+        _counter("kolm_sequence_passes", "Passes of sequences, by what drafted for them.", "method"),
+        _counter("kolm_requests_refused", "Refused for want of room: by a quota, a full queue, the ledger.", "reason"),
+        _gauge("kolm_outbox_pending", "Receipts that the ledger has not confirmed."),
+        _gauge("kolm_outbox_refused", "Receipts that the ledger will not take."),
+        _gauge("kolm_halts_known", "1 while the ledger tells its halts; without speculation is off."),
+        _gauge("kolm_halt_epoch", "Halts in the ledger so far, as known here."),
+        _gauge("kolm_halted", "1 for a method that is halted here.", "method"),
+        _gauge("kolm_profile_proven", "1 where the probe found every row as alone.", "profile_cid"),
+    ),
+    "ledger": (
+        _gauge("kolm_ledger_entries", "Entries in the log."),
+        _gauge("kolm_ledger_takes_entries", "1 while the last write succeeded."),
+        _gauge("kolm_ledger_queue_entries", "Entries waiting to be written."),
+        _histogram("kolm_ledger_batch_entries", "Entries of a transaction.", _BATCHES),
+        _histogram("kolm_ledger_commit_seconds", "Committing a batch.", _WRITES),
+        _histogram("kolm_ledger_guard_seconds", "Swapping the guard's head.", _WRITES),
+        _histogram("kolm_ledger_sign_seconds", "Signing and recording a head.", _WRITES),
+        _gauge("kolm_ledger_checkpoint_age_seconds", "Since the newest checkpoint, or the start."),
+        _gauge("kolm_ledger_witness_lag_entries", "Entries that a witness has not cosigned.", "witness"),
+        _gauge("kolm_ledger_witness_silent", "1: it does not cosign; 2: it says that the log has forked.", "witness"),
+        _gauge("kolm_ledger_halt_epoch", "Halts in the log so far."),
+        _gauge("kolm_ledger_open_halts", "Halts without a resume."),
+    ),
+    "auditor": (
+        _counter("kolm_auditor_verdicts", "Verdicts appended.", "outcome"),
+        _histogram("kolm_auditor_replay_seconds", "Examining one receipt.", _CALLS),
+        _gauge("kolm_auditor_entries_read", "Entries of the log read so far."),
+        _gauge("kolm_auditor_obligations", "Receipts without a verdict: undrawn, owed, overdue.", "state"),
+        _gauge("kolm_auditor_last_pass_seconds", "Since the log was last read to its end."),
+    ),
+    "witness": (
+        _gauge("kolm_witness_cosigned_entries", "Size of the newest tree cosigned.", "log"),
+        _gauge("kolm_witness_forks", "Kept proofs that a log signed two trees of one size."),
+    ),
+}
+"""The list."""
+
+BY_NAME = {metric.name: metric for metrics in EXPORTED.values() for metric in metrics}
+
 
 Reading = float | Mapping[tuple[str, ...], float]
 """A value, or one for each combination of labels."""

@@ -21,15 +21,13 @@ from ledger.keys.trusted_keys import TrustedKeys
 from services.auditor.announcement import Announcement, Terms
 from services.auditor.auditor import Auditor
 from services.auditor.backlog import Backlog
-from services.auditor.examination import Examiner
+from services.auditor.examination import Examiner, Replayed, Replayer
 from services.auditor.journal import Journal
-from services.auditor.replays.replayer import Replayer
 from services.auditor.schedule.database import open_database, sqlite_url
 from services.auditor.schedule.schedule import Schedule
 from services.auditor.schedule.sql import SqlSchedule
 from services.client import Content as SentContent
 from services.client import LedgerClient
-from services.client.generation.completion import Replayed
 from services.ledger.__main__ import opened_servicer
 from services.ledger.servicer import SERVICE
 from services.ledger.settings import LedgerSettings
@@ -40,9 +38,8 @@ from tests.unit.ledger.builders import KEYS, ORIGIN, content, receipt, signed
 
 
 class Replays:
-    """A generation service that decodes every receipt of the builders faithfully, except those told to lie or fail."""
+    """An engine that decodes every receipt of the builders faithfully, except those told to lie or fail."""
 
-    by = "server"
     ways = ("decode",)
 
     def __init__(self) -> None:
@@ -99,7 +96,6 @@ class Deployment:
         spot_checks: float = 1.0,
         journal: Callable[..., Journal] = Journal,
         replayer: Replayer | None = None,
-        condemn_unavailable: bool = True,
         schedule: Schedule | None = None,
     ) -> Auditor:
         """A new auditor, which knows nothing but what the ledger and the deployment's schedule show it."""
@@ -113,7 +109,6 @@ class Deployment:
             writes,
             schedule,
             Announcement(backlog, writes, schedule, terms, draw_seconds=0.0),
-            condemn_unavailable=condemn_unavailable,
         )
 
     def _content(self, receipt_id: str) -> Content | None:

@@ -1,4 +1,4 @@
-"""`kolm audit obligations`, `kolm audit jobs`, `kolm halts sign` and `resume` against a real ledger."""
+"""`kolm ledger verify --obligations`, `kolm audit jobs` and `kolm halts resume` against a real ledger."""
 
 from __future__ import annotations
 
@@ -24,11 +24,12 @@ from tests.unit.ledger.builders import KEYS, receipt_id, resume
 class Kolm:
     """The command with the addresses of a deployment; exit code and what --json printed."""
 
-    def __init__(self, deployment: Deployment) -> None:
+    def __init__(self, deployment: Deployment, data_dir: Path | None = None) -> None:
+        data_dir = data_dir or deployment.trusted.parent
         self._environment = {
             "KOLM_LEDGER": deployment.address,
-            "KOLM_TRUSTED": str(deployment.trusted),
-            "KOLM_DATA_DIR": str(deployment.trusted.parent),
+            "KOLM_TRUSTED": str(data_dir / "trusted"),
+            "KOLM_DATA_DIR": str(data_dir),
             "COLUMNS": "160",
         }
 
@@ -40,27 +41,32 @@ class Kolm:
         return CliRunner().invoke(app, list(arguments), env=self._environment).output
 
 
+def obligations(kolm: Kolm) -> tuple[int, Any]:
+    code, report = kolm("ledger", "verify", "--obligations")
+    return code, report["obligations"]
+
+
 @pytest.fixture
 def kolm(deployment: Deployment) -> Kolm:
     return Kolm(deployment)
 
 
 def test_what_is_owed_is_listed_with_its_state_and_unreplayable_is_no_pass(deployment: Deployment, kolm: Kolm) -> None:
-    code, nothing = kolm("audit", "obligations")
+    code, nothing = obligations(kolm)
     assert (code, nothing["policies"], nothing["kept"]) == (0, [], True)
-    assert "nothing is promised" in kolm.text("audit", "obligations")
+    assert "nothing is promised" in kolm.text("ledger", "verify", "--obligations")
     auditor = deployment.auditor(Terms(1.0, 3600), spot_checks=0.0)
     list(auditor.run_pass())
     deployment.receive(0)
     deployment.receive(1, with_content=False)
-    code, owed = kolm("audit", "obligations", "--open")
+    code, owed = obligations(kolm)
     assert [one["state"] for one in owed["obligations"]] == ["OWED", "OWED"]
     list(auditor.run_pass())
-    code, done = kolm("audit", "obligations")
+    code, done = obligations(kolm)
     assert [one["outcome"] for one in done["obligations"]] == ["EXACT", "UNREPLAYABLE"]
     assert done["outcomes"] == {"EXACT": 1, "DEVIATION": 0, "UNREPLAYABLE": 1}
     assert (code, done["kept"], done["owed"]) == (0, True, 0)
-    shown = kolm.text("audit", "obligations")
+    shown = kolm.text("ledger", "verify", "--obligations")
     assert "1 could not be replayed, which is no pass" in shown
     assert receipt_id(0) in shown
 
@@ -68,11 +74,11 @@ def test_what_is_owed_is_listed_with_its_state_and_unreplayable_is_no_pass(deplo
 def test_a_verdict_that_never_came_is_overdue_and_exits_with_3(deployment: Deployment, kolm: Kolm) -> None:
     list(deployment.auditor(Terms(1.0, 1), spot_checks=0.0).run_pass())
     deployment.receive(0)
-    while (answer := kolm("audit", "obligations"))[0] == 0:
+    while (answer := obligations(kolm))[0] == 0:
         assert answer[1]["obligations"][0]["state"] == "OWED"
     code, done = answer
     assert (code, done["overdue"], done["obligations"][0]["state"]) == (3, [1], "OVERDUE")
-    assert "has no verdict" in kolm.text("audit", "obligations")
+    assert "has no verdict" in kolm.text("ledger", "verify", "--obligations")
 
 
 def test_what_was_given_up_is_shown_and_can_be_tried_afresh(deployment: Deployment, kolm: Kolm) -> None:
@@ -103,6 +109,35 @@ def test_the_first_operator_resumes_at_once(tmp_path: Path) -> None:
         assert deployment.ledger.halt_state().halts == ()
 
 
+def test_a_mistyped_data_directory_gets_no_operator(tmp_path: Path) -> None:
+    with opened_deployment(tmp_path / "fresh", others=()) as deployment:
+        index = halted(deployment)
+        stranger, waiting = tmp_path / "stranger", tmp_path / "resume.json"
+        SigningKey.load_or_create(stranger / "keys" / "log.pem", "log").publish(stranger / "trusted")
+        (tmp_path / "empty").mkdir()
+        waiting.write_bytes(sign_document(resume(index), KEYS["operator"]).to_bytes())
+        before = _files(tmp_path)
+        for folder in ("typo", "empty", "stranger"):
+            kolm = Kolm(deployment, data_dir=tmp_path / folder)
+            for words in (
+                ("halts", "resume", str(index)),
+                ("halts", "resume", "--all"),
+                ("halts", "resume", str(index), "--sign-into", str(tmp_path / "new.json")),
+                ("halts", "resume", "--sign-into", str(waiting)),
+                ("ledger", "erase", receipt_id(0), "--reason=asked"),
+                ("retention", "--forever"),
+                ("halts", "resume", str(index), "--key", str(tmp_path / "typo.pem")),
+            ):
+                assert kolm(*words)[0] == 2, (folder, words)
+        assert _files(tmp_path) == before
+        assert len(deployment.ledger.halt_state().halts) == 1
+
+
+def _files(folder: Path) -> set[Path]:
+    """All but what the ledger writes meanwhile."""
+    return {path for path in folder.rglob("*") if "sqlite3" not in path.name}
+
+
 def test_a_second_operator_is_none_before_the_ledger_s_next_start(deployment: Deployment, kolm: Kolm) -> None:
     index = halted(deployment)
     refused = kolm.text("halts", "resume", str(index)).replace("\n", " ")
@@ -122,18 +157,18 @@ def _both_sign(deployment: Deployment, kolm: Kolm, keys: Sequence[Path], file: P
     index = halted(deployment)
     (deployment.trusted / "operator.threshold").write_text("2")
     own = deployment.trusted.parent / "own.pem"
-    assert kolm("halts", "sign", str(file), "--halt", str(index), "--key", str(own))[0] == 0
+    assert kolm("halts", "resume", str(index), "--sign-into", str(file), "--key", str(own))[0] == 0
     assert len(list(deployment.trusted.glob("operator-*.pub"))) == 2  # signing makes nobody an operator
     file.unlink()
-    assert "does not exist" in kolm.text("halts", "sign", str(file), "--key", str(keys[0]))
-    signed = kolm("halts", "sign", str(file), "--halt", str(index), "--reason=replaced", "--key", str(keys[0]))
+    assert "does not exist" in kolm.text("halts", "resume", "--sign-into", str(file), "--key", str(keys[0]))
+    signed = kolm("halts", "resume", str(index), "--sign-into", str(file), "--reason=replaced", "--key", str(keys[0]))
     assert signed == (0, {"halt_index": index, "signatures": 1, "needed": 2})
-    assert kolm("halts", "sign", str(file), "--key", str(keys[0]))[1]["signatures"] == 1
+    assert kolm("halts", "resume", "--sign-into", str(file), "--key", str(keys[0]))[1]["signatures"] == 1
     alone = kolm.text("halts", "resume", "--file", str(file)).replace("\n", " ")
     assert "1 of the 2 operators" in alone
-    assert "kolm halts sign" in alone
-    assert kolm("halts", "sign", str(file), "--halt", "99", "--key", str(keys[1]))[0] == 2
-    assert kolm("halts", "sign", str(file), "--key", str(keys[1]))[1]["signatures"] == 2
+    assert "--sign-into" in alone
+    assert kolm("halts", "resume", "99", "--sign-into", str(file), "--key", str(keys[1]))[0] == 2
+    assert kolm("halts", "resume", "--sign-into", str(file), "--key", str(keys[1]))[1]["signatures"] == 2
     assert kolm("halts", "resume", "--file", str(file))[0] == 0
     assert deployment.ledger.halt_state().halts == ()
     assert kolm("ledger", "verify")[1]["ok"]
@@ -142,7 +177,7 @@ def _both_sign(deployment: Deployment, kolm: Kolm, keys: Sequence[Path], file: P
 def test_a_file_that_is_no_resume_is_refused(deployment: Deployment, kolm: Kolm, tmp_path: Path) -> None:
     file = tmp_path / "resume.json"
     file.write_bytes(b"{}")
-    assert kolm("halts", "sign", str(file))[0] == kolm("halts", "resume", "--file", str(file))[0] == 2
+    assert kolm("halts", "resume", "--sign-into", str(file))[0] == kolm("halts", "resume", "--file", str(file))[0] == 2
     assert kolm("halts", "resume", "--file", str(file), "--all")[0] == 2
 
 

@@ -17,11 +17,11 @@ from ledger.documents.spec_decode import SpecDecode
 from ledger.keys.envelope import Envelope
 from ledger.keys.trusted_keys import TrustedKeys
 from services.auditor.announcement import Terms
-from services.auditor.audit_error import ServiceAway
 from services.auditor.audit_loop import follow
 from services.auditor.journal import Journal
 from services.auditor.schedule.database import open_database, sqlite_url
 from services.auditor.schedule.sql import SqlSchedule
+from services.cli.jobs.audit_pass import examine
 from services.client import LedgerClient
 from services.client.errors import Unavailable
 from tests.integration.auditor.deployment import Deployment, InterruptedJournal, OneHaltJournal, stopped_after
@@ -67,11 +67,18 @@ def test_a_deviation_halts_its_method_once(deployment: Deployment) -> None:
 def moved(*methods: str) -> SpecDecode:
     """By lookahead at first, then by others too, a pass each."""
     passes = tuple((method, 1) for method in sorted(methods))
-    return replace(receipt(0).spec_decode, method="lookahead", target_passes=len(passes), passes_by_method=passes)
+    return replace(
+        receipt(0).spec_decode,
+        tokens_accepted=0,
+        acceptance_rate=0.0,
+        target_passes=len(passes),
+        mean_acceptance_length=2 / len(passes),
+        passes_by_method=passes,
+    )
 
 
 def test_a_deviation_of_a_request_that_moved_halts_every_method_that_drafted(deployment: Deployment) -> None:
-    deployment.receive(0, spec_decode=moved("draft", "lookahead", "off"))
+    deployment.receive(0, spec_decode=moved("draft", "lookahead"))
     deployment.receive(1, spec_decode=moved("draft", "rest"))
     deployment.replays.lies = {receipt_id(0), receipt_id(1)}
     first, second = deployment.auditor().run_pass()
@@ -124,17 +131,6 @@ def test_a_receipt_whose_content_was_erased_is_unreplayable_and_says_by_which_en
     assert (examined.finding.outcome, examined.finding.passed) == ("UNREPLAYABLE", False)
     assert f"the content was erased by entry {index + 1}" in (examined.finding.reason or "")
     assert deployment.replays.asked == []
-
-
-def test_a_generation_service_that_stayed_away_condemns_only_where_that_was_asked_for(deployment: Deployment) -> None:
-    deployment.receive(0)
-    deployment.replays.failure = ServiceAway("no replay within 600 s: away")
-    with pytest.raises(ServiceAway):
-        list(deployment.auditor(condemn_unavailable=False).run_pass())
-    assert outcomes(deployment) == []
-    (examined,) = deployment.auditor().run_pass()
-    assert examined.finding.outcome == "UNREPLAYABLE"
-    assert "stayed away" in (examined.finding.reason or "")
 
 
 def kinds(deployment: Deployment) -> list[str]:
@@ -233,6 +229,41 @@ def test_what_another_auditor_has_in_hand_is_left_to_it(deployment: Deployment) 
     auditor = deployment.auditor()
     assert [each.receipt_index for each in auditor.run_pass()] == [1]
     assert auditor.remaining == (0,)
+
+
+@pytest.mark.parametrize("it_ends", [False, True])
+def test_a_pass_by_hand_waits_for_the_auditor_that_has_a_receipt(it_ends: bool, deployment: Deployment) -> None:
+    deployment.receive(0)
+    deployment.receive(1)
+    lease = deployment.schedule.lease([0])
+    assert lease is not None
+    ours: list[int] = []
+    looks: list[float] = []
+
+    def look(seconds: float) -> None:
+        looks.append(seconds)
+        if len(looks) == 3:
+            deployment.schedule.give_back(lease)
+            if not it_ends:
+                list(deployment.auditor().run_pass())
+
+    auditor = deployment.auditor()
+    said: list[str] = []
+    waited = examine(auditor, lambda each: ours.append(each.receipt_index), said.append, look)
+    assert any(waited[0] in line for line in said)
+    assert (list(waited), waited[0] != "", len(looks)) == ([0], True, 3)
+    assert ours == ([1, 0] if it_ends else [1])
+    assert (auditor.remaining, outcomes(deployment)) == ((), [(1, "EXACT"), (0, "EXACT")])
+
+
+def test_a_pass_by_hand_does_not_wait_for_what_was_given_up(deployment: Deployment) -> None:
+    deployment.receive(0)
+    lease = deployment.schedule.lease([0])
+    assert lease is not None
+    deployment.schedule.put_back(lease, "out of memory")
+    auditor = deployment.auditor()
+    assert examine(auditor, pytest.fail, str, pytest.fail) == {}
+    assert (auditor.remaining, auditor.in_other_hands()) == ((0,), {})
 
 
 def test_a_receipt_that_ends_its_auditors_is_given_up_and_stays_without_a_verdict(deployment: Deployment) -> None:

@@ -11,12 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from services.auditor.announcement import Terms
 from services.client.connection.channel import Connection
+from tests.fakes.tiny_model import make_tiny_model
 from tests.fuzzing import flood
-from tests.integration.auditor.deployment import Deployment
 
 PATIENCE = 240.0
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("model"))
 
 
 @contextmanager
@@ -39,8 +43,8 @@ def address_of(process: subprocess.Popen[str]) -> str:
     raise AssertionError("it ended before it listened")
 
 
-def test_it_serves_health_and_stops_cleanly_also_while_ledger_and_generation_are_away(tmp_path: Path) -> None:
-    with auditor_process(tmp_path, "--ledger=127.0.0.1:1", "--by-server", "--generation=127.0.0.1:1") as process:
+def test_it_serves_health_and_stops_cleanly_also_while_the_ledger_is_away(tmp_path: Path, model: Path) -> None:
+    with auditor_process(tmp_path, "--ledger=127.0.0.1:1", f"--model={model}") as process:
         connection = Connection(address_of(process))
         assert connection.serving()
         connection.close()
@@ -50,29 +54,17 @@ def test_it_serves_health_and_stops_cleanly_also_while_ledger_and_generation_are
         assert "auditor stopped" in process.stderr.read()
 
 
-def test_random_messages_are_answered_or_refused(tmp_path: Path) -> None:
-    with auditor_process(tmp_path, "--ledger=127.0.0.1:1", "--by-server", "--generation=127.0.0.1:1") as process:
+def test_random_messages_are_answered_or_refused(tmp_path: Path, model: Path) -> None:
+    with auditor_process(tmp_path, "--ledger=127.0.0.1:1", f"--model={model}") as process:
         flood(address_of(process))
         assert process.poll() is None
 
 
-def test_a_stop_in_the_middle_of_a_replay_writes_no_verdict(tmp_path: Path, deployment: Deployment) -> None:
-    list(deployment.auditor(Terms(1.0, 86_400)).run_pass())
-    deployment.receive(0)
-    away = ("--by-server", "--generation=127.0.0.1:1", "--rate=1")
-    with auditor_process(tmp_path, f"--ledger={deployment.address}", *away) as process:
-        assert process.stderr is not None
-        assert any("no replay yet" in line for line in process.stderr)
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(PATIENCE) == 0
-    assert list(deployment.ledger.verdicts()) == []
-
-
-def test_a_key_that_others_can_read_is_refused_with_a_sentence(tmp_path: Path) -> None:
+def test_a_key_that_others_can_read_is_refused_with_a_sentence(tmp_path: Path, model: Path) -> None:
     key = tmp_path / "keys" / "auditor.pem"
     key.parent.mkdir()
     key.write_text("not a key")
-    with auditor_process(tmp_path, "--by-server", "--ledger=127.0.0.1:1") as process:
+    with auditor_process(tmp_path, "--ledger=127.0.0.1:1", f"--model={model}") as process:
         assert process.wait(PATIENCE) == 1
         assert process.stderr is not None
         said = process.stderr.read()
@@ -80,19 +72,18 @@ def test_a_key_that_others_can_read_is_refused_with_a_sentence(tmp_path: Path) -
     assert "Traceback" not in said
 
 
-def test_a_rate_that_is_none_is_a_usage_error(tmp_path: Path) -> None:
-    with auditor_process(tmp_path, "--by-server", "--rate=1.5") as process:
+def test_a_rate_that_is_none_is_a_usage_error(tmp_path: Path, model: Path) -> None:
+    with auditor_process(tmp_path, f"--model={model}", "--rate=1.5") as process:
         assert process.wait(PATIENCE) == 2
         assert process.stderr is not None
         assert "--rate" in process.stderr.read()
 
 
-@pytest.mark.parametrize("flags", [(), ("--model=demo/toy/base", "--by-server")])
-def test_who_replays_has_to_be_said_and_once(tmp_path: Path, flags: tuple[str, ...]) -> None:
-    with auditor_process(tmp_path, *flags) as process:
+def test_the_base_has_to_be_named(tmp_path: Path) -> None:
+    with auditor_process(tmp_path) as process:
         assert process.wait(PATIENCE) == 2
         assert process.stderr is not None
-        assert "expected --model, with which the auditor computes by itself, or --by-server" in process.stderr.read()
+        assert "--model" in process.stderr.read()
 
 
 def test_a_base_that_is_not_there_is_named_without_a_traceback(tmp_path: Path) -> None:

@@ -212,16 +212,6 @@ def test_a_url_of_no_such_database_is_refused_without_being_repeated(text: str) 
         open_database(text)
 
 
-def test_a_schedule_of_a_newer_version_is_left_alone(tmp_path: Path) -> None:
-    url = sqlite_url(tmp_path / "auditor.sqlite3")
-    engine = open_database(url)
-    with engine.begin() as connection:
-        connection.exec_driver_sql("UPDATE audit_schedule_version SET version_num = '0999'")
-    engine.dispose()
-    with pytest.raises(ScheduleError, match="newer version"):
-        open_database(url)
-
-
 def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "auditor.sqlite3"
     path.write_bytes(b"not a database, for sure" * 100)
@@ -230,7 +220,6 @@ def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
 
 
 def test_making_the_tables_is_no_news(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    logging.getLogger("alembic").setLevel(logging.NOTSET)
     with caplog.at_level(logging.INFO):
         open_database(sqlite_url(tmp_path / "auditor.sqlite3")).dispose()
     assert [record.name for record in caplog.records] == []

@@ -21,19 +21,17 @@ from services.auditor.announcement import Announcement
 from services.auditor.audit_loop import follow
 from services.auditor.auditor import Auditor
 from services.auditor.backlog import Backlog
-from services.auditor.examination import Examiner
+from services.auditor.examination import Examiner, Replayed
 from services.auditor.journal import Journal
 from services.auditor.schedule.database import open_database
 from services.auditor.schedule.sql import SqlSchedule
 from services.client import LedgerClient
-from services.client.generation.completion import Replayed
 from tests.unit.ledger.builders import KEYS
 
 
 class HangingReplays:
     """Decodes every receipt faithfully, if it decodes at all."""
 
-    by = "server"
     ways = ("decode",)
 
     def __init__(self, ledger: LedgerClient, hang: bool) -> None:

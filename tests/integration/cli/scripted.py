@@ -16,6 +16,7 @@ from kolm.generation.v1.generation_pb2_grpc import (
 )
 from ledger.documents.receipt import PromptPart
 from ledger.documents.signed_document import sign_document
+from ledger.documents.spec_decode import SpecDecode
 from ledger.encoding.canonical import canonical
 from ledger.encoding.cid import cid
 from ledger.encoding.commitment import (
@@ -28,8 +29,8 @@ from ledger.encoding.commitment import (
     commit_text,
 )
 from services.client.generation.runtime import SERVICE
+from services.generation.requests.parameters import read_sampling, receipt_sampling
 from services.generation.requests.refusal import CONTEXT_LENGTH_EXCEEDED
-from services.generation.requests.sampling import read_sampling, receipt_sampling
 from services.runtime.errors import FailedPrecondition, InvalidArgument, ResourceExhausted
 from services.runtime.server import Mount
 from tests.unit.ledger.builders import BASE, KEYS, PROFILE, receipt
@@ -82,9 +83,6 @@ class ScriptedGeneration(GenerationServiceServicer):
         receipt = _receipt(request.request, 0, reason, [1, 1], "one two")
         finished = pb.Finished(finish_reason=reason, usage=_usage(), metrics=METRICS, receipt=receipt)
         yield pb.GenerateStreamResponse(finished=finished)
-
-    async def Replay(self, request: pb.ReplayRequest, context: Any) -> pb.ReplayResponse:
-        raise AssertionError("nobody replays here")
 
     async def GetModelInfo(self, request: pb.GetModelInfoRequest, context: Any) -> pb.GetModelInfoResponse:
         return pb.GetModelInfoResponse(
@@ -158,7 +156,7 @@ def _usage() -> pb.Usage:
 
 def _resolved(request: pb.GenerateRequest) -> pb.Resolved:
     return pb.Resolved(
-        request_id=request.request_id or "request-0", method="lookahead", requested_method=_method(request),
+        request_id=request.request_id or "request-0", method=_served(request), requested_method=_method(request),
         base_cid=BASE, profile_cid=PROFILE, tokenizer_cid=_TOKENIZER, sampling=request.sampling,
         prompt_token_ids=_PROMPT, prompt_salt=_SALT,
     )  # fmt: skip
@@ -166,6 +164,30 @@ def _resolved(request: pb.GenerateRequest) -> pb.Resolved:
 
 def _method(request: pb.GenerateRequest) -> str:
     return request.spec_decode.method or "auto"
+
+
+def _served(request: pb.GenerateRequest) -> str:
+    return _served_for(_method(request))
+
+
+def _served_for(requested: str) -> str:
+    return "lookahead" if requested == "auto" else requested
+
+
+def _spec_decode(requested: str, tokens: int) -> SpecDecode:
+    """All tokens in one pass, or with speculation off one by one."""
+    method = _served_for(requested)
+    accepted = max(tokens - 1, 0) if method != "off" else 0
+    passes = tokens - accepted
+    return SpecDecode(
+        method=method,
+        requested_method=requested,
+        tokens_proposed=accepted,
+        tokens_accepted=accepted,
+        target_passes=passes,
+        acceptance_rate=1.0 if accepted else None,
+        mean_acceptance_length=tokens / passes if passes else None,
+    )
 
 
 def _receipt(
@@ -191,7 +213,7 @@ def _receipt(
             text_commitment=commit_text(OUTPUT_TEXT_DOMAIN, _SALT, text),
             finish_reason=pb.FinishReason.Name(reason).removeprefix("FINISH_REASON_").lower(),
         ),
-        spec_decode=replace(plain.spec_decode, requested_method=_method(request)),
+        spec_decode=_spec_decode(_method(request), len(token_ids)),
     )
     envelope = sign_document(document, KEYS["receipts"]).to_bytes()
     return pb.Receipt(envelope=envelope, receipt_id=document.receipt_id, ledger_index=7, output_salt=_SALT)

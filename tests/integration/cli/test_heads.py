@@ -12,10 +12,9 @@ from typer.testing import CliRunner
 
 from ledger.documents.signed_document import sign_document
 from services.cli.main import app
-from services.client.registry.heads import Head
-from services.client.registry.registry import RegistryClient
+from services.client.registry.registry import Head, RegistryClient
 from services.generation.target.config.config import read_config
-from tests.fakes.heads import head_config, write_kolm
+from tests.fakes.heads import head_config, write_kolm, write_speculators
 from tests.fakes.tiny_gguf import make_tiny_gguf
 from tests.fakes.tiny_head import changed_weights, tensors, tiny_head
 from tests.integration.auditor.deployment import Deployment
@@ -72,11 +71,11 @@ def test_a_head_goes_to_the_registry_and_comes_back_byte_for_byte(kolm: Kolm, fo
 
     code, listed, _ = kolm("heads", "list")
     assert [head["names"] for head in listed] == [["support-head"]]
-    code, shown, _ = kolm("heads", "show", HEAD.manifest.cid)
+    code, shown, _ = kolm("heads", "list", HEAD.manifest.cid)
     assert shown["manifest"] == HEAD.manifest.to_document()
     code, text, err = kolm("heads", "push", str(folder), "--name", "another-name", text=True)
     assert (code, "published another-name" in text, "perhaps with --head another-name" in err) == (0, True, True)
-    for words in (("list",), ("show", "support-head"), ("verify", "support-head")):
+    for words in (("list",), ("list", "support-head"), ("pull", "--check", "support-head")):
         code, text, _ = kolm("heads", *words, text=True)
         assert code == 0
         assert "support-head" in text
@@ -93,23 +92,38 @@ def test_a_head_for_a_gguf_file_is_held_against_the_files_sizes(kolm: Kolm, tmp_
     assert f"the head {tmp_path / 'head'} is not for the base {narrow}" in err
 
 
+def test_a_head_in_another_layout_is_written_in_kolm_s_as_it_is_pushed(kolm: Kolm, tmp_path: Path) -> None:
+    base = make_tiny_gguf(tmp_path / "base.gguf", layers=6, hidden=64, storage="q8_0")
+    write_speculators(tmp_path / "theirs", head_config(read_config(base)))
+    push = ("heads", "push", str(tmp_path / "theirs"), "--name", "their-head", "--model", str(base))
+    code, pushed, err = kolm(*push)
+    assert (code, pushed["created"]) == (0, True), err
+    assert (kolm(*push)[1]["created"], kolm(*push)[1]["head_cid"]) == (False, pushed["head_cid"])
+    kolm("heads", "pull", "their-head", "--out", str(tmp_path / "here"))
+    assert json.loads((tmp_path / "here" / "config.json").read_bytes())["layout"] == "kolm.eagle3.v1"
+    code, _, err = kolm(
+        "heads", "push", str(tmp_path / "here"), "--name", "x", "--model", str(base), "--feature-layers", "0,1,2"
+    )
+    assert (code, "--feature-layers" in err) == (2, True)
+
+
 def test_verify_finds_every_changed_byte_and_every_foreign_key(kolm: Kolm, folder: Path, tmp_path: Path) -> None:
     kolm("heads", "push", str(folder), "--name", "support-head")
     here = tmp_path / "here"
     kolm("heads", "pull", "support-head", "--out", str(here))
-    code, verified, _ = kolm("heads", "verify", str(here))
+    code, verified, _ = kolm("heads", "pull", "--check", str(here))
     assert (code, verified["withdrawn"]) == (0, False)
-    code, verified, _ = kolm("heads", "verify", str(here), "--offline")
+    code, verified, _ = kolm("heads", "pull", "--check", str(here), "--offline")
     assert (code, verified["withdrawn"]) == (0, None)
     for path in [path for path in here.rglob("*") if path.is_file()]:
         before = path.read_bytes()
         path.write_bytes(before[:-1] + bytes([before[-1] ^ 1]))
-        code, _, err = kolm("heads", "verify", str(here))
+        code, _, err = kolm("heads", "pull", "--check", str(here))
         assert code == 3, path
         assert err.startswith("kolm: ")
         path.write_bytes(before)
     (tmp_path / "empty").mkdir()
-    code, _, err = kolm("heads", "verify", str(here), "--trusted", str(tmp_path / "empty"))
+    code, _, err = kolm("heads", "pull", "--check", str(here), "--trusted", str(tmp_path / "empty"))
     assert code == 3
     assert "not trusted" in err
 
@@ -120,10 +134,10 @@ def test_a_head_that_is_called_like_a_directory_here_is_found_by_its_name(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "support-head").mkdir()
     kolm("heads", "push", str(folder), "--name", "support-head")
-    assert kolm("heads", "verify", "support-head")[0] == 0
+    assert kolm("heads", "pull", "--check", "support-head")[0] == 0
     kolm("heads", "pull", "support-head", "--out", "here")
-    assert kolm("heads", "verify", "here", "--offline")[0] == 0
-    code, _, err = kolm("heads", "verify", "./nowhere")
+    assert kolm("heads", "pull", "--check", "here", "--offline")[0] == 0
+    code, _, err = kolm("heads", "pull", "--check", "./nowhere")
     assert (code, "there is no folder ./nowhere" in err) == (2, True)
 
 
@@ -135,14 +149,14 @@ def test_a_withdrawn_head_is_neither_pulled_nor_verified(kolm: Kolm, folder: Pat
     assert withdrawn["withdrawal"]["reason"] == "trained on the wrong data"
     again = kolm("heads", "withdraw", "support-head", "--reason", "another reason", text=True)
     assert (again[0], "was withdrawn already" in again[1], "trained on the wrong data" in again[1]) == (0, True, True)
-    for words in (("pull", "support-head"), ("pull", HEAD.manifest.cid), ("verify", str(tmp_path / "here"))):
+    for words in (("pull", "support-head"), ("pull", HEAD.manifest.cid), ("pull", "--check", str(tmp_path / "here"))):
         code, _, err = kolm("heads", *words)
         assert code == 3, words
         assert "trained on the wrong data" in err
     assert kolm("heads", "list")[1] == []
     assert len(kolm("heads", "list", "--all")[1]) == 1
-    assert kolm("heads", "show", "support-head")[1]["withdrawal"] is not None
-    assert kolm("heads", "verify", str(tmp_path / "here"), "--offline")[0] == 0  # what nobody can know offline
+    assert kolm("heads", "list", "support-head")[1]["withdrawal"] is not None
+    assert kolm("heads", "pull", "--check", str(tmp_path / "here"), "--offline")[0] == 0  # what nobody can know offline
 
 
 def test_a_registry_that_keeps_quiet_about_a_withdrawal_is_not_believed(
@@ -170,9 +184,8 @@ def test_what_is_wrong_says_so_and_publishes_nothing(kolm: Kolm, folder: Path, t
         (("pull", "a/b"), 2, "reference"),
         (("pull", "x", "--base", "y"), 2, "--base: expected cidv1:sha256:"),
         (("push", str(folder), "--name", "bad", "--model", str(tmp_path / "nowhere")), 2, "there is no model"),
-        (("verify", "nobody"), 4, "nobody"),
+        (("pull", "--check", "nobody"), 4, "nobody"),
         (("withdraw", "nobody", "--reason", "x"), 4, "nobody"),
-        (("convert", str(tmp_path / "nothing"), str(tmp_path / "out")), 2, "expected a head's folder"),
     ):
         found, _, err = kolm("heads", *words)
         assert (found, what in err) == (code, True), (words, found, err)
@@ -256,17 +269,17 @@ def test_collect_removes_what_was_never_published_and_leaves_heads(kolm: Kolm, f
     stray = tmp_path / "registry" / "blobs" / "sha256" / "ab" / ("ab" * 32)
     stray.parent.mkdir(exist_ok=True)
     stray.write_bytes(b"nobody's")
-    code, collected, _ = kolm("registry", "collect")
+    code, collected, _ = kolm("heads", "gc")
     assert (code, collected["removed"], collected["young"]) == (0, [], 1)
-    code, collected, _ = kolm("registry", "collect", "--older-than", "0s", "--dry-run")
+    code, collected, _ = kolm("heads", "gc", "--older-than", "0s", "--dry-run")
     gone = [{"digest": "sha256:" + "ab" * 32, "size": 8}]
     assert (code, collected["removed"], collected["freed"], collected["dry_run"]) == (0, gone, 8, True)
     assert stray.exists()
-    code, text, _ = kolm("registry", "collect", "--older-than", "0s", text=True)
+    code, text, _ = kolm("heads", "gc", "--older-than", "0s", text=True)
     assert (code, "removed 1 blob, 8 bytes" in text, "kept 4 blobs of heads" in text) == (0, True, True)
     assert not stray.exists()
-    assert "removed 0 blobs" in kolm("registry", "collect", "--older-than", "0s", text=True)[1]
-    code, _, err = kolm("registry", "collect", "--older-than", "soon")
+    assert "removed 0 blobs" in kolm("heads", "gc", "--older-than", "0s", text=True)[1]
+    code, _, err = kolm("heads", "gc", "--older-than", "soon")
     assert (code, "24h" in err) == (2, True)
 
 
@@ -277,10 +290,10 @@ def test_a_push_whose_blobs_are_collected_under_it_sends_them_again(
 
     def publish(self: RegistryClient, manifest: bytes, envelope: bytes) -> tuple[Head, bool]:
         if not collected:
-            collected.append(kolm("registry", "collect", "--older-than", "0s")[1]["removed"])
+            collected.append(kolm("heads", "gc", "--older-than", "0s")[1]["removed"])
         return real(self, manifest, envelope)
 
     monkeypatch.setattr(RegistryClient, "publish", publish)
     code, pushed, _ = kolm("heads", "push", str(folder), "--name", "support-head")
     assert (code, pushed["created"], len(collected[0])) == (0, True, 4)
-    assert kolm("heads", "verify", "support-head")[0] == 0
+    assert kolm("heads", "pull", "--check", "support-head")[0] == 0

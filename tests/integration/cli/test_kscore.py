@@ -15,7 +15,7 @@ from ledger.documents.signed_document import open_document
 from ledger.keys.trusted_keys import TrustedKeys
 from ledger.tree.entry import Entry
 from services.cli.main import app
-from services.generation.target.adapters.identity import adapter_cid
+from services.generation.target.adapters import adapter_cid
 from services.generation.target.config.config import read_config
 from tests.fakes.heads import head_config, write_kolm
 from tests.fakes.tiny_adapter import make_tiny_adapter
@@ -76,7 +76,7 @@ def test_scores_are_signed_put_on_record_and_shown(
         document = open_document(entry.envelope, TrustedKeys.load(tmp_path / "trusted"))
         assert isinstance(document, KScore)
         assert document.to_document().items() <= each.items()
-    _, shown, _ = kolm("show", "support-head", "--json")
+    _, shown, _ = kolm("list", "support-head", "--json")
     assert {score["adapter_cid"]: score["status"] for score in shown["kscores"]} == dict.fromkeys(
         cids, "NEEDS_RETRAINING"
     )
@@ -101,7 +101,7 @@ def test_a_folder_is_measured_without_anybody_and_recorded_nowhere(
     ids=lambda value: value[0] if isinstance(value, tuple) else "",
 )
 def test_what_is_not_there_is_named(kolm: Kolm, files: Path, flags: tuple[str, ...], words: str) -> None:
-    code, _, err = kolm("kscore", str(files / "head"), "--no-record", *flags)
+    code, _, err = kolm("kscore", str(files / "head"), *measuring(files), "--no-record", *flags)
     assert code == 2
     assert words in err
 

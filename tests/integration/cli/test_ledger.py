@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from ledger.documents.spec_decode import SpecDecode
+from ledger.encoding.stream_digest import StreamDigest
+from ledger.encoding.timestamp import timestamp
 from ledger.keys.ed25519 import SigningKey
 from tests.integration.auditor.deployment import Deployment
 from tests.integration.cli.conftest import Kolm
-from tests.unit.ledger.builders import receipt, receipt_id, signed
+from tests.unit.ledger.builders import OFF, receipt, receipt_id, signed, verdict
 
 
 def deviated(deployment: Deployment, number: int = 0) -> int:
@@ -21,6 +27,24 @@ def deviated(deployment: Deployment, number: int = 0) -> int:
     (examined,) = deployment.auditor().run_pass()
     assert examined.halt_index is not None
     return examined.halt_index
+
+
+def test_exact_over_no_token_is_not_shown_as_exact(deployment: Deployment, kolm: Kolm) -> None:
+    """As for a request that was killed before its first token; the documents say EXACT, and so does --json."""
+    ended = replace(receipt(0).output, tokens=0, stream_digest=StreamDigest().hexdigest(), finish_reason="error")
+    nothing = {"output": ended, "spec_decode": SpecDecode("off", "off", 0, 0, 0)}
+    cases: tuple[tuple[int, dict[str, Any], int], ...] = ((0, nothing, 0), (1, {}, 2))
+    for number, changes, tokens in cases:
+        index = deployment.receive(number, with_content=False, **changes)
+        deployment.ledger.append(signed(verdict(index, number, tokens_compared=tokens)))
+    for words, shown in (
+        (("receipts", "list"), (True, True)),
+        (("receipts", "show", "0"), (False, True)),
+        (("receipts", "show", "2"), (True, False)),
+    ):
+        out = kolm(*words)[1]
+        assert ("EXACT" in out, "nothing to compare" in out) == shown, (words, out)
+    assert {each["outcome"] for each in json.loads(kolm("receipts", "list", "--json")[1])} == {"EXACT"}
 
 
 def test_an_empty_ledger_is_shown_as_one(kolm: Kolm) -> None:
@@ -73,7 +97,7 @@ def test_a_receipt_is_found_by_the_beginning_of_its_id_if_there_is_one_such(depl
 def test_a_receipt_shows_whether_its_profile_was_proven_where_it_says_so(
     deployment: Deployment, kolm: Kolm, proven: bool | None, said: str | None
 ) -> None:
-    deployment.ledger.append(signed(receipt(3, profile_proven=proven)))
+    deployment.ledger.append(signed(receipt(3, profile_proven=proven, spec_decode=OFF)))
     shown = kolm("receipts", "show", receipt_id(3))[1]
     assert ("probe" in shown) == (said is not None)
     assert said is None or said in shown
@@ -130,7 +154,7 @@ def test_a_whole_ledger_verifies_over_the_wire_and_from_its_file(
         assert all(check["passed"] for check in report["checks"])
         _, out, err = kolm("ledger", "verify", *source)
         assert "the ledger holds what it signed" in out
-        assert ("kolm ledger fsck --deep" in err) == bool(source)  # a file holds more than what is signed
+        assert ("--depth deep" in err) == bool(source)  # a file holds more than what is signed
 
 
 def test_a_changed_byte_is_exit_code_three_and_names_its_entry(
@@ -145,6 +169,19 @@ def test_a_changed_byte_is_exit_code_three_and_names_its_entry(
         report = json.loads(out)
         assert (code, report["ok"], report["bad_index"]) == (3, False, 2)
         assert "entry 2" in kolm("ledger", "verify", *source)[1]
+
+
+def test_a_receipt_that_is_dated_ahead_is_named_as_the_monitor_names_it(
+    deployment: Deployment, kolm: Kolm, tmp_path: Path
+) -> None:
+    deployment.receive(0)
+    index = deployment.receive(1, issued_at=timestamp(datetime.now(UTC) + timedelta(days=1500)))
+    code, out, _ = kolm("ledger", "verify", "--json")
+    report = json.loads(out)
+    assert (code, report["bad_index"]) == (3, index)
+    assert [check["number"] for check in report["checks"] if check["passed"] is False] == [5]
+    code, out, _ = kolm("monitor", "--once", "--json", "--state", str(tmp_path / "state"))
+    assert (code, "INVALID" in out) == (3, True)
 
 
 def test_a_log_signed_by_a_stranger_does_not_verify(deployment: Deployment, kolm: Kolm, tmp_path: Path) -> None:

@@ -1,28 +1,18 @@
-"""`kolm receipts export --format cose` and `in-toto`, read and verified by libraries that are not ours."""
+"""`kolm receipts export --format cose`, read and verified by a library that is not ours."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-from google.protobuf import json_format
-from in_toto_attestation.v1 import statement_pb2
-from in_toto_attestation.v1.statement import Statement
 from scitt_cose import parse_signed_statement, verify_receipt
 from scitt_cose.statement import extract_receipts
-from securesystemslib import dsse
-from securesystemslib.exceptions import VerificationError
-from securesystemslib.signer import SSlibKey
 
-from ledger.encoding.base64_text import decode_base64
 from ledger.errors import LedgerError
 from ledger.keys.ed25519 import SigningKey
 from ledger.tree.entry import Entry
-from ledger.tree.tlog_proof import TlogProof
 from services.cli.jobs.receipts import statement_export
 from services.client import LedgerClient
 from services.client.ledger.log import CoseReceipt
@@ -85,64 +75,37 @@ def test_the_outside_library_refuses_other_keys_and_other_leaves(
     assert not verify_receipt(other, leaf_entry_hex=leaf, log_public_key_pem=log).ok
 
 
-def test_an_in_toto_statement_holds_for_outside_libraries(judged: Deployment, kolm: Kolm, tmp_path: Path) -> None:
-    path = tmp_path / "r.json"
-    assert kolm("receipts", "export", receipt_id(1), str(path), "--format", "in-toto")[0] == 0
-    key = SigningKey.load(tmp_path / KEY, "receipts")
-    envelope = dsse.Envelope.from_dict(json.loads(path.read_text()))
-    trusted = SSlibKey(key.key_id, "ed25519", "ed25519", {"public": key.public.raw.hex()})
-    assert list(envelope.verify([trusted], 1)) == [key.key_id]
-    stranger = SSlibKey(key.key_id, "ed25519", "ed25519", {"public": KEYS["log"].public.raw.hex()})
-    with pytest.raises(VerificationError):
-        envelope.verify([stranger], 1)
-
-    assert envelope.payload_type == "application/vnd.in-toto+json"
-    statement = Statement.copy_from_pb(json_format.Parse(envelope.payload, statement_pb2.Statement()))
-    statement.validate()
-    said: dict[str, Any] = json.loads(envelope.payload)
-    predicate = said["predicate"]
-    assert predicate["receipt"] == receipt(1).to_document()
-    (verdict,) = predicate["verdicts"]
-    assert (verdict["entry"], verdict["verdict"]["outcome"]) == (4, "EXACT")
-    proof = TlogProof.from_bytes(predicate["tlogProof"].encode())
-    payload = decode_base64(json.loads(proof.extra or b"")["envelope"]["payload"], "payload")
-    (subject,) = said["subject"]
-    assert subject["digest"] == {"sha256": hashlib.sha256(payload).hexdigest()}
-
-
-def test_kolm_verify_reads_both_formats(judged: Deployment, kolm: Kolm, tmp_path: Path) -> None:
+def test_kolm_verify_reads_it(judged: Deployment, kolm: Kolm, tmp_path: Path) -> None:
     SigningKey.load(tmp_path / KEY, "receipts").publish(tmp_path / "trusted")
-    for name, verdicts in (("cose", None), ("in-toto", [{"entry": 4, "outcome": "EXACT"}])):
-        path = tmp_path / f"r.{name}"
-        assert kolm("receipts", "export", "1", str(path), "--format", name)[0] == 0
-        code, out, err = kolm("verify", str(path), "--json")
-        assert code == 0, err
-        said = json.loads(out)
-        assert (said["receipt"], said["index"], said["verdicts"]) == (receipt(1).to_document(), 1, verdicts)
-        assert said["size"] == judged.ledger.checkpoint().tree_size
-        assert "entry 1 of" in kolm("verify", str(path))[1]
+    path = tmp_path / "r.cose"
+    assert kolm("receipts", "export", "1", str(path), "--format", "cose")[0] == 0
+    code, out, err = kolm("verify", str(path), "--json")
+    assert code == 0, err
+    said = json.loads(out)
+    assert (said["receipt"], said["index"]) == (receipt(1).to_document(), 1)
+    assert said["size"] == judged.ledger.checkpoint().tree_size
+    assert "entry 1 of" in kolm("verify", str(path))[1]
 
-        data = path.read_bytes()
-        for place in (40, len(data) // 2, len(data) - 20):
-            path.write_bytes(data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :])
-            assert kolm("verify", str(path))[0] == 3
-        path.write_bytes(data)
-        (tmp_path / "theirs").mkdir(exist_ok=True)
-        for key in (tmp_path / "trusted").glob("receipts-*.pub"):  # of the issuer, but not of who states it
-            if KEYS["receipts"].key_id[8:24] in key.name:
-                (tmp_path / "theirs" / key.name).write_bytes(key.read_bytes())
-        (tmp_path / "theirs" / "log.pub").write_bytes(pem_of_log(tmp_path))
-        code, _, err = kolm("verify", str(path), "--trusted", str(tmp_path / "theirs"))
-        assert (code, "by none of the keys that you trust" in err) == (3, True)
-        assert kolm("verify", str(path), "--promise", str(path))[0] == 2
+    data = path.read_bytes()
+    for place in (40, len(data) // 2, len(data) - 20):
+        path.write_bytes(data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :])
+        assert kolm("verify", str(path))[0] == 3
+    path.write_bytes(data)
+    (tmp_path / "theirs").mkdir(exist_ok=True)
+    for key in (tmp_path / "trusted").glob("receipts-*.pub"):  # of the issuer, but not of who states it
+        if KEYS["receipts"].key_id[8:24] in key.name:
+            (tmp_path / "theirs" / key.name).write_bytes(key.read_bytes())
+    (tmp_path / "theirs" / "log.pub").write_bytes(pem_of_log(tmp_path))
+    code, _, err = kolm("verify", str(path), "--trusted", str(tmp_path / "theirs"))
+    assert (code, "by none of the keys that you trust" in err) == (3, True)
+    assert kolm("verify", str(path), "--promise", str(path))[0] == 2
 
 
 def test_statements_hold_no_content(judged: Deployment, kolm: Kolm, tmp_path: Path) -> None:
-    for name in ("cose", "in-toto"):
-        assert kolm("receipts", "export", "0", str(tmp_path / name), "--format", name)[0] == 0
-        data = (tmp_path / name).read_bytes()
-        assert b"token_ids" not in data
-        assert b"salt" not in data
+    assert kolm("receipts", "export", "0", str(tmp_path / "cose"), "--format", "cose")[0] == 0
+    data = (tmp_path / "cose").read_bytes()
+    assert b"token_ids" not in data
+    assert b"salt" not in data
 
 
 def test_what_cannot_be_exported_says_what_to_do(judged: Deployment, kolm: Kolm, tmp_path: Path) -> None:
@@ -161,10 +124,9 @@ def test_nothing_is_signed_that_is_not_by_a_trusted_key(judged: Deployment, kolm
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     SigningKey.generate("receipts").publish(elsewhere)
-    for name in ("cose", "in-toto"):
-        target = tmp_path / name
-        code = kolm("receipts", "export", "0", str(target), "--format", name, "--trusted", str(elsewhere))[0]
-        assert (code, target.exists()) == (3, False)
+    target = tmp_path / "cose"
+    code = kolm("receipts", "export", "0", str(target), "--format", "cose", "--trusted", str(elsewhere))[0]
+    assert (code, target.exists()) == (3, False)
 
 
 @pytest.mark.parametrize(
@@ -185,5 +147,5 @@ def test_a_lying_ledgers_cose_receipt_is_not_passed_on(
             return lie(super().cose_receipt(asked), super().cose_receipt(receipt_id(2)))
 
     with Liar.connect(judged.address) as liar, pytest.raises(LedgerError):
-        statement_export.export_statement(liar, "0", tmp_path / "r", "cose", tmp_path / KEY, tmp_path / "trusted")
+        statement_export.export_statement(liar, "0", tmp_path / "r", tmp_path / KEY, tmp_path / "trusted")
     assert not (tmp_path / "r").exists()

@@ -1,4 +1,4 @@
-"""`kolm status` and `kolm top` before real servers: a screen of 80 columns, lines in a pipe, JSON, exit codes."""
+"""`kolm status` before real servers: a screen of 80 columns, lines in a pipe, JSON, exit codes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from services.cli.main import app
 from services.runtime.access.access import Access
-from services.runtime.access.principals_file import write_principals
+from services.runtime.access.credentials import write_principals
 from services.runtime.telemetry.metrics import Metrics
 from tests.integration.cli.scripted import ScriptedGeneration, mount
 from tests.serving import Served, serving
@@ -59,6 +59,20 @@ def test_the_exit_code_says_what_is_wrong() -> None:
     assert (away.exit_code, "does not answer, or is stopping" in away.stdout) == (5, True)
 
 
+@pytest.mark.parametrize(
+    ("proven", "away", "code"), [(True, (), 0), (False, (), 3), (True, ("ledger",), 5), (True, ("generation",), 5)]
+)
+def test_a_check_judges_only_who_serves_and_the_profile(proven: bool, away: tuple[str, ...], code: int) -> None:
+    scripted = ScriptedGeneration()
+    scripted.proven = proven
+    with serving(mount(scripted)) as served:
+        Metrics(served.registry).read("kolm_ledger_open_halts", lambda: 1)
+        checked = RUNNER.invoke(app, ["status", "--check", "--json", *flags(served, *away)])
+        judged = RUNNER.invoke(app, ["status", "--json", *flags(served, *away)])
+    assert (checked.exit_code, json.loads(checked.stdout)["serving"]) == (code, not away)
+    assert judged.exit_code == (code or 3), "an open halt is none of a check's business"
+
+
 def test_a_server_that_does_not_tell_is_no_server_without_halts(tmp_path: Path) -> None:
     write_principals(tmp_path / "principals.json", [])
     with serving(mount(ScriptedGeneration()), access=Access(tmp_path / "principals.json")) as served:
@@ -81,11 +95,11 @@ def test_a_server_that_says_not_serving_is_asked_why_and_a_fork_is_said() -> Non
     assert (shown.exit_code, problem in shown.stdout) == (5, True), shown.stdout
 
 
-def test_top_writes_a_short_line_for_each_look_into_a_pipe_and_objects_for_programs() -> None:
+def test_watching_writes_a_short_line_for_each_look_into_a_pipe_and_objects_for_programs() -> None:
     with serving(mount(ScriptedGeneration())) as served:
         export(served.registry)
-        shown = RUNNER.invoke(app, ["top", "--every", "0.1", "--count", "2", *flags(served)])
-        told = RUNNER.invoke(app, ["top", "--json", "--every", "0.1", "--count", "1", *flags(served)])
+        shown = RUNNER.invoke(app, ["status", "--watch", "--every", "0.1", "--count", "2", *flags(served)])
+        told = RUNNER.invoke(app, ["status", "--watch", "--json", "--every", "0.1", "--count", "1", *flags(served)])
     lines = shown.stdout.splitlines()
     assert (shown.exit_code, len(lines)) == (0, 2), shown.output
     assert all(" ok " in line and "2 run" in line and len(line) <= 80 for line in lines), lines

@@ -14,7 +14,7 @@ from tests.unit.ledger.vectors import VECTORS
 
 BUNDLE, KEYS = str(VECTORS / "bundles/good.tar.gz"), VECTORS / "log/keys"
 NO_KEY = str(KEYS / "log.pub")
-NAMES = {"proof": "p.tlog-proof", "in-toto": "s.intoto", "answer": "a.json"}
+NAMES = {"proof": "p.tlog-proof", "SCITT": "s.cose", "answer": "a.json"}
 
 
 @pytest.mark.parametrize(
@@ -24,8 +24,8 @@ NAMES = {"proof": "p.tlog-proof", "in-toto": "s.intoto", "answer": "a.json"}
         ("proof", ("--output", NO_KEY), 2, "--prompt and --output belong to a receipt file"),
         (None, ("--history", BUNDLE), 2, "--history: belongs to a proof file; a bundle brings its own"),
         ("proof", ("--as-claimed",), 2, "--as-claimed: a proof file holds no keys"),
-        ("in-toto", ("--as-claimed",), 2, "--as-claimed: a statement holds no keys"),
-        ("in-toto", ("--promise", "p"), 2, "--promise belongs to a bundle or a receipt file"),
+        ("SCITT", ("--as-claimed",), 2, "--as-claimed: a statement holds no keys"),
+        ("SCITT", ("--promise", "p"), 2, "--promise belongs to a bundle or a receipt file"),
         ("answer", (), 2, "which promise is this the answer to?"),
         (None, ("--promise", NO_KEY), 2, "is no promise: "),
         (None, ("--policy", NO_KEY), 2, "--policy: "),

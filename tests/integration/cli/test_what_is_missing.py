@@ -21,12 +21,11 @@ def kolm(*words: object) -> tuple[int, str]:
     [
         ("verify", "{}", "--trusted", "{keys}"),
         ("ledger", "verify", "--database", "{}", "--trusted", "{keys}"),
-        ("ledger", "fsck", "--database", "{}", "--trusted", "{keys}"),
+        ("ledger", "verify", "--depth", "quick", "--database", "{}", "--trusted", "{keys}"),
         ("audit", "jobs", "--data-dir", "{}"),
         ("audit", "jobs", "--schedule", "sqlite:///{}"),
-        ("corpus", "show", "{}"),
-        ("corpus", "verify", "{}"),
-        ("corpus", "search", "{}", "text"),
+        ("datastore", "show", "{}"),
+        ("datastore", "show", "{}", "--verify"),
     ],
     ids=" ".join,
 )
@@ -42,11 +41,9 @@ def test_what_a_command_is_asked_about_is_4(tmp_path: Path, words: tuple[str, ..
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("corpus", "build", "{}", "--out", "{}-store"), "nothing: No such file or directory"),
+        (("datastore", "build", "{}", "--out", "{}-store"), "nothing: No such file or directory"),
         (("audit", "jobs", "--schedule", "{}"), "--schedule: expected sqlite:///PATH or postgresql+psycopg://"),
         (("audit", "jobs", "--schedule", "mysql://x"), "--schedule: expected sqlite:///PATH"),
-        (("heads", "convert", "{}", "{}-out"), "nothing: no config.json; expected a head's folder"),
-        (("cid", "foo"), "expected cidv1:sha256:<64 hex digits> or bafkrei…"),
     ],
 )
 def test_what_else_is_named_is_2(tmp_path: Path, words: tuple[str, ...], said: str) -> None:

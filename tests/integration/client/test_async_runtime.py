@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kolm.generation.v1 import generation_pb2 as pb
-from services.client import AsyncRuntime, Request, Runtime, SamplingParams
+from services.client import AsyncRuntime, Request, Runtime
 from services.client.errors import DeadlineExceeded
 from services.client.errors import Unavailable as Away
 from services.runtime.errors import Unavailable
@@ -39,9 +39,6 @@ class Shaky(ScriptedGeneration):
     async def Generate(self, request: pb.GenerateRequest, context: Any) -> pb.GenerateResponse:
         self._come()
         return await super().Generate(request, context)
-
-    async def Replay(self, request: pb.ReplayRequest, context: Any) -> pb.ReplayResponse:
-        return pb.ReplayResponse(token_ids=request.prompt_token_ids, finish_reason=pb.FINISH_REASON_STOP)
 
 
 @pytest.fixture
@@ -100,18 +97,12 @@ async def test_a_call_that_ends_early_ends_on_the_server_too(server: Shaky, addr
 async def test_what_runtime_asks_it_asks_too(address: str) -> None:
     promises: list[bytes | None] = []
     with Runtime.connect(address) as blocking:
-        expected = blocking.serve("hello", on_promise=promises.append).text, blocking.load(), replayed(blocking)
+        expected = blocking.serve("hello", on_promise=promises.append).text, blocking.load()
     async with AsyncRuntime.connect(address) as runtime:
         await runtime.wait_ready(PATIENCE)
         assert (await runtime.serve("hello", on_promise=promises.append)).text == expected[0]
         assert await runtime.load() == expected[1]
-        assert await replayed(runtime) == expected[2]
     assert promises == [None, None]
-
-
-def replayed(runtime: Any) -> Any:
-    of = {"base_cid": "b", "tokenizer_cid": "t", "profile_cid": "p"}
-    return runtime.replay([1], SamplingParams(), choice=0, max_output_tokens=1, **of)
 
 
 async def test_nobody_there_is_said_in_time() -> None:

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from services.ledger.settings import LedgerSettings
 from services.runtime.server import Mount
 from tests.serving import serving
 from tests.trust import trust_log
-from tests.unit.ledger.builders import KEYS, ORIGIN, halt, policy, receipt, receipt_id, signed, verdict
+from tests.unit.ledger.builders import KEYS, OFF, ORIGIN, halt, policy, receipt, receipt_id, signed, verdict
 
 HEADS = (cid(b"first head"), cid(b"second head"))
 HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)> \u202egnitirw {{ 7 * 7 }}"
@@ -129,11 +129,12 @@ def _variation(number: int) -> dict[str, Any]:
     method = ("lookahead", "eagle3", "eagle3", "off")[number % 4]
     head = HEADS[number // 4 % 2] if method == "eagle3" else None
     if method == "off":
-        return {"tenant": tenant, "profile_proven": False, "spec_decode": SpecDecode("off", "off", 0, 0, 12)}
+        return {"tenant": tenant, "profile_proven": False, "spec_decode": OFF}
     accepted = 20 + number * 7 % 15
     return {
         "tenant": tenant,
         "profile_proven": None if number % 4 == 1 else True,
+        "output": replace(receipt(number).output, tokens=accepted + 2),
         "spec_decode": SpecDecode(
             method,
             "auto",
@@ -143,7 +144,7 @@ def _variation(number: int) -> dict[str, Any]:
             head_cid=head,
             k=4,
             acceptance_rate=accepted / 40,
-            mean_acceptance_length=1.0,
+            mean_acceptance_length=(accepted + 2) / 2,
             wall_clock_speedup=0.5 + accepted / 100,
             speedup_basis="replayed",
         ),

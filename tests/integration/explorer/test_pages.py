@@ -66,6 +66,8 @@ def test_the_keyboard_reaches_the_content_and_focus_is_seen(browser: Browser, si
         page.keyboard.press("Enter")
         page.wait_for_url("**#main")
         page.keyboard.press("Tab")
+        expect(page.locator("#freshness a")).to_be_focused()
+        page.keyboard.press("Tab")
         expect(page.get_by_label("Tenant")).to_be_focused()
         page.keyboard.type("globex")
         page.keyboard.press("Enter")

@@ -7,10 +7,14 @@ import signal
 import subprocess
 import sys
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
+from ledger.documents.spec_decode import SpecDecode
+from ledger.encoding.stream_digest import StreamDigest
+from tests.integration.monitor.processes import explorer, ledger
 from tests.processes import PATIENCE, started
-from tests.unit.ledger.builders import KEYS
+from tests.unit.ledger.builders import KEYS, receipt, receipt_id, signed, verdict
 
 
 def get(address: str, path: str) -> tuple[int, str, str]:
@@ -42,3 +46,20 @@ def test_a_ledger_that_is_away_is_said_to_be_away(tmp_path: Path) -> None:
 def test_an_explorer_without_keys_does_not_start(tmp_path: Path) -> None:
     done = subprocess.run(command(tmp_path), capture_output=True, text=True, check=False)
     assert (done.returncode, "cannot read trusted keys" in done.stderr) == (1, True), done.stderr
+
+
+def test_exact_over_no_token_is_not_shown_as_exact(tmp_path: Path) -> None:
+    with ledger(tmp_path) as served, explorer(tmp_path, served) as url:
+        address = url.removeprefix("http://")
+        ended = replace(receipt(0).output, tokens=0, stream_digest=StreamDigest().hexdigest(), finish_reason="error")
+        index = served.client.append(
+            signed(receipt(0, output=ended, spec_decode=SpecDecode("off", "off", 0, 0, 0)))
+        ).index
+        served.client.append(signed(verdict(index, 0, tokens_compared=0)))
+        for path in ("/receipts", f"/receipts/{receipt_id(0)}", "/verdicts"):
+            status, _, page = get(address, path)
+            assert (status, "nothing to compare" in page, 'class="badge ok">exact' in page) == (200, True, False), path
+        index = served.client.append(signed(receipt(1))).index
+        served.client.append(signed(verdict(index, 1)))
+        for path in ("/receipts", f"/receipts/{receipt_id(1)}", "/verdicts"):
+            assert 'class="badge ok">exact' in get(address, path)[2], path

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from playwright.sync_api import Browser, expect
 
 from tests.integration.explorer.browsing import PHONE, browsing
@@ -71,3 +72,23 @@ def test_a_list_that_does_not_hold_is_not_shown(browser: Browser, site: Site) ->
         page.goto("/receipts?max_index=40")
         expect(page.get_by_role("heading", level=1)).to_have_text("The ledger's answer does not hold")
         expect(page.locator("tbody tr")).to_have_count(0)
+
+
+@pytest.mark.parametrize("path", ["/receipts", "/verdicts"])
+def test_on_a_phone_a_receipt_or_a_verdict_is_one_line(browser: Browser, site: Site, path: str) -> None:
+    with browsing(browser, site.url, viewport=PHONE) as page:
+        page.goto(path)
+        rows = page.locator("tbody tr").filter(has_not=page.locator(".wide"))  # what differs has a line of its own
+        line = page.locator("tbody tr .badge").first.evaluate("badge => badge.getBoundingClientRect().height")
+        heights = rows.evaluate_all("rows => rows.map(row => row.getBoundingClientRect().height)")
+        assert heights
+        assert max(heights) < 2.2 * line
+        assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+
+
+def test_without_a_policy_of_witnesses_their_silence_is_no_alarm(browser: Browser, site: Site) -> None:
+    with browsing(browser, site.url) as page:
+        page.goto("/receipts")
+        assert page.locator("#freshness").get_attribute("class") is None
+        page.locator("#freshness a").click()
+        expect(page.locator("#witness-title")).to_be_in_viewport()

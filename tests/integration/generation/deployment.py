@@ -23,7 +23,7 @@ from ledger.documents.receipt import Receipt
 from ledger.documents.signed_document import Document, sign_document
 from ledger.keys.ed25519 import SigningKey
 from ledger.keys.trusted_keys import TrustedKeys
-from services.generation.doors.mounts import doors
+from services.generation.doors.vllm_engine import doors
 from services.generation.model import LoadTarget
 from services.generation.serving import opened_servicer as opened_generation
 from services.generation.settings import GenerationSettings

@@ -16,6 +16,7 @@ import grpc
 import pytest
 
 from kolm.generation.v1 import generation_pb2 as pb
+from kolm.generation.v1 import sampling_pb2
 from kolm.generation.v1.generation_pb2_grpc import GenerationServiceStub
 from ledger.keys.ed25519 import SigningKey
 from services.generation.serving import main
@@ -77,7 +78,8 @@ async def test_receipts_survive_kill_nine_and_reach_the_ledger_at_the_next_start
 
 async def test_a_server_whose_engine_has_stopped_stops_too_and_says_why(deployment: Deployment) -> None:
     loader, ready = Loader(BreakingTarget), deployment.directory / "ready"
-    serving = asyncio.create_task(main(deployment.settings(ready_file=ready), loader))
+    settings = deployment.settings(ready_file=ready, principals=everybodys_file())
+    serving = asyncio.create_task(main(settings, loader))
 
     async def listening() -> bool:
         assert not serving.done()
@@ -115,6 +117,42 @@ async def test_sigterm_ends_running_requests_with_receipts_and_exits_clean(deplo
     chosen = Counter(receipt.sampling.choice for receipt in receipts)
     assert chosen == dict.fromkeys(range(16), _CALLS)
     assert "cancelled" in {receipt.output.finish_reason for receipt in receipts}
+
+
+async def test_a_grammar_that_overflows_a_stack_ends_its_own_request_and_one_that_hangs_holds_up_no_stop(
+    deployment: Deployment,
+) -> None:
+    chain = "\n".join(["start: r0", *(f'r{n}: r{n + 1} | "a"' for n in range(4000)), 'r4000: "b"'])
+    async with generation_process(deployment, **{"grace-seconds": "0"}) as process:
+        stub = await stub_of(deployment)
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await stub.Generate(_held("grammar", chain))
+        assert Failure(refused.value).fields == ["sampling.structured_outputs.grammar"]
+        assert (await stub.Generate(_held("regex", "honest"))).choices[0].text == "honest"
+        (trial,) = await asyncio.to_thread(_trials, process.pid)
+        os.kill(trial, signal.SIGSTOP)
+        hanging = asyncio.ensure_future(stub.Generate(_held("regex", "held up")))
+        assert (await stub.Generate(asking(max_tokens=2))).choices[0].token_ids
+        process.send_signal(signal.SIGTERM)
+        async with asyncio.timeout(PATIENCE):
+            assert await process.wait() == 0
+        with pytest.raises(grpc.aio.AioRpcError):
+            await hanging
+    assert not await asyncio.to_thread(Path(f"/proc/{trial}").exists)
+
+
+def _held(kind: str, text: str) -> pb.GenerateRequest:
+    return asking(max_tokens=40, structured_outputs=sampling_pb2.StructuredOutputs(**{kind: text}))
+
+
+def _trials(server: int) -> list[int]:
+    """The processes of this server in which grammars are tried out."""
+    found = []
+    for task in Path(f"/proc/{server}/task").iterdir():
+        for child in map(int, (task / "children").read_text().split()):
+            if b"grammars.trial" in Path(f"/proc/{child}/cmdline").read_bytes():
+                found.append(child)
+    return found
 
 
 _CALLS = 6

@@ -16,6 +16,7 @@ from ledger.keys.trusted_keys import TrustedKeys
 from services.client import AsyncRuntime
 from services.http.app import http_app
 from services.http.settings import HttpSettings
+from services.runtime.http.connections import Connections
 
 
 @dataclass(frozen=True)
@@ -40,20 +41,33 @@ class _Server(uvicorn.Server):
 
 
 @asynccontextmanager
-async def fronting(generation: str, trusted: TrustedKeys | None = None, **changes: Any) -> AsyncIterator[Front]:
+async def fronting(
+    generation: str,
+    trusted: TrustedKeys | None = None,
+    api_key: str = "any",
+    connections: Connections | None = None,
+    **changes: Any,
+) -> AsyncIterator[Front]:
     """The front before a generation server's address; `changes` are settings."""
     settings = HttpSettings(generation=generation, **changes)
     async with AsyncRuntime.connect(generation) as runtime:
         app = http_app(runtime, settings, trusted)
         server = _Server(
-            uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=1)
+            uvicorn.Config(
+                app,
+                http=(connections or Connections()).protocol(),
+                log_config=None,
+                access_log=False,
+                lifespan="off",
+                timeout_graceful_shutdown=1,
+            )
         )
         with socket.create_server(("127.0.0.1", 0)) as listener:
             serving = asyncio.ensure_future(server.serve(sockets=[listener]))
             port = listener.getsockname()[1]
             http = openai.DefaultAsyncHttpxClient(trust_env=False)
             async with openai.AsyncOpenAI(
-                base_url=f"http://127.0.0.1:{port}/v1", api_key="any", max_retries=0, http_client=http
+                base_url=f"http://127.0.0.1:{port}/v1", api_key=api_key, max_retries=0, http_client=http
             ) as client:
                 yield Front(port, client)
             server.should_exit = True

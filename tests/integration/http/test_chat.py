@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import json
+from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -16,6 +18,7 @@ from ledger.audit.log_verification import verify_receipt
 from ledger.bundle.receipt_file import ReceiptFile
 from ledger.errors import FormatError
 from tests.integration.generation.deployment import Deployment
+from tests.integration.http.front import fronting
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -249,3 +252,26 @@ async def test_an_answer_keeps_to_its_schema_whole_and_in_pieces(client: openai.
     assert text_of(await streamed(client, **asked)) == answer.message.content
     chosen = ASKED | {"extra_body": {"structured_outputs": {"choice": ["signed", "sent"]}}}
     assert (await client.chat.completions.create(**chosen)).choices[0].message.content in ("signed", "sent")
+
+
+async def test_the_page_s_batch_waits_out_refusals_and_goes_on_where_it_was(
+    deployment: Deployment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (Path(__file__).parents[3] / "docs/openai.md").read_text()
+    (example,) = (each.split("```")[0] for each in page.split("```python\n") if "results.jsonl" in each)
+    program = example.replace('model="smollm2"', 'model="tiny", max_completion_tokens=8')
+    monkeypatch.chdir(tmp_path)
+
+    def results() -> list[dict[str, Any]]:
+        return [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
+
+    async with fronting(deployment.generation_address, max_requests=1) as front:
+        http = openai.DefaultHttpxClient(trust_env=False)
+        with openai.OpenAI(base_url=front.client.base_url, api_key="any", http_client=http) as client:
+            await asyncio.to_thread(exec, program, {"client": client})
+            first = results()
+            (tmp_path / "results.jsonl").write_text(json.dumps(first[1]) + "\n")
+            await asyncio.to_thread(exec, program, {"client": client})
+    assert {result["id"] for result in first} == {"q1", "q2"}
+    assert all(result["text"] and result["receipts"] for result in first)
+    assert [result["id"] for result in results()] == [first[1]["id"], first[0]["id"]]

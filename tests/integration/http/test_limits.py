@@ -24,6 +24,7 @@ from services.runtime.errors import (
 from services.runtime.server import Mount
 from tests.fakes.tampered_targets import GatedTarget, Loader
 from tests.fakes.tiny_model import make_tiny_model
+from tests.integration.cli.scripted import ScriptedGeneration, mount
 from tests.integration.generation.deployment import PATIENCE, Deployment, until
 from tests.integration.http.front import Front, fronting
 from tests.integration.http.test_chat import ASKED
@@ -95,15 +96,19 @@ async def test_a_request_that_takes_too_long_is_a_time_out(gated: tuple[Deployme
 
 
 async def test_a_body_that_is_too_large_or_too_slow_is_refused() -> None:
-    async with fronting("127.0.0.1:1", max_body=1000, body_seconds=0.2) as front:
-        assert await _status(front, "POST", b" " * 1001) == 413
-        assert await _status(front, "POST", b"{", length=2) == 408
+    with serving(mount(ScriptedGeneration())) as served:
+        async with fronting(served.address, max_body=1000, body_seconds=0.2) as front:
+            assert await _status(front, "POST", b" " * 1001) == 413
+            assert await _status(front, "POST", b"{", length=2) == 408
 
 
 class Failing(GenerationServiceServicer):
     """Refuses every request with `error`; streams only once they have begun."""
 
     error: KolmError
+
+    async def GetModelInfo(self, request: pb.GetModelInfoRequest, context: Any) -> pb.GetModelInfoResponse:
+        return pb.GetModelInfoResponse()
 
     async def Generate(self, request: pb.GenerateRequest, context: Any) -> pb.GenerateResponse:
         raise self.error

@@ -6,7 +6,10 @@ from typing import Any
 
 import httpx2
 
+from services.runtime.access.access import Access
+from tests.integration.cli.scripted import ScriptedGeneration, mount
 from tests.integration.http.front import fronting
+from tests.serving import serving
 
 SITE = "https://chat.example"
 NOBODY = "127.0.0.1:1"
@@ -36,7 +39,12 @@ async def test_nobody_is_allowed_unless_named() -> None:
 
 
 async def test_a_caller_from_elsewhere_is_asked_for_a_token_after_its_browser_has_asked() -> None:
-    async with fronting(NOBODY, allowed_origin=(SITE,)) as front, httpx2.AsyncClient(trust_env=False) as browser:
+    with serving(mount(ScriptedGeneration()), access=Access()) as served:
+        await _asked_for_a_token(served.address)
+
+
+async def _asked_for_a_token(generation: str) -> None:
+    async with fronting(generation, allowed_origin=(SITE,)) as front, httpx2.AsyncClient(trust_env=False) as browser:
         url, proxied = f"http://127.0.0.1:{front.port}/v1/models", {"origin": SITE, "x-forwarded-for": "203.0.113.7"}
         assert (await browser.options(url, headers=proxied | ASKING)).status_code == 200
         refused = await browser.get(url, headers=proxied)

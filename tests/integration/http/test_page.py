@@ -48,10 +48,17 @@ async def page(browser: Browser, front: Front, request: pytest.FixtureRequest) -
     page.on("console", lambda message: said.append(message.text) if message.type == "error" else None)
     page.on("pageerror", lambda error: said.append(str(error)))
     await page.goto("/")
+    await page.get_by_text("Settings").click()  # they are folded away at first
     yield page
     refused = "the server responded with a status of 400"  # what a test asked for
     assert [each for each in said if refused not in each] == [], "nothing is missing, thrown, or against the policy"
     await context.close()
+
+
+async def test_settings_are_folded_away_until_they_are_asked_for(page: Page) -> None:
+    await expect(page.get_by_label("Method")).to_be_visible()
+    await page.reload()
+    await expect(page.get_by_label("Method")).to_be_hidden()
 
 
 async def ask(page: Page, question: str) -> None:

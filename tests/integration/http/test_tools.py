@@ -14,9 +14,9 @@ from openai.types.chat import ChatCompletion
 from openai.types.responses import Response
 
 from ledger.bundle.receipt_file import ReceiptFile
-from services.auditor.judge import Judge
-from services.auditor.replays.engine_plan import EnginePlan
-from services.auditor.replays.own_engine import OwnEngine
+from services.auditor.engine_plan import EnginePlan
+from services.auditor.examination import Judge
+from services.auditor.own_engine import OwnEngine
 from tests.fakes.grammars import encoded
 from tests.fakes.tool_templates import HERMES
 from tests.integration.generation.deployment import Deployment

@@ -13,9 +13,9 @@ from services.ledger.__main__ import opened_servicer
 from services.ledger.servicer import SERVICE
 from services.ledger.settings import LedgerSettings
 from services.runtime.access.access import Access
-from services.runtime.access.principals_file import write_principals
+from services.runtime.access.credentials import write_principals
 from services.runtime.server import Mount
-from tests.access import on_this_machine, token_of
+from tests.access import anybodys, token_of
 from tests.serving import Served, serving
 from tests.trust import trust_log
 from tests.unit.ledger.builders import KEYS, ORIGIN
@@ -36,7 +36,7 @@ def settings(tmp_path: Path) -> LedgerSettings:
 def principals(tmp_path: Path) -> Path:
     """Callers on this machine append and read; others have tokens."""
     file = tmp_path / "principals.json"
-    write_principals(file, [on_this_machine("append", "read")])
+    write_principals(file, [anybodys("append", "read")])
     return file
 
 

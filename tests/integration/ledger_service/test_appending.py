@@ -23,6 +23,7 @@ from tests.integration.ledger_service.conftest import Serve
 from tests.serving import Served
 from tests.unit.ledger import builders
 from tests.unit.ledger.builders import ORIGIN, STRANGER, receipt, signed, signed_receipt
+from tests.vectors.make_log import signed_claim
 
 
 def wire_content(number: int) -> Content:
@@ -110,6 +111,25 @@ def test_a_document_that_is_no_receipt_of_ours_names_its_field(ledger: LedgerCli
     with pytest.raises(InvalidArgument, match="halt_epoch") as caught:
         ledger.append(envelope)
     assert (caught.value.fields, caught.value.reason) == (("envelope",), "BAD_DOCUMENT")
+
+
+@pytest.mark.parametrize(
+    ("claims", "named"),
+    [
+        ({"method": "off", "passes_by_method": {"eagle3": 1}}, "spec_decode.method"),
+        ({"method": "off"}, "spec_decode.tokens_proposed"),
+        ({"tokens_accepted": 2, "acceptance_rate": 0.5}, "spec_decode.tokens_accepted"),
+        ({"acceptance_rate": 0.99}, "spec_decode.acceptance_rate"),
+    ],
+)
+def test_a_receipt_that_contradicts_itself_is_refused_though_its_operator_signed_it(
+    ledger: LedgerClient, claims: dict[str, object], named: str
+) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        ledger.append(signed_claim(0, **claims).to_bytes())
+    assert (caught.value.fields, caught.value.reason) == (("envelope",), "BAD_DOCUMENT")
+    assert named in caught.value.message
+    assert ledger.checkpoint().tree_size == 0
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,9 @@ def run(data: Path, *numbers: int, **settings: object) -> Checkpoint:
 
 
 def fsck(data: Path) -> tuple[int, str, str]:
-    result = CliRunner(env={"COLUMNS": "400"}).invoke(app, ["ledger", "fsck", "--quick", "--data-dir", str(data)])
+    result = CliRunner(env={"COLUMNS": "400"}).invoke(
+        app, ["ledger", "verify", "--depth=quick", "--data-dir", str(data)]
+    )
     return result.exit_code, result.stdout, result.stderr
 
 

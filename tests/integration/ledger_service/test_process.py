@@ -59,19 +59,6 @@ def test_a_first_start_makes_a_private_key_and_publishes_its_public_half(tmp_pat
     assert list((tmp_path / "trusted").iterdir()) == []  # a person puts it there
 
 
-def test_migrating_makes_the_tables_and_ends_and_leaves_a_running_ledger_alone(tmp_path: Path) -> None:
-    for _ in range(2):
-        code, said = _refusal(tmp_path, "--migrate")
-        assert (code, "has the tables of this version" in said) == (0, True), said
-    with closing(sqlite3.connect(tmp_path / "ledger.sqlite3")) as database:
-        assert database.execute("SELECT count(*) FROM leaves").fetchone() == (0,)
-    with _ledger(tmp_path) as (_, client):
-        assert _refusal(tmp_path, "--migrate")[0] == 0
-        assert client.checkpoint().tree_size == 0
-    (tmp_path / "ledger.sqlite3").write_bytes(b"something else")
-    assert _refusal(tmp_path, "--migrate")[0] == 1
-
-
 def test_the_process_erases_what_a_policy_ends(tmp_path: Path) -> None:
     with _ledger(tmp_path, "--retention-seconds", "0.1") as (_, client):
         for role in ("receipts", "operator"):

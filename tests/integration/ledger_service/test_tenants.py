@@ -4,24 +4,31 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+from ledger.audit.log_verification import verify_log
 from ledger.bundle.folder import BundleFolder
 from ledger.bundle.report import Trust
 from ledger.bundle.verification import verify_bundle
 from ledger.documents.erasure import Erasure
 from ledger.documents.promise import Promise, read_promise, sign_promise
 from ledger.documents.promise_answer import open_answer
-from ledger.documents.signed_document import open_document
+from ledger.documents.signed_document import open_document, read_document
 from ledger.errors import FormatError
+from ledger.keys.ed25519 import SigningKey
 from ledger.keys.envelope import Envelope
 from ledger.keys.trusted_keys import TrustedKeys
+from ledger.log.admission import Admitted
+from ledger.log.recovery import recover
+from ledger.sql.guard import SqlGuard
+from ledger.sql.store import SqlEntryStore
 from services.cli.main import app
 from services.client import LedgerClient
 from services.client.errors import FailedPrecondition, InvalidArgument, KolmError, NotFound, PermissionDenied
@@ -29,16 +36,18 @@ from services.client.ledger.log import ReceiptQuery
 from services.client.ledger.promised import look_up
 from services.client.ledger.verified import VerifiedLedger
 from services.ledger.settings import LedgerSettings
-from services.runtime.access.principals_file import edited_principals
-from tests.access import on_this_machine, token_of
+from services.runtime.access.credentials import edited_principals
+from tests.access import anybodys, token_of
 from tests.integration.ledger_service.conftest import Serve
 from tests.integration.ledger_service.test_appending import wire_content
 from tests.integration.ledger_service.test_bundle_stream import indexes, unpacked
 from tests.unit.ledger.builders import (
     KEYS,
+    ORIGIN,
     at,
     erasure,
     halt,
+    of_a_later_version,
     policy,
     receipt,
     receipt_id,
@@ -76,8 +85,8 @@ def log(serve: Serve, principals: Path) -> Iterator[Log]:
         "local": "",
     }
     with edited_principals(principals) as credentials:
-        credentials[:] = [each for each in credentials if not each.loopback]
-        credentials.append(on_this_machine("generate", tenant="acme"))
+        credentials[:] = [each for each in credentials if not each.anybody]
+        credentials.append(anybodys("generate", tenant="acme"))
     with ExitStack() as stack:
         served = stack.enter_context(serve())
         with LedgerClient.connect(served.address, wait=60, token=everything) as filling:
@@ -269,3 +278,34 @@ def test_what_is_open_to_anybody_verifies_a_receipt(log: Log, settings: LedgerSe
     proven = VerifiedLedger(log.acme, TrustedKeys.load(settings.trusted_directory))
     assert [each.receipt_id for each in proven.receipts(ReceiptQuery())] == [ACME]
     assert proven.receipt(ACME).receipt.tenant == "acme"
+
+
+def test_an_entry_of_a_kind_that_nobody_here_knows_is_for_those_who_see_the_whole_log(
+    serve: Serve, settings: LedgerSettings, principals: Path
+) -> None:
+    """The ledger takes none; one that a later version has taken is carried, and who it is about is not known."""
+    data = of_a_later_version(KEYS["operator"])
+    everything, own = token_of(principals, "append", "read"), token_of(principals, "generate", tenant="acme")
+    with serve() as served, LedgerClient.connect(served.address, wait=60, token=everything) as filling:
+        filling.append(signed_receipt(0, tenant="acme"))
+        with pytest.raises(InvalidArgument) as refused:
+            filling.append(data)
+        assert refused.value.reason == "BAD_DOCUMENT"
+    key = SigningKey.load(settings.log_key, "log")
+    trusted = TrustedKeys.load(settings.trusted_directory)
+    with closing(SqlEntryStore.open(settings.database)) as store, closing(SqlGuard.open(settings.guard)) as guard:
+        document = read_document(Envelope.from_bytes(data))
+        recover(store, key, trusted, ORIGIN, guard).write([Admitted(data, sha256(data).digest(), document)])
+    with (
+        serve() as served,
+        LedgerClient.connect(served.address, wait=60, token=everything) as reader,
+        LedgerClient.connect(served.address, wait=60, token=own) as tenant,
+    ):
+        assert reader.append(signed_receipt(1, tenant="acme")).index == 2
+        assert [entry.kind for entry in reader.watch(0)] == ["receipt", "unknown", "receipt"]
+        report = verify_log((entry.entry for entry in reader.watch(0)), reader.checkpoint().note, trusted)
+        assert (report.ok, report.kinds["unknown"]) == (True, 1)
+        assert VerifiedLedger(reader, trusted).entry(1).kind == "unknown"
+        with pytest.raises(NotFound):
+            tenant.entry(1)
+        assert tenant.entry(2).kind == "receipt"

@@ -11,7 +11,6 @@ import pytest
 from sqlalchemy import create_engine, text
 
 from ledger.documents.content import Content
-from ledger.documents.erasure import Erasure
 from ledger.documents.signed_document import sign_document
 from ledger.errors import FormatError, NotFound, StoreError
 from ledger.fsck.fsck import Inspection, fsck
@@ -34,18 +33,18 @@ from tests.unit.ledger.builders import (
     TRUSTED,
     at,
     content,
+    erasure,
     expiry,
     halt,
     key_entry,
     receipt,
-    receipt_id,
     retention,
     signed,
     signed_receipt,
     verdict,
 )
 
-TABLES = ("leaves", "receipts", "verdicts", "contents", "tiles", "checkpoints")
+TABLES = ("leaves", "receipts", "verdicts", "contents", "erasures", "tiles", "checkpoints")
 
 
 def fill(target: Path | str, guard: Path) -> None:
@@ -215,6 +214,10 @@ QUICK, STRUCTURE, DEEP = Depth.QUICK, Depth.STRUCTURE, Depth.DEEP
             "contents row 7: sealed: does not open",
         ),
         ("UPDATE contents SET receipt_index = 301 WHERE receipt_index = 7", DEEP, "contents row 301: belongs to no"),
+        ("INSERT INTO erasures VALUES (7, 301)", STRUCTURE, "erasures row 7: names entry 301, which did not erase it"),
+        ("INSERT INTO erasures VALUES (7, 303)", STRUCTURE, "erasures row 7: names entry 303, which erases nothing"),
+        ("INSERT INTO erasures VALUES (300, 301)", STRUCTURE, "erasures row 300: belongs to no receipt"),
+        ("INSERT INTO erasures VALUES (999, 301)", STRUCTURE, "erasures row 999: belongs to no entry"),
         (
             "UPDATE checkpoints SET size = 302 + 5 WHERE size = 301",
             STRUCTURE,
@@ -256,14 +259,37 @@ def test_content_of_an_erased_receipt_is_a_finding(path: Path, tmp_path: Path) -
         closing(SqlEntryStore.open(path, tmp_path / "keys.db")) as store,
         closing(Sequencer(store, KEYS["log"], TRUSTED, ORIGIN)) as running,
     ):
-        erasure = Erasure(receipt_id(7), 7, "asked for", at(400))
-        running.append(sign_document(erasure, KEYS["operator"]).to_bytes()).result()
+        running.append(signed(erasure(7, 7))).result()
     assert check(path, Depth.DEEP).ok
     with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("INSERT INTO contents VALUES (?, ?, ?)", kept)
     gone, there = map(str, check(path, Depth.DEEP).findings)
     assert gone.startswith("contents row 7: key_id: its key is gone: lost, or destroyed by an erasure")
     assert there == "contents row 7: is there, though entry 303 says that it was erased"
+
+
+def test_a_lost_or_changed_row_of_an_erasure_is_found(path: Path, tmp_path: Path) -> None:
+    with (
+        closing(SqlEntryStore.open(path, tmp_path / "keys.db")) as store,
+        closing(Sequencer(store, KEYS["log"], TRUSTED, ORIGIN)) as running,
+    ):
+        running.append(signed(erasure(7, 7))).result()
+        running.append(signed(retention(30))).result()
+        running.append(signed(expiry(304, 9, issued_before=at(100), issued_at=at(86_400 * 31)))).result()
+        assert [store.erased_by(index) for index in range(6, 10)] == [305, 303, 305, None]
+    assert check(path, STRUCTURE).ok
+    for statement in (
+        "DELETE FROM erasures WHERE receipt_index = 7",
+        "UPDATE erasures SET erasure_index = 305 WHERE receipt_index = 7",
+        "UPDATE erasures SET erasure_index = 302 WHERE receipt_index = 7",
+        "UPDATE erasures SET receipt_index = 9 WHERE receipt_index = 8",
+    ):
+        copy = tmp_path / "changed.db"
+        copy.unlink(missing_ok=True)
+        with closing(sqlite3.connect(path)) as source, closing(sqlite3.connect(copy)) as target:
+            source.backup(target)
+        tamper(copy, statement)
+        assert {finding.table for finding in check(copy, STRUCTURE).findings} == {"erasures"}, statement
 
 
 def test_content_that_a_policy_has_ended_is_a_finding(path: Path, tmp_path: Path) -> None:
@@ -373,6 +399,8 @@ def test_every_byte_that_is_changed_anywhere_is_found(tmp_path: Path) -> None:
     ):
         sequencer.append(signed_receipt(0), content(0)).result()
         sequencer.append(signed(verdict(0, 0))).result()
+        sequencer.append(signed_receipt(1), content(1)).result()
+        sequencer.append(signed(erasure(2, 1))).result()
     with closing(SqlInspection.open(path)) as inspection:
         tables = {table: [dict(row) for row in inspection.rows(table)] for table in TABLES}
     with closing(SqlContentKeys.open_for_reading(tmp_path / "keys.db")) as keys:

@@ -139,7 +139,7 @@ def test_there_is_nothing_to_read_where_there_is_no_ledger(path: Path) -> None:
 def test_a_database_of_another_schema_is_refused_and_its_lock_released(path: Path) -> None:
     append(path, range(1))
     with closing(sqlite3.connect(path)) as connection:
-        connection.execute("UPDATE alembic_version SET version_num = '9999'")
+        connection.execute("UPDATE ledger_version SET revision = 9999")
         connection.commit()
     for _ in range(2):
         with pytest.raises(StoreError, match="schema"):

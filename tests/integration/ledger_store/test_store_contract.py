@@ -163,6 +163,7 @@ def test_an_erasure_takes_the_content_of_its_receipt_with_it_and_nothing_else(st
         _, tiles = TileEdge.at(index, store).append([leaf_hash(erasing.entry)])
         store.commit(Batch((erasing,), tiles))
     assert [store.content(index) for index in (0, 1, 2)] == [content(0), None, None]
+    assert [store.erased_by(index) for index in (0, 1, 2, 99)] == [None, len(RECORDS) + 1, len(RECORDS), None]
     assert [store.entries(0, len(RECORDS)), store.receipts(ReceiptFilter(), -1, 10)] == before
 
 
@@ -216,6 +217,17 @@ def test_an_expiry_takes_the_contents_that_it_covers_and_no_others(store: EntryS
     store.commit(Batch((record(size + 1, replace(whole, end_index=2)),), (Tile(0, 0, bytes(352)),)))
     assert [store.content(0), store.content(2)] == [None, content(2)]
     assert list(store.expired(whole, 10)) == [2]
+    # Receipt 1 never had any content: nothing of it was erased.
+    assert [store.erased_by(index) for index in (0, 1, 2)] == [size + 1, None, None]
+
+
+def test_the_first_of_a_batch_is_what_erased_a_content(store: EntryStore) -> None:
+    fill(store)
+    size = len(DOCUMENTS)
+    store.commit(Batch((record(size, retention(30)),), (Tile(0, 0, bytes(320)),)))
+    both = (record(size + 1, erasure(2, 2)), record(size + 2, expiry(size, size, issued_before=at(100))))
+    store.commit(Batch(both, (Tile(0, 0, bytes(384)),)))
+    assert [store.erased_by(index) for index in (0, 1, 2)] == [size + 2, None, size + 1]
 
 
 FILTERED = [

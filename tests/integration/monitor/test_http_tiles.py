@@ -12,7 +12,6 @@ import pytest
 
 from ledger.errors import FormatError, NotFound
 from services.cli.jobs.monitor.http_tiles import HttpTiles
-from services.runtime.http.http_call import get
 
 Answer = Callable[[BaseHTTPRequestHandler], None]
 
@@ -91,20 +90,3 @@ def test_nobody_there_is_an_oserror() -> None:
     for url, said in (("http://127.0.0.1:1/", "refused"), ("http://[::/", "does not speak HTTP")):
         with pytest.raises(OSError, match=said):
             HttpTiles(url).read("checkpoint", 100)
-
-
-def test_a_server_that_drips_is_left() -> None:
-    done = threading.Event()
-
-    def drip(handler: BaseHTTPRequestHandler) -> None:
-        handler.send_response(200)
-        handler.end_headers()
-        try:
-            while not done.wait(0.02):
-                handler.wfile.write(b".")
-        except OSError:
-            done.set()
-
-    with answering(drip) as url, pytest.raises(TimeoutError):
-        get(url, 0.3, 10**9)
-    done.set()

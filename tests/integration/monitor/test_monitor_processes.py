@@ -7,12 +7,15 @@ import signal
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import pytest
+
 from ledger.bundle.tile_folder import TileFolder
 from ledger.documents.promise import Promise, sign_promise
 from ledger.encoding.timestamp import timestamp
 from ledger.keys.trusted_keys import TrustedKeys
 from ledger.tree.checkpoint import open_checkpoint
 from services.client import LedgerClient
+from tests.fakes.dripping_server import dripping
 from tests.integration.monitor.processes import (
     PATIENCE,
     explorer,
@@ -52,7 +55,7 @@ def test_an_honest_log_stays_green_over_growth_and_restarts(tmp_path: Path) -> N
             for number in range(100 * step, 100 * step + 3):
                 audited(served.client, number)
             size = served.client.checkpoint().tree_size
-            assert kolm("ledger", "tiles", str(tiles), f"--ledger={served.address}")[0] == 0
+            assert kolm("ledger", "export", "--format=tiles", str(tiles), f"--ledger={served.address}")[0] == 0
             for name, place in places.items():
                 state = ("--state", str(tmp_path / f"{name}.state"))
                 answer = looked(tmp_path, *place, *state, "--max-age", "1h")
@@ -88,6 +91,25 @@ def test_a_monitor_that_is_killed_goes_on_where_it_was_and_one_that_is_stopped_e
         assert "none" in process.stderr.readline()
         process.send_signal(signal.SIGTERM)
         assert (process.wait(PATIENCE), process.stderr.read()) == (4, "")
+
+
+@pytest.mark.parametrize(
+    ("number", "flags", "code"),
+    [
+        (signal.SIGTERM, (), 0),
+        (signal.SIGTERM, ("--once",), 143),
+        (signal.SIGINT, (), 130),
+    ],
+)
+def test_a_signal_ends_a_monitor_whose_log_never_answers(
+    tmp_path: Path, number: int, flags: tuple[str, ...], code: int
+) -> None:
+    KEYS["log"].publish(tmp_path / "trusted")
+    for place, server in (("--tiles=http://127.0.0.1:{}", dripping()), ("--ledger=127.0.0.1:{}", dripping(b"", b""))):
+        with server as log, following(tmp_path, place.format(log.port), *flags) as process:
+            until(log.reached.is_set, process)
+            process.send_signal(number)
+            assert process.wait(PATIENCE) == code
 
 
 def forked(tmp_path: Path) -> tuple[Path, Path]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import tomllib
@@ -14,6 +15,7 @@ from zipfile import ZipFile
 import pytest
 from packaging.requirements import Requirement
 
+from services.cli.failures.exits import brought_by
 from tests.unit.ledger.vectors import VECTORS
 
 ROOT = Path(__file__).parents[3]
@@ -65,8 +67,58 @@ def test_the_small_wheel_verifies_and_says_what_it_is_not(python: Python) -> Non
     assert kolm("monitor", "--tiles", "http://127.0.0.1:9", "--once", *keys).returncode == 5
     for words in (("receipts", "list"), ("generate", "x"), ("up",), ("serve", "ledger"), ("ledger", "verify")):
         missing = kolm(*words)
-        assert (missing.returncode, "pip install 'kolm-serve[cli]'" in missing.stderr) == (2, True), missing.stderr
+        assert (missing.returncode, brought_by("cli") in missing.stderr) == (2, True), missing.stderr
         assert "Traceback" not in missing.stderr
+
+
+WALK = """
+import json, sys
+import typer
+from typer.testing import CliRunner
+from services.cli.main import app
+
+def leaves(command, words):
+    below = getattr(command, "commands", None)
+    yield words, below is not None
+    for name in below or ():
+        yield from leaves(below[name], (*words, name))
+
+def run(*words):
+    done = CliRunner().invoke(app, words, catch_exceptions=True)
+    broken = done.exception is not None and not isinstance(done.exception, SystemExit)
+    return done.exit_code, repr(done.exception) if broken else None, done.stdout, done.stderr
+
+found = []
+for words, is_group in leaves(typer.main.get_command(app), ()):
+    found.append({"words": words, "group": is_group, "help": run(*words, "--help"), "bare": run(*words)})
+json.dump(found, sys.stdout)
+"""
+
+
+def test_every_command_of_the_small_wheel_has_its_help_and_says_what_is_left_out(python: Python) -> None:
+    walked = python("-c", WALK)
+    assert walked.returncode == 0, walked.stderr
+    found = {tuple(each["words"]): each for each in json.loads(walked.stdout)}
+    assert {("verify",), ("monitor",), ("trust", "add"), ("generate",), ("heads", "train")} <= set(found)
+    services = {
+        ("serve", name) for name in ("generation", "ledger", "auditor", "registry", "witness", "http", "explorer")
+    }
+    for words, each in found.items():
+        code, problem, shown, said = each["help"]
+        if words in services:  # whose flags only the service knows
+            assert (code, problem, "leaves out" in said) == (2, None, True), (words, problem, said)
+        else:
+            assert (code, problem, said) == (0, None, ""), (words, problem, said)
+            assert all(word in shown.splitlines()[0] for word in words), shown
+        code, problem, shown, said = each["bare"]
+        assert problem is None, (words, problem)
+        assert code in (0, 2), (words, code, said)
+
+
+def test_kolm_alone_is_its_help(python: Python) -> None:
+    asked, alone = python("-m", "services.cli", "--help"), python("-m", "services.cli")
+    assert (asked.returncode, asked.stderr, "verify" in asked.stdout) == (0, "", True)
+    assert asked.stdout in (alone.stdout, alone.stderr)
 
 
 def test_the_small_wheel_is_the_face_of_what_verifies(python: Python) -> None:
@@ -103,3 +155,12 @@ def _places(wanted: list[Requirement]) -> Iterator[Path]:
         for required in map(Requirement, found.requires or ()):
             if required.marker is None or required.marker.evaluate({"extra": ""}):
                 left.append(required.name)
+
+
+@pytest.mark.parametrize("project", [ROOT, SMALL], ids=["kolm-serve", "kolm-verify"])
+def test_each_wheel_has_the_licence_and_names_it(project: Path, tmp_path: Path) -> None:
+    with ZipFile(built(project, tmp_path)) as archive:
+        (metadata,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        (licence,) = (name for name in archive.namelist() if name.endswith(".dist-info/licenses/LICENSE"))
+        assert "License-Expression: Apache-2.0" in archive.read(metadata).decode().splitlines()
+        assert archive.read(licence) == (ROOT / "LICENSE").read_bytes()

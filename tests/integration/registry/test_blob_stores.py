@@ -17,11 +17,9 @@ from obstore.exceptions import BaseError
 from obstore.store import MemoryStore
 
 from ledger.encoding.digest import digest
-from services.registry import object_blobs
-from services.registry.blob_location import BlobLocation
-from services.registry.blobs import CHUNK_BYTES, BlobStore
+from services.registry import blobs
+from services.registry.blobs import CHUNK_BYTES, BlobLocation, BlobStore, ObjectBlobStore
 from services.registry.errors import DiskFull
-from services.registry.object_blobs import ObjectBlobStore
 from services.runtime.errors import DataLoss, NotFound, Unavailable
 
 PART_BYTES = 5 * CHUNK_BYTES  # S3 takes no smaller ones
@@ -87,7 +85,7 @@ def test_putting_again_and_at_once_changes_nothing(store: BlobStore, put: Callab
 def test_large_blobs_go_in_parts_and_show_once_all_are_there(
     store: BlobStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(object_blobs, "_PART_BYTES", PART_BYTES)
+    monkeypatch.setattr(blobs, "_PART_BYTES", PART_BYTES)
     data = bytes(2 * PART_BYTES) + b"and a bit"
     (path := tmp_path / "large").write_bytes(data)
     for _ in range(2):

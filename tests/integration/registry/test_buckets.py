@@ -17,10 +17,9 @@ from ledger.encoding.digest import digest
 from ledger.keys.trusted_keys import TrustedKeys
 from services.client import LedgerClient
 from services.client.errors import KolmError, NotFound, Unavailable
-from services.client.registry.head_fetch import fetch_head, find_head
-from services.client.registry.registry import RegistryClient
-from services.client.registry.transfer import upload
-from services.registry.object_blobs import ObjectBlobStore
+from services.client.registry.head_folder import fetch_head, find_head
+from services.client.registry.registry import RegistryClient, upload
+from services.registry.blobs import ObjectBlobStore
 from tests.fakes.tiny_head import tiny_head
 from tests.integration.auditor.deployment import Deployment
 from tests.integration.registry.conftest import Serve

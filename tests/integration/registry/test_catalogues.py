@@ -8,11 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from services.registry.catalogue import KSCORE, PUBLICATION, WITHDRAWAL, Catalogue, HeadFilter, HeadRow, Signed
-from services.registry.head_reference import HeadReference
+from services.registry.catalogue import (
+    KSCORE,
+    PUBLICATION,
+    WITHDRAWAL,
+    Catalogue,
+    HeadFilter,
+    HeadReference,
+    HeadRow,
+    Signed,
+)
 from services.registry.sql.catalogue import SqlCatalogue
 from services.runtime.errors import Unavailable
-from services.runtime.migration import ForeignDatabase
 from tests.unit.ledger.builders import BASE
 
 OTHER = "cidv1:sha256:" + "0b" * 32
@@ -139,17 +146,6 @@ def test_everything_is_there_again_after_opening_again(catalogue: Catalogue, url
     assert again.head(cid(1)) == catalogue.head(cid(1))
     assert list(again.proposals()) == [waiting]
     again.close()
-
-
-def test_a_database_of_a_newer_version_is_left_alone(tmp_path: Path) -> None:
-    import sqlite3
-
-    path = tmp_path / "registry.sqlite3"
-    SqlCatalogue.open(f"sqlite:///{path}").close()
-    with sqlite3.connect(path) as connection:
-        connection.execute("UPDATE registry_version SET version_num = '0099'")
-    with pytest.raises(ForeignDatabase, match="0099"):
-        SqlCatalogue.open(f"sqlite:///{path}")
 
 
 def test_a_database_that_fails_is_unavailable_in_our_words(tmp_path: Path) -> None:

@@ -13,12 +13,14 @@ from pathlib import Path
 
 import pytest
 
+from kolm.registry.v1 import registry_pb2
 from ledger.documents.named_file import NamedFile
 from ledger.encoding.digest import digest
 from services.client.errors import KolmError, NotFound
-from services.client.registry.registry import RegistryClient
-from services.client.registry.transfer import upload
+from services.client.registry.registry import RegistryClient, upload
 from tests.access import everybodys_file
+from tests.fuzzing import flood
+from tests.integration.registry.conftest import Serve
 from tests.processes import started
 
 DATA = os.urandom(1024 * 1024) * 24
@@ -87,3 +89,11 @@ def test_what_cannot_be_opened_ends_the_start_with_a_reason(tmp_path: Path, flag
     assert ended.returncode == 1
     assert words in ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+SERVICE = registry_pb2.DESCRIPTOR.services_by_name["RegistryService"]
+
+
+def test_random_messages_are_answered_or_refused(serve: Serve) -> None:
+    with serve() as served:
+        flood(served.address, SERVICE)

@@ -28,9 +28,8 @@ from services.client.errors import (
     Unavailable,
     decoded_errors,
 )
-from services.client.registry import heads_wire
-from services.client.registry.registry import RegistryClient
-from services.client.registry.transfer import download, upload
+from services.client.registry import registry as heads_wire
+from services.client.registry.registry import RegistryClient, download, upload
 from services.registry.errors import DiskFull, UploadTakenOver
 from services.registry.uploads import Part, Upload, Uploads
 from tests.integration.registry.conftest import Serve

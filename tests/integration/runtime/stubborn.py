@@ -6,8 +6,7 @@ import sys
 
 from services.runtime.lifecycle import serve
 from services.runtime.process import run_service
-from services.runtime.settings.rpc_settings import RpcServerSettings
-from services.runtime.settings.settings import settings_config
+from services.runtime.settings.settings import RpcServerSettings, settings_config
 from tests.integration.runtime.scripted import ScriptedServicer, mount
 
 

@@ -19,6 +19,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from kolm.generation.v1 import generation_pb2 as pb
 from kolm.generation.v1.generation_pb2_grpc import GenerationServiceStub
+from tests.access import everybodys_file
 
 ROOT = Path(__file__).resolve().parents[3]
 PATIENCE = 240.0  # seconds; only a test that fails gets there
@@ -28,6 +29,7 @@ PATIENCE = 240.0  # seconds; only a test that fails gets there
 def _process(*flags: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """The stubborn server and its address, read from the line that says so."""
     command = [sys.executable, "-m", "tests.integration.runtime.stubborn", "--listen", "127.0.0.1:0", *flags]
+    command += ["--principals", str(everybodys_file())]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=ROOT) as process:
         try:
             assert process.stderr is not None
@@ -102,6 +104,7 @@ def test_a_taken_metrics_port_is_a_message_too() -> None:
 def test_json_logs_are_json_from_the_first_line_to_the_last() -> None:
     with _process() as (_, address):
         command = [sys.executable, "-m", "tests.integration.runtime.stubborn", "--log-format=json", "--log-level=error"]
+        command += ["--principals", str(everybodys_file())]
         environment = {**os.environ, "KOLM_STUBBORN_TYPO": "1"}
         taken = subprocess.run(
             [*command, f"--listen={address}"], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE

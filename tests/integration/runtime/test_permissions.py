@@ -12,10 +12,8 @@ import grpc
 import pytest
 
 import kolm
-from services.runtime.access.access import Access
-from services.runtime.access.permissions import PERMISSIONS
-from services.runtime.access.principal import ROLES, Role
-from services.runtime.access.principals_file import write_principals
+from services.runtime.access.access import PERMISSIONS, Access
+from services.runtime.access.credentials import ROLES, Role, write_principals
 from services.runtime.server import Mount
 from tests.access import token_of
 from tests.serving import Served, serving
@@ -100,5 +98,5 @@ def test_each_rpc_takes_the_roles_of_its_line_and_refuses_every_other(
 def test_the_old_role_means_nothing(channel: grpc.Channel) -> None:
     for role in ("auditor", "operator", "publisher"):
         with pytest.raises(grpc.RpcError) as caught:
-            channel.unary_unary("/kolm.generation.v1.GenerationService/Replay")(b"", metadata=(("kolm-role", role),))
+            channel.unary_unary("/kolm.ledger.v1.LedgerService/EraseContent")(b"", metadata=(("kolm-role", role),))
         assert caught.value.code() in REFUSED  # type: ignore[attr-defined]

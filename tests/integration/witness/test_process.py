@@ -11,9 +11,18 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
+from ledger.keys.ed25519 import SigningKey
 from ledger.keys.note import COSIGNATURE, Note, VerifierKey
 from ledger.witness.cosignature import cosigners
+from ledger.witness.tlog_policy import Policy, PolicyGroup, PolicyLog, PolicyWitness
+from services.client import LedgerClient
+from services.client.errors import NotFound
+from tests.access import everybodys_file
+from tests.fakes.dripping_server import dripping
+from tests.integration.monitor.processes import until
 from tests.processes import PATIENCE, started
+from tests.trust import trust_log_in
+from tests.unit.ledger.builders import KEYS, ORIGIN, receipt, signed_receipt
 from tests.unit.ledger.witness.test_witness import LOG, Log
 
 
@@ -57,3 +66,42 @@ def test_a_witness_without_a_log_does_not_start(tmp_path: Path) -> None:
         command = [sys.executable, "-m", "services.witness", *flags]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert (done.returncode, said in done.stderr) == (1, True), done.stderr
+
+
+def test_witnesses_that_hang_cost_neither_a_cosignature_nor_a_reader_nor_the_end(tmp_path: Path) -> None:
+    """More of them than there are threads in the pool that the ledger's reads share, each for longer than the test."""
+    data, good = tmp_path / "log", tmp_path / "good"
+    trust_log_in(data)
+    KEYS["receipts"].publish(data / "trusted")
+    origin = VerifierKey(ORIGIN, SigningKey.load_or_create(data / "keys/log.pem", "log").public)
+    good.mkdir()
+    (good / "logs").write_text(origin.to_text() + "\n")
+    with served(good) as address, dripping() as hung:
+        own = VerifierKey.from_text((good / "w/vkey").read_text().strip())
+        names = [f"hung{number}" for number in range(40)]
+        keys = [VerifierKey(f"{name}.example/w", SigningKey.generate("witness").public, COSIGNATURE) for name in names]
+        places = [f"http://127.0.0.1:{hung.port}/{name}" for name in names]
+        witnesses = (PolicyWitness("good", own, f"http://{address}/"), *map(PolicyWitness, names, keys, places))
+        group = PolicyGroup("any", 1, tuple(each.name for each in witnesses))
+        policy = Policy((PolicyLog(origin),), witnesses, (group,), "any")
+        (tmp_path / "policy").write_bytes(policy.to_bytes())
+        flags = ["--listen", "127.0.0.1:0", "--data-dir", str(data), "--origin", ORIGIN]
+        flags += ["--principals", str(everybodys_file()), "--witness-policy", str(tmp_path / "policy")]
+        flags += ["--witness-seconds", "0.05", "--witness-timeout", str(10 * PATIENCE)]
+        command = [sys.executable, "-m", "services.ledger", *flags]
+        with started(command, tmp_path / "ready") as (process, ledger), LedgerClient.connect(ledger) as client:
+            for number in range(3):
+                appended = client.append(signed_receipt(number))
+                until(lambda: _witnessed(client) == client.checkpoint().tree_size, process)
+                assert client.receipt(receipt(number).receipt_id).receipt.index == appended.index
+            until(lambda: hung.open == len(names), process)
+            process.send_signal(signal.SIGTERM)
+            _, said = process.communicate(timeout=PATIENCE)
+            assert process.returncode == 0, said
+
+
+def _witnessed(client: LedgerClient) -> int | None:
+    try:
+        return client.checkpoint(witnessed=True).tree_size
+    except NotFound:
+        return None

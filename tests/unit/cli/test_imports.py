@@ -37,6 +37,7 @@ def imported(*words: str | Path) -> tuple[int, set[str]]:
         (("generate", "x", "--stream", "--generation", "127.0.0.1:1"), 5),
         (("receipts", "list", "-n", "3", "--ledger", "127.0.0.1:1"), 5),
         (("up", "--model", "no/such/model"), 2),
+        (("models", "list"), 0),
     ],
     ids=lambda words: words[0] if isinstance(words, tuple) else "",
 )
@@ -81,8 +82,8 @@ def test_verifying_needs_no_server_and_no_engine(tmp_path: Path) -> None:
         ),
         ("heads", "kscore", "{none}", "--model", "{model}", "--prompts", "{prompts}"),
         ("heads", "kscore", "x", "--model", "{none}"),
-        ("corpus", "build", "{none}", "--out", "{out}", "--base", "{model}"),
-        ("corpus", "build", "{prompts}", "--out", "{out}", "--base", "{none}"),
+        ("datastore", "build", "{none}", "--out", "{out}", "--base", "{model}"),
+        ("datastore", "build", "{prompts}", "--out", "{out}", "--base", "{none}"),
         ("doctor", "--model", "{none}"),
         ("replay", "{none}"),
         ("up", "--model", "{model}", "--head", "{none}/"),

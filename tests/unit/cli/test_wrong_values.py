@@ -12,7 +12,7 @@ from services.cli.failures import exits
 from services.cli.main import app
 
 NOBODY = "127.0.0.1:1"
-ADDRESSES = [("health", f"--{name}") for name in ("generation", "ledger", "auditor", "registry")]
+ADDRESSES = [("status", f"--{name}") for name in ("generation", "ledger", "auditor", "registry")]
 WRONG = [
     (("generate", "-f", "none.txt"), "-f: cannot read none.txt: No such file or directory"),
     (("generate", "-f", "latin1.txt"), "-f: latin1.txt is not UTF-8"),
@@ -30,16 +30,15 @@ WRONG = [
     (("generate", "x", "--temperature", "hot"), "--temperature: is hot; expected a number"),
     (("generate", "x", "--timeout", "0"), "--timeout: is 0; expected a number of seconds above 0"),
     (("generate", "x", "--parameter", "window"), "--parameter: expected NAME=VALUE"),
-    (("chat", "--save", "none/x.zip"), "--save: none is not a directory"),
+    (("chat", "--save", "none/x.tar"), "--save: none is not a directory"),
     (("receipts", "list", "--since", "yesterday"), "--since: expected a time like 2026-01-02"),
     (("receipts", "list", "--first", "-1"), "--first: is -1; expected a whole number at least 0"),
     (("receipts", "export", "2", "none/x"), "PATH: none is not a directory"),
-    (("ledger", "export", "none/x.zip"), "PATH: none is not a directory"),
+    (("ledger", "export", "none/x.tar"), "PATH: none is not a directory"),
     (("heads", "push", "none", "--name", "a", "--model", "a.gguf"), "FOLDER: none: no config.json"),
-    (("heads", "convert", "none", "out"), "SOURCE: none: no config.json"),
     (("models", "import", "none"), "SOURCE: there is no model none"),
-    (("registry", "collect", "--older-than", "old"), "--older-than: expected a number and s, m, h or d"),
-    (("retention", "set", "--days", "0"), "--days: is 0; expected a whole number from 1 to 36500"),
+    (("heads", "gc", "--older-than", "old"), "--older-than: expected a number and s, m, h or d"),
+    (("retention", "--days", "0"), "--days: is 0; expected a whole number from 1 to 36500"),
     (("tokens", "create", "a", "--role", "king"), "--role: 'king': expected one of generate"),
     (("doctor", "--model", "none"), "--model: there is no model none"),
     (("doctor", "--threads", "0"), "--threads: is 0; expected a whole number at least 1"),
@@ -47,9 +46,9 @@ WRONG = [
     (("up", "--config", "none.toml"), "--config: cannot read none.toml"),
     (("up", "--model", "a.gguf", "--head", "./none"), "--head: none: no config.json; expected a head's folder"),
     (("up", "--model", "a.gguf", "--ledger-port", "x"), "--ledger-port: is x; expected a whole number from 0 to 65535"),
-    (("up", "--model", "a.gguf", "--shared-corpus", "none"), "--shared-corpus: none: no manifest.json"),
+    (("up", "--model", "a.gguf", "--shared-datastore", "none"), "--shared-datastore: none: no manifest.json"),
     (("up", "--model", "a.gguf", "--adapter", "none"), "--adapter: expected NAME=DIR"),
-    (("top", "--every", "0"), "--every: is 0; expected a number from 0.1 to 3600"),
+    (("status", "--every", "0"), "--every: is 0; expected a number from 0.1 to 3600"),
     *(((command, flag, "nowhere"), f"{flag}: expected HOST:PORT") for command, flag in ADDRESSES),
     *(((command, flag, "host:port"), f"{flag}: expected HOST:PORT") for command, flag in ADDRESSES),
 ]

@@ -45,6 +45,12 @@ def test_a_bundle_is_verified_and_a_damaged_one_says_why() -> None:
     trusted = VECTORS / "log" / "keys"
     report = kolm.verify(VECTORS / "bundles" / "good.tar.gz", trusted, max_unreplayable=1)
     assert (report.ok, report.problem) == (True, None)
+    assert str(report).startswith("verified (")
+    assert len(str(report)) < 200
+    keys = kolm.TrustedKeys.load(trusted)
+    assert kolm.verify(VECTORS / "bundles" / "good.tar.gz", keys, max_unreplayable=1).ok
+    damaged = kolm.verify(str(VECTORS / "bundles" / "payload_edited.tar.gz"), str(trusted))
+    assert str(damaged).startswith(f"not verified: {damaged.problem} (")
     with pytest.raises(kolm.LedgerError):
         kolm.verify(VECTORS / "none.tar.gz", trusted)
     with pytest.raises(kolm.LedgerError, match="is not a folder"):

@@ -31,7 +31,7 @@ def test_a_build_needs_neither_torch_nor_transformers_nor_a_compiler(tmp_path: P
     code = (
         "import sys; from pathlib import Path; from services.cli.jobs import datastore as c;"
         f"c.build([Path({str(tmp_path)!r})], [], Path({str(BASE)!r}), Path({str(tmp_path / 'out')!r}),"
-        "c.BuildParameters(), None);"
+        "c.BuildParameters());"
         "print(sorted({'torch', 'transformers', 'numba', 'scipy'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -39,7 +39,7 @@ def test_a_build_needs_neither_torch_nor_transformers_nor_a_compiler(tmp_path: P
 
 
 def test_progress_is_told_of_every_character_and_passage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("services.generation.drafting.retrieval.embedders.input_layer._PASSAGES", 64)
+    monkeypatch.setattr("services.generation.drafting.retrieval.input_layer._PASSAGES", 64)
     read: list[int] = []
     embedded: list[tuple[int, int]] = []
     progress = BuildProgress(read.append, lambda done, count: embedded.append((done, count)))

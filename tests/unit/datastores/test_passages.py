@@ -12,8 +12,7 @@ from services.datastores import passages
 from services.datastores.builder import BuildParameters
 from services.datastores.passages import PassageVectors
 from services.generation.drafting.retrieval.datastore import Datastore
-from services.generation.drafting.retrieval.embedders.embedder import Embedding
-from services.generation.drafting.retrieval.embedders.input_layer import InputLayer
+from services.generation.drafting.retrieval.input_layer import InputLayer
 from tests.fakes.datastores import BASE, TOKENIZER_CID, builder, documents, encode
 
 TEXTS = [f"Ship {number} left the harbour at {number % 24} with {number * 7} tons of grain." for number in range(200)]
@@ -27,12 +26,10 @@ def test_vectors_come_in_blocks_whatever_parts_they_are_computed_in(
     tokens = np.arange(300) % 384
     np.save(tmp_path / "tokens.npy", tokens)
     table = np.array([[shard, first, 5] for shard in (0, 1) for first in range(0, 290, 7)])
-    layer = InputLayer.of_base(
-        Embedding("base", "cidv1:sha256:" + "0" * 64, 0), tiny_model, np.ones(384, dtype=np.float32)
-    )
+    layer = InputLayer.of_base(tiny_model, np.ones(384, dtype=np.float32))
     expected = np.stack([layer.request(tokens[first : first + 5]) for _, first, _ in table[::step].tolist()])
     for part in (3, 8, 1000):
-        monkeypatch.setattr("services.generation.drafting.retrieval.embedders.input_layer._PASSAGES", part)
+        monkeypatch.setattr("services.generation.drafting.retrieval.input_layer._PASSAGES", part)
         vectors = PassageVectors(layer, [tmp_path / "tokens.npy"] * 2, table, lambda _, __: None)
         blocks = list(vectors.blocks(step))
         assert {len(block) for block in blocks[:-1]} == {8}
@@ -59,5 +56,6 @@ def test_the_same_passages_give_the_same_index_and_are_found(
     assert len(names) == 1
     assert isinstance(faiss.read_index(str(tmp_path / "one" / "passages.faiss")), kind)
     store = Datastore.open(tmp_path / "one", BASE, TOKENIZER_CID)
-    near = store.nearest_passages(np.array(encode(texts[5])), 20)
-    assert any(store.passage(int(passage)).tolist() == encode(texts[5])[:32] for passage in near)
+    asked = encode(texts[5])[:32]
+    near = store.nearest_passages(np.array(asked), 20)
+    assert any(store.passage(int(passage)).tolist() == asked for passage in near)

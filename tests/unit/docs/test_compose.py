@@ -16,7 +16,7 @@ DOCKERFILE = (ROOT / "Dockerfile").read_text("utf-8")
 OTHERS = ["postgres", "prometheus", "grafana"]
 FOLLOWERS = ["monitor"]
 """Ours too, without a port."""
-HANDS = ["access", "migrate", "rotate-key", "tokens", "trust"]
+HANDS = ["access", "rotate-key", "tokens", "trust"]
 
 
 def test_every_service_is_one_of_ours_a_hand_or_somebody_else_s() -> None:

@@ -38,3 +38,15 @@ def test_random_examples_of_unit_tests_are_fewer_where_make_test_fast_asks_for_f
     """A number of their own would go against the profile: `tests.examples` makes it a share of the profile's."""
     files = (ROOT / "tests" / "unit").rglob("*.py")
     assert [str(file) for file in files if re.search(r"max_examples=\d", file.read_text("utf-8"))] == []
+
+
+def test_nothing_tells_people_to_install_a_distribution_that_is_not_published() -> None:
+    """Its name on a package index may be a stranger's by then; a file that `make wheels` has made is kolm's."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    files = [
+        ROOT / name for name in listed.split("\0") if name.endswith((".py", ".md", ".toml", ".yaml", ".html", ".js"))
+    ]
+    told = re.compile(r"pip install (-\S+ )*['\"]?kolm(?!_)")
+    kept = {ROOT / "CHANGELOG.md", ROOT / "docs" / "first-hour.md"}  # which tell what was
+    found = [str(file) for file in files if file not in kept and file.exists() and told.search(file.read_text("utf-8"))]
+    assert found == []

@@ -55,8 +55,7 @@ def _pod(name: str) -> dict[str, Any]:
 
 
 def _container(name: str) -> dict[str, Any]:
-    """`migrate` is a container of the ledger's pod that ends before the ledger starts."""
-    pod = _pod("ledger" if name == "migrate" else name)
+    pod = _pod(name)
     found = [one for one in (*pod.get("initContainers", ()), *pod["containers"]) if one["name"] == name]
     assert len(found) == 1
     container: dict[str, Any] = found[0]
@@ -64,11 +63,11 @@ def _container(name: str) -> dict[str, Any]:
 
 
 def test_a_cluster_runs_the_services_of_compose() -> None:
-    hands = {"access", "migrate", "rotate-key", "tokens", "trust"}
+    hands = {"access", "rotate-key", "tokens", "trust"}
     assert set(WORKLOADS) == set(HERE) == set(SERVICES) - hands - {"prometheus", "grafana"}
 
 
-@pytest.mark.parametrize("name", [*HERE, "migrate"])
+@pytest.mark.parametrize("name", HERE)
 def test_a_container_is_that_of_compose(name: str) -> None:
     service, container = SERVICES[name], _container(name)
     assert container["image"] == defaulted(service["image"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from services.explorer.shown import shown_fields, shown_text
+from services.explorer.pages import shown_fields, shown_text
 
 
 @pytest.mark.parametrize(

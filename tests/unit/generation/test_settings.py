@@ -10,8 +10,6 @@ import pytest
 from services.generation.settings import GenerationSettings
 from services.runtime.settings.settings import SettingsError
 
-DEMO = Path(__file__).parents[3] / "demo" / "toy" / "base"
-
 
 def test_context_and_cache_come_from_flag_environment_and_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "kolm.toml"
@@ -52,14 +50,15 @@ def test_a_gguf_file_is_served_under_its_name_without_the_ending(tmp_path: Path)
         ("--draft-model=none", "there is no model none; expected a transformers directory"),
         ("--adapter=a=none", "none: no adapter_config.json; expected an adapter in peft's layout, as NAME=DIRECTORY"),
         ("--head=./none", "none: no config.json; expected a head's folder"),
-        ("--corpus=acme=none", "none: no manifest.json; expected a datastore"),
-        ("--shared-corpus=none", "none: no manifest.json; expected a datastore"),
-        ("--embedder=none", "none: no config.json; expected a sentence-transformers directory"),
+        ("--datastore=acme=none", "none: no manifest.json; expected a datastore"),
+        ("--shared-datastore=none", "none: no manifest.json; expected a datastore"),
     ],
 )
-def test_what_is_not_there_is_named_with_its_flag_before_anything_is_loaded(setting: str, said: str) -> None:
+def test_what_is_not_there_is_named_with_its_flag_before_anything_is_loaded(
+    setting: str, said: str, tiny_model: Path
+) -> None:
     with pytest.raises(SettingsError, match=f"^{setting.partition('=')[0]}: {re.escape(said)}"):
-        GenerationSettings.load(["--model", str(DEMO), setting], environment={})
+        GenerationSettings.load(["--model", str(tiny_model), setting], environment={})
 
 
 @pytest.mark.parametrize("flag", ["--model", "--draft-model"])

@@ -21,6 +21,7 @@ from ledger.documents.sampling import Sampling
 from ledger.documents.signed_document import Document, sign_document
 from ledger.documents.spec_decode import SpecDecode
 from ledger.documents.verdict import Deviation, Verdict
+from ledger.encoding.canonical import canonical
 from ledger.encoding.cid import cid
 from ledger.encoding.commitment import OUTPUT_DOMAIN, PROMPT_DOMAIN, commit
 from ledger.encoding.digest import digest
@@ -28,6 +29,8 @@ from ledger.encoding.receipt_id import new_receipt_id
 from ledger.encoding.stream_digest import StreamDigest
 from ledger.encoding.timestamp import timestamp
 from ledger.keys.ed25519 import ROLES, SigningKey
+from ledger.keys.envelope import sign
+from ledger.keys.signer import Signer
 from ledger.keys.trusted_keys import TrustedKeys
 
 ORIGIN = "kolm.example/ledger"
@@ -38,6 +41,15 @@ STRANGER = SigningKey.from_seed(b"\x07" * 32, "receipts")
 BASE = cid(b"base weights")
 PROFILE = cid(b"numerics profile")
 SCOPE = Scope(BASE, "lookahead")
+OFF = SpecDecode(
+    method="off",
+    requested_method="off",
+    tokens_proposed=0,
+    tokens_accepted=0,
+    target_passes=2,
+    mean_acceptance_length=1.0,
+)
+"""How `receipt()` would have been served without speculation."""
 
 
 def at(number: int) -> str:
@@ -85,11 +97,11 @@ def receipt(number: int = 0, **changes: Any) -> Receipt:
         "spec_decode": SpecDecode(
             method="lookahead",
             requested_method="auto",
-            tokens_proposed=10,
-            tokens_accepted=5,
-            target_passes=4,
-            acceptance_rate=0.5,
-            mean_acceptance_length=2.5,
+            tokens_proposed=4,
+            tokens_accepted=1,
+            target_passes=1,
+            acceptance_rate=0.25,
+            mean_acceptance_length=2.0,
             fallback_reason="no head is registered for the base",
         ),
     }
@@ -208,6 +220,12 @@ def signed(document: Document) -> bytes:
     }
     role = document.role if isinstance(document, KeyEntry) else roles[type(document)]
     return sign_document(document, KEYS[role]).to_bytes()
+
+
+def of_a_later_version(key: Signer = KEYS["receipts"], kind: str = "kolm.weather.v1") -> bytes:
+    """The DSSE bytes of a document of a kind that nobody here knows; it names a tenant."""
+    payload = canonical({"type": kind, "tenant": "other", "rain": 3})
+    return sign(payload, f"application/vnd.{kind}+json", key).to_bytes()
 
 
 @cache

@@ -29,11 +29,9 @@ from ledger.documents.promise_answer import PromiseAnswer, open_answer, promise_
 from ledger.documents.receipt import Receipt
 from ledger.documents.signed_document import read_document
 from ledger.encoding.digest import digest
-from ledger.errors import FormatError, LedgerError
-from ledger.keys.envelope import Envelope, sign
+from ledger.errors import LedgerError
 from ledger.monitor.judgement import Limits
 from ledger.monitor.monitor import Monitor
-from ledger.statements import in_toto
 from ledger.statements.scitt import Place, cose_receipt, transparent_statement
 from ledger.tree.checkpoint import open_checkpoint
 from ledger.tree.entry import Entry
@@ -99,10 +97,6 @@ def receipt_at(index: int) -> Receipt:
     return document
 
 
-def in_toto_file(index: int, known: in_toto.KnownVerdict) -> bytes:
-    return in_toto.in_toto_statement(receipt_at(index), proof(index), [known], KEYS["auditor"]).to_bytes()
-
-
 def promise(index: int) -> bytes:
     kept = receipt_at(index)
     made = Promise(
@@ -120,11 +114,6 @@ FILES = {
     "proof": Signed(proof(2).to_bytes(), proof(3).to_bytes(), believed_proof),
     "receipt file": Signed(receipt_file(2), receipt_file(3), believed_file),
     "SCITT": Signed(cose_statement(2), cose_statement(3), lambda data: prove_statement(data, LOGS_ALONE)),
-    "in-toto": Signed(
-        in_toto_file(2, in_toto.KnownVerdict(4, verdict(2, 0))),
-        in_toto_file(3, in_toto.KnownVerdict(5, verdict(3, 1, "DEVIATION"))),
-        lambda data: prove_statement(data, TRUST),
-    ),
     "promise": Signed(promise(2), promise(3), lambda data: open_promise(data, TRUSTED)),
     "answer": Signed(promise_answer(2), promise_answer(3), lambda data: open_answer(data, promise(2), TRUSTED)),
 }
@@ -139,24 +128,6 @@ def test_a_changed_file_says_what_it_said_or_nothing(name: str) -> None:
     for changed in mutants(file.data, file.other, COUNT):
         with suppress(LedgerError):
             assert file.believed(changed) in honest, changed
-
-
-def test_whoever_may_sign_a_statement_can_change_nothing_but_his_own_word() -> None:
-    file = FILES["in-toto"]
-    whole, other = (Envelope.from_bytes(data).payload for data in (file.data, file.other))
-    honest = file.believed(file.data)
-    for changed in mutants(whole, other, COUNT):
-        by_exporter = sign(changed, in_toto.PAYLOAD_TYPE, KEYS["auditor"]).to_bytes()
-        with suppress(LedgerError):
-            assert replace(file.believed(by_exporter), verdicts=honest.verdicts) == honest, changed
-
-
-def test_a_statement_about_one_receipt_has_no_proof_and_no_verdict_of_another() -> None:
-    verdict_of_3 = in_toto.KnownVerdict(5, verdict(3, 1))
-    for place, known, said in ((3, [], "proves another entry"), (2, [verdict_of_3], "a verdict on another receipt")):
-        lie = in_toto.in_toto_statement(receipt_at(2), proof(place), known, KEYS["auditor"]).to_bytes()
-        with pytest.raises(FormatError, match=said):
-            prove_statement(lie, TRUST)
 
 
 def judged(files: dict[str, bytes], folder: Path) -> Any:

@@ -20,7 +20,7 @@ from ledger.tree.merkle import leaf_hash
 from services.client import errors as client
 from services.client.ledger.log import Appended, InclusionProof, LogEntry
 from services.registry.errors import BadDocument, UntrustedSignature
-from services.registry.log import LedgerLog
+from services.registry.publishing import LedgerLog
 from services.runtime.errors import KolmError, Unavailable
 from tests.unit.ledger.builders import KEYS, ORIGIN, TRUSTED, at, publication, signed, withdrawal
 

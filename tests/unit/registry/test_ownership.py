@@ -12,7 +12,7 @@ from ledger.encoding.cid import cid
 from ledger.keys.ed25519 import SigningKey
 from services.registry.catalogue import PUBLICATION, Signed
 from services.registry.errors import NameTaken
-from services.registry.ownership import check_name
+from services.registry.publishing import check_name
 from tests.unit.ledger.builders import at
 
 OLD, NEW, NEWEST, RIVAL = (SigningKey.from_seed(bytes([n]) * 32, "publisher") for n in (31, 32, 33, 34))

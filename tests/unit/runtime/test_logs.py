@@ -4,7 +4,7 @@ import json
 import logging
 import sys
 
-from services.runtime.calls.request_context import current_request_id, request_id_from
+from services.runtime.calls.requests import current_request_id, request_id_from
 from services.runtime.logs import JsonFormatter, TextFormatter
 
 

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from services.runtime.outage import Outage
+from services.runtime.process import Outage
 
 LOG = logging.getLogger("test.outage")
 

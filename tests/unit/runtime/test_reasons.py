@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from services.runtime.reasons import reason
+from services.runtime.process import reason
 
 
 def test_an_error_of_the_system_says_the_file_and_the_cause(tmp_path: Path) -> None:

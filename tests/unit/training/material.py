@@ -9,14 +9,13 @@ import torch
 
 from services.generation.target.cpu import CpuTarget
 from services.generation.target.loading import load_target
-from services.training.answers.answer import Answer, Streams
-from services.training.answers.prompts import Prompt
-from services.training.answers.recordings import Prefill
-from services.training.answers.regeneration import questions, regenerate
-from services.training.head.initial_head import Ends, frequent_tokens, fresh_head
-from services.training.head.loss import Teacher
-from services.training.head.module import HeadModule
+from services.training.answering import Answer, Streams, questions, regenerate
+from services.training.head import HeadModule
 from services.training.plan import HeadSizes
+from services.training.prompts import Prompt
+from services.training.recordings import Prefill
+from services.training.trainer import Ends, frequent_tokens, fresh_head
+from services.training.unroll import Teacher
 
 DRAFT_VOCABULARY = 100
 LONGEST_ANSWER = 20

@@ -7,23 +7,17 @@ from typing import Annotated
 
 import typer
 
-from services.cli.failures.exits import UsageError
 from services.cli.options import options
 from services.cli.values.named_files import expect_files, expect_folder
 from services.generation.target.folders.folder_kinds import HEAD
 
-_PROMPTS = Path("demo/toy/prompts")
-
 
 def kscore(
     head: Annotated[str, typer.Argument(help="A folder with a head, or a reference that is fetched and checked.")],
+    prompts: Annotated[list[Path], typer.Option(metavar="FILE", help="JSON lines with prompt or messages.")],
     adapters: Annotated[
         list[Path] | None,
         typer.Option(metavar="DIR", help="An adapter in peft's layout, or a folder of them; repeat it for more."),
-    ] = None,
-    prompts: Annotated[
-        list[Path] | None,
-        typer.Option(metavar="FILE", help="JSON lines with prompt or messages. Default: demo/toy/prompts."),
     ] = None,
     limit: Annotated[int, typer.Option(min=1, help="Prompts to take from each file.")] = 16,
     max_tokens: Annotated[int, typer.Option(min=2, help="Tokens of an answer at most.")] = 64,
@@ -40,9 +34,7 @@ def kscore(
 
     Below 0.5 the head needs retraining for that adapter: generation services no longer pick it there by themselves.
     """
-    files = tuple(prompts or sorted(_PROMPTS.glob("*.jsonl")))
-    if not files:
-        raise UsageError(f"--prompts: none given, and no *.jsonl in {_PROMPTS}")
+    files = tuple(prompts)
     expect_files("--prompts", files, "JSON lines with prompt or messages")
     if "/" in head:
         expect_folder("HEAD", Path(head), HEAD)

@@ -11,13 +11,23 @@ from services.cli.commands.heads.fetch import Base, Reference
 from services.cli.failures.exits import UsageError
 from services.cli.options import options
 from services.cli.values.named_files import expect_folder
+from services.cli.values.parsing import numbers
 from services.generation.target.folders.folder_kinds import HEAD
 
 
 def push(
-    folder: Annotated[Path, typer.Argument(help="A head in kolm's layout: config.json, model.safetensors.")],
+    folder: Annotated[
+        Path,
+        typer.Argument(
+            help="A head: config.json, model.safetensors. SafeAILab's, SpecForge's and speculators' layouts are "
+            "written in kolm's."
+        ),
+    ],
     name: Annotated[str, typer.Option(help="The name to publish it under.")],
     model: options.TrainedOn = options.MODEL,
+    feature_layers: Annotated[
+        str | None, typer.Option(metavar="N,N,N", help="Layers that a head in another layout reads, if it says wrong.")
+    ] = None,
     publisher: Annotated[str | None, typer.Option(help="The publisher's name. Default: the user's name.")] = None,
     annotate: Annotated[
         list[str] | None, typer.Option(metavar="KEY=TEXT", help="For the manifest; may be repeated.")
@@ -29,17 +39,23 @@ def push(
     json: options.Json = False,
 ) -> None:
     """Publish a head: upload the missing files, sign, put it on record. If interrupted, run it again to continue."""
+    expect_folder("FOLDER", folder, HEAD)
+    layers = None if feature_layers is None else numbers("--feature-layers", feature_layers, int)
+
     from services.cli.jobs.heads import publishing
     from services.cli.jobs.heads.publisher import Publisher
     from services.cli.terminal.output import answer, talk
     from services.cli.views.heads.heads import pushed_json, pushed_view
     from services.client.registry.registry import RegistryClient
 
-    expect_folder("FOLDER", folder, HEAD)
     us = Publisher.load(home.key("publisher", key), home.trusted, passphrase_file=key_passphrase_file)
-    described = publishing.Description(folder, model, name, publisher, _annotations(annotate or []))
-    with RegistryClient.connect(registry) as client, us.explaining():
-        pushed = publishing.push(client, described, us.key)
+    notes = _annotations(annotate or [])
+    with (
+        RegistryClient.connect(registry) as client,
+        us.explaining(),
+        publishing.in_own_layout(folder, model, layers) as own,
+    ):
+        pushed = publishing.push(client, publishing.Description(own, model, name, publisher, notes), us.key)
     answer(json, lambda: pushed_json(pushed), lambda: pushed_view(pushed, name))
     if pushed.created and not json:
         talk().print(

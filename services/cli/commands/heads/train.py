@@ -15,8 +15,7 @@ from services.cli.values.parsing import numbers
 from services.generation.target.folders.folder_kinds import HEAD
 
 if TYPE_CHECKING:
-    from services.training.budget import Budget
-    from services.training.plan import DataPlan, LessonPlan
+    from services.training.plan import Budget, DataPlan, LessonPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +34,7 @@ class LengthOptions:
             raise UsageError(f"--minutes: is {length:g}; expected a number above 0")
 
     def budget(self) -> Budget:
-        from services.training.budget import Minutes, Steps
+        from services.training.plan import Minutes, Steps
 
         return Minutes(self.minutes or 0.0) if self.steps is None else Steps(self.steps)
 
@@ -135,8 +134,9 @@ def train(
         Path | None, typer.Option(help="A head to start from; the tokens that it can draft are chosen anew.")
     ] = None,
     precision: Annotated[
-        Literal["bfloat16", "float32"], typer.Option(help="Precision of the matrix products.")
-    ] = "bfloat16",
+        Literal["bfloat16", "float32"] | None,
+        typer.Option(help="Precision of the matrix products. Default: the faster one on this device."),
+    ] = None,
     recompute: Annotated[bool, typer.Option("--recompute", help="Keep no features on disk, which is slower.")] = False,
     device: Annotated[str | None, typer.Option(help="cpu or cuda. Default: cuda where there is one.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of the split, of the answers' sampling and of the order.")] = 0,
@@ -160,8 +160,8 @@ def train(
 
     from services.cli.jobs.heads import training
     from services.cli.views.heads.training import trained_json, trained_view
-    from services.training.devices import end_process
-    from services.training.job import Job
+    from services.training.devices import end_process, faster_precision
+    from services.training.plan import Job
 
     job = Job(
         base=base,
@@ -170,7 +170,7 @@ def train(
         work=work or out.with_name(f"{out.name}.work"),
         budget=length.budget(),
         data=answers.plan(seed),
-        lesson=lesson.plan(precision, seed),
+        lesson=lesson.plan(precision or faster_precision(device), seed),
         sizes=chosen,
         start_from=start_from,
         answering_minutes=answers.answering_minutes,

@@ -44,6 +44,6 @@ def erase(
         if reason is None:
             erased = erase_own(client, found, keys)
         else:
-            signing = load_operator_key(home.key("operator", operator_key), keys, key_passphrase_file)
+            signing = load_operator_key(home.key("operator", operator_key), keys, key_passphrase_file, client)
             erased = erase_content(client, found, signing, reason, keys)
     answer(json, lambda: asdict(erased), lambda: erased_view(erased))

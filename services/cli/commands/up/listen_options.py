@@ -73,7 +73,7 @@ class ListenOptions:
             try:
                 check_free(f"{self.host}:{port}")
             except CannotListen as error:
-                hint = "is another `kolm up` running? `kolm health` shows it; port 0 takes a free one"
+                hint = "is another `kolm up` running? `kolm status` shows it; port 0 takes a free one"
                 raise Failed(f"{flag}: {error}", hint) from None
 
 

@@ -10,7 +10,7 @@ import typer
 
 from services.cli.options import options
 from services.cli.values.named_files import expect_folder, named_adapters
-from services.generation.target.folders.folder_kinds import EMBEDDER, HEAD, STORE
+from services.generation.target.folders.folder_kinds import HEAD, STORE
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +47,9 @@ class ServedOptions:
             help="A smaller model, for the method draft.",
         ),
     ] = None
-    shared_corpus: Annotated[
+    shared_datastore: Annotated[
         list[Path] | None,
         typer.Option(metavar="DIR", help="Datastore for the method rest, for all tenants; may be repeated."),
-    ] = None
-    embedder: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Sentence-transformers directory, for datastores that were built with one."),
     ] = None
     beside: Annotated[
         bool, typer.Option(help="Use the head, the adapters and the datastore beside the model, where none is named.")
@@ -80,26 +76,23 @@ class ServedOptions:
         """Flags of the generation service alone. Raises UsageError for folders that are missing."""
         from services.cli.jobs.running.command_words import words
 
-        _check_folders(self.head or [], self.shared_corpus or [], self.embedder)
+        _check_folders(self.head or [], self.shared_datastore or [])
         return words(
             head=self.head,
             no_beside=not self.beside,
             cache_bytes=self.cache_bytes,
             draft_model=self.draft_model,
-            shared_corpus=self.shared_corpus,
-            embedder=self.embedder,
+            shared_datastore=self.shared_datastore,
         )
 
 
 SERVED = ServedOptions()
 
 
-def _check_folders(heads: list[str], corpora: list[Path], embedder: Path | None) -> None:
+def _check_folders(heads: list[str], datastores: list[Path]) -> None:
     """Raises UsageError for one that is not there, or holds something else."""
-    for corpus in corpora:
-        expect_folder("--shared-corpus", corpus, STORE)
+    for store in datastores:
+        expect_folder("--shared-datastore", store, STORE)
     for head in heads:
         if "/" in head:
             expect_folder("--head", Path(head), HEAD)
-    if embedder is not None:
-        expect_folder("--embedder", embedder, EMBEDDER)

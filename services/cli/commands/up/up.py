@@ -67,13 +67,6 @@ def up(
     served: ServedOptions = SERVED,
     listen: ListenOptions = LISTEN,
     audit_rate: Annotated[float, typer.Option(min=0.0, max=1.0, help="Share of receipts that are replayed.")] = 1.0,
-    audit_by_server: Annotated[
-        bool,
-        typer.Option(
-            "--audit-by-server",
-            help="The auditor believes the generation service's replays, in place of an engine of its own.",
-        ),
-    ] = False,
     every: ServiceOptions = SERVICES,
     json: options.Json = False,
 ) -> None:
@@ -96,7 +89,6 @@ def up(
         explorer_port=listen.page(),
         http_port=listen.front(),
         audit_rate=audit_rate,
-        audit_by_server=audit_by_server,
         auditor_flags=same,
         generation_flags=(*same, *own),
         shared_flags=every.flags(insecure=listen.insecure),
@@ -105,19 +97,22 @@ def up(
     if every.config is not None:
         Configuration.read(every.config).refuse_what_up_sets(services.plans())
     listen.check_ports(services.metrics_ports)
-    expect_writable("--data-dir", data_dir)
     _run(services, found, UpTalk(every.log_format), as_json=json)
 
 
 def _run(services: LocalServices, found: dict[str, Path], talk: UpTalk, *, as_json: bool) -> None:
     """`found` are adapters that nobody named.
 
-    Returns after Ctrl-C or SIGTERM. Raises Failed if a service ends by itself. Leaves none running."""
+    Returns after Ctrl-C or SIGTERM. Raises UsageError for a model that cannot be served, Failed if a service ends by
+    itself. Leaves none running.
+    """
     from services.cli.jobs.running.keystroke import seconds_since_start
-    from services.cli.jobs.running.local_services import bring_up
+    from services.cli.jobs.running.local_services import bring_up, tokens_left
     from services.cli.jobs.running.supervisor import NotReady, ServiceDied, StopRequested, Supervisor
     from services.runtime.settings.environment import unread_variables
 
+    services.check_model()
+    expect_writable("--data-dir", services.data_dir)
     supervisor = Supervisor(talk.line, talk.still_starting)
     with supervisor.listening():  # in the background too, where a shell has SIGINT ignored
         try:
@@ -127,8 +122,9 @@ def _run(services: LocalServices, found: dict[str, Path], talk: UpTalk, *, as_js
             addresses = bring_up(
                 services, supervisor, lambda key: talk.say(f"trusts its own {key.role} key: {key.path}")
             )
-            talk.announce(addresses, services, seconds_since_start(), as_json=as_json)
-            supervisor.wait()
+            with tokens_left(services, addresses):
+                talk.announce(addresses, services, seconds_since_start(), as_json=as_json)
+                supervisor.wait()
         except StopRequested as request:
             talk.say(f"{request}: stopping")
         except ServiceDied as error:

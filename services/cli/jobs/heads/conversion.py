@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
 from services.cli.failures.exits import UsageError
 from services.cli.terminal.output import talk
-from services.generation.drafting.eagle3.config import HeadError
-from services.generation.drafting.eagle3.confirmation import confirm_layers
-from services.generation.drafting.eagle3.head import Head
-from services.generation.drafting.eagle3.layout import write_head
-from services.generation.drafting.eagle3.loading import load_head, with_layers
+from services.generation.drafting.eagle3.checkpoint import HeadError, write_head
+from services.generation.drafting.eagle3.head_pass import Head
+from services.generation.drafting.eagle3.loading import confirm_layers, load_head, with_layers
 from services.generation.engine.text.tokenizer import Tokenizer
 from services.generation.target.config.config import read_config
 from services.generation.target.errors import TargetError
 from services.generation.target.loading import load_target
-from services.runtime.reasons import reason
+from services.runtime.process import reason
 
 _PROBE_TOKENS = 512
 _PROBE = """The server writes a receipt for every request. A reader who doubts one looks it up and checks the signature.
@@ -30,8 +28,16 @@ def total(prices, discount):
 """
 
 
-def convert(source: Path, out: Path, model: Path, feature_layers: tuple[int, ...] | None) -> dict[str, Any]:
-    """Describes what was written. Weights become float32, which holds every value of the other formats exactly.
+@dataclass(frozen=True, slots=True)
+class Converted:
+    """A head that was written in kolm's layout, whose layout it had, and the layers that it reads."""
+
+    origin: str
+    feature_layers: tuple[int, ...]
+
+
+def convert(source: Path, out: Path, model: Path, feature_layers: tuple[int, ...] | None) -> Converted:
+    """Weights become float32, which holds every value of the other formats exactly.
 
     If the layout leaves open which layers the head reads, both choices are tried on the base: the one under which the
     head predicts more of the base's tokens is kept. Raises UsageError.
@@ -49,12 +55,7 @@ def convert(source: Path, out: Path, model: Path, feature_layers: tuple[int, ...
         write_head(out, head.config, {name: torch.from_numpy(values) for name, values in tensors.items()})
     except (HeadError, TargetError, OSError) as error:
         raise UsageError(reason(error)) from error
-    return {
-        "origin": head.origin,
-        "folder": str(out),
-        "feature_layers": list(head.config.feature_layers),
-        "draft_vocab_size": head.config.draft_vocab_size,
-    }
+    return Converted(head.origin, tuple(head.config.feature_layers))
 
 
 def _confirmed(head: Head, model: Path) -> Head:

@@ -23,7 +23,7 @@ from services.cli.jobs.trust import load_trusted
 from services.cli.terminal.progress import transfers
 from services.client import LedgerClient
 from services.client.errors import DataLoss, DeadlineExceeded, NotFound, Unavailable
-from services.client.registry.head_fetch import check_withdrawals, fetch_head, find_head
+from services.client.registry.head_folder import check_withdrawals, fetch_head, find_head
 from services.client.registry.registry import RegistryClient
 
 
@@ -107,7 +107,9 @@ def _withdrawn(ledger: LedgerClient | None, published: PublishedDraftHead) -> bo
     return False
 
 
-def verified(head: str, trusted: TrustedKeys, registry: str, ledger: str | None) -> Checked:
+def verified(
+    head: str, trusted: TrustedKeys, registry: str, ledger: str | None, base_cid: str | None = None
+) -> Checked:
     """Check a folder, or the head that a reference names.
 
     Raises DraftHeadRefused, FormatError, KolmError, UsageError.
@@ -123,7 +125,7 @@ def verified(head: str, trusted: TrustedKeys, registry: str, ledger: str | None)
         LedgerClient.connect(ledger) as log,
         tempfile.TemporaryDirectory() as scratch,
     ):
-        checked = pull(client, log, trusted, head, cache=Path(scratch))
+        checked = pull(client, log, trusted, head, base_cid=base_cid, cache=Path(scratch))
         return Checked(checked.head, checked.withdrawn)
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import getpass
 import hashlib
 import io
-from collections.abc import Callable, Mapping
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,16 +18,16 @@ from ledger.documents.draft_head_manifest import DraftHeadManifest
 from ledger.documents.draft_head_publication import DraftHeadPublication, DraftHeadWithdrawal
 from ledger.documents.named_file import NamedFile
 from ledger.documents.signed_document import sign_document
+from ledger.encoding.canonical import parse_json
 from ledger.encoding.timestamp import timestamp
 from ledger.errors import FormatError
 from ledger.keys.signer import Signer
 from services.cli.failures.exits import UsageError
+from services.cli.terminal.output import talk
 from services.cli.terminal.progress import transfers
 from services.client.errors import FailedPrecondition
 from services.client.registry.head_folder import CONFIG_FILE, TRAINING_FILE, HeadFolderInvalid, manifest_of, training_of
-from services.client.registry.heads import Head
-from services.client.registry.registry import RegistryClient
-from services.client.registry.transfer import upload
+from services.client.registry.registry import Head, RegistryClient, upload
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,29 @@ class Pushed:
     head: Head
     created: bool
     sent: tuple[str, ...]
+
+
+@contextmanager
+def in_own_layout(folder: Path, model: Path, feature_layers: tuple[int, ...] | None) -> Iterator[Path]:
+    """The folder of a head in kolm's layout: the given one, or one for the time being. Raises UsageError."""
+    from services.registry.head_check import LAYOUT
+
+    try:
+        config = parse_json((folder / CONFIG_FILE).read_bytes(), CONFIG_FILE)
+    except FormatError:
+        config = None  # which is refused where it is read in full
+    if not isinstance(config, dict) or config.get("layout") == LAYOUT:
+        if feature_layers is not None:
+            raise UsageError(f"--feature-layers: {folder} is in kolm's layout, which names them", "leave the flag out")
+        yield folder
+        return
+    from services.cli.jobs.heads.conversion import convert  # needs torch
+
+    with tempfile.TemporaryDirectory() as scratch:
+        written = convert(folder, Path(scratch) / "head", model, feature_layers)
+        layers = ", ".join(map(str, written.feature_layers))
+        talk().print(f"{written.origin}'s layout, written in kolm's: it reads the features of layers {layers}")
+        yield Path(scratch) / "head"
 
 
 def push(registry: RegistryClient, head: Description, key: Signer) -> Pushed:
@@ -83,8 +108,7 @@ def _signed(document: DraftHeadPublication | DraftHeadWithdrawal, key: Signer) -
 def _describe_base(model: Path) -> BaseManifest:
     """The manifest of a model. Raises UsageError."""
     from services.generation.target.errors import TargetError
-    from services.generation.target.folders.digests import FileDigests
-    from services.generation.target.folders.identity import base_manifest
+    from services.generation.target.folders.identity import FileDigests, base_manifest
 
     if not model.exists():
         raise UsageError(f"--model: there is no folder or file {model}", "name the base that the head was trained on")
@@ -117,8 +141,7 @@ def _check_fits(head: Description) -> None:
     """Makes the registry's checks before the upload. Raises UsageError, which names head and base."""
     from services.generation.target.folders.identity import model_config
     from services.registry.errors import BaseMismatch
-    from services.registry.head_check import check_fits
-    from services.registry.head_config import HeadConfig
+    from services.registry.head_check import HeadConfig, check_fits
 
     try:
         config = HeadConfig.from_bytes((head.folder / CONFIG_FILE).read_bytes())

@@ -19,20 +19,17 @@ from services.cli.terminal.output import talk
 from services.cli.terminal.progress import bars
 from services.client.registry.head_folder import HeadFolderInvalid, manifest_of
 from services.client.registry.registry import RegistryClient
-from services.generation.drafting.eagle3.config import HeadError
-from services.generation.drafting.eagle3.head import Head
+from services.generation.drafting.eagle3.checkpoint import HeadError
+from services.generation.drafting.eagle3.head_pass import Head
 from services.generation.drafting.eagle3.loading import load_head
 from services.generation.engine.text.tokenizer import Tokenizer
 from services.generation.target.cpu import CpuTarget
 from services.generation.target.errors import TargetError
-from services.generation.target.fixed_shape.fixed_shape_target import FixedShapeTarget
 from services.generation.target.loading import load_target
-from services.generation.target.probing.profile import measure_profile
-from services.training.answers.prompts import read_prompts
+from services.generation.target.probing.probe import measure_profile
 from services.training.kscore import DEPTH, Measured, NothingMeasured, Prompt, measure, prompts_digest
-from services.training.training_error import PromptsInvalid
-
-Target = CpuTarget | FixedShapeTarget
+from services.training.plan import PromptsInvalid
+from services.training.prompts import read_prompts
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +69,7 @@ def adapters_in(directories: Sequence[Path]) -> dict[str, Path]:
 class Loaded:
     """Everything that a measurement needs, in memory."""
 
-    target: Target
+    target: CpuTarget
     head: Head
     head_cid: str
     profile_cid: str

@@ -7,16 +7,15 @@ import errno
 from services.cli.failures.exits import Failed, UsageError
 from services.cli.jobs.heads.training_reporter import terminal_reporter
 from services.cli.jobs.stop_signals import stop_signals
-from services.generation.drafting.eagle3.config import HeadError
+from services.generation.drafting.eagle3.checkpoint import HeadError
 from services.generation.target.errors import TargetError
-from services.training.acceptance import Acceptance
 from services.training.devices import devices
-from services.training.job import Job
+from services.training.kscore import Measured
+from services.training.plan import DiskFull, Job, TrainingError
 from services.training.run import train_head
-from services.training.training_error import DiskFull, TrainingError
 
 
-def run(job: Job, device: str | None) -> dict[str, Acceptance] | None:
+def run(job: Job, device: str | None) -> dict[str, Measured] | None:
     """Held-out acceptance by domain, in the leading process; None if Ctrl-C or SIGTERM stopped the run on the way.
 
     The step under way is finished and saved first.

@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from services.cli.terminal.progress import bars
-from services.training.reporter import StepReport
+from services.training.plan import StepReport
 
 _LINE_SECONDS = 10.0
 """Between two lines where there is no terminal."""

@@ -14,7 +14,6 @@ from ledger.bundle.draft_heads import draft_head_file, draft_heads_named
 from ledger.bundle.folder import BundleFolder
 from ledger.bundle.layout import TRANSCRIPT, BundleFile
 from ledger.bundle.tar_archive import add_file, archive, unpack
-from ledger.bundle.zip_archive import write_zip
 from ledger.errors import LedgerError
 from ledger.tree.tlog_proof import TlogProof
 from services.cli.failures.exits import Failed, UsageError
@@ -22,11 +21,11 @@ from services.client import LedgerClient
 from services.client.errors import KolmError, NotFound
 from services.client.registry.registry import RegistryClient
 
-TAR_GZ, TAR, ZIP = (".tar.gz", ".tgz"), (".tar",), (".zip",)
-ARCHIVES = (*TAR_GZ, *TAR, *ZIP)
+TAR_GZ, TAR = (".tar.gz", ".tgz"), (".tar",)
+ARCHIVES = (*TAR_GZ, *TAR)
 """Endings of names that mean an archive; any other name is a folder's."""
 
-_OTHER_ARCHIVES = frozenset((".gz", ".xz", ".bz2", ".zst", ".7z", ".rar", ".txz", ".tbz2", ".tzst"))
+_OTHER_ARCHIVES = frozenset((".gz", ".zip", ".xz", ".bz2", ".zst", ".7z", ".rar", ".txz", ".tbz2", ".tzst"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +47,7 @@ def check_new(path: Path) -> None:
     if path.exists() and not (path.is_dir() and not any(path.iterdir())):
         raise UsageError(f"{path} exists already", "name a new file, or a new or empty folder")
     if path.suffix in _OTHER_ARCHIVES and not path.name.endswith(ARCHIVES):
-        raise UsageError(f"{path.name}: no archive that `kolm verify` reads", "write .tar.gz, .tar, .zip, or a folder")
+        raise UsageError(f"{path.name}: no archive that `kolm verify` reads", "write .tar.gz, .tar, or a folder")
 
 
 def export_bundle_to(path: Path, ledger: str, registry: str, wanted: BundleRequest) -> tuple[str, ...]:
@@ -61,7 +60,7 @@ def export_bundle_to(path: Path, ledger: str, registry: str, wanted: BundleReque
         with tempfile.TemporaryDirectory(dir=draft.parent, prefix=".export.") as folder:
             unpacked = BundleFolder(Path(folder) / "bundle")
             unpacked.folder.mkdir()
-            unpack(draft, unpacked.folder)
+            unpack(draft, unpacked.folder, bounded_by_its_size=False)  # repetitive prompts swell, too
             absent = _add_manifests(unpacked, registry)
             if wanted.transcript is not None:
                 add_file(unpacked.folder, BundleFile(TRANSCRIPT, wanted.transcript))
@@ -84,10 +83,7 @@ def _download(draft: Path, ledger: str, wanted: BundleRequest) -> None:
 
 
 def _pack(bundle: BundleFolder, name: str, out: BinaryIO) -> None:
-    if name.endswith(ZIP):
-        write_zip(bundle.files(), out)
-    else:
-        out.writelines(archive(bundle.files(), compressed=name.endswith(TAR_GZ)))
+    out.writelines(archive(bundle.files(), compressed=name.endswith(TAR_GZ)))
 
 
 def _add_manifests(bundle: BundleFolder, registry: str) -> tuple[str, ...]:

@@ -16,11 +16,6 @@ from ledger.tree.checkpoint import Checkpoint
 from ledger.witness.cosignature_store import newest_signed
 
 
-def chosen_depth(*, quick: bool, deep: bool) -> Depth:
-    """The structure is checked if neither is asked for."""
-    return Depth.QUICK if quick else Depth.DEEP if deep else Depth.STRUCTURE
-
-
 def check_database(
     place: Path | str,
     guard: Path | str | None,

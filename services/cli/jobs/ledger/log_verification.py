@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from datetime import UTC, datetime
 
 from ledger.audit.log_verification import Report, verify_log
 from ledger.audit.obligation_fold import ObligationFold
@@ -52,7 +53,7 @@ def _check(
                     seen(entry)
                 yield entry
 
-        return verify_log(shown(), checkpoint, trusted, origin)
+        return verify_log(shown(), checkpoint, trusted, origin, datetime.now(UTC))
 
 
 def _streamed(ledger: LedgerClient) -> Iterator[bytes]:
@@ -74,8 +75,12 @@ def _stored(store: EntryStore) -> Iterator[bytes]:
         position += len(page)
 
 
-def read_obligations(server: str, database: str | None, trusted: TrustedKeys) -> ObligationFold:
-    """Obligations of auditors, recomputed from verified entries. Raises VerificationFailed, KolmError."""
+def check_obligations(
+    server: str, database: str | None, trusted: TrustedKeys, origin: str | None = None
+) -> tuple[Report, ObligationFold]:
+    """`check_log`, and the obligations of auditors, recomputed from the same entries. Raises VerificationFailed for a
+    log that does not verify.
+    """
     book = ObligationFold()
 
     def seen(data: bytes) -> None:
@@ -85,7 +90,7 @@ def read_obligations(server: str, database: str | None, trusted: TrustedKeys) ->
         except LedgerError:
             return  # the verification, which follows, reports it
 
-    report = check_log(server, database, trusted, seen=seen)
+    report = check_log(server, database, trusted, origin, seen=seen)
     if not report.ok:
         raise VerificationFailed(f"the log does not verify: {report.problem}", "`kolm ledger verify` says more")
-    return book
+    return report, book

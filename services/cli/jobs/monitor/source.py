@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from ledger.bundle.tile_files import TileFiles
@@ -11,10 +12,13 @@ from ledger.bundle.tile_folder import TileFolder
 from ledger.errors import StoreError
 from services.cli.failures.exits import Away, UsageError
 from services.cli.jobs.monitor.http_tiles import HttpTiles
+from services.runtime.http.http_call import on_own_thread
 
 
 class LogFiles:
-    """TileFiles that say in one way where the log cannot be reached."""
+    """TileFiles that say in one way where the log cannot be reached. A read that hangs is left by an exception of a
+    signal's handler: another thread waits for the answer, with gRPC's locks.
+    """
 
     def __init__(self, files: TileFiles, place: str, failures: tuple[type[Exception], ...]) -> None:
         self._files = files
@@ -24,7 +28,7 @@ class LogFiles:
     def read(self, path: str, most: int) -> bytes:
         """Raises Away, and LedgerError for what is not there or not in form."""
         try:
-            return self._files.read(path, most)
+            return on_own_thread(partial(self._files.read, path, most)).result()
         except self._failures as error:
             raise Away(f"the log at {self._place} cannot be read: {error}") from None
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import signal
-import threading
+import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -104,11 +104,31 @@ def watching(watched: Watched) -> Iterator[Watching]:
         yield Watching(watched, files, memory)
 
 
-def follow(work: Watching, seconds: float | None, shown: Callable[[Look], bool]) -> None:
-    """Look again and again, `seconds` apart, until `shown` says that it is enough, or SIGTERM came, which lets a look
-    end; only once without seconds.
+class _Stopped(BaseException):
+    """SIGTERM came."""
+
+
+def follow(work: Watching, seconds: float | None, shown: Callable[[Look], bool]) -> bool:
+    """Look again and again, `seconds` apart, until `shown` says that it is enough; only once without seconds. SIGTERM
+    ends it wherever it is but while it shows, for the next look goes on where this one was; returns whether the last
+    look went to its end.
     """
-    stop = threading.Event()
-    with stop_signals(lambda _: stop.set(), (signal.SIGTERM,)):
-        while not shown(work.look()) and seconds is not None and not stop.wait(seconds):
-            pass
+
+    came, showing = False, False
+
+    def stop(_: int) -> None:
+        nonlocal came
+        came = True
+        if not showing:
+            raise _Stopped
+
+    with suppress(_Stopped), stop_signals(stop, (signal.SIGTERM,)):
+        while True:
+            look = work.look()
+            showing = True
+            enough = shown(look)
+            showing = False
+            if enough or came or seconds is None:
+                return True
+            time.sleep(seconds)
+    return False

@@ -17,7 +17,7 @@ from ledger.keys.note import Note
 from ledger.keys.trusted_keys import TrustedKeys
 from ledger.tree.checkpoint import Checkpoint
 from ledger.witness.tlog_policy import Policy
-from services.cli.failures.exits import UsageError
+from services.cli.failures.exits import UsageError, brought_by
 from services.cli.jobs.receipts.promise_file import read_promise_file
 from services.cli.jobs.receipts.text_reader import ModelTextReader
 
@@ -55,7 +55,7 @@ def is_json(path: Path) -> bool:
 
 
 def read_statement(path: Path) -> bytes | None:
-    """The bytes of a SCITT or in-toto statement; None for anything else."""
+    """The bytes of a SCITT statement; None for anything else."""
     data = _beginning(path, _LONGEST_STATEMENT)
     return data if is_statement(data) else None
 
@@ -127,7 +127,7 @@ def _timestamp_check(path: Path) -> Callable[[bytes, bytes], datetime]:
     try:
         from ledger.witness.timestamp_token import Authority
     except ImportError:
-        raise UsageError("--tsa: timestamps need rfc3161-client", "pip install 'kolm-serve[timestamp]'") from None
+        raise UsageError("--tsa: timestamps need rfc3161-client", brought_by("timestamp")) from None
     try:
         return Authority.from_pem(_read(path, "--tsa")).check
     except FormatError as error:

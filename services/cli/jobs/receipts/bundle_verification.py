@@ -68,7 +68,7 @@ def check_tlog_proof(proof: TlogProof, sources: Sources, history: Path | None = 
 
 
 def check_statement(data: bytes, sources: Sources, history: Path | None = None) -> ProvenStatement:
-    """Check a SCITT or in-toto statement. Raises LedgerError for what does not hold, UsageError, VerificationFailed."""
+    """Check a SCITT statement. Raises LedgerError for what does not hold, UsageError, VerificationFailed."""
     if sources.as_claimed:
         raise UsageError("--as-claimed: a statement holds no keys")
     trust = own_trust(sources)

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ledger.bundle.receipt_file import ReceiptFile
 from ledger.documents.receipt import Receipt
 from ledger.documents.signed_document import open_document
 from ledger.documents.verdict import DEVIATION, UNREPLAYABLE
 from services.auditor.audit_error import AuditError
-from services.auditor.finding import Finding
-from services.auditor.judge import Judge
-from services.auditor.replays.engine_plan import EnginePlan
+from services.auditor.engine_plan import EnginePlan
+from services.auditor.examination import Finding, Judge
 from services.cli.failures.exits import Failed
 from services.cli.jobs.receipts.receipt_texts import Texts, compared_texts
 from services.cli.jobs.trust import load_trusted
-from services.cli.terminal.output import talk
+from services.cli.terminal.output import counted
+from services.cli.terminal.progress import steps
+
+if TYPE_CHECKING:
+    from services.auditor.own_engine import OwnEngine
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,30 +47,48 @@ class Replay:
         return found.outcome == DEVIATION or found.tampered or (self.texts is not None and self.texts.same is False)
 
 
-def replay_file(file: Path, plan: EnginePlan, trusted: Path, *, decode: bool, any_storage: bool) -> Replay:
-    """Check the file, load the base, compute. Raises Failed, LedgerError."""
+def replay_file(
+    file: Path, plan: EnginePlan, trusted: Path, *, decode: bool, any_storage: bool, quiet: bool = False
+) -> Replay:
+    """Check the file, load the base, compute, saying on a terminal what is being done. Raises Failed, LedgerError."""
     read = ReceiptFile.from_bytes(file.read_bytes())
     keys = load_trusted(trusted) if trusted.is_dir() else None
     receipt = read.receipt()
     if keys is not None:
         open_document(read.envelope, keys)
-    with talk().status("loading the base, computing"):
-        finding = _judged(receipt, read, plan, decode=decode, any_storage=any_storage)
+    with steps("loading and probing the base", quiet=quiet) as step:
+        engine = _loaded(plan, any_storage=any_storage)
+        step(f"computing {counted(receipt.output.tokens, 'token')} again")
+        finding = _judged(engine, receipt, read, decode=decode)
         computed = finding.outcome != UNREPLAYABLE and not any_storage
+        step("reading the texts")
         texts = compared_texts(receipt, read.content, read.sent, read.text, plan.model) if computed else None
     index = None if read.entry is None else read.entry.index
     return Replay(receipt, index, None if keys is None else True, finding, texts)
 
 
-def _judged(receipt: Receipt, read: ReceiptFile, plan: EnginePlan, *, decode: bool, any_storage: bool) -> Finding:
-    from services.auditor.replays.own_engine import OwnEngine
+def _loaded(plan: EnginePlan, *, any_storage: bool) -> OwnEngine:
+    from services.generation.target.without_torch import spare_torch
 
-    try:
-        engine = OwnEngine.load(plan, threading.Event(), any_storage=any_storage)
+    spare_torch()
+    from services.auditor.own_engine import OwnEngine
+
+    with _expected():
+        return OwnEngine.load(plan, threading.Event(), any_storage=any_storage)
+
+
+def _judged(engine: OwnEngine, receipt: Receipt, read: ReceiptFile, *, decode: bool) -> Finding:
+    with _expected():
         finding = Judge(engine, float(decode)).judge(receipt, read.content)
+    return finding if engine.base_cid == receipt.base_cid else _by_other_files(finding, receipt, engine.base_cid)
+
+
+@contextmanager
+def _expected() -> Iterator[None]:
+    try:
+        yield
     except AuditError as error:
         raise Failed(str(error), "name the base that the receipt is about with --model") from error
-    return finding if engine.base_cid == receipt.base_cid else _by_other_files(finding, receipt, engine.base_cid)
 
 
 def _by_other_files(finding: Finding, receipt: Receipt, own: str) -> Finding:

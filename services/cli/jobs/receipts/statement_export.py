@@ -1,21 +1,15 @@
-"""A receipt as a statement that other people's tools read, signed by the key of whoever exports it."""
+"""A receipt as a SCITT transparent statement, signed by the key of whoever exports it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
 
-from ledger.documents.receipt import Receipt
-from ledger.documents.signed_document import open_document
-from ledger.documents.verdict import Verdict
-from ledger.errors import FormatError, ProofError
-from ledger.keys.envelope import Envelope
+from ledger.errors import ProofError
 from ledger.keys.signer import Signer
 from ledger.keys.trusted_keys import TrustedKeys
-from ledger.statements.in_toto import KnownVerdict, in_toto_statement
 from ledger.statements.scitt import Place, check_cose_receipt, transparent_statement
 from ledger.tree.checkpoint import open_checkpoint
-from ledger.tree.tlog_proof import TlogProof
 from services.cli.jobs.receipts.receipt_export import write_new
 from services.cli.jobs.receipts.receipt_proof import find
 from services.cli.jobs.trust import load_trusted
@@ -33,9 +27,7 @@ class Exported:
     issuer: str
 
 
-def export_statement(
-    ledger: LedgerClient, named: str, path: Path, format_name: str, key: Signer, trusted_folder: Path
-) -> Exported:
+def export_statement(ledger: LedgerClient, named: str, path: Path, key: Signer, trusted_folder: Path) -> Exported:
     """Write the statement. Signs only what it has checked: the receipt, its place in the log, the verdicts.
 
     Raises Missing, UsageError, KolmError, LedgerError.
@@ -43,7 +35,7 @@ def export_statement(
     trusted = load_trusted(trusted_folder)
     receipt_id = find(ledger, named).receipt.receipt_id
     details = VerifiedLedger(ledger, trusted).receipt(receipt_id)
-    made = _cose(ledger, details, trusted, key) if format_name == "cose" else _in_toto(details, trusted, key)
+    made = _cose(ledger, details, trusted, key)
     write_new(path, made)
     return Exported(receipt_id, key.key_id)
 
@@ -56,17 +48,3 @@ def _cose(ledger: LedgerClient, details: ReceiptDetails, trusted: TrustedKeys, k
     place = Place(entry, answer.proof.index, answer.proof.hashes, open_checkpoint(answer.checkpoint, logs))
     check_cose_receipt(answer.cose_receipt, place, receipt_id, logs)
     return transparent_statement(entry, receipt_id, key, [answer.cose_receipt])
-
-
-def _in_toto(details: ReceiptDetails, trusted: TrustedKeys, key: Signer) -> bytes:
-    receipt = open_document(Envelope.from_bytes(details.receipt.envelope), trusted)
-    if not isinstance(receipt, Receipt) or details.inclusion_proof is None:
-        raise FormatError("receipt", "expected a receipt with its proof")
-    entry = entry_of(details.receipt)
-    proof = TlogProof(entry.index, details.inclusion_proof.hashes, details.checkpoint, entry.to_bytes())
-    verdicts = [
-        KnownVerdict(shown.index, verdict)
-        for shown in details.verdicts
-        if isinstance(verdict := open_document(Envelope.from_bytes(shown.envelope), trusted), Verdict)
-    ]
-    return in_toto_statement(receipt, proof, verdicts, key).to_bytes()

@@ -37,7 +37,7 @@ class ModelTextReader:
     def prompt(self, sent: str | Sequence[Turn]) -> list[int]:
         if isinstance(sent, str):
             return self._tokenizer.encode(sent)
-        from services.generation.requests.tools import chat_turns, read_tools
+        from services.generation.requests.prompt import chat_turns, read_tools
         from services.runtime.errors import InvalidArgument
 
         try:
@@ -54,6 +54,9 @@ class ModelTextReader:
 
     @cached_property
     def _tokenizer(self) -> Tokenizer:
+        from services.generation.target.without_torch import spare_torch
+
+        spare_torch()
         from services.generation.engine.text.tokenizer import Tokenizer
 
         with _model_errors():

@@ -11,14 +11,12 @@ from typing import Any
 from services.cli.failures.exits import UsageError
 from services.cli.jobs.running.supervisor import Plan
 from services.runtime.settings.environment import SERVICES
-from services.runtime.settings.settings import ServerSettings, SettingsError
-from services.runtime.settings.toml_table import TomlTable
+from services.runtime.settings.settings import ServerSettings, SettingsError, TomlTable
 
 _SHARED = ("model", "adapter", "context_length", "cache_dtype", "arithmetic")
 _INSTEAD = {
     "listen": "--host and the port's flag",
     "rate": "--audit-rate",
-    "by_server": "--audit-by-server",
     "metrics_port": "--metrics-port",
     "data_dir": "--data-dir",
     "state_dir": "--data-dir",

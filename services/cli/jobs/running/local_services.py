@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from services.cli.failures.exits import UsageError
 from services.cli.jobs.running.command_words import words
-from services.cli.jobs.running.own_principals import SERVICE_ROLES, make_own_principals, principals_file, token_file
+from services.cli.jobs.running.own_principals import (
+    LOCAL,
+    OWNER,
+    SERVICE_ROLES,
+    make_own_principals,
+    principals_file,
+    token_file,
+)
 from services.cli.jobs.running.supervisor import Plan, Supervisor
 from services.cli.jobs.trust import TrustedKey, trust_own
+from services.runtime.access.credentials import token_left
 
 _KEYS = (("LEDGER", "log"), ("GENERATION", "receipts"), ("AUDITOR", "auditor"))
 """Which service signs with the key of which role."""
@@ -24,7 +34,6 @@ _MODEL_SECONDS = 900.0  # loading and probing a large model on a slow disk
 class LocalServices:
     """The services to run. Port 0 takes a free one. `environment` is added to the services' own.
 
-    `audit_by_server`: the auditor believes the generation service instead of loading the model itself.
     `explorer_port` None serves no auditor's page, `http_port` None no OpenAI front. `shared_flags` go to all. Metrics
     are served from `metrics_port` on, a port for each service in the order of `_NAMES`; from 0, on free ones.
     """
@@ -37,7 +46,6 @@ class LocalServices:
     auditor_port: int = 50053
     registry_port: int = 50054
     audit_rate: float = 1.0
-    audit_by_server: bool = False
     auditor_flags: tuple[str, ...] = ()
     generation_module: str = "services.generation"
     generation_flags: tuple[str, ...] = ()
@@ -46,6 +54,16 @@ class LocalServices:
     http_port: int | None = None
     shared_flags: tuple[str, ...] = ()
     metrics_port: int | None = None
+
+    def check_model(self) -> None:
+        """Before anything is made or started. Raises UsageError for what cannot be served, by its files' headers."""
+        from services.generation.target.errors import TargetError
+        from services.generation.target.weights import check_headers
+
+        try:
+            check_headers(self.model)
+        except TargetError as error:
+            raise UsageError(f"--model: {error}") from error
 
     def trust_own_keys(self) -> tuple[TrustedKey, ...]:
         """The user of these services trusts their keys, and lets them call each other: keys and tokens are made and
@@ -61,6 +79,11 @@ class LocalServices:
         passphrase = {**os.environ, **self.environment}.get(f"KOLM_{service}_KEY_PASSPHRASE_FILE")
         file = Path(passphrase) if passphrase else None
         return trust_own(self.data_dir / "keys" / f"{role}.pem", role, self.data_dir / "trusted", file)
+
+    @property
+    def local_token(self) -> Path:
+        """The file with the token of this start, for browsers and API keys. Made by `trust_own_keys`."""
+        return token_file(self.data_dir, LOCAL)
 
     def ledger(self) -> Plan:
         return self._plan("ledger", self.ledger_port, data_dir=self.data_dir)
@@ -83,18 +106,15 @@ class LocalServices:
             registry=registry,
         )
 
-    def auditor(self, ledger: str, generation: str) -> Plan:
-        asks = self.audit_by_server
+    def auditor(self, ledger: str) -> Plan:
         return self._plan(
             "auditor",
             self.auditor_port,
-            () if asks else self.auditor_flags,
+            self.auditor_flags,
             data_dir=self.data_dir,
             ledger=ledger,
             rate=self.audit_rate,
-            by_server=asks,
-            generation=generation if asks else None,
-            model=None if asks else self.model,
+            model=self.model,
         )
 
     def explorer(self, ledger: str) -> Plan:
@@ -134,7 +154,7 @@ class LocalServices:
         """All plans of `kolm up`, with addresses left open."""
         front = () if self.http_port is None else (self.http("", None if self.explorer_port is None else ""),)
         page = () if self.explorer_port is None else (self.explorer(""),)
-        return (self.ledger(), self.registry(""), self.generation("", ""), self.auditor("", ""), *page, *front)
+        return (self.ledger(), self.registry(""), self.generation("", ""), self.auditor(""), *page, *front)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +173,7 @@ def bring_up(
     services: LocalServices, supervisor: Supervisor, told: Callable[[TrustedKey], None] = lambda key: None
 ) -> Addresses:
     """Start all services together, those first that others ask. One whose port is to be a free one has to be there
-    before whoever is told of it; an auditor that believes the generation service waits for it.
+    before those that are told of it.
 
     Their keys are trusted first; `told` gets those that are new. Raises KeyFileError, PrincipalsError, OSError, and
     what Supervisor.start raises.
@@ -163,8 +183,7 @@ def bring_up(
     ledger = _Launched(supervisor, services.ledger(), _QUICK_SECONDS)
     registry = _Launched(supervisor, services.registry(ledger.place), _QUICK_SECONDS)
     generation = _Launched(supervisor, services.generation(ledger.place, registry.place), _MODEL_SECONDS)
-    asked = generation.address if services.audit_by_server else ""
-    auditor = _Launched(supervisor, services.auditor(ledger.place, asked), _MODEL_SECONDS)
+    auditor = _Launched(supervisor, services.auditor(ledger.place), _MODEL_SECONDS)
     pages = services.explorer_port is not None
     explorer = _Launched(supervisor, services.explorer(ledger.place), _QUICK_SECONDS) if pages else None
     fronted = services.http_port is not None
@@ -178,6 +197,17 @@ def bring_up(
         explorer=explorer.address if explorer else None,
         http=http.address if http else None,
     )
+
+
+@contextmanager
+def tokens_left(services: LocalServices, addresses: Addresses) -> Iterator[None]:
+    """In this block clients of this user find the owner's token by the services' ports, from any folder."""
+    token = token_file(services.data_dir, OWNER).read_text(encoding="ascii").strip()
+    with ExitStack() as stack:
+        for address in (addresses.generation, addresses.ledger, addresses.auditor, addresses.registry):
+            if address is not None:
+                stack.enter_context(token_left(address, token))
+        yield
 
 
 class _Launched:

@@ -6,12 +6,22 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
-from services.runtime.access.credential import Credential, new_token, token_digest
-from services.runtime.access.principal import LOCAL_CALLER, ROLES, Role
-from services.runtime.access.principals_file import edited_principals, write_private
+from services.runtime.access.credentials import (
+    LOCAL_CALLER,
+    ROLES,
+    Credential,
+    Role,
+    edited_principals,
+    new_token,
+    token_digest,
+    write_private,
+)
 
 OWNER = "owner"
 """The owner of the services: the client finds this token by itself (`services.client.connection.token`)."""
+
+LOCAL = "local"
+"""Generates for the default tenant, until the next start: the token that `kolm up` prints for browsers and API keys."""
 
 SERVICE_ROLES: Mapping[str, tuple[Role, ...]] = {
     "generation": ("append", "read"),
@@ -21,7 +31,7 @@ SERVICE_ROLES: Mapping[str, tuple[Role, ...]] = {
 }
 """The roles of each service that calls others. The HTTP front has no rights: it shows its callers' tokens."""
 
-_ROLES: Mapping[str, tuple[Role, ...]] = {**SERVICE_ROLES, OWNER: ROLES}
+_ROLES: Mapping[str, tuple[Role, ...]] = {**SERVICE_ROLES, OWNER: ROLES, LOCAL: ("generate",)}
 
 
 def principals_file(data_dir: Path) -> Path:
@@ -37,22 +47,25 @@ def token_file(data_dir: Path, name: str) -> Path:
 def make_own_principals(data_dir: Path) -> None:
     """Make the tokens that are missing, as well as those that are no longer valid. Everything else there stays.
 
-    At first callers on this machine get in without a token, and may generate for the default tenant; a person may
-    revoke that for good. Raises PrincipalsError, OSError.
+    The token `LOCAL` is made anew each time. Raises PrincipalsError, OSError.
     """
     file, now = principals_file(data_dir), datetime.now(UTC)
-    first = not file.exists()
     with edited_principals(file) as credentials:
         valid = {each.token_sha256 for each in credentials if each.valid_at(now)}
-        if first:
-            roles = tuple(LOCAL_CALLER.roles)
-            credentials.append(_credential(LOCAL_CALLER.name, LOCAL_CALLER.tenant, roles, now, loopback=True))
         for name, roles in _ROLES.items():
-            if _kept_digest(token_file(data_dir, name)) not in valid:
+            if name == LOCAL or _kept_digest(token_file(data_dir, name)) not in valid:
                 token = new_token()
                 write_private(token_file(data_dir, name), token + "\n")
                 credentials[:] = [each for each in credentials if each.name != f"kolm up: {name}"]
-                credentials.append(_credential(f"kolm up: {name}", None, roles, now, token_sha256=token_digest(token)))
+                credentials.append(
+                    Credential(
+                        name=f"kolm up: {name}",
+                        tenant=LOCAL_CALLER.tenant if name == LOCAL else None,
+                        roles=roles,
+                        token_sha256=token_digest(token),
+                        created_at=now,
+                    )
+                )
 
 
 def _kept_digest(file: Path) -> str | None:
@@ -60,9 +73,3 @@ def _kept_digest(file: Path) -> str | None:
         return token_digest(file.read_text(encoding="ascii").strip())
     except (OSError, UnicodeDecodeError):
         return None
-
-
-def _credential(
-    name: str, tenant: str | None, roles: tuple[Role, ...], now: datetime, **proof: str | bool
-) -> Credential:
-    return Credential.model_validate({"name": name, "tenant": tenant, "roles": roles, "created_at": now, **proof})

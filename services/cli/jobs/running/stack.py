@@ -12,7 +12,7 @@ from functools import cached_property
 from services.client.connection.channel import Connection
 from services.client.connection.telemetry import Samples, read_metrics
 from services.client.errors import DeadlineExceeded, KolmError, Unavailable
-from services.client.generation.model_info import ModelInfo
+from services.client.generation.completion import ModelInfo
 from services.client.generation.runtime import Runtime
 
 _SECONDS = 2.0
@@ -63,6 +63,15 @@ class Stack:
         return all(server.serving for server in self.servers)
 
     @cached_property
+    def answering(self) -> bool:
+        """Whether all serve, and the model's numerics are known: what a probe asks."""
+        return self.serving and self.model is not None
+
+    @cached_property
+    def unproven(self) -> bool:
+        return self.model is not None and not self.model.probe_passed
+
+    @cached_property
     def broken(self) -> tuple[str, ...]:
         """Promises that do not hold at the moment, each in a few words."""
         ledger, auditor = self.of("ledger"), self.of("auditor")
@@ -73,7 +82,7 @@ class Stack:
             (self.of("generation").total("kolm_outbox_refused"), "receipts refused by the ledger"),
             (_accusers(ledger), "witnesses saw another history of the log"),
         )
-        unproven = () if self.model is None or self.model.probe_passed else ("numerics profile unproven",)
+        unproven = ("numerics profile unproven",) if self.unproven else ()
         stuck = ("the ledger cannot write",) if 0 in ledger.by("kolm_ledger_takes_entries", "").values() else ()
         return (*unproven, *stuck, *(f"{count:.0f} {what}" for count, what in counts if count))
 

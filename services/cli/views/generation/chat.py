@@ -2,48 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 
-from rich.console import RenderableType
-from rich.markup import escape
-from rich.table import Table
-
-from services.cli.jobs.chat.session import Answer, Session
+from services.cli.jobs.chat import Answer
 from services.cli.views.generation.completion import receipt_json
 from services.cli.views.generation.speed import speed
 from services.client.generation.completion import Finished
-from services.client.generation.model_info import ModelInfo
 
 
-def greeting(info: ModelInfo) -> str:
-    """The server that answers, and a hint at the help."""
-    return f"{info.model}, {info.context_length:,} tokens of context. /help lists the commands, Ctrl-D leaves."
-
-
-def help_view(commands: Iterable[tuple[str, str]]) -> RenderableType:
-    """The commands with their meaning."""
-    grid = Table.grid(padding=(0, 2))
-    for usage, meaning in commands:
-        grid.add_row(f"[bold]{escape(usage)}[/]", escape(meaning))
-    return grid
-
-
-def answer_line(answer: Answer, entry: int | None) -> str:
-    """One line about an answer; `entry` is the place of its receipt in the ledger, if that is known."""
-    receipt = "no receipt" if answer.finished and answer.finished.receipt is None else "receipt on its way"
-    receipt = receipt if entry is None else f"receipt {entry}"
+def answer_line(answer: Answer) -> str:
+    """One line about an answer, with its receipt's entry in the ledger where that is known."""
     if answer.finished is None:
-        return f"interrupted after {answer.tokens} tokens, {receipt}"
+        kept = "receipt on its way" if answer.turn.answer else "the question is not kept"
+        return f"interrupted after {answer.tokens} tokens, {kept}"
+    signed = answer.finished.receipt
+    entry = None if signed is None else signed.ledger_index
+    receipt = "no receipt" if signed is None else "receipt on its way" if entry is None else f"receipt {entry}"
     return ", ".join((*_speed(answer, answer.finished), _method(answer.finished), receipt, *_cut(answer.finished)))
-
-
-def wishes_line(session: Session) -> str:
-    """Method and seed as they will be asked for."""
-    wishes = session.wishes
-    seed = "the server draws it" if wishes.sampling.seed is None else wishes.sampling.seed
-    return f"method {wishes.spec_decode.method or 'auto'}, seed: {seed}"
 
 
 def answer_json(answer: Answer) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from services.cli.terminal.steering import printable
 if TYPE_CHECKING:
     from services.cli.jobs.heads.fetching import Checked
     from services.cli.jobs.heads.publishing import Pushed
-    from services.client.registry.heads import Head, KScore
+    from services.client.registry.registry import Head, KScore
 
 _CHECKS = (
     "The manifest is well-formed and names its base",
@@ -145,12 +145,6 @@ def withdrawn_view(head: Head, *, again: bool) -> RenderableType:
     verb = "was withdrawn already" if again else "withdrawn"
     place, why = head.withdrawal.ledger_index, printable(head.withdrawal.reason)
     return f"{verb}, entry {place}: {why}\n{head.head_cid}"
-
-
-def converted_view(written: dict[str, Any]) -> RenderableType:
-    """Where a head came from and what it reads."""
-    layers = ", ".join(map(str, written["feature_layers"]))
-    return f"{written['origin']} → {written['folder']}: reads the features of layers {layers}"
 
 
 def _digits(identifier: str) -> str:

@@ -12,30 +12,34 @@ from rich.text import Text
 from services.cli.terminal.output import table
 
 if TYPE_CHECKING:
-    from services.training.acceptance import Acceptance
-    from services.training.job import Job
+    from services.training.kscore import Measured
+    from services.training.plan import Job
 
 
-def trained_json(job: Job, found: Mapping[str, Acceptance]) -> dict[str, Any]:
+def trained_json(job: Job, found: Mapping[str, Measured]) -> dict[str, Any]:
     """The head's folder, its drafts' depth, and its acceptance by domain."""
     figures = {
-        domain: {"tokens": each.tokens, "mean_length": each.mean_length, "by_depth": list(each.by_depth)}
+        domain: {
+            "tokens": each.tokens,
+            "mean_length": each.mean_acceptance_length,
+            "by_depth": list(each.acceptance_by_depth),
+        }
         for domain, each in found.items()
     }
     return {"head": str(job.out), "k": job.k, "held_out_acceptance": figures}
 
 
-def trained_view(job: Job, found: Mapping[str, Acceptance]) -> RenderableType:
+def trained_view(job: Job, found: Mapping[str, Measured]) -> RenderableType:
     """Its acceptance, and how to publish it."""
     return Group(acceptance_table(found), Text(f"{job.out}\nkolm heads push {job.out} --name NAME publishes it"))
 
 
-def acceptance_table(found: Mapping[str, Acceptance]) -> Table:
+def acceptance_table(found: Mapping[str, Measured]) -> Table:
     """Held-out acceptance by domain: mean length, and the share of drafts accepted to each depth."""
-    depths = len(next(iter(found.values())).accepted)
+    depths = max((len(each.acceptance_by_depth) for each in found.values()), default=0)
     names = [f"depth {depth}" for depth in range(1, depths + 1)]
     made = table("domain", "tokens", "mean length", *names, right=("tokens", "mean length", *names))
     for domain, each in found.items():
-        shares = [f"{share:.0%}" for share in each.by_depth]
-        made.add_row(domain, f"{each.tokens:,}", f"{each.mean_length:.2f}", *shares)
+        shares = [f"{share:.0%}" for share in each.acceptance_by_depth]
+        made.add_row(domain, f"{each.tokens:,}", f"{each.mean_acceptance_length:.2f}", *shares)
     return made

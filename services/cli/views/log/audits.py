@@ -23,6 +23,15 @@ def pass_json(done: Pass) -> dict[str, Any]:
     """Every verdict, and what is left."""
     return {
         "verdicts": [_examined_json(each) for each in done.examined],
+        "elsewhere": [
+            {
+                "receipt_index": verdict.receipt_index,
+                "verdict_index": verdict.index,
+                "outcome": verdict.outcome,
+                "auditor": label,
+            }
+            for label, verdict in done.elsewhere
+        ],
         "undecided": done.undecided,
         "remaining": list(done.remaining),
         "before": dict(done.before),
@@ -52,17 +61,19 @@ def show_pass(done: Pass) -> None:
     console = talk()
     if done.examined:
         data().print(_verdict_table(done.examined))
-    found = Counter(each.finding.outcome for each in done.examined)
+    found = Counter(outcome(each.finding.outcome, each.finding.tokens_compared) for each in done.examined)
     console.print(f"{len(done.examined)} replayed: {_counts(found)}")
-    if any(each.finding.replayed_by == "server" for each in done.examined):
-        console.print("[yellow]by the audited server, on its word: such verdicts do not count as independent[/]")
     if done.before:
-        console.print(f"[dim]{done.before.total()} had a verdict before: {_counts(done.before)}[/]")
+        before = _counts(Counter({outcome(name): count for name, count in done.before.items()}))
+        console.print(f"[dim]{done.before.total()} had a verdict before: {before}[/]")
     if done.undecided:
         console.print(f"[dim]{done.undecided} receipts wait for a draw[/]")
+    if done.elsewhere:
+        theirs = Counter(outcome(verdict.outcome, verdict.tokens_compared) for _, verdict in done.elsewhere)
+        whose = ", ".join(sorted({label for label, _ in done.elsewhere}))
+        console.print(f"{theirs.total()} replayed meanwhile by {escape(whose)}: {_counts(theirs)}")
     if done.remaining:
-        left = f"{len(done.remaining)} left: in another auditor's hands or given up, `kolm audit jobs`"
-        console.print(f"[yellow]{left}[/]")
+        console.print(f"[yellow]{len(done.remaining)} left: replaying them failed, `kolm audit jobs` says how[/]")
     for halt in done.halts:
         console.print(f"[bold red]halted:[/] {halt.scope.method}, entry {halt.halt_index}; `kolm halts list` says why")
 
@@ -74,14 +85,15 @@ def _verdict_table(examined: Sequence[Examined]) -> RenderableType:
             str(each.receipt_index),
             each.receipt.spec_decode.method,
             str(each.finding.tokens_compared),
-            outcome(each.finding.outcome),
+            outcome(each.finding.outcome, each.finding.tokens_compared),
             f"[dim]{escape(each.finding.reason or '')}[/]",
         )
     return made
 
 
 def _counts(found: Counter[str]) -> str:
-    return ", ".join(f"{count} {outcome(name)}" for name, count in sorted(found.items())) or "nothing was due"
+    """By outcome, as it is shown."""
+    return ", ".join(f"{count} {name}" for name, count in sorted(found.items())) or "nothing was due"
 
 
 def jobs_json(jobs: Sequence[Job]) -> list[dict[str, Any]]:

@@ -11,6 +11,9 @@ from rich.markup import escape
 from services.cli.terminal.output import short, table
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from services.cli.jobs.drill.steps import Seen
     from services.cli.jobs.resumes import Resumed, SignedResume
     from services.client.ledger.log import Halt, HaltState
 
@@ -62,3 +65,33 @@ def resumed_view(resumed: Sequence[Resumed]) -> RenderableType:
     """One line for each resume."""
     lines = (f"resumed {each.method}: halt {each.halt_index}, resume is entry {each.resume_index}" for each in resumed)
     return "\n".join(lines)
+
+
+def drill_opening(folder: Path) -> str:
+    """What the drill is about to do."""
+    return (
+        "[bold]DRILL.[/] Ledger, generation service, auditor and registry start with keys of their own in "
+        f"{escape(str(folder))}; their log is named drill.invalid, their model has random weights, and its arithmetic "
+        "will be broken on purpose. Nothing of yours is touched. The first start on a machine compiles code for half a "
+        "minute."
+    )
+
+
+def seen_view(number: int, seen: Seen) -> RenderableType:
+    """One step, as it has happened."""
+    entry = "" if seen.entry is None else f" [dim](entry {seen.entry} of the drill's log)[/]"
+    return f"\n[green]✓[/] [bold]{number}. {seen.name}[/]{entry}\n  {escape(seen.said)}"
+
+
+def drill_summary(steps: Sequence[Seen]) -> str:
+    """The end of a drill whose steps have all happened."""
+    return (
+        f"\nSeen: {', '.join(step.name for step in steps)}. Everything is stopped, and the drill's folder is removed. "
+        "On a real log `kolm halts list` shows what is halted, `kolm receipts show` a receipt with its verdict, "
+        "`kolm replay` computes it again, `kolm halts resume` ends the halt: see docs/auditing.md."
+    )
+
+
+def drill_json(steps: Sequence[Seen]) -> dict[str, Any]:
+    """The steps that have happened; entries are those of the drill's log, which is gone."""
+    return {"drill": True, "steps": [{"name": each.name, "entry": each.entry, "said": each.said} for each in steps]}

@@ -1,7 +1,8 @@
-"""ObligationFold of auditors: what they promised, what they owe, and the verdicts."""
+"""Obligations of auditors: what they promised, what they owe, and the verdicts."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -13,7 +14,7 @@ from services.cli.terminal.output import outcome, table
 _STATE_STYLES = {"JUDGED": "dim", "OWED": "", "UNDRAWN": "dim", "OVERDUE": "bold red", "LATE": "red"}
 
 
-def obligations_json(listed: list[Obligation], done: Completeness) -> dict[str, Any]:
+def obligations_json(listed: Sequence[Obligation], done: Completeness) -> dict[str, Any]:
     """The listed obligations, and the summary over all of them."""
     return {
         "kept": done.kept,
@@ -55,13 +56,18 @@ def obligations_json(listed: list[Obligation], done: Completeness) -> dict[str, 
     }
 
 
-def obligations_view(listed: list[Obligation], done: Completeness) -> RenderableType:
-    """One line for each, and whether the promise is kept."""
+def obligations_view(
+    log: RenderableType, listed: Sequence[Obligation], done: Completeness, ahead: str | None
+) -> RenderableType:
+    """Below the log's own report, one line for each sampled receipt, and whether the promise is kept. `ahead` names a
+    document of a time to come, which puts off what is owed.
+    """
     made = table("entry", "receipt", "state", "due by", "chosen by", right=("entry",), whole=("receipt",))
     for one in listed:
         due = one.due_by.replace("T", " ")[: len("2026-01-02 03:04")] or "–"
         made.add_row(str(one.index), one.receipt_id, _state(one, done.as_of), due, _chosen_by(one))
-    return Group(*([made] if listed else []), *_summary(done))
+    dated = [] if ahead is None else [Text(ahead, style="bold red")]
+    return Group(log, *([made] if listed else []), *_summary(done), *dated)
 
 
 def _state(one: Obligation, as_of: str) -> Text:

@@ -24,13 +24,9 @@ def list_view(receipts: list[ReceiptEntry]) -> RenderableType:
     """One line for each receipt."""
     made = table("entry", "receipt", "method", "tokens", "verdict", right=("entry", "tokens"), whole=("receipt",))
     for receipt in receipts:
-        document = envelope_json(receipt.envelope)["document"]
+        tokens = envelope_json(receipt.envelope)["document"]["output"]["tokens"]
         made.add_row(
-            str(receipt.index),
-            receipt.receipt_id,
-            receipt.method,
-            str(document["output"]["tokens"]),
-            outcome(receipt.outcome),
+            str(receipt.index), receipt.receipt_id, receipt.method, str(tokens), outcome(receipt.outcome, tokens)
         )
     return made if receipts else Text("no receipts")
 
@@ -121,7 +117,7 @@ def _speculation(document: dict[str, Any]) -> list[tuple[str, str]]:
     if why is not None:
         rows.append(("why not", escape(why)))
     if "passes_by_method" in block:
-        rows.append(("passes by", ", ".join(f"{method} {n}" for method, n in block["passes_by_method"].items())))
+        rows.append(("passes by", _passes(block["passes_by_method"])))
     if block["tokens_proposed"]:
         rows.append(("drafts", f"{block['tokens_accepted']} of {block['tokens_proposed']} tokens accepted"))
     if block["wall_clock_speedup"] is not None:
@@ -132,17 +128,24 @@ def _speculation(document: dict[str, Any]) -> list[tuple[str, str]]:
     return [*rows, ("identical to off", verified[block["verified_identical_to_off"]])]
 
 
+def _passes(by_method: dict[str, int]) -> str:
+    """Passes of the target by the method that drafted for them; off is a pass that nothing was drafted for."""
+    counts = ", ".join(f"{method} {count}" for method, count in by_method.items())
+    return f"{counts} (off: nothing was drafted)" if len(by_method) > 1 and "off" in by_method else counts
+
+
 def _proven(details: ReceiptDetails, proof: Proof) -> list[tuple[str, str]]:
     unchecked = " (no trusted keys to check with)" if proof.signature is None else ""
     rows = [
         ("signature", f"{MARKS[proof.signature]} by a trusted key of role receipts{unchecked}"),
         ("in the log", f"{MARKS[proof.inclusion]} entry {details.receipt.index} of {proof.tree_size}{unchecked}"),
     ]
-    return rows + [("verdict", _verdict(verdict)) for verdict in details.verdicts]
+    said = [("verdict", _verdict(verdict)) for verdict in details.verdicts]
+    return rows + (said or [("verdict", "not yet: no auditor has computed it again")])
 
 
 def _verdict(verdict: Verdict) -> str:
     reason = f": {escape(verdict.reason)}" if verdict.reason else ""
     whose = whose_replay(verdict.verification, verdict.replayed_by)
     compared = f"{verdict.tokens_compared} tokens compared {whose} (entry {verdict.index})"
-    return f"{outcome(verdict.outcome)}, {compared}{reason}"
+    return f"{outcome(verdict.outcome, verdict.tokens_compared)}, {compared}{reason}"

@@ -35,10 +35,8 @@ def replay_view(done: Replay) -> RenderableType:
     """The outcome first, then why."""
     finding = done.finding
     how = f" by {finding.verification}" if finding.verification else ""
-    found = (
-        f"{outcome(finding.outcome)}: {finding.tokens_compared} of {done.receipt.output.tokens} tokens compared{how}"
-    )
-    lines = [Text.from_markup(found)]
+    compared, tokens = finding.tokens_compared, done.receipt.output.tokens
+    lines = [Text.from_markup(f"{outcome(finding.outcome, compared)}: {compared} of {tokens} tokens compared{how}")]
     if finding.reason:
         lines.append(Text(finding.reason))
     if done.texts is not None:

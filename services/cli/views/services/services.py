@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from rich.console import RenderableType
 from rich.text import Text
 
 from services.cli.failures.exits import FAILED, Failed
-from services.cli.terminal.output import MARKS, print_json, table, talk
+from services.cli.terminal.output import print_json, talk
 
 if TYPE_CHECKING:
-    from services.cli.jobs.running.health import Condition
     from services.cli.jobs.running.local_services import Addresses, LocalServices
     from services.cli.jobs.trust import TrustedKey
     from services.runtime.logs import LogFormat
@@ -90,21 +88,18 @@ class UpTalk:
         if addresses.explorer is not None:
             self.say(f"       the auditor's page: http://{addresses.explorer}/")
         if addresses.http is not None:
-            self.say(f"       OpenAI's API: http://{addresses.http}/v1")
-        whose = "by the audited server itself" if services.audit_by_server else "by an engine of the auditor's own"
-        self.say(f"{services.audit_rate:.0%} of all receipts are replayed, {whose}; `kolm audit run` replays the rest")
-        self.say('try: kolm generate "def add(a, b):"      Ctrl-C stops everything')
+            if self._json:  # lines of a log, which gets no secret
+                self.say(f"       OpenAI's API: http://{addresses.http}/v1, api_key in {services.local_token}")
+            else:
+                key = services.local_token.read_text(encoding="ascii").strip()
+                self.say(f"       OpenAI's API: http://{addresses.http}/v1 api_key {key}")
+                self.say(f"       a page to chat on: http://{addresses.http}/#key={key}")
+        self.say(_audited(services.audit_rate))
+        self.say('try: kolm generate --chat "What is gravity?"      Ctrl-C stops everything')
 
 
-def conditions_json(conditions: Sequence[Condition]) -> dict[str, Any]:
-    """Whether all services serve with proven numerics, and the condition of each."""
-    healthy = all(each.serving and each.proven for each in conditions)
-    return {"healthy": healthy, "services": [asdict(each) for each in conditions]}
-
-
-def conditions_view(conditions: Sequence[Condition]) -> RenderableType:
-    """One line for each service."""
-    made = table("service", "address", "", "")
-    for each in conditions:
-        made.add_row(each.service, each.address, MARKS[each.serving and each.proven], each.detail)
-    return made
+def _audited(rate: float) -> str:
+    """How many receipts are computed again."""
+    if rate >= 1.0:
+        return "the auditor replays every receipt, on an engine of its own"
+    return f"the auditor replays {rate:.0%} of the receipts, on its own engine; `kolm audit run --sample 1` the others"

@@ -1,4 +1,4 @@
-"""How `kolm top` shows one look after the other: a screen, lines in a pipe, or JSON."""
+"""How `kolm status --watch` shows one look after the other: a screen, lines in a pipe, or JSON."""
 
 from __future__ import annotations
 

@@ -7,19 +7,88 @@ the two rules rank different tokens first, it is counted which one was right.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from services.generation.drafting.acceptance import DOUBTED, WHOLE, Int64, RequestAcceptance
-from services.generation.drafting.draft_tree.nodes import Level
-from services.generation.drafting.draft_tree.vector_search import above, largest
-from services.generation.drafting.relaxed import relaxed
+from services.generation.drafting.draft_tree.nodes import MOST_COPIED, Level
+from services.generation.engine.cost import PassCost
+from services.generation.engine.drafter import Budget
+from services.generation.engine.numba_cache import relaxed
 from services.generation.engine.request import EngineRequest
 from services.generation.engine.sampling.philox import gumbel
+from services.generation.engine.sampling.race import key_of, value_of
+
+_DEPTH = 16  # at most, where a request does not say k; the cost model ends most drafts long before
+
+
+@dataclass(frozen=True, slots=True)
+class DraftShape:
+    """Bounds of a draft tree. Nodes are verified if their probability pays for their row.
+
+    Each expanded node gets `width` children, and `width` nodes are expanded at each depth: 1 is a chain.
+    """
+
+    depth: int
+    width: int
+    tree_tokens: int  # draft tokens verified at most
+
+    @classmethod
+    def for_device(cls, cost: PassCost) -> DraftShape:
+        """The cheaper a row is beside a whole pass, the wider."""
+        share = cost.row_share
+        width = 2 if share > 0.03 else 4 if share > 0.01 else 8
+        # A row may cost nothing as far as could be measured; 60 tokens are the most.
+        return cls(depth=_DEPTH, width=width, tree_tokens=max(8, int(2.0 / max(share, 1 / 30))))
+
+    def within(self, budget: Budget) -> DraftShape:
+        return DraftShape(min(self.depth, budget.depth), self.width, min(self.tree_tokens, budget.nodes))
+
+    def for_request(self, request: EngineRequest) -> DraftShape:
+        asked = request.parameters
+        return DraftShape(
+            self.depth if request.k is None else request.k,
+            asked.get("tree_width", self.width),
+            asked.get("tree_tokens", MOST_COPIED if request.prediction else self.tree_tokens),
+        )
+
 
 Float32 = NDArray[np.float32]
+
+_GROUP = 128  # values that are counted before they are looked at one by one
+_INFINITY = np.int32(0x7F800000)
+
+
+@relaxed
+def largest(row: Float32) -> np.float32:
+    """The largest value that is a number; -inf where there is none above that."""
+    bits, best = row.view(np.int32), -_INFINITY
+    for i in range(bits.shape[0]):
+        key = key_of(bits[i])
+        key = key if key <= _INFINITY else -_INFINITY
+        best = key if key > best else best
+    return np.float32(value_of(best))
+
+
+@relaxed
+def above(row: Float32, limit: np.float32, places: NDArray[np.int64]) -> int:
+    """Write where the row is above `limit` into `places`, ascending, and return how many these are."""
+    found = 0
+    for start in range(0, row.shape[0], _GROUP):
+        group = row[start : start + _GROUP]
+        count = np.int32(0)
+        for i in range(group.shape[0]):
+            count += np.int32(group[i] > limit)
+        if count:
+            for i in range(group.shape[0]):
+                if group[i] > limit:
+                    places[found] = start + i
+                    found += 1
+    return found
+
 
 UNCOUPLED = -1  # the rule without noise
 _SURE = 1e-3  # doubt up to which no weighed noise is drawn: drawing costs more than the rest of a token

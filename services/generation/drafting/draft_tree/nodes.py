@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.generation.drafting.acceptance import Float64, Int64, copied, first_choice, said
-from services.generation.drafting.relaxed import relaxed
+from services.generation.engine.numba_cache import relaxed
 
 NODE = np.dtype(
     [

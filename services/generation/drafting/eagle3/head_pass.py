@@ -1,29 +1,194 @@
-"""The head's forward pass on the target's kernels: one compiled call."""
+"""A head's passes: its weights as the target's kernels read them, its rotation, its cache, its programs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from transformers import LlamaConfig
 
 from services.generation.drafting.draft_tree.candidates import Vocabulary
-from services.generation.drafting.eagle3.head import Head
-from services.generation.drafting.eagle3.head_parts import HeadParts
-from services.generation.drafting.eagle3.head_programs import HeadPrograms
-from services.generation.target.blocks import BlockPool, blocks_for
+from services.generation.drafting.eagle3.checkpoint import (
+    EMBEDDING,
+    FEATURE_NORM,
+    HeadConfig,
+    HeadConfigInvalid,
+    layer_spec,
+)
+from services.generation.target.blocks import BLOCK, BlockPool
+from services.generation.target.canonical.kernels import compilation
+from services.generation.target.canonical.kernels.attention.layout import CACHED
 from services.generation.target.canonical.kernels.storages import PANEL, padded
-from services.generation.target.canonical.program.embedding_table import EmbeddingTable
+from services.generation.target.canonical.program.buffers import Buffers
+from services.generation.target.canonical.program.cache import Cache
+from services.generation.target.canonical.program.layer import Layer, load_layer
+from services.generation.target.canonical.program.matrices import Matrix, give, matrix_of, vector
 from services.generation.target.canonical.program.memory import ReusedMemory
+from services.generation.target.canonical.program.operations import NOWHERE, Operations
+from services.generation.target.canonical.program.program import EmbeddingTable
 from services.generation.target.canonical.program.team import Passes
+from services.generation.target.config.rope import Rotation, rotation_of
+from services.generation.target.files.stored_tensor import StoredTensor
+from services.generation.target.roots import inverse_root
+from services.generation.target.rotations import query_scales, rotations
 from services.generation.target.rows import Rows
 
+
+def rotation_of_head(config: HeadConfig) -> Rotation:
+    """Returns inverse frequencies [head_dim / 2].
+
+    Raises:
+        HeadConfigInvalid: `rope_parameters` are of no kind that is known.
+    """
+    members: dict[str, Any] = {
+        "hidden_size": config.heads * config.head_dim,
+        "num_attention_heads": config.heads,
+        "head_dim": config.head_dim,
+        "max_position_embeddings": config.trained_length,
+        "rope_parameters": dict(config.rope),
+    }
+    try:
+        parsed = LlamaConfig(**members)
+        return rotation_of(dict(parsed.rope_parameters or {}), config.head_dim, config.trained_length)
+    except Exception as error:  # of many kinds, each about this member
+        raise HeadConfigInvalid(f"rope_parameters {config.rope}: {error}") from error
+
+
 Float32 = NDArray[np.float32]
+
+_CACHED = "float32"  # in which keys and values are kept
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HeadParts:
+    """All that a pass of the head points to; `embedding` is the head's own, where it has one. `arithmetic`: of its
+    linear layers, float32 or int8.
+    """
+
+    config: HeadConfig
+    arithmetic: str
+    all_streams_norm: Float32 | None
+    stream_norms: Sequence[Float32]
+    fc: Matrix
+    embedding: Matrix | None
+    feature_norm: Float32
+    layers: Sequence[Layer]
+    norm: Float32
+    lm_head: Matrix
+    cache: Cache
+
+    @classmethod
+    def of(cls, head: Head, arithmetic: str, cache_blocks: int, positions: int) -> HeadParts:
+        """With an empty cache; for int8, matrices are rounded to q8_0. Raises WeightsInvalid for weights that are NaN
+        or infinite.
+        """
+        config = head.config
+        stored = {name: StoredTensor.of_values(name, values) for name, values in head.tensors.items()}
+        if arithmetic == "int8":
+            stored |= {name: tensor.rounded() for name, tensor in stored.items() if name != EMBEDDING}
+        read = stored.__getitem__
+        storages = {tensor.storage for name, tensor in stored.items() if len(tensor.shape) == 2 and name != EMBEDDING}
+        linear = sorted(compilation.linear_module(storage, arithmetic) for storage in storages)
+        compilation.compile_ahead(["rows", f"cache_{_CACHED}", *linear])
+        rotation = rotation_of_head(config)
+        turns = [rotations(rotation.inverse_frequencies, rotation.factor, positions)] * config.layers
+        scales, layers = query_scales(inverse_root(config.head_dim), None, positions), range(config.layers)
+        return cls(
+            config=config,
+            arithmetic=arithmetic,
+            all_streams_norm=vector(read, "input_norm.weight") if config.norm_before_fc else None,
+            stream_norms=[
+                vector(read, f"fc_norm.{i}.weight") for i in range(len(config.feature_layers)) if config.fc_norm
+            ],
+            fc=matrix_of(read("fc.weight")),
+            embedding=matrix_of(read(EMBEDDING)) if config.own_embeddings else None,
+            feature_norm=vector(read, FEATURE_NORM),
+            layers=[load_layer(layer_spec(config, number), number, (), read) for number in layers],
+            norm=vector(read, "norm.weight"),
+            lm_head=matrix_of(read("lm_head.weight")),
+            cache=Cache.empty(
+                [layer_spec(config, number) for number in layers],
+                cache_blocks,
+                turns,
+                [scales] * config.layers,
+                CACHED[_CACHED],
+            ),
+        )
+
+
+Int64 = NDArray[np.int64]
+
+
+class HeadPrograms:
+    """Three programs: `stores` keys and values of entries from the target's streams, `reads` goes on to their logits,
+    `steps` computes entries from earlier states. They work in `buffers`. Their inputs are the lines `embedded` and
+    `streams` [rows, streams * target hidden]; for `steps`, `buffers.x` in place of `streams`.
+    """
+
+    def __init__(self, parts: HeadParts, rows: int, members: int, positions: int) -> None:
+        config = parts.config
+        features = len(config.feature_layers) * config.target_hidden_size
+        widest, layers = max(features, 2 * config.hidden_size), [layer.spec for layer in parts.layers]
+        self.buffers = Buffers(config, rows, members, positions, widest=widest, layers=layers)
+        self.streams, self.embedded = self.buffers.lines(features), self.buffers.lines(config.hidden_size)
+        self._read = self.buffers.lines(2 * config.hidden_size)
+        self._parts = parts
+        self.stores = self._program(fuse=True, finish=False)
+        self.reads = self._program(fuse=True, finish=True)
+        self.steps = self._program(fuse=False, finish=True)
+
+    def give(self, logits: Float32) -> None:
+        """Say where logits [wanted, padded draft vocabulary] go."""
+        for records in (self.reads, self.steps):
+            give(records[-1], "linear", "y", logits)
+
+    def _program(self, *, fuse: bool, finish: bool) -> Int64:
+        parts, buffers = self._parts, self.buffers
+        operations = Operations(parts.config, buffers, parts.cache, arithmetic=parts.arithmetic)
+        if fuse:
+            self._fuse(operations)
+        self._enter(operations)
+        last = len(parts.layers) - 1
+        for number, layer in enumerate(parts.layers):
+            if number:
+                operations.norm(buffers.x, buffers.normed, layer.attention_norm)
+            operations.store(layer, number, buffers.normed if number else self._read)
+            if finish or number < last:
+                operations.attend(layer, number)
+                operations.mlp(layer)
+        if finish:
+            operations.norm(buffers.x, buffers.normed, parts.norm, wanted=True)
+            operations.linear(parts.lm_head, buffers.normed, NOWHERE, count="wanted")
+        return np.stack(operations.records)
+
+    def _fuse(self, operations: Operations) -> None:
+        """x = the feature that the streams make."""
+        parts, wide = self._parts, self._parts.config.target_hidden_size
+        if parts.all_streams_norm is not None:
+            operations.norm(self.streams, self.streams, parts.all_streams_norm)
+        for number, norm in enumerate(parts.stream_norms):
+            stream = self.streams[:, number * wide :]
+            operations.norm(stream, stream, norm)
+        operations.linear(parts.fc, self.streams, self.buffers.x)
+
+    def _enter(self, operations: Operations) -> None:
+        """The first layer's input: normed embedding beside normed feature. x may be that feature from here on."""
+        parts, x, hidden = self._parts, self.buffers.x, self._parts.config.hidden_size
+        operations.norm(self.embedded, self._read, parts.layers[0].attention_norm)
+        feature = self._read[:, hidden:]
+        if parts.config.norm_before_residual:
+            operations.norm(x, x, parts.feature_norm)
+            operations.copy(x, feature, hidden)
+        else:
+            operations.norm(x, feature, parts.feature_norm)
+
+
 Embed = Callable[[NDArray[np.int64]], Float32]
 
 _AHEAD = 64  # positions past the context that draft entries may take
-_DRAFT_BLOCKS = 8  # of a table behind those of a context: twice what the widest of the deepest drafts takes
 _MOST_ROWS = 256  # of a pass; more go through in several, earlier rows first
 
 
@@ -63,8 +228,8 @@ class HeadPass:
         own = parts.embedding
         self._embed = embed if own is None else EmbeddingTable(own, config.hidden_size).rows
         self._passes = Passes(threads)
-        self._most_blocks = min(cache_blocks, blocks_for(context_length) + _DRAFT_BLOCKS)
-        self._programs = HeadPrograms(parts, _MOST_ROWS, threads, self._most_blocks)
+        positions = min(cache_blocks * BLOCK, context_length + _AHEAD)  # all that a row sees is in the cache
+        self._programs = HeadPrograms(parts, _MOST_ROWS, threads, positions)
         self._logits = ReusedMemory()
 
     def read(self, rows: Rows, features: Float32) -> HeadOutput:
@@ -95,10 +260,9 @@ class HeadPass:
         """Compute entries and store their keys and values, in place of what was in their slots.
 
         Raises:
-            ValueError: a table is longer than a context and a draft.
+            ValueError: a row's position is past a context and a draft.
         """
-        if rows.tables.shape[1] > self._most_blocks:
-            raise ValueError(f"a table of {rows.tables.shape[1]} blocks; there is room for {self._most_blocks}")
+        self._programs.buffers.check(rows)
         config, programs, count = self.config, self._programs, len(rows.wanted)
         programs.embedded[: len(rows), : config.hidden_size] = self._embed(rows.tokens)
         logits = self._logits.take(count, padded(config.draft_vocab_size, PANEL))
@@ -107,3 +271,17 @@ class HeadPass:
         buffers = programs.buffers
         states = buffers.normed[:count].copy() if config.norm_output else buffers.x[rows.wanted]
         return HeadOutput(states[:, : config.hidden_size], np.ascontiguousarray(logits[:, : config.draft_vocab_size]))
+
+
+Origin = Literal["kolm", "safeailab", "speculators"]
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """Checked against its own config and its base; pure data, `HeadPass` computes with it."""
+
+    origin: Origin
+    config: HeadConfig
+    tensors: dict[str, NDArray[np.float32]]  # under the names that `head_shapes` lists
+    target_ids: NDArray[np.int64]  # [draft_vocab_size] token of the target for each of the head's own
+    other_layers: tuple[tuple[int, ...], ...] = ()  # readings of `feature_layers` that the layout leaves possible

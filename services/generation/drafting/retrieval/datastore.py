@@ -1,46 +1,108 @@
-"""A datastore, opened: mapped from disk, searched for what continues a context."""
+"""A datastore, opened: mapped from disk."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import faiss
 import numpy as np
 from numpy.typing import NDArray
 
-from services.generation.drafting.retrieval.backoff import LONGEST
-from services.generation.drafting.retrieval.datastore_error import StoreInvalid, StoreMismatch
-from services.generation.drafting.retrieval.embedders.embedder import Embedder
-from services.generation.drafting.retrieval.embedders.models import Models
-from services.generation.drafting.retrieval.manifest import Manifest
-from services.generation.drafting.retrieval.passage_index import PassageIndex
-from services.generation.drafting.retrieval.shard import Shard
+from services.generation.drafting.retrieval.backoff import Suffixes, Tokens
+from services.generation.drafting.retrieval.input_layer import InputLayer
+from services.generation.drafting.retrieval.manifest import Manifest, StoreInvalid, StoreMismatch, token_dtype
+from services.generation.target.folders.identity import base_cid
 
-SHORTEST = 2  # tokens of the context's end that are looked up, at least
-_HITS = 64  # occurrences looked at
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """Documents one after the other, each followed by a separator that is no token, so that no match and no
+    continuation crosses a border.
+
+    tokens [n] uint16 or uint32; suffixes [n] int32, positions in the order of the suffixes that begin there (Manber &
+    Myers 1993), tokens compared as numbers, a suffix before its own extensions.
+    """
+
+    tokens: Tokens
+    suffixes: NDArray[np.int32]
+    separator: int
+    _edges: NDArray[np.int64] = field(init=False, repr=False)
+    """By token, the first suffix that begins with it or with a greater one; -1 until somebody has looked for it."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_edges", np.full(self.separator + 2, -1, np.int64))
+
+    @classmethod
+    def open(cls, tokens: Path, suffixes: Path, separator: int) -> Shard:
+        """Map both files. Raises StoreInvalid if they are not what a shard has."""
+        shard = cls(_mapped(tokens), _mapped(suffixes), separator)
+        if shard.tokens.dtype != token_dtype(separator) or shard.suffixes.dtype != np.int32:
+            raise StoreInvalid(f"{tokens}: tokens of {shard.tokens.dtype} with suffixes of {shard.suffixes.dtype}")
+        if shard.tokens.shape != shard.suffixes.shape or shard.tokens.ndim != 1:
+            raise StoreInvalid(f"{suffixes}: {shard.suffixes.shape} suffixes for {shard.tokens.shape} tokens")
+        return shard
+
+    @property
+    def arrays(self) -> Suffixes:
+        return Suffixes(self.tokens, self.suffixes, self._edges, self.separator)
+
+
+def _mapped(path: Path) -> Any:
+    try:
+        return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))  # compiled code is slow to take a subclass
+    except (OSError, ValueError, EOFError) as error:
+        raise StoreInvalid(f"{path}: {error}; build the datastore again") from error
+
+
+_PROBES = 16  # inverted lists that a search reads
+
+
+class PassageIndex:
+    """A written index. Reads are safe from any thread."""
+
+    def __init__(self, path: Path, dimensions: int, passages: int) -> None:
+        """Raises StoreInvalid if the file is no index of so many passages in so many dimensions."""
+        try:
+            self._index = faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC)
+        except RuntimeError as error:
+            raise StoreInvalid(f"{path}: not an index: {str(error).splitlines()[0]}") from error
+        if (self._index.d, self._index.ntotal) != (dimensions, passages):
+            raise StoreInvalid(
+                f"{path}: {self._index.ntotal} vectors of {self._index.d} dimensions; the embedder's have "
+                f"{dimensions} and the store has {passages} passages; build the datastore again"
+            )
+        if isinstance(self._index, faiss.IndexIVF):
+            self._index.nprobe = _PROBES
+
+    def nearest(self, embedding: NDArray[np.float32], count: int) -> NDArray[np.int64]:
+        """The `count` nearest passages, best first; fewer where there are fewer.
+
+        It runs on the calling thread alone. OpenMP's threads spin: where something else needs one of their cores, a
+        search takes sixteen milliseconds in place of one.
+        """
+        threads = faiss.omp_get_max_threads()
+        faiss.omp_set_num_threads(1)
+        try:
+            _, found = self._index.search(embedding[None], count)
+        finally:
+            faiss.omp_set_num_threads(threads)
+        nearest: NDArray[np.int64] = found[0][found[0] >= 0]
+        return nearest
+
 
 Int64 = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class Hits:
-    """Occurrences of an end of the context: continuations [hits, depth], with -1 after a document's end, and how many
-    tokens matched [hits].
-    """
-
-    continuations: Int64
-    lengths: Int64
-
-
-@dataclass(frozen=True, slots=True)
 class _Nearness:
-    embedder: Embedder
+    embedder: InputLayer
     index: PassageIndex
 
 
 class Datastore:
-    """Searches are safe from any thread."""
+    """Reads are safe from any thread."""
 
     def __init__(
         self, folder: Path, manifest: Manifest, shards: list[Shard], passages: Int64, near: _Nearness | None
@@ -53,16 +115,16 @@ class Datastore:
 
     @classmethod
     def open(
-        cls, folder: Path, base: Path, tokenizer_cid: str, models: Models | None = None, *, near: bool = True
+        cls, folder: Path, base: Path, tokenizer_cid: str, *, embedded_by: str | None = None, near: bool = True
     ) -> Datastore:
         """Map a datastore's files. Sizes are checked, contents are not (`verify` does that).
 
-        `models` are those to embed requests with, by default the input layer of `base` alone. Without `near` none is
-        needed, and no passage is ever near.
+        `embedded_by`: the identifier of `base`, where that is known. Without `near` no passage is ever near, and the
+        base may be another.
 
         Raises:
             StoreInvalid: a file is missing, cut short or not what the manifest says.
-            StoreMismatch: it was built with another tokenizer, or with a model that is not among these.
+            StoreMismatch: it was built with another tokenizer or base.
         """
         manifest = Manifest.read(folder)
         if manifest.tokenizer_cid != tokenizer_cid:
@@ -76,10 +138,12 @@ class Datastore:
         passages: Int64 = _table(files[manifest.passages.path], (-1, 3), np.int64)
         if not near:
             return cls(folder, manifest, shards, passages, None)
-        try:
-            embedder = (models or Models(base)).embedder(manifest.embedding, weights, manifest.passage_tokens)
-        except StoreMismatch as error:
-            raise StoreMismatch(f"{folder}: {error}") from error
+        if manifest.embedding.cid != (found := embedded_by or base_cid(base)):
+            raise StoreMismatch(
+                f"{folder}: embedding: made by {manifest.embedding.cid}, the base is {found}; build it again with "
+                "this base"
+            )
+        embedder = InputLayer.of_base(base, weights)
         index = PassageIndex(files[manifest.index.path], embedder.dimensions, len(passages))
         return cls(folder, manifest, shards, passages, _Nearness(embedder, index))
 
@@ -89,10 +153,7 @@ class Datastore:
             blob.check(self.folder, contents=True)
 
     def nearest_passages(self, tokens: Int64, count: int) -> Int64:
-        """Indexes of the `count` passages nearest to the tokens, best first.
-
-        Raises CacheFull where the base is to embed them and has no room for it now.
-        """
+        """Indexes of the `count` passages nearest to the tokens, best first."""
         if self._near is None:
             return np.zeros(0, np.int64)
         known = tokens[tokens < self.manifest.vocab_size]
@@ -103,18 +164,6 @@ class Datastore:
         shard, first, count = self._passages[index].tolist()
         tokens: Int64 = self.shards[shard].tokens[first : first + count].astype(np.int64)
         return tokens
-
-    def search(self, context: Int64, depth: int) -> Hits:
-        """Occurrences of the longest ends of `context`, in all shards, longest first, at most 64.
-
-        The same call always gives the same answer.
-        """
-        found = [shard.search(context[-LONGEST:], (LONGEST, SHORTEST), _HITS, depth) for shard in self.shards]
-        if len(found) == 1:
-            return Hits(*found[0])
-        continuations, lengths = map(np.concatenate, zip(*found, strict=True))
-        best = np.argsort(-lengths, kind="stable")[:_HITS]
-        return Hits(continuations[best], lengths[best])
 
 
 def _table(path: Path, shape: tuple[int, ...], dtype: type[np.generic]) -> Any:

@@ -12,8 +12,20 @@ import numpy as np
 
 from ledger.encoding.canonical import canonical
 from ledger.encoding.cid import cid
-from services.generation.drafting.retrieval.datastore_error import StoreInvalid
-from services.generation.drafting.retrieval.embedders.embedder import Embedding
+from services.generation.drafting.retrieval.input_layer import Embedding
+
+
+class DatastoreError(Exception):
+    """Root of the family; `services.datastores` adds the errors of a build."""
+
+
+class StoreInvalid(DatastoreError):
+    """A datastore's folder is incomplete, changed or not one; the message names the file."""
+
+
+class StoreMismatch(DatastoreError):
+    """A datastore was built with another tokenizer, or its passages were embedded by another base."""
+
 
 TYPE = "kolm.datastore.v1"
 NAME = "manifest.json"

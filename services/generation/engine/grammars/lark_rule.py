@@ -7,7 +7,7 @@ import json
 from llguidance import LLMatcher
 from llguidance.gbnf_to_lark import any_to_lark
 
-from services.generation.engine.grammars.compiler import JSON_LAYOUT
+from services.generation.engine.grammars.grammar_text import JSON_LAYOUT
 from services.generation.engine.grammars.structured_outputs import StructuredOutputs
 
 

@@ -9,11 +9,9 @@ import numpy as np
 
 from services.generation.engine.events import TokenLogprobs
 from services.generation.engine.request import SamplingParams
-from services.generation.engine.sampling.elementary import log64
-from services.generation.engine.sampling.processor import LogitsMask
-from services.generation.engine.sampling.processors import LogitsProcessors
-from services.generation.engine.sampling.race import noisy_argmax
-from services.generation.engine.sampling.row import Float32, Row
+from services.generation.engine.sampling.philox import log64
+from services.generation.engine.sampling.processors import LogitsMask, LogitsProcessors
+from services.generation.engine.sampling.race import Float32, Row, noisy_argmax
 from services.generation.engine.sampling.selection import SCALE, candidates, top, total_weight
 
 

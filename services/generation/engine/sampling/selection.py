@@ -10,10 +10,10 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
+from services.generation.engine.numba_cache import compiled, inlined
 from services.generation.engine.request import SamplingParams
-from services.generation.engine.sampling.compiled import compiled, inlined
-from services.generation.engine.sampling.elementary import exp64, log64
-from services.generation.engine.sampling.row import GROUP, Row, key_of, value_of
+from services.generation.engine.sampling.philox import exp64, log64
+from services.generation.engine.sampling.race import GROUP, Row, key_of, value_of
 
 Float32 = NDArray[np.float32]
 Int32 = NDArray[np.int32]

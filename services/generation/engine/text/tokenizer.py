@@ -13,8 +13,7 @@ from tokenizers.decoders import DecodeStream
 from transformers import AutoTokenizer
 
 from services.generation.engine.text.gguf_tokenizer import gguf_tokenizer
-from services.generation.engine.text.tool_calls import PLAIN, PROBE_TOOL, ToolCallSyntax, learned_syntax
-from services.generation.engine.text.tool_turns import plain_turns
+from services.generation.engine.text.tool_calls import PLAIN, PROBE_TOOL, ToolCallSyntax, learned_syntax, plain_turns
 from services.generation.target.errors import ConfigInvalid, TargetError
 from services.generation.target.files.gguf_file import is_gguf
 

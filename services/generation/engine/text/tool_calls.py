@@ -1,11 +1,31 @@
-"""How a model calls tools: learned from how its chat template writes a call that was made before."""
+"""Calls of tools in prompts and outputs: JSON written as text, and turns for chat templates that know no tools."""
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+_MOST_DIGITS = 308  # of whole numbers that a float64 reaches
+
+
+def read_json(text: str) -> Any:
+    """Raises ValueError, also for values that Python alone reads: NaN, numbers beyond float64, lone surrogates."""
+    try:
+        value = json.loads(text, parse_int=_whole)
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+    except RecursionError:
+        raise ValueError("nested too deep") from None
+    return value
+
+
+def _whole(digits: str) -> int:
+    if len(digits) > _MOST_DIGITS:
+        raise ValueError(f"a number of {len(digits)} digits, at most {_MOST_DIGITS} are taken")
+    return int(digits)
+
 
 Turns = list[dict[str, Any]]
 
@@ -99,3 +119,44 @@ def _parts(text: str, prefix: str) -> list[str] | None:
     if not kinds or kinds != [True, False] * (len(kinds) // 2):
         return None
     return pieces[0::2]
+
+
+Turn = dict[str, Any]
+
+_TOLD = """You can call functions. Each line describes one, as JSON:
+<tools>
+{tools}
+</tools>
+To call functions, write one such block for each call, with arguments that fit the function's parameters:
+{example}
+Their results follow within <tool_response></tool_response>."""
+_EXAMPLE = PLAIN.written([("NAME", "{…}")])
+
+
+def plain_turns(turns: Sequence[Turn], tools: Sequence[dict[str, Any]]) -> list[Turn]:
+    """Calls as text, results as the user's, and the tools told in the first turn of system or user."""
+    plain: list[Turn] = []
+    for turn in turns:
+        if turn["role"] != "tool":
+            plain.append({"role": turn["role"], "content": _with_calls(turn)})
+            continue
+        result = f"<tool_response>\n{turn['content']}\n</tool_response>"
+        if plain and plain[-1].get("results"):
+            plain[-1]["content"] += "\n" + result
+        else:
+            plain.append({"role": "user", "content": result, "results": True})
+    told = next((turn for turn in plain if turn["role"] in ("system", "user")), None)
+    if tools and told is not None:
+        lines = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
+        about = _TOLD.format(tools=lines, example=_EXAMPLE)
+        both = (told["content"], about) if told["role"] == "system" else (about, told["content"])
+        told["content"] = "\n\n".join(text for text in both if text)
+    return [{"role": turn["role"], "content": turn["content"]} for turn in plain]
+
+
+def _with_calls(turn: Turn) -> str:
+    calls = [
+        (call["function"]["name"], json.dumps(call["function"]["arguments"], ensure_ascii=False))
+        for call in turn.get("tool_calls", ())
+    ]
+    return "\n".join(text for text in (turn["content"], PLAIN.written(calls) if calls else "") if text)

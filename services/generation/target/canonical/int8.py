@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from services.generation.target.canonical.kernels.storages import PANEL, STORAGES
+from services.generation.target.canonical.kernels.storages import PANEL, packed_as
 from services.generation.target.config.config import TargetConfig
 from services.generation.target.config.layer_specs import ModuleSpec, layer_specs
 from services.generation.target.errors import ArithmeticUnsupported
-from services.generation.target.weights.weights import Weights
+from services.generation.target.weights import Weights
 
 
 def check_int8(config: TargetConfig, weights: Weights) -> None:
@@ -19,7 +19,7 @@ def check_int8(config: TargetConfig, weights: Weights) -> None:
     for layer in layer_specs(config):
         for modules in layer.groups:
             storages = [weights.storage(f"{layer.prefix}{module.name}.weight") for module in modules]
-            quantised = quantised or any(STORAGES[storage].quantised for storage in storages)
+            quantised = quantised or any(packed_as(storage).quantised for storage in storages)
             if len(set(storages)) > 1 and not _stay_apart(modules, alternating=layer.alternates(modules)):
                 raise ArithmeticUnsupported(
                     f"arithmetic: int8 needs {modules[0].name} and its neighbours in one storage, but layer "
@@ -28,7 +28,7 @@ def check_int8(config: TargetConfig, weights: Weights) -> None:
     if not quantised:
         raise ArithmeticUnsupported(
             f"arithmetic: int8 needs quantised weights, but {weights.path.name} holds plain numbers; use a GGUF file "
-            "of the model (Q8_0, Q4_0, Q4_1, Q4_K, Q5_K, Q6_K), or arithmetic float32"
+            "of the model (Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, IQ4_NL, Q4_K, Q5_K, Q6_K), or arithmetic float32"
         )
 
 

@@ -18,8 +18,7 @@ from services.generation.target.canonical.kernels.attention.layout import LANES
 from services.generation.target.canonical.kernels.records import PASS, record_of
 from services.generation.target.canonical.kernels.storages import PANEL, padded
 from services.generation.target.canonical.program.buffers import Buffers
-from services.generation.target.canonical.program.matrices import Matrix
-from services.generation.target.canonical.program.matrix_records import linear_record
+from services.generation.target.canonical.program.matrices import Matrix, linear_record
 from services.generation.target.canonical.program.packing import PackedWeights
 from services.generation.target.canonical.program.program import Parts
 from services.generation.target.canonical.program.team import Team
@@ -117,7 +116,6 @@ def _attention(
 ) -> Iterator[tuple[int, Float32, Float32]]:
     """As `_layer_attention`, of one layer for each size of heads."""
     sizes = {(layer.spec.heads, layer.spec.kv_heads, layer.spec.head_dim): n for n, layer in enumerate(parts.layers)}
-    sizes = {size: number for size, number in sizes.items() if all(size)}  # a rank may hold no head
     for number in sizes.values():
         yield from _layer_attention(parts, number, buffers, team, table, rng)
 
@@ -140,7 +138,7 @@ def _layer_attention(
     values_of = {
         **buffers.own, "heads": spec.heads, "kv_heads": spec.kv_heads, "dim": spec.head_dim, "padded": wide,
         "queries": queries, "keys": keys, "values": values, "mixed": mixed, "mixed_stride": mixed.strides[0],
-        "partial": buffers.partial, "window": max(parts.config.windows), "cap": spec.cap,
+        "partial": buffers.partial, "blocks": buffers.blocks, "window": max(parts.config.windows), "cap": spec.cap,
     }  # fmt: skip
     kernels = compilation.kernels(f"cache_{parts.cache.cached.name}")
     records = [record_of("attend", kernels[name], values_of) for name in ("attend", "combine")]

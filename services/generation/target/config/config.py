@@ -7,10 +7,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from transformers import CONFIG_MAPPING, AutoConfig, GenerationConfig, PreTrainedConfig
+from transformers import CONFIG_MAPPING, GenerationConfig, PreTrainedConfig
 
-from services.generation.target.config.config_document import ACTIVATIONS, family_of, read_document
-from services.generation.target.config.config_fields import check_whole, first, head_dim, positive
+from services.generation.target.config.config_document import (
+    ACTIVATIONS,
+    check_size,
+    family_of,
+    first,
+    head_dim,
+    positive,
+    read_document,
+)
 from services.generation.target.config.config_layers import (
     BY_KIND,
     by_layer,
@@ -24,10 +31,10 @@ from services.generation.target.config.config_layers import (
 from services.generation.target.config.gguf_config import read_gguf_config
 from services.generation.target.config.layer_choices import HeadSizes, Temperature
 from services.generation.target.config.rope import Rotation
-from services.generation.target.errors import ConfigInvalid
-from services.generation.target.families.experts import Clamp, Experts
-from services.generation.target.families.family import Family
+from services.generation.target.errors import ConfigInvalid, TargetError, about
+from services.generation.target.families import Clamp, Experts, Family
 from services.generation.target.files.gguf_file import GgufFile, is_gguf
+from services.generation.target.roots import inverse_root, root
 
 _OLD_LONGROPE = "su"
 """The first Phi-3 with LongRoPE called it so; transformers reads that and then takes it for incomplete."""
@@ -97,8 +104,12 @@ def read_config(path: Path) -> TargetConfig:
 
 
 def _read_directory(directory: Path) -> TargetConfig:
-    family, config = family_of(read_document(directory)), _read_transformers(directory)
-    read = _target_config(family, config, f"{directory}/config.json")
+    document, place = read_document(directory), directory / "config.json"
+    try:
+        family, config = family_of(document), _read_transformers(directory)
+        read = _target_config(family, config, str(place))
+    except TargetError as error:
+        raise type(error)(about(place, error)) from error
     biased = bool(getattr(config, "attention_bias", False))
     return replace(
         read,
@@ -138,22 +149,35 @@ def rope_parameters(path: Path) -> dict[str, Any]:
 
 def _read_transformers(directory: Path) -> PreTrainedConfig:
     document = read_document(directory)
-    scaling = document.get("rope_scaling")
+    kind = document.get("model_type")
+    if not isinstance(kind, str) or kind not in CONFIG_MAPPING:
+        raise ConfigInvalid(f"{directory}/config.json: model_type is {kind!r}; expected a name that transformers knows")
     try:
-        if isinstance(scaling, dict) and scaling.get("type") == _OLD_LONGROPE:
-            renamed = document | {"rope_scaling": scaling | {"type": "longrope"}}
-            made: PreTrainedConfig = CONFIG_MAPPING[document["model_type"]].from_dict(renamed)
-            return made
-        config: PreTrainedConfig = AutoConfig.from_pretrained(directory, local_files_only=True)
+        config: PreTrainedConfig = CONFIG_MAPPING[kind].from_dict(_as_of_today(document))
+        return _text_part(config)
     except Exception as error:  # transformers raises many kinds here, each of them about this file
         raise ConfigInvalid(f"{directory}/config.json: {error}") from error
-    return _text_part(config)
+
+
+def _as_of_today(document: dict[str, Any]) -> dict[str, Any]:
+    """A configuration with what older versions of transformers wrote as this one takes it; files of weights say their
+    dtype themselves.
+    """
+    document = {name: value for name, value in document.items() if name not in ("dtype", "torch_dtype")}
+    scaling, tuning = document.get("rope_scaling"), document.get("attn_temperature_tuning")
+    if isinstance(scaling, dict) and scaling.get("type") == _OLD_LONGROPE:
+        document = document | {"rope_scaling": scaling | {"type": "longrope"}}
+    if isinstance(tuning, int):  # Llama 4's says 4, and means that there is some
+        document = document | {"attn_temperature_tuning": bool(tuning)}
+    if isinstance(document.get("text_config"), dict):
+        document = document | {"text_config": _as_of_today(document["text_config"])}
+    return document
 
 
 def _text_part(config: PreTrainedConfig) -> PreTrainedConfig:
     """Of a multimodal configuration that for text; which ids end a sequence is said beside it."""
     text = config.get_text_config()
-    if text is not config and config.eos_token_id is not None:
+    if text is not config and getattr(config, "eos_token_id", None) is not None:
         text.eos_token_id = config.eos_token_id
     return text
 
@@ -182,12 +206,12 @@ def _target_config(
         windows=windows(config, family),
         rotations=rotations(config, family, rope_factors),
         query_scale=family.query_scale
-        or _scaling(config, family, "query_pre_attn_scalar", place, head_dim(config)) ** -0.5,
+        or inverse_root(_scaling(config, family, "query_pre_attn_scalar", place, head_dim(config))),
         eos_token_ids=(),
         fused=family.fused,
         activation=ACTIVATIONS[family.activation],
         sandwich_norms=family.sandwich_norms,
-        embedding_scale=config.hidden_size**0.5 if family.scaled else 1.0,
+        embedding_scale=root(config.hidden_size) if family.scaled else 1.0,
         attention_cap=_scaling(config, family, "attn_logit_softcapping", place, 0.0),
         logit_cap=_scaling(config, family, "final_logit_softcapping", place, 0.0),
         experts=experts(config, family, place),
@@ -204,14 +228,15 @@ def _target_config(
 def _check_sizes(config: PreTrainedConfig, place: str) -> None:
     names = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
     for name in (*names, "max_position_embeddings"):
-        check_whole(getattr(config, name, None), name, place)
+        check_size(getattr(config, name, None), name, place)
     kv_heads = getattr(first(config), "num_key_value_heads", None)
-    check_whole(kv_heads, "num_key_value_heads", place)
+    check_size(kv_heads, "num_key_value_heads", place)
     if config.num_attention_heads % kv_heads:
         raise ConfigInvalid(
             f"{place}: num_attention_heads {config.num_attention_heads} is not a multiple of "
             f"num_key_value_heads {kv_heads}"
         )
+    check_size(head_dim(config), "head_dim", place)
     if head_dim(config) % 2:
         raise ConfigInvalid(f"{place}: head_dim {head_dim(config)} is odd; RoPE needs an even one")
 

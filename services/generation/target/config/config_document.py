@@ -2,13 +2,47 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
+from transformers import PreTrainedConfig
+
 from services.generation.target.errors import ConfigInvalid, ModelNotFound, TargetError, UnsupportedArchitecture
-from services.generation.target.families.family import Family
-from services.generation.target.families.table import BY_ARCHITECTURE
+from services.generation.target.families import BY_ARCHITECTURE, Family
 from services.generation.target.files.json_object import read_json_object
+from services.generation.target.sizes import LARGEST, expected, fits
+
+
+def check_size(value: object, name: str, place: str) -> None:
+    """`name` may say behind a space whose it is."""
+    kind = name.partition(" ")[0]
+    if not fits(kind, value):
+        raise ConfigInvalid(f"{place}: {name} is {value!r:.80}; expected {expected(kind)}")
+
+
+def head_dim(config: PreTrainedConfig) -> int:
+    return int(getattr(first(config), "head_dim", None) or config.hidden_size // config.num_attention_heads)
+
+
+def first(config: PreTrainedConfig) -> Any:
+    """The configuration that has the sizes of heads: of the first layer, where layers differ."""
+    return config if getattr(config, "per_layer_config", None) is None else config.per_layer_config[0]
+
+
+def layer_types(config: PreTrainedConfig, place: str) -> list[str]:
+    kinds = list(config.layer_types)
+    if len(kinds) < config.num_hidden_layers:
+        raise ConfigInvalid(f"{place}: layer_types has {len(kinds)} entries; expected {config.num_hidden_layers}")
+    return kinds[: config.num_hidden_layers]
+
+
+def positive(config: PreTrainedConfig, name: str, place: str) -> float:
+    value = getattr(config, name, None)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise ConfigInvalid(f"{place}: {name} is {value!r}; expected a number above 0")
+    return float(value)
+
 
 ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu"}
 """The arithmetic's names of transformers' activation functions."""
@@ -30,6 +64,7 @@ def family_of(document: dict[str, Any]) -> Family:
     text = document.get("text_config") if found[0] == family.multimodal else document
     if not isinstance(text, dict):
         raise ConfigInvalid(f"text_config: {text!r:.80}; expected an object, as in every {family.multimodal}")
+    _check_sizes(text)
     name = "hidden_activation" if text.get("hidden_activation") else "hidden_act"
     if (text.get(name) or family.activation) != family.activation:
         raise UnsupportedArchitecture(f"{name}: {text[name]!r} is not supported; supported: {family.activation}")
@@ -47,6 +82,29 @@ def named_family(directory: Path) -> Family | None:
         return None
     named = found[0] if isinstance(found, list) and found else None
     return BY_ARCHITECTURE.get(named) if isinstance(named, str) else None
+
+
+def _check_sizes(text: dict[str, Any]) -> None:
+    """Numbers that transformers divides by, and kinds of layers whose rotations it reads at once."""
+    for name in ("hidden_size", "num_attention_heads", "num_hidden_layers", "head_dim", "no_rope_layer_interval"):
+        value = text.get(name, 1)
+        if value is None and name == "head_dim":
+            continue
+        if not fits(name, value):
+            raise ConfigInvalid(f"{name}: {value!r:.80}; expected {expected(name)}")
+    for name in LARGEST.keys() & text.keys():  # which transformers may make lists of
+        if isinstance(text[name], int | float) and text[name] > LARGEST[name]:
+            raise ConfigInvalid(f"{name}: {text[name]!r:.80}; expected {expected(name)}")
+    found = text.get("rope_parameters")
+    rotations: dict[str, Any] = found if isinstance(found, dict) else {}
+    for kind in ("full_attention", "sliding_attention"):
+        if not isinstance(rotations.get(kind, {}), dict):
+            raise ConfigInvalid(f"rope_parameters: {kind} is {rotations[kind]!r}; expected an object")
+    for name in ("factor", "original_max_position_embeddings"):
+        if rotations.get(name, 1) == 0:
+            raise ConfigInvalid(f"rope_parameters: {name} is 0; expected a number above 0")
+    if not isinstance(text.get("per_layer_config"), dict | None):
+        raise ConfigInvalid(f"per_layer_config: {text['per_layer_config']!r:.80}; expected an object")
 
 
 def _check_quantisation(document: dict[str, Any], family: Family) -> None:

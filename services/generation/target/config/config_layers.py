@@ -8,12 +8,11 @@ from typing import Any
 
 from transformers import PreTrainedConfig
 
-from services.generation.target.config.config_fields import check_whole, head_dim, layer_types, positive
+from services.generation.target.config.config_document import check_size, head_dim, layer_types, positive
 from services.generation.target.config.layer_choices import HeadSizes, Temperature
 from services.generation.target.config.rope import STILL, Rotation, rotation_of
 from services.generation.target.errors import ConfigInvalid, UnsupportedArchitecture
-from services.generation.target.families.experts import MOST_EXPERTS, Clamp, Experts
-from services.generation.target.families.family import Family
+from services.generation.target.families import Clamp, Experts, Family
 
 BY_KIND = "full_attention"
 """A member of rope_parameters where kinds of layers have their own."""
@@ -22,7 +21,7 @@ BY_KIND = "full_attention"
 def chunks(config: PreTrainedConfig, place: str) -> tuple[int, ...]:
     if config.attention_chunk_size is None:
         return (0,) * int(config.num_hidden_layers)
-    check_whole(config.attention_chunk_size, "attention_chunk_size", place)
+    check_size(config.attention_chunk_size, "attention_chunk_size", place)
     size = int(config.attention_chunk_size)
     return tuple(size if kind == "chunked_attention" else 0 for kind in layer_types(config, place))
 
@@ -42,7 +41,7 @@ def by_layer(config: PreTrainedConfig, place: str) -> dict[str, Any]:
     for number, kind in enumerate(kinds):
         each = config.per_layer_config[number]
         for name in ("head_dim", "num_key_value_heads"):
-            check_whole(getattr(each, name), f"{name} of layer {number}", place)
+            check_size(getattr(each, name), f"{name} of layer {number}", place)
         if each.head_dim % 2 or config.num_attention_heads % each.num_key_value_heads:
             raise ConfigInvalid(
                 f"{place}: layer {number} has heads of {each.head_dim} and {each.num_key_value_heads} key heads; "
@@ -65,7 +64,7 @@ def by_layer(config: PreTrainedConfig, place: str) -> dict[str, Any]:
 
 
 def temperature(config: PreTrainedConfig, place: str) -> Temperature:
-    check_whole(config.floor_scale, "floor_scale", place)
+    check_size(config.floor_scale, "floor_scale", place)
     return Temperature(config.floor_scale, positive(config, "attn_scale", place))
 
 
@@ -81,15 +80,13 @@ def experts(config: PreTrainedConfig, family: Family, place: str) -> Experts | N
     count = "num_experts" if hasattr(config, "num_experts") else "num_local_experts"
     chosen = "top_k_experts" if family.beside else "num_experts_per_tok"
     for name in (size, count, chosen):
-        check_whole(getattr(config, name, None), name, place)
+        check_size(getattr(config, name, None), name, place)
     experts = int(getattr(config, count))
-    if experts > MOST_EXPERTS:
-        raise ConfigInvalid(f"{place}: {count} is {experts}; expected at most {MOST_EXPERTS}")
     if getattr(config, chosen) > experts:
         raise ConfigInvalid(
             f"{place}: {chosen} is {getattr(config, chosen)}; expected at most the {experts} that there are"
         )
-    check_whole(step, "decoder_sparse_step", place)
+    check_size(step, "decoder_sparse_step", place)
     dense = set(getattr(config, "mlp_only_layers", None) or ())
     every = {layer for layer in layers if layer not in dense and (layer + 1) % step == 0}
     sparse = set(getattr(config, "moe_layers", every))
@@ -114,6 +111,9 @@ def rotations(config: PreTrainedConfig, family: Family, divisors: Sequence[float
         each = config.per_layer_config if family.sizes_by_layer else [config] * layers
         dims = [head_dim(each[number]) for number in range(layers)]
         kinds = list(zip(config.layer_types, dims, strict=False))
+        for kind in {kind for kind, _ in kinds}:
+            if not isinstance(parameters.get(kind), dict):
+                raise ConfigInvalid(f"rope_parameters: {kind} is {parameters.get(kind)!r}; expected an object")
         found = {(kind, dim): rotation_of(parameters[kind], dim, context) for kind, dim in set(kinds)}
         return tuple(found[each] for each in kinds)
     rotation = rotation_of(parameters, head_dim(config), context, divisors, partial=partial)

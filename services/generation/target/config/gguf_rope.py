@@ -7,10 +7,9 @@ from typing import Any
 from transformers import CONFIG_MAPPING
 
 from services.generation.target.errors import UnsupportedArchitecture, WeightsInvalid
-from services.generation.target.families.family import Family
-from services.generation.target.files.gguf_file import GgufFile
-from services.generation.target.files.gguf_metadata import GgufMetadata
-from services.generation.target.files.gguf_names import ROPE_FACTORS, ROPE_LONG, ROPE_SHORT
+from services.generation.target.families import Family
+from services.generation.target.files.gguf_file import ROPE_FACTORS, ROPE_LONG, ROPE_SHORT, GgufFile
+from services.generation.target.files.gguf_header import GgufMetadata
 
 
 def gguf_rope(file: GgufFile, family: Family, head_dim: int) -> dict[str, Any]:

@@ -9,7 +9,8 @@ from typing import Protocol
 from services.generation.target.config.config import TargetConfig
 from services.generation.target.config.layer_choices import Temperature
 from services.generation.target.config.rope import STILL
-from services.generation.target.families.experts import BesideNames, Clamp, Experts
+from services.generation.target.families import BesideNames, Clamp, Experts
+from services.generation.target.roots import inverse_root
 
 
 class LayerSizes(Protocol):
@@ -45,7 +46,6 @@ class ModuleSpec:
     outputs: int
     inputs: int
     bias: bool
-    rows: tuple[range, ...] = ()  # of the published module's outputs, those held here; all where none are named
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +98,6 @@ class LayerSpec:
     heads: int
     kv_heads: int
     head_dim: int
-    ranks_heads: tuple[range, ...] = ()  # query heads that each of several ranks holds (`parallel.share`), or none
-    first_head: int = 0  # of the published query heads, the first that is held here
     source: int | None = None  # the layer whose keys and values are read, where none are computed here
     value_norms: bool = False  # values are normalised, without weights
     inputs: LayerInputsSpec | None = None
@@ -273,7 +271,7 @@ def decoder_layer(sizes: LayerSizes, prefix: str, *, inputs: int) -> LayerSpec:
         down=(ModuleSpec("mlp.down_proj", hidden, inner, mlp),),
         activation="silu",
         window=0,
-        scale=sizes.head_dim**-0.5,
+        scale=inverse_root(sizes.head_dim),
         heads=sizes.heads,
         kv_heads=sizes.kv_heads,
         head_dim=sizes.head_dim,

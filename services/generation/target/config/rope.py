@@ -1,12 +1,15 @@
-"""Rotary position embeddings (Su et al. 2021) as a model's configuration has them: `docs/numerics.md`, Rotations."""
+"""Rotary position embeddings as configurations describe them, and their inverse frequencies (`docs/numerics.md`)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import ROUND_CEILING, ROUND_FLOOR, ROUND_HALF_EVEN, Context, Decimal, localcontext
 from typing import Any
 
-from services.generation.target.config.frequencies import KINDS, rotary
+import numpy as np
+
 from services.generation.target.errors import ConfigInvalid, UnsupportedArchitecture
 
 
@@ -69,3 +72,151 @@ def rotation_of(
         return Rotation(frequencies, factor)
     long, _ = rotary({**parameters, "short_factor": parameters.get("long_factor")}, dim, context)
     return Rotation(frequencies, factor, long, int(parameters["original_max_position_embeddings"]))
+
+
+_DIGITS = 40
+_ONE = Decimal(1)
+_PI = Decimal("3.14159265358979323846264338327950288419716939937511")
+_APART = Decimal("0.001")  # what keeps the ends of yarn's ramp apart
+
+Parameters = Mapping[str, Any]
+Frequencies = list[Decimal]
+Scaled = tuple[Frequencies, Decimal]
+"""Frequencies, and what cos and sin are multiplied with."""
+
+
+def rotary(
+    parameters: Parameters, dim: int, context: int, divisors: Sequence[float] = ()
+) -> tuple[tuple[float, ...], float]:
+    """Inverse frequencies [dim / 2], and the factor of cos and sin; exact float32 values.
+
+    Args:
+        parameters: transformers' `rope_parameters`; `rope_type` is one of `KINDS`.
+        dim: of a head.
+        context: positions that the model was trained for.
+        divisors: [dim / 2] or none: what the frequencies are divided by, as GGUF files have it for Llama 3.
+
+    Raises:
+        ConfigInvalid: a number is missing or out of range; the message names it.
+    """
+    with localcontext(Context(prec=_DIGITS, rounding=ROUND_HALF_EVEN)):
+        log_theta = _number(parameters, "rope_theta", above=1).ln()
+        plain = [(-log_theta * 2 * i / dim).exp() for i in range(dim // 2)]
+        frequencies, factor = KINDS[parameters.get("rope_type", "default")](parameters, plain, log_theta, context)
+        if divisors:
+            frequencies = [f / Decimal(d) for f, d in zip(frequencies, divisors, strict=True)]
+        return tuple(map(_float32, frequencies)), _float32(factor)
+
+
+def _default(parameters: Parameters, plain: Frequencies, log_theta: Decimal, context: int) -> Scaled:
+    return plain, _ONE
+
+
+def _linear(parameters: Parameters, plain: Frequencies, log_theta: Decimal, context: int) -> Scaled:
+    factor = _number(parameters, "factor")
+    return [f / factor for f in plain], _ONE
+
+
+def _llama3(parameters: Parameters, plain: Frequencies, log_theta: Decimal, context: int) -> Scaled:
+    """Short waves stay, long ones are stretched by `factor`, those between partly."""
+    factor = _number(parameters, "factor")
+    low, high = (_number(parameters, f"{name}_freq_factor") for name in ("low", "high"))
+    trained = _number(parameters, "original_max_position_embeddings", context)
+
+    def scaled(f: Decimal) -> Decimal:
+        turns = trained * f / (2 * _PI)  # of this frequency, within the length that was trained first
+        if turns < low:
+            return f / factor
+        if turns > high:
+            return f
+        smooth = (turns - low) / (high - low)
+        return (1 - smooth) * f / factor + smooth * f
+
+    return [scaled(f) for f in plain], _ONE
+
+
+def _yarn(parameters: Parameters, plain: Frequencies, log_theta: Decimal, context: int) -> Scaled:
+    """Frequencies below a ramp stay, those above it are divided by `factor` (Peng et al. 2023)."""
+    trained = _number(parameters, "original_max_position_embeddings", context)
+    factor = _number(parameters, "factor", context / trained)
+    dim = 2 * len(plain)
+
+    def place(turns: Decimal) -> Decimal:
+        """The index, not a whole one, of the frequency that turns so often within the trained length."""
+        return dim * (trained / (turns * 2 * _PI)).ln() / (2 * log_theta)
+
+    first, last = place(_number(parameters, "beta_fast", 32)), place(_number(parameters, "beta_slow", 1))
+    if parameters.get("truncate", True):
+        first, last = first.to_integral_value(ROUND_FLOOR), last.to_integral_value(ROUND_CEILING)
+    first, last = max(first, Decimal(0)), min(last, Decimal(dim - 1))
+    if first == last:
+        last += _APART
+    ramp = [min(max((i - first) / (last - first), Decimal(0)), _ONE) for i in range(len(plain))]
+    frequencies = [f / factor * share + f * (1 - share) for f, share in zip(plain, ramp, strict=True)]
+    return frequencies, _attention_factor(parameters, factor)
+
+
+def _longrope(parameters: Parameters, plain: Frequencies, log_theta: Decimal, context: int) -> Scaled:
+    """Each frequency has a divisor of its own (Ding et al. 2024): `short_factor`, within the length trained first."""
+    trained = _number(parameters, "original_max_position_embeddings", above=1)
+    factor = _number(parameters, "factor", context / trained)
+    divisors = _divisors(parameters, "short_factor", len(plain))
+    if parameters.get("attention_factor") is not None:
+        attention = _number(parameters, "attention_factor")
+    else:
+        attention = (1 + factor.ln() / trained.ln()).sqrt() if factor > 1 else _ONE
+    return [f / divisor for f, divisor in zip(plain, divisors, strict=True)], attention
+
+
+def _proportional(parameters: Parameters, plain: Frequencies, log_theta: Decimal, context: int) -> Scaled:
+    """A share of the frequencies, the first ones; the others are 0, so that their elements stay."""
+    share, factor = parameters.get("partial_rotary_factor", 1.0), _number(parameters, "factor", 1)
+    kept = int(share * 2 * len(plain) // 2)
+    return [f / factor if i < kept else Decimal(0) for i, f in enumerate(plain)], _ONE
+
+
+def _divisors(parameters: Parameters, name: str, count: int) -> list[Decimal]:
+    """Rounded to float32, in which a GGUF file has them."""
+    found = parameters.get(name)
+    numbers = found if isinstance(found, list) else []
+    whole = [isinstance(d, int | float) and not isinstance(d, bool) and 0 < d < math.inf for d in numbers]
+    if len(numbers) != count or not all(whole):
+        raise ConfigInvalid(f"rope_parameters: {name} is {found!r:.80}; expected {count} numbers above 0")
+    return [Decimal(float(np.float32(d))) for d in numbers]
+
+
+def _attention_factor(parameters: Parameters, factor: Decimal) -> Decimal:
+    if parameters.get("attention_factor") is not None:
+        return _number(parameters, "attention_factor")
+
+    def grown(weight: Decimal) -> Decimal:
+        return weight * factor.ln() / 10 + 1 if factor > 1 else _ONE
+
+    if parameters.get("mscale") and parameters.get("mscale_all_dim"):
+        return grown(_number(parameters, "mscale")) / grown(_number(parameters, "mscale_all_dim"))
+    return grown(_ONE)
+
+
+KINDS: Mapping[str, Callable[[Parameters, Frequencies, Decimal, int], Scaled]] = {
+    "default": _default,
+    "linear": _linear,
+    "llama3": _llama3,
+    "yarn": _yarn,
+    "longrope": _longrope,
+    "proportional": _proportional,
+    "dynamic": _default,
+}
+"""By `rope_type`. `dynamic` is `default` up to the length that was trained; `longrope` is its short form."""
+
+
+def _number(parameters: Parameters, name: str, default: Decimal | int | None = None, *, above: int = 0) -> Decimal:
+    """A parameter exactly as its binary64 is, or `default` where it is missing, null or, as in transformers, 0."""
+    found = parameters.get(name)
+    value = found or default
+    if isinstance(value, bool) or not isinstance(value, int | float | Decimal) or not above < value < math.inf:
+        raise ConfigInvalid(f"rope_parameters: {name} is {found!r}; expected a number above {above}")
+    return Decimal(value)
+
+
+def _float32(value: Decimal) -> float:
+    return float(np.float32(float(value)))  # to binary64 first, as the page has it

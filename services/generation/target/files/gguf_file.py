@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -13,15 +14,51 @@ import numpy as np
 from gguf.constants import GGMLQuantizationType
 from numpy.typing import NDArray
 
-from services.generation.target.errors import ConfigInvalid, WeightsInvalid
-from services.generation.target.families.experts import MOST_EXPERTS
-from services.generation.target.families.table import gguf_families
-from services.generation.target.files.block_layout import LAYOUTS, BlockLayout
-from services.generation.target.files.gguf_header import GgufHeader, TensorPlace, read_gguf_header
-from services.generation.target.files.gguf_metadata import GgufMetadata
-from services.generation.target.files.gguf_names import transformers_name
-from services.generation.target.files.mapped_file import map_file
-from services.generation.target.files.stored_tensor import StoredTensor
+from services.generation.target.errors import ConfigInvalid, UnsupportedArchitecture, WeightsInvalid
+from services.generation.target.families import FAMILIES, Family, gguf_families
+from services.generation.target.files.gguf_header import GgufHeader, GgufMetadata, TensorPlace, read_gguf_header
+from services.generation.target.files.stored_tensor import LAYOUTS, BlockLayout, StoredTensor, map_file
+from services.generation.target.sizes import MOST_EXPERTS
+
+_OUTSIDE = {
+    "token_embd.weight": "model.embed_tokens.weight",
+    "output_norm.weight": "model.norm.weight",
+    "output.weight": "lm_head.weight",
+    "per_layer_token_embd.weight": "model.embed_tokens_per_layer.weight",
+    "per_layer_model_proj.weight": "model.per_layer_model_projection.weight",
+    "per_layer_proj_norm.weight": "model.per_layer_projection_norm.weight",
+}
+_INSIDE = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_BLOCK = re.compile(r"blk\.(0|[1-9][0-9]{0,8})\.([a-z_0-9]+)\.(weight|bias|scale)", re.ASCII)
+
+ROPE_FACTORS = "rope_freqs.weight"
+"""The divisor of each rotary frequency (Llama 3); read with the configuration, not with the weights."""
+ROPE_SHORT, ROPE_LONG = "rope_factors_short.weight", "rope_factors_long.weight"
+"""The same of LongRoPE, for a short and for a long context."""
+
+
+def transformers_name(name: str, modules: Mapping[str, str]) -> str:
+    """The name in transformers' model; a name that is not known stays as it is. `modules` are a family's own."""
+    if match := _BLOCK.fullmatch(name):
+        layer, module, kind = match.groups()
+        if kind == "scale":  # a vector of its own
+            module, kind = f"{module}.scale", "weight"
+        if found := modules.get(module) or _INSIDE.get(module):
+            return f"model.layers.{layer}.{found}.{kind}"
+    return _OUTSIDE.get(name, name)
+
 
 _LAYOUTS = {int(layout.ggml): layout for layout in LAYOUTS.values()}
 _INTERLEAVED = {"self_attn.q_proj": "head_count", "self_attn.k_proj": "head_count_kv"}
@@ -71,6 +108,18 @@ class GgufFile:
         self._places: Mapping[str, TensorPlace] = dict(parts)
         if len(self._places) < len(parts):
             raise WeightsInvalid(f"{path}: a tensor is there under two names; expected each once")
+
+    @property
+    def families(self) -> list[Family]:
+        """Those that have the file's name of an architecture. Raises UnsupportedArchitecture where there are none."""
+        name = self.metadata.text("general.architecture")
+        found = gguf_families(name)
+        if not found:
+            supported = dict.fromkeys(family.gguf_name for family in FAMILIES if family.gguf_name)
+            raise UnsupportedArchitecture(
+                f"{self.path}: general.architecture: {name[:80]!r} is not supported; supported: {', '.join(supported)}"
+            )
+        return found
 
     @classmethod
     def open(cls, path: Path) -> GgufFile:

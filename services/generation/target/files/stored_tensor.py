@@ -2,15 +2,83 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import mmap
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize, quantize
 from numpy.typing import NDArray
 
-from services.generation.target.errors import WeightsInvalid
-from services.generation.target.files.block_layout import LAYOUTS, BlockLayout
+from services.generation.target.errors import ModelNotFound, WeightsInvalid
+
+
+def map_file(path: Path) -> NDArray[np.uint8]:
+    """Read-only; given back when nothing refers to it any more.
+
+    Raises:
+        ModelNotFound: there is no such file.
+        WeightsInvalid: it is empty, a directory, or not to be read.
+    """
+    try:
+        with path.open("rb") as file:
+            return np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
+    except FileNotFoundError as error:
+        raise ModelNotFound(f"{path}: no such file") from error
+    except (OSError, ValueError) as error:  # mmap raises ValueError for an empty file
+        raise WeightsInvalid(f"{path}: cannot be read: {error}; download or copy it again") from error
+
+
+@dataclass(frozen=True, slots=True)
+class BlockLayout:
+    """Of each block, `halves` bytes starting at byte `halves_at` are float16 scales and minima.
+
+    Plain numbers are blocks of one weight without scales.
+    """
+
+    storage: str
+    ggml: GGMLQuantizationType
+    halves: int = 0
+    halves_at: int = 0
+
+    @property
+    def weights(self) -> int:
+        """Of a block."""
+        return int(GGML_QUANT_SIZES[self.ggml][0])
+
+    @property
+    def size(self) -> int:
+        """Bytes of a block."""
+        return int(GGML_QUANT_SIZES[self.ggml][1])
+
+    def row_bytes(self, weights: int) -> int:
+        """Raises ValueError where a row of so many weights does not end with a block."""
+        if weights % self.weights:
+            raise ValueError(f"a row of {weights} weights is no whole number of {self.storage}'s {self.weights}")
+        return weights // self.weights * self.size
+
+
+LAYOUTS = {
+    layout.storage: layout
+    for layout in (
+        BlockLayout("float32", GGMLQuantizationType.F32),
+        BlockLayout("bfloat16", GGMLQuantizationType.BF16),
+        BlockLayout("float16", GGMLQuantizationType.F16),
+        BlockLayout("q8_0", GGMLQuantizationType.Q8_0, halves=2),
+        BlockLayout("q4_0", GGMLQuantizationType.Q4_0, halves=2),
+        BlockLayout("q4_1", GGMLQuantizationType.Q4_1, halves=4),
+        BlockLayout("q5_0", GGMLQuantizationType.Q5_0, halves=2),
+        BlockLayout("q5_1", GGMLQuantizationType.Q5_1, halves=4),
+        BlockLayout("iq4_nl", GGMLQuantizationType.IQ4_NL, halves=2),
+        BlockLayout("q4_k", GGMLQuantizationType.Q4_K, halves=4),
+        BlockLayout("q5_k", GGMLQuantizationType.Q5_K, halves=4),
+        BlockLayout("q6_k", GGMLQuantizationType.Q6_K, halves=2, halves_at=208),
+        BlockLayout("mxfp4", GGMLQuantizationType.MXFP4),
+    )
+}
+"""By `StoredTensor.storage`."""
+
 
 _CHECKED_BYTES = 1 << 20
 """How much is looked at in one go, so that what is computed on the way stays in the cache."""
@@ -48,12 +116,13 @@ class StoredTensor:
     def values(self) -> NDArray[np.float32]:
         """The weights in float32, [shape]. Every use of this tensor computes with these, whatever its storage.
 
-        Exact for plain numbers. Blocks are dequantised as in GGUF: q8_0 d·q; q4_0 d·(q − 8); q4_1 d·q + m; q4_k and
-        q5_k (d·scale)·q − (dmin·min); q6_k (d·scale)·(q − 32). A float16 has 11 significant bits and the integers
-        beside it at most 12 together, so that every product is exact in float32, and only the sum of q4_1 and the
-        difference of q4_k and q5_k round, once: a fused multiply-add gives the same. Nothing overflows (at most
-        65504·128·32) or is subnormal (at least 2^-24). mxfp4 is v·2^(e − 127), exact where it is subnormal, too. May
-        share memory with `data`.
+        Exact for plain numbers. Blocks are dequantised as in GGUF: q8_0 d·q; q4_0 d·(q − 8); q5_0 d·(q − 16); q4_1 and
+        q5_1 d·q + m; iq4_nl d·v, v one of sixteen whole numbers from −127 to 113; q4_k and q5_k (d·scale)·q −
+        (dmin·min); q6_k (d·scale)·(q − 32). A float16 has 11 significant bits and the integers beside it at most 12
+        together, so that every product is exact in float32, and only the sum of q4_1 and q5_1 and the difference of
+        q4_k and q5_k round, once: a fused multiply-add gives the same. Nothing overflows (at most 65504·128·32) or is
+        subnormal (at least 2^-24). mxfp4 is v·2^(e − 127), exact where it is subnormal, too. May share memory with
+        `data`.
         """
         if self.storage == "float32":
             return self.data.view("<f4")
@@ -81,14 +150,6 @@ class StoredTensor:
         """The values of some rows of a matrix, [which, in]; a copy."""
         chosen = np.array(self.data[which])
         return replace(self, shape=(len(chosen), *self.shape[1:]), data=chosen).values()
-
-    def part(self, rows: Sequence[range]) -> StoredTensor:
-        """Some rows of a matrix or elements of a vector as a tensor of their own; one range of rows stays mapped."""
-        data = self.data if len(self.shape) > 1 else self.data.reshape(self.shape[0], -1)
-        pieces = [data[each.start : each.stop] for each in rows]
-        chosen = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
-        count = len(chosen)
-        return replace(self, shape=(count, *self.shape[1:]), data=chosen if len(self.shape) > 1 else chosen.reshape(-1))
 
     def check_finite(self) -> None:
         """Reads every value that is stored, of quantised weights every scale.

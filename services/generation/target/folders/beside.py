@@ -1,8 +1,4 @@
-"""Files beside a model: `head`, `store` and `adapters`, in its own folder or in the one that it lies in.
-
-For a model that comes as a package they lie in `<folder of models>/<name>` (`model_path.models_folder`). Whether a head
-or a datastore is for this model is found out where it is loaded; adapters say whose they are.
-"""
+"""Folders that settings name, checked before anything heavy is imported, and those that lie beside a model."""
 
 from __future__ import annotations
 
@@ -10,8 +6,51 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from services.generation.target.adapters.identity import base_names
-from services.generation.target.folders.model_path import models_folder, packaged
+from pydantic import AfterValidator
+
+from services.generation.target.adapters import base_names
+from services.generation.target.errors import ModelNotFound
+from services.generation.target.folders import folder_kinds
+from services.generation.target.folders.model_path import model_path, models_folder, packaged
+
+
+def _model(named: Path) -> Path:
+    try:
+        return model_path(named)
+    except ModelNotFound as error:
+        raise ValueError(str(error)) from error
+
+
+def _store(folder: Path) -> Path:
+    return folder_kinds.STORE.check(folder)
+
+
+def _named_store(setting: str) -> str:
+    _store(Path(setting.partition("=")[2]))
+    return setting
+
+
+def _named_adapter(setting: str) -> str:
+    folder_kinds.ADAPTER.check(Path(setting.partition("=")[2]))
+    return setting
+
+
+def _head(setting: str) -> str:
+    if "/" in setting:
+        folder_kinds.HEAD.check(Path(setting))
+    return setting
+
+
+MODEL = AfterValidator(_model)
+"""A model's directory or file, or the name of one; the setting gets the path."""
+STORE = AfterValidator(_store)
+"""A datastore's folder."""
+NAMED_STORE = AfterValidator(_named_store)
+"""TENANT=FOLDER."""
+NAMED_ADAPTER = AfterValidator(_named_adapter)
+"""NAME=FOLDER."""
+IF_FOLDER_A_HEAD = AfterValidator(_head)
+"""A reference, or with a slash a head's folder."""
 
 
 def head_beside(model: Path) -> Path | None:

@@ -21,4 +21,3 @@ class FolderKind:
 STORE = FolderKind("a datastore", "manifest.json")
 HEAD = FolderKind("a head's folder", "config.json")
 ADAPTER = FolderKind("an adapter in peft's layout, as NAME=DIRECTORY", "adapter_config.json")
-EMBEDDER = FolderKind("a sentence-transformers directory", "config.json")

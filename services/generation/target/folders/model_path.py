@@ -44,6 +44,21 @@ def imported() -> dict[str, Path]:
     }
 
 
+@dataclass(frozen=True, slots=True)
+class NamedModel:
+    """A name that `--model` takes. `path` is None for a package that is not installed."""
+
+    name: str
+    path: Path | None
+    origin: str  # package or imported
+
+
+def named_models() -> list[NamedModel]:
+    """Those of packages first, then the imported ones by name."""
+    packages = [NamedModel(name, path, "package") for name, path in packaged().items()]
+    return packages + [NamedModel(name, path, "imported") for name, path in imported().items()]
+
+
 def name_of(path: Path) -> str:
     """A model's name where nobody gives one: that of its package, or of its directory or file."""
     path = path.resolve()

@@ -7,15 +7,69 @@ bit, with the stream of one row at a time. The probe uses a free part of the tar
 from __future__ import annotations
 
 import hashlib
+import json
+import logging
 import random
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
 
+import llvmlite.binding as llvm
 import numpy as np
 from numpy.typing import NDArray
 
+from ledger.encoding.cid import cid_of_json
+from services.generation.durable_file import write_durably
 from services.generation.target.blocks import BLOCK
+from services.generation.target.canonical.kernels.compilation import user_cache
+from services.generation.target.canonical.kernels.machine import cpus, this_machine
+from services.generation.target.one_at_a_time import one_at_a_time
 from services.generation.target.rows import RowsBuilder
 from services.generation.target.target import Target
+
+_log = logging.getLogger(__name__)
+
+
+SAMPLER = "kolm-sampler/2"
+
+
+@dataclass(frozen=True, slots=True)
+class NumericsProfile:
+    """A profile and what the probe found. `cid` names the document; two machines with one cid promise the same bits."""
+
+    document: dict[str, Any]
+    cid: str
+    report: ProbeReport
+
+    @property
+    def passed(self) -> bool:
+        """Whether speculation may be served on it; off needs no proof, it is the reference."""
+        return self.report.passed
+
+
+def measure_profile(target: Target, kept: KeptProbes | None = None) -> NumericsProfile:
+    """Probe a freshly loaded target, where no earlier result is `kept`, and describe what its bits depend on."""
+    report = (kept.find(target) or _probed(target, kept)) if kept else probe(target)
+    document = {
+        "type": "kolm.profile.v2",
+        **target.numerics,
+        "sampler": SAMPLER,
+        "fingerprint": report.fingerprint,
+    }
+    return NumericsProfile(document, cid_of_json(document), report)
+
+
+def _probed(target: Target, kept: KeptProbes) -> ProbeReport:
+    _log.info("probing the numerics, once for this model on this machine")
+    with kept.probing():  # a server and its auditor start together: one of them probes
+        report = kept.find(target)
+        if report is None:
+            report = probe(target)
+            kept.keep(target, report)
+    return report
+
 
 _MOST_TOKENS = 2 * BLOCK + 12  # of the probed history: two block borders and their surroundings
 _WIDTHS = (2, 3, 5, 8, 16)
@@ -173,3 +227,79 @@ class _Probing:
         """Put back the keys of the history that the tree's nodes overwrote."""
         for at in range(length, min(length + width, len(self._tokens))):
             self._row(self._table, at, self._tokens[at])
+
+
+_PACKAGE = Path(__file__).parents[1]
+
+
+def default_folder() -> Path:
+    """`$XDG_CACHE_HOME/kolm/probes`, or under `~/.cache`."""
+    return user_cache() / "probes"
+
+
+class KeptProbes:
+    """Reports of probes that passed. A folder that cannot be read or written is none.
+
+    Write access to the folder is enough to make a start skip its probe; receipts are not less checkable for it.
+    """
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self._folder = folder or default_folder()
+
+    def probing(self) -> AbstractContextManager[None]:
+        """In this block no other process of this machine probes."""
+        return one_at_a_time(self._folder)
+
+    def find(self, target: Target) -> ProbeReport | None:
+        try:
+            found = json.loads(self._path(target).read_bytes())
+            if found.pop("digest") != _digest(target, found):
+                raise ValueError("other members than were kept for this target")
+            return ProbeReport(int(found["compared"]), (), str(found["fingerprint"]))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return None
+
+    def keep(self, target: Target, report: ProbeReport) -> None:
+        if not report.passed:
+            return
+        path = self._path(target)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            document = {"compared": report.compared, "fingerprint": report.fingerprint}
+            write_durably(path, json.dumps(document | {"digest": _digest(target, document)}).encode())
+        except OSError as error:
+            _log.warning("cannot keep the probe's result in %s: %s", path, error)
+
+    def _path(self, target: Target) -> Path:
+        return self._folder / f"{cid_of_json(_circumstances(target)).rpartition(':')[2]}.json"
+
+
+def _digest(target: Target, document: dict[str, Any]) -> str:
+    """Of a result and of what it is the result of, so that no other file is taken for it."""
+    return cid_of_json({"circumstances": _circumstances(target), **document})
+
+
+def _circumstances(target: Target) -> dict[str, Any]:
+    """All that the outcome of a probe can depend on."""
+    return {
+        "base": target.base_cid,
+        "adapters": [adapter.cid for adapter in target.adapters],
+        "context_length": target.config.context_length,
+        "target": type(target).__qualname__,
+        "numerics": dict(target.numerics),
+        "code": code_version(),
+        "machine": machine_described(),
+    }
+
+
+def machine_described() -> str:
+    """This one's CPU, as far as kernels and the number of threads depend on it."""
+    features = llvm.get_host_cpu_features().flatten()
+    return " ".join((this_machine().name, llvm.get_host_cpu_name(), str(cpus()), features))
+
+
+@cache
+def code_version() -> str:
+    """Digest of the code that computes passes."""
+    sources = b"".join(path.read_bytes() for path in sorted(_PACKAGE.rglob("*.py")))
+    return hashlib.sha256(sources + repr(llvm.llvm_version_info).encode()).hexdigest()

@@ -17,6 +17,7 @@ Bytes = NDArray[np.uint8]
 GROUP = 32  # inputs that are rounded with one scale
 _ROUND = np.float32(12582912)
 _SMALLEST = np.float32(2.0**-64)
+_IQ4_NL = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,19 @@ def quantised(tensor: StoredTensor) -> Quantised | None:
         if tensor.storage == "q4_0":
             return Quantised(values - 8, scales[..., 0], None)
         return Quantised(values, scales[..., 0], scales[..., 1])
+    if tensor.storage in ("q5_0", "q5_1"):
+        b = blocks(22 if tensor.storage == "q5_0" else 24)
+        low = np.concatenate([b[..., -16:] & 15, b[..., -16:] >> 4], axis=-1)
+        bits = b[..., -20:-16, None] >> np.arange(8, dtype=np.uint8) & 1
+        values = whole(low + 16 * bits.reshape(low.shape))
+        scales = halves(b[..., :-20])
+        if tensor.storage == "q5_0":
+            return Quantised(values - 16, scales[..., 0], None)
+        return Quantised(values, scales[..., 0], scales[..., 1])
+    if tensor.storage == "iq4_nl":
+        b = blocks(18)
+        places = whole(np.concatenate([b[..., -16:] & 15, b[..., -16:] >> 4], axis=-1))
+        return Quantised(_IQ4_NL[places], halves(b[..., :2])[..., 0], None)
     if tensor.storage in ("q4_k", "q5_k"):
         b = blocks(144 if tensor.storage == "q4_k" else 176)
         values = np.stack([b[..., -128:].reshape(rows, -1, 4, 32) >> shift & 15 for shift in (0, 4)], axis=-2)

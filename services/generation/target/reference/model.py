@@ -1,4 +1,10 @@
-"""`docs/numerics.md` from a list of tokens to the logits of each: one sequence, every row from its own history."""
+"""`docs/numerics.md` from a list of tokens to the logits of each: one sequence, every row from its own history.
+
+The page's arithmetic is written anew here. What lies before it is shared with the pass, so that a mistake there shows
+in neither: how files and configurations are read and quantised blocks taken apart, which modules a layer has
+(`layer_specs`), the frequencies of rotations, the factors of queries (`query_scales`) and the roots of sizes (`roots`).
+Those have tests of their own, against exact arithmetic, transformers and the `gguf` package.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from services.generation.target.adapters.adapter import Adapter
+from services.generation.target.adapters import Adapter
 from services.generation.target.config.config import TargetConfig
 from services.generation.target.config.layer_specs import (
     EMBEDDING,
@@ -22,25 +28,51 @@ from services.generation.target.config.layer_specs import (
     ModuleSpec,
     layer_specs,
 )
-from services.generation.target.query_scales import query_scales
-from services.generation.target.reference.attention import attention, cached
-from services.generation.target.reference.experts import mixed, routed
+from services.generation.target.reference.attention import attention, cached, cosines_and_sines, rotate
 from services.generation.target.reference.integers import linear_int8, quantised
 from services.generation.target.reference.operations import (
     ACTIVATIONS,
+    ONE,
     ZERO,
     Operand,
+    add,
     capped,
     clamped,
     embedding,
+    exp,
+    fma,
     linear,
     low_rank,
     rms_norm,
 )
-from services.generation.target.reference.rotation import cosines_and_sines, rotate
-from services.generation.target.weights.weights import Weights
+from services.generation.target.roots import inverse_root, root
+from services.generation.target.rotations import query_scales
+from services.generation.target.weights import Weights
 
 Float32 = NDArray[np.float32]
+
+
+@np.errstate(all="ignore")
+def routed(logits: Float32, chosen: int, normalised: bool, sigmoid: bool = False) -> tuple[list[int], Float32]:
+    """Of the router's logits [experts] of one row: the experts that compute it, by rank, and their shares [chosen]."""
+    ranked = np.argsort(-logits, kind="stable")[:chosen]
+    if sigmoid:
+        return ranked.tolist(), ONE / (ONE + exp(-logits[ranked]))
+    weights = exp(logits - logits[ranked[0]])
+    total = np.zeros((), np.float32)
+    for weight in weights[ranked] if normalised else weights:
+        total = add(total, weight)
+    return ranked.tolist(), weights[ranked] / total
+
+
+def mixed(outputs: Float32, shares: Float32) -> Float32:
+    """Outputs [chosen, n] of a row's experts, by rank: [n]."""
+    total = np.zeros(outputs.shape[1], np.float32)
+    for output, share in zip(outputs, shares, strict=True):
+        total = fma(share, output, total)
+    return total
+
+
 Stored = dict[int, tuple[Float32, Float32]]
 """Keys and values of layers, as a cache holds them."""
 
@@ -85,11 +117,11 @@ class ReferenceModel:
     def _layer_inputs(self, tokens: Sequence[int], x: Float32) -> Float32:
         """Of tokens whose embeddings are x: [tokens, layers, size]."""
         config, shape = self._config, (len(tokens), self._config.layers, self._config.layer_inputs)
-        factor = np.float32(config.layer_inputs**0.5)
+        factor = np.float32(root(config.layer_inputs))
         table = embedding(self._weight(LAYER_EMBEDDING), np.array(tokens, np.int64), factor)
-        projected = self._linear(x, LAYER_PROJECTION) * np.float32(config.hidden_size**-0.5)
+        projected = self._linear(x, LAYER_PROJECTION) * np.float32(inverse_root(config.hidden_size))
         normed = self._norm(LAYER_NORM, projected.reshape(shape))
-        return (normed + table.reshape(shape)) * np.float32(0.5**0.5)
+        return (normed + table.reshape(shape)) * np.float32(root(0.5))
 
     def layer(self, number: int, spec: LayerSpec, x: Float32, stored: Stored, inputs: Float32 | None = None) -> Float32:
         """x [tokens, hidden size] after one more decoder layer, which keeps its keys and values in `stored`."""
@@ -119,7 +151,7 @@ class ReferenceModel:
         """Outputs of MLP and experts, each normalised: [tokens, hidden size]."""
         names = experts.beside
         assert names
-        root = np.float32(self._config.hidden_size**-0.5)
+        root = np.float32(inverse_root(self._config.hidden_size))
         routing = rms_norm(x, self._weight(f"{spec.prefix}{names.router_norm}.weight") * root, self._epsilon)
         read = self._norm(f"{spec.prefix}{names.norm}.weight", x)
         scales = self._weight(f"{spec.prefix}{names.scales}.weight")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,17 +13,12 @@ from kolm.generation.v1 import generation_pb2 as pb
 from kolm.generation.v1 import speculation_pb2
 from kolm.generation.v1.generation_pb2_grpc import GenerationServiceStub
 from ledger.audit.log_verification import verify_receipt
-from ledger.documents.content import Content
-from ledger.keys.envelope import Envelope
-from services.auditor.examination import Examiner
-from services.auditor.replays.server_replayer import PatientReplayer
-from services.client import LedgerClient, Runtime
 from services.generation.serving import opened_servicer
-from services.generation.target.adapters.identity import adapter_cid
+from services.generation.target.adapters import adapter_cid
 from services.runtime.process import CannotStart
 from tests.fakes.tiny_adapter import make_tiny_adapter
 from tests.integration.generation.deployment import Deployment, asking, failure
-from tests.integration.generation.requests.test_replay import replaying
+from tests.integration.generation.requests.test_replay import judged, receipts_of
 
 PROMPT = [70, 80, 90]
 
@@ -81,41 +76,24 @@ async def test_the_bare_base_is_the_one_of_a_server_without_adapters(
 
 
 async def test_speculation_with_an_adapter_is_verified_inline_and_replays(
-    deployment: Deployment, stub: GenerationServiceStub
+    deployment: Deployment, stub: GenerationServiceStub, directories: dict[str, Path]
 ) -> None:
     inline = speculation_pb2.VERIFY_MODE_INLINE
     response = await ask(stub, adapter="wide", method="lookahead", verify=inline, temperature=0.7, seed=5)
     receipt = verify_receipt(response.choices[0].receipt.envelope, deployment.trust())
     assert receipt.spec_decode.verified_identical_to_off is True
-    replay = await stub.Replay(replaying(response, PROMPT, adapter_cid=response.resolved.adapter_cid))
-    assert list(replay.token_ids) == list(response.choices[0].token_ids)
-    assert replay.stream_digest == receipt.output.stream_digest
-    bare = await stub.Replay(replaying(response, PROMPT))
-    assert bare.stream_digest != replay.stream_digest
+    ((_, content),) = receipts_of(response, deployment)
+    kept = [(receipt, content), (replace(receipt, adapter_cid=None), content)]
+    worn, bare = await judged(deployment, kept, adapters=directories)
+    assert (worn.outcome, bare.outcome) == ("EXACT", "DEVIATION")
 
 
-async def test_an_auditor_replays_with_the_adapter_of_the_receipt(
-    deployment: Deployment, stub: GenerationServiceStub
+async def test_an_auditor_without_the_receipt_s_adapter_cannot_replay_it(
+    deployment: Deployment, stub: GenerationServiceStub, directories: dict[str, Path]
 ) -> None:
-    response = await ask(stub, adapter="tone", temperature=1.0, seed=3)
-    receipt = response.choices[0].receipt
-
-    def content_of(receipt_id: str) -> Content:
-        with LedgerClient.connect(deployment.ledger_address) as ledger:
-            kept = ledger.receipt(receipt_id, include_content=True).content
-        assert kept is not None
-        return Content(kept.prompt_salt, kept.prompt_token_ids, kept.output_salt, kept.output_token_ids)
-
-    def examined() -> str:
-        with Runtime.connect(deployment.generation_address) as runtime:
-            replayer = PatientReplayer(runtime, 5.0, threading.Event())
-            examiner = Examiner(deployment.trust(), content_of, replayer)
-            return examiner.examine(Envelope.from_bytes(receipt.envelope)).outcome
-
-    assert await asyncio.to_thread(examined) == "EXACT"
-    await deployment.stop_generation()
-    await deployment.start_generation()
-    assert await asyncio.to_thread(examined) == "UNREPLAYABLE"
+    kept = receipts_of(await ask(stub, adapter="tone", temperature=1.0, seed=3), deployment)
+    outcomes = [(await judged(deployment, kept, adapters=each))[0].outcome for each in (directories, {})]
+    assert outcomes == ["EXACT", "UNREPLAYABLE"]
 
 
 async def test_an_adapter_that_is_not_loaded_is_not_found_and_the_server_goes_on(
@@ -124,10 +102,7 @@ async def test_an_adapter_that_is_not_loaded_is_not_found_and_the_server_goes_on
     refused = await failure(ask(stub, adapter="mine"))
     assert refused.code.name == "NOT_FOUND"
     assert "no adapter 'mine'; loaded are tone, wide" in refused.message
-    response = await ask(stub, adapter="tone")
-    unknown = replaying(response, PROMPT, adapter_cid="cidv1:sha256:" + "0" * 64)
-    unreplayable = await failure(stub.Replay(unknown))
-    assert (unreplayable.reason, unreplayable.metadata["field"]) == ("UNREPLAYABLE", "adapter_cid")
+    assert (await ask(stub, adapter="tone")).choices
 
 
 async def test_a_faulty_adapter_ends_the_start_with_one_line_that_names_it(

@@ -9,7 +9,7 @@ import pytest
 from kolm.generation.v1 import generation_pb2 as pb
 from kolm.generation.v1 import speculation_pb2
 from services.client.generation import completion_wire
-from services.generation.engine import switch
+from services.generation.engine import speculation
 from tests.fakes.tiny_model import make_tiny_model
 from tests.integration.generation.deployment import Deployment, asking
 
@@ -17,7 +17,7 @@ from tests.integration.generation.deployment import Deployment, asking
 async def test_a_request_that_hands_over_says_so(
     deployment: Deployment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(switch, "_TOLERATED", -100.0)  # nothing ever pays
+    monkeypatch.setattr(speculation, "_TOLERATED", -100.0)  # nothing ever pays
     stub = await deployment.start_generation(draft_model=make_tiny_model(tmp_path / "small", layers=1, seed=1))
     response = await stub.Generate(asking(verify="VERIFY_MODE_INLINE", max_tokens=80, ignore_eos=True))
     metrics = response.metrics

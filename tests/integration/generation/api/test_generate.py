@@ -12,7 +12,7 @@ from kolm.ledger.v1 import ledger_pb2
 from ledger.audit.log_verification import verify_receipt
 from ledger.encoding.commitment import OUTPUT_DOMAIN, PROMPT_DOMAIN, commit
 from services.generation.api import runner
-from services.generation.receipts.speedup import Speedup
+from services.generation.receipts.issuer import Speedup
 from services.generation.target.blocks import BLOCK
 from services.runtime.logs import TextFormatter
 from tests.fakes.tampered_targets import GatedTarget, Loader

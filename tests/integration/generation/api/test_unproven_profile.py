@@ -10,13 +10,9 @@ import pytest
 from kolm.generation.v1 import generation_pb2 as pb
 from kolm.generation.v1.generation_pb2_grpc import GenerationServiceStub
 from ledger.audit.log_verification import verify_receipt
-from ledger.documents.receipt import Receipt
-from services.auditor.comparison import compare
-from services.auditor.finding import Finding
-from services.client.generation.completion_wire import replayed
 from tests.fakes.tampered_targets import Loader, UnprovableTarget
 from tests.integration.generation.deployment import Deployment, asking
-from tests.integration.generation.requests.test_replay import replaying
+from tests.integration.generation.requests.test_replay import judged, receipts_of
 
 PROMPTS = [[70 + number, *range(30, 60 + 20 * number)] for number in range(6)]
 
@@ -31,30 +27,14 @@ async def served(stub: GenerationServiceStub) -> list[pb.GenerateResponse]:
     return await asyncio.gather(*(stub.Generate(request) for request in asked))
 
 
-async def judged(
-    stub: GenerationServiceStub, deployment: Deployment, responses: list[pb.GenerateResponse]
-) -> list[Finding]:
-    """An auditor's finding for each choice, all replays asked for at once."""
-    receipts: list[tuple[Receipt, pb.Choice]] = []
-    replays = []
-    for prompt, response in zip(PROMPTS, responses, strict=True):
-        for choice in response.choices:
-            receipts.append((verify_receipt(choice.receipt.envelope, deployment.trust()), choice))
-            request = replaying(response, prompt, choice=choice.index)
-            replays.append(stub.Replay(request))
-    streams = [replayed(message) for message in await asyncio.gather(*replays)]
-    return [
-        compare(receipt, choice.token_ids, stream) for (receipt, choice), stream in zip(receipts, streams, strict=True)
-    ]
-
-
 async def test_six_requests_at_once_give_receipts_whose_replays_are_all_exact(deployment: Deployment) -> None:
     loader = Loader(UnprovableTarget)
     stub = await deployment.start_generation(loader)
     assert isinstance(loader.target, UnprovableTarget)
     loader.target.widths.clear()
     responses = await served(stub)
-    findings = await judged(stub, deployment, responses)
+    kept = [each for response in responses for each in receipts_of(response, deployment)]
+    findings = await judged(deployment, kept)
     assert [finding.outcome for finding in findings] == ["EXACT"] * 9
     assert set(loader.target.widths) == {1}
     again = await served(stub)

@@ -15,7 +15,7 @@ from ledger.documents.receipt import Receipt
 from ledger.documents.verdict import DEVIATION, Deviation, Verdict
 from ledger.encoding.timestamp import timestamp
 from ledger.keys.ed25519 import SigningKey
-from services.generation.engine import switch
+from services.generation.engine import speculation
 from services.generation.engine.cost import PassCost, StepCost
 from services.generation.target.target import Target
 from tests.fakes.engine_runs import CHEAP_ROWS
@@ -145,7 +145,7 @@ async def test_a_deviation_of_a_request_that_moved_halts_every_method_that_draft
     deployment: Deployment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in (("_TRIAL", 1), ("_REST", 1), ("_LONGEST_REST", 1), ("_TOLERATED", -100.0)):
-        monkeypatch.setattr(switch, name, value)  # every pass hands over
+        monkeypatch.setattr(speculation, name, value)  # every pass hands over
     monkeypatch.setattr(PassCost, "measured", lambda *_: CHEAP_ROWS)
     monkeypatch.setattr(StepCost, "fit", lambda *_: StepCost(fixed=0.001, row=0.001))
     loaded: list[WidthDependentTarget] = []

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from services.generation.drafting.eagle3.layout import write_head
+from services.generation.drafting.eagle3.checkpoint import write_head
 from services.generation.target.config.config import read_config
 from tests.fakes.heads import head_config, head_tensors
 from tests.fakes.tiny_model import make_tiny_model
-from tests.integration.generation.api.test_corpora import build
+from tests.integration.generation.api.test_datastores import build
 from tests.integration.generation.deployment import Deployment, asking, failure
 
 

@@ -13,12 +13,19 @@ from kolm.generation.v1.generation_pb2_grpc import GenerationServiceStub
 from ledger.keys.ed25519 import SigningKey
 from services.generation.engine.events import Outcome
 from services.generation.receipts.issuer import ReceiptIssuer, SignedReceipt
+from services.generation.receipts.journal import open_records, read_records
 from tests.fakes.tampered_targets import BreakingTarget, GatedTarget, Loader
 from tests.integration.generation.deployment import Deployment, asking, failure, until
 
 
 async def pending(stub: GenerationServiceStub) -> int:
     return (await stub.GetLoad(pb.GetLoadRequest())).outbox_pending
+
+
+def waiting_on_disk(deployment: Deployment) -> int:
+    records, is_whole = read_records((deployment.directory / "generation" / "outbox" / "journal").read_bytes())
+    assert is_whole
+    return len(open_records(records))
 
 
 async def until_confirmed(stub: GenerationServiceStub) -> None:
@@ -86,7 +93,7 @@ async def test_a_receipt_that_was_confirmed_but_not_yet_removed_is_not_appended_
     await deployment.start_generation()
     await deployment.receipts(1)
     await deployment.stop_generation()
-    assert not list(spool.glob("*.append"))
+    assert (spool / "journal").read_bytes() == b""
     shutil.copytree(kept, spool, dirs_exist_ok=True)  # as after a crash before the file was removed
     stub = await deployment.start_generation()
     await stub.Generate(asking(max_tokens=3, request_id="next"))
@@ -98,7 +105,7 @@ async def test_receipts_under_a_key_that_is_not_trusted_are_kept_and_go_out_once
     for _ in range(2):
         assert (await stub.Generate(asking(max_tokens=3))).choices[0].receipt.pending
     assert await pending(stub) == 2
-    assert len(list((deployment.directory / "generation" / "outbox" / "refused").glob("*.append"))) == 2
+    assert waiting_on_disk(deployment) == 2
     assert (await failure(stub.Generate(asking(max_tokens=3)))).reason == "LEDGER_UNAVAILABLE"
     await deployment.stop_generation()
     await deployment.start_generation()  # with its key published
@@ -211,32 +218,51 @@ async def test_a_backlog_goes_out_in_order_and_what_is_refused_in_it_holds_up_no
     await deployment.start_ledger()
     listed = [receipt.request_id for receipt in await deployment.receipts(70)]
     assert listed == [f"trusted {number}" for number in range(70)]
-    assert len(list((deployment.directory / "generation" / "outbox" / "refused").glob("*.append"))) == 3
+    assert waiting_on_disk(deployment) == 3
 
 
-def lose_the_disk(deployment: Deployment) -> None:
-    outbox = deployment.directory / "generation" / "outbox"
-    shutil.rmtree(outbox)
-    outbox.write_text("no folder")
+async def served_while_the_disk_goes(
+    deployment: Deployment, ledger_away: bool = False, **asked: Any
+) -> tuple[GenerationServiceStub, list[pb.Finished]]:
+    """What ended of a request whose promise the disk has taken, and whose receipts it does not take."""
+    loader = Loader(GatedTarget)
+    stub = await deployment.start_generation(loader)
+    assert isinstance(loader.target, GatedTarget)
+    request = asking(max_tokens=400, ignore_eos=True, method="off", temperature=1.0, **asked)
+    call = stub.GenerateStream(pb.GenerateStreamRequest(request=request))
+    assert (await call.read()).HasField("started")
+    loader.target.close()
+    try:
+        outbox = deployment.directory / "generation" / "outbox"
+        shutil.rmtree(outbox)
+        outbox.write_text("no folder")
+        if ledger_away:
+            await deployment.stop_ledger()
+    finally:
+        loader.target.open()
+    finished = []
+    while (event := await call.read()) is not grpc.aio.EOF:
+        finished += [event.finished] if event.HasField("finished") else []
+    return stub, finished
 
 
 async def test_receipts_that_the_disk_will_not_take_go_to_the_ledger_from_memory(deployment: Deployment) -> None:
-    stub = await deployment.start_generation()
-    lose_the_disk(deployment)
-    response = await stub.Generate(asking(max_tokens=3, n=3, request_id="three"))
-    assert [choice.receipt.pending for choice in response.choices] == [False] * 3
+    stub, finished = await served_while_the_disk_goes(deployment, n=3, request_id="three")
+    assert [each.receipt.pending for each in finished] == [False] * 3
     assert [receipt.request_id for receipt in await deployment.receipts(3)] == ["three"] * 3
+    refused = await failure(stub.Generate(asking(max_tokens=3)))  # it takes no promise either
+    assert (refused.code.name, refused.reason) == ("UNAVAILABLE", "LEDGER_UNAVAILABLE")
+    (deployment.directory / "generation" / "outbox").unlink()
     assert (await stub.Generate(asking(max_tokens=3))).choices
+    await until_confirmed(stub)
 
 
 async def test_nothing_more_is_served_while_a_receipt_is_neither_on_disk_nor_in_the_ledger(
     deployment: Deployment,
 ) -> None:
-    stub = await deployment.start_generation()
-    await deployment.stop_ledger()
-    lose_the_disk(deployment)
-    response = await stub.Generate(asking(max_tokens=3, n=2, request_id="kept in memory"))
-    assert [choice.receipt.pending for choice in response.choices] == [True] * 2
+    stub, finished = await served_while_the_disk_goes(deployment, ledger_away=True, n=2, request_id="kept in memory")
+    assert [each.receipt.pending for each in finished] == [True] * 2
+    (deployment.directory / "generation" / "outbox").unlink()
     refused = await failure(stub.Generate(asking(max_tokens=3)))
     assert (refused.code.name, refused.reason) == ("UNAVAILABLE", "LEDGER_UNAVAILABLE")
     await deployment.start_ledger()

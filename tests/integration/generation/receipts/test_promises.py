@@ -22,6 +22,7 @@ from services.cli.main import app
 from services.client import Completion, LedgerClient, Request, Runtime, SamplingParams
 from services.client.ledger.promised import Promised, look_up
 from services.client.ledger.verified import VerifiedLedger
+from services.generation.receipts.journal import Kind, Record, open_records, read_records
 from tests.fakes.tampered_targets import GatedTarget, Loader
 from tests.integration.generation.deployment import Deployment, asking, failure
 from tests.integration.generation.test_process import generation_process, stub_of
@@ -59,8 +60,14 @@ async def command(deployment: Deployment, promise: bytes) -> tuple[int, dict[str
     return await asyncio.to_thread(run)
 
 
-def promised_folder(deployment: Deployment) -> Path:
-    return deployment.directory / "generation" / "promised"
+def outbox_folder(deployment: Deployment) -> Path:
+    return deployment.directory / "generation" / "outbox"
+
+
+def promised(deployment: Deployment) -> list[Record]:
+    """Those that wait on the server's disk for an end of their request."""
+    records, _ = read_records((outbox_folder(deployment) / "journal").read_bytes())
+    return [record for record in open_records(records) if record.kind == Kind.PROMISED]
 
 
 async def test_a_stream_and_a_unary_call_bring_promises_that_the_log_keeps(deployment: Deployment) -> None:
@@ -82,7 +89,7 @@ async def test_a_stream_and_a_unary_call_bring_promises_that_the_log_keeps(deplo
     for data in (streamed, metadata["kolm-promise-bin"]):
         found = await held(deployment, data, BEFORE)
         assert (found.state, set(found.fulfilment.endings.values())) == ("KEPT", {"length"})
-    assert not list(promised_folder(deployment).iterdir())
+    assert not promised(deployment)
 
 
 async def test_a_server_that_is_killed_keeps_its_promise_when_it_is_back(deployment: Deployment) -> None:
@@ -99,7 +106,7 @@ async def test_a_server_that_is_killed_keeps_its_promise_when_it_is_back(deploym
     receipts = await deployment.receipts(16)
     assert [(each.output.finish_reason, each.output.tokens) for each in receipts] == [("error", 0)] * 16
     assert await command(deployment, promise) == (0, _answer(promise, "KEPT", await held(deployment, promise)))
-    assert not list(promised_folder(deployment).iterdir())
+    assert not promised(deployment)
 
 
 def _answer(promise: bytes, state: str, found: Promised) -> dict[str, Any]:
@@ -116,7 +123,7 @@ def _answer(promise: bytes, state: str, found: Promised) -> dict[str, Any]:
 
 async def test_a_disk_that_takes_no_promise_serves_nothing(deployment: Deployment) -> None:
     stub = await deployment.start_generation()
-    folder = promised_folder(deployment)
+    folder = outbox_folder(deployment)
     shutil.rmtree(folder)
     folder.write_text("no folder")
     refused = await failure(stub.Generate(asking(max_tokens=4, request_id="refused")))
@@ -153,9 +160,7 @@ async def test_the_promise_and_its_receipt_are_there_before_the_first_token(depl
 
 
 def promised_receipts(deployment: Deployment) -> list[Receipt]:
-    """Those that wait on the server's disk for an end of their request."""
-    files = [path.read_bytes() for path in promised_folder(deployment).iterdir()]
-    appends = map(ledger_pb2.AppendEntryRequest.FromString, files)
+    appends = (ledger_pb2.AppendEntryRequest.FromString(record.payload) for record in promised(deployment))
     return [verify_receipt(append.envelope, deployment.trust()) for append in appends]
 
 
@@ -195,6 +200,6 @@ async def test_what_the_engine_refuses_leaves_no_promise(deployment: Deployment)
         assert "kolm-promise-bin" not in dict(await call.initial_metadata())
         stream = stub.GenerateStream(pb.GenerateStreamRequest(request=request))
         assert (await failure(stream.read())).code.name == code
-        assert not list(promised_folder(deployment).iterdir())
+        assert not promised(deployment)
     await stub.Generate(asking(max_tokens=4, request_id="served"))
     assert [receipt.request_id for receipt in await deployment.receipts(1)] == ["served"]

@@ -16,10 +16,9 @@ from kolm.generation.v1 import sampling_pb2
 from ledger.audit.log_verification import verify_receipt
 from ledger.documents.content import Content
 from ledger.documents.receipt import Receipt
-from services.auditor.judge import Judge
-from services.auditor.replays.engine_plan import EnginePlan
-from services.auditor.replays.own_engine import OwnEngine
-from services.auditor.replays.server_replayer import PatientReplayer
+from services.auditor.engine_plan import EnginePlan
+from services.auditor.examination import Judge
+from services.auditor.own_engine import OwnEngine
 from services.client import Request, Runtime, SamplingParams, StructuredOutputs
 from services.client.errors import InvalidArgument
 from tests.fakes.grammars import CONSTRAINTS, PERSON
@@ -61,13 +60,10 @@ async def test_answers_keep_to_it_and_both_ways_of_replay_find_them_exact(deploy
 
     def judged() -> list[tuple[str, str | None]]:
         own = OwnEngine.load(EnginePlan(deployment.model), threading.Event())
-        with Runtime.connect(deployment.generation_address) as runtime:
-            server = PatientReplayer(runtime, 60.0, threading.Event())
-            judges = [Judge(own, 0.0), Judge(own, 1.0), Judge(server)]
-            return [(j.judge(document, content).outcome, j.judge(document, content).reason)
-                    for j in judges for _, document, content, _ in answers]  # fmt: skip
+        return [(j.judge(document, content).outcome, j.judge(document, content).reason)
+                for j in (Judge(own, 0.0), Judge(own, 1.0)) for _, document, content, _ in answers]  # fmt: skip
 
-    assert await asyncio.to_thread(judged) == [("EXACT", None)] * 3 * len(ASKED)
+    assert await asyncio.to_thread(judged) == [("EXACT", None)] * 2 * len(ASKED)
 
 
 async def test_a_replay_under_another_constraint_or_library_is_never_exact(deployment: Deployment) -> None:
@@ -121,3 +117,29 @@ async def test_what_cannot_be_compiled_is_refused_with_its_place(deployment: Dep
     assert receipt.spec_decode.verified_identical_to_off is True
     with Runtime.connect(deployment.generation_address) as runtime, pytest.raises(InvalidArgument, match="exactly one"):
         runtime.serve(Request(prompt="x", sampling=SamplingParams(structured_outputs=StructuredOutputs())))
+
+
+async def test_grammars_that_would_end_the_server_or_keep_it_busy_cost_their_own_requests(
+    deployment: Deployment,
+) -> None:
+    stub = await deployment.start_generation()
+    chain = "\n".join(["start: r0", *(f'r{n}: r{n + 1} | "a"' for n in range(4000)), 'r4000: "b"'])
+    bombs = (
+        {"grammar": chain},
+        {"grammar": "start: (" * 1000 + '"a"' + ")" * 1000},
+        {"json": '{"type": "integer", "multipleOf": 9999999}'},
+        {"json": json.dumps({"allOf": [{"multipleOf": step} for step in (10007, 10009, 10037, 10039)]})},
+    )
+
+    async def refused(bomb: dict[str, Any]) -> None:
+        got = await failure(stub.Generate(asking(structured_outputs=sampling_pb2.StructuredOutputs(**bomb))))
+        assert got.code.name == "INVALID_ARGUMENT"
+        assert got.fields == [f"sampling.structured_outputs.{next(iter(bomb))}"]
+
+    async def answered(number: int) -> None:
+        honest = sampling_pb2.StructuredOutputs(regex=f"honest {number}")
+        answer: pb.GenerateResponse = await stub.Generate(asking(structured_outputs=honest, max_tokens=40))
+        assert answer.choices[0].text == f"honest {number}"
+
+    await asyncio.gather(*(each for n, bomb in enumerate(bombs) for each in (refused(bomb), answered(n))))
+    await answered(len(bombs))

@@ -13,8 +13,7 @@ from services.generation.target.cpu import CpuTarget
 from services.generation.target.folders.identity import base_manifest
 from services.generation.target.reference.model import ReferenceModel
 from services.generation.target.rows import RowsBuilder
-from services.generation.target.weights.expected import checked_weights
-from services.generation.target.weights.weights import open_weights
+from services.generation.target.weights import checked_weights, open_weights
 from tests.numerics.bits import assert_same_bits
 
 

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from services.cli.main import app
 from services.generation.target.folders.model_path import model_path
+from tests.fakes.tiny_gguf import make_tiny_gguf
 from tests.fakes.tiny_model import make_tiny_model
 
 
@@ -37,12 +38,12 @@ def test_a_model_is_imported_and_found_by_its_name(folder: Path, tmp_path: Path)
 
 def test_a_model_says_what_it_is(folder: Path, tmp_path: Path) -> None:
     source = make_tiny_model(tmp_path / "source", layers=2)
-    shown = json.loads(kolm("show", str(source), "--context-length", "64", "--json")[1])
+    shown = json.loads(kolm("list", str(source), "--context-length", "64", "--json")[1])
     assert (shown["family"], shown["layers"], shown["context_length"], shown["heads"]) == ("llama", 2, 64, None)
     assert shown["base_cid"].startswith("cidv1:sha256:")
     assert shown["arithmetic"] == "kolm-arithmetic/1"
     assert shown["parameters"] == sum(shown["storages"].values()) > 0
-    assert "of cache for 64 tokens" in kolm("show", str(source), "--context-length", "64")[1]
+    assert "of cache for 64 tokens" in kolm("list", str(source), "--context-length", "64")[1]
 
 
 @pytest.mark.parametrize("name", ["../mine", "", "a b", "smollm2", ".hidden"])
@@ -66,3 +67,14 @@ def test_what_is_no_model_is_refused_by_its_file_and_copied_nowhere(folder: Path
     code, said = kolm("import", str(source), "--name", "mine")
     assert (code, "model.safetensors" in said) == (2, True)
     assert not folder.exists()
+
+
+@pytest.mark.parametrize("command", ["list", "import"])
+def test_a_refusal_names_the_path_once(folder: Path, tmp_path: Path, command: str) -> None:
+    (other := tmp_path / "other").mkdir()
+    (other / "config.json").write_text('{"architectures": ["Other"], "model_type": "other"}')
+    cut = make_tiny_gguf(tmp_path / "cut.gguf")
+    cut.write_bytes(cut.read_bytes()[:-5000])
+    for path in (other, cut):
+        code, said = kolm(command, str(path), *(("--name", "mine") if command == "import" else ()))
+        assert (code, said.count(str(path))) == (2, 1), said

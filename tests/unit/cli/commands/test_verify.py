@@ -15,7 +15,7 @@ from tests.unit.ledger.monitor.listed_log import ListedLog
 from tests.unit.ledger.vectors import VECTORS
 
 ROOT = Path(__file__).parents[4]
-BLOCKED = ("torch", "numpy", "grpc", "google", "kolm", "sqlalchemy", "alembic", "pydantic_settings", "starlette")
+BLOCKED = ("torch", "numpy", "grpc", "google", "kolm", "sqlalchemy", "pydantic_settings", "starlette")
 ALONE = """
 import sys
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ledger.errors import KeyFileError, NotFound, ProofError, StoreError
-from services.cli.failures.exits import Away, CommandError
+from services.cli.failures.exits import Away, CommandError, brought_by
 from services.cli.failures.failure import as_command_error
 from services.client import errors as client
 
@@ -70,7 +70,7 @@ def test_a_full_queue_says_when_to_come_back() -> None:
 
 
 def test_no_answer_in_time_says_where_to_look() -> None:
-    assert "kolm health" in (explained(client.DeadlineExceeded("Deadline Exceeded")).hint or "")
+    assert "kolm status" in (explained(client.DeadlineExceeded("Deadline Exceeded")).hint or "")
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:50051", "[::1]:50051"])
@@ -92,7 +92,7 @@ def test_another_service_s_address_is_said_to_be_one() -> None:
     found = explained(client.Unimplemented("Method not found!"))
     assert (found.exit_code, found.message) == (1, "the server that was asked is of another kind, or older")
     assert found.hint is not None
-    assert "kolm health" in found.hint
+    assert "kolm status" in found.hint
 
 
 def test_a_path_that_the_system_refuses_is_named() -> None:
@@ -108,4 +108,4 @@ def test_a_bug_is_not_explained_away() -> None:
 
 def test_a_package_that_is_not_installed_is_named_with_what_brings_it() -> None:
     error = explained(ModuleNotFoundError("No module named 'grpc'", name="grpc"))
-    assert (error.exit_code, error.hint) == (2, "pip install 'kolm-serve[cli]'")
+    assert (error.exit_code, error.hint) == (2, brought_by("cli"))

@@ -15,7 +15,7 @@ from services.cli.views.services.services import UpTalk
 from services.runtime.logs import LogFormat
 from tests.unit.ledger.vectors import VECTORS
 
-CID = ("cid", f"cidv1:sha256:{64 * '0'}")
+MODELS = ("models", "list", "--json")
 VERIFY = (
     "verify",
     str(VECTORS / "bundles/good.tar.gz"),
@@ -34,7 +34,7 @@ def kolm(words: tuple[str, ...], redirected: str, **environment: str) -> subproc
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
 def test_a_full_disk_behind_the_output_is_one_line() -> None:
-    done = kolm(CID, ">/dev/full")
+    done = kolm(MODELS, ">/dev/full")
     assert (done.returncode, done.stderr) == (1, "kolm: cannot write the output: No space left on device\n")
 
 

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from services.client.connection.channel import shown_to
-from services.client.connection.endpoint import Endpoint, endpoint
+from services.client.connection.channel import Endpoint, endpoint, shown_to
 from services.client.connection.tls import ClientTls
 from services.client.errors import InvalidArgument
 from tests.certificates import Certificates

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kolm.generation.v1 import generation_pb2 as pb
-from services.client.connection.message_size import LARGEST_BYTES, check_size
+from services.client.connection.channel import LARGEST_BYTES, check_size
 from services.client.errors import InvalidArgument
 from services.client.generation.request import Message, Request
 from services.client.generation.request_wire import generate_request

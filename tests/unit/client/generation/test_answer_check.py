@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,14 +25,12 @@ from ledger.encoding.commitment import (
     commit,
     commit_text,
 )
-from ledger.errors import FormatError, SignatureError
+from ledger.errors import FormatError, KeyFileError, SignatureError
 from ledger.keys.trusted_keys import TrustedKeys
 from services.client.errors import ReceiptMismatch
 from services.client.generation.answer_check import check_promise, check_receipt
 from services.client.generation.completion import Receipt, Resolved
-from services.client.generation.request import Message, Request, SamplingParams
-from services.client.generation.spec_decode import SpecDecodeConfig
-from services.client.generation.structured_outputs import StructuredOutputs
+from services.client.generation.request import Message, Request, SamplingParams, SpecDecodeConfig, StructuredOutputs
 from tests.unit.ledger.builders import KEYS, STRANGER, TRUSTED, at, halt, receipt
 
 PROMPT_SALT, OUTPUT_SALT = b"p" * 32, b"o" * 32
@@ -85,6 +84,14 @@ def test_a_receipt_of_this_answer_passes_and_opens() -> None:
     check(sent(signed()))
     check(sent(signed()), replace(REQUEST, nonce="", tenant="", request_id=""), None)
     assert sent(signed()).verify(TRUSTED) == signed()
+
+
+def test_trusted_keys_are_keys_or_the_folder_that_they_lie_in(tmp_path: Path) -> None:
+    KEYS["receipts"].publish(tmp_path)
+    for trusted in (TRUSTED, TrustedKeys.load(tmp_path), tmp_path, str(tmp_path)):
+        assert sent(signed()).verify(trusted) == signed()
+    with pytest.raises(KeyFileError):
+        sent(signed()).verify(tmp_path / "typo")
 
 
 def test_a_conversation_and_token_ids() -> None:

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from services.client.errors import InvalidArgument
-from services.client.generation.request import Message, Request, SamplingParams, as_request
+from services.client.generation.request import Message, Request, SamplingParams, SpecDecodeConfig, as_config, as_request
 from services.client.generation.request_wire import generate_request
-from services.client.generation.spec_decode import SpecDecodeConfig, as_config
 
 ODD: tuple[Any, ...] = (None, 5, -1, 1.5, "x", b"x", [], [None], [[1]], {}, {"a": object()}, {1: "x"}, object(), True)
 

@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 
 from kolm.generation.v1 import sampling_pb2, speculation_pb2
 from services.client.errors import InvalidArgument
-from services.client.generation.request import Message, Request, SamplingParams
+from services.client.generation.request import Message, Request, SamplingParams, SpecDecodeConfig
 from services.client.generation.request_wire import generate_request, sampling_message, spec_decode_message
-from services.client.generation.spec_decode import SpecDecodeConfig
 
 
 def test_the_published_call_arrives_as_written() -> None:

@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 
 from services.client.errors import InvalidArgument
-from services.client.generation.request import SamplingParams
-from services.client.generation.request_wire import sampling_message
-from services.client.generation.structured_outputs import StructuredOutputs
-from services.client.generation.structured_outputs_wire import structured_outputs_message, structured_outputs_value
+from services.client.generation.request import SamplingParams, StructuredOutputs
+from services.client.generation.request_wire import (
+    sampling_message,
+    structured_outputs_message,
+    structured_outputs_value,
+)
 
 CASES: tuple[tuple[dict[str, Any], str], ...] = (
     ({"json": {"b": 1, "a": "ö"}}, '{"b": 1, "a": "ö"}'),

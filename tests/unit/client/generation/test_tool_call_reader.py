@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from services.client.generation.request import ToolCallSyntax
 from services.client.generation.tool_call_reader import Arguments, CallBegins, Text, ToolCallReader
-from services.client.generation.tools import ToolCallSyntax
 from tests.examples import examples
 
 HERMES = ToolCallSyntax(

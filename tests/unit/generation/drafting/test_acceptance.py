@@ -58,20 +58,20 @@ def test_a_rate_follows_what_held_most_of_all_in_the_request_itself() -> None:
 def test_what_is_sampled_otherwise_is_counted_apart(like: EngineRequest) -> None:
     shared, kind = Acceptance(), first_choice(1)
     record(shared.begin(request()), kind, False, 50)
-    assert shared.begin(like).first_choice(1) == RequestAcceptance().first_choice(1)
-    assert shared.begin(request()).first_choice(1) < RequestAcceptance().first_choice(1)
+    assert shared.begin(like).rates()[kind] == RequestAcceptance().rates()[kind]
+    assert shared.begin(request()).rates()[kind] < RequestAcceptance().rates()[kind]
 
 
 def test_what_was_counted_fades_with_what_follows_and_with_every_request() -> None:
     shared, kind = Acceptance(), first_choice(1)
     first = shared.begin(request())
     record(first, kind, False, 500)
-    low = first.first_choice(1)
+    low = first.rates()[kind]
     record(first, kind, True, 500)
-    assert first.first_choice(1) > 0.9 > low
+    assert first.rates()[kind] > 0.9 > low
     other = Acceptance()
     record(other.begin(request()), kind, False, 500)
-    rates = [other.begin(request()).first_choice(1) for _ in range(80)]
+    rates = [other.begin(request()).rates()[kind] for _ in range(80)]
     assert rates == sorted(rates)
     assert rates[0] < 0.1
     assert rates[-1] > 0.5

@@ -18,13 +18,13 @@ from safetensors.torch import load_file, save_file
 
 from services.generation.drafting.acceptance import first_choice, said
 from services.generation.drafting.draft_model import DraftModelDrafter, ModelDraft
-from services.generation.drafting.draft_tree import expansion
+from services.generation.drafting.draft_tree import draft_tree
 from services.generation.drafting.draft_tree.candidates import RankedFirst
 from services.generation.drafting.lookahead import LookaheadDrafter
+from services.generation.engine.core import EngineSettings
 from services.generation.engine.cost import StepCost
 from services.generation.engine.drafter import Ask
 from services.generation.engine.request import EngineRequest, SamplingParams
-from services.generation.engine.settings import EngineSettings
 from services.generation.engine.tree import TokenTree
 from services.generation.target.cpu import CpuTarget
 from services.generation.target.loading import load_target
@@ -290,7 +290,7 @@ def test_what_was_emitted_is_held_against_what_either_rule_put_first(
     kin_target: CpuTarget, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drafter, seen = drafter_of(kin_target), list[tuple[RankedFirst, int]]()
-    monkeypatch.setattr(expansion, "record_rules", lambda _, ranked, emitted: seen.append((ranked, emitted)))
+    monkeypatch.setattr(draft_tree, "record_rules", lambda _, ranked, emitted: seen.append((ranked, emitted)))
     sequence = Fed(drafter, random.Random(4))
     sequence.draft = drafter.begin(
         EngineRequest("r", tuple(sequence.tokens), SamplingParams(temperature=1.0, seed=3), k=3)

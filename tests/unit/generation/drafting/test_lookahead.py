@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from services.generation.drafting.jacobi import JacobiWindow, NgramPool
-from services.generation.drafting.lookahead import LookaheadDrafter, LookaheadShape
+from services.generation.drafting.lookahead import JacobiWindow, LookaheadDrafter, LookaheadShape, NgramPool
 from services.generation.engine.cost import PassCost
 from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.engine.tree import TokenTree

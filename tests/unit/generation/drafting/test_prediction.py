@@ -14,9 +14,9 @@ from services.generation.drafting.lookahead import LookaheadDrafter
 from services.generation.drafting.prediction import Prediction
 from services.generation.drafting.rest import RestDrafter
 from services.generation.drafting.suffix import SuffixDrafter
+from services.generation.engine.core import EngineSettings
 from services.generation.engine.drafter import Drafter
 from services.generation.engine.request import EngineRequest, SamplingParams
-from services.generation.engine.settings import EngineSettings
 from services.generation.engine.tree import TokenTree
 from services.generation.target.cpu import CpuTarget
 from tests.fakes.engine_runs import CHEAP_ROWS, run

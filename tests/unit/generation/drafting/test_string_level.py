@@ -13,12 +13,11 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from services.generation.drafting.retokenized import Retokenized
-from services.generation.drafting.string_level import StringLevelDrafter
+from services.generation.drafting.string_level import Retokenized, StringLevelDrafter
+from services.generation.engine.core import EngineSettings
 from services.generation.engine.cost import StepCost
 from services.generation.engine.drafter import Ask
 from services.generation.engine.request import EngineRequest, SamplingParams
-from services.generation.engine.settings import EngineSettings
 from services.generation.engine.text.tokenizer import Tokenizer
 from services.generation.target.cpu import CpuTarget
 from services.generation.target.folders.model_path import model_path

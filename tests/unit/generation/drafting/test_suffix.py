@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from services.generation.drafting.lookahead import LookaheadDrafter
 from services.generation.drafting.suffix import MOST_PASTS, MOST_TOKENS, Past, SuffixDraft, SuffixDrafter
+from services.generation.engine.core import EngineSettings
 from services.generation.engine.request import EngineRequest, SamplingParams
-from services.generation.engine.settings import EngineSettings
 from services.generation.target.cpu import CpuTarget
 from tests.fakes.budgets import budget as budget_of
 from tests.fakes.engine_runs import CHEAP_ROWS, run

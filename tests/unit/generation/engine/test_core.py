@@ -9,11 +9,10 @@ import pytest
 from scipy import stats
 
 from services.generation.drafting.lookahead import LookaheadDrafter
-from services.generation.engine.core import EngineCore
+from services.generation.engine.core import EngineCore, EngineSettings
 from services.generation.engine.drafter import Drafter
 from services.generation.engine.engine_error import EngineFull, InvalidRequest
 from services.generation.engine.request import EngineRequest, SamplingParams
-from services.generation.engine.settings import EngineSettings
 from tests.fakes.decoder import LetterDecoder
 from tests.fakes.drafters import LyingDrafter
 from tests.fakes.engine_runs import CHEAP_ROWS, Collected, run

@@ -9,12 +9,11 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pytest
 
-from services.generation.engine.core import EngineCore
+from services.generation.engine.core import EngineCore, EngineSettings
 from services.generation.engine.engine import Engine
 from services.generation.engine.engine_error import EngineStopped, InvalidRequest
 from services.generation.engine.events import Chunk, Event, Finished
 from services.generation.engine.request import EngineRequest, SamplingParams
-from services.generation.engine.settings import EngineSettings
 from services.generation.target.rows import Rows
 from services.generation.target.target import PassOutput
 from tests.fakes.decoder import LetterDecoder

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from services.generation.drafting.eagle3.drafter import Eagle3Drafter
 from services.generation.drafting.lookahead import LookaheadDrafter
 from services.generation.drafting.rest import RestDrafter
+from services.generation.engine.core import EngineSettings
 from services.generation.engine.drafter import Drafter
 from services.generation.engine.request import EngineRequest, SamplingParams
-from services.generation.engine.settings import EngineSettings
 from services.generation.target.cpu import CpuTarget
 from tests.examples import examples
 from tests.fakes.drafters import LyingDrafter

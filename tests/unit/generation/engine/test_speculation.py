@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from services.generation.engine.core import EngineSettings
 from services.generation.engine.cost import PassCost
 from services.generation.engine.drafter import Ask, Budget, Draft, Drafter
 from services.generation.engine.request import EngineRequest, SamplingParams
-from services.generation.engine.settings import EngineSettings
 from services.generation.engine.tree import TokenTree
 from services.generation.target.cpu import CpuTarget
 from services.generation.target.rows import RowsBuilder

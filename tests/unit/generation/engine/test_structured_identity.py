@@ -15,12 +15,14 @@ from hypothesis import strategies as st
 from services.generation.drafting.lookahead import LookaheadDrafter
 from services.generation.drafting.rest import RestDrafter
 from services.generation.drafting.suffix import SuffixDrafter
+from services.generation.engine.core import EngineSettings
 from services.generation.engine.drafter import Drafter
 from services.generation.engine.engine_error import InvalidRequest
 from services.generation.engine.events import Outcome
+from services.generation.engine.grammars.guide import GrammarGuide
 from services.generation.engine.grammars.structured_outputs import StructuredOutputs
 from services.generation.engine.request import EngineRequest, SamplingParams
-from services.generation.engine.settings import EngineSettings
+from services.generation.engine.sampling.processors import GrammarMask
 from services.generation.engine.text.tokenizer import Tokenizer
 from services.generation.target.cpu import CpuTarget
 from services.generation.verification.record import Record, RecordDrafter
@@ -146,6 +148,59 @@ def test_a_forced_output_takes_few_passes_whoever_drafts(target: CpuTarget) -> N
         assert signature(outcome) == signature(alone(target, request))
         assert outcome.metrics.target_passes <= (3 if method != "off" else len(outcome.token_ids))
         assert (outcome.metrics.num_draft_tokens > 0) == (method != "off")
+
+
+class Panic(BaseException):
+    """As pyo3 raises one of Rust: it is no Exception."""
+
+
+@pytest.mark.parametrize("part", ["__init__", "follow", "_forced", "fit"])
+def test_a_grammar_that_fails_while_drafts_are_made_changes_no_token_of_anybody(
+    target: CpuTarget, part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, calls = CONSTRAINTS[2], []
+    sampling = SamplingParams(max_tokens=30, structured_outputs=source)
+    fails, other = (
+        EngineRequest(name, (5, 9, 300), sampling, grammar=grammar(source), method="lying") for name in ("a", "b")
+    )
+    expected = {each.key: alone(target, each) for each in (fails, other)}
+    honest = getattr(GrammarGuide, part)
+
+    def failing(self: GrammarGuide, *arguments: object) -> object:
+        calls.append(part)
+        if len(calls) == 3:
+            raise Panic("in the grammar")
+        return honest(self, *arguments)
+
+    monkeypatch.setattr(GrammarGuide, part, failing)
+    third = EngineRequest("c", (5, 9, 300), sampling, grammar=grammar(source), method="lying")
+    outcomes = run(target, [fails, other, third], drafters={"lying": LyingDrafter(1, 384, bugs=0.0)}).outcomes
+    assert len(calls) >= 3
+    for request in (fails, other):
+        assert signature(outcomes[request.key]) == signature(expected[request.key])
+    assert outcomes[third.key].token_ids == outcomes[fails.key].token_ids
+
+
+def test_a_grammar_that_fails_while_a_token_is_chosen_ends_its_own_sequence(
+    target: CpuTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fails, other = (
+        EngineRequest(
+            name, (5, 9, 300), SamplingParams(max_tokens=30, structured_outputs=source), grammar=grammar(source)
+        )
+        for name, source in (("a", CONSTRAINTS[2]), ("b", CONSTRAINTS[3]))
+    )
+    honest, expected = GrammarMask.accept, alone(target, other)
+
+    def failing(self: GrammarMask, token: int) -> None:
+        if self._grammar == fails.grammar:
+            raise Panic("in the grammar")
+        honest(self, token)
+
+    monkeypatch.setattr(GrammarMask, "accept", failing)
+    outcomes = run(target, [fails, other]).outcomes
+    assert outcomes[fails.key].finish_reason == "error"
+    assert signature(outcomes[other.key]) == signature(expected)
 
 
 def test_a_grammar_that_reaches_a_limit_ends_its_own_sequence_with_an_error(target: CpuTarget) -> None:

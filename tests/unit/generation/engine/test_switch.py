@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from services.generation.engine.switch import Switch
+from services.generation.engine.speculation import Switch
 
 
 def passes(switch: Switch, count: int, gain: float) -> list[str | None]:

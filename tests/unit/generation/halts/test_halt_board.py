@@ -14,8 +14,7 @@ from ledger.documents.signed_document import add_signature, sign_document
 from ledger.keys.ed25519 import SigningKey
 from ledger.keys.threshold import FixedThreshold
 from ledger.keys.trusted_keys import TrustedKeys
-from services.generation.halts.halt_board import HaltBoard, HaltKnowledge
-from services.generation.halts.resumes import OperatorsWord
+from services.generation.halts.halt_board import HaltBoard, HaltKnowledge, OperatorsWord
 
 BASE = "cidv1:sha256:" + "a" * 64
 LOOKAHEAD, EAGLE = Scope(BASE, "lookahead"), Scope(BASE, "eagle3", "cidv1:sha256:" + "b" * 64)

@@ -34,4 +34,3 @@ def test_a_head_that_says_nothing_is_not_judged(tmp_path: Path) -> None:
 
 def test_the_bundled_head_says_that_it_is_weak() -> None:
     assert says_weak(Path("demo/smollm2/head"))
-    assert not says_weak(Path("demo/toy/head"))

@@ -7,13 +7,10 @@ from pathlib import Path
 import pytest
 from google.rpc import error_details_pb2
 
-from services.generation.quotas.quota import Quota, read_quotas
-from services.generation.quotas.tenant_quotas import TenantQuotas
+from services.generation.quotas.tenant_quotas import Quota, TenantQuotas, read_quotas
 from services.generation.settings import GenerationSettings
 from services.runtime.calls.status import to_status
 from services.runtime.errors import ResourceExhausted
-
-DEMO = Path(__file__).parents[4] / "demo/toy/base"
 
 
 class Quotas:
@@ -130,12 +127,12 @@ def test_callers_get_the_quota_and_the_time_as_details() -> None:
     assert retry.retry_delay.ToNanoseconds() == pytest.approx(2e9)
 
 
-def test_servers_that_share_a_quota_give_out_a_part_each_and_count_bytes_together() -> None:
+def test_servers_that_share_a_quota_give_out_a_part_each_and_count_bytes_together(tiny_model: Path) -> None:
     assert Quota(8, 60_000, 1 << 30).part(1) == Quota(8, 60_000, 1 << 30)
     assert Quota(8, 100, 1 << 30).part(3) == Quota(3, 34, 1 << 30)
     assert Quota().part(3) == Quota()
     flags = ["--quota", "*=requests:4,tokens:600", "--quota", "acme=bytes:1GiB,requests:1", "--quota-servers", "2"]
-    shared = GenerationSettings.load(["--model", str(DEMO), *flags]).quotas
+    shared = GenerationSettings.load(["--model", str(tiny_model), *flags]).quotas
     assert shared == {"*": Quota(2, 300), "acme": Quota(1, 300, 1 << 30)}
     servers = [TenantQuotas(shared, clock=lambda: 0.0) for _ in range(2)]
     for server in servers:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from services.generation.engine.events import NOTHING
-from services.generation.receipts.speedup import Speedup, replayed
+from services.generation.receipts.issuer import Speedup, replayed
 
 SERVED = replace(
     NOTHING.metrics, num_draft_tokens=8, num_accepted_tokens=6, target_passes=4, output_tokens=10, decode_seconds=1.5

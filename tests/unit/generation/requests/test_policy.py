@@ -9,8 +9,8 @@ import pytest
 
 from ledger.documents.halt import Scope
 from services.generation.heads.served_heads import HeadState, RefusedHead, ServedHead
+from services.generation.requests.parameters import SpeculationRequest
 from services.generation.requests.policy import Circumstances, decide
-from services.generation.requests.speculation import SpeculationRequest
 from services.runtime.errors import FailedPrecondition, NotFound
 
 BASE = "cidv1:sha256:" + "ba" * 32
@@ -64,7 +64,7 @@ def test_a_method_that_is_loaded_is_served_as_asked_whatever_the_workload(method
     ("asked", "reason"),
     [
         (SpeculationRequest(), "no_head"),
-        (SpeculationRequest(workload="rag"), "no_corpus"),
+        (SpeculationRequest(workload="rag"), "no_datastore"),
         (SpeculationRequest(workload="code"), None),
     ],
 )

@@ -14,14 +14,12 @@ from numpy.typing import NDArray
 
 from services.generation.target.cpu import CpuTarget
 from services.generation.target.loading import load_target
-from services.generation.target.probing.probe import probe
-from services.generation.target.probing.profile import measure_profile
+from services.generation.target.probing.probe import measure_profile, probe
 from services.generation.target.rows import Rows, RowsBuilder
 from services.generation.target.target import PassOutput, Target
 from tests.examples import examples
 from tests.fakes.tiny_adapter import make_tiny_adapter
 from tests.fakes.tiny_model import make_tiny_model
-from tests.unit.generation.target.fixed import fixed_shape_target
 
 ADAPTERS = {
     "small": {"rank": 1, "modules": ("q_proj", "down_proj")},
@@ -136,16 +134,3 @@ def test_the_probe_catches_an_update_that_depends_on_a_neighbour(
     assert not report.passed
     assert any("adapter wide" in failure for failure in report.failures)
     assert mixed.blocks.used == 0
-
-
-@pytest.mark.slow
-def test_a_fixed_shape_target_passes_its_probe_with_adapters(base: Path, directories: dict[str, Path]) -> None:
-    two = {name: directories[name] for name in ("small", "odd")}
-    fixed = fixed_shape_target(base, two)
-    report = probe(fixed)
-    assert report.passed, report.failures
-    bare = fixed_shape_target(base)
-    tokens = list(range(40))
-    assert stream(bare, tokens, -1).tobytes() == stream(fixed, tokens, -1).tobytes()
-    streams = {stream(fixed, tokens, adapter).tobytes() for adapter in range(-1, 2)}
-    assert len(streams) == 3

@@ -11,12 +11,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from services.generation.target.config.config import read_config
-from services.generation.target.errors import UnsupportedArchitecture
-from services.generation.target.fixed_shape.fixed_shape_target import FixedShapeTarget
 from services.generation.target.loading import load_target
 from services.generation.target.rows import RowsBuilder
 from services.generation.target.target import Target
-from services.generation.target.weights.checkpoint import open_checkpoint
 from tests.fakes.tiny_families import FAMILIES, draw_vectors
 from tests.fakes.tiny_model import make_tiny_model
 
@@ -62,12 +59,6 @@ def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     return draw_vectors(make_tiny_model(tmp_path_factory.mktemp("model"), **MODELS[request.param]))
 
 
-def fixed_shape(directory: Path, dtype: torch.dtype) -> FixedShapeTarget:
-    config = read_config(directory)
-    with open_checkpoint(directory, config) as checkpoint:
-        return FixedShapeTarget(config, checkpoint, 16, "", "", device="cpu", dtype=dtype, row_counts=(16, 64))
-
-
 def logits_of(target: Target, tokens: list[int]) -> np.ndarray:
     table: list[int] = []
     target.blocks.extend(table, len(tokens))
@@ -91,20 +82,7 @@ def whole_context(directory: Path) -> Target:
     return load_target(directory, context_length=read_config(directory).context_length)
 
 
-@pytest.mark.parametrize("make", [whole_context, lambda path: fixed_shape(path, torch.float32)], ids=["cpu", "fixed"])
-def test_logits_are_those_of_transformers_up_to_rounding(directory: Path, make: Any) -> None:
+def test_logits_are_those_of_transformers_up_to_rounding(directory: Path) -> None:
     tokens = [(7 * i * i + 3 * i) % 384 for i in range(LENGTH)]
-    config = read_config(directory)
-    if (config.experts or config.head_sizes) and make is not whole_context:
-        with pytest.raises(UnsupportedArchitecture, match=r"(experts|heads of several sizes).*not supported on this"):
-            make(directory)
-        return
-    found, expected = logits_of(make(directory), tokens), transformers_logits(directory, tokens)
+    found, expected = logits_of(whole_context(directory), tokens), transformers_logits(directory, tokens)
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=2e-5)
-
-
-def test_bfloat16_at_fixed_shapes_stays_near(tmp_path: Path) -> None:
-    directory = make_tiny_model(tmp_path, architecture="qwen3", head_dim=24)
-    tokens = [(7 * i * i + 3 * i) % 384 for i in range(LENGTH)]
-    found, expected = logits_of(fixed_shape(directory, torch.bfloat16), tokens), transformers_logits(directory, tokens)
-    assert np.abs(found - expected).max() < 0.05 * np.abs(expected).max() + 0.02

@@ -20,8 +20,7 @@ from services.generation.target.config.config import read_config, rope_parameter
 from services.generation.target.errors import TargetError
 from services.generation.target.loading import load_target
 from services.generation.target.probing.probe import probe
-from services.generation.target.weights.expected import check_weights
-from services.generation.target.weights.weights import open_weights
+from services.generation.target.weights import check_weights, open_weights
 from tests.fakes.converted_gguf import convert
 from tests.fakes.engine_runs import run
 from tests.fakes.tiny_adapter import make_tiny_adapter
@@ -106,7 +105,7 @@ FAULTS: dict[str, tuple[str, dict[str, Any], str]] = {
     "more experts than there are": (
         "mixtral", {"num_experts_per_tok": 5}, "num_experts_per_tok is 5; expected at most the 4 that there are",
     ),
-    "more experts than memory": ("mixtral", {"num_local_experts": 10**12}, "num_experts is 10+; expected at most 4096"),
+    "more experts than memory": ("mixtral", {"num_local_experts": 10**12}, "num_local_experts: 10+; .* most 4096"),
     "no experts": ("qwen3_moe", {"num_local_experts": 0}, "num_experts is 0; expected a whole number of at least 1"),
     "rows that see what comes after": (
         "gemma3", {"use_bidirectional_attention": True}, "use_bidirectional_attention: true is not supported",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,22 +10,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from services.generation.target.config.config import read_config
-from services.generation.target.fixed_shape.fixed_shape_target import FixedShapeTarget
 from services.generation.target.loading import load_target
 from services.generation.target.rows import Rows, RowsBuilder
 from services.generation.target.target import Target
-from services.generation.target.weights.checkpoint import open_checkpoint
 from tests.fakes.tiny_model import make_tiny_model
 
 TOKENS = [(7 * i * i + 3 * i) % 384 for i in range(90)]
 LAYERS = (3, 0, 2, 4)
-
-
-def fixed_shape(directory: Path) -> FixedShapeTarget:
-    config = read_config(directory)
-    with open_checkpoint(directory, config) as checkpoint:
-        return FixedShapeTarget(config, checkpoint, 16, "", "", device="cpu", dtype=torch.float32, row_counts=(16, 64))
 
 
 @pytest.fixture(scope="module")
@@ -34,10 +24,9 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_model(tmp_path_factory.mktemp("deep"), layers=4)
 
 
-@pytest.fixture(params=[load_target, fixed_shape], ids=["cpu", "fixed"])
-def target(request: pytest.FixtureRequest, directory: Path) -> Target:
-    make: Callable[[Path], Target] = request.param
-    return make(directory)
+@pytest.fixture(scope="module")
+def target(directory: Path) -> Target:
+    return load_target(directory)
 
 
 def chunk(target: Target, tokens: list[int], at: int = 0, table: list[int] | None = None) -> Rows:

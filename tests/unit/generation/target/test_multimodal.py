@@ -11,8 +11,7 @@ import torch
 
 from services.generation.target.config.config import read_config
 from services.generation.target.errors import TargetError
-from services.generation.target.weights.expected import check_weights
-from services.generation.target.weights.weights import open_weights
+from services.generation.target.weights import check_weights, open_weights
 from tests.fakes.tiny_multimodal import MODELS, make_tiny_multimodal
 from tests.fakes.tiny_targets import TOKENS, logits_of, target_of
 

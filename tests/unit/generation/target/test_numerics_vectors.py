@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from services.generation.target.config.frequencies import rotary
+from services.generation.target.config.rope import rotary
 from services.generation.target.reference import operations
 from tests.numerics.arithmetic import Float32
 from tests.numerics.bits import assert_same_bits

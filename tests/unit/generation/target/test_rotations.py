@@ -6,8 +6,8 @@ import mpmath
 import numpy as np
 import pytest
 
-from services.generation.target.config.frequencies import rotary
-from services.generation.target.reference.rotation import cosines_and_sines
+from services.generation.target.config.rope import rotary
+from services.generation.target.reference.attention import cosines_and_sines
 from services.generation.target.rotations import rotations
 
 POSITIONS = 131_072

@@ -1,4 +1,4 @@
-"""Whose token the front shows, and who has to bring one."""
+"""The token that the front shows, and the callers who have to bring one."""
 
 from __future__ import annotations
 
@@ -26,26 +26,17 @@ def test_a_token_is_passed_on_from_everywhere(host: str | None, scheme: str) -> 
 
 
 @pytest.mark.parametrize("headers", [{}, {"authorization": "Bearer none"}, {"authorization": "Basic kolm_x"}])
-def test_callers_on_this_machine_may_do_without(headers: dict[str, str]) -> None:
-    for host in ("127.0.0.1", "127.3.2.1", "::1"):
+def test_what_is_no_token_counts_as_none_wherever_it_comes_from(headers: dict[str, str]) -> None:
+    for host in ("127.0.0.1", "::1", "10.0.0.7", None):
         assert token(asking(headers, host)) == ""
-    for host in ("10.0.0.7", "fe80::1", "localhost.example", "testclient", None):
-        with pytest.raises(ApiError) as caught:
-            token(asking(headers, host))
-        assert (caught.value.status, caught.value.response().headers["www-authenticate"]) == (401, "Bearer")
-
-
-@pytest.mark.parametrize("header", ["X-Forwarded-For", "Forwarded", "Via", "X-Real-IP"])
-def test_what_came_through_a_proxy_is_from_elsewhere(header: str) -> None:
-    with pytest.raises(ApiError):
-        token(asking({header: "127.0.0.1"}))
-    assert token(asking({header: "10.0.0.7", "authorization": f"Bearer {TOKEN}"})) == TOKEN
+    assert token(asking(headers | {"x-forwarded-for": "127.0.0.1"})) == ""
 
 
 def test_a_page_that_points_its_name_at_this_machine_has_no_say_here() -> None:
     for name in ("evil.example", "evil.example:50057", "127.0.0.1.evil.example", "EVIL.example.", "[evil.example"):
-        with pytest.raises(ApiError):
+        with pytest.raises(ApiError) as caught:
             token(asking({"host": name}))
+        assert (caught.value.status, caught.value.response().headers["www-authenticate"]) == (401, "Bearer")
         assert token(asking({"host": name, "authorization": f"Bearer {TOKEN}"})) == TOKEN
     for own in ("127.0.0.1:50057", "localhost:50057", "[::1]:50057", "kolm.localhost", "10.0.0.7", "box:80", ""):
         assert token(asking({"host": own})) == ""

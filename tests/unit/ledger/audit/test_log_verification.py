@@ -1,6 +1,6 @@
 import json
 from collections.abc import Iterator
-from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +15,29 @@ from ledger.audit.log_verification import (
     verify_log,
     verify_receipt,
 )
+from ledger.documents.signed_document import Document
 from ledger.encoding.cid import cid
 from ledger.errors import FormatError, ProofError, SignatureError, StoreError
 from ledger.keys.envelope import Envelope
 from ledger.keys.trusted_keys import TrustedKeys
 from ledger.tree.merkle import inclusion_proof, leaf_hash
 from tests.examples import examples
-from tests.unit.ledger.builders import KEYS, ORIGIN, STRANGER, TRUSTED, halt, receipt, resume, signed, verdict
+from tests.unit.ledger.builders import (
+    KEYS,
+    OFF,
+    ORIGIN,
+    START,
+    STRANGER,
+    TRUSTED,
+    at,
+    halt,
+    of_a_later_version,
+    receipt,
+    resume,
+    signed,
+    verdict,
+)
+from tests.unit.ledger.monitor.listed_log import ListedLog
 from tests.unit.ledger.tree.naive_tree import NaiveTree
 from tests.unit.ledger.vectors import VECTORS
 from tests.vectors.make_log import DOCUMENTS, chain, checkpoint_over, files, good_log
@@ -104,7 +120,7 @@ def test_entries_beyond_the_checkpoint_are_checked_too() -> None:
         ({"halt_epoch": 1}, True),
         ({"halt_epoch": 0}, False),
         ({"halt_epoch": 1, "base_cid": cid(b"other")}, False),
-        ({"halt_epoch": 1, "spec_decode": replace(receipt().spec_decode, method="off")}, False),
+        ({"halt_epoch": 1, "spec_decode": OFF}, False),
     ],
     ids=["knowing of it", "before it", "on another base", "with speculation off"],
 )
@@ -179,3 +195,33 @@ def test_an_answer_proves_that_the_log_holds_the_envelope() -> None:
             verify_appended(envelope, LOG.entries[index], proof[1:], LOG.checkpoint, keys, ORIGIN)
         with pytest.raises(SignatureError):
             verify_appended(envelope, LOG.entries[index], proof, LOG.checkpoint, [STRANGER.public], ORIGIN)
+
+
+def test_a_kind_of_a_later_version_is_carried_chained_and_reported() -> None:
+    log = ListedLog()
+    log.append(receipt(0), of_a_later_version(), verdict(0, 0), of_a_later_version(KEYS["log"], "kolm.receipt.v2"))
+    report = verify_log(log.entries, log.checkpoint(), TRUSTED, ORIGIN)
+    assert (report.ok, report.kinds) == (True, {"receipt": 1, "unknown": 2, "verdict": 1})
+    swapped = [log.entries[0], log.entries[2], log.entries[1], log.entries[3]]
+    assert verify_log(swapped, log.checkpoint(), TRUSTED, ORIGIN).bad_index == 1
+
+
+@pytest.mark.parametrize(
+    "envelope",
+    [of_a_later_version(STRANGER), of_a_later_version(kind="other.thing.v1"), of_a_later_version(kind="kolm.thing")],
+)
+def test_a_stranger_s_document_is_refused_whatever_its_kind(envelope: bytes) -> None:
+    log = ListedLog()
+    log.append(receipt(0), envelope)
+    report = verify_log(log.entries, log.checkpoint(), TRUSTED, ORIGIN)
+    assert (report.ok, report.bad_index) == (False, 1)
+
+
+@pytest.mark.parametrize("ahead", [receipt(1, issued_at=at(10**6)), verdict(0, 0, replayed_at=at(10**6))])
+def test_a_document_of_a_time_to_come_is_named_by_the_verifier_s_clock_alone(ahead: Document) -> None:
+    log = ListedLog()
+    log.append(receipt(0), ahead)
+    for now, bad_index in ((None, None), (START, 1), (START + timedelta(seconds=10**6 - 200), None)):
+        report = verify_log(log.entries, log.checkpoint(), TRUSTED, ORIGIN, now)
+        assert report.bad_index == bad_index
+        assert [check.number for check in report.checks if check.passed is False] == ([5] if bad_index else [])

@@ -5,9 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from ledger.bundle import layout, tar_archive
+from ledger.bundle import layout
+from ledger.bundle.folder import opened_bundle
 from ledger.bundle.layout import BundleFile
 from ledger.bundle.tar_archive import archive, unpack, write_folder
+from ledger.bundle.zip_archive import unzip, write_zip
 from ledger.errors import FormatError, LedgerError, StoreError
 
 FILES = (
@@ -108,10 +110,42 @@ def test_what_no_archive_is_is_refused(tmp_path: Path) -> None:
             unpacked(data, place)
 
 
-def test_an_archive_does_not_fill_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tar_archive, "MAX_TOTAL_BYTES", 1000)
-    with pytest.raises(FormatError, match="one file too many"):
-        unpacked(b"".join(archive(FILES)), tmp_path)
+@pytest.mark.parametrize("zipped", [False, True])
+def test_a_small_archive_does_not_fill_the_disk(tmp_path: Path, zipped: bool) -> None:
+    swollen = [BundleFile(f"content/{number:012}.jsonl", bytes(48 * 2**20)) for number in range(4)]
+    bomb = tmp_path / "bomb"
+    if zipped:
+        with bomb.open("wb") as out:
+            write_zip(swollen, out)
+    else:
+        bomb.write_bytes(b"".join(archive(swollen)))
+    assert bomb.stat().st_size < 2**20
+    (tmp_path / "unpacked").mkdir()
+    with pytest.raises(FormatError, match="bytes that an archive of its size"):
+        (unzip if zipped else unpack)(bomb, tmp_path / "unpacked")
+    assert sum(map(len, read(tmp_path / "unpacked").values())) < 128 * 2**20
+    with pytest.raises(FormatError, match="bytes that an archive of its size"), opened_bundle(bomb):
+        pass
+
+
+def test_files_and_headers_count_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    many = [BundleFile(f"heads/{number:064x}.json", b"") for number in range(20)]
+    (tmp_path / "unpacked").mkdir()
+    (tmp_path / "plain").write_bytes(b"".join(archive(many)))
+    monkeypatch.setattr(layout, "MAX_TOTAL_BYTES", 20 * (4096 + 512) + 512)
+    unpack(tmp_path / "plain", tmp_path / "unpacked")
+    monkeypatch.setattr(layout, "MAX_TOTAL_BYTES", 20 * (4096 + 512) + 511)
+    (tmp_path / "again").mkdir()
+    with pytest.raises(FormatError, match="bytes that an archive of its size"):
+        unpack(tmp_path / "plain", tmp_path / "again")
+
+
+def test_a_bundle_that_its_own_reader_asked_for_may_swell(tmp_path: Path) -> None:
+    swollen = [BundleFile(f"content/{number:012}.jsonl", bytes(40 * 2**20)) for number in range(2)]
+    (tmp_path / "archive").write_bytes(b"".join(archive(swollen)))
+    (tmp_path / "unpacked").mkdir()
+    unpack(tmp_path / "archive", tmp_path / "unpacked", bounded_by_its_size=False)
+    assert len(read(tmp_path / "unpacked")) == 2
 
 
 def test_a_bundle_goes_into_a_folder_of_its_own(tmp_path: Path) -> None:

@@ -30,7 +30,19 @@ from ledger.tree.multiproof import multi_proof
 from ledger.tree.tile import TileHashes
 from ledger.witness.tlog_policy import Policy
 from tests.examples import examples
-from tests.unit.ledger.builders import KEYS, ORIGIN, TRUSTED, at, erasure, expiry, receipt, resume, retention, verdict
+from tests.unit.ledger.builders import (
+    KEYS,
+    OFF,
+    ORIGIN,
+    TRUSTED,
+    at,
+    erasure,
+    expiry,
+    receipt,
+    resume,
+    retention,
+    verdict,
+)
 from tests.unit.ledger.vectors import VECTORS
 from tests.vectors.make_bundles import (
     DOCUMENTS,
@@ -140,13 +152,13 @@ def test_a_choice_is_not_told_to_be_free_of_what_it_may_leave_out(tmp_path: Path
 
 
 def test_receipts_of_an_unproven_profile_are_counted(tmp_path: Path) -> None:
-    unproven = {index: receipt(90 + index, profile_proven=index != 1) for index in (1, 2)}
+    unproven = {index: receipt(90 + index, profile_proven=index != 1, spec_decode=OFF) for index in (1, 2)}
     report = judged(chosen_by_a_liar([1, 2], log_of(unproven)), tmp_path / "unproven")
     assert (report.ok, report.unproven) == (True, 1), report.problem
 
 
 def test_speedups_that_nobody_can_have_measured_are_counted_and_fail_nothing(tmp_path: Path) -> None:
-    block = replace(receipt().spec_decode, target_passes=1, speedup_basis="calibrated")  # two tokens in one pass
+    block = replace(receipt().spec_decode, speedup_basis="calibrated")  # two tokens in one pass
     claims = {1: replace(block, wall_clock_speedup=2.5), 2: replace(block, wall_clock_speedup=1.5)}
     boasting = {index: receipt(90 + index, spec_decode=claim) for index, claim in claims.items()}
     report = judged(chosen_by_a_liar([1, 2], log_of(boasting)), tmp_path / "boasting")

@@ -1,5 +1,6 @@
 """Receipt, verdict, halt, resume, key entry: every field is checked, and every error names it."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,12 +19,14 @@ from ledger.documents.signed_document import (
 )
 from ledger.documents.verdict import Verdict
 from ledger.encoding.canonical import canonical, parse
+from ledger.encoding.cid import cid
 from ledger.errors import FormatError, LedgerError, SignatureError
 from ledger.keys.envelope import Envelope, Signature, sign
 from ledger.keys.trusted_keys import TrustedKeys
 from tests.unit.ledger.builders import (
     BASE,
     KEYS,
+    OFF,
     SCOPE,
     STRANGER,
     TRUSTED,
@@ -70,8 +73,8 @@ MEMBERS = [(kind, path) for kind, document in DOCUMENTS.items() for path in _pat
 NULLABLE = {
     "receipt": {
         "adapter_cid", "output.stop_reason", "output.min_margin", "spec_decode.head_cid", "spec_decode.k",
-        "spec_decode.acceptance_rate", "spec_decode.wall_clock_speedup", "spec_decode.verified_identical_to_off",
-        "spec_decode.fallback_reason", "spec_decode.mean_acceptance_length", "spec_decode.speedup_basis",
+        "spec_decode.wall_clock_speedup", "spec_decode.verified_identical_to_off",
+        "spec_decode.fallback_reason", "spec_decode.speedup_basis",
     },
     "verdict": {
         "deviation.expected_token", "deviation.actual_token", "deviation.expected_margin", "deviation.actual_margin",
@@ -327,9 +330,9 @@ def test_any_json_in_place_of_a_document_raises_only_ledger_errors(kind: str, va
 
 def moved(**passes: int) -> dict[str, Any]:
     """A receipt of four target passes whose method changed inside the request."""
-    document = _changed(receipt(1), ("spec_decode", "passes_by_method"), passes)
-    assert document["spec_decode"]["target_passes"] == 4
-    return document
+    block = replace(receipt().spec_decode, target_passes=4, mean_acceptance_length=1.25)
+    of_five = receipt(1, spec_decode=block, output=replace(receipt(1).output, tokens=5))
+    return _changed(of_five, ("spec_decode", "passes_by_method"), passes)
 
 
 def test_the_share_of_passes_by_method_reads_back_and_receipts_without_it_stay_as_they_were() -> None:
@@ -356,9 +359,79 @@ def test_passes_that_do_not_add_up_are_refused(passes: dict[str, int], field: st
     assert caught.value.field == f"spec_decode.{field}"
 
 
+HEAD_OF_NONE = cid(b"head")
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"tokens_accepted": 2}, "acceptance_rate"),
+        ({"tokens_accepted": 2, "acceptance_rate": 0.5}, "tokens_accepted"),
+        ({"tokens_accepted": 0, "acceptance_rate": 0.0}, "tokens_accepted"),
+        ({"target_passes": 2}, "tokens_accepted"),
+        ({"acceptance_rate": 0.99}, "acceptance_rate"),
+        ({"acceptance_rate": None}, "acceptance_rate"),
+        ({"mean_acceptance_length": 2.5}, "mean_acceptance_length"),
+        ({"mean_acceptance_length": None}, "mean_acceptance_length"),
+        ({"method": "off"}, "tokens_proposed"),
+        ({"method": "off", "passes_by_method": {"eagle3": 1}}, "method"),
+        ({"passes_by_method": {"off": 1}}, "tokens_proposed"),
+        ({"requested_method": "eagle3"}, "method"),
+        ({"requested_method": "off"}, "method"),
+    ],
+)
+def test_a_receipt_that_contradicts_itself_about_its_passes_is_refused(changes: dict[str, Any], field: str) -> None:
+    document = receipt(1).to_document()
+    document["spec_decode"] |= changes
+    with pytest.raises(FormatError) as caught:
+        Receipt.from_document(document)
+    assert caught.value.field == f"spec_decode.{field}"
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"tokens_proposed": 4, "acceptance_rate": 0.0}, "tokens_proposed"),
+        ({"acceptance_rate": 0.0}, "acceptance_rate"),
+        ({"head_cid": HEAD_OF_NONE}, "method"),
+        ({"k": 4}, "method"),
+        ({"passes_by_method": {"eagle3": 1, "off": 1}}, "method"),
+        ({"target_passes": 1, "mean_acceptance_length": 2.0}, "tokens_accepted"),
+    ],
+)
+def test_a_method_that_drafted_does_not_go_by_the_name_off(changes: dict[str, Any], field: str) -> None:
+    document = receipt(1, spec_decode=OFF).to_document()
+    assert Receipt.from_document(document).spec_decode == OFF
+    document["spec_decode"] |= changes
+    with pytest.raises(FormatError) as caught:
+        Receipt.from_document(document)
+    assert caught.value.field == f"spec_decode.{field}"
+
+
+def test_passes_that_drafted_have_proposed_a_token_each() -> None:
+    document = moved(lookahead=2, eagle3=2)
+    document["spec_decode"] |= {"tokens_proposed": 3, "acceptance_rate": 1 / 3}
+    with pytest.raises(FormatError) as caught:
+        Receipt.from_document(document)
+    assert caught.value.field == "spec_decode.tokens_proposed"
+
+
+def test_the_pass_in_which_an_output_broke_off_may_have_emitted_less_than_it_accepted() -> None:
+    broken = replace(receipt(1).output, finish_reason="error", stop_reason=None, tokens=1)
+    block = replace(receipt(1).spec_decode, mean_acceptance_length=1.0)
+    document = receipt(1, output=broken, spec_decode=block).to_document()
+    assert Receipt.from_document(document).output == broken
+
+
+def test_nothing_drafts_on_an_unproven_profile() -> None:
+    with pytest.raises(FormatError) as caught:
+        Receipt.from_document(receipt(1, profile_proven=False).to_document())
+    assert caught.value.field == "profile_proven"
+
+
 @pytest.mark.parametrize("proven", [True, False])
 def test_whether_the_profile_is_proven_reads_back_and_receipts_without_it_stay_as_they_were(proven: bool) -> None:
-    document = _changed(receipt(1), ("profile_proven",), proven)
+    document = _changed(receipt(1, spec_decode=OFF), ("profile_proven",), proven)
     read = Receipt.from_document(document)
     assert read.profile_proven is proven
     assert canonical(read.to_document()) == canonical(document)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ledger.encoding.base64_text import decode_base64, encode_base64
-from ledger.encoding.cid import cid, cid_of_json, from_multiformats, parse_cid, to_multiformats
+from ledger.encoding.cid import cid, cid_of_json, parse_cid
 from ledger.encoding.commitment import commit, new_salt
 from ledger.encoding.digest import digest, parse_digest
 from ledger.encoding.receipt_id import new_receipt_id, parse_receipt_id
@@ -25,29 +25,6 @@ def test_a_cid_is_the_sha_256_of_the_bytes_and_reads_back() -> None:
     assert cid(b"abc") == f"cidv1:sha256:{ABC}"
     assert parse_cid(cid(b"abc")) == bytes.fromhex(ABC)
     assert cid_of_json({"b": 1, "a": 2}) == cid(b'{"a":2,"b":1}')
-
-
-EMPTY = "bafkreihdwdcefgh4dqkjv67uzcmw7ojee6xedzdetojuzjevtenxquvyku"  # what other tools call no bytes at all
-
-
-@given(st.binary(max_size=64))
-def test_the_multiformats_alias_converts_back(data: bytes) -> None:
-    assert to_multiformats(cid(b"")) == EMPTY
-    assert from_multiformats(to_multiformats(cid(data))) == cid(data)
-    assert to_multiformats(cid(data)).startswith("bafkrei")
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "", "b", "bafkrei", EMPTY[:-1], EMPTY + "a", EMPTY.upper(), EMPTY[:-1] + "v", EMPTY[:-1] + "1", "m" + EMPTY[1:],
-        "bafybeigdyrzt5sfp7udm7hu76uh7y26nf3efuylqabf3oclgtqy55fbzdi",  # dag-pb, not raw
-        "QmYwAPJzv5CZsnA625s3Xf2nemtYgPpHdWEz79ojWnPbdG", "bä", EMPTY + "=", " " + EMPTY, None, 7,
-    ],
-)  # fmt: skip
-def test_another_multiformats_text_is_no_alias(text: object) -> None:
-    with pytest.raises(FormatError, match="bafkrei"):
-        from_multiformats(text)
 
 
 def test_a_digest_is_the_sha_256_of_the_bytes_and_reads_back() -> None:

@@ -31,6 +31,7 @@ class MemoryEntryStore:
         self._records: list[Record] = []
         self._tiles: dict[tuple[int, int], bytes] = {}
         self._checkpoints: dict[int, bytes] = {}
+        self._erased: dict[int, int] = {}
         self._lock = threading.RLock()
 
     def size(self) -> int:
@@ -45,10 +46,10 @@ class MemoryEntryStore:
             self._records.extend(batch.records)
             for record in batch.records:
                 if isinstance(record.document, Erasure):
-                    self._erase(record.document.receipt_index)
+                    self._erase(record.document.receipt_index, record.index)
                 if isinstance(record.document, Expiry):
                     for index in self.expired(record.document, None):
-                        self._erase(index)
+                        self._erase(index, record.index)
             self._tiles.update({(tile.level, tile.number): tile.hashes for tile in batch.tiles})
 
     def _check_unique(self, records: Sequence[Record]) -> None:
@@ -107,6 +108,9 @@ class MemoryEntryStore:
     def content(self, receipt_index: int) -> Content | None:
         return self._records[receipt_index].content if receipt_index < len(self._records) else None
 
+    def erased_by(self, receipt_index: int) -> int | None:
+        return self._erased.get(receipt_index)
+
     def content_bytes(self) -> Mapping[str, int]:
         """As they would be sealed: with a nonce and a tag."""
         usage: Counter[str] = Counter()
@@ -116,7 +120,8 @@ class MemoryEntryStore:
                 usage[receipt.tenant] += len(seal(content, receipt.receipt_id, ContentKey.generate()))
         return usage
 
-    def _erase(self, index: int) -> None:
+    def _erase(self, index: int, by: int) -> None:
+        self._erased.setdefault(index, by)
         self._records[index] = replace(self._records[index], content=None)
 
     def receipts(self, narrow: ReceiptFilter, after: int, limit: int) -> Sequence[ReceiptRow]:

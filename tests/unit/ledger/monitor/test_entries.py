@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -11,7 +12,6 @@ from ledger.audit.log_verification import verify_log
 from ledger.documents.key_entry import KeyEntry
 from ledger.documents.promise import Promise, sign_promise
 from ledger.documents.signed_document import sign_document, sign_rotation
-from ledger.documents.spec_decode import SpecDecode
 from ledger.encoding.cid import cid
 from ledger.keys.ed25519 import SigningKey
 from ledger.keys.trusted_keys import TrustedKeys
@@ -28,6 +28,7 @@ from tests.unit.ledger.builders import (
     draw,
     expiry,
     halt,
+    of_a_later_version,
     publication,
     receipt,
     resume,
@@ -130,7 +131,7 @@ def test_unreplayable_is_counted_against_a_limit(memory: MonitorMemory) -> None:
 
 
 def test_a_head_that_was_published_for_another_base_is_told(memory: MonitorMemory) -> None:
-    block = SpecDecode("eagle3", "auto", 4, 2, 1, head_cid=cid(b"head"))
+    block = replace(receipt(1).spec_decode, method="eagle3", head_cid=cid(b"head"))
     log = owed(0)
     log.append(publication(base_cid=OTHER), receipt(1, spec_decode=block))
     assert told(log, memory) == [kinds.HEAD]
@@ -201,3 +202,11 @@ def test_a_key_that_signed_before_it_was_introduced_is_told() -> None:
     monitor = Monitor(ListedMemory(), trusted, Limits())
     monitor.look(log, START)
     assert [finding.kind for finding in monitor.findings((), START)] == [kinds.INVALID]
+
+
+def test_a_kind_of_a_later_version_is_told_and_the_log_is_read_on() -> None:
+    log, memory = ListedLog(), ListedMemory()
+    log.append(receipt(0), of_a_later_version(), receipt(1), verdict(2, 1, "DEVIATION"))
+    assert told(log, memory) == [kinds.DEVIATION, kinds.UNKNOWN]
+    assert told(log, memory) == [kinds.DEVIATION, kinds.UNKNOWN]  # remembered
+    assert told(log, memory, since=2) == [kinds.DEVIATION]

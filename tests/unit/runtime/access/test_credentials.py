@@ -12,14 +12,16 @@ from typing import Any
 
 import pytest
 
-from services.runtime.access.credential import Credential, new_token, token_digest
-from services.runtime.access.principals_file import (
+from services.runtime.access.credentials import (
+    Credential,
     PrincipalsError,
     edited_principals,
+    new_token,
     read_principals,
+    token_digest,
     write_principals,
 )
-from tests.access import CREATED, on_this_machine, token_of
+from tests.access import CREATED, anybodys, token_of
 
 
 def test_a_token_is_recognised_and_has_256_random_bits() -> None:
@@ -96,7 +98,7 @@ def test_junk_is_refused(tmp_path: Path, data: bytes) -> None:
 
 def test_a_file_that_others_may_write_is_not_believed(tmp_path: Path) -> None:
     file = tmp_path / "principals.json"
-    write_principals(file, [on_this_machine("generate")])
+    write_principals(file, [anybodys("generate")])
     file.chmod(0o620)
     with pytest.raises(PrincipalsError, match="chmod go-w"):
         read_principals(file)

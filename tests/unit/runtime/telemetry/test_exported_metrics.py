@@ -9,8 +9,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from services.runtime.telemetry.exported_metrics import BY_NAME, EXPORTED
-from services.runtime.telemetry.metrics import CallMetrics, Metrics
+from services.runtime.telemetry.metrics import BY_NAME, EXPORTED, CallMetrics, Metrics
 from tests.exporting import exported, listed
 
 SOURCES = Path("services")

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from services.generation.engine.request import EngineRequest, SamplingParams
-from services.training.answers.answer import AnswerFile
-from services.training.answers.recordings import Archive, Stored
-from services.training.answers.regeneration import questions, regenerate
+from services.training.answering import AnswerFile, questions, regenerate
+from services.training.recordings import Archive, Stored
 from tests.fakes.engine_runs import run
 from tests.unit.training.material import LONGEST_ANSWER, PROMPTS, Material
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from services.training.head.muon import Muon, orthogonalised
+from services.training.trainer import Muon, orthogonalised
 
 
 def _run(make) -> torch.Tensor:  # type: ignore[no-untyped-def]

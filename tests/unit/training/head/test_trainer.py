@@ -12,17 +12,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from services.generation.drafting.eagle3.head import Head
-from services.training.acceptance import measure, walk
-from services.training.answers.answer import Answer
-from services.training.budget import Minutes, Steps
+from services.generation.drafting.eagle3.head_pass import Head
+from services.training.answering import Answer
 from services.training.devices import Devices
-from services.training.head.batches import Passes
-from services.training.head.initial_head import coverage, frequent_tokens, known_head
-from services.training.head.optimiser import rate_factor
-from services.training.head.trainer import Trainer
-from services.training.plan import LessonPlan
-from services.training.training_error import OutputInvalid
+from services.training.plan import LessonPlan, Minutes, OutputInvalid, Steps
+from services.training.trainer import Trainer, coverage, frequent_tokens, known_head, rate_factor
+from services.training.unroll import Passes
 from tests.ports import known_port
 from tests.unit.training.material import Material
 
@@ -114,34 +109,6 @@ def test_an_epoch_holds_every_answer_once_and_the_next_in_other_company(material
             longest = max(len(material.answers[number].said) - 1 for number in numbers)
             assert len(numbers) == 1 or len(numbers) * longest <= 60
     assert epochs[0] != epochs[1]
-
-
-def test_a_walk_accepts_up_to_the_first_wrong_guess_and_goes_on_behind_it() -> None:
-    right = torch.tensor([
-        [1, 0, 0, 1, 0, 1],
-        [0, 1, 0, 1, 0, 0],
-        [1, 1, 1, 0, 0, 0],
-    ], dtype=torch.bool)  # fmt: skip
-    # From 0 one is right; from 2 none, whatever comes later in the chain; from 3 two, and then all is said.
-    assert walk(right, tokens=6) == [1, 0, 2]
-
-
-def test_a_head_that_is_always_right_emits_k_and_one_more() -> None:
-    assert walk(torch.ones(4, 19, dtype=torch.bool), tokens=19) == [4, 4, 4, 3]
-
-
-def test_held_out_acceptance_is_counted_by_domain_over_greedy_answers(material: Material) -> None:
-    numbers = range(len(material.answers))
-    pairs = list(zip(material.answers, material.recordings.of(numbers), strict=True))
-    found = measure(material.head(), material.teacher(), pairs, k=4)
-    greedy = [answer for answer in material.answers if answer.temperature == 0.0 and len(answer.said) > 1]
-    assert {domain: each.tokens for domain, each in found.items()} == {
-        domain: sum(len(answer.said) - 1 for answer in greedy if answer.domain == domain)
-        for domain in sorted({answer.domain for answer in greedy})
-    }
-    for each in found.values():
-        assert each.passes + sum(each.accepted) == each.tokens
-        assert 1.0 <= each.mean_length <= 5.0
 
 
 def test_the_draft_vocabulary_is_what_the_target_says_most(material: Material) -> None:

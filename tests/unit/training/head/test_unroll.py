@@ -12,10 +12,8 @@ import torch.nn.functional as F
 from services.generation.drafting.eagle3.head_pass import HeadPass
 from services.generation.drafting.eagle3.loading import load_head
 from services.generation.target.rows import RowsBuilder
-from services.training.head.batches import Window, window_of
-from services.training.head.initial_head import export
-from services.training.head.loss import step_sums
-from services.training.head.unroll import unroll
+from services.training.trainer import export
+from services.training.unroll import Window, step_sums, unroll, window_of
 from tests.unit.training.material import Material
 
 STEPS = 4

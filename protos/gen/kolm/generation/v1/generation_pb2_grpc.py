@@ -47,11 +47,6 @@ class GenerationServiceStub:
                 request_serializer=kolm_dot_generation_dot_v1_dot_generation__pb2.GenerateStreamRequest.SerializeToString,
                 response_deserializer=kolm_dot_generation_dot_v1_dot_generation__pb2.GenerateStreamResponse.FromString,
                 _registered_method=True)
-        self.Replay = channel.unary_unary(
-                '/kolm.generation.v1.GenerationService/Replay',
-                request_serializer=kolm_dot_generation_dot_v1_dot_generation__pb2.ReplayRequest.SerializeToString,
-                response_deserializer=kolm_dot_generation_dot_v1_dot_generation__pb2.ReplayResponse.FromString,
-                _registered_method=True)
         self.GetModelInfo = channel.unary_unary(
                 '/kolm.generation.v1.GenerationService/GetModelInfo',
                 request_serializer=kolm_dot_generation_dot_v1_dot_generation__pb2.GetModelInfoRequest.SerializeToString,
@@ -91,13 +86,6 @@ class GenerationServiceServicer:
 
     def GenerateStream(self, request, context):
         """GenerateStream sends one started, then chunks, then one finished per choice.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def Replay(self, request, context):
-        """Replay decodes given token ids with speculation off. For the role audit.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -143,11 +131,6 @@ def add_GenerationServiceServicer_to_server(servicer, server):
                     servicer.GenerateStream,
                     request_deserializer=kolm_dot_generation_dot_v1_dot_generation__pb2.GenerateStreamRequest.FromString,
                     response_serializer=kolm_dot_generation_dot_v1_dot_generation__pb2.GenerateStreamResponse.SerializeToString,
-            ),
-            'Replay': grpc.unary_unary_rpc_method_handler(
-                    servicer.Replay,
-                    request_deserializer=kolm_dot_generation_dot_v1_dot_generation__pb2.ReplayRequest.FromString,
-                    response_serializer=kolm_dot_generation_dot_v1_dot_generation__pb2.ReplayResponse.SerializeToString,
             ),
             'GetModelInfo': grpc.unary_unary_rpc_method_handler(
                     servicer.GetModelInfo,
@@ -227,33 +210,6 @@ class GenerationService:
             '/kolm.generation.v1.GenerationService/GenerateStream',
             kolm_dot_generation_dot_v1_dot_generation__pb2.GenerateStreamRequest.SerializeToString,
             kolm_dot_generation_dot_v1_dot_generation__pb2.GenerateStreamResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def Replay(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/kolm.generation.v1.GenerationService/Replay',
-            kolm_dot_generation_dot_v1_dot_generation__pb2.ReplayRequest.SerializeToString,
-            kolm_dot_generation_dot_v1_dot_generation__pb2.ReplayResponse.FromString,
             options,
             channel_credentials,
             insecure,

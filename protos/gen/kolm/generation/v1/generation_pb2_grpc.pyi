@@ -43,8 +43,6 @@ class GenerationServiceStub:
     """
     GenerateStream: _grpc.UnaryStreamMultiCallable[_generation_pb2.GenerateStreamRequest, _generation_pb2.GenerateStreamResponse]
     """GenerateStream sends one started, then chunks, then one finished per choice."""
-    Replay: _grpc.UnaryUnaryMultiCallable[_generation_pb2.ReplayRequest, _generation_pb2.ReplayResponse]
-    """Replay decodes given token ids with speculation off. For the role audit."""
     GetModelInfo: _grpc.UnaryUnaryMultiCallable[_generation_pb2.GetModelInfoRequest, _generation_pb2.GetModelInfoResponse]
     """GetModelInfo describes what is served: identifiers, numerics profile, methods, halted scopes."""
     GetLoad: _grpc.UnaryUnaryMultiCallable[_generation_pb2.GetLoadRequest, _generation_pb2.GetLoadResponse]
@@ -69,8 +67,6 @@ class GenerationServiceAsyncStub(GenerationServiceStub):
     """
     GenerateStream: _aio.UnaryStreamMultiCallable[_generation_pb2.GenerateStreamRequest, _generation_pb2.GenerateStreamResponse]  # type: ignore[assignment]
     """GenerateStream sends one started, then chunks, then one finished per choice."""
-    Replay: _aio.UnaryUnaryMultiCallable[_generation_pb2.ReplayRequest, _generation_pb2.ReplayResponse]  # type: ignore[assignment]
-    """Replay decodes given token ids with speculation off. For the role audit."""
     GetModelInfo: _aio.UnaryUnaryMultiCallable[_generation_pb2.GetModelInfoRequest, _generation_pb2.GetModelInfoResponse]  # type: ignore[assignment]
     """GetModelInfo describes what is served: identifiers, numerics profile, methods, halted scopes."""
     GetLoad: _aio.UnaryUnaryMultiCallable[_generation_pb2.GetLoadRequest, _generation_pb2.GetLoadResponse]  # type: ignore[assignment]
@@ -104,14 +100,6 @@ class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_generation_pb2.GenerateStreamResponse], _abc.AsyncIterator[_generation_pb2.GenerateStreamResponse]]:
         """GenerateStream sends one started, then chunks, then one finished per choice."""
-
-    @_abc_1.abstractmethod
-    def Replay(
-        self,
-        request: _generation_pb2.ReplayRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_generation_pb2.ReplayResponse, _abc.Awaitable[_generation_pb2.ReplayResponse]]:
-        """Replay decodes given token ids with speculation off. For the role audit."""
 
     @_abc_1.abstractmethod
     def GetModelInfo(

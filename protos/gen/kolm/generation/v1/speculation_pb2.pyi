@@ -56,7 +56,7 @@ class _WorkloadEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Workload.Val
     WORKLOAD_MANY_ADAPTERS: _Workload.ValueType  # 2
     """Many adapters over one base: lookahead, which needs no head."""
     WORKLOAD_RAG: _Workload.ValueType  # 3
-    """Answers that quote retrieved passages or a long context: rest where a corpus is loaded."""
+    """Answers that quote retrieved passages or a long context: rest where a datastore is loaded."""
     WORKLOAD_CODE: _Workload.ValueType  # 4
     """Source code: lookahead."""
     WORKLOAD_STRUCTURED: _Workload.ValueType  # 5
@@ -72,7 +72,7 @@ WORKLOAD_SINGLE_TENANT: Workload.ValueType  # 1
 WORKLOAD_MANY_ADAPTERS: Workload.ValueType  # 2
 """Many adapters over one base: lookahead, which needs no head."""
 WORKLOAD_RAG: Workload.ValueType  # 3
-"""Answers that quote retrieved passages or a long context: rest where a corpus is loaded."""
+"""Answers that quote retrieved passages or a long context: rest where a datastore is loaded."""
 WORKLOAD_CODE: Workload.ValueType  # 4
 """Source code: lookahead."""
 WORKLOAD_STRUCTURED: Workload.ValueType  # 5

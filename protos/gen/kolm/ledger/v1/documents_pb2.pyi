@@ -56,6 +56,8 @@ class _EntryKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_EntryKind.V
     """kolm.retention.v1, signed by the role operator."""
     ENTRY_KIND_EXPIRY: _EntryKind.ValueType  # 13
     """kolm.expiry.v1, signed by the role log."""
+    ENTRY_KIND_UNKNOWN: _EntryKind.ValueType  # 14
+    """A kind that this ledger does not know, of a later version: carried in its place, and nothing is drawn from it."""
 
 class EntryKind(_EntryKind, metaclass=_EntryKindEnumTypeWrapper):
     """EntryKind is the type of the document inside an entry."""
@@ -88,6 +90,8 @@ ENTRY_KIND_RETENTION: EntryKind.ValueType  # 12
 """kolm.retention.v1, signed by the role operator."""
 ENTRY_KIND_EXPIRY: EntryKind.ValueType  # 13
 """kolm.expiry.v1, signed by the role log."""
+ENTRY_KIND_UNKNOWN: EntryKind.ValueType  # 14
+"""A kind that this ledger does not know, of a later version: carried in its place, and nothing is drawn from it."""
 Global___EntryKind: _TypeAlias = EntryKind  # noqa: Y015
 
 class _Outcome:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import hashlib
 import logging
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
@@ -18,17 +21,61 @@ import llvmlite.binding as llvm
 from llvmlite import ir
 
 from services.generation.target.canonical.kernels import experts, row_operations, team
-from services.generation.target.canonical.kernels.attention import attend, moving, rotation
-from services.generation.target.canonical.kernels.attention.cached import CACHED
-from services.generation.target.canonical.kernels.cache_folder import CACHE, cache_folder, is_writable
+from services.generation.target.canonical.kernels.attention import attend, layout, rotation
+from services.generation.target.canonical.kernels.attention.layout import CACHED
 from services.generation.target.canonical.kernels.linear import embedding, integer, linear
 from services.generation.target.canonical.kernels.machine import MACHINES, Machine, this_machine
-from services.generation.target.canonical.kernels.storages import STORAGES
+from services.generation.target.canonical.kernels.storages import STORAGES, packed_as
 from services.generation.target.errors import TargetError
 from services.generation.target.one_at_a_time import one_at_a_time
 
 _log = logging.getLogger(__name__)
+
+
+CACHE = "KOLM_KERNEL_CACHE"
+"""Environment variable: the folder of compiled code."""
+
 _HERE = Path(__file__).parent
+_NOWHERE = Path("/nonexistent")
+
+
+def user_cache() -> Path:
+    """`$XDG_CACHE_HOME/kolm`, by default `~/.cache/kolm`; a folder that is never there for a user without a home."""
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kolm"
+    except RuntimeError:
+        return _NOWHERE
+
+
+def cache_folder() -> Path:
+    """KOLM_KERNEL_CACHE where it is set, else beside the modules, else in the user's cache. Where none of these can be
+    written to: one for this process and those that it starts, gone with it.
+    """
+    configured = os.environ.get(CACHE)
+    if configured:
+        return Path(configured)
+    beside, users = _HERE / "__pycache__", user_cache() / "kernels"
+    if os.access(beside if beside.exists() else _HERE, os.W_OK):
+        return beside / "kernels"
+    return users if is_writable(users) else _passing(users)
+
+
+def is_writable(folder: Path) -> bool:
+    """Whether files can be made there; makes the folder."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return False
+    return os.access(folder, os.W_OK)
+
+
+def _passing(users: Path) -> Path:
+    folder = os.environ[CACHE] = tempfile.mkdtemp(prefix="kolm-kernels-")  # nobody else may write there: it is run
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    _log.warning("%s cannot be written to: every start compiles anew; set %s to a folder that stays", users, CACHE)
+    return Path(folder)
+
+
 _loaded: list[Any] = []  # execution engines, so that their code stays
 
 
@@ -36,7 +83,7 @@ def module_names(storages: Sequence[str], cached: str, arithmetic: str = "float3
     """The modules that a model needs with weights in these storages, keys and values `cached` so, and linear layers in
     this arithmetic. `linear` modules also look up embeddings.
     """
-    names = sorted(set(storages))
+    names = sorted({packed_as(name).name for name in storages})
     layers = dict.fromkeys([f"linear_{name}" for name in names] + [linear_module(name, arithmetic) for name in names])
     return ["rows", f"cache_{cached}", *layers]
 
@@ -55,13 +102,14 @@ def kernels(module: str) -> dict[str, int]:
     """
     machine = this_machine()
     path = _object_path(machine, module)
-    if not path.exists():
-        _keep(path, object_code(machine, module))
+    if (code := _kept(path)) is None:
+        code = object_code(machine, module)
+        _keep(path, code)
     _initialise()
     team.add_symbols()
     target = _target_machine(machine, jit=True)
     engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), target)
-    engine.add_object_file(llvm.ObjectFileRef.from_data(path.read_bytes()))
+    engine.add_object_file(llvm.ObjectFileRef.from_data(code))
     engine.finalize_object()
     _loaded.append((engine, target))
     return {name: engine.get_function_address(name) for name in exports(module)}
@@ -73,7 +121,7 @@ def exports(module: str) -> tuple[str, ...]:
 
 
 _EXPORTS = {
-    "rows": (*row_operations.KERNELS, *experts.KERNELS, "run_team", "member"),
+    "rows": (*row_operations.KERNELS, *experts.KERNELS, "run_team", "member", "set_float_mode"),
     "cache": ("rotate", "attend", "combine", "move"),
     "linear": ("linear", "embed"),
     "integer": ("linear",),
@@ -86,16 +134,16 @@ def kernels_are_compiled() -> bool:
     Raises:
         TargetError: this CPU lacks fused multiply-add.
     """
-    return _object_path(this_machine(), "rows").exists()
+    return _kept(_object_path(this_machine(), "rows")) is not None
 
 
 def compile_ahead(modules: Sequence[str]) -> None:
     """Compile what is missing, each module in a process of its own, as many at a time as there are CPUs."""
     machine = this_machine()
-    if all(_object_path(machine, module).exists() for module in modules):
+    if all(_kept(_object_path(machine, module)) for module in modules):
         return
     with one_at_a_time(cache_folder()):  # a server and its auditor start together
-        missing = [module for module in modules if not _object_path(machine, module).exists()]
+        missing = [module for module in modules if not _kept(_object_path(machine, module))]
         if missing and not is_writable(cache_folder()):
             raise TargetError(f"{CACHE}: cannot write in {cache_folder()}, and kernels have to be compiled")
         if missing:
@@ -120,13 +168,6 @@ def object_code(machine: Machine, module: str) -> bytes:
     return bytes(target.emit_object(_optimised(machine, module, target)))
 
 
-def assembly(machine: Machine, module: str) -> str:
-    """The same, to be read."""
-    _initialise()
-    target = _target_machine(machine, jit=True)
-    return str(target.emit_assembly(_optimised(machine, module, target)))
-
-
 def _optimised(machine: Machine, module: str, target: Any) -> Any:
     parsed = llvm.parse_assembly(str(_ir(machine, module)))
     parsed.verify()
@@ -149,7 +190,7 @@ def _ir(machine: Machine, name: str) -> ir.Module:
     elif kind == "integer":
         integer.build(module, machine, STORAGES[rest])
     elif kind == "cache":
-        for part in (rotation, attend, moving):
+        for part in (rotation, attend, layout):
             part.build(module, machine, CACHED[rest])
     else:
         row_operations.build(module, machine)
@@ -187,10 +228,27 @@ def _object_path(machine: Machine, module: str) -> Path:
     return cache_folder() / f"{module}-{machine.name}-{version()}.o"
 
 
+def _kept(path: Path) -> bytes | None:
+    """The code in a file; None where there is none, or other bytes than were written under this name."""
+    try:
+        digest, code = path.read_bytes().split(b"\n", 1)
+    except (OSError, ValueError):
+        return None
+    if digest == _digest(path, code):
+        return code
+    _log.warning("%s is damaged: it is compiled anew", path)
+    return None
+
+
+def _digest(path: Path, code: bytes) -> bytes:
+    return hashlib.sha256(path.name.encode() + b"\n" + code).hexdigest().encode()
+
+
 def _keep(path: Path, code: bytes) -> None:
+    """Behind a line with the digest of name and code."""
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_suffix(f".{os.getpid()}")
-    beside.write_bytes(code)
+    beside.write_bytes(_digest(path, code) + b"\n" + code)
     beside.replace(path)
 
 
@@ -201,5 +259,5 @@ def call(address: int, *arguments: int) -> None:
 
 if __name__ == "__main__":
     _machine, _module = MACHINES[sys.argv[1]], sys.argv[2]
-    if not _object_path(_machine, _module).exists():
+    if not _kept(_object_path(_machine, _module)):
         _keep(_object_path(_machine, _module), object_code(_machine, _module))

@@ -9,10 +9,9 @@ from __future__ import annotations
 from llvmlite import ir
 
 from services.generation.target.canonical.kernels.code import F32, I64, POINTER, Code, Value
-from services.generation.target.canonical.kernels.exponential import exponential
 from services.generation.target.canonical.kernels.machine import Machine
 from services.generation.target.canonical.kernels.records import FIELDS, KERNEL, PASS, WORDS, Kernel
-from services.generation.target.canonical.kernels.row_operations import vectors
+from services.generation.target.canonical.kernels.row_operations import exponential, vectors
 
 KERNELS = ("route", "gather", "experts", "mix")
 

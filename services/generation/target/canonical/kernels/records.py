@@ -36,7 +36,7 @@ FIELDS: Mapping[str, tuple[str, ...]] = {
     ),
     "attend": (
         "queries", "heads", "kv_heads", "dim", "padded", "keys", "values", "window", "chunk", "cap", "sinks", "mixed",
-        "mixed_stride", "partial", "scratch", "scratch_size",
+        "mixed_stride", "partial", "blocks", "scratch", "scratch_size",
     ),
     "activate": ("gate_up", "gate_up_stride", "out", "out_stride", "panels", "unit", "times", "slope", "limit"),
     "route": (

@@ -9,13 +9,16 @@ the 32 columns, columns side by side, after the scales that belong to it:
     q8_0      f16 d[32]; u32 [8][32]                          w = d * q
     q4_0      f16 d[32]; u32 [4][32]                          w = d * (q - 8)
     q4_1      f16 d[32]; f16 m[32]; u32 [4][32]               w = d * q + m
+    q5_0      f16 d[32]; u32 [4][32]; u32 [32]                w = d * (q - 16)
+    q5_1      f16 d[32]; f16 m[32]; u32 [4][32]; u32 [32]     w = d * q + m
     q4_k      u8 s[32]; u8 t[32]; u32 [4][32]                 w = (d * s) * q - (e * t)
     q5_k      u8 s[32]; u8 t[32]; u32 [4][32]; u32 [32]       likewise
     q6_k      i8 s[2][32]; u32 [4][32]; u32 [2][32]           w = (d * s) * (q - 32), a scale for 16 inputs
     mxfp4     u8 e[32]; u32 [4][32]                           w = v * 2^(e - 127), v a float of four bits
 
 The K kinds have groups of eight below one header: f16 d[32], and f16 e[32] but for q6_k. All products are exact in
-float32, so that at most the last addition rounds: w is the float32 that dequantising gives.
+float32, so that at most the last addition rounds: w is the float32 that dequantising gives. iq4_nl has a whole number
+from -127 to 113 for each of its sixteen q, and is held as the q8_0 that has the same d and these numbers (`packed_as`).
 
 A word holds four 8-bit values (q + 128) or eight 4-bit values, the first input in the lowest bits, and is then rotated
 to the left (`ROTATION`), which saves the kernels a shift. Upper bits of 32 or 16 values lie in their word so that one
@@ -73,12 +76,19 @@ STORAGES = {
         Storage("q8_0", _HALVES, GROUP * PANEL),
         Storage("q4_0", _HALVES, GROUP * PANEL // 2),
         Storage("q4_1", 2 * _HALVES, GROUP * PANEL // 2),
+        Storage("q5_0", _HALVES, GROUP * PANEL // 2 + 4 * PANEL),
+        Storage("q5_1", 2 * _HALVES, GROUP * PANEL // 2 + 4 * PANEL),
         Storage("q4_k", 2 * PANEL, GROUP * PANEL // 2, 2 * _HALVES, 8),
         Storage("q5_k", 2 * PANEL, GROUP * PANEL // 2 + 4 * PANEL, 2 * _HALVES, 8),
         Storage("q6_k", 2 * PANEL, GROUP * PANEL // 2 + 8 * PANEL, _HALVES, 8),
         Storage("mxfp4", PANEL, GROUP * PANEL // 2),
     )
 }
+
+
+def packed_as(storage: str) -> Storage:
+    """The layout that published weights of a storage are packed in."""
+    return STORAGES["q8_0" if storage == "iq4_nl" else storage]
 
 
 def byte_of(k: int) -> tuple[int, int]:

@@ -33,7 +33,10 @@ def add_symbols() -> None:
 
 
 def build(module: ir.Module, machine: Machine) -> None:
-    """Add `member(pool, number)`, which all threads but the caller run, and `run_team(pool, pass, members)`."""
+    """Add `member(pool, number)`, which all threads but the caller run, `run_team(pool, pass, members)`, and
+    `set_float_mode(mode)` of the calling thread.
+    """
+    _float_mode(module, machine)
     run = _run(module, machine)
     _member(module, machine, run)
     c = Code(module, machine, "run_team", (POINTER, POINTER, I64), exported=True)
@@ -168,6 +171,18 @@ def _pause(c: Code) -> None:
         c.call(c.external("llvm.x86.sse2.pause", ir.VoidType(), ()))
     else:
         c.call(c.external("llvm.aarch64.hint", ir.VoidType(), (I32,)), ir.Constant(I32, 1))
+
+
+def float_mode(machine: Machine) -> int:
+    """Round to nearest and keep subnormals, as `set_float_mode` takes it."""
+    return _FLOAT_MODE if machine.triple.startswith("x86") else 0
+
+
+def _float_mode(module: ir.Module, machine: Machine) -> None:
+    c = Code(module, machine, "set_float_mode", (I64,), exported=True)
+    (mode,) = c.arguments
+    _restore_float_mode(c, mode if not machine.triple.startswith("x86") else c.b.trunc(mode, I32))
+    c.done()
 
 
 def _set_float_mode(c: Code) -> Value:

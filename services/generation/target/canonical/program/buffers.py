@@ -7,20 +7,22 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from services.generation.target.blocks import blocks_for
 from services.generation.target.canonical.kernels.attention import layout
 from services.generation.target.canonical.kernels.linear import linear
-from services.generation.target.canonical.kernels.row_operations import MOST_RANK
 from services.generation.target.canonical.kernels.storages import PANEL, padded
 from services.generation.target.canonical.program.expert_layer import ExpertBuffers
 from services.generation.target.canonical.program.memory import on_huge_pages
 from services.generation.target.config.layer_specs import LayerSizes, LayerSpec
-from services.generation.target.families.experts import Experts
+from services.generation.target.families import Experts
+from services.generation.target.rows import Rows
+from services.generation.target.sizes import MOST_RANK
 
 Float32 = NDArray[np.float32]
 
 
 class Buffers:
-    """Of passes of up to `rows` rows by up to `members` threads over sequences of up to `blocks` blocks.
+    """What passes of up to `rows` rows by up to `members` threads work in; rows have positions below `positions`.
 
     Lines begin at multiples of 64 bytes and are padded with zeros.
     """
@@ -30,7 +32,7 @@ class Buffers:
         sizes: LayerSizes,
         rows: int,
         members: int,
-        blocks: int,
+        positions: int,
         *,
         widest: int = 0,
         experts: Experts | None = None,
@@ -42,7 +44,7 @@ class Buffers:
         attended = max(layer.output[0].inputs for layer in layers)
         widest_mlp = max(sizes.intermediate_size, experts.shared if experts else 0)
         inner = padded(widest_mlp, PANEL)
-        self.rows, self.members = rows, members
+        self.rows, self.members, self.positions = rows, members, positions
         self.x, self.normed, self.update = (self.lines(sizes.hidden_size) for _ in range(3))
         self.qkv = self.lines(max((layer.heads + 2 * layer.kv_heads) * layer.head_dim for layer in layers))
         queries = max(layer.heads * padded(layer.head_dim, layout.LANES) for layer in layers)
@@ -55,8 +57,19 @@ class Buffers:
         adapting = 4 * (MOST_RANK + padded(max(2 * inner, self.qkv.shape[1]), PANEL))
         self.scratch_size = padded(max(linear.scratch_bytes(widest), attending, adapting), 4096)
         self.scratch = on_huge_pages(self.scratch_size * members)
-        split = layout.most_split(members) * (blocks + 1) * sharing * layout.result_bytes(dim)
-        self.partial = on_huge_pages(split)
+        self.blocks = blocks_for(positions)  # that a row sees at most: a table has more, where a tree hangs at its end
+        self.partial = on_huge_pages(layout.most_split(members) * self.blocks * sharing * layout.result_bytes(dim))
+
+    def check(self, rows: Rows) -> None:
+        """Refuse, before any kernel runs, a pass that would write behind a buffer.
+
+        Raises:
+            ValueError: it has too many rows, or a row's position is past the last one.
+        """
+        if len(rows) > self.rows:
+            raise ValueError(f"a pass of {len(rows)} rows; there is room for {self.rows}")
+        if len(rows) and not 0 <= rows.positions.min() <= rows.positions.max() < self.positions:
+            raise ValueError(f"a row at position {rows.positions.max()}; expected 0 to {self.positions - 1}")
 
     @property
     def own(self) -> dict[str, object]:

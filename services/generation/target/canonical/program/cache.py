@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.generation.target.blocks import BLOCK
-from services.generation.target.canonical.kernels.attention.cached import Cached
-from services.generation.target.canonical.kernels.attention.layout import LANES
+from services.generation.target.canonical.kernels.attention.layout import LANES, Cached
 from services.generation.target.canonical.kernels.storages import padded
 from services.generation.target.canonical.program.memory import on_huge_pages
 from services.generation.target.config.layer_specs import LayerSpec

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from services.generation.target.canonical.kernels.storages import PANEL, padded
 from services.generation.target.canonical.program.matrices import Matrix, Read, alternating, side_by_side, vector
 from services.generation.target.config.layer_specs import ExpertsSpec
-from services.generation.target.families.experts import Experts
+from services.generation.target.families import Experts
+from services.generation.target.roots import inverse_root
 
 Float32 = NDArray[np.float32]
 Int64 = NDArray[np.int64]
@@ -43,10 +44,6 @@ class ExpertLayer:
         """As many as a pass over one row reads."""
         return [self.router, *self.gate_up[: self.spec.chosen], *self.down[: self.spec.chosen]]
 
-    @property
-    def held(self) -> list[Matrix]:
-        return [self.router, *self.gate_up, *self.down]
-
 
 def load_experts(spec: ExpertsSpec, prefix: str, read: Read) -> ExpertLayer:
     """Read and pack. Raises WeightsInvalid for weights that are NaN or infinite."""
@@ -56,7 +53,7 @@ def load_experts(spec: ExpertsSpec, prefix: str, read: Read) -> ExpertLayer:
             vector(read, f"{prefix}{name}.weight")
             for name in (names.router_norm, names.norm, names.after, names.after_mlp)
         )
-        beside = BesideNorms(router * np.float32(spec.router.inputs**-0.5), norm, after, after_mlp)
+        beside = BesideNorms(router * np.float32(inverse_root(spec.router.inputs)), norm, after, after_mlp)
         scales = vector(read, f"{prefix}{names.scales}.weight")
     return ExpertLayer(
         spec=spec,

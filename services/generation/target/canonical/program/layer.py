@@ -8,10 +8,16 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from services.generation.target.adapters.adapter import Adapter
-from services.generation.target.canonical.program.adapter_updates import AdapterUpdates
+from services.generation.target.adapters import Adapter
 from services.generation.target.canonical.program.expert_layer import ExpertLayer, load_experts
-from services.generation.target.canonical.program.matrices import Matrix, Read, alternating, side_by_side, vector
+from services.generation.target.canonical.program.matrices import (
+    AdapterUpdates,
+    Matrix,
+    Read,
+    alternating,
+    side_by_side,
+    vector,
+)
 from services.generation.target.config.layer_specs import LayerInputsSpec, LayerSpec, ModuleSpec
 
 Float32 = NDArray[np.float32]
@@ -62,11 +68,6 @@ class Layer:
         inside = [part.matrices for part in (self.mlp, self.experts, self.inputs) if part]
         return [*self.qkv, self.output, *(matrix for matrices in inside for matrix in matrices)]
 
-    @property
-    def held(self) -> list[Matrix]:
-        """All there are, some twice."""
-        return [*self.matrices, *(self.experts.held if self.experts else ())]
-
 
 def load_layer(
     spec: LayerSpec, number: int, adapters: Sequence[Adapter], read: Read, norm_offset: float = 0.0
@@ -79,13 +80,13 @@ def load_layer(
     def updates(modules: tuple[ModuleSpec, ...], halves: bool) -> AdapterUpdates:
         return AdapterUpdates.of(adapters, number, modules, halves)
 
-    ones, heads = np.ones(spec.head_dim, np.float32), range(spec.first_head, spec.first_head + spec.heads)
+    ones = np.ones(spec.head_dim, np.float32)
     return Layer(
         spec=spec,
         attention_norm=norm(spec.attention_norm),
-        qkv=side_by_side(spec.qkv, spec.prefix, read) if spec.heads else [],
+        qkv=side_by_side(spec.qkv, spec.prefix, read),
         head_norms=[ones, ones] if spec.unit_norms else [norm(name) for name in spec.head_norms],
-        sinks=vector(read, f"{spec.prefix}{spec.sinks}.weight", rows=[heads]) if spec.sinks else None,
+        sinks=vector(read, f"{spec.prefix}{spec.sinks}.weight") if spec.sinks else None,
         output=side_by_side(spec.output, spec.prefix, read)[0],
         mlp_norm=norm(spec.mlp_norm),
         mlp=_mlp(spec, read) if spec.down else None,

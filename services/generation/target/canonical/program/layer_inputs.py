@@ -12,6 +12,7 @@ from services.generation.target.canonical.program.matrices import Matrix, Read, 
 from services.generation.target.canonical.program.operations import Operations
 from services.generation.target.config.config import TargetConfig
 from services.generation.target.config.layer_specs import LAYER_EMBEDDING, LAYER_NORM, LAYER_PROJECTION
+from services.generation.target.roots import inverse_root, root
 
 Float32 = NDArray[np.float32]
 
@@ -25,11 +26,9 @@ class LayerInputsTable:
     norm: Float32
 
     @classmethod
-    def load(cls, read: Read, tokens: range) -> LayerInputsTable:
-        """Of some tokens. Raises WeightsInvalid for weights that are NaN or infinite."""
-        return cls(
-            matrix_of(read(LAYER_EMBEDDING).part([tokens])), matrix_of(read(LAYER_PROJECTION)), vector(read, LAYER_NORM)
-        )
+    def load(cls, read: Read) -> LayerInputsTable:
+        """Raises WeightsInvalid for weights that are NaN or infinite."""
+        return cls(matrix_of(read(LAYER_EMBEDDING)), matrix_of(read(LAYER_PROJECTION)), vector(read, LAYER_NORM))
 
 
 class LayerInputLines:
@@ -51,11 +50,11 @@ def write_layer_inputs(
 ) -> None:
     """Operations that make the inputs of all layers, of the embeddings in `buffers.x`."""
     whole = config.layers * lines.size
-    factor = float(config.layer_inputs**0.5)
+    factor = root(config.layer_inputs)
     operations.embed(table.embedding, lines.table, whole, factor)
     operations.linear(table.projection, buffers.x, lines.inputs)
-    operations.scale(lines.inputs, config.hidden_size**-0.5, whole)
+    operations.scale(lines.inputs, inverse_root(config.hidden_size), whole)
     for layer in range(config.layers):
         operations.norm(lines.of(layer), lines.of(layer), table.norm)
     operations.add(lines.inputs, lines.table, whole)
-    operations.scale(lines.inputs, 0.5**0.5, whole)
+    operations.scale(lines.inputs, root(0.5), whole)

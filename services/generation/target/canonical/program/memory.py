@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import mmap
-import sys
 import threading
+import weakref
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,19 +53,32 @@ def _mapped(count: int) -> Bytes:
     return array[start : start + count]
 
 
+class _Lease:
+    """What arrays over a piece of memory keep alive; the memory is given back when the last of them has gone."""
+
+    def __init__(self, memory: Float32, rows: int, size: int) -> None:
+        self.__array_interface__ = {**memory[: rows * size].__array_interface__, "shape": (rows, size)}
+
+
 class ReusedMemory:
-    """Hands out arrays; one that nobody refers to any more is handed out again. Used by one thread."""
+    """Hands out arrays, and their memory again once they, and all views of them, have gone. Used by one thread.
+
+    Each array owns a lease; the end of its life says that the memory is free, however an interpreter counts.
+    """
 
     def __init__(self) -> None:
-        self._memory = [np.empty(0, np.float32)]
+        self._free: list[Float32] = []
+        self._lent: dict[int, Float32] = {}
 
     def take(self, rows: int, size: int) -> Float32:
         """An array [rows, size] of anything."""
-        free = 2  # references of a list's item: the list's own and the one that asks
-        number = next((n for n in range(len(self._memory)) if sys.getrefcount(self._memory[n]) <= free), None)
-        if number is None:
-            self._memory.append(np.empty(0, np.float32))
-            number = len(self._memory) - 1
-        if self._memory[number].size < rows * size:
-            self._memory[number] = np.empty(rows * size, np.float32)
-        return self._memory[number][: rows * size].reshape(rows, size)
+        memory = self._free.pop() if self._free else np.empty(0, np.float32)
+        if memory.size < rows * size:
+            memory = np.empty(rows * size, np.float32)
+        lease = _Lease(memory, rows, size)
+        self._lent[id(memory)] = memory
+        weakref.finalize(lease, self._take_back, id(memory)).atexit = False
+        return np.asarray(lease)
+
+    def _take_back(self, lent: int) -> None:
+        self._free.append(self._lent.pop(lent))

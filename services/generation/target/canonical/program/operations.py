@@ -9,16 +9,18 @@ from numpy.typing import NDArray
 
 from services.generation.target.canonical.kernels import compilation
 from services.generation.target.canonical.kernels.attention.layout import LANES
-from services.generation.target.canonical.kernels.records import BARRIER, count_of, record_of
+from services.generation.target.canonical.kernels.records import count_of, record_of
 from services.generation.target.canonical.kernels.storages import PANEL, padded
-from services.generation.target.canonical.program.adapter_updates import AdapterUpdates
 from services.generation.target.canonical.program.buffers import Buffers
 from services.generation.target.canonical.program.cache import Cache
-from services.generation.target.canonical.program.exchange import Exchange, Step
 from services.generation.target.canonical.program.expert_layer import BesideNorms, ExpertBuffers, ExpertLayer
 from services.generation.target.canonical.program.layer import Layer, Mlp
-from services.generation.target.canonical.program.matrices import Matrix
-from services.generation.target.canonical.program.matrix_records import embedding_record, linear_record
+from services.generation.target.canonical.program.matrices import (
+    AdapterUpdates,
+    Matrix,
+    embedding_record,
+    linear_record,
+)
 from services.generation.target.config.layer_specs import LayerSizes, LayerSpec
 
 Float32 = NDArray[np.float32]
@@ -32,39 +34,18 @@ class Operations:
     """Writes records: the hidden states of a pass, its residual stream, are in `buffers.x`."""
 
     def __init__(
-        self, sizes: LayerSizes, buffers: Buffers, cache: Cache, *, adapted: bool = False, arithmetic: str = "float32",
-        exchange: Exchange | None = None,
+        self, sizes: LayerSizes, buffers: Buffers, cache: Cache, *, adapted: bool = False, arithmetic: str = "float32"
     ) -> None:  # fmt: skip
-        """`adapted`: with the updates of adapters. `arithmetic`: of linear layers, float32 or int8. `exchange`: with
-        the ranks that hold the rest of the layers.
-        """
+        """`adapted`: with the updates of adapters. `arithmetic`: of linear layers, float32 or int8."""
         self.records: list[Int64] = []
-        self.steps: list[tuple[int, Step]] = []  # between records: after so many of them
         self.kept: list[Int64] = []  # what records point to
         self._sizes, self._buffers, self._cache, self._adapted = sizes, buffers, cache, adapted
-        self._arithmetic, self._exchange = arithmetic, exchange or Exchange()
+        self._arithmetic = arithmetic
         self._kernels = compilation.kernels("rows") | compilation.kernels(f"cache_{cache.cached.name}")
 
     def embed(self, matrix: Matrix, x: Float32, size: int, factor: float) -> None:
         """x = the embeddings of the pass's tokens."""
-        part = self._exchange.whole_part(x)
-        self.records.append(embedding_record(matrix, part, size, self._buffers.own, factor))
-        if part is not x:
-            self._step(self._exchange.picking(part, x))
-
-    def _part(self, whole: Float32, size: int) -> Float32:
-        """Lines for this rank's columns of `size` values of `whole`; `_join` makes them whole."""
-        return self._exchange.part(whole, self._exchange.share.all(size))
-
-    def _join(self, part: Float32, whole: Float32, size: int, times: int = 1) -> None:
-        if part is not whole:
-            self._step(self._exchange.step(part, whole, self._exchange.share.all(size), times))
-
-    def _step(self, step: Step) -> None:
-        """Between operations; the last one is waited for."""
-        if self.records:
-            self.records[-1][BARRIER] = 1
-        self.steps.append((len(self.records), step))
+        self.records.append(embedding_record(matrix, x, size, self._buffers.own, factor))
 
     def norm(self, x: Float32, out: Float32, weight: Float32, *, wanted: bool = False) -> None:
         """out = the norm of x, of the first values that there are weights for; `wanted`: of wanted rows only."""
@@ -76,8 +57,6 @@ class Operations:
 
     def store(self, layer: Layer, number: int, x: Float32) -> None:
         """Queries, and keys and values into the cache."""
-        if not layer.spec.heads:
-            return
         buffers, cache = self._buffers, self._cache
         for last, matrix in zip([False] * (len(layer.qkv) - 1) + [True], layer.qkv, strict=True):
             self.linear(matrix, x, buffers.qkv, barrier=last)
@@ -97,20 +76,15 @@ class Operations:
     def attend(self, layer: Layer, number: int) -> None:
         """x += attention of the queries."""
         buffers, spec = self._buffers, layer.spec
-        whole = buffers.mixed(spec.output[0].inputs)
-        columns = [range(spec.head_dim * h.start, spec.head_dim * h.stop) for h in spec.ranks_heads]
-        mixed = self._exchange.part(whole, columns)
+        mixed = buffers.mixed(spec.output[0].inputs)
         attend = {
             **self._attended(layer, number), **buffers.own, "window": layer.spec.window, "chunk": layer.spec.chunk,
             "cap": layer.spec.cap, "mixed": mixed, "mixed_stride": mixed.strides[0],
-            "partial": buffers.partial, "sinks": 0 if layer.sinks is None else layer.sinks,
+            "partial": buffers.partial, "blocks": buffers.blocks, "sinks": 0 if layer.sinks is None else layer.sinks,
         }  # fmt: skip
-        if spec.heads:
-            self._add("attend", attend)
-            self._add("attend", attend, kernel="combine")
-        if mixed is not whole:
-            self._step(self._exchange.step(mixed, whole, columns))
-        self._residual(layer.output, layer.updates[1], whole, layer.after_attention)
+        self._add("attend", attend)
+        self._add("attend", attend, kernel="combine")
+        self._residual(layer.output, layer.updates[1], mixed, layer.after_attention)
 
     def mlp(self, layer: Layer) -> None:
         """x += MLP of its norm, and what experts make of it."""
@@ -162,10 +136,7 @@ class Operations:
         adapted = self._adapted and layer.updates[2].any
         self.linear(matrix, buffers.normed, buffers.gate_up, unit=2, barrier=adapted)
         self._low_rank(layer.updates[2], buffers.normed, buffers.gate_up)
-        size = layer.spec.down[0].inputs
-        part = self._part(buffers.inner, size)
-        self._activate(layer.spec, matrix, buffers.gate_up, part)
-        self._join(part, buffers.inner, size)
+        self._activate(layer.spec, matrix, buffers.gate_up, buffers.inner)
 
     def _experts(self, layer: ExpertLayer, of: LayerSpec, x: Float32, out: Float32, *, routed: bool = False) -> None:
         """out = what the experts of each row make of x; `routed`: the router's logits are there."""
@@ -186,16 +157,12 @@ class Operations:
             "out": buffers.x, "out_stride": buffers.x.strides[0], "size": hidden},
         )  # fmt: skip
         self._each(layer.gate_up, buffers, buffers.x, buffers.gate_up, unit=2, barrier=False)
-        size = spec.down[0][0].inputs
-        part, sums = self._part(buffers.inner, size), self._part(out, hidden)
-        self._activate(of, layer.gate_up[0], buffers.gate_up, part, times=spec.chosen)
-        self._join(part, buffers.inner, size, spec.chosen)
+        self._activate(of, layer.gate_up[0], buffers.gate_up, buffers.inner, times=spec.chosen)
         self._each(layer.down, buffers, buffers.inner, buffers.y, unit=1, barrier=True)
         self._add(
-            "mix", {**chosen, "y": buffers.y, "y_stride": buffers.y.strides[0], "out": sums,
-            "out_stride": sums.strides[0], "shares": after, "size": spec.down[0][0].outputs},
+            "mix", {**chosen, "y": buffers.y, "y_stride": buffers.y.strides[0], "out": out,
+            "out_stride": out.strides[0], "shares": after, "size": spec.down[0][0].outputs},
         )  # fmt: skip
-        self._join(sums, out, hidden)
 
     def _each(
         self, matrices: Sequence[Matrix], buffers: ExpertBuffers, x: Float32, y: Float32, *, unit: int, barrier: bool
@@ -257,11 +224,9 @@ class Operations:
 
     def _update(self, matrix: Matrix, updates: AdapterUpdates, x: Float32, *, barrier: bool = True) -> None:
         """update = matrix(x) with the updates of adapters."""
-        update, size = self._buffers.update, self._sizes.hidden_size
-        part = self._part(update, size)
-        self.linear(matrix, x, part, barrier=barrier or (self._adapted and updates.any))
-        self._low_rank(updates, x, part)
-        self._join(part, update, size)
+        update = self._buffers.update
+        self.linear(matrix, x, update, barrier=barrier or (self._adapted and updates.any))
+        self._low_rank(updates, x, update)
 
     def _add_update(self, after: Float32 | None) -> None:
         """x of the stream += update; every member adds what it has computed of it."""

@@ -12,8 +12,8 @@ from services.generation.target.canonical.kernels.storages import (
     GROUP,
     PANEL,
     ROTATION,
-    STORAGES,
     Storage,
+    packed_as,
     padded,
     upper_place,
 )
@@ -22,6 +22,7 @@ from services.generation.target.canonical.program.memory import on_huge_pages
 Bytes = NDArray[np.uint8]
 Float32 = NDArray[np.float32]
 _CHUNK = 64 * PANEL  # columns that are packed at a time
+_IQ4_NL = np.array((-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113), np.int8)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,7 +45,7 @@ def pack(storage_name: str, inputs: int, rows: Bytes, order: NDArray[np.int64] |
     `order` gives the row that each column of the packed weights holds, -1 for a column of zeros: layers that are
     computed together are one packed matrix.
     """
-    storage = STORAGES[storage_name]
+    storage = packed_as(storage_name)
     order = np.arange(len(rows)) if order is None else order
     count = padded(len(order), PANEL)
     whole = np.full(count, -1, np.int64)
@@ -54,6 +55,7 @@ def pack(storage_name: str, inputs: int, rows: Bytes, order: NDArray[np.int64] |
         chosen = whole[first : first + _CHUNK]
         part = rows[np.maximum(chosen, 0)]
         part[chosen < 0] = 0
+        part = _in_bytes(part) if storage_name == "iq4_nl" else part
         packed[first // PANEL : (first + len(chosen)) // PANEL] = _panels(storage, inputs, part)
     return PackedWeights(storage, len(order), inputs, packed)
 
@@ -82,6 +84,13 @@ def _parts(name: str, inputs: int, rows: Bytes) -> tuple[list[Bytes], list[Bytes
         if name == "q8_0":
             return [], [*scales, _words(blocks[..., 2:] ^ 0x80, 8, panels)]
         return [], [*scales, _words(_nibbles(blocks[..., -16:]), 4, panels)]
+    if name in ("q5_0", "q5_1"):
+        blocks = rows.reshape(len(rows), -1, 22 if name == "q5_0" else 24)
+        halves = 2 if name == "q5_0" else 4
+        scales = [_side_by_side(blocks[..., at : at + 2], panels) for at in range(0, halves, 2)]
+        upper = np.unpackbits(blocks[..., halves : halves + 4], axis=-1, bitorder="little")
+        values = _nibbles(blocks[..., halves + 4 :])
+        return [], [*scales, _words(values, 4, panels), _words(_upper(upper, 1), 1, panels)]
     if name == "mxfp4":
         blocks = rows.reshape(len(rows), -1, 17)
         return [], [_side_by_side(blocks[..., :1], panels), _words(_nibbles(blocks[..., 1:]), 4, panels)]
@@ -116,6 +125,13 @@ def _six_bits(packed: Bytes) -> tuple[Bytes, Bytes]:
     a, b, c = packed[..., 0:4], packed[..., 4:8], packed[..., 8:12]
     scales = np.concatenate([a & 63, (c & 15) | (a >> 6 << 4)], axis=-1)
     return scales, np.concatenate([b & 63, (c >> 4) | (b >> 6 << 4)], axis=-1)
+
+
+def _in_bytes(rows: Bytes) -> Bytes:
+    """Rows of iq4_nl as the q8_0 that has its scales, and its values as they are."""
+    blocks = rows.reshape(len(rows), -1, 18)
+    values = _IQ4_NL[_nibbles(blocks[..., 2:])].view(np.uint8)
+    return np.concatenate([blocks[..., :2], values], axis=-1).reshape(len(rows), -1)
 
 
 def _nibbles(packed: Bytes) -> Bytes:

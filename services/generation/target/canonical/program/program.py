@@ -8,17 +8,19 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from services.generation.target.canonical.kernels import compilation
+from services.generation.target.canonical.kernels.records import KERNEL, PASS
+from services.generation.target.canonical.kernels.storages import PANEL, padded
 from services.generation.target.canonical.program.buffers import Buffers
 from services.generation.target.canonical.program.cache import Cache
-from services.generation.target.canonical.program.exchange import Exchange
 from services.generation.target.canonical.program.layer import Layer
 from services.generation.target.canonical.program.layer_inputs import (
     LayerInputLines,
     LayerInputsTable,
     write_layer_inputs,
 )
-from services.generation.target.canonical.program.matrices import Matrix
-from services.generation.target.canonical.program.matrix_records import give
+from services.generation.target.canonical.program.matrices import Matrix, embedding_record, give
+from services.generation.target.canonical.program.memory import on_huge_pages
 from services.generation.target.canonical.program.operations import NOWHERE, Operations
 from services.generation.target.config.config import TargetConfig
 
@@ -42,24 +44,13 @@ class Parts:
 class Program:
     """The records of a pass with some features, and with or without adapters."""
 
-    def __init__(
-        self,
-        parts: Parts,
-        buffers: Buffers,
-        feature_layers: Sequence[int],
-        adapted: bool,
-        exchange: Exchange | None = None,
-    ) -> None:
-        """`exchange`: with the ranks that hold the rest of the model."""
+    def __init__(self, parts: Parts, buffers: Buffers, feature_layers: Sequence[int], adapted: bool) -> None:
         self._parts, self._buffers = parts, buffers
         self._wanted_features = tuple(feature_layers)
         self._features: list[tuple[int, int]] = []  # (record, column) of each layer's copy
-        operations = Operations(
-            parts.config, buffers, parts.cache, adapted=adapted, arithmetic=parts.arithmetic, exchange=exchange
-        )
+        operations = Operations(parts.config, buffers, parts.cache, adapted=adapted, arithmetic=parts.arithmetic)
         self._write(operations)
-        self.records, self.steps = np.stack(operations.records), operations.steps
-        self._kept = operations.kept
+        self.records, self._kept = np.stack(operations.records), operations.kept
 
     def give(self, logits: Float32, features: Float32) -> None:
         """Say where logits [wanted, padded vocabulary] and features [rows, layers * hidden] go."""
@@ -100,3 +91,29 @@ class Program:
             if wanted == layer:
                 self._features.append((len(operations.records), place * size))
                 operations.copy(self._buffers.x, NOWHERE, size, barrier=False)
+
+
+_SCRATCH = 1 << 16  # bytes: a block of a panel, widened
+
+
+class EmbeddingTable:
+    """The rows of a packed matrix [tokens, size]. Used by one thread."""
+
+    def __init__(self, matrix: Matrix, size: int) -> None:
+        self._size, self._scratch = size, on_huge_pages(_SCRATCH)
+        own = {"scratch": self._scratch, "scratch_size": 0}
+        self._record = embedding_record(matrix, np.empty((1, 1), np.float32), size, own)
+        self._words = np.zeros(len(PASS), np.int64)
+        self._kept = matrix
+
+    def rows(self, tokens: NDArray[np.int64]) -> Float32:
+        """[n] ids to [n, size]."""
+        tokens = np.ascontiguousarray(tokens, np.int64)
+        out = np.empty((len(tokens), padded(self._size, PANEL)), np.float32)
+        give(self._record, "embed", "x", out)
+        self._words[_ROWS], self._words[_TOKENS] = len(tokens), tokens.ctypes.data
+        compilation.call(int(self._record[KERNEL]), self._record.ctypes.data, self._words.ctypes.data, 0, 1)
+        return out[:, : self._size]
+
+
+_ROWS, _TOKENS = PASS.index("rows"), PASS.index("tokens")

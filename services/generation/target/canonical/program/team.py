@@ -7,7 +7,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.generation.target.canonical.kernels import compilation
+from services.generation.target.canonical.kernels.machine import this_machine
 from services.generation.target.canonical.kernels.records import PASS
-from services.generation.target.canonical.kernels.team import POOL
-from services.generation.target.canonical.program.exchange import Step
+from services.generation.target.canonical.kernels.team import POOL, float_mode
 from services.generation.target.rows import Rows
 
 _FIRST_BREAK, _LONGEST_BREAK = 0.02, 1.0  # seconds
@@ -38,6 +38,7 @@ class Team:
     def __init__(self, kernels: dict[str, int], clock: Callable[[], float] = time.monotonic) -> None:
         self._run = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)(kernels["run_team"])
         self._member = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64)(kernels["member"])
+        self._set_float_mode = ctypes.CFUNCTYPE(None, ctypes.c_int64)(kernels["set_float_mode"])
         self._clock = clock
         self._begin()
         if hasattr(os, "register_at_fork"):
@@ -67,6 +68,12 @@ class Team:
             self._note(threads * (self._clock() - start))
         finally:
             self._busy.release()
+
+    def keep_subnormals(self) -> None:
+        """From now on the calling thread rounds to nearest and keeps subnormals, as passes do, whatever a library has
+        told it: sampling and processors are arithmetic too.
+        """
+        self._set_float_mode(float_mode(this_machine()))
 
     def _grow(self, threads: int) -> None:
         while self._threads < threads:
@@ -98,11 +105,8 @@ class Passes:
         self._team, self._threads = team(), threads
         self._words = np.zeros(len(PASS), np.int64)
 
-    def run(self, records: NDArray[np.int64], rows: Rows, between: Sequence[tuple[int, Step]] = ()) -> None:
-        """Run all operations of a program [operations, words]; `between`: steps, each after so many operations.
-
-        An operation before a step ends with a barrier.
-        """
+    def run(self, records: NDArray[np.int64], rows: Rows) -> None:
+        """Run all operations of a program [operations, words]."""
         arrays: dict[str, NDArray[Any]] = {
             "tokens": rows.tokens, "positions": rows.positions, "slots": rows.slots,
             "sequences": rows.sequences, "contiguous": rows.contiguous, "branch_starts": rows.branch_starts,
@@ -115,14 +119,5 @@ class Passes:
             self._words[_PLACE[name]] = array.ctypes.data
         self._words[_PLACE["rows"]], self._words[_PLACE["wanted"]] = len(rows), len(rows.wanted)
         self._words[_PLACE["table_stride"]] = rows.tables.shape[1]
-        place, first = records.ctypes.data, 0
-        for last, step in between:
-            self._some(place + records.strides[0] * first, last - first)
-            step(rows)
-            first = last
-        self._some(place + records.strides[0] * first, len(records) - first)
-
-    def _some(self, place: int, operations: int) -> None:
-        self._words[_PLACE["program"]], self._words[_PLACE["operations"]] = place, operations
-        if operations:
-            self._team.run(self._words, self._threads)
+        self._words[_PLACE["program"]], self._words[_PLACE["operations"]] = records.ctypes.data, len(records)
+        self._team.run(self._words, self._threads)

@@ -10,7 +10,8 @@ from typer.testing import CliRunner
 
 from services.cli.jobs.heads import training
 from services.cli.main import app
-from services.training.job import Job
+from services.training import devices
+from services.training.plan import Job
 
 USUAL = {"--steps": "4"}
 CHANGED = {
@@ -27,6 +28,7 @@ CHANGED = {
 def test_every_flag_changes_the_job(flag: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """One that was forgotten on the way would be accepted and do nothing."""
     jobs: list[tuple[Job, str | None]] = []
+    monkeypatch.setattr(devices, "faster_precision", lambda device: "bfloat16")
     monkeypatch.setattr(training, "run", lambda job, device: jobs.append((job, device)))
     (head := tmp_path / "head").mkdir()
     (head / "config.json").touch()

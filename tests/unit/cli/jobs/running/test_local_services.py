@@ -55,12 +55,6 @@ def test_whoever_is_told_of_a_free_port_is_started_once_that_is_known(tmp_path: 
     assert addresses.generation in made.plans[-1].flags
 
 
-def test_an_auditor_that_believes_the_server_waits_for_it(tmp_path: Path) -> None:
-    made, addresses = started(LocalServices(tmp_path, Path("model"), audit_by_server=True))
-    assert made.waited.index("generation") < made.waited.index("auditor")
-    assert addresses.generation in made.plans[-1].flags
-
-
 def test_the_auditor_s_page_is_over_this_ledger(tmp_path: Path) -> None:
     made, addresses = started(LocalServices(tmp_path, Path("model"), explorer_port=0))
     assert addresses.explorer == "127.0.0.1:7005"

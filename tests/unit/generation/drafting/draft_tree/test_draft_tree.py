@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.generation.drafting.acceptance import NEAR, OWN, RequestAcceptance, copied, said
+from services.generation.drafting.acceptance import NEAR, OWN, RequestAcceptance, copied, first_choice, said
 from services.generation.drafting.copies import END, Copies, OwnText
+from services.generation.drafting.draft_tree.candidates import DraftShape
 from services.generation.drafting.draft_tree.draft_tree import MOST_ASKED, DraftTree
 from services.generation.drafting.draft_tree.nodes import MOST_COPIED, Costs, Level
-from services.generation.drafting.draft_tree.shape import DraftShape
 from services.generation.engine.tree import TokenTree
 from tests.fakes.budgets import budget as budget_of
 
@@ -118,7 +118,7 @@ def test_candidates_are_judged_as_far_as_their_parents_held() -> None:
         kind = said(0, share, depth)
         assert bool(rates[kind] > fresh[kind]) is held
         assert rates[kind] != fresh[kind]
-    assert acceptance.first_choice(1) < RequestAcceptance().first_choice(1)
+    assert acceptance.rates()[first_choice(1)] < RequestAcceptance().rates()[first_choice(1)]
     assert (rates != fresh).sum() == 6
     assert rates[said(0, 0.25, 2)] == (1 + 4 * (1 + 8 * 0.25) / 9) / 5  # judged once, below the token that held
 

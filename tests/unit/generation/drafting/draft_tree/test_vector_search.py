@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from services.generation.drafting.draft_tree.vector_search import above, largest
+from services.generation.drafting.draft_tree.candidates import above, largest
 
 ROWS = arrays(np.float32, st.integers(0, 300), elements=st.floats(-4.0, 4.0, width=32))
 

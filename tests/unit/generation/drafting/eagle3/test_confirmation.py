@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from services.generation.drafting.eagle3.config import head_shapes
-from services.generation.drafting.eagle3.confirmation import confirm_layers
-from services.generation.drafting.eagle3.head import Head
+from services.generation.drafting.eagle3.checkpoint import head_shapes
+from services.generation.drafting.eagle3.head_pass import Head
+from services.generation.drafting.eagle3.loading import confirm_layers
 from services.generation.target.rows import Rows
 from services.generation.target.target import PassOutput
 from tests.fakes.heads import head_config

@@ -14,13 +14,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from services.generation.drafting.acceptance import WHOLE
-from services.generation.drafting.draft_tree.candidates import _REACH, Candidates
-from services.generation.drafting.draft_tree.draft_tree import DraftTree
-from services.generation.drafting.draft_tree.expansion import expand
+from services.generation.drafting.draft_tree.candidates import _REACH, Candidates, DraftShape
+from services.generation.drafting.draft_tree.draft_tree import DraftTree, expand
 from services.generation.drafting.draft_tree.nodes import Costs
-from services.generation.drafting.draft_tree.shape import DraftShape
-from services.generation.drafting.eagle3.draft import Eagle3Draft
-from services.generation.drafting.eagle3.drafter import Eagle3Drafter
+from services.generation.drafting.eagle3.drafter import Eagle3Draft, Eagle3Drafter
 from services.generation.engine.cost import StepCost
 from services.generation.engine.drafter import Ask, Budget
 from services.generation.engine.request import EngineRequest, SamplingParams

@@ -14,13 +14,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from services.generation.drafting.eagle3.config import (
+from services.generation.drafting.eagle3.checkpoint import (
     HeadConfigInvalid,
     HeadForAnotherBase,
     HeadNotFound,
     HeadWeightsInvalid,
+    config_document,
+    parse_config,
+    write_head,
 )
-from services.generation.drafting.eagle3.layout import config_document, parse_config, write_head
 from services.generation.drafting.eagle3.loading import load_head
 from services.generation.target.config.config import TargetConfig, read_config
 from tests.fakes.heads import head_config, head_tensors, write_kolm, write_safeailab, write_speculators

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
+import subprocess
+import sys
 import threading
 from typing import Any
 
@@ -11,8 +14,10 @@ import pytest
 
 from services.generation.engine.engine_error import InvalidRequest
 from services.generation.engine.grammars import compiler as module
+from services.generation.engine.grammars import trial
 from services.generation.engine.grammars.compiler import GrammarCompiler
 from services.generation.engine.grammars.grammar import Grammar
+from services.generation.engine.grammars.grammar_text import grammar_text
 from services.generation.engine.grammars.structured_outputs import MAX_TEXT, Kind, StructuredOutputs
 from tests.fakes.grammars import VOCAB, compiler
 
@@ -24,6 +29,22 @@ def refusal(kind: Kind, text: str) -> str:
         compiler().compile(StructuredOutputs(kind, text))
     assert caught.value.field == f"structured_outputs.{kind}"
     return caught.value.message
+
+
+def rule_chain(count: int) -> str:
+    rules = (f'r{n}: r{n + 1} | "a"' for n in range(count))
+    return "\n".join(["start: r0", *rules, f'r{count}: "b"'])
+
+
+def multiple(*steps: float) -> str:
+    """A schema of numbers that are multiples of all of these."""
+    return json.dumps({"type": "number", "allOf": [{"multipleOf": step} for step in steps]})
+
+
+def references(count: int, **each: Any) -> str:
+    """A schema that refers to the next one, and so on."""
+    chain = {f"d{n}": each | {"anyOf": [{"$ref": f"#/$defs/d{n + 1}"}]} for n in range(count)}
+    return json.dumps({"$ref": "#/$defs/d0", "$defs": {**chain, f"d{count}": {"type": "null"}}})
 
 
 def schema_of(deep: Any) -> str:
@@ -93,9 +114,77 @@ def test_what_does_not_compile_is_refused_in_words(kind: Kind, text: str, why: s
     assert len(message) < 500
 
 
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        ("grammar", rule_chain(4000)),
+        ("grammar", rule_chain(4000).replace("r", "T").replace("staTt", "start")),
+        ("grammar", rule_chain(4000).replace(": ", " ::= ").replace("start", "root")),
+        ("json", references(4000)),
+        ("json", references(3900, type="strin")),  # the search for its fault would compile the chain
+    ],
+)
+def test_a_chain_that_overflows_the_librarys_stack_costs_one_request(kind: Kind, text: str) -> None:
+    refusal(kind, text)
+    assert compiler().compile(StructuredOutputs("regex", f"after [0-9]{{{len(text)}}}"))
+
+
+def test_a_chain_of_three_hundred_rules_compiles() -> None:
+    assert compiler().compile(StructuredOutputs("grammar", rule_chain(300)))
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        ("json", '{"type": "integer", "multipleOf": 9999999}'),
+        ("json", '{"type": "integer", "multipleOf": 1000000}'),
+        ("json", '{"type": "number", "multipleOf": 99.99999}'),
+        ("json", multiple(97, 101, 103)),
+        ("json", multiple(0.001, 997)),
+        ("json", '{"multipleOf": 997, "$ref": "#/$defs/a", "$defs": {"a": {"multipleOf": 991}}}'),
+        ("grammar", 'start: %json {"multipleOf": 9999999}'),
+    ],
+)
+def test_multiples_of_too_many_remainders_are_refused_before_the_library_sees_them(kind: Kind, text: str) -> None:
+    with pytest.raises(InvalidRequest, match="remainders"):
+        grammar_text(StructuredOutputs(kind, text))
+
+
+@pytest.mark.parametrize("text", ['{"multipleOf": 0.01}', '{"multipleOf": 0.0000001}', multiple(97, 101), multiple(60)])
+def test_multiples_of_few_remainders_compile(text: str) -> None:
+    assert compiler().compile(StructuredOutputs("json", text))
+
+
+def test_a_grammar_whose_trial_does_not_end_is_refused_and_the_next_one_compiles(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fresh = GrammarCompiler(compiler()._source, VOCAB, (1,))
+    fresh.compile(StructuredOutputs("regex", "a"))
+    process = fresh._trial._process
+    assert process is not None
+    process.send_signal(signal.SIGSTOP)
+    monkeypatch.setattr(trial, "_PATIENCE", 0.1)
+    with pytest.raises(InvalidRequest, match="longer than"):
+        fresh.compile(StructuredOutputs("regex", "b"))
+    monkeypatch.undo()
+    assert fresh.compile(StructuredOutputs("regex", "b"))
+
+
+def test_a_process_that_computes_or_takes_memory_without_end_is_ended_by_the_system() -> None:
+    """The bounds that the process lays upon itself, where nothing else stops it."""
+    for endless, ended in (("\nwhile True: pass", -signal.SIGXCPU), ("bytearray(2 << 30)", 1)):
+        code = f"from services.generation.engine.grammars import trial; trial._CPU = 0; trial._limit(); {endless}"
+        assert subprocess.run([sys.executable, "-c", code], check=False, stderr=subprocess.DEVNULL).returncode == ended
+
+
+def test_half_of_a_surrogate_pair_is_refused() -> None:
+    assert "surrogate" in refusal("regex", "a\ud800")
+
+
 def test_a_grammar_that_takes_too_long_for_its_first_token_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_SLOWEST", 1e-9)
-    assert "too complex" in refusal("regex", "a slow start")
+    monkeypatch.setattr(trial, "_SLOWEST", 1e-9)
+    with pytest.raises(InvalidRequest, match="too complex"):
+        trial.try_out(compiler()._loaded(), StructuredOutputs("regex", "a slow start"))
 
 
 def test_what_was_compiled_is_kept_and_the_least_recently_used_goes(monkeypatch: pytest.MonkeyPatch) -> None:

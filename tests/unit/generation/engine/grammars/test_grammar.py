@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from services.generation.engine.engine_error import UnusableLogits
 from services.generation.engine.grammars.structured_outputs import StructuredOutputs
-from services.generation.engine.sampling.grammar_mask import GrammarMask
-from services.generation.engine.sampling.mask import forbid
+from services.generation.engine.sampling.processors import GrammarMask, forbid
 from tests.examples import examples
 from tests.fakes.grammars import CONSTRAINTS, VOCAB, decoded, encoded, grammar, ids
 

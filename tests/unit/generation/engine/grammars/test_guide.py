@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from services.generation.engine.grammars.guide import GrammarGuide
 from services.generation.engine.grammars.structured_outputs import StructuredOutputs
-from services.generation.engine.sampling.grammar_mask import GrammarMask
+from services.generation.engine.sampling.processors import GrammarMask
 from services.generation.engine.tree import TokenTree
 from tests.examples import examples
 from tests.fakes.grammars import CONSTRAINTS, VOCAB, encoded, grammar, ids

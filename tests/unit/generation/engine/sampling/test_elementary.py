@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.generation.engine.sampling import sampling_reference
-from services.generation.engine.sampling.elementary import exp64, log64
+from services.generation.engine.sampling.philox import exp64, log64
 from tests.examples import examples
 
 _EXACT = Context(prec=60)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from numpy.typing import NDArray
 
 from services.generation.engine.engine_error import UnusableLogits
-from services.generation.engine.sampling.row import GROUP, Row, key_of, value_of
+from services.generation.engine.sampling.race import GROUP, Row, key_of, value_of
 from tests.examples import examples
 from tests.fakes.logits import rows
 

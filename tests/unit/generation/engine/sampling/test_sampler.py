@@ -15,7 +15,7 @@ from transformers import MinPLogitsWarper, RepetitionPenaltyLogitsProcessor, Top
 from services.generation.engine.engine_error import UnusableLogits
 from services.generation.engine.request import SamplingParams
 from services.generation.engine.sampling.processors import LogitsProcessors
-from services.generation.engine.sampling.row import Row
+from services.generation.engine.sampling.race import Row
 from services.generation.engine.sampling.sampler import Sampler, logprobs_of
 from services.generation.engine.sampling.selection import candidates
 

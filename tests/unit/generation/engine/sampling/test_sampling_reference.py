@@ -13,10 +13,8 @@ from numpy.typing import NDArray
 from services.generation.engine.engine_error import UnusableLogits
 from services.generation.engine.request import SamplingParams
 from services.generation.engine.sampling import sampling_reference as reference
-from services.generation.engine.sampling.mask import forbid
-from services.generation.engine.sampling.processor import LogitsMask
-from services.generation.engine.sampling.processors import LogitsProcessors
-from services.generation.engine.sampling.row import Row
+from services.generation.engine.sampling.processors import LogitsMask, LogitsProcessors, forbid
+from services.generation.engine.sampling.race import Row
 from services.generation.engine.sampling.sampler import Sampler, logprobs_of
 from tests.examples import examples
 from tests.fakes.logits import rows

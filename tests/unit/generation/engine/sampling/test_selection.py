@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from services.generation.engine.request import SamplingParams
 from services.generation.engine.sampling import sampling_reference
-from services.generation.engine.sampling.elementary import exp64, log64
-from services.generation.engine.sampling.row import Row
+from services.generation.engine.sampling.philox import exp64, log64
+from services.generation.engine.sampling.race import Row
 from services.generation.engine.sampling.selection import _limit, candidates, total_weight, weights_of
 from tests.examples import examples
 from tests.fakes.logits import SIZES, rows

@@ -13,8 +13,7 @@ from tokenizers import decoders, models, pre_tokenizers
 from transformers.models.gemma.tokenization_gemma import GemmaTokenizer
 from transformers.tokenization_utils_base import generate_merges
 
-from services.generation.engine.text.gguf_tokenizer import gguf_tokenizer
-from services.generation.engine.text.sentence_piece import merges_of
+from services.generation.engine.text.gguf_tokenizer import gguf_tokenizer, merges_of
 from services.generation.engine.text.tokenizer import Tokenizer
 from services.generation.target.errors import ConfigInvalid, WeightsInvalid
 from services.generation.target.files.gguf_file import GgufFile

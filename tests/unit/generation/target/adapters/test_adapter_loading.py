@@ -14,9 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from services.generation.target.adapters.adapter import read_adapter
-from services.generation.target.adapters.config import read_adapter_config
-from services.generation.target.adapters.identity import adapter_cid, base_names
+from services.generation.target.adapters import adapter_cid, base_names, read_adapter, read_adapter_config
 from services.generation.target.config.config import read_config
 from services.generation.target.errors import AdapterInvalid, AdapterUnsupported, ModelNotFound, TargetError
 from services.generation.target.folders.identity import base_cid

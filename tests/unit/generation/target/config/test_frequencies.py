@@ -14,8 +14,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama import LlamaConfig
 
 from services.generation.target.config.config import read_config
-from services.generation.target.config.frequencies import KINDS, rotary
-from services.generation.target.config.rope import Rotation, rotation_of
+from services.generation.target.config.rope import KINDS, Rotation, rotary, rotation_of
 from services.generation.target.errors import ConfigInvalid, UnsupportedArchitecture
 from tests.fakes.tiny_gguf import make_tiny_gguf
 from tests.fakes.tiny_model import make_tiny_model

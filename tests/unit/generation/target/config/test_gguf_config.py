@@ -12,8 +12,7 @@ import pytest
 
 from services.generation.target.config.config import read_config, rope_parameters
 from services.generation.target.errors import ConfigInvalid, TargetError, UnsupportedArchitecture, WeightsInvalid
-from services.generation.target.weights.expected import check_weights
-from services.generation.target.weights.weights import open_weights
+from services.generation.target.weights import check_weights, open_weights
 from tests.fakes.tiny_gguf import make_tiny_gguf
 from tests.fakes.tiny_model import make_tiny_model
 

@@ -6,10 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from services.generation.target.config.config import TargetConfig, read_config
 from services.generation.target.config.layer_choices import Temperature
 from services.generation.target.config.rope import STILL
-from services.generation.target.families.experts import Clamp
+from services.generation.target.families import Clamp
 
 
 def read(tmp_path: Path, **members: Any) -> TargetConfig:
@@ -154,8 +156,13 @@ def test_gpt_oss_20b(tmp_path: Path) -> None:
     assert abs(config.rotations[0].factor - 1.3465735902799727) < 1e-7  # 1 + ln(32) / 10
 
 
-def test_llama_4_scout(tmp_path: Path) -> None:
+@pytest.mark.parametrize("tuning", [4, True, None])
+@pytest.mark.parametrize("at_the_top", [True, False])
+def test_llama_4_scout(tmp_path: Path, tuning: int | None, at_the_top: bool) -> None:
+    """Published with 4 for a yes. The ids that end a sequence stand beside the part for text or, later, in it."""
+    ends = {"eos_token_id": [200001, 200007, 200008]}
     text = {
+        **({} if at_the_top else ends), **({} if tuning is None else {"attn_temperature_tuning": tuning}),
         "model_type": "llama4_text", "attention_bias": False, "attention_chunk_size": 8192, "head_dim": 128,
         "hidden_act": "silu", "hidden_size": 5120, "interleave_moe_layer_step": 1, "intermediate_size": 8192,
         "intermediate_size_mlp": 16384, "max_position_embeddings": 10485760, "no_rope_layers": [],
@@ -167,7 +174,7 @@ def test_llama_4_scout(tmp_path: Path) -> None:
     }  # fmt: skip
     config = read(
         tmp_path, architectures=["Llama4ForConditionalGeneration"], model_type="llama4", text_config=text,
-        vision_config={"model_type": "llama4_vision_model"}, eos_token_id=[200001, 200007, 200008],
+        vision_config={"model_type": "llama4_vision_model"}, **(ends if at_the_top else {}),
     )  # fmt: skip
     assert config.chunks == (8192, 8192, 8192, 0) * 12
     assert [rotation == STILL for rotation in config.rotations] == [False, False, False, True] * 12
@@ -178,3 +185,11 @@ def test_llama_4_scout(tmp_path: Path) -> None:
     assert (config.experts.count, config.experts.chosen, config.experts.shared) == (16, 1, 8192)
     assert all(config.experts.layers)
     assert config.eos_token_ids == (200001, 200007, 200008)
+
+
+def test_llama_4_without_temperature_tuning(tmp_path: Path) -> None:
+    config = read(
+        tmp_path, architectures=["Llama4ForCausalLM"], model_type="llama4_text", attn_temperature_tuning=0,
+        num_hidden_layers=4, vocab_size=384,
+    )  # fmt: skip
+    assert config.temperature is None

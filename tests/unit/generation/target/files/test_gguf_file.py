@@ -18,10 +18,10 @@ from transformers import AutoModelForCausalLM
 from services.generation.engine.text.gguf_tokenizer import gguf_tokenizer
 from services.generation.target.config.config import read_config
 from services.generation.target.errors import ModelNotFound, TargetError, WeightsInvalid
-from services.generation.target.files.block_layout import LAYOUTS
 from services.generation.target.files.gguf_file import GgufFile, held_open
+from services.generation.target.files.stored_tensor import LAYOUTS
 from services.generation.target.folders.identity import base_cid, tokenizer_cid
-from services.generation.target.weights.expected import checked_weights
+from services.generation.target.weights import checked_weights
 from tests.examples import examples
 from tests.fakes.tiny_gguf import make_tiny_gguf
 

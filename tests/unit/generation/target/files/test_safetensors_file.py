@@ -13,11 +13,9 @@ from safetensors.torch import load_file, save_file
 
 from services.generation.target.config.config import read_config
 from services.generation.target.errors import TargetError, WeightsInvalid
-from services.generation.target.files.safetensors_file import SafetensorsFiles
-from services.generation.target.weights.checkpoint import open_checkpoint
-from services.generation.target.weights.expected import checked_weights
+from services.generation.target.files.safetensors import SafetensorsFiles
+from services.generation.target.weights import checked_weights
 from tests.examples import examples
-from tests.fakes.tiny_gguf import make_tiny_gguf
 from tests.fakes.tiny_model import make_tiny_model
 
 NORM = "model.norm.weight"
@@ -36,26 +34,12 @@ def test_tensors_are_the_bits_that_torch_reads(model: Path, dtype: torch.dtype) 
     config = read_config(model)
     weights = checked_weights(model, config)
     assert weights.names() == tensors.keys()
-    with open_checkpoint(model, config) as checkpoint:
-        for name, expected in tensors.items():
-            tensor = weights.tensor(name)
-            assert f"torch.{tensor.storage}" == str(dtype)
-            assert tensor.shape == weights.shape(name) == tuple(expected.shape)
-            assert tensor.values().tobytes() == expected.float().numpy().tobytes()
-            assert not tensor.data.flags.owndata
-            assert torch.equal(checkpoint.stored(name), expected)
-            assert torch.equal(checkpoint.read(name), expected.float())
-
-
-def test_a_checkpoint_reads_quantised_weights_in_float32(tmp_path: Path) -> None:
-    path = make_tiny_gguf(tmp_path / "m.gguf", storage="q6_k")
-    config = read_config(path)
-    weights = checked_weights(path, config)
-    with open_checkpoint(path, config) as checkpoint:
-        for name in weights.names():
-            assert checkpoint.stored(name).dtype == torch.float32
-            assert checkpoint.read(name, torch.float32).numpy().tobytes() == weights.tensor(name).values().tobytes()
-        assert checkpoint.read(NORM, torch.bfloat16).dtype == torch.bfloat16
+    for name, expected in tensors.items():
+        tensor = weights.tensor(name)
+        assert f"torch.{tensor.storage}" == str(dtype)
+        assert tensor.shape == weights.shape(name) == tuple(expected.shape)
+        assert tensor.values().tobytes() == expected.float().numpy().tobytes()
+        assert not tensor.data.flags.owndata
 
 
 def test_a_tensor_may_lie_anywhere(tmp_path: Path) -> None:

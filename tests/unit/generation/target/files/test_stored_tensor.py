@@ -10,8 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from services.generation.target.errors import WeightsInvalid
-from services.generation.target.files.block_layout import LAYOUTS, BlockLayout
-from services.generation.target.files.stored_tensor import StoredTensor
+from services.generation.target.files.stored_tensor import LAYOUTS, BlockLayout, StoredTensor
 from tests.fakes.tiny_gguf import random_rows
 
 EXTREMES = (0.0, -0.0, 2.0**-24, -(2.0**-24), 2.0**-14, 1.0, -1.0, 1 / 3, 65504.0, -65504.0)
@@ -46,6 +45,28 @@ def q4_0(block: bytes) -> Iterator[Term]:
 def q4_1(block: bytes) -> Iterator[Term]:
     d, m = half(block, 0), half(block, 2)
     return (((d, Fraction(q)), (-m,)) for q in nibbles(block))
+
+
+def five_bits(block: bytes) -> list[int]:
+    """The k-th bit of four bytes stands above the k-th nibble."""
+    bits = int.from_bytes(block[-20:-16], "little")
+    return [low + 16 * (bits >> k & 1) for k, low in enumerate(nibbles(block))]
+
+
+def q5_0(block: bytes) -> Iterator[Term]:
+    d = half(block, 0)
+    return (((d, Fraction(q - 16)), ()) for q in five_bits(block))
+
+
+def q5_1(block: bytes) -> Iterator[Term]:
+    d, m = half(block, 0), half(block, 2)
+    return (((d, Fraction(q)), (-m,)) for q in five_bits(block))
+
+
+def iq4_nl(block: bytes) -> Iterator[Term]:
+    d = half(block, 0)
+    numbers = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)  # kvalues_iq4nl of ggml
+    return (((d, Fraction(numbers[q])), ()) for q in nibbles(block))
 
 
 def scale_and_minimum(packed: bytes, j: int) -> tuple[int, int]:
@@ -84,7 +105,8 @@ def q6_k(block: bytes) -> Iterator[Term]:
 
 
 READERS: dict[str, Callable[[bytes], Iterator[Term]]] = {
-    "q8_0": q8_0, "q4_0": q4_0, "q4_1": q4_1, "q4_k": q4_k, "q5_k": q5_k, "q6_k": q6_k,
+    "q8_0": q8_0, "q4_0": q4_0, "q4_1": q4_1, "q5_0": q5_0, "q5_1": q5_1, "iq4_nl": iq4_nl,
+    "q4_k": q4_k, "q5_k": q5_k, "q6_k": q6_k,
 }  # fmt: skip
 
 

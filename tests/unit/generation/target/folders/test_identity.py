@@ -10,9 +10,14 @@ import pytest
 
 from ledger.documents.base_manifest import BaseManifest
 from services.generation.target.errors import ConfigInvalid, ModelNotFound
-from services.generation.target.folders import digests
-from services.generation.target.folders.digests import FileDigests
-from services.generation.target.folders.identity import base_cid, base_manifest, model_config, tokenizer_cid
+from services.generation.target.folders import identity
+from services.generation.target.folders.identity import (
+    FileDigests,
+    base_cid,
+    base_manifest,
+    model_config,
+    tokenizer_cid,
+)
 from tests.fakes.tiny_gguf import make_tiny_gguf
 
 
@@ -78,7 +83,7 @@ def test_a_gguf_file_without_sizes_has_no_identifier(tmp_path: Path) -> None:
 def test_a_large_file_is_hashed_once_as_long_as_it_stays_as_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(digests, "LARGE_BYTES", 4)
+    monkeypatch.setattr(identity, "LARGE_BYTES", 4)
     hashed: list[int] = []
     large, cache = tmp_path / "large", tmp_path / "cache" / "digests.json"
     large.write_bytes(b"first weights")
@@ -101,7 +106,7 @@ def test_a_large_file_is_hashed_once_as_long_as_it_stays_as_it_is(
 
 
 def test_a_cache_that_cannot_be_written_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(digests, "LARGE_BYTES", 1)
+    monkeypatch.setattr(identity, "LARGE_BYTES", 1)
     (tmp_path / "file").write_bytes(b"x")
     (tmp_path / "data").write_bytes(b"abc")
     assert FileDigests(tmp_path / "file" / "digests.json").digest(tmp_path / "data").endswith("20015ad")

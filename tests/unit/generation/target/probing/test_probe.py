@@ -6,16 +6,11 @@ from itertools import count
 from pathlib import Path
 
 import pytest
-import torch
 
-from services.generation.target.config.config import read_config
 from services.generation.target.cpu import CpuTarget
-from services.generation.target.fixed_shape.fixed_shape_target import FixedShapeTarget
 from services.generation.target.loading import load_target
 from services.generation.target.probing.calibration import time_passes
-from services.generation.target.probing.probe import probe
-from services.generation.target.probing.profile import measure_profile
-from services.generation.target.weights.checkpoint import open_checkpoint
+from services.generation.target.probing.probe import measure_profile, probe
 from tests.fakes.tampered_targets import WidthDependentTarget
 from tests.fakes.tiny_model import make_tiny_model
 
@@ -25,15 +20,6 @@ def test_the_cpu_target_passes_and_leaves_the_cache_free(target: CpuTarget) -> N
     assert report.passed, report.failures
     assert report.compared > 30
     assert target.blocks.used == 0
-
-
-def test_a_fixed_shape_target_passes(tiny_model: Path) -> None:
-    config = read_config(tiny_model)
-    with open_checkpoint(tiny_model, config) as checkpoint:
-        fixed = FixedShapeTarget(config, checkpoint, 20, "", "", device="cpu", dtype=torch.float32, row_counts=(16, 64))
-    report = probe(fixed)
-    assert report.passed, report.failures
-    assert 16 in fixed.numerics["row_counts"]
 
 
 def test_a_target_whose_bits_depend_on_the_width_fails(target: CpuTarget) -> None:

@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 from gguf.constants import GGMLQuantizationType
 
-from services.generation.target.adapters.adapter import Adapter, read_adapter
+from services.generation.target.adapters import Adapter, read_adapter
 from services.generation.target.config.config import read_config
 from services.generation.target.config.layer_specs import layer_specs
 from services.generation.target.cpu import CpuTarget
+from services.generation.target.files.stored_tensor import LAYOUTS
 from services.generation.target.reference.model import Computed, ReferenceModel
 from services.generation.target.rows import RowsBuilder
-from services.generation.target.weights.weights import open_weights
+from services.generation.target.weights import open_weights
 from tests.fakes.converted_gguf import convert
 from tests.fakes.tiny_adapter import make_tiny_adapter
 from tests.fakes.tiny_families import FAMILIES, draw_vectors
@@ -85,14 +86,14 @@ def test_keys_and_values_in_bfloat16(tmp_path: Path) -> None:
     check(make_tiny_model(tmp_path), cache_dtype="bfloat16")
 
 
-@pytest.mark.parametrize("storage", ["float16", "bfloat16", "q8_0", "q4_0", "q4_1", "q4_k", "q5_k", "q6_k"])
+@pytest.mark.parametrize("storage", [name for name in LAYOUTS if name not in ("float32", "mxfp4")])
 def test_gguf_files(tmp_path: Path, storage: str) -> None:
     architecture = "qwen3" if storage in ("q4_k", "bfloat16") else "llama"
     path = make_tiny_gguf(tmp_path / "tiny.gguf", architecture=architecture, storage=storage, tied=storage == "q6_k")
     check(path, TOKENS[:12])
 
 
-@pytest.mark.parametrize("storage", ["q8_0", "q4_1", "q5_k", "q6_k"])
+@pytest.mark.parametrize("storage", ["q8_0", "q4_1", "q5_0", "q5_1", "iq4_nl", "q5_k", "q6_k"])
 def test_int8(tmp_path: Path, storage: str) -> None:
     check(make_tiny_gguf(tmp_path / "tiny.gguf", storage=storage, tied=storage == "q6_k"), arithmetic="int8")
 

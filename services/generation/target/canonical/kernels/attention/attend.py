@@ -14,14 +14,89 @@ from typing import Any
 from llvmlite import ir
 
 from services.generation.target.blocks import BLOCK
-from services.generation.target.canonical.kernels.attention.block import block_function
-from services.generation.target.canonical.kernels.attention.cached import Cached
-from services.generation.target.canonical.kernels.attention.joining import finish_function, join_function, sink_function
-from services.generation.target.canonical.kernels.attention.layout import TILE, Layout, is_split, seen
-from services.generation.target.canonical.kernels.attention.products import Products
-from services.generation.target.canonical.kernels.code import I64, Code, Value
+from services.generation.target.canonical.kernels.attention.block import Products, block_function
+from services.generation.target.canonical.kernels.attention.layout import LANES, TILE, Cached, Layout, is_split, seen
+from services.generation.target.canonical.kernels.code import F32, I64, POINTER, Code, Value
 from services.generation.target.canonical.kernels.machine import Machine
-from services.generation.target.canonical.kernels.records import Kernel
+from services.generation.target.canonical.kernels.records import FIELDS, Kernel, Words
+from services.generation.target.canonical.kernels.row_operations import exponential
+
+
+def join_function(module: ir.Module, machine: Machine) -> Any:
+    """join(all, one, sharing, padded, first): the results so far and one more block's, for each query head.
+
+    With largest scores M and m: top = max(M, m), a = exp(M - top), c = exp(m - top), then sums and values become
+    fma(new, c, old * a). The first block is taken as it is.
+    """
+    c = Code(module, machine, "join", (POINTER, POINTER, I64, I64, I64))
+    all_, one, sharing, padded, first = c.arguments
+    b, size = c.b, c.mul(c.add(padded, LANES), 4)
+
+    def taken() -> None:
+        with c.loop(c.mul(sharing, size), step=4 * LANES) as at:
+            c.store(c.load(one, at, F32, LANES), all_, at)
+
+    def joined() -> None:
+        with c.loop(sharing) as head:
+            old, new = c.at(all_, c.mul(head, size)), c.at(one, c.mul(head, size))
+            old_end, new_end = c.at(old, c.mul(padded, 4)), c.at(new, c.mul(padded, 4))
+            before, now = c.load(old_end, 0, F32), c.load(new_end, 0, F32)
+            top = b.select(b.fcmp_ordered(">", now, before), now, before)
+            fade, gain = exponential(c, b.fsub(before, top)), exponential(c, b.fsub(now, top))
+            c.store(top, old_end, 0)
+            total = c.fma(c.load(new_end, 4, F32), gain, b.fmul(c.load(old_end, 4, F32), fade))
+            c.store(total, old_end, 4)
+            fades, gains = c.repeated(fade, LANES), c.repeated(gain, LANES)
+            with c.loop(padded, step=LANES) as i:
+                at = c.mul(i, 4)
+                kept = b.fmul(c.load(old, at, F32, LANES), fades)
+                c.store(c.fma(c.load(new, at, F32, LANES), gains, kept), old, at)
+
+    c.either(c.compare(first, "!=", 0), taken, joined)
+    return c.done()
+
+
+def sink_function(module: ir.Module, machine: Machine, join: Any) -> Any:
+    """sink(record, all, one, kv): where there are sinks, join a block that has nothing but them; `one` is room for it.
+
+    Of each head the largest score is the head's sink, the sum of weights 1, and all values are 0.
+    """
+    c = Code(module, machine, "sink", (POINTER, POINTER, POINTER, I64))
+    record_, all_, one, kv = c.arguments
+    record = Words(c, record_, FIELDS["attend"], 2)
+    sharing, values = c.div(record.heads, record.kv_heads), c.mul(record.padded, 4)
+    with c.when(c.b.icmp_unsigned("!=", record.sinks, ir.Constant(POINTER, None))):
+        with c.loop(sharing) as h:
+            head = c.at(one, c.mul(h, c.add(values, 4 * LANES)))
+            with c.loop(values, step=4 * LANES) as at:
+                c.store(c.vector(F32, 0.0, LANES), head, at)
+            sink = c.load(record.sinks, c.mul(c.add(c.mul(kv, sharing), h), 4), F32)
+            c.store(sink, c.at(head, values), 0)
+            c.store(c.real(1.0), c.at(head, values), 4)
+        c.call(join, all_, one, sharing, record.padded, c.i(0))
+    return c.done()
+
+
+def finish_function(module: ir.Module, machine: Machine) -> Any:
+    """finish(record, all, row, kv): mixed[row][head] = values / sum of weights."""
+    c = Code(module, machine, "finish", (POINTER, POINTER, I64, I64))
+    record_, all_, row, kv = c.arguments
+    record = Words(c, record_, FIELDS["attend"], 2)
+    sharing = c.div(record.heads, record.kv_heads)
+    size = c.mul(c.add(record.padded, LANES), 4)
+    with c.loop(sharing) as h:
+        result, head = c.at(all_, c.mul(h, size)), c.add(c.mul(kv, sharing), h)
+        total = c.load(c.at(result, c.mul(record.padded, 4)), 4, F32)
+        line = c.at(record.mixed, c.mul(row, record.mixed_stride))
+        out = c.at(line, c.mul(c.mul(head, record.dim), 4))
+        whole = c.sub(record.dim, c.rem(record.dim, LANES))
+        with c.loop(whole, step=LANES) as i:
+            at = c.mul(i, 4)
+            c.store(c.b.fdiv(c.load(result, at, F32, LANES), c.repeated(total, LANES)), out, at)
+        with c.loop(record.dim, whole) as i:
+            at = c.mul(i, 4)
+            c.store(c.b.fdiv(c.load(result, at, F32), total), out, at)
+    return c.done()
 
 
 def build(module: ir.Module, machine: Machine, cached: Cached) -> None:
@@ -80,7 +155,7 @@ def _attend(module: ir.Module, machine: Machine, parts: _Parts) -> None:
                 c.loop(high, c.add(low, own), kernel.members) as block,
                 _rows_that_see(c, record, passed, tile, block) as (row, _, last),
             ):
-                number = c.add(c.mul(c.add(c.mul(kv, rows), row), passed.table_stride), block)
+                number = c.add(c.mul(c.add(c.mul(kv, rows), row), record.blocks), block)
                 out = c.at(record.partial, c.mul(c.mul(number, layout.sharing), layout.result))
                 following = c.smaller(c.add(block, kernel.members), last)
                 c.call(parts.block, *arguments, row, kv, block, out, following)
@@ -94,14 +169,14 @@ def _combine(module: ir.Module, machine: Machine, parts: _Parts) -> None:
     kernel = Kernel(module, machine, "attend", "combine")
     c, record, passed = kernel.code, kernel.record, kernel.passed
     layout = Layout(c, record, kernel.scratch())
-    rows, most, so_far = passed.rows, passed.table_stride, layout.of_row(c.i(0))
+    rows, so_far = passed.rows, layout.of_row(c.i(0))
     with c.when(is_split(kernel)):
         first, last = kernel.share(c.mul(rows, record.kv_heads))
         with c.loop(last, first) as unit:
             kv, row = c.div(unit, rows), c.rem(unit, rows)
             begin, end = _blocks(c, record, passed, row)
             with c.loop(end, begin) as block:
-                number = c.add(c.mul(unit, most), block)
+                number = c.add(c.mul(unit, record.blocks), block)
                 one = c.at(record.partial, c.mul(c.mul(number, layout.sharing), layout.result))
                 c.call(parts.join, so_far, one, layout.sharing, record.padded, _flag(c, block, begin))
             c.call(parts.sink, c.arguments[0], so_far, layout.one, kv)

@@ -5,13 +5,12 @@ from __future__ import annotations
 from llvmlite import ir
 
 from services.generation.target.blocks import BLOCK
-from services.generation.target.canonical.kernels.attention.cached import Cached
+from services.generation.target.canonical.kernels.attention.layout import Cached
 from services.generation.target.canonical.kernels.code import F32, I32, POINTER, Code, Value
 from services.generation.target.canonical.kernels.machine import Machine
 from services.generation.target.canonical.kernels.records import Kernel
 from services.generation.target.canonical.kernels.row_operations import inverse_rms, vectors
-
-MOST_DIM = 1024  # of a head
+from services.generation.target.sizes import MOST_HEAD_DIM
 
 
 def build(module: ir.Module, machine: Machine, cached: Cached) -> None:
@@ -24,7 +23,7 @@ def build(module: ir.Module, machine: Machine, cached: Cached) -> None:
     keys_end = c.add(record.heads, record.kv_heads)
     each = c.add(keys_end, record.kv_heads)
     first, last = kernel.share(c.mul(passed.rows, each))
-    room = c.room(4 * MOST_DIM)
+    room = c.room(4 * MOST_HEAD_DIM)
     with c.loop(last, first) as unit:
         row, head = c.div(unit, each), c.rem(unit, each)
         source = c.at(c.at(record.qkv, c.mul(row, record.qkv_stride)), c.mul(c.mul(head, record.dim), 4))

@@ -14,11 +14,91 @@ from services.generation.target.canonical.kernels.storages import (
     PANEL,
     ROTATION,
     Storage,
+    byte_of,
     upper_place,
 )
 
-STEP = 8  # inputs of a panel that are widened between two loads of an address
+BITS = {"q8_0": 8, "q4_0": 4, "q4_1": 4, "q5_0": 5, "q5_1": 5, "q4_k": 4, "q5_k": 5, "q6_k": 6}
+MIDDLE = {"q8_0": 128, "q4_0": 8, "q5_0": 16, "q6_k": 32}
+"""The offset of the unsigned integers: it is subtracted from them. Other storages have none."""
 _HALVES = 2 * PANEL
+_ALL_BYTES = 0x01010101
+
+
+def byte_order(storage: Storage) -> list[int]:
+    """The inputs of a group in the order of the bytes that `QuantisedGroup.words` gives."""
+    if storage.name == "q8_0":
+        return list(range(GROUP))
+    places = {(k // 8, *byte_of(k % 8)): k for k in range(GROUP)}
+    return [places[word, half, byte] for word in range(4) for half in range(2) for byte in range(4)]
+
+
+class QuantisedGroup:
+    """The weights of one group for the columns [column, column + lanes) of a panel: scale * (integer - MIDDLE) + least.
+
+    `scales` are of the whole group, or with q6_k of each half of it. `least` is nothing where a storage has none.
+    """
+
+    def __init__(self, code: Code, storage: Storage, header: Value, group: Value, column: int, lanes: int) -> None:
+        self._c, self._storage, self._column, self._lanes = code, storage, column, lanes
+        b, name = code.b, storage.name
+        self.least: Value | None = None
+        if name == "q6_k":
+            d = self._halves(header, 0)
+            self.scales = [b.fmul(d, self._bytes(group, half * PANEL, signed=True)) for half in range(2)]
+        elif storage.header:
+            self.scales = [b.fmul(self._halves(header, 0), self._bytes(group, 0))]
+            self.least = b.fneg(b.fmul(self._halves(header, _HALVES), self._bytes(group, PANEL)))
+        else:
+            self.scales = [self._halves(group, 0)]
+            if name in ("q4_1", "q5_1"):
+                self.least = self._halves(group, _HALVES)
+        self.words = self._words(code.at(group, storage.scales))
+
+    def _words(self, values: Value) -> list[Value]:
+        """The integers, one in each byte of eight vectors [lanes] of int32."""
+        b, bits = self._c.b, BITS[self._storage.name]
+        if bits == 8:
+            turn = self._int(ROTATION[8])
+            words = [self._word(values, i) for i in range(8)]
+            return [self._c.intrinsic("llvm.fshr", word.type, word, word, turn) for word in words]
+        four, mask = self._int(4), self._int(15 * _ALL_BYTES)
+        found = []
+        for i in range(4):
+            word = self._word(values, i)
+            found += [b.and_(word, mask), b.and_(b.lshr(word, four), mask)]
+        more = bits - 4
+        for i in range(8) if more else ():
+            upper = self._word(values, 4 + i * more // 8)
+            shift = i * more % 8
+            moved = b.shl(upper, self._int(4 - shift)) if shift < 4 else b.lshr(upper, self._int(shift - 4))
+            found[i] = b.or_(found[i], b.and_(moved, self._int(((1 << more) - 1) * 16 * _ALL_BYTES)))
+        return found
+
+    def _word(self, values: Value, number: int) -> Value:
+        return self._load(values, 4 * PANEL * number, I32, 4)
+
+    def _halves(self, pointer: Value, at: int) -> Value:
+        return self._c.b.fpext(self._load(pointer, at, F16, 2), self._kind(F32))
+
+    def _bytes(self, pointer: Value, at: int, signed: bool = False) -> Value:
+        b, small = self._c.b, self._load(pointer, at, I8, 1)
+        whole = b.sext(small, self._kind(I32)) if signed else b.zext(small, self._kind(I32))
+        return b.sitofp(whole, self._kind(F32))
+
+    def _load(self, pointer: Value, at: int, kind: Any, size: int) -> Value:
+        return self._c.load(pointer, at + size * self._column, kind, self._lanes, size)
+
+    def _kind(self, element: Any) -> Any:
+        return ir.VectorType(element, self._lanes) if self._lanes > 1 else element
+
+    def _int(self, value: int) -> Value:
+        return self._c.vector(I32, value, self._lanes)
+
+
+STEP = 8  # inputs of a panel that are widened between two loads of an address
+_UPPER = {"q4_k": 0, "q5_0": 1, "q5_1": 1, "q5_k": 1, "q6_k": 2}
+"""Bits of a value above its lower four, which stand in words of their own."""
 _MXFP4 = tuple(sign * size for sign in (1.0, -1.0) for size in (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0))
 
 
@@ -36,7 +116,8 @@ class Widening:
     """The weights of one group for the columns [column, column + lanes) of a panel.
 
     Where the middle of quantised values is taken away, their bits, put into the mantissa of a power of two, are that
-    power plus the value, and the fma that scales takes both away, exactly.
+    power plus the value, and the fma that scales takes both away, exactly. In q5_0, fma(q, d, -16 d) is d * (q - 16),
+    which has at most 16 significant bits, and so is not rounded; in q5_1, fma(q, d, m) rounds the sum alone, once.
     """
 
     def __init__(self, code: Code, storage: Storage, header: Value, group: Value, column: int, lanes: int) -> None:
@@ -45,9 +126,13 @@ class Widening:
         self.values = storage.scales
         self.tables = code.machine.registers == 32 and lanes == 16
         name = storage.name
-        if name in ("q8_0", "q4_0", "q4_1"):
+        if name in ("q8_0", "q4_0", "q4_1", "q5_0", "q5_1"):
             self.d = self._halves(group, 0)
-        if name == "q4_1":
+        if name == "q5_0":
+            self.m = self._times(self.d, -16.0)
+        elif name == "q5_1":
+            self.m = self._halves(group, _HALVES)
+        elif name == "q4_1":
             self.m = self._halves(group, _HALVES)
             self.scaled = [self._times(self.d, 2.0**-place) for place in _places(4)]
         elif name in ("q8_0", "q4_0"):
@@ -83,8 +168,8 @@ class Widening:
                 self.word = self._load(self.rows, k // 2 * PANEL, I32)
                 return b.bitcast(b.shl(self.word, self._int(16)), self.kind)
             return b.bitcast(b.and_(self.word, self._int(0xFFFF0000)), self.kind)
-        if name in ("q4_k", "q5_k", "q6_k"):
-            return self._of_k(k)
+        if name in _UPPER:
+            return self._joined(k)
         if name == "mxfp4":
             return b.fmul(self._looked_up(k, _MXFP4) if self.tables else self._four_bit_float(k), self.d)
         if name == "q4_1" and self.tables:
@@ -95,14 +180,14 @@ class Widening:
             return c.fma(b.sitofp(self._cut(k, 4), self.kind), self.scaled[k % 2], self.m)
         return c.fma(self._raised(k, 8 if name == "q8_0" else 4), self.d, self.less[k % 2])
 
-    def _of_k(self, k: int) -> Value:
-        c, b, name = self.c, self.c.b, self.storage.name
+    def _joined(self, k: int) -> Value:
+        """The k-th weight of a storage that may have upper bits: one fma of the value, d and m."""
+        c, b, bits = self.c, self.c.b, _UPPER[self.storage.name]
         if k == 0:
             self.word = self._load(self.rows, 0, I32)
         turn = (4 * k + ROTATION[4]) % 32
         value = b.and_(self._rotated(self.word, turn), self._int(15))
-        if name != "q4_k":
-            bits = 1 if name == "q5_k" else 2
+        if bits:
             if k == 0:
                 place = c.mul(c.div(c.mul(self.step, STEP * bits), 32), 4 * PANEL)
                 words = c.at(self.group, c.add(place, self.storage.group - GROUP * PANEL * bits // 8))
@@ -163,7 +248,7 @@ class Widening:
         return c.call(function, table, index)
 
     def _step_bytes(self) -> int:
-        if self.storage.name in ("q5_k", "q6_k"):
+        if _UPPER.get(self.storage.name):
             return STEP * PANEL // 2
         return self.storage.values * STEP // GROUP
 

@@ -8,7 +8,7 @@ import pytest
 
 from services.generation.target.canonical.kernels import compilation
 from services.generation.target.canonical.kernels.linear import integer
-from services.generation.target.canonical.kernels.linear.quantised import BITS
+from services.generation.target.canonical.kernels.linear.widening import BITS
 from services.generation.target.canonical.kernels.machine import MACHINES
 from services.generation.target.canonical.kernels.storages import STORAGES
 from services.generation.target.cpu import CpuTarget

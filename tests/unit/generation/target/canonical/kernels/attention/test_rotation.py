@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from services.generation.target.config.frequencies import rotary
+from services.generation.target.config.rope import rotary
 from tests.numerics.arithmetic import Heads
 from tests.numerics.bits import any_bits, assert_same_bits
 from tests.numerics.kernels import KernelArithmetic

@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from services.generation.target.canonical.kernels.linear.quantised import BITS
-from services.generation.target.files.block_layout import LAYOUTS
-from services.generation.target.files.stored_tensor import StoredTensor
+from services.generation.target.canonical.kernels.storages import packed_as
+from services.generation.target.files.stored_tensor import LAYOUTS, StoredTensor
 from services.generation.target.reference.integers import quantised
 from tests.fakes.tiny_gguf import random_rows
 from tests.numerics.bits import any_bits, assert_same_bits
@@ -15,6 +14,7 @@ from tests.numerics.kernels import KernelArithmetic
 from tests.numerics.reference import ReferenceArithmetic
 
 PAGE = ReferenceArithmetic()
+QUANTISED = [name for name in LAYOUTS if packed_as(name).quantised]
 ROWS = (1, 2, 3, 4, 5, 7, 8, 9, 13, 24, 40)
 SHAPES = {32: ((70, 96), (70, 1536)), 256: ((70, 256), (35, 768))}
 
@@ -23,7 +23,7 @@ def stored(storage: str, outputs: int, inputs: int, random: np.random.Generator)
     return StoredTensor("weights", storage, (outputs, inputs), random_rows(storage, outputs, inputs, random))
 
 
-@pytest.mark.parametrize("storage", BITS)
+@pytest.mark.parametrize("storage", QUANTISED)
 def test_the_reference_reads_the_weights_that_dequantising_gives(storage: str) -> None:
     weights = stored(storage, 5, 512, np.random.default_rng(0))
     found = quantised(weights)
@@ -35,7 +35,7 @@ def test_the_reference_reads_the_weights_that_dequantising_gives(storage: str) -
     assert_same_bits(values.astype(np.float32), weights.values())
 
 
-@pytest.mark.parametrize("storage", BITS)
+@pytest.mark.parametrize("storage", QUANTISED)
 def test_every_storage_at_every_way_that_rows_go(storage: str) -> None:
     random = np.random.default_rng(1)
     for outputs, inputs in SHAPES[LAYOUTS[storage].weights]:
@@ -46,7 +46,7 @@ def test_every_storage_at_every_way_that_rows_go(storage: str) -> None:
             assert_same_bits(KernelArithmetic().linear(x[:rows], weights, bias, "int8"), expected[:rows])
 
 
-@pytest.mark.parametrize("storage", BITS)
+@pytest.mark.parametrize("storage", QUANTISED)
 def test_the_largest_integers_do_not_saturate(storage: str) -> None:
     """Weights whose bytes are all ones, or all zeros, with x of one size: the largest sums that there are."""
     random = np.random.default_rng(2)
@@ -63,7 +63,7 @@ def test_the_largest_integers_do_not_saturate(storage: str) -> None:
             assert_same_bits(KernelArithmetic().linear(x, weights, None, "int8"), PAGE.linear(x, weights, None, "int8"))
 
 
-@pytest.mark.parametrize("storage", BITS)
+@pytest.mark.parametrize("storage", QUANTISED)
 def test_numbers_of_all_magnitudes(storage: str) -> None:
     """Zeros, subnormals, infinities and what is no number: a group that is not finite makes its row undefined."""
     random = np.random.default_rng(3)

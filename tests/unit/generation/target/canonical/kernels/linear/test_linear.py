@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from gguf.quants import dequantize
 
-from services.generation.target.canonical.kernels.storages import STORAGES
-from services.generation.target.files.block_layout import LAYOUTS
-from services.generation.target.files.stored_tensor import StoredTensor
+from services.generation.target.files.stored_tensor import LAYOUTS, StoredTensor
 from tests.fakes.tiny_gguf import random_rows
 from tests.numerics.bits import any_bits, assert_same_bits
 from tests.numerics.kernels import KernelArithmetic
@@ -15,7 +14,7 @@ from tests.numerics.reference import ReferenceArithmetic
 
 PAGE = ReferenceArithmetic()
 ROWS = (1, 2, 3, 4, 5, 7, 9, 13, 24, 25, 31, 40)
-EACH = [pytest.param(each, marks=() if each in ("float32", "q4_1", "q6_k") else pytest.mark.slow) for each in STORAGES]
+EACH = [pytest.param(each, marks=() if each in ("float32", "q4_1", "q6_k") else pytest.mark.slow) for each in LAYOUTS]
 """All storages; without the slow ones, one of each layout: plain numbers, blocks of 32, blocks of 256."""
 SHAPES = {1: ((70, 96), (70, 1536), (33, 40)), 32: ((70, 96), (70, 1536)), 256: ((70, 256), (35, 768))}
 
@@ -30,7 +29,7 @@ def plain(values: np.ndarray) -> StoredTensor:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("storage", STORAGES)
+@pytest.mark.parametrize("storage", LAYOUTS)
 def test_every_storage_at_every_way_that_rows_go(storage: str) -> None:
     random = np.random.default_rng(1)
     for outputs, inputs in SHAPES[LAYOUTS[storage].weights]:
@@ -88,6 +87,19 @@ def test_embeddings(storage: str) -> None:
         weights = stored(storage, 70, size, random)
         tokens = np.array([0, 69, 31, 32, 33, 31], np.int64)
         assert_same_bits(KernelArithmetic().embedding(weights, tokens), PAGE.embedding(weights, tokens))
+
+
+@pytest.mark.parametrize("storage", ["q5_0", "q5_1", "iq4_nl"])
+def test_widened_weights_are_the_values_that_dequantising_gives(storage: str) -> None:
+    """Every integer under extreme scales: zeros, the smallest and the largest float16, and the ordinary ones."""
+    random, layout = np.random.default_rng(6), LAYOUTS[storage]
+    weights = stored(storage, 256, 64, random)
+    blocks = weights.data.reshape(-1, layout.size)
+    extremes = np.array([0.0, -0.0, 2.0**-24, -(2.0**-14), 1 / 3, 65504.0, -65504.0, 1.0], "<f2").view(np.uint8)
+    places = random.integers(0, 8, (len(blocks) // 2, layout.halves // 2))
+    blocks[::2, : layout.halves] = extremes.reshape(-1, 2)[places].reshape(len(places), -1)
+    expected = dequantize(weights.data, layout.ggml) + np.float32(0.0)
+    assert_same_bits(KernelArithmetic().embedding(weights, np.arange(256)), expected)
 
 
 def test_an_embedding_of_negative_zero_is_positive_zero() -> None:

@@ -1,1 +1,0 @@
-"""The history of the ledger's tables, for SQLite and PostgreSQL alike (alembic)."""

@@ -1,1 +1,0 @@
-"""One file a step. A step that has been released is never changed."""

@@ -1,0 +1,119 @@
+"""The auditor's own engine: the base's weights in this process, and nothing from the audited server."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import fields
+from typing import cast
+
+from ledger.documents.content import Content
+from ledger.documents.receipt import Receipt
+from ledger.documents.verdict import DECODE, PREFILL
+from services.auditor.audit_error import CannotReplay, EngineFailed, Interrupted
+from services.auditor.engine_plan import EnginePlan
+from services.auditor.examination import Replayed, replay_limit
+from services.generation.engine.engine_error import InvalidRequest
+from services.generation.engine.grammars.structured_outputs import KINDS, Kind, StructuredOutputs, grammar_engine
+from services.generation.engine.request import EngineRequest, SamplingParams
+from services.generation.target.errors import TargetError, about
+from services.generation.verification.record import Record
+from services.generation.verification.verifier import Stopped, Verifier
+
+
+class OwnEngine:
+    """`Replayer` on weights in this process. Its results depend on the receipt, the content and the weights."""
+
+    ways: tuple[str, ...] = (PREFILL, DECODE)
+
+    def __init__(self, verifier: Verifier, *, any_storage: bool = False) -> None:
+        """`any_storage` takes receipts of other files, as long as their numerics profile is that of these weights."""
+        self._verifier = verifier
+        self._any_storage = any_storage
+
+    @classmethod
+    def load(cls, plan: EnginePlan, stop: threading.Event, *, any_storage: bool = False) -> OwnEngine:
+        """Load and probe the base: seconds. `stop` ends a replay that is running. Raises EngineFailed."""
+        try:
+            verifier = Verifier.load(
+                plan.model,
+                adapters=plan.adapters,
+                context_length=plan.context_length,
+                cache_dtype=plan.cache_dtype,
+                arithmetic=plan.arithmetic,
+                threads=plan.threads,
+                stopping=stop.is_set,
+            )
+        except TargetError as error:
+            raise EngineFailed(f"cannot load {about(plan.model, error)}") from error
+        return cls(verifier, any_storage=any_storage)
+
+    @property
+    def base_cid(self) -> str:
+        """Of the weights in this process."""
+        return self._verifier.target.base_cid
+
+    def replay(self, receipt: Receipt, content: Content, way: str = DECODE) -> Replayed:
+        """Keeps the contract of Replayer: CannotReplay for another base, tokenizer, profile or adapter than its own."""
+        self._check(receipt)
+        request = request_of(receipt, content)
+        try:
+            if way == PREFILL:
+                outcome = self._verifier.prefill(Record(request, content.output_token_ids))
+            else:
+                outcome = self._verifier.decode(request)
+        except InvalidRequest as error:
+            raise CannotReplay(f"the auditor's engine cannot run the request: {error}") from error
+        except Stopped as error:
+            raise Interrupted("stopped in the middle of a replay") from error
+        return Replayed(
+            outcome.token_ids,
+            outcome.finish_reason,
+            outcome.stream_digest,
+            self._verifier.profile.cid,
+            outcome.metrics.decode_seconds,
+            outcome.margins,
+            outcome.text if receipt.tokenizer_cid == self._verifier.target.tokenizer_cid else None,
+            outcome.stop_reason,
+        )
+
+    def _check(self, receipt: Receipt) -> None:
+        """Another base, tokenizer or profile computes other bits; its stream proves nothing about the receipt's."""
+        target, profile = self._verifier.target, self._verifier.profile
+        own = {"profile_cid": profile.cid}
+        if not self._any_storage:
+            own = {"base_cid": target.base_cid, "tokenizer_cid": target.tokenizer_cid} | own
+        for name, cid in own.items():
+            if getattr(receipt, name) != cid:
+                raise CannotReplay(f"{name}: the receipt names {getattr(receipt, name)}, the auditor has loaded {cid}")
+        if receipt.adapter_cid not in (None, *(adapter.cid for adapter in target.adapters)):
+            raise CannotReplay(f"adapter_cid: {receipt.adapter_cid} is not loaded here; name it with --adapter")
+        constraint = receipt.sampling.structured_outputs
+        if constraint is not None and constraint.kind not in KINDS:
+            raise CannotReplay(f"sampling.structured_outputs.kind: {constraint.kind} is not known here")
+        if constraint is not None and constraint.engine != grammar_engine():
+            raise CannotReplay(
+                f"sampling.structured_outputs.engine: the receipt names {constraint.engine}, installed here is "
+                f"{grammar_engine()}, which may allow other tokens"
+            )
+        if not profile.passed:
+            raise CannotReplay(f"numerics profile {profile.cid} has failed its probe on the auditor's machine")
+
+
+def request_of(receipt: Receipt, content: Content) -> EngineRequest:
+    """The request that the receipt is about; an output that was cut off from outside is asked for as far as it got."""
+    members = (each.name for each in fields(receipt.sampling) if each.name not in ("n", "choice"))
+    sampling = {name: getattr(receipt.sampling, name) for name in members}
+    if (stated := receipt.sampling.structured_outputs) is not None:
+        sampling["structured_outputs"] = StructuredOutputs(cast(Kind, stated.kind), content.structured_outputs or "")
+    if limit := replay_limit(receipt):
+        most = min(receipt.sampling.max_tokens, limit)
+        sampling |= {"max_tokens": most, "min_tokens": min(receipt.sampling.min_tokens, most)}
+        if receipt.sampling.min_tokens > most:  # no stop string had counted yet
+            sampling["stop"] = ()
+    return EngineRequest(
+        request_id=receipt.receipt_id,
+        prompt=content.prompt_token_ids,
+        sampling=SamplingParams(**sampling),
+        choice=receipt.sampling.choice,
+        adapter=receipt.adapter_cid,
+    )

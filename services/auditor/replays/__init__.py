@@ -1,1 +1,0 @@
-"""Computing a receipted request again: on an engine of the auditor's own, or by asking a generation service."""

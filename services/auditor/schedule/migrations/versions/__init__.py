@@ -1,1 +1,0 @@
-"""The steps that made the tables of the schedule what they are."""

@@ -1,1 +1,0 @@
-"""Requests of a file, in OpenAI's batch format, answered into another."""

@@ -1,1 +1,0 @@
-"""Receipts joined with their verdicts, as a table for other people's tools."""

@@ -1,1 +1,0 @@
-"""Machine code that numba and LLVM make, before anybody asks for it."""

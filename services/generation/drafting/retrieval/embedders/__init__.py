@@ -1,1 +1,0 @@
-"""Embedders of passages and requests: the base itself, at its input or after some layers, or a sentence model."""

@@ -1,0 +1,141 @@
+"""Passages and requests as the mean of the base's token embeddings, rare tokens counting more."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ledger.encoding.cid import parse_cid
+from ledger.errors import FormatError
+from services.generation.target.config.config_document import family_of, read_document
+from services.generation.target.errors import WeightsInvalid
+from services.generation.target.files.gguf_file import GgufFile, is_gguf
+from services.generation.target.files.gguf_header import gguf_sizes
+from services.generation.target.files.stored_tensor import StoredTensor
+from services.generation.target.weights import open_weights
+
+Float32 = NDArray[np.float32]
+
+_NAME = "model.embed_tokens.weight"
+_PASSAGES = 1024  # embedded at a time
+
+
+@dataclass(frozen=True, slots=True)
+class Embedding:
+    """The base whose input layer has embedded a datastore's passages. Vectors of two bases cannot be compared."""
+
+    cid: str
+
+    @classmethod
+    def from_document(cls, document: Any) -> Embedding:
+        """Raises ValueError if it describes no embedding."""
+        match document:
+            case {"kind": "base", "cid": str(cid), "layer": int(layer)} if layer == 0 and not isinstance(layer, bool):
+                try:
+                    parse_cid(cid, "embedding.cid")
+                except FormatError as error:
+                    raise ValueError(str(error)) from error
+                return cls(cid)
+        raise ValueError(f"embedding: {document!r} is not the input layer of a base; build the datastore again")
+
+    def to_document(self) -> dict[str, Any]:
+        return {"kind": "base", "cid": self.cid, "layer": 0}
+
+
+class InputLayer:
+    """Embeds passages and requests: the base's hidden states before its first layer, pooled, as vectors of length 1.
+
+    The same tokens get the same vector. A datastore of ten million tokens takes seconds, where the layers above would
+    take an hour (ADR 0027).
+    """
+
+    def __init__(self, vectors: TokenVectors, weights: Float32) -> None:
+        """weights [vocab] of tokens."""
+        self._vectors, self._weights = vectors, weights
+
+    @classmethod
+    def of_base(cls, base: Path, weights: Float32) -> InputLayer:
+        """Raises TargetError if the base's directory has no table of token embeddings that fits its configuration."""
+        vectors = TokenVectors.of_base(base)
+        if vectors.count < len(weights):
+            raise WeightsInvalid(
+                f"{base}: its tokenizer has {len(weights)} tokens, its weights have embeddings for {vectors.count}"
+            )
+        return cls(vectors, weights)
+
+    @property
+    def dimensions(self) -> int:
+        return self._vectors.dimensions
+
+    def passages(self, tokens: NDArray[Any], table: NDArray[np.int64]) -> Iterator[Float32]:
+        """[passages, dimensions] in parts, as they are done.
+
+        table [passages, 3] as in a datastore: shard, first token, tokens (one or more).
+        """
+        weighted = self._vectors.rows(slice(len(self._weights)))
+        weighted *= self._weights[:, None]
+        for at in range(0, len(table), _PASSAGES):
+            part = table[at : at + _PASSAGES].tolist()
+            out = np.empty((len(part), self.dimensions), np.float32)
+            for row, (_, first, count) in enumerate(part):
+                weighted.take(tokens[first : first + count], axis=0).sum(axis=0, out=out[row])
+            yield _unit(out)
+
+    def request(self, tokens: NDArray[np.int64]) -> Float32:
+        """[dimensions] of the end of a request."""
+        rows = self._vectors.rows(tokens) * self._weights[tokens][:, None]
+        embedding: Float32 = _unit(rows.sum(axis=0)[None])[0]
+        return embedding
+
+
+@dataclass(frozen=True, slots=True)
+class TokenVectors:
+    """A base's token embeddings [vocab, hidden], read as they are stored: torch would take more memory than a build."""
+
+    stored: StoredTensor
+
+    @classmethod
+    def of_base(cls, base: Path) -> TokenVectors:
+        """Raises TargetError if there is no base in this directory or file, or its table is not as it is configured."""
+        expected, weights = _expected(base), open_weights(base)
+        if _NAME not in weights.names():
+            raise WeightsInvalid(f"{base}: no tensor {_NAME} in its weights")
+        if weights.shape(_NAME) != expected:
+            raise WeightsInvalid(
+                f"{base}: {_NAME} is {list(weights.shape(_NAME))}; expected {list(expected)}, as it is configured"
+            )
+        return cls(weights.tensor(_NAME))
+
+    @property
+    def count(self) -> int:
+        return self.stored.shape[0]
+
+    @property
+    def dimensions(self) -> int:
+        return self.stored.shape[1]
+
+    def rows(self, which: NDArray[Any] | slice) -> NDArray[np.float32]:
+        """[which, hidden], exact; a copy."""
+        return self.stored.rows(which)
+
+
+def _unit(rows: Float32) -> Float32:
+    """Rows [n, dimensions] at length 1."""
+    norms = np.sqrt((rows * rows).sum(axis=1, keepdims=True))
+    scaled: Float32 = rows / np.maximum(norms, np.float32(1e-12))
+    return scaled
+
+
+def _expected(base: Path) -> tuple[Any, Any]:
+    """Of a directory; its config.json is only compared."""
+    if is_gguf(base):
+        sizes = gguf_sizes(GgufFile.open(base).metadata)
+        return sizes["vocab_size"], sizes["hidden_size"]
+    document = read_document(base)
+    family_of(document)
+    return document.get("vocab_size"), document.get("hidden_size")

@@ -1,0 +1,179 @@
+"""A constraint as a grammar that llguidance reads, within bounds by count."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from decimal import Decimal
+from typing import Any
+
+from llguidance import LLMatcher
+from llguidance.gbnf_to_lark import any_to_lark
+
+from services.generation.engine.engine_error import InvalidRequest
+from services.generation.engine.grammars.structured_outputs import MAX_TEXT, StructuredOutputs
+from services.generation.engine.text.tool_calls import read_json
+
+MAX_CHOICES = 10_000
+_DEEPEST = 100  # levels of a schema
+_MOST_JOINED = 16  # patterns that hold at once: each more doubles what compiling takes, which has no bound of its own
+_MOST_REMAINDERS = 100_000  # of `multipleOf`: a state of the lexer each, and all pairs where two hold at once
+_LONGEST_MESSAGE = 400  # characters
+_JSON = re.compile(r"%json\s*")
+_QUOTED = re.compile(r'"(?:\\.|[^"\\])*"')
+
+JSON_LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+"""JSON as Python's `json.dumps` lays it out. A schema's own `x-guidance` may say otherwise."""
+
+
+def grammar_text(source: StructuredOutputs) -> str:
+    """The grammar. Raises InvalidRequest naming the field and what is wrong."""
+    return _written(source, checked_schema(source), field_of(source))
+
+
+def field_of(source: StructuredOutputs) -> str:
+    return f"structured_outputs.{source.kind}"
+
+
+def checked_schema(source: StructuredOutputs) -> Any:
+    """The schema of a JSON constraint, None for others. Raises InvalidRequest where one of the bounds is passed."""
+    check_size(source)
+    schema = _schema(source, field_of(source))
+    _check_joined(source, schema, field_of(source))
+    return schema
+
+
+def check_size(source: StructuredOutputs) -> None:
+    if len(source.text) > MAX_TEXT:
+        raise InvalidRequest(field_of(source), f"has {len(source.text)} characters, at most {MAX_TEXT}")
+    try:
+        source.text.encode()
+    except UnicodeEncodeError:
+        raise InvalidRequest(field_of(source), "has half of a surrogate pair, which is no character") from None
+
+
+def _check_joined(source: StructuredOutputs, schema: Any, field: str) -> None:
+    try:
+        schemas = list(_embedded(source.text)) if source.kind == "grammar" else [schema]
+        count, remainders = (max(map(most, schemas), default=0) for most in (_joined, _remainders))
+    except RecursionError:
+        raise InvalidRequest(field, f"nests schemas more than {_DEEPEST} levels deep") from None
+    if source.kind == "grammar":
+        count = max(count, _QUOTED.sub("", source.text).count("&"))
+    if count > _MOST_JOINED:
+        raise InvalidRequest(field, f"joins {count} patterns (allOf, $ref, &), at most {_MOST_JOINED} are taken")
+    if remainders > _MOST_REMAINDERS:
+        raise InvalidRequest(
+            field,
+            f"has numbers of {remainders} remainders (multipleOf; joined by allOf or $ref, their product): "
+            f"at most {_MOST_REMAINDERS} are taken",
+        )
+
+
+def _joined(schema: Any) -> int:
+    """Patterns of a schema, where some of them may have to hold at once."""
+    objects = list(_objects(schema))
+    joins = any("allOf" in each or {"$ref", "pattern"} <= each.keys() for each in objects)
+    return sum("pattern" in each for each in objects) if joins else 0
+
+
+def _remainders(schema: Any) -> int:
+    """Of `multipleOf`, in units of the smallest decimal place; multiplied where several may have to hold at once."""
+    objects = list(_objects(schema))
+    given = [each.get("multipleOf") for each in objects]
+    steps = {Decimal(repr(step)) for step in given if isinstance(step, int | float) and not isinstance(step, bool)}
+    joins = any("allOf" in each or "$ref" in each for each in objects)
+    place = min((_exponent(step) for step in steps), default=0) if joins else 0
+    counts = [int(abs(step).scaleb(-(place if joins else _exponent(step)))) for step in steps]
+    return (math.prod if joins else max)(counts or [0])
+
+
+def _exponent(number: Decimal) -> int:
+    return min(int(number.normalize().as_tuple().exponent), 0)
+
+
+def _embedded(grammar: str) -> Iterator[Any]:
+    """The schemas inside of a Lark grammar. What is no JSON is refused by its compiler."""
+    decoder = json.JSONDecoder()
+    for found in _JSON.finditer(grammar):
+        with suppress(ValueError):
+            yield decoder.raw_decode(grammar, found.end())[0]
+
+
+def _objects(value: Any) -> Iterator[dict[str, Any]]:
+    if isinstance(value, dict):
+        yield value
+    if isinstance(value, dict | list):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from _objects(each)
+
+
+def _schema(source: StructuredOutputs, field: str) -> Any:
+    """The schema of a JSON constraint, None for others."""
+    if source.kind == "json_object":
+        return {"type": "object"}
+    if source.kind != "json":
+        return None
+    try:
+        schema = read_json(source.text)
+    except ValueError as error:
+        raise InvalidRequest(field, f"is not JSON: {plain(str(error))}") from None
+    if not isinstance(schema, dict | bool):
+        raise InvalidRequest(field, "expected a JSON schema: an object, true or false")
+    if _depth(schema) > _DEEPEST:
+        raise InvalidRequest(field, f"is nested deeper than {_DEEPEST} levels")
+    if schema is False:
+        raise InvalidRequest(field, "allows no output")
+    schema = {} if schema is True else schema
+    layout = schema.get("x-guidance", {})
+    if not isinstance(layout, dict) or layout.keys() - JSON_LAYOUT.keys():  # others, as lenient, drop keywords
+        raise InvalidRequest(field, f"at /x-guidance: expected an object of {', '.join(sorted(JSON_LAYOUT))}")
+    return schema
+
+
+def _written(source: StructuredOutputs, schema: Any, field: str) -> str:
+    """As llguidance takes it."""
+    if schema is not None:
+        return json_grammar(schema)
+    if source.kind == "regex":
+        return LLMatcher.grammar_from_regex(source.text)
+    if source.kind == "choice":
+        choices = _choices(source.text, field)
+        return LLMatcher.grammar_from_lark("start: CHOICE\nCHOICE: " + " | ".join(map(json.dumps, choices)))
+    try:
+        return LLMatcher.grammar_from_lark(any_to_lark(source.text))
+    except Exception as error:  # GbnfToLarkError, and what a parser trips over
+        raise InvalidRequest(field, f"is neither Lark nor GBNF: {plain(str(error))}") from None
+
+
+def json_grammar(schema: Any) -> str:
+    return LLMatcher.grammar_from_json_schema(json.dumps(schema), defaults=JSON_LAYOUT)  # type: ignore[arg-type]
+
+
+def _choices(text: str, field: str) -> list[str]:
+    try:
+        choices = json.loads(text)
+    except (ValueError, RecursionError):
+        choices = None
+    if not isinstance(choices, list) or not all(isinstance(choice, str) and choice for choice in choices):
+        raise InvalidRequest(field, "expected texts that are not empty")
+    if not 1 <= len(choices) <= MAX_CHOICES:
+        raise InvalidRequest(field, f"has {len(choices)} texts; expected 1 to {MAX_CHOICES}")
+    return choices
+
+
+def _depth(value: Any) -> int:
+    deepest, level = 0, [value]
+    while level and deepest <= _DEEPEST:
+        inner = [each.values() if isinstance(each, dict) else each for each in level if isinstance(each, dict | list)]
+        level = [child for children in inner for child in children]
+        deepest += 1
+    return deepest
+
+
+def plain(message: str) -> str:
+    message = " ".join(message.replace("<non-verbose/>", "").split())
+    return message if len(message) <= _LONGEST_MESSAGE else message[:_LONGEST_MESSAGE] + "…"

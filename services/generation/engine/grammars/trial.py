@@ -1,0 +1,201 @@
+"""Compilation in a process of its own, before the server's process compiles.
+
+The library's compiler recurses as deep as a grammar does, and takes what time and memory it takes: a chain of 4,000
+rules overflows a stack, a `multipleOf` of seven digits fills minutes and gigabytes, and no `except` stops either. Where
+that happens the process here dies, the request is refused, and the next one gets a new process. The server compiles
+afterwards, with a stack twice as large at least, what came through.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+from services.generation.engine.engine_error import InvalidRequest
+from services.generation.engine.grammars.grammar_text import checked_schema, field_of, grammar_text, json_grammar, plain
+from services.generation.engine.grammars.schema_fault import path_of_fault
+from services.generation.engine.grammars.structured_outputs import StructuredOutputs
+
+_SLOWEST = 1.0  # seconds that a grammar may take for its first mask; others follow in microseconds
+_CPU = 3  # seconds that a trial may compute
+_PATIENCE = 10.0  # seconds by the clock, where the machine has other things to do
+_MEMORY = 1 << 30  # bytes that a trial may take beside the tokenizer
+_STACK = 1 << 20  # bytes: a grammar of about 300 rules in a chain
+
+_LIMITS = LLParserLimits(
+    initial_lexer_fuel=100_000,
+    step_lexer_fuel=200_000,
+    step_max_items=50_000,
+    max_lexer_states=50_000,
+    max_grammar_size=200_000,
+    verbose_errors=False,
+)
+"""A lexer state takes 1 to 2 kB, fuel for a mask about 14 ms at most."""
+
+
+def tokenizer_of(document: str, vocab_size: int, eos: int) -> LLTokenizer:
+    """`document`: tokenizer.json. Raises what the library raises, which is several kinds."""
+    return LLTokenizer(document, n_vocab=vocab_size, eos_token=eos)
+
+
+def matcher_of(tokenizer: LLTokenizer, source: StructuredOutputs) -> LLMatcher:
+    """A matcher at the beginning of the grammar. Raises InvalidRequest where it does not compile."""
+    matcher = _matcher(tokenizer, grammar_text(source))
+    if error := matcher.get_error():
+        raise InvalidRequest(field_of(source), f"does not compile: {plain(error)}")
+    return matcher
+
+
+def try_out(tokenizer: LLTokenizer, source: StructuredOutputs) -> None:
+    """Compile and compute the first mask.
+
+    Raises:
+        InvalidRequest: it does not compile, with the place in a schema; it allows nothing, or takes too long.
+    """
+    field, matcher = field_of(source), _matcher(tokenizer, grammar_text(source))
+    if error := matcher.get_error():
+        if source.kind != "json":
+            raise InvalidRequest(field, f"does not compile: {plain(error)}")
+        schema = checked_schema(source)
+        at = path_of_fault(schema, error, lambda each: _matcher(tokenizer, json_grammar(each)).get_error())
+        raise InvalidRequest(field, f"at {at or 'its root'}: {plain(error)}")
+    started = time.thread_time()
+    matcher.compute_bitmask()
+    if matcher.is_error():
+        raise InvalidRequest(field, f"allows no output: {plain(matcher.get_error())}")
+    if time.thread_time() - started > _SLOWEST:
+        raise InvalidRequest(field, "is too complex: its first token takes longer than a second")
+
+
+def _matcher(tokenizer: LLTokenizer, grammar: str) -> LLMatcher:
+    return LLMatcher(tokenizer, grammar, log_level=0, limits=_LIMITS)
+
+
+class Trial:
+    """The process that tries grammars out, one at a time. It starts with the first, and again after one that ends it.
+
+    Used by one thread at a time.
+    """
+
+    def __init__(self, tokenizer: str, vocab_size: int, eos: int) -> None:
+        self._first = _line([tokenizer, vocab_size, eos])
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def run(self, source: StructuredOutputs) -> None:
+        """Raises InvalidRequest as `try_out` does, and where the grammar ends the process."""
+        process = self._started()
+        answer = _asked(process, _line([source.kind, source.text]), _PATIENCE)
+        if answer is None:
+            self._process = None
+            ended = _end(process)
+            why = f"nests too deeply to be compiled, or takes more than {_MEMORY >> 20} MiB"
+            if -ended in (signal.SIGXCPU, signal.SIGKILL):
+                why = f"takes longer than {_CPU} s to compile"
+            raise InvalidRequest(field_of(source), f"is too complex: it {why}")
+        field, message = json.loads(answer)
+        if message is not None:
+            raise InvalidRequest(field, message)
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        """The process, which has its tokenizer; a new one where it has ended since the last grammar."""
+        if self._process is not None and self._process.poll() is None:
+            return self._process
+        command = [sys.executable, "-m", __name__]
+        process = subprocess.Popen(
+            command, cwd=Path(__file__).parents[4], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL, start_new_session=True,
+        )  # fmt: skip
+        weakref.finalize(self, _end, process)
+        if _asked(process, self._first, 120.0) is None:
+            raise InvalidRequest("structured_outputs", f"cannot be compiled here: a process ended with {_end(process)}")
+        self._process = process
+        return process
+
+
+def _asked(process: subprocess.Popen[bytes], line: bytes, seconds: float) -> bytes | None:
+    """The line that it answers with; None where it ended, or was ended for its silence."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    patience = threading.Timer(seconds, process.kill)
+    patience.daemon = True
+    patience.start()
+    try:
+        process.stdin.write(line)
+        process.stdin.flush()
+        answer = process.stdout.readline()
+    except OSError:
+        return None
+    finally:
+        patience.cancel()
+    return answer if answer.endswith(b"\n") else None
+
+
+def _end(process: subprocess.Popen[bytes]) -> int:
+    """Its exit status: it is killed unless it has ended by itself."""
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            with suppress(OSError):
+                pipe.close()
+    with suppress(subprocess.TimeoutExpired):
+        return process.wait(1.0)
+    process.kill()
+    return process.wait()
+
+
+def _line(content: Sequence[object]) -> bytes:
+    return json.dumps(content).encode() + b"\n"
+
+
+def main() -> None:
+    """Answer [field, message] to each line [kind, text]; a message is null where the grammar may be compiled."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    threading.stack_size(_STACK)
+    tokenizer = tokenizer_of(*json.loads(sys.stdin.buffer.readline()))
+    answer: list[str | None] = [None, None]
+    while True:
+        sys.stdout.buffer.write(_line(answer))
+        sys.stdout.buffer.flush()
+        if not (line := sys.stdin.buffer.readline()):
+            return
+        source = StructuredOutputs(*json.loads(line))
+        _limit()
+        answer = [field_of(source), "does not compile"]
+        trying = threading.Thread(target=_judge, args=(tokenizer, source, answer))
+        trying.start()
+        trying.join()
+
+
+def _judge(tokenizer: LLTokenizer, source: StructuredOutputs, answer: list[str | None]) -> None:
+    try:
+        try_out(tokenizer, source)
+        answer[1] = None
+    except InvalidRequest as refused:
+        answer[:] = refused.field, refused.message
+    except BaseException as error:  # a panic in the library is no Exception
+        answer[1] = f"does not compile: {plain(repr(error))}"
+
+
+def _limit() -> None:
+    """From now on: what earlier grammars took does not count."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
+    resource.setrlimit(resource.RLIMIT_CPU, (int(used.ru_utime + used.ru_stime) + 1 + _CPU, hard))
+    with suppress(OSError, ValueError):  # where the system does not say, or has no such limit
+        held = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+        resource.setrlimit(resource.RLIMIT_AS, (held + _MEMORY, resource.getrlimit(resource.RLIMIT_AS)[1]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,125 @@
+"""Functions that numba compiles: how, where their machine code is kept, and whether it is there already.
+
+numba takes 20 seconds of one CPU for what samples and 12 for trees of drafts. So machine code stays on disk, in a
+folder that is named by all sources it is made from: numba itself looks for changes in a function's own file alone, not
+in those that it calls.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Literal, TypeVar, cast
+
+from services.generation.target.canonical.kernels.compilation import cache_folder, is_writable
+from services.generation.target.one_at_a_time import one_at_a_time
+
+_log = logging.getLogger(__name__)
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+Part = Literal["sampling", "trees"]
+PARTS: tuple[Part, ...] = ("sampling", "trees")
+"""Code that every server needs, and code that it needs where a model drafts."""
+
+_GENERATION = Path(__file__).parents[1]
+_SAMPLING = ("engine/numba_cache.py", "engine/sampling/*.py")
+_DRAFTING = (*_SAMPLING, "drafting/**/*.py", "target/blocks.py")
+_FREE = {"contract", "reassoc", "nsz", "arcp"}
+_LOG_SECONDS = 2.0  # between two lines
+
+
+def compiled(function: Function) -> Function:
+    """Compile for this machine, without the GIL.
+
+    No flag lets LLVM fuse, reorder or approximate an operation on floats: the bits follow from IEEE 754 alone.
+    """
+    return _kept(function, "sampling", _SAMPLING, fastmath=False)
+
+
+def inlined(function: Function) -> Function:
+    """As `compiled`, and part of whatever calls it: a loop over a call could not run in vector registers."""
+    return _kept(function, "sampling", _SAMPLING, fastmath=False, forceinline=True)
+
+
+def relaxed(function: Function) -> Function:
+    """As `compiled`, for what drafts: that only proposes, so LLVM may fuse and reorder its additions.
+
+    NaN and infinities are kept.
+    """
+    return _kept(function, "drafting", _DRAFTING, fastmath=_FREE)
+
+
+def _kept(function: Function, name: str, sources: tuple[str, ...], **options: Any) -> Function:
+    from numba import config, njit  # half a second, which a process that only asks for marks does not spend
+
+    before = config.CACHE_DIR  # type: ignore[attr-defined]
+    config.CACHE_DIR = str(cache_folder() / f"{name}-{_version(sources)}")  # type: ignore[attr-defined]
+    try:
+        return cast(Function, njit(nogil=True, cache=True, error_model="numpy", **options)(function))
+    finally:
+        config.CACHE_DIR = before  # type: ignore[attr-defined]
+
+
+@cache
+def _version(sources: tuple[str, ...]) -> str:
+    paths = sorted(path for pattern in sources for path in _GENERATION.glob(pattern))
+    read = b"".join(path.read_bytes() for path in paths) + version("numba").encode()
+    return hashlib.sha256(read).hexdigest()[:16]
+
+
+def is_compiled(part: Part) -> bool:
+    """Whether a process of this version has left the mark of having compiled the part."""
+    return _mark(part).exists()
+
+
+def compiling(part: Part) -> AbstractContextManager[None]:
+    """In this block no other process of this machine compiles this part."""
+    return one_at_a_time(cache_folder() / part)
+
+
+def leave_mark(part: Part) -> None:
+    """All of it is compiled."""
+    if can_be_kept():
+        _mark(part).touch()
+
+
+def can_be_kept() -> bool:
+    """Whether compiled code outlives this process."""
+    return is_writable(cache_folder())
+
+
+def _mark(part: Part) -> Path:
+    return cache_folder() / f"{part}-{_version((*_DRAFTING, 'warm_up.py'))}"
+
+
+@contextmanager
+def compile_log(clock: Callable[[], float] = time.monotonic) -> Iterator[None]:
+    """In this block functions that are compiled, and not found on disk, are counted in the log."""
+    from numba.core import event
+
+    count, said = 0, -_LOG_SECONDS
+
+    def started(started: Any) -> None:
+        nonlocal count, said
+        count += 1
+        if clock() - said >= _LOG_SECONDS:
+            said = clock()
+            name = getattr(started.data["dispatcher"], "py_func", None)
+            _log.info("compiling what samples and drafts: function %d, %s", count, getattr(name, "__name__", "?"))
+
+    class Counting(event.Listener):
+        def on_start(self, event: Any) -> None:
+            started(event)
+
+        def on_end(self, event: Any) -> None:
+            pass
+
+    with event.install_listener("numba:compile", Counting()):
+        yield

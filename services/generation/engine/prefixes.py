@@ -1,0 +1,330 @@
+"""Automatic prefix caching: sequences that begin alike are computed once.
+
+Keys and values of a token are the same bits in every sequence (docs/numerics.md). So a block of them serves every
+sequence with the same adapter and the same tokens up to its end, features included. Tenants share none: the time of an
+answer would tell one of them what another has asked.
+
+Those that came first compute, the others wait and take over. Before every pass it is decided anew which sequence
+computes and which wait. So no message is needed when the one that computed is cancelled, preempted or fails: the next
+one computes.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+
+import numpy as np
+
+from services.generation.engine.sequence import Sequence
+from services.generation.engine.speculation import Speculation
+from services.generation.target.blocks import BLOCK, blocks_for
+from services.generation.target.errors import CacheFull
+from services.generation.target.target import Float32, Target
+
+_WORTH_A_PASS = 16  # tokens: a sequence does not wait for less, it would begin to answer later for little
+_LOOKED_AT = 64  # blocks of those that may follow, the newest ones
+
+Owner = tuple[str | None, str | None]  # tenant and adapter: others share nothing with it
+Tokens = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PrefixNode:
+    """`block` of the cache holds the tokens after those of `parent`; None is before the first token."""
+
+    block: int
+    parent: PrefixNode | None
+
+    def upwards(self) -> Iterator[PrefixNode]:
+        """This one first, the one that holds the first tokens last."""
+        node: PrefixNode | None = self
+        while node is not None:
+            yield node
+            node = node.parent
+
+
+Before = tuple[Owner, PrefixNode | None]
+
+
+@dataclass(slots=True)
+class Place:
+    """At the end of `node`, after the first `tokens` tokens of `sequence`.
+
+    `unfilled` are features of those computed since, of `layers`: of all of them, or there are no layers.
+    """
+
+    sequence: Sequence
+    layers: tuple[int, ...]
+    node: PrefixNode | None = None
+    tokens: int = 0
+    unfilled: list[Float32] = field(default_factory=list)
+
+    @property
+    def before(self) -> Before:
+        request = self.sequence.request
+        return (request.tenant, request.adapter), self.node
+
+    @property
+    def block(self) -> Tokens:
+        """The tokens that follow, as many as a block holds or the sequence has."""
+        return tuple(self.sequence.tokens[self.tokens : self.tokens + BLOCK])
+
+    @property
+    def at_border(self) -> bool:
+        """Whether the sequence has not begun to fill the next block."""
+        return self.tokens == self.sequence.cached == len(self.sequence.table) * BLOCK
+
+    def serves(self, other: Place) -> bool:
+        """Whether what is computed from here on may be what `other` needs next, features included."""
+        return self.before == other.before and other.layers in ((), self.layers)
+
+    def alike(self, tokens: Collection[int]) -> int:
+        """How many of `tokens` are those that follow; the last of the sequence, which it computes itself, is none."""
+        follow = self.block[: len(self.sequence.tokens) - 1 - self.tokens]
+        pairs = zip(follow, tokens, strict=False)
+        return next((i for i, (own, other) in enumerate(pairs) if own != other), min(len(follow), len(tokens)))
+
+    def go_on(self, node: PrefixNode) -> None:
+        """To the end of the next block."""
+        self.node, self.tokens = node, self.tokens + BLOCK
+
+    def features_of_block(self) -> Float32 | None:
+        """Take those of the next block out of `unfilled`; copied, so that they hold no pass's memory."""
+        if not self.layers:
+            return None
+        together = np.concatenate(self.unfilled)
+        self.unfilled = [together[BLOCK:].copy()]
+        return together[:BLOCK].copy()
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    layers: tuple[int, ...]
+    features: Float32  # [BLOCK, layers * hidden]
+
+
+class KeptFeatures:
+    """Features by block, up to a number of bytes; the least recently used are dropped first.
+
+    A sequence reads features from its first token on, so a block is of no use without those before it: use of a block
+    is use of all of them, and of one prefix the end is dropped before the beginning.
+    """
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most = most_bytes
+        self._kept: OrderedDict[PrefixNode, _Kept] = OrderedDict()  # the longest unused first
+        self.bytes = 0
+
+    def keep(self, node: PrefixNode, layers: tuple[int, ...], features: Float32) -> None:
+        """Keep `features` in place of what `node` had, if there is room once older ones are dropped."""
+        self.drop(node)
+        if features.nbytes > self._most:
+            return
+        self._kept[node] = _Kept(layers, features)
+        self.bytes += features.nbytes
+        self.use(node)
+        while self.bytes > self._most:
+            self.drop(next(iter(self._kept)))
+
+    def of(self, node: PrefixNode, layers: tuple[int, ...]) -> Float32 | None:
+        """Those of `layers`; None where others, or none, are kept."""
+        kept = self._kept.get(node)
+        return kept.features if kept is not None and kept.layers == layers else None
+
+    def use(self, node: PrefixNode) -> None:
+        """A sequence is at the end of `node`."""
+        for each in node.upwards():
+            if each in self._kept:
+                self._kept.move_to_end(each)
+
+    def drop(self, node: PrefixNode) -> None:
+        """Forget those of `node`, if there are any."""
+        kept = self._kept.pop(node, None)
+        if kept is not None:
+            self.bytes -= kept.features.nbytes
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """The first `tokens` slots of a block, and features of them where they were asked for."""
+
+    block: int
+    tokens: int
+    features: Float32 | None
+
+
+class PrefixSharing:
+    """Gives sequences what others have computed: blocks by the tokens they hold and the blocks before them.
+
+    Full blocks are shared; of one that begins as a sequence goes on a piece can be copied. At least one token of a
+    sequence is left to be computed. Used by the engine's thread, between passes.
+    """
+
+    def __init__(self, target: Target, speculation: Speculation, feature_bytes: int, *, on: bool) -> None:
+        """If it is not `on`, it keeps and shares nothing."""
+        self._target, self._speculation, self._on = target, speculation, on
+        self._following: dict[Before, dict[Tokens, PrefixNode]] = {}
+        self._places: dict[Sequence, Place] = {}
+        self.features = KeptFeatures(feature_bytes)
+        self.reused_tokens = 0
+
+    def room_for(self, sequence: Sequence) -> int:
+        """Free blocks that a sequence needs at least before it is admitted; its draft has begun."""
+        needed = blocks_for(len(sequence.tokens) + 1)
+        if needed <= self._target.blocks.free or not self._takes_part(sequence):
+            return needed
+        return needed - self._in_use(sequence)
+
+    def enter(self, sequence: Sequence) -> None:
+        """A sequence was admitted, its table empty."""
+        if self._takes_part(sequence):
+            assert not sequence.table
+            self._places[sequence] = Place(sequence, self._speculation.feature_layers([sequence]))
+
+    def _takes_part(self, sequence: Sequence) -> bool:
+        return self._on and sequence.request.reuse
+
+    def computed(self, sequence: Sequence, features: Float32 | None) -> None:
+        """Its tokens up to `cached` are in the cache for good; `features` are those of the tokens since the last call.
+        Without features, later blocks are kept without them.
+        """
+        place = self._places.get(sequence)
+        if place is None:
+            return
+        if features is None:
+            place.layers, place.unfilled = (), []
+        elif place.layers:
+            place.unfilled.append(features)
+        while sequence.cached - place.tokens >= BLOCK:
+            self._learn(place)
+
+    def leave(self, sequence: Sequence) -> None:
+        """It gives up its table."""
+        self._places.pop(sequence, None)
+
+    def share(self, running: list[Sequence]) -> set[Sequence]:
+        """Give each of `running`, by arrival, what is there for it; returns those that wait for another one.
+
+        The first one that is not done with its prompt never waits, and nobody waits for one that waits itself or comes
+        later: so there is no circle, and who is waited for takes part in the pass that follows.
+        """
+        computing: list[Sequence] = []
+        waiting: set[Sequence] = set()
+        for sequence in running:
+            if sequence.pending > 1 and self._waits(sequence, computing):
+                waiting.add(sequence)
+            elif sequence.pending > 1:
+                computing.append(sequence)
+        return waiting
+
+    def _waits(self, sequence: Sequence, computing: list[Sequence]) -> bool:
+        """Whether one of `computing` will soon have what is next. If none will, what is there of a block is copied."""
+        place = self._places.get(sequence)
+        if place is None or not place.at_border:
+            return False
+        self._follow(place)
+        piece, coming = self._known_piece(place), 0
+        for other in self._places.values():
+            if other is place or not other.serves(place):
+                continue
+            there, comes = other.sequence.cached - other.tokens, other.sequence in computing
+            count = place.alike(other.block) if there or comes else 0
+            if min(count, there) > (piece.tokens if piece else 0):
+                piece = _unfilled_piece(place, other, min(count, there))
+            if comes:
+                coming = max(coming, count)
+        if coming == BLOCK or coming >= (piece.tokens if piece else 0) + _WORTH_A_PASS:
+            return True
+        if piece is not None:
+            self._copy(place, piece)
+        return False
+
+    def _follow(self, place: Place) -> None:
+        """Give a sequence at a border the blocks known to come next; its drafter reads their features."""
+        start, found = place.tokens, list[Float32]()
+        while (node := self._next(place)) is not None:
+            self._target.blocks.share(place.sequence.table, node.block)
+            place.go_on(node)
+            features = self.features.of(node, place.layers)
+            if features is not None:
+                found.append(features)
+        place.sequence.cached = place.tokens
+        if found and place.node is not None:
+            self.features.use(place.node)
+        for number, features in enumerate(found):
+            self._speculation.read(place.sequence, start + number * BLOCK, features, place.layers)
+        self._count(place.sequence, place.tokens - start)
+
+    def _copy(self, place: Place, piece: Piece) -> None:
+        """Into a block of its own, which it goes on to fill in another way. Nobody is preempted for its room.
+
+        The new block may be the very one that the piece is from, given up for this: copying in place is safe.
+        """
+        sequence = place.sequence
+        try:
+            self._target.blocks.extend(sequence.table, sequence.cached + piece.tokens)
+        except CacheFull:
+            return
+        first, copy = piece.block * BLOCK, sequence.table[-1] * BLOCK
+        self._target.move([*range(first, first + piece.tokens)], [*range(copy, copy + piece.tokens)])
+        sequence.cached += piece.tokens
+        if piece.features is not None:
+            self._speculation.read(sequence, place.tokens, piece.features, place.layers)
+        self.computed(sequence, piece.features)
+        self._count(sequence, piece.tokens)
+
+    def _count(self, sequence: Sequence, tokens: int) -> None:
+        sequence.tracker.reused(tokens)
+        self.reused_tokens += tokens
+
+    def _next(self, place: Place) -> PrefixNode | None:
+        """The next full block, if a sequence at `place` may have it."""
+        if place.tokens + BLOCK >= len(place.sequence.tokens):
+            return None
+        node = self._following.get(place.before, {}).get(place.block)
+        usable = node is not None and (not place.layers or self.features.of(node, place.layers) is not None)
+        return node if usable else None
+
+    def _known_piece(self, place: Place) -> Piece | None:
+        """The longest of a known block that the sequence goes on with, where it may have no whole one."""
+        best: Piece | None = None
+        for tokens, node in islice(reversed(self._following.get(place.before, {}).items()), _LOOKED_AT):
+            count = place.alike(tokens)
+            features = self.features.of(node, place.layers) if place.layers else None
+            if count > (best.tokens if best else 0) and (features is not None or not place.layers):
+                best = Piece(node.block, count, None if features is None else features[:count])
+        return best
+
+    def _in_use(self, sequence: Sequence) -> int:
+        """Of the blocks that a sequence would begin with, those that others stand in: it needs no room for them."""
+        place = Place(sequence, self._speculation.feature_layers([sequence]))
+        while (node := self._next(place)) is not None and self._target.blocks.in_use(node.block):
+            place.go_on(node)
+        return place.tokens // BLOCK
+
+    def _learn(self, place: Place) -> None:
+        """The next full block. Where another sequence has filled one with the same tokens, that one stays."""
+        features, before, tokens = place.features_of_block(), place.before, place.block
+        following = self._following.setdefault(before, {})
+        node = following.get(tokens)
+        if node is None:
+            node = following[tokens] = PrefixNode(place.sequence.table[place.tokens // BLOCK], place.node)
+            self._target.blocks.keep(node.block, lambda: self._forget(before, tokens))
+        if features is not None:
+            self.features.keep(node, place.layers, features)
+        place.go_on(node)
+
+    def _forget(self, before: Before, tokens: Tokens) -> None:
+        following = self._following[before]
+        self.features.drop(following.pop(tokens))
+        if not following:
+            del self._following[before]
+
+
+def _unfilled_piece(place: Place, other: Place, count: int) -> Piece:
+    """The first `count` tokens of the block that the sequence of `other` is filling."""
+    features = np.concatenate(other.unfilled)[:count] if place.layers else None
+    return Piece(other.sequence.table[other.tokens // BLOCK], count, features)

@@ -1,1 +1,0 @@
-"""Sharing between sequences that begin alike."""

@@ -1,1 +1,0 @@
-"""The processes of a model that is too large for one: rank 0 serves, the others follow it."""

@@ -1,0 +1,280 @@
+"""The journal of receipts on their way to the ledger: one append-only file, with one fsync for a group of records.
+
+    <folder>/journal       records: CRC-32 of what follows, length of the payload, length of the id, kind; id, payload
+    <folder>/*.damaged     a journal with bytes that are no records, for somebody to look at
+
+| kind | says | payload |
+|---|---|---|
+| PROMISED | a promise of this receipt is about to leave the server | the receipt as it is without an output |
+| WAITING | the receipt; it takes the place of the promised one of its id | the receipt |
+| SETTLED | the ledger has it | none |
+
+Payloads are kolm.ledger.v1.AppendEntryRequest. They hold prompts and outputs: the folder is 0700, the file 0600. Where
+nothing is open the file is empty; where much of it is settled, it is written anew. A crash leaves
+
+* before `keep` returns: some of its records, each whole, the last one perhaps cut off, which is dropped. Nothing has
+  been said to anybody yet; what is there goes to the log, where one receipt too many harms nobody;
+* after PROMISED: the promise is kept by the receipt without an output, as the next start sends it;
+* after WAITING: the next start sends the receipt, and nothing else of its id;
+* after `settle`, which is not waited for: at worst the next start sends again what the ledger has. It answers with the
+  index of the first, or refuses a receipt without an output beside the real one;
+* while the file is written anew: the old one or the new one, which say the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import struct
+import zlib
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import IntEnum
+from itertools import count
+from pathlib import Path
+
+from google.protobuf.message import DecodeError
+
+from kolm.ledger.v1 import ledger_pb2
+from services.generation.durable_file import remove_drafts, sync_folder, write_durably
+
+_log = logging.getLogger(__name__)
+
+_HEADER = struct.Struct("<IIHB")
+_MOST_SETTLED = 4 << 20  # bytes of settled records above which the file is written anew, where they are most of it
+
+
+class Kind(IntEnum):
+    PROMISED = 1
+    WAITING = 2
+    SETTLED = 3
+
+
+_KINDS = frozenset(Kind)
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    kind: Kind
+    receipt_id: str
+    payload: bytes = b""
+
+    def to_bytes(self) -> bytes:
+        name = self.receipt_id.encode()
+        rest = _HEADER.pack(0, len(self.payload), len(name), self.kind)[4:] + name + self.payload
+        return zlib.crc32(rest).to_bytes(4, "little") + rest
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """An append that is on disk and not settled."""
+
+    receipt_id: str
+    request: ledger_pb2.AppendEntryRequest
+
+
+class Journal:
+    """Used on one event loop; a thread waits for the disk, one group of records after another."""
+
+    def __init__(self, folder: Path) -> None:
+        """Raises OSError where the folder cannot be made."""
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._path = folder / "journal"
+        self._waiting: list[tuple[list[Record], asyncio.Future[None] | None]] = []
+        self._writer: asyncio.Task[None] | None = None
+        # What follows belongs to the thread that writes.
+        self._file: int | None = None
+        self._end, self._torn = 0, False
+        self._open: dict[str, Record] = {}  # what is not settled, the oldest first
+
+    def recover(self) -> list[Kept]:
+        """All that an earlier process left, the oldest first; receipts that were promised alone come last.
+
+        Blocks. Call it once, before the rest. Raises OSError.
+        """
+        remove_drafts(self._path.parent)
+        data = self._path.read_bytes() if self._path.exists() else b""
+        records, is_whole = read_records(data)
+        left = open_records(records)
+        kept: dict[str, Kept] = {}
+        for record in sorted(left, key=lambda record: record.kind == Kind.PROMISED):
+            try:
+                request = ledger_pb2.AppendEntryRequest.FromString(record.payload)
+                kept[record.receipt_id] = Kept(record.receipt_id, request)
+            except DecodeError:
+                is_whole = False
+        if not is_whole:
+            aside = self._aside()
+            os.link(self._path, aside)
+            _log.error("%s has bytes that are no records; it is kept as %s", self._path, aside)
+        self._rewrite([record for record in left if record.receipt_id in kept])
+        return list(kept.values())
+
+    def _aside(self) -> Path:
+        """A name that is free."""
+        return next(path for n in count() if not (path := self._path.with_suffix(f".{n}.damaged")).exists())
+
+    async def keep(self, kind: Kind, requests: Mapping[str, ledger_pb2.AppendEntryRequest]) -> None:
+        """Returns once all are on disk, by receipt_id. Raises OSError, and then keeps none of them."""
+        records = [Record(kind, name, request.SerializeToString()) for name, request in requests.items()]
+        done = asyncio.get_running_loop().create_future()
+        self._put(records, done)
+        await done
+
+    def settle(self, receipt_id: str) -> None:
+        """The ledger has it. Nobody waits for that to be on disk."""
+        self._put([Record(Kind.SETTLED, receipt_id)], None)
+
+    async def written(self) -> None:
+        """Returns once all that was given before has been written, or could not be."""
+        while self._writer is not None:
+            await asyncio.shield(self._writer)
+
+    def _put(self, records: list[Record], done: asyncio.Future[None] | None) -> None:
+        self._waiting.append((records, done))
+        if self._writer is None:
+            self._writer = asyncio.create_task(self._write_all())
+
+    async def _write_all(self) -> None:
+        try:
+            while self._waiting:
+                group, self._waiting = self._waiting, []
+                waiting = [done for _, done in group if done is not None]
+                fault: Exception | None = None
+                try:
+                    records = [record for records, _ in group for record in records]
+                    await asyncio.to_thread(self._write, records, sync=bool(waiting))
+                except Exception as error:  # whoever waits hears of it
+                    fault = error
+                for done in waiting:
+                    if not done.done() and fault is not None:
+                        done.set_exception(fault)
+                    elif not done.done():
+                        done.set_result(None)
+        finally:
+            self._writer = None
+
+    def _write(self, records: list[Record], *, sync: bool) -> None:
+        file = self._opened()
+        data = b"".join(record.to_bytes() for record in records)
+        try:
+            written = 0
+            while written < len(data):
+                written += os.pwrite(file, data[written:], self._end + written)
+            if sync:
+                os.fsync(file)
+        except OSError:
+            self._torn = True
+            with suppress(OSError):
+                self._cut(file)
+            raise
+        self._end += len(data)
+        _apply(self._open, records)
+        with suppress(OSError):  # what is settled stays a while longer
+            self._forget_settled(file)
+
+    def _opened(self) -> int:
+        """The file, made again where somebody has taken it away: what it held is lost, what follows need not be."""
+        if self._file is not None and not _is_at(self._file, self._path):
+            os.close(self._file)
+            self._file = None
+        if self._file is None:
+            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if self._path.exists():  # another file than this process has written
+                self._path.rename(self._aside())
+            self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            self._end, self._torn, self._open = 0, False, {}
+            sync_folder(self._path.parent)
+        if self._torn:
+            self._cut(self._file)
+        return self._file
+
+    def _cut(self, file: int) -> None:
+        """Take away what a failed write has left."""
+        os.ftruncate(file, self._end)
+        self._torn = False
+
+    def _forget_settled(self, file: int) -> None:
+        if not self._open:
+            os.ftruncate(file, 0)
+            self._end = 0
+            return
+        size = sum(map(_size_of, self._open.values()))
+        if self._end - size > max(_MOST_SETTLED, size):
+            self._rewrite(list(self._open.values()))
+
+    def _rewrite(self, records: list[Record]) -> None:
+        """The file with these records alone."""
+        data = b"".join(record.to_bytes() for record in records)
+        write_durably(self._path, data)
+        if self._file is not None:
+            os.close(self._file)
+        self._file = os.open(self._path, os.O_RDWR | os.O_CLOEXEC)
+        self._end, self._torn, self._open = len(data), False, {record.receipt_id: record for record in records}
+
+
+def read_records(data: bytes) -> tuple[list[Record], bool]:
+    """The records of a journal, and whether it has nothing else but an end that a crash has cut off.
+
+    Reads on at the next record behind bytes that are none.
+    """
+    found, at, is_whole = list[Record](), 0, True
+    while at < len(data):
+        record = _record_at(data, at)
+        if record is not None:
+            found.append(record)
+            at += _size_of(record)
+            continue
+        later = next((place for place in range(at + 1, len(data)) if _record_at(data, place) is not None), None)
+        if later is None:
+            return found, is_whole and _is_cut_off(data, at)
+        at, is_whole = later, False
+    return found, is_whole
+
+
+def _record_at(data: bytes, at: int) -> Record | None:
+    if at + _HEADER.size > len(data):
+        return None
+    crc, size, name_size, kind = _HEADER.unpack_from(data, at)
+    body, end = at + _HEADER.size, at + _HEADER.size + name_size + size
+    if kind not in _KINDS or end > len(data) or zlib.crc32(data[at + 4 : end]) != crc:
+        return None
+    return Record(Kind(kind), data[body : body + name_size].decode(), data[body + name_size : end])
+
+
+def _is_cut_off(data: bytes, at: int) -> bool:
+    """Whether what follows is the beginning of a record, or room made for one, as a crash in a write leaves it."""
+    rest = data[at:].rstrip(b"\0")
+    if len(rest) < _HEADER.size:
+        return True
+    _, size, name_size, kind = _HEADER.unpack_from(rest)
+    return kind in _KINDS and _HEADER.size + name_size + size > len(rest)
+
+
+def _size_of(record: Record) -> int:
+    return _HEADER.size + len(record.receipt_id.encode()) + len(record.payload)
+
+
+def open_records(records: list[Record]) -> list[Record]:
+    """Those that are not settled, the oldest first."""
+    left: dict[str, Record] = {}
+    _apply(left, records)
+    return list(left.values())
+
+
+def _apply(left: dict[str, Record], records: list[Record]) -> None:
+    for record in records:
+        known = left.pop(record.receipt_id, None)
+        if record.kind == Kind.PROMISED and known is not None and known.kind == Kind.WAITING:
+            left[record.receipt_id] = known
+        elif record.kind != Kind.SETTLED:
+            left[record.receipt_id] = record
+
+
+def _is_at(file: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file), path.stat())
+    except OSError:
+        return False

@@ -1,0 +1,260 @@
+"""A request's choices as they come over the wire: sampling, speculation, constraints on the output."""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import ledger.documents.sampling
+from kolm.generation.v1 import generation_pb2 as pb
+from kolm.generation.v1 import sampling_pb2, speculation_pb2
+from ledger.documents.structured_outputs import StructuredOutputsPart
+from ledger.encoding.canonical import canonical
+from services.generation.drafting.methods import METHODS
+from services.generation.engine.engine_error import InvalidRequest
+from services.generation.engine.grammars.compiler import GrammarCompiler
+from services.generation.engine.grammars.grammar import Grammar
+from services.generation.engine.grammars.structured_outputs import StructuredOutputs, grammar_engine
+from services.generation.engine.request import SamplingParams
+from services.generation.engine.text.tool_calls import ToolCallSyntax
+from services.generation.requests.prompt import Tools
+from services.generation.requests.refusal import engine_errors
+from services.runtime.errors import FailedPrecondition, InvalidArgument
+
+MAX_CHOICES = 16
+MAX_STOP_TOKEN_IDS = 64
+MAX_BIASES = 300  # keeps a receipt, which lists them all, within an entry of the ledger
+_SEED_BITS = 53  # a drawn seed is a number that every JSON reader keeps exactly
+
+
+def read_sampling(message: sampling_pb2.SamplingParams, room: int) -> SamplingParams:
+    """The engine's parameters with defaults filled in. Lengths of lists are checked here, other ranges by the engine.
+
+    `room` is what the context leaves for output. Without max_tokens it is the default where it is under 128. Without
+    a seed one is drawn, unless nothing is random.
+    """
+    given = {field.name: _plain(message, field.name) for field in fields(SamplingParams) if _given(message, field.name)}
+    _check_lists(message)
+    given.setdefault("max_tokens", max(1, min(SamplingParams().max_tokens, room)))
+    if given.get("temperature", 0.0) != 0.0:
+        given.setdefault("seed", secrets.randbits(_SEED_BITS))
+    return SamplingParams(**given)
+
+
+def read_choices(message: sampling_pb2.SamplingParams) -> int:
+    """The number of choices that the request asks for."""
+    count = message.n if message.HasField("n") else 1
+    if not 1 <= count <= MAX_CHOICES:
+        raise InvalidArgument("sampling.n", f"is {count}; expected a whole number from 1 to {MAX_CHOICES}")
+    return count
+
+
+def sampling_message(sampling: SamplingParams, choices: int) -> sampling_pb2.SamplingParams:
+    """The message with every field set."""
+    message = sampling_pb2.SamplingParams(n=choices)
+    for each in fields(sampling):
+        value = getattr(sampling, each.name)
+        if each.name == "logit_bias":
+            message.logit_bias.update(dict(value))
+        elif each.name in ("stop", "stop_token_ids"):
+            getattr(message, each.name).extend(value)
+        elif isinstance(value, StructuredOutputs):
+            message.structured_outputs.CopyFrom(structured_outputs_message(value))
+        elif value is not None:
+            setattr(message, each.name, value)
+    return message
+
+
+def receipt_sampling(
+    sampling: SamplingParams, choices: int, choice: int, prompt_salt: bytes
+) -> ledger.documents.sampling.Sampling:
+    """As the receipt states it: without logprobs, which change no token, and with a commitment to the constraint."""
+    values = {field.name: getattr(sampling, field.name) for field in fields(sampling) if field.name != "logprobs"}
+    if (source := sampling.structured_outputs) is not None:
+        part = StructuredOutputsPart.of(source.kind, source.text, prompt_salt, grammar_engine())
+        values["structured_outputs"] = part
+    return ledger.documents.sampling.Sampling(**values, n=choices, choice=choice)
+
+
+def _given(message: sampling_pb2.SamplingParams, name: str) -> bool:
+    if name in ("stop", "stop_token_ids", "logit_bias"):
+        return bool(getattr(message, name))
+    return message.HasField(name)  # type: ignore[arg-type]
+
+
+def _plain(message: sampling_pb2.SamplingParams, name: str) -> Any:
+    value = getattr(message, name)
+    if name == "structured_outputs":
+        return read_structured_outputs(value)
+    if name == "logit_bias":
+        return tuple(sorted((token, float(bias)) for token, bias in value.items()))
+    return tuple(value) if name in ("stop", "stop_token_ids") else value
+
+
+def _check_lists(message: sampling_pb2.SamplingParams) -> None:
+    for name, most in (("stop_token_ids", MAX_STOP_TOKEN_IDS), ("logit_bias", MAX_BIASES)):
+        if len(getattr(message, name)) > most:
+            raise InvalidArgument(f"sampling.{name}", f"has {len(getattr(message, name))} entries, at most {most}")
+
+
+MAX_K = 16
+_HEAD = re.compile(r"cidv1:sha256:[0-9a-f]{64}|[A-Za-z0-9][A-Za-z0-9._-]{0,127}(@sha256:[0-9a-f]{1,64})?")
+_WORKLOADS = {
+    speculation_pb2.WORKLOAD_UNSPECIFIED: None,
+    speculation_pb2.WORKLOAD_SINGLE_TENANT: "single_tenant",
+    speculation_pb2.WORKLOAD_MANY_ADAPTERS: "many_adapters",
+    speculation_pb2.WORKLOAD_RAG: "rag",
+    speculation_pb2.WORKLOAD_CODE: "code",
+    speculation_pb2.WORKLOAD_STRUCTURED: "structured",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationRequest:
+    """`None` is what the caller left open. `verify_inline`: replay with speculation off before signing."""
+
+    method: str = "auto"
+    eagle_head: str | None = None
+    k: int | None = None
+    verify_inline: bool | None = None
+    workload: str | None = None
+    parameters: Mapping[str, int] = field(default_factory=dict)
+
+
+def read_speculation(request: pb.GenerateRequest) -> SpeculationRequest:
+    """Raises InvalidArgument naming the field, reason LOSSY_ACCEPTANCE for a threshold."""
+    config = request.spec_decode
+    if request.workload not in _WORKLOADS:
+        raise InvalidArgument("workload", f"expected a value of kolm.generation.v1.Workload, got {request.workload}")
+    if config.accept_threshold != 0.0:  # NaN is unequal too
+        raise InvalidArgument(
+            "spec_decode.accept_threshold",
+            f"is {config.accept_threshold}; expected 0.0: anything else accepts tokens that the model did not choose",
+            reason="LOSSY_ACCEPTANCE",
+        )
+    method = _method(config)
+    return SpeculationRequest(
+        method=method,
+        eagle_head=_head(config, method),
+        k=_within("k", config.k, 1, MAX_K) if config.HasField("k") else None,
+        verify_inline=_verify(config),
+        workload=_WORKLOADS[request.workload],
+        parameters=_parameters(config, method),
+    )
+
+
+def _method(config: speculation_pb2.SpecDecodeConfig) -> str:
+    default = "eagle3" if config.HasField("eagle_head") else "auto"
+    method = config.method if config.HasField("method") else default
+    known = ("auto", "off", *(spec.name for spec in METHODS))
+    if method not in known:
+        raise InvalidArgument("spec_decode.method", f"{method!r} is not a method; expected one of {', '.join(known)}")
+    return method
+
+
+def _head(config: speculation_pb2.SpecDecodeConfig, method: str) -> str | None:
+    if not config.HasField("eagle_head"):
+        return None
+    if method != "eagle3":
+        raise InvalidArgument("spec_decode.eagle_head", f"goes with method eagle3 only, not with {method}")
+    if _HEAD.fullmatch(config.eagle_head) is None:
+        raise InvalidArgument(
+            "spec_decode.eagle_head", "expected cidv1:sha256:<64 hex digits>, <name>@sha256:<hex prefix> or <name>"
+        )
+    return config.eagle_head
+
+
+def _verify(config: speculation_pb2.SpecDecodeConfig) -> bool | None:
+    if not config.HasField("verify"):
+        return None
+    if config.verify not in (speculation_pb2.VERIFY_MODE_SAMPLED, speculation_pb2.VERIFY_MODE_INLINE):
+        raise InvalidArgument("spec_decode.verify", "expected VERIFY_MODE_SAMPLED or VERIFY_MODE_INLINE")
+    return config.verify == speculation_pb2.VERIFY_MODE_INLINE
+
+
+def _parameters(config: speculation_pb2.SpecDecodeConfig, method: str) -> dict[str, int]:
+    """Those of the method that was asked for, or of any where the server chooses."""
+    known = {each.name: each for spec in METHODS if method in (spec.name, "auto") for each in spec.parameters}
+    for name, value in config.parameters.items():
+        if name not in known:
+            names = ", ".join(known) or "none"
+            raise InvalidArgument(f"spec_decode.parameters.{name}", f"is no parameter of {method}; it has {names}")
+        _within(f"parameters.{name}", value, known[name].least, known[name].most)
+    return dict(config.parameters)
+
+
+def _within(name: str, value: int, low: int, high: int) -> int:
+    if not low <= value <= high:
+        raise InvalidArgument(f"spec_decode.{name}", f"is {value}; expected a whole number from {low} to {high}")
+    return value
+
+
+_FIELD = "sampling.structured_outputs"
+
+
+def read_structured_outputs(message: sampling_pb2.StructuredOutputs) -> StructuredOutputs:
+    """Raises InvalidArgument, FailedPrecondition (UNREPLAYABLE) where it names another library than this server's."""
+    if message.engine not in ("", grammar_engine()):
+        raise FailedPrecondition(
+            f"{_FIELD}.engine: {grammar_engine()} decides here which tokens a grammar allows, not {message.engine}",
+            reason="UNREPLAYABLE",
+            metadata={"field": f"{_FIELD}.engine"},
+        )
+    match message.WhichOneof("constraint"):
+        case "json":
+            return StructuredOutputs("json", message.json)
+        case "regex":
+            return StructuredOutputs("regex", message.regex)
+        case "choice":
+            return StructuredOutputs("choice", canonical(list(message.choice.texts)).decode())
+        case "grammar":
+            return StructuredOutputs("grammar", message.grammar)
+        case "json_object" if message.json_object:
+            return StructuredOutputs("json_object")
+    raise InvalidArgument(_FIELD, "expected one of json, regex, choice, grammar, and json_object, which is true")
+
+
+def structured_outputs_message(source: StructuredOutputs) -> sampling_pb2.StructuredOutputs:
+    """The reverse, with the library named."""
+    message = sampling_pb2.StructuredOutputs(engine=grammar_engine())
+    if source.kind == "choice":
+        message.choice.texts.extend(json.loads(source.text))
+    elif source.kind == "json_object":
+        message.json_object = True
+    else:
+        setattr(message, source.kind, source.text)
+    return message
+
+
+async def calls_held(
+    tools: Tools, text: StructuredOutputs | None, syntax: ToolCallSyntax, special: Mapping[str, int],
+    grammars: GrammarCompiler,
+) -> StructuredOutputs:  # fmt: skip
+    """The constraint of an output that calls these tools, or is text that keeps to `text`.
+
+    Raises InvalidArgument naming the tool, or the constraint, and the place in it.
+    """
+    await compiled(text, grammars)
+    for path, schema in tools.schemas():  # each alone: errors name the place in it
+        try:
+            await grammars.compiled(StructuredOutputs("json", schema))
+        except InvalidRequest as error:
+            raise InvalidArgument(path, error.message) from error
+    source = StructuredOutputs("grammar", tools.grammar(syntax, special, text))
+    try:
+        await grammars.compiled(source)
+    except InvalidRequest as error:
+        raise InvalidArgument("messages.tools", f"their grammar {error.message}") from error
+    return source
+
+
+async def compiled(source: StructuredOutputs | None, grammars: GrammarCompiler) -> Grammar | None:
+    """Compiled on a thread, unless it is kept from before. Raises InvalidArgument naming the field and the place."""
+    if source is None:
+        return None
+    with engine_errors("prompt"):
+        return await grammars.compiled(source)

@@ -1,0 +1,390 @@
+"""LoRA adapters (Hu et al. 2021) in peft's layout: configuration and weights, checked, as pairs of thin matrices."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ledger.encoding.cid import cid_of_json
+from services.generation.target.config.config import TargetConfig
+from services.generation.target.errors import AdapterInvalid, AdapterUnsupported, ModelNotFound, WeightsInvalid
+from services.generation.target.files.json_object import read_json_object
+from services.generation.target.files.safetensors import FLOATS, Part, floats, read_parts
+from services.generation.target.sizes import MOST_RANK
+from services.generation.target.weights import expected_shapes
+
+_GGUF = re.compile(r"([.-](I?Q[0-9][0-9A-Z_]*|BF16|F16|F32))?\.gguf$", re.IGNORECASE)
+
+FILES = ("adapter_config.json", "adapter_model.safetensors")
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterIdentity:
+    """An adapter as requests and receipts name it."""
+
+    name: str
+    cid: str
+
+
+def adapter_cid(directory: Path) -> str:
+    """Digest of the adapter's manifest: configuration and weights, each by name, size and SHA-256."""
+    files = [_described(directory / name) for name in FILES]
+    return cid_of_json({"type": "kolm.adapter.v1", "files": files})
+
+
+def _described(path: Path) -> dict[str, object]:
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return {"name": path.name, "size": path.stat().st_size, "digest": f"sha256:{digest}"}
+
+
+def base_names(directory: Path) -> frozenset[str]:
+    """The names by which an adapter may know the base in `directory`: the folder's own, and those of a download cache.
+
+    The Hugging Face cache keeps a model in models--<owner>--<name>/snapshots/<revision>. GGUF files are called
+    <name>.<quantisation>.gguf or <name>-<quantisation>.gguf.
+    """
+    parts = directory.resolve().parts
+    cached = {part.rpartition("--")[2] for part in parts if part.startswith("models--")}
+    files = {_GGUF.sub("", name) for name in (directory.name, parts[-1])}
+    return frozenset({directory.name, parts[-1], *files, *cached} - {""})
+
+
+MODULES = (
+    "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj",
+    "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj",
+)  # fmt: skip
+FUSED_MODULES = ("self_attn.qkv_proj", "self_attn.o_proj", "mlp.gate_up_proj", "mlp.down_proj")
+SUPPORTED = "q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj, of fused models qkv_proj, gate_up_proj"
+_TARGETS = {module.rpartition(".")[2] for module in MODULES + FUSED_MODULES}
+_MOST_ALPHA = 3.4e38  # float32 reaches a little further
+
+_READ = {
+    "peft_type", "task_type", "r", "lora_alpha", "use_rslora", "target_modules", "exclude_modules", "rank_pattern",
+    "alpha_pattern", "layers_to_transform", "layers_pattern", "init_lora_weights", "bias",
+    "base_model_name_or_path", "revision",
+}  # fmt: skip
+_WITHOUT_EFFECT = {  # when tokens are generated from stored weights
+    "auto_mapping", "peft_version", "inference_mode", "lora_dropout", "megatron_core", "loftq_config", "eva_config",
+    "corda_config", "lora_ga_config", "runtime_config", "ensure_weight_tying", "qalora_group_size",
+}  # fmt: skip
+_PLAIN_STARTS = (True, False, None, "gaussian", "orthogonal", "eva")  # others change the base's own weights
+_PATTERN = re.compile(r"\^?(?:\w|\\?\.)+\$?")
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleUpdate:
+    """The shape of one module's update: `module` is its name in the base, for example model.layers.0.mlp.up_proj."""
+
+    layer: int
+    module: str
+    rank: int
+    scale: float  # what the low-rank product is multiplied with
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterConfig:
+    """`base_name` and `base_revision` name the adapter's base, if the adapter states one."""
+
+    updates: tuple[ModuleUpdate, ...]
+    base_name: str | None
+    base_revision: str | None
+
+
+def read_adapter_config(directory: Path, layers: int, modules: Sequence[str] = MODULES) -> AdapterConfig:
+    """Read and check adapter_config.json against a base of `layers` decoder layers of these linear modules.
+
+    Raises:
+        ModelNotFound: there is no such directory, or no adapter_config.json in it.
+        AdapterUnsupported: the adapter does something that the canonical pass does not compute; names the field.
+        AdapterInvalid: a field is missing, of the wrong type or out of range; names the field.
+    """
+    path = directory / "adapter_config.json"
+    document = read_json_object(path, "an adapter in peft's layout", ModelNotFound, AdapterInvalid)
+    _refuse_other_kinds(document)
+    return AdapterConfig(
+        updates=_updates(document, layers, modules),
+        base_name=_text(document, "base_model_name_or_path"),
+        base_revision=_text(document, "revision"),
+    )
+
+
+def _refuse_other_kinds(document: dict[str, Any]) -> None:
+    """Refuses all but plain LoRA on linear layers by name, including options that a later peft may add."""
+    _expect(document, "peft_type", ("LORA",))
+    _expect(document, "task_type", ("CAUSAL_LM", None))
+    _expect(document, "bias", ("none", None))
+    _expect(document, "init_lora_weights", _PLAIN_STARTS)
+    for field, value in document.items():
+        if value and field not in _READ and field not in _WITHOUT_EFFECT:
+            raise AdapterUnsupported(
+                f"{field}: {_shown(value)} is not supported; supported: plain LoRA on {SUPPORTED}, without bias, DoRA, "
+                "embeddings or modules_to_save"
+            )
+
+
+def _expect(document: dict[str, Any], field: str, allowed: tuple[object, ...]) -> None:
+    value = document.get(field)
+    if not any(value is each or (isinstance(each, str) and value == each) for each in allowed):
+        names = ", ".join(json.dumps(each) for each in allowed)
+        raise AdapterUnsupported(f"{field}: {_shown(value)} is not supported; supported: {names}")
+
+
+def _updates(document: dict[str, Any], layers: int, modules: Sequence[str]) -> tuple[ModuleUpdate, ...]:
+    targets = _names(document, "target_modules")
+    excluded = _names(document, "exclude_modules") if document.get("exclude_modules") else ()
+    chosen_layers = _layers(document, layers)
+    _refuse_other_modules(targets)
+    names = [(layer, f"model.layers.{layer}.{module}") for layer in chosen_layers for module in modules]
+    wanted = [(layer, name) for layer, name in names if _named(name, targets) and not _named(name, excluded)]
+    if not wanted:
+        raise AdapterInvalid(f"target_modules: {_shown(list(targets))} names no module of a base of {layers} layers")
+    return tuple(_update(document, layer, name) for layer, name in wanted)
+
+
+def _refuse_other_modules(targets: tuple[str, ...]) -> None:
+    for target in targets:
+        if target.rpartition(".")[2] not in _TARGETS:
+            raise AdapterUnsupported(f"target_modules: {_shown(target)} is not supported; supported: {SUPPORTED}")
+
+
+def _update(document: dict[str, Any], layer: int, name: str) -> ModuleUpdate:
+    rank = _patterned(document, "rank_pattern", name, "r", 8)
+    alpha = _patterned(document, "alpha_pattern", name, "lora_alpha", 8)
+    if not isinstance(rank, int) or isinstance(rank, bool) or not 1 <= rank <= MOST_RANK:
+        raise AdapterInvalid(f"r: {_shown(rank)} for {name}; expected a whole number from 1 to {MOST_RANK}")
+    if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not abs(alpha) <= _MOST_ALPHA:
+        raise AdapterInvalid(f"lora_alpha: {_shown(alpha)} for {name}; expected a finite number, as of float32")
+    divisor = math.sqrt(rank) if document.get("use_rslora") else rank
+    return ModuleUpdate(layer, name, rank, alpha / divisor)
+
+
+def _patterned(document: dict[str, Any], patterns: str, name: str, otherwise: str, default: int) -> Any:
+    """The value of the first pattern that names the module, or else that of the field `otherwise`.
+
+    peft reads the keys as regular expressions; here they are names, so that a file cannot keep the start busy.
+    """
+    table = document.get(patterns) or {}
+    if not isinstance(table, Mapping):
+        raise AdapterInvalid(f"{patterns}: expected an object from module names to numbers")
+    for pattern, value in table.items():
+        if _PATTERN.fullmatch(pattern) is None:
+            raise AdapterUnsupported(
+                f"{patterns}: {_shown(pattern)} is not supported; supported: module names or their last parts"
+            )
+        plain = pattern.removeprefix("^").removesuffix("$").replace("\\.", ".")
+        if name == plain or (not pattern.startswith("^") and name.endswith(f".{plain}")):
+            return value
+    return document.get(otherwise, default)
+
+
+def _layers(document: dict[str, Any], layers: int) -> list[int]:
+    pattern, chosen = document.get("layers_pattern"), document.get("layers_to_transform")
+    if pattern and pattern not in ("layers", ["layers"]):
+        raise AdapterUnsupported(f"layers_pattern: {_shown(pattern)} is not supported; supported: layers")
+    if chosen is None or chosen == []:
+        return list(range(layers))
+    numbers = chosen if isinstance(chosen, list) else [chosen]
+    for number in numbers:
+        if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number < layers:
+            raise AdapterInvalid(
+                f"layers_to_transform: {_shown(number)}; expected layers of the base, 0 to {layers - 1}"
+            )
+    return sorted(set(numbers))
+
+
+def _names(document: dict[str, Any], field: str) -> tuple[str, ...]:
+    value = document.get(field)
+    if isinstance(value, str):
+        raise AdapterUnsupported(
+            f"{field}: {_shown(value)}, a pattern, is not supported; supported: a list of {SUPPORTED}"
+        )
+    if not isinstance(value, list) or not value or not all(isinstance(each, str) and each for each in value):
+        raise AdapterInvalid(f"{field}: {_shown(value)}; expected a list of module names, of {SUPPORTED}")
+    return tuple(value)
+
+
+def _named(name: str, suffixes: Iterable[str]) -> bool:
+    return any(name == suffix or name.endswith(f".{suffix}") for suffix in suffixes)
+
+
+def _text(document: dict[str, Any], field: str) -> str | None:
+    value = document.get(field)
+    if value is not None and not isinstance(value, str):
+        raise AdapterInvalid(f"{field}: {_shown(value)}; expected a text or null")
+    return value or None
+
+
+def _shown(value: object) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+FILE = "adapter_model.safetensors"
+_ROOT = "base_model.model."
+_FOREIGN = {
+    "lora_magnitude_vector": "DoRA",
+    "lora_embedding_": "an adapted embedding",
+    "modules_to_save": "a module saved whole",
+    "embed_tokens": "embeddings saved whole",
+    "lm_head": "a head saved whole",
+    ".bias": "a bias",
+    "token_adapter": "trained tokens",
+}
+
+
+def open_adapter_weights(directory: Path, adapter: AdapterConfig, base: TargetConfig) -> AdapterWeights:
+    """Open the weights of an adapter and check every tensor's name, shape and dtype.
+
+    Raises:
+        AdapterUnsupported: the file holds something other than low-rank updates of linear layers.
+        AdapterInvalid: the file is missing or truncated; a tensor is missing, unknown, or of another shape or dtype.
+    """
+    path = directory / FILE
+    if not path.exists():
+        raise AdapterInvalid(f"{directory}: no {FILE}; pickle is not read")
+    try:
+        parts = read_parts(path)
+    except WeightsInvalid as error:
+        raise AdapterInvalid(str(error)) from error
+    _check(parts, adapter, base, path)
+    return AdapterWeights(parts, path)
+
+
+class AdapterWeights:
+    """The open file of one adapter."""
+
+    def __init__(self, parts: Mapping[str, Part], path: Path) -> None:
+        self._parts = parts
+        self._path = path
+
+    def read(self, update: ModuleUpdate, part: str) -> NDArray[np.float32]:
+        """lora_A [rank, in] or lora_B [out, rank] in float32, exact from bfloat16 and float16.
+
+        Raises AdapterInvalid where a value is not finite.
+        """
+        name = _name(update, part)
+        values = floats(name, self._parts[name])
+        if not np.isfinite(values).all():
+            raise AdapterInvalid(f"{self._path}: {name} holds values that are not finite; train or convert it again")
+        return values
+
+
+def _name(update: ModuleUpdate, part: str) -> str:
+    return f"{_ROOT}{update.module}.{part}.weight"
+
+
+def _check(parts: Mapping[str, Part], adapter: AdapterConfig, base: TargetConfig, path: Path) -> None:
+    expected = _expected(adapter, base)
+    found = set(parts)
+    for name in sorted(found - expected.keys()):
+        _refuse(name, path)
+    missing = sorted(expected.keys() - found)
+    if missing:
+        raise AdapterInvalid(f"{path}: {_listing(missing)} missing, which adapter_config.json calls for")
+    for name, shape in expected.items():
+        part = parts[name]
+        if part.shape != shape:
+            raise AdapterInvalid(
+                f"{path}: {name} has shape {list(part.shape)}; adapter_config.json and this base make it "
+                f"{list(shape)}; is the adapter for another base?"
+            )
+        if part.dtype not in FLOATS:
+            raise AdapterInvalid(f"{path}: {name} has dtype {part.dtype}; expected one of {', '.join(FLOATS)}")
+
+
+def _expected(adapter: AdapterConfig, base: TargetConfig) -> dict[str, tuple[int, int]]:
+    shapes = expected_shapes(base)
+    expected: dict[str, tuple[int, int]] = {}
+    for update in adapter.updates:
+        rows, columns = shapes[f"{update.module}.weight"]
+        expected[_name(update, "lora_A")] = (update.rank, columns)
+        expected[_name(update, "lora_B")] = (rows, update.rank)
+    return expected
+
+
+def _refuse(name: str, path: Path) -> None:
+    for mark, what in _FOREIGN.items():
+        if mark in name:
+            raise AdapterUnsupported(f"{path}: {name} is {what}, not supported; supported: LoRA on {SUPPORTED}")
+    raise AdapterInvalid(
+        f"{path}: {name} is nothing that adapter_config.json calls for on this base; is the adapter for another base?"
+    )
+
+
+def _listing(names: list[str]) -> str:
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+
+
+_CID = "cidv1:"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LowRank:
+    """y += scale * ((x down^T) up^T); down [rank, in], up [out, rank], float32."""
+
+    down: NDArray[np.float32]
+    up: NDArray[np.float32]
+    scale: float
+
+    @property
+    def rank(self) -> int:
+        return len(self.down)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Adapter:
+    """`updates` by layer and module of the layer, for example (0, "self_attn.q_proj")."""
+
+    identity: AdapterIdentity
+    updates: Mapping[tuple[int, str], LowRank]
+
+
+def read_adapter(name: str, directory: Path, base: TargetConfig, base_directory: Path, base_cid: str) -> Adapter:
+    """Read an adapter in peft's layout (adapter_config.json, adapter_model.safetensors) for a given base.
+
+    Raises:
+        TargetError: ModelNotFound, AdapterUnsupported or AdapterInvalid; the message names adapter, file and field.
+    """
+    config = read_adapter_config(directory, base.layers, _modules(base))
+    _check_base(config, base_directory, base_cid)
+    there = expected_shapes(base)  # not every layer of Gemma 4 has every module
+    config = replace(config, updates=tuple(each for each in config.updates if f"{each.module}.weight" in there))
+    weights = open_adapter_weights(directory, config, base)
+    updates = {
+        (update.layer, update.module.removeprefix(f"model.layers.{update.layer}.")): LowRank(
+            weights.read(update, "lora_A"), weights.read(update, "lora_B"), update.scale
+        )
+        for update in config.updates
+    }
+    return Adapter(AdapterIdentity(name, adapter_cid(directory)), updates)
+
+
+def _modules(base: TargetConfig) -> tuple[str, ...]:
+    """That can be adapted; experts cannot."""
+    modules = FUSED_MODULES if base.fused else MODULES
+    return tuple(module for module in modules if not (base.experts and module.startswith("mlp.")))
+
+
+def _check_base(config: AdapterConfig, directory: Path, base_cid: str) -> None:
+    """A base_cid in `revision` decides; else the name has to be one of the base's, where the adapter gives one."""
+    revision = config.base_revision
+    if revision is not None and revision.startswith(_CID):
+        if revision != base_cid:
+            raise AdapterInvalid(f"revision: the adapter is for the base {revision}, and {base_cid} is served")
+        return
+    known = base_names(directory)
+    if config.base_name is not None and config.base_name.rstrip("/").rpartition("/")[2] not in known:
+        raise AdapterInvalid(
+            f"base_model_name_or_path: the adapter is for {config.base_name!r}, and {' or '.join(sorted(known))} is "
+            "served; where that is the same model under another name, write it there, or its base_cid into revision"
+        )

@@ -1,0 +1,352 @@
+"""Families of models: what tells one from another; everything else is in a model's own configuration.
+
+A new family is one more `Family` and a place in `FAMILIES`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertNames:
+    """Modules of a layer: the router, and those of one expert with its number for {}."""
+
+    router: str
+    gate: str
+    up: str
+    down: str
+
+
+@dataclass(frozen=True, slots=True)
+class BesideNames:
+    """Vectors of a layer whose experts stand beside its MLP (Gemma 4): each has norms, and they are added up."""
+
+    router_norm: str  # multiplied with hidden_size^(-1/2)
+    norm: str  # of the experts' input
+    after: str  # of their output
+    after_mlp: str  # of the MLP's output
+    scales: str  # what the share of each expert is multiplied with
+
+
+@dataclass(frozen=True, slots=True)
+class StackedExperts:
+    """All experts of a layer as one tensor in safetensors: gate and up together, and down."""
+
+    module: str  # that holds `gate_up_proj` and `down_proj`
+    transposed: bool  # matrices are [in, out]
+    interleaved: bool  # outputs of gate and up take turns; otherwise gate's come first
+
+
+@dataclass(frozen=True, slots=True)
+class Clamp:
+    """Bounds of gate and up (`docs/numerics.md`, clamped)."""
+
+    slope: float
+    limit: float
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """MLPs of which every row takes a few (Shazeer et al. 2017): `chosen` of `count`, each of inner size `size`."""
+
+    names: ExpertNames
+    layers: tuple[bool, ...]  # which have experts in place of one MLP
+    count: int
+    chosen: int
+    size: int
+    normalised: bool  # shares of the chosen sum to one, not those of all
+    bias: bool = False  # of the router and of all modules
+    sigmoid: bool = False  # a share is the sigmoid of its logit, and scales what the expert reads
+    shared: int = 0  # inner activations of an expert beside those chosen, or 0
+    beside: BesideNames | None = None  # the MLP, not in its place
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """`name` is transformers' model type, and the architecture that a `TargetConfig` names."""
+
+    name: str
+    architecture: str  # in config.json
+    multimodal: str = ""  # the same of checkpoints of which this is the part for text
+    gguf_name: str = ""  # general.architecture of a GGUF file; empty where those are not read
+    gguf_interleaved: bool = False  # rows of q and k stand there for a rotation of neighbours, not of halves
+    qkv_bias: bool = (
+        False  # q, k and v always have biases and o never; otherwise attention_bias of the configuration says
+    )
+    head_norms: bool = False  # each query and key head is normalised
+    windows: bool = True  # sliding_window counts; where a conversion left one in another family, it means nothing
+    unrotated_layers: bool = False  # no_rope_layers counts: layers without rotary position embeddings
+    partial_rotation: bool = False  # partial_rotary_factor counts
+    fused: bool = False  # queries, keys and values are one module, gate and up another
+    activation: str = "silu"  # hidden_act, or hidden_activation
+    sandwich_norms: bool = False  # outputs of attention and MLP are normalised before they are added to the stream
+    norms_around_one: bool = False  # a norm multiplies with 1 + its weights; in GGUF files the 1 is added already
+    scaled: tuple[str, ...] = ()
+    """Which of query_pre_attn_scalar, attn_logit_softcapping and final_logit_softcapping count; where any do,
+    embeddings are scaled too."""
+    experts: ExpertNames | None = None  # in place of an MLP in some or all layers
+    stacked: StackedExperts | None = None  # how experts lie in safetensors, where not each by itself
+    expert_bias: bool = False  # of the router and of experts
+    sigmoid_router: bool = False
+    beside: BesideNames | None = None  # experts stand beside MLPs
+    shared_expert: bool = False  # beside those that are chosen
+    mlp: str = "mlp"  # the module that holds gate, up and down
+    neighbours: bool = False  # heads turn by neighbours, not by halves
+    unit_head_norms: bool = False  # use_qk_norm counts: norms of heads that turn, with weights of 1
+    chunks: bool = False  # attention_chunk_size counts
+    tempered: bool = False  # attn_temperature_tuning counts, in layers without rotary position embeddings
+    sinks: bool = False  # of attention
+    clamped: bool = False  # swiglu_alpha and swiglu_limit count
+    quantised: tuple[str, ...] = ()  # quant_method of checkpoints that are read as they are
+    yarn_truncated: bool = True  # what a GGUF file does not say of yarn
+    query_scale: float = 0.0  # what queries are multiplied with, or 0 where their size says it
+    sizes_by_layer: bool = False  # per_layer_config counts; values are normalised, and layers have scalars
+    gguf_wide_queries: int = 0  # layers of the one model in GGUF whose query_pre_attn_scalar is hidden_size / heads
+    gguf_modules: Mapping[str, str] = field(default_factory=dict)
+    """Names of a layer's modules in GGUF, and in transformers, where they are others than `files.gguf_names` has."""
+
+
+# Llama (Touvron et al. 2023), and all that publish under its name: no norm of heads, no window.
+LLAMA = Family(
+    name="llama",
+    architecture="LlamaForCausalLM",
+    gguf_name="llama",
+    gguf_interleaved=True,
+    windows=False,
+)
+
+# Mistral (Jiang et al. 2023): Llama with a sliding window; its GGUF files call it a llama.
+MISTRAL = Family(
+    name="mistral",
+    architecture="MistralForCausalLM",
+    gguf_name="llama",
+    gguf_interleaved=True,
+)
+
+# Mixtral (Jiang et al. 2024): Mistral with experts; its GGUF files call it a llama.
+_MIXTRAL_EXPERT = "block_sparse_moe.experts.{}"
+
+MIXTRAL = Family(
+    name="mixtral",
+    architecture="MixtralForCausalLM",
+    gguf_name="llama",
+    gguf_interleaved=True,
+    experts=ExpertNames(
+        "block_sparse_moe.gate", f"{_MIXTRAL_EXPERT}.w1", f"{_MIXTRAL_EXPERT}.w3", f"{_MIXTRAL_EXPERT}.w2"
+    ),
+    gguf_modules={
+        "ffn_gate_inp": "block_sparse_moe.gate",
+        "ffn_gate_exps": f"{_MIXTRAL_EXPERT}.w1",
+        "ffn_up_exps": f"{_MIXTRAL_EXPERT}.w3",
+        "ffn_down_exps": f"{_MIXTRAL_EXPERT}.w2",
+    },
+)
+
+# Qwen2 and Qwen2.5 (Yang et al. 2024): biases on queries, keys and values.
+QWEN2 = Family(
+    name="qwen2",
+    architecture="Qwen2ForCausalLM",
+    gguf_name="qwen2",
+    qkv_bias=True,
+)
+
+# Qwen3 (Yang et al. 2025): each head of queries and keys is normalised before its rotation.
+QWEN3 = Family(
+    name="qwen3",
+    architecture="Qwen3ForCausalLM",
+    gguf_name="qwen3",
+    head_norms=True,
+)
+
+# Qwen3-MoE (Yang et al. 2025): Qwen3 with experts.
+QWEN3_MOE = Family(
+    name="qwen3_moe",
+    architecture="Qwen3MoeForCausalLM",
+    gguf_name="qwen3moe",
+    head_norms=True,
+    experts=ExpertNames("mlp.gate", "mlp.experts.{}.gate_proj", "mlp.experts.{}.up_proj", "mlp.experts.{}.down_proj"),
+    gguf_modules={
+        "ffn_gate_inp": "mlp.gate",
+        "ffn_gate_exps": "mlp.experts.{}.gate_proj",
+        "ffn_up_exps": "mlp.experts.{}.up_proj",
+        "ffn_down_exps": "mlp.experts.{}.down_proj",
+    },
+)
+
+# SmolLM3 (Bakouch et al. 2025): Llama in which every fourth layer has no rotary position embeddings.
+SMOLLM3 = Family(
+    name="smollm3",
+    architecture="SmolLM3ForCausalLM",
+    gguf_name="smollm3",
+    gguf_interleaved=True,
+    unrotated_layers=True,
+)
+
+# Phi-3 (Abdin et al. 2024), Phi-3.5 and Phi-4: fused modules, LongRoPE, and heads that turn in part.
+PHI3 = Family(
+    name="phi3",
+    architecture="Phi3ForCausalLM",
+    gguf_name="phi3",
+    partial_rotation=True,
+    fused=True,
+    gguf_modules={"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
+)
+
+# Gemma 2 (Riviere et al. 2024): norms before and after, windows in every second layer, capped scores and logits.
+GEMMA2 = Family(
+    name="gemma2",
+    architecture="Gemma2ForCausalLM",
+    gguf_name="gemma2",
+    activation="gelu_pytorch_tanh",
+    sandwich_norms=True,
+    norms_around_one=True,
+    scaled=("query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping"),
+    gguf_wide_queries=46,
+    gguf_modules={
+        "post_attention_norm": "post_attention_layernorm",
+        "ffn_norm": "pre_feedforward_layernorm",
+        "post_ffw_norm": "post_feedforward_layernorm",
+    },
+)
+
+# Gemma 3 (Kamath et al. 2025), text: Gemma 2 with head norms instead of caps, and two rotations.
+GEMMA3 = Family(
+    name="gemma3_text",
+    architecture="Gemma3ForCausalLM",
+    multimodal="Gemma3ForConditionalGeneration",
+    gguf_name="gemma3",
+    head_norms=True,
+    activation="gelu_pytorch_tanh",
+    sandwich_norms=True,
+    norms_around_one=True,
+    scaled=("query_pre_attn_scalar", "final_logit_softcapping"),
+    gguf_wide_queries=62,
+    gguf_modules={
+        "post_attention_norm": "post_attention_layernorm",
+        "ffn_norm": "pre_feedforward_layernorm",
+        "post_ffw_norm": "post_feedforward_layernorm",
+    },
+)
+
+# Gemma 4 (Google 2026), text: Gemma 3 with larger heads in layers without a window, norms of values, and, by size,
+# experts beside MLPs or inputs of each layer.
+_GEMMA4_EXPERT = "experts.{}"
+
+GEMMA4 = Family(
+    name="gemma4_text",
+    architecture="Gemma4ForCausalLM",
+    multimodal="Gemma4ForConditionalGeneration",
+    gguf_name="gemma4",
+    head_norms=True,
+    activation="gelu_pytorch_tanh",
+    sandwich_norms=True,
+    scaled=("final_logit_softcapping",),
+    query_scale=1.0,
+    experts=ExpertNames(
+        "router.proj", f"{_GEMMA4_EXPERT}.gate_proj", f"{_GEMMA4_EXPERT}.up_proj", f"{_GEMMA4_EXPERT}.down_proj"
+    ),
+    stacked=StackedExperts("experts", transposed=False, interleaved=False),
+    beside=BesideNames(
+        router_norm="router.scale",
+        norm="pre_feedforward_layernorm_2",
+        after="post_feedforward_layernorm_2",
+        after_mlp="post_feedforward_layernorm_1",
+        scales="router.per_expert_scale",
+    ),
+    sizes_by_layer=True,
+    gguf_modules={
+        "post_attention_norm": "post_attention_layernorm",
+        "ffn_norm": "pre_feedforward_layernorm",
+        "post_ffw_norm": "post_feedforward_layernorm",
+        "post_ffw_norm_1": "post_feedforward_layernorm_1",
+        "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
+        "post_ffw_norm_2": "post_feedforward_layernorm_2",
+        "ffn_gate_inp": "router.proj",
+        "ffn_gate_inp.scale": "router.scale",
+        "ffn_gate_up_exps": f"{_GEMMA4_EXPERT}.gate_up_proj",
+        "ffn_gate_exps": f"{_GEMMA4_EXPERT}.gate_proj",
+        "ffn_up_exps": f"{_GEMMA4_EXPERT}.up_proj",
+        "ffn_down_exps": f"{_GEMMA4_EXPERT}.down_proj",
+        "ffn_down_exps.scale": "router.per_expert_scale",
+        "inp_gate": "per_layer_input_gate",
+        "proj": "per_layer_projection",
+        "post_norm": "post_per_layer_input_norm",
+        "layer_output_scale": "layer_scalar",
+    },
+)
+
+
+# gpt-oss (OpenAI 2025): experts with biases and bounds, sinks of attention, windows in every second layer.
+_GPT_OSS_EXPERT = "mlp.experts.{}"
+
+GPT_OSS = Family(
+    name="gpt_oss",
+    architecture="GptOssForCausalLM",
+    gguf_name="gpt-oss",
+    experts=ExpertNames(
+        "mlp.router", f"{_GPT_OSS_EXPERT}.gate_proj", f"{_GPT_OSS_EXPERT}.up_proj", f"{_GPT_OSS_EXPERT}.down_proj"
+    ),
+    stacked=StackedExperts("mlp.experts", transposed=True, interleaved=True),
+    expert_bias=True,
+    sinks=True,
+    clamped=True,
+    quantised=("mxfp4",),
+    yarn_truncated=False,
+    gguf_modules={
+        "attn_sinks": "self_attn.sinks",
+        "post_attention_norm": "post_attention_layernorm",
+        "ffn_gate_inp": "mlp.router",
+        "ffn_gate_exps": f"{_GPT_OSS_EXPERT}.gate_proj",
+        "ffn_up_exps": f"{_GPT_OSS_EXPERT}.up_proj",
+        "ffn_down_exps": f"{_GPT_OSS_EXPERT}.down_proj",
+    },
+)
+
+# Llama 4 (Meta 2025), text: experts beside a shared one, and attention in chunks or, by position, tempered.
+_LLAMA4_EXPERT, _LLAMA4_SHARED = "feed_forward.experts.{}", "feed_forward.shared_expert"
+
+LLAMA4 = Family(
+    name="llama4_text",
+    architecture="Llama4ForCausalLM",
+    multimodal="Llama4ForConditionalGeneration",
+    gguf_name="llama4",
+    windows=False,
+    unrotated_layers=True,
+    experts=ExpertNames(
+        "feed_forward.router", f"{_LLAMA4_EXPERT}.gate_proj", f"{_LLAMA4_EXPERT}.up_proj", f"{_LLAMA4_EXPERT}.down_proj"
+    ),
+    stacked=StackedExperts("feed_forward.experts", transposed=True, interleaved=False),
+    sigmoid_router=True,
+    shared_expert=True,
+    mlp="feed_forward",
+    neighbours=True,
+    unit_head_norms=True,
+    chunks=True,
+    tempered=True,
+    gguf_modules={
+        "ffn_gate": "feed_forward.gate_proj",
+        "ffn_up": "feed_forward.up_proj",
+        "ffn_down": "feed_forward.down_proj",
+        "ffn_gate_inp": "feed_forward.router",
+        "ffn_gate_exps": f"{_LLAMA4_EXPERT}.gate_proj",
+        "ffn_up_exps": f"{_LLAMA4_EXPERT}.up_proj",
+        "ffn_down_exps": f"{_LLAMA4_EXPERT}.down_proj",
+        "ffn_gate_shexp": f"{_LLAMA4_SHARED}.gate_proj",
+        "ffn_up_shexp": f"{_LLAMA4_SHARED}.up_proj",
+        "ffn_down_shexp": f"{_LLAMA4_SHARED}.down_proj",
+    },
+)
+
+
+FAMILIES = (LLAMA, MISTRAL, QWEN2, QWEN3, SMOLLM3, PHI3, GEMMA2, GEMMA3, QWEN3_MOE, MIXTRAL, GPT_OSS, LLAMA4, GEMMA4)
+
+BY_ARCHITECTURE: Mapping[str, Family] = {
+    name: family for family in FAMILIES for name in (family.architecture, family.multimodal) if name
+}
+
+
+def gguf_families(name: str) -> list[Family]:
+    """The families whose GGUF files have this general.architecture; an empty list where it is not supported."""
+    return [family for family in FAMILIES if family.gguf_name and family.gguf_name == name]

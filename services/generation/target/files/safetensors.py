@@ -1,0 +1,219 @@
+"""Tensors of safetensors files under the names that a family's layers have them by, experts each by itself."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+
+from services.generation.target.errors import WeightsInvalid
+from services.generation.target.families import Family, StackedExperts
+from services.generation.target.files.stored_tensor import StoredTensor, map_file
+from services.generation.target.sizes import MOST_EXPERTS
+
+FLOATS = ("F32", "BF16", "F16")
+_STORAGES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "MXFP4": "mxfp4"}
+
+
+class SafetensorsFiles:
+    """The open files of one model, as `weights.Weights`."""
+
+    def __init__(self, path: Path, parts: Mapping[str, Part]) -> None:
+        self.path = path
+        self._parts = parts
+
+    @classmethod
+    def open(cls, directory: Path, family: Family | None = None) -> SafetensorsFiles:
+        """`family`: whose names tensors get. Raises WeightsInvalid: a file is missing, or is not a whole safetensors
+        file, or holds experts in a form that is not known.
+        """
+        entries: dict[str, Part] = {}
+        for path in weight_files(directory):
+            entries.update(read_parts(path))
+        return cls(directory, parts_of(family, entries))
+
+    def names(self) -> frozenset[str]:
+        return frozenset(self._parts)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._parts[name].shape
+
+    def storage(self, name: str) -> str:
+        dtype = self._parts[name].dtype
+        if dtype not in _STORAGES:
+            raise WeightsInvalid(
+                f"{self.path}: {name} has dtype {dtype}; expected one of {', '.join(_STORAGES)}: use the original model"
+            )
+        return _STORAGES[dtype]
+
+    def tensor(self, name: str) -> StoredTensor:
+        part = self._parts[name]
+        return StoredTensor.of_bytes(name, self.storage(name), part.shape, part.read())
+
+
+def read_parts(path: Path) -> dict[str, Part]:
+    """The tensors of one file by their names in it. Raises WeightsInvalid for one that is not whole."""
+    try:
+        with safe_open(path, framework="numpy"):
+            pass  # it has checked the header: sizes fit dtypes and shapes, and tensors fill the file without a gap
+        data = map_file(path)
+        begin = 8 + int.from_bytes(data[:8].tobytes(), "little")
+        header: dict[str, Any] = json.loads(data[8:begin].tobytes())
+        return {name: _entry(field, data[begin:]) for name, field in header.items() if name != "__metadata__"}
+    except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
+        raise WeightsInvalid(f"{path}: not a whole safetensors file ({error}); download or copy it again") from error
+
+
+def _entry(field: dict[str, Any], data: NDArray[np.uint8]) -> Part:
+    begin, end = field["data_offsets"]
+    return Part(field["dtype"], tuple(field["shape"]), lambda: data[begin:end])
+
+
+def floats(name: str, part: Part) -> NDArray[np.float32]:
+    """The values of a tensor of `FLOATS` in float32, exact; a copy."""
+    return StoredTensor.of_bytes(name, _STORAGES[part.dtype], part.shape, part.read()).values().copy()
+
+
+def weight_files(directory: Path) -> list[Path]:
+    """The safetensors files of the model: the one file, or the shards that the index names, in order.
+
+    Raises:
+        WeightsInvalid: there are none, or the index is not readable or names a file outside the directory.
+    """
+    index = directory / "model.safetensors.index.json"
+    if not index.exists():
+        single = directory / "model.safetensors"
+        if single.exists():
+            return [single]
+        raise WeightsInvalid(
+            f"{directory}: no model.safetensors and no model.safetensors.index.json; pickle is not read"
+        )
+    try:
+        names = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        raise WeightsInvalid(f"{index}: not a readable index of weight shards: {error!r}") from error
+    for name in names:
+        if not isinstance(name, str) or Path(name).name != name or not (directory / name).exists():
+            raise WeightsInvalid(f"{index}: shard {name!r} is not a file of {directory}")
+    return [directory / name for name in names]
+
+
+Bytes = NDArray[np.uint8]
+_BYTES = {"F32": 4, "BF16": 2, "F16": 2}
+_BARE = (".sinks", ".layer_scalar", ".router.scale", ".router.per_expert_scale")
+"""Ends of names of vectors that belong to no module."""
+_GROUP, _PACKED = 32, 16
+"""Weights of an MXFP4 block, and its bytes."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Part:
+    """A tensor: safetensors' dtype, or MXFP4 in GGUF's blocks; the shape in weights; a reader of its bytes."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    read: Callable[[], Bytes]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Stack:
+    """All experts' tensors [count, outputs] or [count, outputs, inputs]; `rows` gives outputs of one, each's bytes."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    rows: Callable[[int, slice], Bytes]
+
+
+def parts_of(family: Family | None, entries: Mapping[str, Part]) -> dict[str, Part]:
+    """By the names of `config.layer_specs`. Raises WeightsInvalid for stacked experts whose shapes fit nothing."""
+    found: dict[str, Part] = {}
+    if family and family.multimodal:
+        named = ((_in_text_part(name), part) for name, part in entries.items())
+        entries = {name: part for name, part in named if name}
+    stacked = family.stacked if family else None
+    place = re.compile(rf"(.*\.{re.escape(stacked.module)})\.(gate_up_proj|down_proj)(_\w+)?" if stacked else "(?!)")
+    for name, part in entries.items():
+        match = place.fullmatch(name)
+        if stacked is None or match is None:
+            found[f"{name}.weight" if name.endswith(_BARE) else name] = part
+        elif match[3] != "_scales":  # those are read with the blocks
+            found |= _each(match, _stack(stacked, entries, match), stacked.interleaved)
+    return found
+
+
+_TEXT = (
+    ("language_model.model.", "model."),
+    ("model.language_model.", "model."),
+    ("language_model.lm_head.", "lm_head."),
+)
+_OTHERS = re.compile(
+    r"(model\.)?(vision_tower|vision_model|audio_tower|multi_modal_projector|embed_vision|embed_audio)\..*"
+)
+"""Parts of multimodal checkpoints: that for text, and those that are left alone."""
+
+
+def _in_text_part(name: str) -> str | None:
+    """A tensor's name in the model for text, or none where it is none of its tensors."""
+    for prefix, stands_for in _TEXT:
+        if name.startswith(prefix):
+            return stands_for + name.removeprefix(prefix)
+    return None if _OTHERS.fullmatch(name) else name
+
+
+def _stack(stacked: StackedExperts, entries: Mapping[str, Part], match: re.Match[str]) -> _Stack:
+    part, kind = entries[match[0]], match[3]
+    scales = entries.get(match[0].removesuffix("_blocks") + "_scales")
+    outer = part.shape[:-1]
+    if kind == "_blocks" and scales and part.shape == (*scales.shape, _PACKED) and len(outer) == 3:
+        return _Stack("MXFP4", (*outer[:-1], outer[-1] * _GROUP), partial(_mxfp4_rows, part, scales))
+    if len(part.shape) == (2 if kind == "_bias" else 3) and kind in (None, "_bias") and part.dtype in _BYTES:
+        transposed = stacked.transposed and kind is None
+        count, *rest = part.shape
+        return _Stack(
+            part.dtype, (count, *(rest[::-1] if transposed else rest)), partial(_plain_rows, part, transposed)
+        )
+    raise WeightsInvalid(
+        f"{match[0]} has dtype {part.dtype} and shape {list(part.shape)}; expected all experts' matrices, biases, or "
+        "MXFP4 blocks beside their scales: use the original model"
+    )
+
+
+def _each(match: re.Match[str], stack: _Stack, interleaved: bool) -> Iterator[tuple[str, Part]]:
+    count, outputs, *inputs = stack.shape
+    if count > MOST_EXPERTS:
+        raise WeightsInvalid(f"{match[0]} holds {count} experts; supported: at most {MOST_EXPERTS}")
+    kind = "bias" if match[3] == "_bias" else "weight"
+    for module, rows in _modules(match[2], outputs, interleaved).items():
+        shape = (len(range(outputs)[rows]), *inputs)
+        for number in range(count):
+            yield f"{match[1]}.{number}.{module}.{kind}", Part(stack.dtype, shape, partial(stack.rows, number, rows))
+
+
+def _modules(stacked: str, outputs: int, interleaved: bool) -> dict[str, slice]:
+    """Which outputs belong to which module."""
+    if stacked == "down_proj":
+        return {stacked: slice(None)}
+    if interleaved:
+        return {"gate_proj": slice(0, None, 2), "up_proj": slice(1, None, 2)}
+    return {"gate_proj": slice(0, outputs // 2), "up_proj": slice(outputs // 2, None)}
+
+
+def _plain_rows(part: Part, transposed: bool, number: int, rows: slice) -> Bytes:
+    one = part.read().reshape(*part.shape, _BYTES[part.dtype])[number]
+    return np.ascontiguousarray((one.swapaxes(0, 1) if transposed else one)[rows]).reshape(-1)
+
+
+def _mxfp4_rows(blocks: Part, scales: Part, number: int, rows: slice) -> Bytes:
+    """A byte holds two neighbours there; in GGUF, behind the exponent, a value and the one half a block on."""
+    packed, exponents = (part.read().reshape(part.shape)[number, rows] for part in (blocks, scales))
+    values = np.stack([packed & 15, packed >> 4], axis=-1).reshape(*exponents.shape, _GROUP)
+    whole = [exponents[..., None], values[..., :_PACKED] | values[..., _PACKED:] << 4]
+    return np.concatenate(whole, axis=-1).reshape(-1)

@@ -1,0 +1,41 @@
+"""The largest sizes that there is room for: kernels are written for them, and no configuration may ask for more."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+MOST_HEAD_DIM = 1024  # a head is turned on the stack (kernels/attention/rotation.py)
+MOST_RANK = 1024  # of an adapter's update (kernels/row_operations.py)
+MOST_EXPERTS = 4096  # of a layer: eight times what any published model has; each is described before a weight is read
+_MOST_LAYERS = 1 << 14  # as are layers
+_MOST_POSITIONS = (1 << 31) - 1  # positions and slots of rows are int32
+_MOST_WIDTH = 1 << 24  # thirty times the widest that is published; products of two such sizes fit an int64
+
+LARGEST: Mapping[str, int] = {
+    "vocab_size": _MOST_WIDTH,
+    "hidden_size": _MOST_WIDTH,
+    "hidden_size_per_layer_input": _MOST_WIDTH,
+    "intermediate_size": _MOST_WIDTH,
+    "intermediate_size_mlp": _MOST_WIDTH,
+    "moe_intermediate_size": _MOST_WIDTH,
+    "num_hidden_layers": _MOST_LAYERS,
+    "num_attention_heads": _MOST_LAYERS,
+    "num_key_value_heads": _MOST_LAYERS,
+    "head_dim": MOST_HEAD_DIM,
+    "num_experts": MOST_EXPERTS,
+    "num_local_experts": MOST_EXPERTS,
+    "max_position_embeddings": _MOST_POSITIONS,
+    "sliding_window": _MOST_POSITIONS,
+    "attention_chunk_size": _MOST_POSITIONS,
+    "floor_scale": _MOST_POSITIONS,
+}
+"""By the names of config.json; most are of a layer."""
+
+
+def fits(name: str, value: object) -> bool:
+    """Whether a member of a configuration is a size, from 1 to its largest."""
+    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= LARGEST.get(name, _MOST_POSITIONS)
+
+
+def expected(name: str) -> str:
+    return f"a whole number of at least 1 and at most {LARGEST.get(name, _MOST_POSITIONS)}"

@@ -1,0 +1,153 @@
+"""A model's weights: the tensors that its configuration calls for, opened and checked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+from services.generation.target.config.config import TargetConfig
+from services.generation.target.config.config_document import family_of, named_family, read_document
+from services.generation.target.config.layer_specs import (
+    EMBEDDING,
+    HEAD,
+    LAYER_EMBEDDING,
+    LAYER_NORM,
+    LAYER_PROJECTION,
+    NORM,
+    layer_specs,
+)
+from services.generation.target.errors import TargetError, WeightsInvalid, about
+from services.generation.target.files.gguf_file import ROPE_FACTORS, ROPE_LONG, ROPE_SHORT, GgufFile, is_gguf
+from services.generation.target.files.safetensors import SafetensorsFiles
+from services.generation.target.files.stored_tensor import StoredTensor
+
+
+class Weights(Protocol):
+    """Open weights by the names of transformers' model. Safe from any thread; nothing is read before it is asked for.
+
+    `shape`, `storage` and `tensor` raise KeyError for a name that is not in `names`.
+    """
+
+    @property
+    def path(self) -> Path:
+        """The file, or the directory of several."""
+        ...
+
+    def names(self) -> frozenset[str]: ...
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """In weights, [out, in] or [size]."""
+        ...
+
+    def storage(self, name: str) -> str:
+        """As in `StoredTensor`. Raises WeightsInvalid where it is none of those."""
+        ...
+
+    def tensor(self, name: str) -> StoredTensor:
+        """Mapped from disk, or copied where it has to be put into transformers' order. Raises as `storage` does."""
+        ...
+
+
+def check_headers(path: Path) -> None:
+    """Read what a model's files begin with, in a fraction of a second: no weight, and transformers is not imported.
+
+    Raises:
+        ModelNotFound: there is no such file, or no config.json in the directory.
+        UnsupportedArchitecture: the family, or an option of it, is not served.
+        ConfigInvalid: config.json is not one.
+        WeightsInvalid: a file is missing, truncated or no weights at all, or of a kind that is not supported.
+    """
+    try:
+        if is_gguf(path):
+            _ = GgufFile.open(path).families
+        else:
+            SafetensorsFiles.open(path, family_of(read_document(path)))
+    except TargetError as error:
+        raise type(error)(about(path, error)) from error
+
+
+def open_weights(path: Path) -> Weights:
+    """The weights of a transformers directory or of a GGUF file; names and shapes are not held against a configuration.
+
+    Raises:
+        ModelNotFound: there is no such GGUF file.
+        WeightsInvalid: a file is missing, truncated or contradicts itself, or a GGUF file holds an unsupported type.
+    """
+    return GgufFile.open(path) if is_gguf(path) else SafetensorsFiles.open(path, named_family(path))
+
+
+_SHOWN = 4  # names in a message
+_KEYS_AND_VALUES = ("k_proj", "v_proj", "k_norm", "v_norm")
+
+
+def expected_shapes(config: TargetConfig) -> dict[str, tuple[int, ...]]:
+    """Name and shape of every tensor that the canonical pass reads; linear weights are [out, in]."""
+    hidden = config.hidden_size
+    shapes: dict[str, tuple[int, ...]] = {EMBEDDING: (config.vocab_size, hidden), NORM: (hidden,)}
+    if size := config.layer_inputs:
+        shapes |= {
+            LAYER_EMBEDDING: (config.vocab_size, config.layers * size),
+            LAYER_PROJECTION: (config.layers * size, hidden),
+            LAYER_NORM: (size,),
+        }
+    if not config.tied_embeddings:
+        shapes[HEAD] = (config.vocab_size, hidden)
+    for layer in layer_specs(config):
+        vectors = dict.fromkeys(layer.norms, hidden) | dict.fromkeys(layer.head_norms, layer.head_dim)
+        vectors |= {layer.sinks: layer.heads} if layer.sinks else {}
+        vectors |= {layer.scalar: 1} if layer.scalar else {}
+        if layer.experts and layer.experts.beside:
+            vectors[layer.experts.beside.scales] = len(layer.experts.down)
+        for module in layer.modules:
+            shapes[f"{layer.prefix}{module.name}.weight"] = (module.outputs, module.inputs)
+            if module.bias:
+                shapes[f"{layer.prefix}{module.name}.bias"] = (module.outputs,)
+        shapes |= {f"{layer.prefix}{name}.weight": (size,) for name, size in vectors.items()}
+    return shapes
+
+
+def checked_weights(path: Path, config: TargetConfig) -> Weights:
+    """The weights at `path`, opened. Raises as `open_weights` and `check_weights` do."""
+    weights = open_weights(path)
+    check_weights(weights, config)
+    return weights
+
+
+def check_weights(weights: Weights, config: TargetConfig) -> None:
+    """Hold names, shapes and storages against the configuration, before a weight is read.
+
+    Raises:
+        WeightsInvalid: a tensor is missing, unknown, or of another shape or storage.
+    """
+    expected, found = expected_shapes(config), weights.names()
+    readers = tuple(f"{layer.prefix}self_attn." for layer in layer_specs(config) if layer.source is not None)
+    missing = sorted(expected.keys() - found)
+    if missing:
+        raise WeightsInvalid(f"{weights.path}: {_listing(missing)} missing, which the configuration calls for")
+    unknown = sorted(name for name in found - expected.keys() if not _meant_for_others(name, config, readers))
+    if unknown:
+        raise WeightsInvalid(
+            f"{weights.path}: {_listing(unknown)} not known to this architecture; does the configuration fit?"
+        )
+    for name, shape in expected.items():
+        if weights.shape(name) != shape:
+            raise WeightsInvalid(
+                f"{weights.path}: {name} has shape {list(weights.shape(name))}, by the configuration {list(shape)}"
+            )
+        weights.storage(name)  # raises where it is not supported
+
+
+def _meant_for_others(name: str, config: TargetConfig, readers: tuple[str, ...]) -> bool:
+    """Rotary frequencies are computed or read with the configuration; a tied head repeats the embeddings. `readers` are
+    the attentions of layers that read other layers' keys, whose own are published and never used.
+    """
+    if name.startswith(readers) and name.split(".")[-2] in _KEYS_AND_VALUES:
+        return True
+    if name == HEAD:
+        return config.tied_embeddings
+    return name in (ROPE_FACTORS, ROPE_LONG, ROPE_SHORT) or name.endswith("rotary_emb.inv_freq")
+
+
+def _listing(names: list[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more

@@ -1,1 +1,0 @@
-"""Weights as they were published: safetensors and GGUF files, mapped from disk, nothing converted."""

@@ -1,0 +1,128 @@
+"""What numba and LLVM compile, before anybody asks for it: at a machine's first start, by processes of their own beside
+the loading of the model, which need neither torch nor the model.
+
+    python -m services.generation.warm_up text sampling        (is such a process)
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+from services.generation.engine.numba_cache import (
+    PARTS,
+    Part,
+    can_be_kept,
+    compile_log,
+    compiling,
+    is_compiled,
+    leave_mark,
+)
+from services.runtime.logs import LogFormat, configure_logging
+
+
+def compile_everything() -> None:
+    """For this machine, whatever model comes: minutes where nothing is there yet, nothing where all is.
+
+    Raises:
+        TargetError: this CPU lacks fused multiply-add.
+    """
+    from services.generation.target.canonical.kernels.attention.layout import CACHED
+    from services.generation.target.canonical.kernels.compilation import compile_ahead, module_names
+    from services.generation.target.canonical.kernels.storages import STORAGES
+
+    wanted = (
+        module_names(list(STORAGES), cached, arithmetic) for cached in CACHED for arithmetic in ("float32", "int8")
+    )
+    compile_ahead(list(dict.fromkeys(module for modules in wanted for module in modules)))
+    for part in PARTS:
+        with compiling(part):
+            warm_up(part)
+        leave_mark(part)
+
+
+def warm_up(part: Part) -> None:
+    """Run code that numba compiles once, whatever model comes; trees are for heads and smaller models that draft."""
+    if part == "trees":
+        return _warm_up_trees()
+    from services.generation.drafting.lookahead import LookaheadDrafter
+    from services.generation.drafting.suffix import SuffixDrafter
+    from services.generation.engine.cost import PassCost
+
+    warm_up_sampling()
+    LookaheadDrafter(PassCost(rows=(1, 2), seconds=(1.0, 1.5)))
+    SuffixDrafter()
+
+
+def warm_up_sampling() -> None:
+    """Before the first requests, which would wait for it on the engine's thread."""
+    import numpy as np
+
+    from services.generation.engine.request import SamplingParams
+    from services.generation.engine.sampling.race import Row
+    from services.generation.engine.sampling.sampler import Sampler, logprobs_of
+
+    logits = np.zeros(2, np.float32)
+    plain = SamplingParams(temperature=1.0)
+    for params in (plain, replace(plain, top_p=0.5), replace(plain, top_k=1, top_p=0.5, min_p=0.1)):
+        Sampler(params, 0, (), frozenset()).sample(logits, 0)
+    logprobs_of(Row.of(logits), 0, 1)
+
+
+def _warm_up_trees() -> None:
+    """One level below one root, by a model of two tokens."""
+    import numpy as np
+
+    from services.generation.drafting.acceptance import Acceptance
+    from services.generation.drafting.draft_tree.candidates import DraftShape, Vocabulary, candidates
+    from services.generation.drafting.draft_tree.draft_tree import DraftTree, Speaking, expand
+    from services.generation.drafting.draft_tree.nodes import Costs
+    from services.generation.engine.request import EngineRequest, SamplingParams
+
+    ids, request = np.arange(2), EngineRequest("", (0,), SamplingParams())
+    vocabulary, acceptance = Vocabulary(ids, ids), Acceptance().begin(request)
+    speaking = Speaking.of(request, acceptance, (), vocabulary)
+    tree = DraftTree(0, acceptance, DraftShape(depth=2, width=2, tree_tokens=8), Costs(np.ones(4)))
+    speaking.begin(tree, (0, 0))
+    tree.worth_expanding()
+    expand([speaking], np.zeros((1, 2), np.float32), lambda logits, *asked: candidates(logits, vocabulary, *asked))
+    tree.token_tree()
+    speaking.observe(0, [0])
+
+
+def compile_beside(part: Part, log_format: str) -> subprocess.Popen[bytes] | None:
+    """A process that compiles, unless an earlier start of this version has left the mark of having compiled the part.
+
+    It logs to this process's stderr and ends with it. A caller that needs the code waits in `compiling`, and
+    compiles what is still missing.
+    """
+    if is_compiled(part) or not can_be_kept():
+        return None
+    command = [sys.executable, "-m", __name__, log_format, part]
+    process = subprocess.Popen(command, cwd=Path(__file__).parents[2], stdin=subprocess.PIPE)
+    threading.Thread(target=process.wait, daemon=True).start()  # else its entry stays in the table of processes
+    return process
+
+
+def main(log_format: LogFormat, part: Part) -> None:
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    with compiling(part):
+        if is_compiled(part):
+            return
+        configure_logging("info", log_format, "generation")
+        with compile_log():
+            warm_up(part)
+        leave_mark(part)
+
+
+def _end_with_parent() -> None:
+    os.read(sys.stdin.fileno(), 1)
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main("json" if sys.argv[1] == "json" else "text", "trees" if sys.argv[2] == "trees" else "sampling")

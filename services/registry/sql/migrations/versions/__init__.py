@@ -1,1 +1,0 @@
-"""One file a migration, in the order of their numbers."""

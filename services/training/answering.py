@@ -1,0 +1,234 @@
+"""The target's own answers, and its streams while it answered: a head reads the streams and learns the answers.
+
+A head has to foresee what the target says, not what is true: text by others would teach it another distribution. The
+streams are those that the engine computed on the way, so that recording them costs no pass of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from services.generation.engine.core import EngineCore, EngineSettings
+from services.generation.engine.cost import PassCost
+from services.generation.engine.drafter import Draft, Drafter
+from services.generation.engine.events import Event, Finished
+from services.generation.engine.request import EngineRequest, SamplingParams
+from services.generation.engine.text.text_stream import NoText
+from services.generation.engine.tree import TokenTree
+from services.generation.target.target import Target
+from services.training.prompts import Prompt
+
+Float32 = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The target's answer to a prompt at a temperature. `id` is unique in a run."""
+
+    id: str
+    domain: str
+    temperature: float
+    prompt: tuple[int, ...]
+    said: tuple[int, ...]
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        return self.prompt + self.said
+
+
+class AnswerFile:
+    """Answers on disk, appended as they come. A line that a crash cut short is dropped when the file is opened."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        if path.exists():
+            self._drop_partial_line()
+
+    def __iter__(self) -> Iterator[Answer]:
+        if self.path.exists():
+            with self.path.open(encoding="utf-8") as lines:
+                yield from map(_parse, lines)
+
+    def append(self, answers: Iterable[Answer]) -> None:
+        with self.path.open("a", encoding="utf-8") as file:
+            for answer in answers:
+                file.write(json.dumps(asdict(answer), separators=(",", ":")) + "\n")
+
+    def _drop_partial_line(self) -> None:
+        with self.path.open("rb+") as file:
+            content = file.read()
+            os.ftruncate(file.fileno(), content.rfind(b"\n") + 1)
+
+
+def _parse(line: str) -> Answer:
+    entry = json.loads(line)
+    return Answer(entry["id"], entry["domain"], entry["temperature"], tuple(entry["prompt"]), tuple(entry["said"]))
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """Streams of every token of an answer but its last, whose row foresees nothing that is known.
+
+    `features` [tokens - 1, layers * hidden] are the head's; `finals` [said, hidden] the stream behind the last layer,
+    from the prompt's last token on. Both in bfloat16, as uint16 bits.
+    """
+
+    features: NDArray[np.uint16]
+    finals: NDArray[np.uint16]
+
+
+@dataclass(frozen=True, slots=True)
+class Streams:
+    """Which streams a recording needs, and how it is made of them."""
+
+    feature_layers: tuple[int, ...]
+    hidden_size: int
+    last_layer: int
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        return (*self.feature_layers, self.last_layer)
+
+    @property
+    def width(self) -> int:
+        """Values of a row of features."""
+        return len(self.feature_layers) * self.hidden_size
+
+    def recording(self, pieces: Sequence[Float32], prompt: int, said: int) -> Recording:
+        """From rows [n, layers * hidden] in the order of positions, at least prompt + said - 1 of them."""
+        rows = np.concatenate(pieces)[: prompt + said - 1]
+        return Recording(_half(rows[:, : self.width]), _half(rows[prompt - 1 :, self.width :]))
+
+
+def _half(streams: Float32) -> NDArray[np.uint16]:
+    """bfloat16, rounded to nearest, as its bits."""
+    return torch.from_numpy(np.ascontiguousarray(streams)).to(torch.bfloat16).view(torch.uint16).numpy()
+
+
+_AT_ONCE = 32
+_MOST_ROWS = 512
+_UNTIMED = PassCost.line(fixed=1.0, row=1.0)  # nothing is drafted here, so nothing asks what a row costs
+_SETTINGS = EngineSettings(
+    max_sequences=_AT_ONCE, max_waiting=2 * _AT_ONCE, max_rows=_MOST_ROWS, prefill_rows=_MOST_ROWS,
+    prefix_caching=False,
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A prompt to be answered at a temperature."""
+
+    prompt: Prompt
+    temperature: float
+    seed: int
+
+    @property
+    def id(self) -> str:
+        return f"{self.prompt.id}@{self.temperature:g}"
+
+
+def questions(prompts: Sequence[Prompt], temperatures: Sequence[float], seed: int) -> list[Question]:
+    """Prompts take the temperatures in turns."""
+    return [
+        Question(prompt, temperatures[number % len(temperatures)], seed + number)
+        for number, prompt in enumerate(prompts)
+    ]
+
+
+def regenerate(
+    target: Target, asked: Iterable[Question], max_tokens: int, streams: Streams
+) -> Iterator[tuple[Answer, Recording]]:
+    """The target's answers with speculation off, in the order in which they end.
+
+    An answer depends on its question alone, whatever is answered beside it: an interrupted run goes on with the
+    questions that are left. Raises InvalidRequest for one that does not fit the target's context.
+    """
+    waiting, notebook = iter(asked), Notebook(streams, frozenset(target.config.eos_token_ids), max_tokens)
+    core = EngineCore(target, {"record": notebook}, NoText, _UNTIMED, _SETTINGS, lambda: 0.0)
+    open_questions: dict[str, Question] = {}
+    ended: list[Finished] = []
+
+    def sink(event: Event) -> None:
+        if isinstance(event, Finished):
+            ended.append(event)
+
+    while True:
+        for question in islice(waiting, 2 * _AT_ONCE - len(open_questions)):
+            open_questions[question.id] = question
+            core.add(_request(question, max_tokens), sink)
+        if core.idle:
+            return
+        core.step()
+        for name in notebook.taken_over():
+            core.cancel(name)
+        for event in ended:
+            yield _answered(open_questions.pop(event.request_id), event, notebook)
+        ended.clear()
+
+
+def _request(question: Question, max_tokens: int) -> EngineRequest:
+    """One token more than wanted and no end: the notebook ends it, once it has the row of the last token but one."""
+    sampling = SamplingParams(
+        temperature=question.temperature, seed=question.seed, max_tokens=max_tokens + 1, ignore_eos=True
+    )
+    return EngineRequest(question.id, question.prompt.tokens, sampling, method="record", k=0)
+
+
+def _answered(question: Question, event: Finished, notebook: Notebook) -> tuple[Answer, Recording]:
+    prompt, said = question.prompt, event.outcome.token_ids
+    answer = Answer(question.id, prompt.domain, question.temperature, prompt.tokens, said)
+    return answer, notebook.recording(answer)
+
+
+class Notebook(Drafter):
+    """A `Drafter` that drafts nothing and writes down what it reads. Knows when an answer is over."""
+
+    def __init__(self, streams: Streams, ends: frozenset[int], max_tokens: int) -> None:
+        self.feature_layers = streams.layers
+        self._streams, self._ends, self._max_tokens = streams, ends, max_tokens
+        self._notes: dict[str, Notes] = {}
+        self._over: list[str] = []
+
+    def begin(self, request: EngineRequest) -> Notes:
+        self._notes[request.request_id] = Notes(self, request.request_id, len(request.prompt))
+        return self._notes[request.request_id]
+
+    def emitted(self, name: str, token: int, count: int) -> None:
+        if token in self._ends or count >= self._max_tokens:
+            self._over.append(name)
+
+    def taken_over(self) -> list[str]:
+        """Requests whose answers are complete since the last call."""
+        over, self._over = self._over, []
+        return over
+
+    def recording(self, answer: Answer) -> Recording:
+        """Of a request that has ended; its notes are gone afterwards."""
+        return self._streams.recording(self._notes.pop(answer.id).pieces, len(answer.prompt), len(answer.said))
+
+
+@dataclass(slots=True)
+class Notes(Draft):
+    """`Draft` of one sequence."""
+
+    notebook: Notebook
+    name: str
+    prompt: int
+    pieces: list[NDArray[np.float32]] = field(default_factory=list)
+
+    def read(self, tokens: list[int], start: int, features: NDArray[np.float32]) -> None:
+        if start == 0:  # a preempted sequence is read once more
+            self.pieces.clear()
+        self.pieces.append(features.copy())
+
+    def observe(self, tokens: list[int], tree: TokenTree, path: list[int], logits: NDArray[np.float32]) -> None:
+        self.notebook.emitted(self.name, tokens[-1], len(tokens) - self.prompt)

@@ -1,1 +1,0 @@
-"""Training data of a head: prompts, the target's answers, its streams while it answered."""

@@ -1,1 +1,0 @@
-"""The head while it learns: its module, its loss, its steps."""

@@ -1,0 +1,237 @@
+"""Recordings of a run's answers: asked for where missing, read from disk, or computed again by a prefill."""
+
+from __future__ import annotations
+
+import errno
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from random import Random
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from services.generation.engine.text.tokenizer import Tokenizer
+from services.generation.target.rows import RowsBuilder
+from services.generation.target.target import Target
+from services.training.answering import Answer, AnswerFile, Question, Recording, Streams, questions, regenerate
+from services.training.devices import Devices
+from services.training.plan import DiskFull, Job, PromptsInvalid, Reporter, WorkFolder
+from services.training.prompts import Prompt, read_prompts, split
+
+_BYTES = 2  # of a bfloat16
+_ROWS = 256  # of a pass; a whole answer is one pass at least
+
+
+class Recordings(Protocol):
+    """Recordings by answer number."""
+
+    def of(self, numbers: Sequence[int]) -> list[Recording]: ...
+
+
+class Archive:
+    """Appended to answer by answer; after a crash at any point, what was appended before it is there and whole.
+
+    An answer's recording is written before its line: features, then finals, and nothing but the numbers. Where they
+    begin follows from the lengths of the answers before it.
+    """
+
+    def __init__(self, folder: Path, part: int, streams: Streams, record: bool) -> None:
+        """Open for appending, without `record` the answers only."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self._answers = AnswerFile(folder / f"answers-{part}.jsonl")
+        self._streams, self._path = streams, (_recordings_path(folder, part) if record else None)
+        self._closed = folder / f"answers-{part}.closed"
+        self.ids = {answer.id for answer in self._answers}
+        if self._path is not None:
+            self._cut_unfinished(self._path)
+
+    def append(self, answer: Answer, recording: Recording) -> None:
+        """Raises DiskFull."""
+        try:
+            if self._path is not None:
+                with self._path.open("ab") as file:
+                    file.write(recording.features.tobytes() + recording.finals.tobytes())
+            self._answers.append([answer])
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+            raise DiskFull(
+                f"{self._path}: no space is left; free some and start again, it goes on from here, or use --recompute"
+            ) from error
+        self.ids.add(answer.id)
+
+    @property
+    def closed(self) -> bool:
+        """Whether nothing is to be added any more: a head that has begun to learn must find the same answers again."""
+        return self._closed.exists()
+
+    def close(self) -> None:
+        self._closed.touch()
+
+    def _cut_unfinished(self, path: Path) -> None:
+        whole = _begins(list(self._answers), self._streams)[-1] * _BYTES
+        with path.open("ab") as file:
+            file.truncate(min(whole, path.stat().st_size))
+
+
+class Stored:
+    """All answers of a folder in the order of their ids, and `Recordings` by that order, read where they lie."""
+
+    def __init__(self, folder: Path, streams: Streams) -> None:
+        self._streams = streams
+        found: list[tuple[Answer, int, int]] = []  # answer, its part, its begin
+        self._parts: list[Path] = []
+        for path in sorted(folder.glob("answers-*.jsonl")):
+            answers = list(AnswerFile(path))
+            begins = _begins(answers, streams)
+            found += [(answer, len(self._parts), begin) for answer, begin in zip(answers, begins, strict=False)]
+            self._parts.append(_recordings_path(folder, int(path.stem.removeprefix("answers-"))))
+        found.sort(key=lambda entry: entry[0].id)
+        self.answers = [answer for answer, _, _ in found if len(answer.said) > 1]  # else there is nothing to draft
+        self._places = [(part, begin) for answer, part, begin in found if len(answer.said) > 1]
+        self._values: dict[int, NDArray[np.uint16]] = {}
+
+    def of(self, numbers: Sequence[int]) -> list[Recording]:
+        return [self._read(self.answers[number], *self._places[number]) for number in numbers]
+
+    def _read(self, answer: Answer, part: int, begin: int) -> Recording:
+        if part not in self._values:
+            self._values[part] = np.memmap(self._parts[part], np.uint16, mode="r")
+        width, hidden = self._streams.width, self._streams.hidden_size
+        middle = begin + (len(answer.tokens) - 1) * width
+        end = middle + len(answer.said) * hidden
+        values = self._values[part]
+        return Recording(values[begin:middle].reshape(-1, width), values[middle:end].reshape(-1, hidden))
+
+
+def _begins(answers: Sequence[Answer], streams: Streams) -> list[int]:
+    """Where each recording begins, and where the last ends; in values, not in bytes."""
+    sizes = ((len(a.tokens) - 1) * streams.width + len(a.said) * streams.hidden_size for a in answers)
+    return list(accumulate(sizes, initial=0))
+
+
+def _recordings_path(folder: Path, part: int) -> Path:
+    return folder / f"recordings-{part}.bin"
+
+
+class Prefill:
+    """`Recordings` that keeps nothing: every epoch computes its recordings again."""
+
+    def __init__(self, target: Target, streams: Streams, answers: Sequence[Answer]) -> None:
+        self._target, self._streams, self._answers = target, streams, answers
+
+    def of(self, numbers: Sequence[int]) -> list[Recording]:
+        made: list[Recording] = []
+        for group in _groups([self._answers[number] for number in numbers]):
+            rows, first = self._pass(group), 0
+            for answer in group:
+                last = first + len(answer.tokens) - 1
+                made.append(self._streams.recording([rows[first:last]], len(answer.prompt), len(answer.said)))
+                first = last
+        return made
+
+    def _pass(self, answers: Sequence[Answer]) -> NDArray[np.float32]:
+        builder, tables = RowsBuilder(), [list[int]() for _ in answers]
+        try:
+            for table, answer in zip(tables, answers, strict=True):
+                self._target.blocks.extend(table, len(answer.tokens) - 1)
+                builder.add_chunk(table, 0, list(answer.tokens[:-1]), want_last=False)
+            return self._target.forward(builder.build(), self._streams.layers).features
+        finally:
+            for table in tables:
+                self._target.blocks.release(table)
+
+
+def _groups(answers: Sequence[Answer]) -> Iterator[list[Answer]]:
+    """As many as fit into a pass, at least one."""
+    group: list[Answer] = []
+    rows = 0
+    for answer in answers:
+        if group and rows + len(answer.tokens) > _ROWS:
+            yield group
+            group, rows = [], 0
+        group.append(answer)
+        rows += len(answer.tokens)
+    if group:
+        yield group
+
+
+_SECONDS_PER_MINUTE = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Data:
+    """Answers to learn from, and prompts to be measured on, which nothing was learned from."""
+
+    answers: list[Answer]
+    recordings: Recordings
+    held_out: list[Prompt]
+
+
+@dataclass(frozen=True, slots=True)
+class Collection:
+    """Asks the target, this process its share of the prompts."""
+
+    job: Job
+    target: Target
+    streams: Streams
+    folder: WorkFolder
+    devices: Devices
+    reporter: Reporter
+    stop: Callable[[], bool]
+
+    def collect(self) -> Data | None:
+        """None where the run was stopped.
+
+        Raises:
+            PromptsInvalid: there is nothing to train on, or nothing left to measure on.
+            DiskFull: there is no room for the recordings.
+        """
+        asked, held_out = self._questions()
+        if self.devices.agree(not self._answered(asked)):
+            return None
+        return self._read(held_out)
+
+    def _questions(self) -> tuple[list[Question], list[Prompt]]:
+        plan = self.job.data
+        room = self.target.config.context_length - plan.max_tokens - 1
+        prompts = read_prompts(self.job.prompts, Tokenizer(self.job.base), min(plan.longest_prompt, room))
+        Random(plan.seed).shuffle(prompts)  # so that all domains have their share where time ends the answering
+        learned, measured = split(prompts, plan.held_out, plan.seed)
+        if not learned or not measured:
+            raise PromptsInvalid(
+                f"{len(prompts)} prompts: {len(learned)} to learn from, {len(measured)} held out; give more prompts"
+            )
+        return questions(learned, plan.temperatures, plan.seed), measured[: plan.most_held_out]
+
+    def _answered(self, asked: list[Question]) -> bool:
+        """False where it was stopped before all of them, or all that the minutes allow, were answered."""
+        archive = Archive(self.folder.train, self.devices.rank, self.streams, record=not self.job.recompute)
+        if not archive.closed and self._ask_all(archive, asked):
+            archive.close()
+        return archive.closed
+
+    def _ask_all(self, archive: Archive, asked: list[Question]) -> bool:
+        share, minutes = self.devices.share(asked), self.job.answering_minutes
+        left = [question for question in share if question.id not in archive.ids]
+        ends = time.monotonic() + minutes * _SECONDS_PER_MINUTE if minutes is not None else math.inf
+        for answer, recording in regenerate(self.target, left, self.job.data.max_tokens, self.streams):
+            archive.append(answer, recording)
+            if self.devices.leads:
+                self.reporter.answered("to learn from", len(archive.ids), len(share))
+            if self.stop() or time.monotonic() > ends:
+                return not self.stop()
+        return True
+
+    def _read(self, held_out: list[Prompt]) -> Data:
+        self.devices.wait()
+        stored = Stored(self.folder.train, self.streams)
+        if not stored.answers:
+            raise PromptsInvalid("no answer is longer than one token: there is nothing to foresee; use other prompts")
+        recordings = Prefill(self.target, self.streams, stored.answers) if self.job.recompute else stored
+        return Data(stored.answers, recordings, held_out)

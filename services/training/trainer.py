@@ -1,0 +1,343 @@
+"""One training run: the head before its first step, optimisers, steps, and checkpoints that continue bit for bit.
+
+Matrices learn by Muon (Jordan et al. 2024), the rest by AdamW.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from services.generation.drafting.eagle3.checkpoint import HeadConfig, write_head
+from services.generation.drafting.eagle3.head_pass import Head
+from services.generation.target.config.config import TargetConfig
+from services.generation.target.config.layer_specs import EMBEDDING, HEAD, NORM
+from services.generation.target.weights import checked_weights
+from services.training.answering import Answer
+from services.training.devices import Devices
+from services.training.head import HeadModule
+from services.training.plan import Budget, LessonPlan, OutputInvalid, StepReport, write_checkpoint
+from services.training.recordings import Recordings
+from services.training.unroll import Passes, Teacher, Window, step_sums, window_of
+
+_MOMENTUM = 0.95
+_WEIGHT_DECAY = 0.01
+_COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+_ITERATIONS = 5
+_LEAST_NORM = 1e-7
+
+
+class Muon(torch.optim.Optimizer):
+    """torch's Muon, to the bit in bfloat16. That knows bfloat16 only, a slow type on many CPUs."""
+
+    def __init__(self, matrices: Iterable[nn.Parameter], rate: float, dtype: torch.dtype) -> None:
+        """`dtype` of the orthogonalisation."""
+        super().__init__(matrices, {"lr": rate})
+        self._dtype = dtype
+        together = dist.is_initialized()
+        self._rank, self._processes = (dist.get_rank(), dist.get_world_size()) if together else (0, 1)
+
+    @torch.no_grad()
+    def step(self) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            updates = [self._update(number, matrix) for number, matrix in enumerate(group["params"])]
+            for number, (matrix, update) in enumerate(zip(group["params"], updates, strict=True)):
+                if self._processes > 1:
+                    dist.broadcast(update, number % self._processes)
+                matrix.mul_(1 - group["lr"] * _WEIGHT_DECAY)
+                matrix.add_(update, alpha=-group["lr"] * max(1.0, matrix.shape[0] / matrix.shape[1]) ** 0.5)
+
+    def _update(self, number: int, matrix: Tensor) -> Tensor:
+        """Gradients are the same in all processes, so each orthogonalises its share; the rest is room to receive."""
+        momentum = self.state[matrix].setdefault("momentum_buffer", torch.zeros_like(matrix))
+        assert matrix.grad is not None
+        momentum.lerp_(matrix.grad, 1 - _MOMENTUM)
+        if number % self._processes != self._rank:
+            return torch.empty_like(matrix)
+        return orthogonalised(matrix.grad.lerp(momentum, _MOMENTUM).to(self._dtype)).to(matrix.dtype).contiguous()
+
+
+def orthogonalised(matrix: Tensor) -> Tensor:
+    """About the nearest matrix whose singular values are 1, by Newton and Schulz's iteration."""
+    tall = matrix.shape[0] > matrix.shape[1]
+    wide = matrix.T if tall else matrix
+    wide = wide / wide.norm().clamp(min=_LEAST_NORM)
+    first, third, fifth = _COEFFICIENTS
+    for _ in range(_ITERATIONS):
+        gram = wide @ wide.T
+        wide = torch.addmm(wide, torch.addmm(gram, gram, gram, beta=third, alpha=fifth), wide, beta=first)
+    return wide.T if tall else wide
+
+
+Clock = Callable[[], float]
+
+_WARM_UP = 0.01
+_DECAY_FROM = 0.3
+_LEAST_WARM_UP = 0.05
+_LARGEST_GRADIENT_NORM = 1.0
+
+
+def rate_factor(fraction: float, decay_from: float = _DECAY_FROM) -> float:
+    """Short linear warm-up, a plateau up to `decay_from` of the run, then a long linear decay to zero."""
+    if fraction < _WARM_UP:
+        return max(fraction / _WARM_UP, _LEAST_WARM_UP)
+    if fraction < decay_from:
+        return 1.0
+    return max(0.0, (1.0 - fraction) / (1.0 - decay_from))
+
+
+class Optimiser:
+    """Both under one schedule."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        matrix_rate: float,
+        vector_rate: float,
+        vocabulary: str = "lm_head",
+        dtype: torch.dtype = torch.bfloat16,
+    ) -> None:
+        """`vocabulary` is part of the names of matrices over a vocabulary, `dtype` that of Muon's products."""
+        named = list(model.named_parameters())
+        matrices = [p for name, p in named if p.ndim == 2 and vocabulary not in name]
+        others = [p for name, p in named if p.ndim != 2 or vocabulary in name]
+        self._parameters = [*matrices, *others]
+        self._parts: dict[str, tuple[torch.optim.Optimizer, float]] = {
+            "muon": (Muon(matrices, matrix_rate, dtype), matrix_rate),
+            "adamw": (torch.optim.AdamW(others, lr=vector_rate, betas=(0.9, 0.95), weight_decay=0.0), vector_rate),
+        }
+
+    def step(self, factor: float) -> None:
+        """Apply the gradients at `factor` times the learning rates, then clear them."""
+        torch.nn.utils.clip_grad_norm_(self._parameters, _LARGEST_GRADIENT_NORM)
+        for part, rate in self._parts.values():
+            for group in part.param_groups:
+                group["lr"] = rate * factor
+            part.step()
+            part.zero_grad(set_to_none=True)
+
+    def state(self) -> dict[str, Any]:
+        return {name: part.state_dict() for name, (part, _) in self._parts.items()}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        for name, (part, _) in self._parts.items():
+            part.load_state_dict(state[name])
+
+
+FACTS_FILE = "training.json"
+
+
+def frequent_tokens(answers: Iterable[Answer], size: int, vocab_size: int, known: Iterable[int] = ()) -> Tensor:
+    """The `size` tokens that the target says most often, ascending; among equals `known` ones first, then the lower id.
+
+    Where it has said fewer different ones, others fill up, known ones first.
+    """
+    counts, kept = Counter(token for answer in answers for token in answer.said), frozenset(known)
+    ranked = sorted(range(vocab_size), key=lambda token: (-counts[token], token not in kept, token))
+    return torch.tensor(sorted(ranked[:size]))
+
+
+def coverage(answers: Iterable[Answer], target_ids: Tensor) -> float:
+    """Share of what the target said that the head could have drafted."""
+    drafted = set(target_ids.tolist())
+    said = [token in drafted for answer in answers for token in answer.said]
+    return sum(said) / len(said) if said else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """Tensors that a head shares with its base: embeddings [vocab_size, hidden], final norm [hidden], output matrix."""
+
+    embeddings: Tensor
+    norm: Tensor
+    head: Tensor
+
+    @classmethod
+    def read(cls, base: Path, config: TargetConfig) -> Ends:
+        """From the base's weights, in float32. Raises TargetError."""
+        weights = checked_weights(base, config)
+
+        def read(name: str) -> Tensor:
+            return torch.from_numpy(np.array(weights.tensor(name).values(), np.float32))
+
+        embeddings = read(EMBEDDING)
+        return cls(embeddings, read(NORM), embeddings if config.tied_embeddings else read(HEAD))
+
+    def teacher(self, epsilon: float, target_ids: Tensor) -> Teacher:
+        return Teacher(self.norm, self.head, epsilon, target_ids)
+
+
+def fresh_head(config: HeadConfig, ends: Ends, target_ids: Tensor, seed: int) -> HeadModule:
+    """Random matrices; output matrix and norm are the base's, and the layer adds nothing to its input at first."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        head = HeadModule(config, ends.embeddings)
+        for parameter in head.parameters():
+            if parameter.ndim == 2:
+                torch.nn.init.normal_(parameter, std=parameter.shape[1] ** -0.5)
+    with torch.no_grad():
+        head.lm_head.weight.copy_(ends.head[target_ids])
+        head.norm.weight.copy_(ends.norm)
+        head.midlayer.self_attn.o_proj.weight.zero_()
+        head.midlayer.mlp.down_proj.weight.zero_()
+    return head
+
+
+def known_head(known: Head, config: HeadConfig, ends: Ends, target_ids: Tensor) -> HeadModule:
+    """A head that was trained before, for this base or a former version of it, over another draft vocabulary.
+
+    Tokens that it could not draft until now start with the base's own rows of the output matrix.
+    """
+    head = HeadModule(config, ends.embeddings)
+    rows = ends.head.clone()
+    weights = {name: torch.from_numpy(values) for name, values in known.tensors.items()}
+    rows[torch.from_numpy(known.target_ids)] = weights["lm_head.weight"].to(rows.dtype)
+    head.load_state_dict({**weights, "lm_head.weight": rows[target_ids]})
+    return head
+
+
+def export(folder: Path, head: HeadModule, target_ids: Tensor, dtype: torch.dtype, facts: dict[str, Any]) -> None:
+    """Write the head in kolm's layout, and `facts` beside it. Each file is replaced whole."""
+    tensors = {name: tensor.detach().to("cpu", dtype) for name, tensor in head.state_dict().items()}
+    offsets = target_ids.cpu() - torch.arange(len(target_ids))
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    staging = Path(tempfile.mkdtemp(prefix=".head-", dir=folder.parent))
+    try:
+        write_head(staging, head.config, {**tensors, "d2t": offsets})
+        (staging / FACTS_FILE).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+        folder.mkdir(exist_ok=True)
+        for file in sorted(staging.iterdir()):
+            file.chmod(0o644)
+            file.replace(folder / file.name)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+_DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+
+
+class Lesson(nn.Module):
+    """The unrolled head and its teacher as one module, which is what gradients are averaged over."""
+
+    def __init__(self, head: HeadModule, teacher: Teacher, steps: int) -> None:
+        super().__init__()
+        self.head, self._teacher, self._steps = head, teacher, steps
+
+    def forward(self, window: Window) -> tuple[Tensor, Tensor]:
+        """(losses [steps], right guesses [steps]), summed over the window's starts; only losses have gradients."""
+        sums = step_sums(self.head, self._teacher, window, self._steps)
+        return sums.losses, sums.right
+
+
+class Trainer:
+    """A head under training. Everything that decides the next step is in `state()`."""
+
+    def __init__(
+        self,
+        head: HeadModule,
+        teacher: Teacher,
+        answers: list[Answer],
+        recordings: Recordings,
+        plan: LessonPlan,
+        budget: Budget,
+        devices: Devices,
+        clock: Clock = time.monotonic,
+    ) -> None:
+        self.head = head
+        self.steps = 0
+        self._target_ids = teacher.target_ids
+        self._lesson = devices.together(Lesson(head, teacher, plan.steps_unrolled).to(devices.device))
+        self._passes = Passes(answers, plan.starts_per_pass, plan.seed)
+        self._answers, self._recordings = answers, recordings
+        self._plan, self._budget, self._devices = plan, budget, devices
+        self._optimiser = Optimiser(head, plan.matrix_rate, plan.vector_rate, dtype=_DTYPES[plan.precision])
+        self._clock, self._seconds_before, self._started = clock, 0.0, clock()
+
+    @property
+    def fraction(self) -> float:
+        """How much of the budget is used, 1.0 or more when the run is over; the leading process's clock counts."""
+        own = self._budget.fraction(self.steps, self.seconds) if self._devices.leads else 0.0
+        return float(self._devices.sum(torch.tensor(own, dtype=torch.float64, device=self._devices.device)).item())
+
+    def step(self) -> StepReport:
+        """One optimiser step over the passes of all devices: the mean over their starts, each draft step by itself."""
+        passes = self._passes.of_step(self.steps, self._plan.passes_per_step)
+        starts = self._starts(passes)
+        weights = self._plan.decay ** torch.arange(self._plan.steps_unrolled) / starts.clamp(min=1)
+        sums = torch.zeros(2, self._plan.steps_unrolled, device=self._devices.device)
+        own = self._devices.share(passes)
+        for number, numbers in enumerate(own, 1):
+            with self._synchronised(number == len(own)):
+                sums += self._learn(numbers, weights.to(self._devices.device))
+        self._optimiser.step(rate_factor(self.fraction))
+        self.steps += 1
+        return _report(self._devices.sum(sums).cpu(), starts)
+
+    def _learn(self, numbers: list[int], weights: Tensor) -> Tensor:
+        """Gradients of one pass; returns its sums, [losses, right guesses] x [steps]."""
+        device, half = self._devices.device, self._plan.precision == "bfloat16"
+        window = window_of([self._answers[n] for n in numbers], self._recordings.of(numbers))
+        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=half):
+            losses, right = self._lesson(window.to(device, torch.bfloat16 if half else torch.float32))
+        # Gradients are averaged over the devices; their sum is wanted.
+        ((losses * weights).sum() * self._devices.count).backward()
+        return torch.stack([losses.detach(), right])
+
+    def _starts(self, passes: list[list[int]]) -> Tensor:
+        """[steps] how many starts of an optimiser step have a token to foresee at each draft step."""
+        lengths = torch.tensor([len(self._answers[number].said) for numbers in passes for number in numbers])
+        return torch.stack([(lengths - step).clamp(min=0).sum() for step in range(1, self._plan.steps_unrolled + 1)])
+
+    def _synchronised(self, last: bool) -> AbstractContextManager[Any]:
+        """Gradients travel once a step, with its last pass."""
+        if last or not isinstance(self._lesson, DistributedDataParallel):
+            return nullcontext()
+        return self._lesson.no_sync()
+
+    def save(self, path: Path) -> None:
+        write_checkpoint(path, self.state())
+
+    def load(self, path: Path) -> None:
+        self.restore(torch.load(path, map_location=self._devices.device, weights_only=True))
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "head": self.head.state_dict(),
+            "optimiser": self._optimiser.state(),
+            "target_ids": self._target_ids,
+            "steps": self.steps,
+            "seconds": self.seconds,
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Raises OutputInvalid where the head drafted other tokens: rows of its output matrix would change hands."""
+        if not torch.equal(state["target_ids"].cpu(), self._target_ids.cpu()):
+            raise OutputInvalid("the checkpoint's draft vocabulary is another one; use another folder, or remove it")
+        self.head.load_state_dict(state["head"])
+        self._optimiser.restore(state["optimiser"])
+        self.steps = state["steps"]
+        self._seconds_before, self._started = state["seconds"], self._clock()
+
+    @property
+    def seconds(self) -> float:
+        """Of training, those before the checkpoint that it continues included."""
+        return self._seconds_before + self._clock() - self._started
+
+
+def _report(sums: Tensor, starts: Tensor) -> StepReport:
+    losses, right = (sums / starts.clamp(min=1)).tolist()
+    return StepReport(tuple(losses), tuple(right), int(starts[0]))

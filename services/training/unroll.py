@@ -1,0 +1,268 @@
+"""Training-time test (EAGLE-3, arXiv 2503.01840, section 3.2): the head unrolled on its own outputs.
+
+Here are the batches of answers as padded tensors, the loss and accuracy of a step, and the unrolled pass.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from random import Random
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from services.training.answering import Answer, Recording
+from services.training.head import HeadModule
+
+_POOL = 1024  # answers that are sorted by length before they are cut into passes, so that little of a pass is padding
+
+
+@dataclass(frozen=True, eq=False)
+class Passes:
+    """An endless row of passes; the n-th one depends on the answers and the seed alone."""
+
+    answers: Sequence[Answer]
+    starts: int  # in a pass at most, padding counted; a longer answer is a pass of its own
+    seed: int
+
+    def of_step(self, step: int, count: int) -> list[list[int]]:
+        """The `count` passes of an optimiser step, each a list of answer numbers."""
+        return [self._pass(step * count + number) for number in range(count)]
+
+    def _pass(self, number: int) -> list[int]:
+        epoch = 0
+        while number >= len(self._epoch(epoch)):
+            number -= len(self._epoch(epoch))
+            epoch += 1
+        return self._epoch(epoch)[number]
+
+    def _epoch(self, epoch: int) -> list[list[int]]:
+        """Every answer once, in fresh company."""
+        return _shuffled_passes(self, epoch)
+
+
+@lru_cache(maxsize=64)
+def _shuffled_passes(passes: Passes, epoch: int) -> list[list[int]]:
+    rng = Random(f"{passes.seed}/{epoch}")
+    order = list(range(len(passes.answers)))
+    rng.shuffle(order)
+    made: list[list[int]] = []
+    for first in range(0, len(order), _POOL):
+        made += _cut(passes, order[first : first + _POOL])
+    rng.shuffle(made)
+    return made
+
+
+def _cut(passes: Passes, pool: list[int]) -> list[list[int]]:
+    """A pool by length, cut so that no pass has more than its starts."""
+    answers = passes.answers
+    cut: list[list[int]] = []
+    for number in sorted(pool, key=lambda i: (len(answers[i].said), len(answers[i].tokens), i)):
+        if not cut or (len(cut[-1]) + 1) * (len(answers[number].said) - 1) > passes.starts:
+            cut.append([])
+        cut[-1].append(number)
+    return cut
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """`b` answers side by side, `n` entries and `a` starts at most; everything behind an answer's end is padding.
+
+    Start j of an answer is the entry of the token before its j-th token: the first is the prompt's last entry, where a
+    draft begins after the prefill. The head unrolled from start j foresees, at step s = 1, 2, …, the answer's token
+    j + s, from the embedding of the one before it.
+    """
+
+    following: Tensor  # [b, n] int64: the token after each entry's
+    features: Tensor  # [b, n, layers * hidden] bfloat16, or what `to` made of it
+    said: Tensor  # [b, a + 1] int64: the answer
+    finals: Tensor  # [b, a + 1, hidden] bfloat16: the stream that the target chose said[j] from
+    first_start: Tensor  # [b] int64: entry of start 0
+    said_lengths: Tensor  # [b] int64
+
+    @property
+    def starts(self) -> int:
+        return self.said.shape[1] - 1
+
+    def valid(self, step: int) -> Tensor:
+        """[b, a] whether start j still has a token to foresee at `step`."""
+        places = torch.arange(self.starts, device=self.said.device)
+        return places[None] + step < self.said_lengths[:, None]
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> Window:
+        """With features in `dtype`, which the first matrix product reads as they are."""
+        return Window(
+            self.following.to(device), self.features.to(device, dtype), self.said.to(device), self.finals.to(device),
+            self.first_start.to(device), self.said_lengths.to(device),
+        )  # fmt: skip
+
+
+def window_of(answers: Sequence[Answer], recordings: Sequence[Recording]) -> Window:
+    """Pad and stack."""
+    following = [np.array(answer.tokens[1:], np.int64) for answer in answers]
+    said = [np.array(answer.said, np.int64) for answer in answers]
+    return Window(
+        following=torch.from_numpy(_padded(following)),
+        features=torch.from_numpy(_padded([r.features for r in recordings])).view(torch.bfloat16),
+        said=torch.from_numpy(_padded(said)),
+        finals=torch.from_numpy(_padded([r.finals for r in recordings])).view(torch.bfloat16),
+        first_start=torch.tensor([len(answer.prompt) - 1 for answer in answers]),
+        said_lengths=torch.tensor([len(answer.said) for answer in answers]),
+    )
+
+
+def _padded(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    longest = max(len(array) for array in arrays)
+    stacked = np.zeros((len(arrays), longest, *arrays[0].shape[1:]), arrays[0].dtype)
+    for line, array in zip(stacked, arrays, strict=True):
+        line[: len(array)] = array
+    return stacked
+
+
+class Teacher(nn.Module):
+    """From the target's last residual stream to its distribution, over the draft vocabulary."""
+
+    norm: Tensor
+    rows: Tensor
+    target_ids: Tensor
+    draft_ids: Tensor
+
+    def __init__(self, norm: Tensor, head: Tensor, epsilon: float, target_ids: Tensor) -> None:
+        """`norm` [hidden] and `head` [vocab_size, hidden] are the base's; `target_ids` [draft_vocab_size]."""
+        super().__init__()
+        self._epsilon = epsilon
+        self.register_buffer("norm", norm)
+        self.register_buffer("rows", head[target_ids])
+        self.register_buffer("target_ids", target_ids)
+        draft_ids = torch.full((len(head),), -1)
+        draft_ids[target_ids] = torch.arange(len(target_ids))
+        self.register_buffer("draft_ids", draft_ids)
+
+    @torch.no_grad()
+    def forward(self, finals: Tensor) -> Tensor:
+        """Probabilities [..., draft_vocab_size]."""
+        normed = F.rms_norm(finals.to(self.norm.dtype), self.norm.shape, self.norm, self._epsilon)
+        return F.linear(normed, self.rows).to(self.norm.dtype).softmax(-1)
+
+
+@dataclass(frozen=True, slots=True)
+class StepSums:
+    """Sums over starts, [steps] each: of cross-entropy in nats, and of guesses that were right.
+
+    A start whose token is not in the draft vocabulary teaches nothing, and cannot be right. EAGLE-3 asks that of the
+    target's greedy token; what it said spares the products over the rest of the vocabulary, most of a lesson's cost.
+    """
+
+    losses: Tensor
+    right: Tensor
+
+
+def step_sums(head: HeadModule, teacher: Teacher, window: Window, steps: int) -> StepSums:
+    """Soft cross-entropy against the target's distribution at every step (arXiv 2503.01840 unrolls seven)."""
+    probabilities = teacher(F.pad(window.finals, (0, 0, 0, steps)))
+    said = teacher.draft_ids[F.pad(window.said, (0, steps))]
+    sums: list[tuple[Tensor, ...]] = []
+    for step, output in enumerate(unroll(head, window, steps), 1):
+        places = slice(step, step + window.starts)
+        counted = window.valid(step) & (said[:, places] >= 0)
+        logits = head.logits(output[counted]).to(probabilities.dtype)
+        loss = F.cross_entropy(logits, probabilities[:, places][counted], reduction="sum")
+        right = logits.detach().argmax(-1) == said[:, places][counted]
+        sums.append((loss, right.sum().float()))
+    return StepSums(*(torch.stack(column) for column in zip(*sums, strict=True)))
+
+
+def unroll(head: HeadModule, window: Window, steps: int) -> Iterator[Tensor]:
+    """The layer's output at every start, [b, a, hidden], at steps 1, 2, … `steps`; `head.logits` reads the tokens off.
+
+    At step 1 a start reads the target's fused feature; at later ones the layer's own output of the step before. It
+    attends to the entries up to its own, which all hold target features, as they do once their tokens are accepted; and
+    to its own earlier steps.
+    """
+    positions = torch.arange(window.following.shape[1], device=window.following.device)
+    fused = head.fc(window.features).to(head.embeddings.dtype)
+    x = head.midlayer.attention_input(head.embed(window.following), fused)
+    starts = window.first_start[:, None] + torch.arange(window.starts, device=positions.device)
+    starts = starts.clamp(max=len(positions) - 1)
+    attention = _Attention(head, x, positions, starts)
+    feature, x = _taken(fused, starts), _taken(x, starts)
+    for step in range(1, steps + 1):
+        if step > 1:
+            embedded = head.embed(_shifted(window.said, step - 1, window.starts))
+            x = head.midlayer.attention_input(embedded, feature)
+        feature = head.midlayer.output(feature, attention.attend(x, step))
+        yield feature
+
+
+@dataclass(slots=True)
+class _Attention:
+    """Keys and values of the entries, and of the steps so far at each start."""
+
+    head: HeadModule
+    entries: Tensor  # [b, n, 2 * hidden] the attention's input at every entry
+    positions: Tensor  # [n]
+    starts: Tensor  # [b, a] entry of each start
+    _keys: Tensor = field(init=False)  # [b, kv, head_dim, n]
+    _values: Tensor = field(init=False)  # [b, kv, n, head_dim]
+    _hidden: Tensor = field(init=False)  # [b, 1, 1, a, n] float: -inf for entries behind a start
+    _step_keys: list[Tensor] = field(default_factory=list)  # each [b, kv, 1, a, head_dim]
+    _step_values: list[Tensor] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        projections = self.head.midlayer.self_attn
+        keys = self.head.rotated(projections.keys(self.entries), self.positions[None])
+        self._keys = keys.permute(0, 2, 3, 1)
+        self._values = projections.values(self.entries).transpose(1, 2)
+        behind = self.positions > self.starts[..., None]
+        self._hidden = torch.zeros(behind.shape, device=behind.device).masked_fill(behind, -math.inf)[:, None, None]
+
+    def attend(self, x: Tensor, step: int) -> Tensor:
+        """Mixed values [b, a, heads * head_dim] for the starts' inputs x [b, a, 2 * hidden]."""
+        projections, positions = self.head.midlayer.self_attn, self.starts + (step - 1)
+        queries = _grouped(self.head.rotated(projections.queries(x), positions), self._keys.shape[1])
+        if step > 1:
+            self._step_keys.append(_grouped(self.head.rotated(projections.keys(x), positions), self._keys.shape[1]))
+            self._step_values.append(_grouped(projections.values(x), self._keys.shape[1]))
+        weights = self._weights(queries)
+        entries = self._keys.shape[-1]
+        mixed = _times(weights[..., :entries], self._values)
+        for number, values in enumerate(self._step_values):
+            mixed = mixed + weights[..., entries + number, None] * values
+        return mixed.permute(0, 3, 1, 2, 4).flatten(2)
+
+    def _weights(self, queries: Tensor) -> Tensor:
+        """[b, kv, group, a, n + steps before this one]"""
+        scores = [_times(queries, self._keys) + self._hidden]
+        scores += [(queries * keys).sum(-1, keepdim=True) for keys in self._step_keys]
+        scale = self.head.config.head_dim**-0.5
+        weights: Tensor = (torch.cat(scores, dim=-1) * scale).softmax(dim=-1).to(self._values.dtype)
+        return weights
+
+
+def _times(rows: Tensor, matrix: Tensor) -> Tensor:
+    """rows [b, kv, group, a, i] times matrix [b, kv, i, o]"""
+    product = rows.flatten(2, 3) @ matrix
+    return product.view(*rows.shape[:4], product.shape[-1])
+
+
+def _grouped(heads: Tensor, kv_heads: int) -> Tensor:
+    """[b, a, heads, d] to [b, kv_heads, group, a, d]"""
+    batch, starts, _, size = heads.shape
+    return heads.view(batch, starts, kv_heads, -1, size).permute(0, 2, 3, 1, 4)
+
+
+def _taken(entries: Tensor, starts: Tensor) -> Tensor:
+    """Entries [b, n, size] at starts [b, a]."""
+    return entries.gather(1, starts[..., None].expand(-1, -1, entries.shape[-1]))
+
+
+def _shifted(said: Tensor, by: int, count: int) -> Tensor:
+    """said[:, by : by + count], padded with zeros."""
+    return F.pad(said, (0, max(0, by + count - said.shape[1])))[:, by : by + count]

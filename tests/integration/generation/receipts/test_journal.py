@@ -1,0 +1,161 @@
+"""The journal's file: what a crash at any byte, a failing disk or damaged bytes leave."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+
+import pytest
+
+from kolm.ledger.v1 import ledger_pb2
+from services.generation.receipts import journal as module
+from services.generation.receipts.journal import Journal, Kind, open_records, read_records
+
+PROMISED, WAITING = Kind.PROMISED, Kind.WAITING
+
+
+def append(text: str) -> ledger_pb2.AppendEntryRequest:
+    return ledger_pb2.AppendEntryRequest(envelope=text.encode())
+
+
+def left_in(folder: Path) -> list[tuple[str, bytes]]:
+    """What the next start finds."""
+    return [(kept.receipt_id, kept.request.envelope) for kept in Journal(folder).recover()]
+
+
+def opened(folder: Path) -> Journal:
+    journal = Journal(folder)
+    journal.recover()
+    return journal
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "outbox"
+
+
+async def test_what_is_kept_is_found_again_in_order_and_what_is_settled_is_not(folder: Path) -> None:
+    journal = opened(folder)
+    for number in range(12):
+        await journal.keep(WAITING, {f"r{number}": append(f"{number}")})
+    journal.settle("r3")
+    await journal.written()
+    assert left_in(folder) == [(f"r{n}", b"%d" % n) for n in range(12) if n != 3]
+
+
+async def test_a_receipt_takes_the_place_of_its_promise_and_other_promises_come_last(folder: Path) -> None:
+    journal = opened(folder)
+    await journal.keep(PROMISED, {"one": append("no output"), "two": append("no output")})
+    await journal.keep(WAITING, {"three": append("whole")})
+    await journal.keep(WAITING, {"one": append("whole")})
+    assert left_in(folder) == [("three", b"whole"), ("one", b"whole"), ("two", b"no output")]
+
+
+async def test_a_file_without_anything_open_is_empty(folder: Path) -> None:
+    journal = opened(folder)
+    await journal.keep(PROMISED, {"one": append("a prompt")})
+    await journal.keep(WAITING, {"one": append("a prompt and its output")})
+    assert b"a prompt" in (folder / "journal").read_bytes()
+    journal.settle("one")
+    await journal.written()
+    assert (folder / "journal").read_bytes() == b""
+
+
+async def test_a_crash_at_any_byte_leaves_whole_records_alone(folder: Path, tmp_path: Path) -> None:
+    journal = opened(folder)
+    ends = [0]
+    for number in range(4):
+        await journal.keep(WAITING, {f"r{number}": append(f"receipt {number}")})
+        ends.append((folder / "journal").stat().st_size)
+    data = (folder / "journal").read_bytes()
+    for cut in range(len(data) + 1):
+        there = tmp_path / f"cut {cut}"
+        there.mkdir()
+        (there / "journal").write_bytes(data[:cut] + bytes(cut % 3))  # some file systems make room first
+        whole = sum(end <= cut for end in ends) - 1
+        assert left_in(there) == [(f"r{n}", f"receipt {n}".encode()) for n in range(whole)]
+        assert [path.name for path in there.iterdir()] == ["journal"]
+        assert len((there / "journal").read_bytes()) == ends[whole]  # a cut-off record may hold a prompt
+
+
+async def test_a_damaged_record_is_kept_aside_and_does_not_hold_up_the_others(folder: Path, tmp_path: Path) -> None:
+    journal = opened(folder)
+    for number in range(3):
+        await journal.keep(WAITING, {f"r{number}": append(f"receipt {number}")})
+    data = (folder / "journal").read_bytes()
+    size = len(data) // 3
+    for at in range(size, 2 * size):  # its checksum, its lengths, its name, its payload
+        there = tmp_path / f"damaged {at}"
+        there.mkdir()
+        damaged = data[:at] + bytes([data[at] ^ 0x41]) + data[at + 1 :]
+        (there / "journal").write_bytes(damaged)
+        assert left_in(there) == [("r0", b"receipt 0"), ("r2", b"receipt 2")]
+        (aside,) = there.glob("*.damaged")
+        assert aside.read_bytes() == damaged
+        assert left_in(there) == [("r0", b"receipt 0"), ("r2", b"receipt 2")]
+
+
+async def test_records_that_come_while_the_disk_is_busy_share_one_fsync(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = opened(folder)
+    synced: list[int] = []
+    fsync = os.fsync
+    monkeypatch.setattr(module.os, "fsync", lambda file: (synced.append(file), fsync(file)))
+    await asyncio.gather(*(journal.keep(WAITING, {f"r{n}": append(f"{n}")}) for n in range(50)))
+    assert len(synced) <= 2
+    assert len(left_in(folder)) == 50
+
+
+async def test_what_the_disk_does_not_take_is_not_kept_and_the_next_one_is(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = opened(folder)
+    await journal.keep(WAITING, {"one": append("1")})
+
+    def full(file: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as failing:
+        failing.setattr(module.os, "fsync", full)
+        with pytest.raises(OSError, match="No space"):
+            await journal.keep(PROMISED, {"two": append("2"), "six": append("6")})
+    await journal.keep(WAITING, {"ten": append("X")})  # as long as the first of those
+    assert left_in(folder) == [("one", b"1"), ("ten", b"X")]
+
+
+async def test_what_is_settled_does_not_stay_for_long_beside_what_is_open(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_MOST_SETTLED", 10_000)
+    journal = opened(folder)
+    await journal.keep(WAITING, {"open": append("open")})
+    for number in range(100):
+        await journal.keep(WAITING, {f"r{number}": append("x" * 1000)})
+        journal.settle(f"r{number}")
+    await journal.written()
+    assert (folder / "journal").stat().st_size < 15_000
+    assert left_in(folder) == [("open", b"open")]
+    await opened(folder).keep(WAITING, {"next": append("next")})
+    assert left_in(folder) == [("open", b"open"), ("next", b"next")]
+
+
+async def test_prompts_and_outputs_are_nobody_else_s_to_read(folder: Path) -> None:
+    await opened(folder).keep(WAITING, {"one": append("secret")})
+    assert [os.stat(path).st_mode & 0o077 for path in (folder, folder / "journal")] == [0, 0]
+
+
+async def test_half_a_draft_of_a_crash_does_not_stay(folder: Path) -> None:
+    journal = opened(folder)
+    await journal.keep(WAITING, {"one": append("whole")})
+    (folder / ".draft-abc").write_bytes(b"a prompt that somebody erases elsewhere")
+    assert left_in(folder) == [("one", b"whole")]
+    assert not (folder / ".draft-abc").exists()
+
+
+def test_an_empty_file_and_none_hold_nothing(folder: Path) -> None:
+    assert left_in(folder) == []
+    assert left_in(folder) == []
+    assert read_records(b"") == ([], True)
+    assert open_records([]) == []

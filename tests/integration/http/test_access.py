@@ -1,0 +1,135 @@
+"""Callers of the front, and of the generation server behind it: by which token, and by which way."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+import httpx2
+import openai
+import pytest
+
+from services.client import AsyncRuntime
+from services.client.errors import Unauthenticated
+from services.runtime.access.access import Access
+from services.runtime.access.credentials import edited_principals, new_token, write_principals
+from tests.access import anybodys, token_of
+from tests.integration.cli.scripted import ScriptedGeneration, mount
+from tests.integration.http.front import fronting
+from tests.serving import serving
+
+
+@asynccontextmanager
+async def forwarded(port: int) -> AsyncIterator[int]:
+    """The port of a proxy that adds nothing to what it forwards, as nginx with a plain proxy_pass or grpc_pass."""
+
+    answering: set[asyncio.Task[None]] = set()
+
+    async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(ConnectionError):
+            while data := await reader.read(65_536):
+                writer.write(data)
+                await writer.drain()
+        writer.close()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        async with closing(writer):
+            there = await asyncio.open_connection("127.0.0.1", port)
+            async with closing(there[1]):
+                await asyncio.gather(forward(reader, there[1]), forward(there[0], writer))
+
+    def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        answering.add(asyncio.ensure_future(answer(reader, writer)))
+
+    async with await asyncio.start_server(accept, "127.0.0.1", 0) as server:
+        yield server.sockets[0].getsockname()[1]
+    await asyncio.sleep(0.05)  # what was accepted last has a task by then
+    for each in answering:  # a channel of gRPC keeps its connection for a while
+        each.cancel()
+    await asyncio.gather(*answering, return_exceptions=True)
+
+
+@asynccontextmanager
+async def closing(writer: asyncio.StreamWriter) -> AsyncIterator[None]:
+    try:
+        yield
+    finally:
+        writer.close()
+        with suppress(ConnectionError):
+            await writer.wait_closed()
+
+
+async def status(port: int, token: str | None, host: str = "127.0.0.1", **headers: str) -> int:
+    """The answer to a chat."""
+    sent = {"host": f"{host}:{port}", **headers} | ({} if token is None else {"authorization": f"Bearer {token}"})
+    body = {"messages": [{"role": "user", "content": "hello"}]}
+    async with httpx2.AsyncClient(trust_env=False) as client:
+        answer = await client.post(f"http://127.0.0.1:{port}/v1/chat/completions", json=body, headers=sent)
+        return answer.status_code
+
+
+def port_of(address: str) -> int:
+    return int(address.rpartition(":")[2])
+
+
+async def refusal(address: str, token: str) -> str:
+    async with AsyncRuntime.connect(address, token=token) as runtime:
+        with pytest.raises(Unauthenticated) as refused:
+            await runtime.model_info()
+        return refused.value.reason
+
+
+async def test_without_principals_a_made_up_token_is_a_bad_one_and_no_address_is_a_token() -> None:
+    local = new_token()
+    with serving(mount(ScriptedGeneration()), access=Access(local=local)) as served:
+        async with fronting(served.address) as front, forwarded(front.port) as proxy:
+            assert await status(front.port, local) == await status(proxy, local) == 200
+            for port in (front.port, proxy):
+                for token in (None, "unused", "kolm_x", new_token()):
+                    assert await status(port, token) == 401
+                    assert await status(port, token, host="evil.example") == 401
+                    assert await status(port, token, **{"x-forwarded-for": "127.0.0.1"}) == 401
+            assert await status(front.port, local, host="evil.example") == 200
+            with pytest.raises(openai.AuthenticationError) as refused:
+                await front.client.models.list()
+            assert refused.value.code == "token_required"
+
+
+async def test_a_proxy_that_adds_no_header_is_nobody_s_own_machine_over_grpc_either() -> None:
+    local = new_token()
+    with serving(mount(ScriptedGeneration()), access=Access(local=local)) as served:
+        async with forwarded(port_of(served.address)) as proxy:
+            for address in (served.address, f"127.0.0.1:{proxy}"):
+                assert await refusal(address, "") == "TOKEN_REQUIRED"
+                assert await refusal(address, "kolm_x") == "BAD_TOKEN"
+                async with AsyncRuntime.connect(address, token=local) as runtime:
+                    assert (await runtime.model_info()).model
+
+
+async def test_anybody_gets_in_where_the_file_says_so_but_no_page_that_has_pointed_its_name_here(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "principals.json"
+    write_principals(file, [anybodys("generate")])
+    token = token_of(file, "generate")
+    with serving(mount(ScriptedGeneration()), access=Access(file)) as served:
+        async with fronting(served.address) as front, forwarded(front.port) as proxy:
+            assert await status(front.port, None) == await status(proxy, "unused") == 200
+            assert await status(front.port, "kolm_x") == 401
+            assert await status(front.port, None, host="evil.example") == 401
+            assert await status(front.port, None, host="chat.example", **{"x-forwarded-for": "203.0.113.7"}) == 200
+            with edited_principals(file) as credentials:
+                credentials[:] = [each for each in credentials if not each.anybody]
+            assert await status(front.port, None) == 401  # though it has been let in before
+            assert await status(front.port, token) == 200
+
+
+async def test_a_front_whose_generation_server_is_away_says_so_before_it_reads_a_body() -> None:
+    async with fronting("127.0.0.1:1") as front:
+        reader, writer = await front.raw(
+            "POST /v1/chat/completions HTTP/1.1\r\ncontent-type: application/json\r\ncontent-length: 9"
+        )
+        assert (await reader.readline()).split()[1] == b"503"
+        writer.close()

@@ -1,0 +1,169 @@
+"""Another sequence may have computed a sequence's prefix; its tokens are those that it would have had alone."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from services.generation.engine.core import EngineCore, EngineSettings
+from services.generation.engine.request import EngineRequest, SamplingParams
+from services.generation.target.blocks import BLOCK
+from services.generation.target.cpu import CpuTarget
+from tests.examples import examples
+from tests.fakes.decoder import LetterDecoder
+from tests.fakes.engine_runs import CHEAP_ROWS, Collected, run
+from tests.fakes.heads import eagle3
+from tests.unit.generation.engine.test_identity import alone, drafters_of, requests_of, signature
+
+battery = settings(
+    max_examples=examples(25),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+PLAIN = SamplingParams(max_tokens=6, ignore_eos=True)
+LONGEST = 4 * BLOCK - 48  # of a prompt, so that it fits into the cramped target with its answer
+PROMPT = tuple((7 * i * i + 3 * i) % 384 for i in range(2 * BLOCK + 20))
+
+
+def alike(rng: random.Random) -> list[EngineRequest]:
+    """Requests whose prompts begin alike."""
+    trunk = [rng.randrange(384) for _ in range(3 * BLOCK)]
+    found = []
+    for request in requests_of(rng, rng.randrange(2, 8)):
+        shared = trunk[: rng.choice((BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK, 2 * BLOCK + 9, 3 * BLOCK))]
+        prompt = (*shared, *request.prompt[: rng.choice((0, 1, 40))])[:LONGEST]
+        found.append(replace(request, prompt=prompt, tenant=rng.choice(("a", "a", "b")), reuse=rng.random() < 0.9))
+    return found
+
+
+def check(target: CpuTarget, reference: CpuTarget, seed: int) -> int:
+    """Returns how many prompt tokens were not computed again."""
+    rng = random.Random(seed)
+    requests = alike(rng)
+    expected = {request.key: alone(reference, request) for request in requests}
+    drafters = drafters_of(target, seed, {key: tokens for key, (tokens, *_) in expected.items()})
+    schedule = EngineSettings(
+        max_sequences=rng.choice((1, 2, 8)), max_rows=rng.choice((8, 17, 64, 256)), prefill_rows=rng.choice((1, 7, 64))
+    )
+    late = rng.choice((1, 60))
+    arrivals = [rng.randrange(late) for _ in requests]
+    collected = run(target, requests, drafters=drafters, settings=schedule, arrivals=arrivals)
+    for request in requests:
+        assert signature(collected, request) == expected[request.key], (request, schedule)
+    return sum(outcome.metrics.cached_prompt_tokens for outcome in collected.outcomes.values())
+
+
+@given(seed=st.integers(0, 2**32))
+@battery
+def test_a_prefix_computed_by_another_changes_no_token(target: CpuTarget, seed: int) -> None:
+    check(target, target, seed)
+
+
+@given(seed=st.integers(0, 2**32))
+@battery
+def test_nor_where_blocks_are_short(cramped_target: CpuTarget, target: CpuTarget, seed: int) -> None:
+    check(cramped_target, target, seed)
+
+
+@pytest.mark.slow
+def test_the_batteries_do_reuse(target: CpuTarget, cramped_target: CpuTarget) -> None:
+    assert sum(check(target, target, seed) > 0 for seed in range(8)) >= 4
+    assert sum(check(cramped_target, target, seed) > 0 for seed in range(8)) >= 2
+
+
+class Server:
+    """A core that goes on from request to request."""
+
+    def __init__(self, target: CpuTarget, **choices: bool) -> None:
+        self.drafters = {"eagle3": eagle3(target, CHEAP_ROWS)}
+        self.target, self.collected, self.count = target, Collected(), 0
+        known = EngineSettings(**choices)  # type: ignore[arg-type]
+        self.core = EngineCore(target, self.drafters, LetterDecoder, CHEAP_ROWS, known, lambda: 0.0)
+
+    def ask(self, prompt: tuple[int, ...], **members: object) -> tuple[int, ...]:
+        """Its tokens; `reused` of it came from others."""
+        self.count += 1
+        request = EngineRequest(f"r{self.count}", prompt, PLAIN, **members)  # type: ignore[arg-type]
+        self.core.add(request, self.collected.sink)
+        while not self.core.idle:
+            self.core.step()
+        outcome = self.collected.outcomes[request.key]
+        self.reused = outcome.metrics.cached_prompt_tokens
+        return outcome.token_ids
+
+
+def test_blocks_and_pieces_of_them_are_reused_and_one_token_at_least_is_computed(target: CpuTarget) -> None:
+    server = Server(target)
+    first = server.ask(PROMPT)
+    assert server.reused == 0
+    assert server.ask(PROMPT) == first
+    assert server.reused == 2 * BLOCK
+    for length in (2 * BLOCK + 1, 2 * BLOCK, BLOCK, BLOCK // 2):
+        assert server.ask(PROMPT[:length]) == Server(target, prefix_caching=False).ask(PROMPT[:length])
+        assert server.reused == length - 1
+
+
+def test_an_answer_is_reused_by_the_turn_that_follows_it(target: CpuTarget) -> None:
+    server = Server(target)
+    prompt = PROMPT[: 2 * BLOCK - 3]
+    answer = server.ask(prompt)
+    server.ask((*prompt, *answer, 5, 6, 7))
+    assert server.reused == 2 * BLOCK
+
+
+def test_tenants_and_those_who_compute_anew_share_nothing(target: CpuTarget) -> None:
+    server = Server(target)
+    server.ask(PROMPT, tenant="a", reuse=False)
+    server.ask(PROMPT, tenant="a")
+    assert server.reused == 0
+    server.ask(PROMPT, tenant="b")
+    assert server.reused == 0
+    server.ask(PROMPT, tenant="a", reuse=False)
+    assert server.reused == 0
+    server.ask(PROMPT, tenant="a")
+    assert server.reused == 2 * BLOCK
+
+
+def test_it_can_be_left_out(target: CpuTarget) -> None:
+    server = Server(target, prefix_caching=False)
+    for _ in range(2):
+        server.ask(PROMPT)
+        assert server.reused == 0
+
+
+def test_a_head_needs_features_and_leaves_them_for_the_next(target: CpuTarget) -> None:
+    server = Server(target)
+    tokens = server.ask(PROMPT)
+    for reused in (0, 2 * BLOCK, 2 * BLOCK):  # off has left none
+        assert server.ask(PROMPT, method="eagle3") == tokens
+        assert server.reused == reused
+    server.ask(PROMPT)
+    assert server.reused == 2 * BLOCK
+
+
+def test_a_replay_shows_what_is_wrong_with_a_cached_prefix(target: CpuTarget) -> None:
+    server = Server(target)
+    right = server.ask(PROMPT)
+    values = target._parts.cache.groups[0][1]
+    before = values.copy()
+    try:
+        values[0] += np.float32(1.0)
+        assert server.ask(PROMPT) != right
+        assert server.ask(PROMPT, reuse=False) == right
+    finally:
+        values[:] = before
+
+
+@pytest.mark.parametrize("blocks", [1, 2])
+def test_what_was_given_up_is_computed_again(cramped_target: CpuTarget, blocks: int) -> None:
+    server = Server(cramped_target)
+    first = server.ask(PROMPT)
+    for number in range(20):
+        server.ask(tuple((number + 2 + i) % 384 for i in range(blocks * BLOCK)))
+    assert server.ask(PROMPT) == first
+    assert server.core.blocks_used == 0

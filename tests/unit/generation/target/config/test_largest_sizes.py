@@ -1,0 +1,125 @@
+"""Sizes that there is no room for are refused by name when a configuration is read, at once and without memory."""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.generation.drafting.eagle3.checkpoint import HeadConfigInvalid
+from services.generation.drafting.eagle3.loading import load_head
+from services.generation.target.config.config import read_config
+from services.generation.target.errors import ConfigInvalid
+from services.generation.target.sizes import LARGEST, MOST_HEAD_DIM
+from tests.fakes.heads import head_config, write_kolm
+from tests.fakes.tiny_families import FAMILIES, WITH_EXPERTS
+from tests.fakes.tiny_gguf import make_tiny_gguf
+from tests.fakes.tiny_model import make_tiny_model
+from tests.unit.generation.target.config.test_gguf_config import setting
+
+WRONG = {
+    "vocab_size": (2**40, 0, -1),
+    "hidden_size": (2**40, 0, -1),
+    "intermediate_size": (2**40, 0),
+    "num_hidden_layers": (10**9, 2**40, 0, -1),
+    "num_attention_heads": (2**40, 0, -4),
+    "num_key_value_heads": (2**40, 0, -2),
+    "head_dim": (MOST_HEAD_DIM + 1, MOST_HEAD_DIM + 2, 2048, 2**40, 15, 0, -2),
+    "max_position_embeddings": (2**62, 0),
+    "sliding_window": (2**64,),
+}
+"""By member of config.json."""
+
+READ = """
+import json, sys
+from pathlib import Path
+from services.generation.target.config.config import read_config
+said = []
+for path in map(Path, sys.argv[1:]):
+    try:
+        read_config(path)
+        said.append(("read", ""))
+    except Exception as error:
+        said.append((type(error).__name__, str(error)))
+print(json.dumps(said))
+"""
+
+
+def read_within_bounds(paths: list[Path]) -> list[tuple[str, str]]:
+    """What a process says that may take a minute of CPU and 4 GiB for all of them."""
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_CPU, (60, 60))
+        resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))
+
+    done = subprocess.run(
+        [sys.executable, "-c", READ, *map(str, paths)], check=True, stdout=subprocess.PIPE, preexec_fn=limit
+    )
+    return [(kind, words) for kind, words in json.loads(done.stdout)]
+
+
+@pytest.mark.parametrize("family", ["gemma2", "gemma4", "qwen3_moe"])
+def test_config_json(tmp_path: Path, family: str) -> None:
+    make_tiny_model(tmp_path / "good", **(FAMILIES | WITH_EXPERTS)[family])
+    good = json.loads((tmp_path / "good" / "config.json").read_text())
+    cases = [(name, value) for name, values in WRONG.items() for value in values]
+    for number, (name, value) in enumerate(cases):
+        (tmp_path / str(number)).mkdir()
+        (tmp_path / str(number) / "config.json").write_text(json.dumps(good | {name: value}))
+    said = read_within_bounds([tmp_path / str(number) for number in range(len(cases))])
+    for (name, value), (kind, words) in zip(cases, said, strict=True):
+        assert kind == "ConfigInvalid", (name, value, kind, words)
+        assert name in words, (name, value, words)
+
+
+def test_gguf(tmp_path: Path) -> None:
+    cases: list[tuple[str, dict[str, Any]]] = [
+        (key, {key.replace(".", "__"): value})
+        for key, values in {
+            "block_count": (10**9, 2**32 - 1, 0),
+            "embedding_length": (2**32 - 1, 0),
+            "feed_forward_length": (2**32 - 1, 0),
+            "attention.head_count": (2**32 - 1, 0),
+            "attention.head_count_kv": (2**32 - 1, 0),
+            "attention.key_length": (2**32 - 1, MOST_HEAD_DIM + 1, 0),
+            "context_length": (2**32 - 1, 0),
+        }.items()
+        for value in values
+    ]
+    paths = [tmp_path / f"{number}.gguf" for number in range(len(cases))]
+    for path, (_, fields) in zip(paths, cases, strict=True):
+        make_tiny_gguf(path, change_metadata=setting(**fields))
+    for case, (kind, words) in zip(cases, read_within_bounds(paths), strict=True):
+        assert kind in ("ConfigInvalid", "WeightsInvalid"), (case, words)
+
+
+def test_a_gguf_file_with_heads_that_are_too_wide_and_weights_that_fit(tmp_path: Path) -> None:
+    one = setting(attention__head_count=1, attention__head_count_kv=1)
+    path = make_tiny_gguf(tmp_path / "m.gguf", hidden=2 * MOST_HEAD_DIM, change_metadata=one)
+    with pytest.raises(ConfigInvalid, match="head_dim"):
+        read_config(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"), [("head_dim", "head_dim"), ("hidden_size", "hidden_size"), ("num_hidden_layers", "layers")]
+)
+def test_heads_that_draft(tmp_path: Path, name: str, said: str) -> None:
+    base = read_config(make_tiny_model(tmp_path / "base", layers=4))
+    for value in (0, 2**40):
+        write_kolm(tmp_path / "head", head_config(base))
+        path = tmp_path / "head" / "config.json"
+        document = json.loads(path.read_text())
+        assert name in document
+        path.write_text(json.dumps(document | {name: value}))
+        with pytest.raises(HeadConfigInvalid, match=said):
+            load_head(tmp_path / "head", base)
+
+
+def test_models_that_exist_are_far_below() -> None:
+    largest = {"vocab_size": 262_208, "hidden_size": 18_432, "num_hidden_layers": 126, "head_dim": 512}
+    assert all(LARGEST[name] >= 2 * size for name, size in largest.items())

@@ -91,7 +91,9 @@ def fast_tokenizer(directory: Path) -> FastTokenizer:
 
 
 def _main(directory: Path) -> int:
-    sys.modules["torch"] = None  # type: ignore[assignment]  # importing it fails from here on
+    from services.generation.target.without_torch import spare_torch
+
+    spare_torch()
     from services.generation.engine.text.tokenizer import Tokenizer
 
     try:

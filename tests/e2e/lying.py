@@ -39,24 +39,22 @@ honest_put, honest_issue, honest_read = Outbox.put, ReceiptIssuer.issue, PromptR
 waiting: set[asyncio.Task[None]] = set()
 
 
-async def put(
-    self: Outbox, request: ledger_pb2.AppendEntryRequest, replaces: Path | None = None
-) -> asyncio.Future[int | None]:
+async def put(self: Outbox, receipt_id: str, request: ledger_pb2.AppendEntryRequest) -> asyncio.Future[int | None]:
     if not is_told("silent") and not is_told("late"):
-        return await honest_put(self, request, replaces)
-    if replaces is not None:
-        await asyncio.to_thread(replaces.unlink)
+        return await honest_put(self, receipt_id, request)
     if is_told("late"):
-        waiting.add(asyncio.create_task(put_later(self, request)))
+        waiting.add(asyncio.create_task(put_later(self, receipt_id, request)))
+    else:
+        self._journal.settle(receipt_id)
     nothing: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
     nothing.set_result(None)
     return nothing
 
 
-async def put_later(outbox: Outbox, request: ledger_pb2.AppendEntryRequest) -> None:
+async def put_later(outbox: Outbox, receipt_id: str, request: ledger_pb2.AppendEntryRequest) -> None:
     while is_told("late"):  # noqa: ASYNC110 - told by another process
         await asyncio.sleep(0.05)
-    await honest_put(outbox, request)
+    await honest_put(outbox, receipt_id, request)
 
 
 class Contentless(SignedReceipt):

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from services.generation.target.config.config import TargetConfig
 from services.generation.target.config.config_document import family_of, named_family, read_document
 from services.generation.target.config.layer_specs import (
     EMBEDDING,
@@ -20,6 +19,9 @@ from services.generation.target.errors import TargetError, WeightsInvalid, about
 from services.generation.target.files.gguf_file import ROPE_FACTORS, ROPE_LONG, ROPE_SHORT, GgufFile, is_gguf
 from services.generation.target.files.safetensors import SafetensorsFiles
 from services.generation.target.files.stored_tensor import StoredTensor
+
+if TYPE_CHECKING:
+    from services.generation.target.config.config import TargetConfig  # which takes transformers
 
 
 class Weights(Protocol):

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
-
-from transformers import PreTrainedConfig
+from typing import TYPE_CHECKING, Any
 
 from services.generation.target.errors import ConfigInvalid, ModelNotFound, TargetError, UnsupportedArchitecture
 from services.generation.target.families import BY_ARCHITECTURE, Family
 from services.generation.target.files.json_object import read_json_object
 from services.generation.target.sizes import LARGEST, expected, fits
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig  # a datastore is built without it
 
 
 def check_size(value: object, name: str, place: str) -> None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from services.generation.target.config.config import TargetConfig
 from services.generation.target.config.layer_choices import Temperature
 from services.generation.target.config.rope import STILL
 from services.generation.target.families import BesideNames, Clamp, Experts
 from services.generation.target.roots import inverse_root
+
+if TYPE_CHECKING:
+    from services.generation.target.config.config import TargetConfig  # which takes transformers
 
 
 class LayerSizes(Protocol):

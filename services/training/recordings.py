@@ -18,10 +18,20 @@ from numpy.typing import NDArray
 from services.generation.engine.text.tokenizer import Tokenizer
 from services.generation.target.rows import RowsBuilder
 from services.generation.target.target import Target
-from services.training.answering import Answer, AnswerFile, Question, Recording, Streams, questions, regenerate
+from services.training.answering import (
+    Answer,
+    AnswerFile,
+    Prompt,
+    Question,
+    Recording,
+    Streams,
+    questions,
+    read_prompts,
+    regenerate,
+    split,
+)
 from services.training.devices import Devices
 from services.training.plan import DiskFull, Job, PromptsInvalid, Reporter, WorkFolder
-from services.training.prompts import Prompt, read_prompts, split
 
 _BYTES = 2  # of a bfloat16
 _ROWS = 256  # of a pass; a whole answer is one pass at least

@@ -9,10 +9,9 @@ import torch
 
 from services.generation.target.cpu import CpuTarget
 from services.generation.target.loading import load_target
-from services.training.answering import Answer, Streams, questions, regenerate
+from services.training.answering import Answer, Prompt, Streams, questions, regenerate
 from services.training.head import HeadModule
 from services.training.plan import HeadSizes
-from services.training.prompts import Prompt
 from services.training.recordings import Prefill
 from services.training.trainer import Ends, frequent_tokens, fresh_head
 from services.training.unroll import Teacher

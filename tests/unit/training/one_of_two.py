@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 
 from services.training.devices import devices, end_process
-from tests.unit.training.head.test_trainer import trainer_of
 from tests.unit.training.material import material_of
+from tests.unit.training.test_trainer import trainer_of
 
 STEPS = 3
 

@@ -27,9 +27,9 @@ from services.generation.target.cpu import CpuTarget
 from services.generation.target.errors import TargetError
 from services.generation.target.loading import load_target
 from services.generation.target.probing.probe import measure_profile
+from services.training.answering import read_prompts
 from services.training.kscore import DEPTH, Measured, NothingMeasured, Prompt, measure, prompts_digest
 from services.training.plan import PromptsInvalid
-from services.training.prompts import read_prompts
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
 
 from services.generation.drafting.acceptance import DOUBTED, WHOLE, RequestAcceptance
 from services.generation.drafting.draft_tree.candidates import (
     UNCOUPLED,
     RankedFirst,
     Vocabulary,
+    above,
     better_rule,
     candidates,
+    largest,
     record_rules,
     sampling_of,
 )
@@ -81,3 +86,26 @@ def test_the_whole_noise_until_the_other_has_been_right_more_often() -> None:
     for _ in range(2):
         record_rules(acceptance, RankedFirst(5, 6), 5)
     assert better_rule(acceptance) == WHOLE
+
+
+ROWS = arrays(np.float32, st.integers(0, 300), elements=st.floats(-4.0, 4.0, width=32))
+
+
+@given(ROWS, st.floats(-5.0, 5.0, width=32))
+def test_above_is_every_place_above_and_no_other(row: np.ndarray, limit: float) -> None:
+    places = np.full(len(row), -1, np.int64)
+    count = above(row, np.float32(limit), places)
+    assert places[:count].tolist() == np.flatnonzero(row > np.float32(limit)).tolist()
+
+
+@given(ROWS)
+def test_largest_is_the_maximum(row: np.ndarray) -> None:
+    assert largest(row) == (row.max() if len(row) else -np.inf)
+
+
+@pytest.mark.parametrize("at", range(0, 300, 7))
+def test_one_value_is_found_wherever_it_stands(at: int) -> None:
+    row, places = np.full(300, -np.inf, np.float32), np.empty(300, np.int64)
+    assert (largest(row), above(row, np.float32(0.0), places)) == (-np.inf, 0)
+    row[at] = 1.0
+    assert (largest(row), above(row, np.float32(0.0), places), places[0]) == (1.0, 1, at)

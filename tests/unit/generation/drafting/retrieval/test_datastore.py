@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import faiss
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -17,6 +18,8 @@ from tests.fakes.datastores import (
     BASE,
     TOKENIZER,
     TOKENIZER_CID,
+    builder,
+    documents,
     encode,
     store_of,
 )
@@ -113,3 +116,19 @@ def test_one_very_long_line_is_one_document(tmp_path: Path) -> None:
     assert store.manifest.documents == 1
     assert store.manifest.tokens == sum(len(s.tokens) - 1 for s in store.shards)
     assert len(followers(store, np.array(encode(" dolor sit amet lorem")))) > 0
+
+
+def test_a_search_stays_on_its_own_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    builder().build(documents(TEXTS), tmp_path / "store")
+    store = Datastore.open(tmp_path / "store", BASE, TOKENIZER_CID)
+    before, told = faiss.omp_get_max_threads(), []
+    tell = faiss.omp_set_num_threads
+
+    def listen(count: int) -> None:
+        told.append(count)
+        tell(count)
+
+    monkeypatch.setattr(faiss, "omp_set_num_threads", listen)
+    assert len(store.nearest_passages(np.array(encode(TEXTS[3])), 4)) == 4
+    assert told == [1, before]
+    assert faiss.omp_get_max_threads() == before

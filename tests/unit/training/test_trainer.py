@@ -16,7 +16,7 @@ from services.generation.drafting.eagle3.head_pass import Head
 from services.training.answering import Answer
 from services.training.devices import Devices
 from services.training.plan import LessonPlan, Minutes, OutputInvalid, Steps
-from services.training.trainer import Trainer, coverage, frequent_tokens, known_head, rate_factor
+from services.training.trainer import Muon, Trainer, coverage, frequent_tokens, known_head, orthogonalised, rate_factor
 from services.training.unroll import Passes
 from tests.ports import known_port
 from tests.unit.training.material import Material
@@ -152,3 +152,27 @@ def test_the_rate_warms_up_stays_and_falls_to_nothing() -> None:
     assert rate_factor(0.65) == pytest.approx(0.5)
     assert rate_factor(1.0) == rate_factor(1.2) == 0.0
     assert Minutes(10).fraction(steps=5, seconds=300.0) == 0.5
+
+
+def _run(make) -> torch.Tensor:  # type: ignore[no-untyped-def]
+    torch.manual_seed(0)
+    weight = torch.nn.Parameter(torch.randn(24, 16))
+    optimiser = make([weight])
+    for _ in range(4):
+        weight.grad = torch.randn(24, 16)
+        optimiser.step()
+    return weight.detach()
+
+
+def test_in_bfloat16_it_is_torch_s() -> None:
+    ours = _run(lambda weights: Muon(weights, 0.02, torch.bfloat16))
+    theirs = _run(lambda weights: torch.optim.Muon(weights, lr=0.02, weight_decay=0.01))
+    assert torch.equal(ours, theirs)
+
+
+def test_singular_values_come_near_one_in_tall_and_wide_matrices() -> None:
+    torch.manual_seed(0)
+    for shape in ((24, 16), (16, 24)):
+        values = torch.linalg.svdvals(orthogonalised(torch.randn(shape)))
+        assert values.min() > 0.5
+        assert values.max() < 1.3

@@ -11,7 +11,7 @@ SHOW   := awk '/^ *(Downloading|Using cached) .*\([0-9.]+ [MG]B\)/ { print "  " 
   /^Installing collected/ { print "  unpacking " found " packages ..." } /^FAILED$$/ { failed = 1 } { fflush() } END { exit failed }' >&2
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-fast test-compose test-ray lint format proto docs outputs wheels bench clean-kernels clean
+.PHONY: help venv demo test test-long test-fast test-compose test-ray lint format proto docs outputs wheels bench clean-kernels clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -36,32 +36,25 @@ demo: $(STAMP) ## serve, speculate, receipt, replay: the main job, end to end
 # Bytecode is kept, whatever the environment says: tests start some hundred processes.
 export PYTHONDONTWRITEBYTECODE :=
 
-# Tests in parts, which run beside each other and print when they end; the longest come first. Three at a time keep two
-# cores busy, for half of each part is waiting. Kernels are compiled before: services that tests start would wait for it.
-BESIDE := +$(MAKE) --no-print-directory --keep-going --output-sync=target
-PYTEST := $(BIN)/python -m pytest
-PARTS  := tests tests/unit/generation tests/e2e tests/integration/generation tests/unit tests/integration/cli \
-          tests/e2e/test_documented_services.py tests/cluster
+# Workers share the tests out by module; one more than there are CPUs, for half of what they do is waiting. Kernels are
+# compiled before: every worker, and every service that tests start, would wait for it.
+WORKERS := $(shell echo $$(($$(nproc) + 1)))
+PYTEST  := $(BIN)/python -m pytest
+SPREAD  := $(PYTEST) -q --numprocesses=$(WORKERS) --dist=loadscope --no-loadscope-reorder
+BESIDE  := +@$(MAKE) --no-print-directory --keep-going --jobs=2
 
-test: $(STAMP) ## lint and the whole test suite, in parts beside each other
+test: $(STAMP) ## lint and the whole test suite beside each other, random examples drawn anew
 	@$(BIN)/kolm doctor --compile
-	@$(BESIDE) --jobs=3 $(PARTS:%=test-%) lint
+	$(BESIDE) suite lint
 
-# A part leaves out the parts inside of it.
-$(PARTS:%=test-%): test-%:
-	@$(PYTEST) $* $(patsubst %,--ignore=%,$(filter $*/%,$(PARTS)))
+suite:
+	@$(SPREAD)
 
-FAST := $(PYTEST) -q -m 'not slow' --hypothesis-profile=fast
-HALF := tests/unit/generation/engine tests/unit/generation/target
+test-long: $(STAMP) ## the same with four times as many random examples: for a night
+	@$(SPREAD) --hypothesis-profile=long
 
-test-fast: $(STAMP) ## unit tests but the slow ones, with fewer random examples: a minute or so on two cores
-	@$(BESIDE) --jobs=2 fast-half fast-rest
-
-fast-half:
-	@$(FAST) $(HALF)
-
-fast-rest:
-	@$(FAST) tests/unit $(HALF:%=--ignore=%)
+test-fast: $(STAMP) ## unit tests but the slow ones, with few random examples
+	@$(SPREAD) -m 'not slow' --hypothesis-profile=fast tests/unit
 
 # Where no image registry is reachable, images named as in Dockerfile and docker-compose.yml have to be there before.
 test-compose: $(STAMP) ## the stack of docker-compose.yml, built, used, killed piece by piece, taken down

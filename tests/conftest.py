@@ -17,6 +17,7 @@ from hypothesis import settings
 
 from tests import object_storage
 from tests.postgres import REQUIRED, PostgresMissing, running_cluster, url_of
+from tests.softhsm import Token, new_token
 
 # One thread for torch here and in the services that tests start: tiny products gain nothing from a second one, and on
 # a busy machine it is waited for.
@@ -34,11 +35,21 @@ atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-settings.register_profile("kolm", deadline=None)
-settings.register_profile("fast", deadline=None, max_examples=15)  # --hypothesis-profile=fast: `make test-fast`
-# --hypothesis-profile=repeatable: the same examples each time, so that a change is judged and not a draw (.ci/run)
-settings.register_profile("repeatable", deadline=None, derandomize=True)
+# Examples are drawn anew in each run; a failure prints what draws it again. The Makefile names profiles.
+for profile, count in (("kolm", 25), ("fast", 8), ("long", 100)):
+    settings.register_profile(profile, deadline=None, max_examples=count, derandomize=False, print_blob=True)
 settings.load_profile("kolm")
+
+
+LONGEST = ("tests/e2e", "tests/cluster", "tests/integration/generation", "tests/unit/generation", "tests/integration")
+"""Modules of these folders begin first, so that several workers end together."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    def place(item: pytest.Item) -> int:
+        return next((number for number, folder in enumerate(LONGEST) if item.nodeid.startswith(folder)), len(LONGEST))
+
+    items.sort(key=place)
 
 
 @pytest.fixture(autouse=True)
@@ -108,3 +119,12 @@ def s3_url(s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> str:
     name = f"test-{uuid.uuid4().hex}"
     object_storage.make_bucket(s3_endpoint, name)
     return f"s3://{name}/some/prefix?endpoint={s3_endpoint}"
+
+
+@pytest.fixture(scope="session")
+def softhsm(tmp_path_factory: pytest.TempPathFactory) -> Token:
+    """A device in software that holds keys, with three in it: its library reads its place once a process."""
+    made = new_token(tmp_path_factory.mktemp("softhsm"))
+    for label in ("log", "log-2", "operator"):
+        made.generate(label)
+    return made

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from hypothesis import settings
 
-DEFAULT = 100  # hypothesis's own
+LONG = 100  # of a test that names no count, in the profile `long`
 
 
 def examples(count: int) -> int:
-    """`count`; fewer in the profile `fast`, in the same proportion as the examples of tests that name no count."""
-    return max(1, count * settings().max_examples // DEFAULT)
+    """`count` in the profile `long`; elsewhere fewer, in the proportion of the profiles."""
+    return max(1, count * settings().max_examples // LONG)

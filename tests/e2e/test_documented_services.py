@@ -19,7 +19,7 @@ from tests.e2e.shell import Shell
 from tests.fakes.heads import head_config, write_kolm
 from tests.fakes.tiny_model import make_tiny_model
 from tests.object_storage import CREDENTIALS, make_bucket
-from tests.softhsm import new_token
+from tests.softhsm import Token
 
 
 @pytest.fixture
@@ -104,9 +104,8 @@ def test_a_ledger_with_tls(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> Non
             shell.run(line)
 
 
-def test_a_ledger_whose_key_is_in_a_device(shell: Shell) -> None:
-    token = new_token(shell.folder)
-    token.generate("log")
+def test_a_ledger_whose_key_is_in_a_device(shell: Shell, softhsm: Token) -> None:
+    shutil.copy(softhsm.pin_file, "pin")
     (line,) = documented.IN_A_DEVICE
     with shell.serving(line):
         assert shell.run("kolm ledger head --trusted nobody")

@@ -31,8 +31,8 @@ from tests.softhsm import MODULE, Token
 from tests.unit.ledger.builders import KEYS, ORIGIN, receipt_id, signed_receipt
 
 
-def test_a_token_signs_ed25519(token: Token, tmp_path: Path) -> None:
-    signer = open_signer(token.uri("log"), "log", token.pin_file)
+def test_a_token_signs_ed25519(softhsm: Token, tmp_path: Path) -> None:
+    signer = open_signer(softhsm.uri("log"), "log", softhsm.pin_file)
     signature = signer.sign(b"message")
     assert len(signature) == 64
     signer.public.verify(b"message", signature)
@@ -44,12 +44,12 @@ def test_a_token_signs_ed25519(token: Token, tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def settings(token: Token, tmp_path: Path) -> LedgerSettings:
+def settings(softhsm: Token, tmp_path: Path) -> LedgerSettings:
     (tmp_path / "trusted").mkdir()
     KEYS["receipts"].publish(tmp_path / "trusted")
-    open_signer(token.uri("log"), "log", token.pin_file).publish(tmp_path / "trusted")
+    open_signer(softhsm.uri("log"), "log", softhsm.pin_file).publish(tmp_path / "trusted")
     return LedgerSettings(
-        data_dir=tmp_path, origin=ORIGIN, key_file=token.uri("log"), key_passphrase_file=token.pin_file
+        data_dir=tmp_path, origin=ORIGIN, key_file=softhsm.uri("log"), key_passphrase_file=softhsm.pin_file
     )
 
 
@@ -61,15 +61,15 @@ def address(settings: LedgerSettings) -> Iterator[str]:
             yield served.address
 
 
-def test_a_ledger_and_an_operator_sign_with_keys_in_a_token(token: Token, tmp_path: Path, address: str) -> None:
-    log = open_signer(token.uri("log"), "log", token.pin_file).public
+def test_a_ledger_and_an_operator_sign_with_keys_in_a_token(softhsm: Token, tmp_path: Path, address: str) -> None:
+    log = open_signer(softhsm.uri("log"), "log", softhsm.pin_file).public
     with LedgerClient.connect(address, wait=60) as client:
         client.append(signed_receipt(0))
         assert open_checkpoint(client.checkpoint().note, [log], ORIGIN).size == 1
     assert not (tmp_path / "keys" / "log.pem").exists()
 
     environment = {"KOLM_LEDGER": address, "KOLM_DATA_DIR": str(tmp_path), "TERM": "dumb"}
-    key = ("--key", str(token.uri("operator")), "--key-passphrase-file", str(token.pin_file))
+    key = ("--key", str(softhsm.uri("operator")), "--key-passphrase-file", str(softhsm.pin_file))
 
     def kolm(*arguments: str) -> tuple[int, str]:
         result = CliRunner(env=environment).invoke(app, list(arguments))
@@ -81,14 +81,14 @@ def test_a_ledger_and_an_operator_sign_with_keys_in_a_token(token: Token, tmp_pa
     assert (code, json.loads(out)["kinds"]) == (0, {"receipt": 1, "retention": 1})
 
 
-def test_a_key_in_a_token_is_replaced_by_another_one(settings: LedgerSettings, token: Token, tmp_path: Path) -> None:
+def test_a_key_in_a_token_is_replaced_by_another_one(settings: LedgerSettings, softhsm: Token, tmp_path: Path) -> None:
     _append(settings, 0)
 
     def rotate(*arguments: str) -> Any:
-        named = ("--data-dir", str(tmp_path), "--key-passphrase-file", str(token.pin_file), *arguments)
+        named = ("--data-dir", str(tmp_path), "--key-passphrase-file", str(softhsm.pin_file), *arguments)
         return CliRunner(env={"TERM": "dumb"}).invoke(app, ["ledger", "rotate-key", "log", *named])
 
-    old, new = str(token.uri("log")), str(token.uri("log-2"))
+    old, new = str(softhsm.uri("log")), str(softhsm.uri("log-2"))
     for wrong in (("--key-file", old), ("--key-file", old, "--new-key", old)):
         refused = rotate(*wrong)
         assert (refused.exit_code, "--new-key" in refused.stderr) == (2, True), refused.stderr
@@ -99,7 +99,7 @@ def test_a_key_in_a_token_is_replaced_by_another_one(settings: LedgerSettings, t
 
     with pytest.raises(CannotStart):
         _append(settings, 1)
-    _append(settings.model_copy(update={"key_file": token.uri("log-2")}), 1)
+    _append(settings.model_copy(update={"key_file": softhsm.uri("log-2")}), 1)
     database = ["ledger", "verify", "--database", str(tmp_path / "ledger.sqlite3"), "--data-dir", str(tmp_path)]
     verified = CliRunner(env={"TERM": "dumb"}).invoke(app, database)
     assert verified.exit_code == 0, verified.stdout + verified.stderr
@@ -113,21 +113,21 @@ def _append(settings: LedgerSettings, number: int) -> None:
             client.append(signed_receipt(number))
 
 
-def test_a_wrong_pin_a_missing_key_and_a_missing_library_are_said(token: Token, tmp_path: Path) -> None:
+def test_a_wrong_pin_a_missing_key_and_a_missing_library_are_said(softhsm: Token, tmp_path: Path) -> None:
     wrong = tmp_path / "pin"
     wrong.write_text("111111")
-    arguments = ("--key", token.uri("operator"), "--key-passphrase-file", wrong, "--data-dir", tmp_path)
+    arguments = ("--key", softhsm.uri("operator"), "--key-passphrase-file", wrong, "--data-dir", tmp_path)
     command = [sys.executable, "-m", "services.cli", "retention", "--days", "1", *arguments]
     done = subprocess.run(command, capture_output=True, text=True)  # this process may have logged in before
     assert (done.returncode, "PinIncorrect" in done.stderr, "Traceback" in done.stderr) == (2, True, False)
     with pytest.raises(KeyFileError, match="NoSuchKey"):
-        open_signer(token.uri("nobody"), "log", token.pin_file)
+        open_signer(softhsm.uri("nobody"), "log", softhsm.pin_file)
     with pytest.raises(KeyFileError, match="NoSuchToken"):
-        open_signer(Path(f"pkcs11:token=other;object=log?module-path={MODULE}"), "log", token.pin_file)
+        open_signer(Path(f"pkcs11:token=other;object=log?module-path={MODULE}"), "log", softhsm.pin_file)
     with pytest.raises(KeyFileError, match="cannot use the log key"):
-        open_signer(Path("pkcs11:token=kolm;object=log?module-path=/nothing.so"), "log", token.pin_file)
+        open_signer(Path("pkcs11:token=kolm;object=log?module-path=/nothing.so"), "log", softhsm.pin_file)
     with pytest.raises(KeyFileError, match="--key-passphrase-file"):
-        open_signer(token.uri("log"), "log")
+        open_signer(softhsm.uri("log"), "log")
 
 
 def test_a_ledger_does_not_start_without_its_device(settings: LedgerSettings) -> None:
@@ -136,8 +136,8 @@ def test_a_ledger_does_not_start_without_its_device(settings: LedgerSettings) ->
         pass
 
 
-def test_a_signer_that_lost_its_session_opens_another(token: Token) -> None:
-    signer: Any = open_signer(token.uri("log"), "log", token.pin_file)
+def test_a_signer_that_lost_its_session_opens_another(softhsm: Token) -> None:
+    signer: Any = open_signer(softhsm.uri("log"), "log", softhsm.pin_file)
 
     class Gone:
         def sign(self, *_: object, **__: object) -> bytes:
@@ -149,8 +149,8 @@ def test_a_signer_that_lost_its_session_opens_another(token: Token) -> None:
     signer.public.verify(b"message", signer.sign(b"message"))
 
 
-def test_a_token_that_came_back_with_another_key_signs_nothing(token: Token) -> None:
-    signer: Any = open_signer(token.uri("log"), "log", token.pin_file)
+def test_a_token_that_came_back_with_another_key_signs_nothing(softhsm: Token) -> None:
+    signer: Any = open_signer(softhsm.uri("log"), "log", softhsm.pin_file)
     signer.public, signer._private = KEYS["log"].public, None
     for _ in range(2):
         with pytest.raises(SignerUnavailable, match="where"):

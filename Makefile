@@ -101,7 +101,7 @@ wheels: $(STAMP) ## build kolm-serve, and kolm-verify for who only verifies, int
 bench: $(STAMP) ## measure against transformers, and the ledger; JSON and plots
 	@$(BIN)/python -m benchmarks
 	@$(BIN)/python -m benchmarks --only specbench --quick
-	@$(BIN)/python -m benchmarks.calls
+	@$(BIN)/python -m benchmarks.start
 	@$(BIN)/python -m benchmarks.ledger
 	@$(BIN)/python -m benchmarks.ledger.bundle
 

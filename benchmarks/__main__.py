@@ -14,16 +14,12 @@ from rich.table import Table
 
 from benchmarks import (
     arithmetic,
-    audits,
-    eagle3,
     linears,
     memory,
-    plot,
     real,
     retrieval,
-    sampling,
     sizes,
-    streaming,
+    steps,
 )
 from benchmarks.arithmetic import ARITHMETICS
 from benchmarks.load import measure as load
@@ -39,14 +35,13 @@ MEASUREMENTS: dict[str, Callable[[argparse.Namespace], Any]] = {
     "linears": lambda _: linears.measure(),
     "real": lambda _: real.measure(),
     "sizes": lambda _: sizes.measure(),
-    "sampling": lambda _: sampling.measure(),
+    "sampling": lambda _: steps.measure_sampling(),
     "arithmetic": lambda _: arithmetic.measure(),
-    "audits": lambda _: audits.measure(),
+    "audits": lambda _: steps.measure_audits(),
     "memory": lambda given: memory.measure(given.model),
-    "streaming": lambda given: streaming.measure(given.model, prompts=4, max_tokens=given.max_tokens),
     "load": lambda given: load.measure(given.serve, quick=given.quick, soak_minutes=given.soak_minutes),
     "tls": lambda given: tls.measure(given.serve, quick=given.quick),
-    "eagle3": lambda given: eagle3.measure(
+    "eagle3": lambda given: steps.measure_head(
         given.model, given.head, prompts=given.prompts, max_tokens=given.max_tokens
     ),
     "retrieval": lambda given: retrieval.measure(given.model),
@@ -121,43 +116,20 @@ def _write(results: dict[str, Any], out: Path) -> None:
             variant = results[name]["variant"] if name == "specbench" else ""
             (out / f"{name}{variant}.json").write_text(json.dumps(document, indent=1) + "\n")
     if "real" in results:
-        plot.draw_real(results["real"], out / "real.png")
-    if "retrieval" in results:
-        plot.draw_retrieval(results["retrieval"], out / "retrieval.png")
+        real.draw_real(results["real"], out / "real.png")
 
 
 def _show(results: dict[str, Any]) -> None:
+    """Spec-Bench as tables, all else as its JSON says it, a line for each row."""
     console = Console()
-    for name in ("sampling", "audits", "memory", "streaming", "tls"):
-        if name in results:
-            console.print(f"{name}: {results[name]}")
-    if "load" in results:
-        console.print(_loads(results["load"]["cases"]))
-        console.print({"soak": results["load"]["soak"]})
-    for name in ("linears", "real", "sizes"):
-        for row in results.get(name, []):
-            console.print(row)
-    for row in results.get("retrieval", []):
-        console.print(f"retrieval: {row}")
-    for case in results.get("specbench", {}).get("cases", []):
-        console.print(_kinds(case))
-    if "eagle3" in results:
-        console.print(f"a draft of 4 tokens takes {results['eagle3']['cost']['of a pass']:.0%} of a target pass")
-        console.print(_acceptance(results["eagle3"]["acceptance"]))
-
-
-def _loads(cases: list[dict[str, Any]]) -> Table:
-    """Latencies are medians, with the 99th percentiles in brackets."""
-    table = Table("callers", "drafts", "tokens/s", "over off", "first, ms", "inter-token, ms", "receipts", "same")
-    for case in cases:
-        first, gaps = (case[name] for name in ("first_token_ms", "inter_token_ms"))
-        table.add_row(
-            str(case["callers"]), case["speculation"], str(case["tokens_per_second"]), str(case["over off"]),
-            f"{first['p50']} ({first['p99']})", f"{gaps['p50']} ({gaps['p99']})",
-            "complete" if case["receipts complete"] and not case["failures"] else f"NO {case['failures']}",
-            "yes" if case["same tokens"] else "NO",
-        )  # fmt: skip
-    return table
+    for name in MEASUREMENTS:
+        if name == "specbench":
+            for case in results.get(name, {}).get("cases", []):
+                console.print(_kinds(case))
+        elif name in results:
+            rows = results[name] if isinstance(results[name], list) else [results[name]]
+            for row in rows:
+                console.print(name, row)
 
 
 def _kinds(case: dict[str, Any]) -> Table:
@@ -175,17 +147,6 @@ def _kinds(case: dict[str, Any]) -> Table:
 def _with_error(figures: dict[str, Any]) -> str:
     speedup, error = figures.get("speedup"), figures.get("error")
     return "–" if speedup is None else f"{speedup:.2f}" + ("" if error is None else f" ± {error:.2f}")
-
-
-def _acceptance(rows: list[dict[str, Any]]) -> Table:
-    table = Table("domain", "T", "length", "by depth", "length without the noise", "by depth")
-    for row in rows:
-        shown = [
-            (str(each["acceptance length"]), " ".join(f"{rate:.2f}" for rate in each["accepted by depth"]))
-            for each in (row["coupled"], row["uncoupled"])
-        ]
-        table.add_row(row["domain"], str(row["temperature"]), *shown[0], *shown[1])
-    return table
 
 
 if __name__ == "__main__":

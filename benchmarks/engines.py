@@ -1,7 +1,8 @@
-"""kolm's engine as a contender, and what any contender is."""
+"""kolm's engine as a contender, what any contender is, and the demo's questions that they are asked."""
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -113,3 +114,18 @@ class Kolm:
             ),
             decode_seconds=max(outcome.metrics.decode_seconds for outcome in ended),
         )
+
+
+KINDS = ("question", "code", "rewrite", "summary", "data", "maths")
+_FILE = Path(__file__).parents[1] / "demo" / "main_job" / "questions.jsonl"
+
+
+def conversations(kind: str, count: int) -> list[list[dict[str, str]]]:
+    """The first `count` conversations of a kind, as messages with role and content."""
+    entries = map(json.loads, _FILE.read_text(encoding="utf-8").splitlines())
+    return [entry["messages"] for entry in entries if entry["kind"] == kind][:count]
+
+
+def load_prompts(kind: str, tokenizer: Tokenizer, count: int) -> list[list[int]]:
+    """The same as token ids."""
+    return [tokenizer.encode_chat(messages) for messages in conversations(kind, count)]

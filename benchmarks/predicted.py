@@ -25,7 +25,7 @@ from rich.table import Table
 from benchmarks.arithmetic import ARITHMETICS
 from benchmarks.engines import Kolm, KolmEngine, Run
 from benchmarks.machine import RESULTS, machine
-from benchmarks.storages import in_storage
+from benchmarks.real import in_storage
 from services.generation.drafting.rest import RestDrafter
 from services.generation.drafting.suffix import SuffixDrafter
 from services.generation.target.folders.model_path import model_path

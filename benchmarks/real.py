@@ -1,29 +1,40 @@
-"""A public model beside llama.cpp and transformers: the same file, the same threads, the same prompts, one run."""
+"""A public model beside llama.cpp and transformers: the same file, the same threads, the same prompts, one run.
+
+The published GGUF file is written in other storages, too: the same model for all contenders, byte for byte.
+"""
 
 from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+import matplotlib
+import matplotlib.pyplot as plt
+from gguf import GGUFReader, GGUFWriter, Keys, ReaderField
+from gguf.constants import GGUF_DEFAULT_ALIGNMENT, GGUFValueType
+from gguf.quants import dequantize, quantize
 from rich.progress import track
 
 from benchmarks import memory
 from benchmarks.linears import read_bandwidth
 from benchmarks.specbench.peers import Decode, llama_decoding, transformers_decoding
-from benchmarks.storages import in_storage
 from services.generation.engine.core import EngineCore, EngineSettings
 from services.generation.engine.cost import PassCost
 from services.generation.engine.events import Event
 from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.engine.text.tokenizer import Tokenizer
 from services.generation.target.cpu import CpuTarget
+from services.generation.target.files.stored_tensor import LAYOUTS
 from services.generation.target.folders.model_path import model_path
 from services.generation.target.loading import load_target
 from services.generation.target.rows import RowsBuilder
+
+matplotlib.use("agg")
 
 STORAGES = ("q4_1", "q8_0", "bfloat16", "float32")  # the first is the published file
 ROWS = (1, 2, 4, 8, 16, 32)
@@ -36,6 +47,9 @@ PROMPTS = (
     "Summarise the story of the tortoise and the hare in three sentences, and say what it teaches.",
     "A shop sells pens for 3 euros and notebooks for 5. What do four pens and two notebooks cost? Show your steps.",
 )
+_SCRATCH = Path(__file__).parent / "scratch"
+_WRITTEN = {Keys.General.ARCHITECTURE, Keys.General.FILE_TYPE, "general.alignment", "GGUF.version"}
+_PEERS = {"kolm off": "#1f6fb2", "llama.cpp": "#e9c46a", "transformers generate": "#9aa5b1"}
 
 
 def measure() -> list[dict[str, Any]]:
@@ -163,3 +177,76 @@ class _Kolm:
         whole = _seconds(self.generate, prompt, _TOKENS)
         self.target.forward = forward  # type: ignore[method-assign]
         return 1e3 * (whole - inside[0]) / _TOKENS
+
+
+def in_storage(published: Path, storage: str, folder: Path = _SCRATCH) -> Path:
+    """The file with all matrices in `storage`, written to `folder` once; the values are those of the published file,
+    rounded where the storage has fewer bits.
+    """
+    path = folder / f"{published.stem}.{storage}.gguf"
+    if path.exists():
+        return path
+    folder.mkdir(parents=True, exist_ok=True)
+    reader = GGUFReader(published)
+    architecture = str(reader.fields[Keys.General.ARCHITECTURE].contents())
+    beside = path.with_suffix(".part")
+    writer = GGUFWriter(beside, architecture)
+    writer.data_alignment = GGUF_DEFAULT_ALIGNMENT
+    for name, field in reader.fields.items():
+        if name not in _WRITTEN and not name.startswith("GGUF."):
+            _copy(writer, name, field)
+    kind = LAYOUTS[storage].ggml
+    values = {tensor.name: tensor for tensor in reader.tensors}
+    for name, tensor in values.items():
+        weights = dequantize(tensor.data, tensor.tensor_type)
+        if weights.ndim == 1:
+            writer.add_tensor(name, weights)
+        else:
+            writer.add_tensor(name, quantize(weights, kind), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    beside.rename(path)
+    return path
+
+
+def _copy(writer: GGUFWriter, name: str, field: ReaderField) -> None:
+    kind = field.types[0]
+    part = field.types[-1] if kind == GGUFValueType.ARRAY else None
+    writer.add_key_value(name, field.contents(), kind, sub_type=part)
+
+
+def draw_real(rows: list[dict[str, Any]], path: Path) -> None:
+    """Milliseconds a token by storage of the weights: decoding, and reading a prompt."""
+    titles = {"decoding": "a generated token", "prompts": "a token of a prompt"}
+    with _panels(path, list(titles.values())) as axes:
+        for axis, key in zip(axes, titles, strict=True):
+            bars = {name: [row[key]["ms a token"].get(name) for row in rows] for name in _PEERS}
+            _bars(axis, [row["storage"] for row in rows], bars, _PEERS, "{:.2f}")
+            axis.set_ylabel("milliseconds")
+
+
+@contextmanager
+def _panels(path: Path, titles: Sequence[str]) -> Iterator[Sequence[Any]]:
+    """A titled panel for each, one above the other with one legend; written as PNG at the end."""
+    figure, axes = plt.subplots(len(titles), 1, figsize=(9, 2.7 * len(titles)), layout="constrained")
+    yield axes
+    for axis, title in zip(axes, titles, strict=True):
+        axis.set_title(title, loc="left", fontsize=10)
+    axes[0].legend(frameon=False, ncols=6, fontsize=8, loc="lower left", bbox_to_anchor=(0, 1.14))
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+
+
+def _bars(
+    axis: Any, groups: Sequence[str], bars: dict[str, list[float | None]], colours: dict[str, str], form: str
+) -> None:
+    """Bars of each name side by side within each group, their heights written above; None leaves a gap."""
+    width = 0.84 / len(bars)
+    for number, (name, heights) in enumerate(bars.items()):
+        places = [place + (number - (len(bars) - 1) / 2) * width for place in range(len(groups))]
+        drawn = axis.bar(places, [height or 0.0 for height in heights], width * 0.92, color=colours[name], label=name)
+        axis.bar_label(drawn, [form.format(height) if height else "" for height in heights], fontsize=7)
+    axis.set_xticks(range(len(groups)), groups)
+    axis.spines[["top", "right"]].set_visible(False)

@@ -1,7 +1,10 @@
-"""`python -m benchmarks.start [FLAGS OF kolm up]`: how long `kolm up` takes to be ready, at first and later.
+"""`python -m benchmarks.start [FLAGS OF kolm up]`: what people wait for: `kolm`'s calls, and `kolm up`.
 
-Seconds of the wall from the command to "ready", and CPU seconds of all its processes, their stop included. The first
-start finds no compiled code, no digest and no probe, but Python's own `.pyc` files; each later one finds all of them.
+Calls: CPU seconds of the whole process, interpreter included, before it asks a service; the least of several runs. They
+are refused: nobody listens, or what they name is not there. `tests/unit/cli/test_imports.py` holds what they import.
+
+Starts: seconds of the wall from the command to "ready", and CPU seconds of all its processes, their stop included. The
+first start finds no compiled code, no digest and no probe, but Python's own `.pyc` files; each later one finds all.
 """
 
 from __future__ import annotations
@@ -22,11 +25,51 @@ from rich.table import Table
 
 from benchmarks.machine import RESULTS, machine
 
+_RUNS = 10
+_NOBODY = "127.0.0.1:1"
+_CALLS = (
+    "--help",
+    "generate --help",
+    "receipts list --help",
+    "verify --help",
+    f"generate x --max-tokens 8 --generation {_NOBODY}",
+    f"receipts list --ledger {_NOBODY}",
+    f"status --check --generation {_NOBODY} --ledger {_NOBODY} --auditor {_NOBODY} --registry {_NOBODY}",
+    "verify nothing",
+    "heads train nothing --prompts nothing --out nothing",
+    "up --model nothing",
+)
+
+
+def measure_calls() -> None:
+    seconds = {call: cpu_seconds(call.split()) for call in _CALLS}
+    (RESULTS / "calls.json").write_text(json.dumps({"machine": machine(), "cpu_seconds": seconds}, indent=2) + "\n")
+    shown = Table("kolm", "CPU, s")
+    for call, value in seconds.items():
+        shown.add_row(call, f"{value:.3f}")
+    Console().print(shown)
+
+
+def cpu_seconds(words: list[str]) -> float:
+    """The least of several runs: what other programs on the machine did to one of them is no cost of the command."""
+    return min(_once(words) for _ in range(_RUNS))
+
+
+def _once(words: list[str]) -> float:
+    command = [sys.executable, "-m", "services.cli", *words]
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    with tempfile.TemporaryDirectory() as folder:
+        subprocess.run(command, cwd=folder, env={"PYTHONPATH": ":".join(sys.path)}, capture_output=True, check=False)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return round(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, 3)
+
+
 _SERVICES = ("generation", "ledger", "auditor", "registry", "explorer", "http")
 _LATER = 3
 
 
 def main() -> None:
+    measure_calls()
     with tempfile.TemporaryDirectory() as folder:
         first, *later = [started(Path(folder), sys.argv[1:]) for _ in range(1 + _LATER)]
     found = {"first": first, "later": later}

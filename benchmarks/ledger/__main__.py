@@ -8,21 +8,24 @@ import argparse
 import json
 import signal
 import sys
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
+import matplotlib
+import matplotlib.pyplot as plt
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.ledger import plot
-from benchmarks.ledger.growth import grow
-from benchmarks.ledger.load import streaming, unary
-from benchmarks.ledger.locations import STORES, LedgerLocations, opened
-from benchmarks.ledger.proofs import verify
-from benchmarks.ledger.service import fill, running
+from benchmarks.ledger.load import prove, streaming, unary, verify
+from benchmarks.ledger.service import STORES, LedgerLocation, LedgerLocations, fill, opened, running
 from benchmarks.machine import RESULTS, machine
 
-_CLIENTS = (1, 4, 16, 64, 256)
+matplotlib.use("agg")
+
+_CLIENT_COUNTS = (1, 4, 16, 64, 256)
 _WARM_UP = 500
 
 
@@ -37,7 +40,7 @@ def main() -> None:
             results[store] = _measure(locations, arguments.appends, most, arguments.rounds)
     arguments.out.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({"machine": machine(), "ledger": results}, indent=1) + "\n")
-    plot.draw(results, arguments.out / "ledger.png")
+    _draw(results, arguments.out / "ledger.png")
     _show({store: results[store] for store in arguments.only})
 
 
@@ -61,7 +64,9 @@ def _measure(locations: LedgerLocations, appends: int, most: int, rounds: int) -
     fill(location, 1000)
     with running(location) as service:
         unary(location, service, 64, _WARM_UP)
-        clients = [unary(location, service, count, max(appends * min(count, 64) // 64, 100)) for count in _CLIENTS]
+        clients = [
+            unary(location, service, count, max(appends * min(count, 64) // 64, 100)) for count in _CLIENT_COUNTS
+        ]
         stream = streaming(location, service, 3 * appends)
     sizes = [size for size in (10**power for power in range(3, 10)) if size <= most]
     growth = grow(locations, sizes, appends, rounds)
@@ -82,6 +87,113 @@ def _show(results: dict[str, Any]) -> None:
     Console().print(table)
     for store, found in results.items():
         Console().print(f"{store}: verification of {found['verification']}")
+
+
+_CLIENTS = 64
+_SHORT_WARM_UP = 200
+_SMALL = 10_000
+"""Up to here a log is made anew for each round, or the rounds before would make it another size."""
+
+
+def grow(locations: LedgerLocations, sizes: Sequence[int], appends: int, rounds: int) -> list[dict[str, Any]]:
+    """A row for each size. Large logs are filled before the first round and grow by the rounds' few percent."""
+    large = {size: locations.kept(f"log-{size}") for size in sizes if size > _SMALL}
+    filled = {size: fill(location, size) for size, location in large.items()}
+    found: defaultdict[int, list[dict[str, Any]]] = defaultdict(list)
+    for number in range(rounds):
+        for size in sizes:
+            location = large.get(size) or locations.location(f"log-{size}-{number}")
+            found[size].append(_one(location, size, appends))
+    rows = [_row(size, found[size]) | {"fill_seconds": round(filled.get(size, 0.0), 1)} for size in sizes]
+    return [row | {"over_the_first": _ratios(row, rows[0])} for row in rows]
+
+
+def _one(location: LedgerLocation, size: int, appends: int) -> dict[str, Any]:
+    fill(location, size)
+    with running(location) as service:
+        unary(location, service, _CLIENTS, _SHORT_WARM_UP)
+        return {
+            **unary(location, service, _CLIENTS, appends),
+            "streaming": streaming(location, service, 2 * appends),
+            "proof": prove(location, service, size),
+        }
+
+
+def _row(size: int, found: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The medians; of proofs the slowest of all rounds too."""
+    row = {"entries": size, "rounds": len(found)} | _medians(found)
+    row["streaming"] = _medians([each["streaming"] for each in found])
+    row["proof"] = _medians([each["proof"] for each in found])
+    row["proof"]["greatest_ms"] = max(each["proof"]["greatest_ms"] for each in found)
+    return row
+
+
+def _medians(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    numbers = [name for name, value in found[0].items() if isinstance(value, int | float)]
+    return {name: _rounded(median(each[name] for each in found)) for name in numbers}
+
+
+def _rounded(number: float) -> float:
+    return round(number) if number >= 100 else round(number, 4)
+
+
+def _ratios(row: dict[str, Any], first: dict[str, Any]) -> dict[str, float]:
+    """The cost of an append, by the clock and in the server's processor time, over what it does in the smallest log."""
+    return {
+        "unary": round(first["appends_per_second"] / row["appends_per_second"], 3),
+        "streaming": round(first["streaming"]["appends_per_second"] / row["streaming"]["appends_per_second"], 3),
+        "server": round(row["server_ms_per_append"] / first["server_ms_per_append"], 3),
+        "server_streaming": round(
+            row["streaming"]["server_ms_per_append"] / first["streaming"]["server_ms_per_append"], 3
+        ),
+    }
+
+
+_COLOURS = {"sqlite": "#1f6fb2", "postgresql": "#c2571a"}
+_NAMES = {"sqlite": "SQLite", "postgresql": "PostgreSQL"}
+
+Row = dict[str, Any]
+
+
+def _draw(results: dict[str, Any], path: Path) -> None:
+    """Four panels, written as PNG."""
+    figure, ((speed, delay), (cost, proof)) = plt.subplots(2, 2, figsize=(10, 7), layout="constrained")
+    for store, found in results.items():
+        colour, name = _COLOURS[store], _NAMES[store]
+        _curve(speed, found["clients"], "clients", lambda row: row["appends_per_second"], name, colour)
+        _curve(delay, found["clients"], "clients", lambda row: row["p99_ms"], name, colour)
+        growth = found["growth"]
+        _curve(cost, growth, "entries", _milliseconds, f"{name}, 64 clients", colour)
+        _curve(cost, growth, "entries", lambda row: _milliseconds(row["streaming"]), f"{name}, stream", colour, "--")
+        _curve(proof, growth, "entries", lambda row: row["proof"]["median_ms"], f"{name}, median", colour)
+        _curve(proof, growth, "entries", lambda row: row["proof"]["p99_ms"], f"{name}, 99th percentile", colour, "--")
+    titles = {
+        speed: ("concurrent clients", "durable appends/s"),
+        delay: ("concurrent clients", "99th percentile, ms"),
+        cost: ("entries in the log", "ms an append, 1 / throughput"),
+        proof: ("entries in the log", "inclusion proof over gRPC, ms"),
+    }
+    for axis, (across, up) in titles.items():
+        axis.set(xscale="log", xlabel=across, ylabel=up)
+        axis.set_ylim(0, 1.4 * axis.get_ylim()[1])  # room for the legend
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.legend(frameon=False, fontsize="small", loc="upper left", ncols=2)
+    for axis in (speed, delay):
+        clients = [row["clients"] for row in next(iter(results.values()))["clients"]]
+        axis.set_xticks(clients, labels=map(str, clients))
+        axis.minorticks_off()
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+
+
+def _milliseconds(row: Row) -> float:
+    return float(1e3 / row["appends_per_second"])
+
+
+def _curve(
+    axis: Any, rows: Sequence[Row], across: str, up: Callable[[Row], float], label: str, colour: str, line: str = "-"
+) -> None:
+    axis.plot([row[across] for row in rows], [up(row) for row in rows], line, marker="o", color=colour, label=label)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A ledger service in a process of its own, and a way to fill its log faster than over the wire."""
+"""A ledger service in a process of its own, where its log is, and receipts that fill it faster than over the wire."""
 
 from __future__ import annotations
 
@@ -6,24 +6,85 @@ import hashlib
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
 
-from benchmarks.ledger.receipts import signed_receipts
+import psycopg
+
 from ledger.documents.content import Content
-from ledger.documents.receipt import Receipt
+from ledger.documents.receipt import OutputPart, PromptPart, Receipt
+from ledger.documents.sampling import Sampling
+from ledger.documents.signed_document import payload_type
+from ledger.documents.spec_decode import SpecDecode
+from ledger.encoding.canonical import canonical
+from ledger.encoding.cid import cid
+from ledger.encoding.commitment import OUTPUT_DOMAIN, PROMPT_DOMAIN, commit
+from ledger.encoding.receipt_id import new_receipt_id
+from ledger.encoding.stream_digest import StreamDigest
+from ledger.encoding.timestamp import timestamp
 from ledger.keys.ed25519 import SigningKey
+from ledger.keys.envelope import sign
 from ledger.keys.trusted_keys import TrustedKeys
 from ledger.log.admission import Admitted
 from ledger.log.recovery import recover
 from ledger.sql.guard import SqlGuard
 from ledger.sql.store import SqlEntryStore
 from services.runtime.access.credentials import Credential, write_principals
+from tests.postgres import PostgresMissing, running_cluster, url_of
+
+PROMPT_TOKENS, OUTPUT_TOKENS = 212, 128
+
+
+def signed_receipts(key: SigningKey) -> Iterator[tuple[Receipt, bytes, Content]]:
+    """Ever new receipts with their envelopes, and the content that they commit to."""
+    prompt, output = tuple(range(PROMPT_TOKENS)), tuple(range(OUTPUT_TOKENS))
+    stream = StreamDigest().hexdigest()
+    number = 0
+    while True:
+        content = Content(os.urandom(32), prompt, os.urandom(32), output)
+        receipt = _receipt(number, content, stream)
+        # As `sign_document` does it, without reading the document back: a million of them are made.
+        yield receipt, sign(canonical(receipt.to_document()), payload_type("receipt"), key).to_bytes(), content
+        number += 1
+
+
+def _receipt(number: int, content: Content, stream: str) -> Receipt:
+    now = datetime.now(UTC)
+    return Receipt(
+        receipt_id=new_receipt_id(now, os.urandom(10)),
+        issued_at=timestamp(now),
+        tenant=f"tenant-{number % 7}",
+        request_id=os.urandom(16).hex(),
+        base_cid=cid(b"base"),
+        tokenizer_cid=cid(b"tokenizer"),
+        profile_cid=cid(b"profile"),
+        halt_epoch=0,
+        sampling=Sampling(temperature=0.7, seed=number),
+        prompt=PromptPart(PROMPT_TOKENS, commit(PROMPT_DOMAIN, content.prompt_salt, content.prompt_token_ids)),
+        output=OutputPart(
+            tokens=OUTPUT_TOKENS,
+            commitment=commit(OUTPUT_DOMAIN, content.output_salt, content.output_token_ids),
+            finish_reason="length",
+            stream_digest=stream,
+            min_margin=0.03125,
+        ),
+        spec_decode=SpecDecode(
+            method="lookahead",
+            requested_method="auto",
+            tokens_proposed=120,
+            tokens_accepted=90,
+            target_passes=38,
+            acceptance_rate=0.75,
+            mean_acceptance_length=OUTPUT_TOKENS / 38,
+        ),
+    )
+
 
 ORIGIN = "benchmark.local/ledger"
 
@@ -111,3 +172,44 @@ def fill(location: LedgerLocation, size: int) -> float:
 
 def _admitted(document: Receipt, data: bytes, content: Content) -> Admitted:
     return Admitted(data, hashlib.sha256(data).digest(), document, content)
+
+
+STORES = ("sqlite", "postgresql")
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerLocations:
+    """Logs by name, each in a folder of its own; with a cluster, in a database of it."""
+
+    folder: Path
+    cluster: Path | None = None
+    keep: Path | None = None
+
+    def location(self, name: str) -> LedgerLocation:
+        """The log of that name, empty where it is new."""
+        folder = self.folder / name
+        if self.cluster is None:
+            return LedgerLocation(folder)
+        if not folder.exists():
+            with psycopg.connect(f"host={self.cluster} user=kolm dbname=postgres", autocommit=True) as connection:
+                connection.execute(f'CREATE DATABASE "{name}"'.encode())
+        return LedgerLocation(folder, url_of(self.cluster, name))
+
+    def kept(self, name: str) -> LedgerLocation:
+        """The same, for a log that takes long to fill: out of `keep`, where that is given."""
+        return self.location(name) if self.keep is None else LedgerLocation(self.keep / name)
+
+
+@contextmanager
+def opened(store: str, keep: Path | None) -> Iterator[LedgerLocations]:
+    """The locations of one of STORES; gone at the end, except those in the folder `keep` (SQLite)."""
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kolm-benchmark-")))
+        if store == "sqlite":
+            yield LedgerLocations(folder, keep=keep)
+            return
+        try:
+            cluster = stack.enter_context(running_cluster(durable=True))
+        except PostgresMissing as error:
+            raise SystemExit(f"{error}; or leave it out: --only sqlite") from None
+        yield LedgerLocations(folder, cluster)

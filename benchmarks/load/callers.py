@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from benchmarks.engines import KINDS, conversations
 from benchmarks.load.stack import Stack
-from benchmarks.prompts import KINDS, conversations
 from services.client import AsyncRuntime, Chunk, Finished, Message, Request, SamplingParams, SpecDecodeConfig
 from services.client.errors import KolmError
 

@@ -1,11 +1,13 @@
-"""Conversations with a contender: every turn is a whole request, its prompt the conversation so far."""
+"""Conversations with contenders, and their figures: speed, acceptance, speedup over plain decoding, identity."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from math import exp, hypot, log, sqrt
+from statistics import pvariance
+from typing import Any, Protocol
 
 from benchmarks.engines import Contender, Run
 from benchmarks.specbench.questions import Question
@@ -75,3 +77,89 @@ def told_by_all(
     order = dice.sample(contenders, len(contenders))
     told = {each.name: converse(each, questions, tokenizer, temperature, max_tokens) for each in order}
     return {name: each for name, each in told.items() if each}
+
+
+By = Mapping[str, Sequence[Mapping[str, Told]]]
+"""By kind of question, what each contender told, by its name, group by group."""
+
+
+def summarised(told: By, plain: Mapping[str, str]) -> dict[str, Any]:
+    """For each contender of `told`: figures by kind and over all of them.
+
+    `plain` names each contender's own plain decoding. A speedup is the ratio of tokens per second over all groups of a
+    kind, over all kinds the geometric mean. Its error is the standard error, by the jackknife over groups (Efron 1982);
+    None where a kind has one. The acceptance length is tokens over passes of the target.
+    """
+    names = sorted({name for groups in told.values() for group in groups for name in group})
+    return {name: _contender(told, name, plain.get(name, name)) for name in names}
+
+
+def _contender(told: By, name: str, plain: str) -> dict[str, Any]:
+    kinds = {kind: _kind(groups, name, plain) for kind, groups in told.items() if any(name in g for g in groups)}
+    speedups = [each["speedup"] for each in kinds.values() if each["speedup"]]
+    errors = [each["error"] / each["speedup"] for each in kinds.values() if each["error"] is not None]
+    mean = geometric_mean(speedups)
+    mine = [group[name] for groups in told.values() for group in groups if name in group]
+    both = [(g[name], g[plain]) for groups in told.values() for g in groups if name in g and plain in g]
+    return {
+        "plain": plain,
+        "kinds": kinds,
+        "speedup": _rounded(mean),
+        "error": _rounded(mean * hypot(*errors) / len(errors)) if mean and len(errors) == len(kinds) else None,
+        "tokens_per_second": _rounded(_speed(mine), 1),
+        "acceptance length": _rounded(_length(mine)),
+        "identical to plain": _rounded(identical_share(both), 4),
+    }
+
+
+def _kind(groups: Sequence[Mapping[str, Told]], name: str, plain: str) -> dict[str, Any]:
+    mine = [group[name] for group in groups if name in group]
+    both = [(group[name], group[plain]) for group in groups if name in group and plain in group]
+    return {
+        "requests": sum(len(each.tokens) for each in mine),
+        "tokens_per_second": _rounded(_speed(mine), 1),
+        "acceptance length": _rounded(_length(mine)),
+        "speedup": _rounded(_speedup(both)) if both else None,
+        "error": _rounded(_error(both)),
+        "identical to plain": _rounded(identical_share(both), 4),
+    }
+
+
+def _speedup(pairs: Sequence[tuple[Told, Told]]) -> float:
+    return _speed([one for one, _ in pairs]) / _speed([other for _, other in pairs])
+
+
+def _error(pairs: Sequence[tuple[Told, Told]]) -> float | None:
+    """Standard error of the speedup."""
+    count = len(pairs)
+    if count < 2:
+        return None
+    without = [_speedup([*pairs[:each], *pairs[each + 1 :]]) for each in range(count)]
+    return sqrt((count - 1) * pvariance(without))
+
+
+def geometric_mean(ratios: Sequence[float]) -> float | None:
+    """None of none."""
+    return exp(sum(map(log, ratios)) / len(ratios)) if ratios else None
+
+
+def identical_share(pairs: Sequence[tuple[Told, Told]]) -> float | None:
+    """The share of conversations whose tokens are those of the other; None where none were compared."""
+    same = [a == b for one, other in pairs for a, b in zip(one.tokens, other.tokens, strict=True)]
+    return sum(same) / len(same) if same else None
+
+
+def _speed(told: Sequence[Told]) -> float:
+    """Tokens per second; the prompts' time counts."""
+    return sum(len(tokens) for each in told for tokens in each.tokens) / sum(each.seconds for each in told)
+
+
+def _length(told: Sequence[Told]) -> float | None:
+    if any(each.passes is None for each in told):
+        return None
+    passes = sum(each.passes or 0.0 for each in told)
+    return sum(len(tokens) for each in told for tokens in each.tokens) / passes if passes else None
+
+
+def _rounded(value: float | None, digits: int = 3) -> float | None:
+    return None if value is None else round(value, digits)

@@ -12,12 +12,10 @@ from typing import Any
 from rich.progress import track
 
 from benchmarks.engines import Contender, KolmEngine
-from benchmarks.specbench.context import lengthened, own_pages
-from benchmarks.specbench.conversation import Told, told_by_all
+from benchmarks.real import in_storage
+from benchmarks.specbench.conversation import Told, summarised, told_by_all
 from benchmarks.specbench.peers import installed_peers
-from benchmarks.specbench.questions import OWN, Question, first, load_questions
-from benchmarks.specbench.summary import summarised
-from benchmarks.storages import in_storage
+from benchmarks.specbench.questions import OWN, Question, first, lengthened, load_questions, own_pages
 from services.generation.drafting.methods import METHODS
 from services.generation.engine.core import EngineSettings
 from services.generation.heads.head_loading import says_weak

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.identity import __main__ as identity
+from benchmarks import identity
 
 
 @contextmanager

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from benchmarks.prompts import KINDS, load_prompts
+from benchmarks.engines import KINDS, load_prompts
 from services.generation.drafting.lookahead import LookaheadDrafter
 from services.generation.engine.core import EngineSettings
 from services.generation.engine.events import Outcome

@@ -6,8 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.specbench.context import lengthened, own_pages
-from benchmarks.specbench.questions import KINDS, OWN, Question, QuestionsInvalid, first, load_questions
+from benchmarks.specbench.questions import (
+    KINDS,
+    OWN,
+    Question,
+    QuestionsInvalid,
+    first,
+    lengthened,
+    load_questions,
+    own_pages,
+)
 
 
 def test_our_own_file_has_twenty_of_each_kind_and_none_twice() -> None:

@@ -6,8 +6,17 @@ import json
 
 import pytest
 
-from benchmarks.identity.comparison import Compared, compare, first_difference, interval, report
-from benchmarks.identity.servers import Answer, Asked, messages_of, read_completion
+from benchmarks.identity import (
+    Answer,
+    Asked,
+    Compared,
+    compare,
+    first_difference,
+    interval,
+    messages_of,
+    read_completion,
+    report,
+)
 from benchmarks.specbench.questions import Question
 
 

@@ -11,11 +11,10 @@ import pytest
 
 from benchmarks.__main__ import _write
 from benchmarks.engines import Run
-from benchmarks.specbench.conversation import Told, converse, told_by_all
+from benchmarks.specbench.conversation import Told, converse, geometric_mean, identical_share, summarised, told_by_all
 from benchmarks.specbench.measure import FULL, Case, _groups
 from benchmarks.specbench.peers import GreedyPeer
 from benchmarks.specbench.questions import Question
-from benchmarks.specbench.summary import geometric_mean, identical_share, summarised
 
 
 class Words:

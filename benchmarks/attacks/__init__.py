@@ -1,1 +1,0 @@
-"""Memory of a server under attack by hostile callers."""

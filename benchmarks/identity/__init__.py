@@ -1,1 +1,0 @@
-"""Whether a server's output with speculation is that of its plain decoding."""

@@ -1,0 +1,183 @@
+"""What single steps cost: choosing a token, drafting with a head, auditing a receipt."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+from rich.progress import track
+
+from benchmarks.arithmetic import ARITHMETICS
+from benchmarks.engines import KINDS, KolmEngine, Run, load_prompts
+from services.generation.drafting.eagle3.drafter import Eagle3Drafter
+from services.generation.drafting.eagle3.loading import load_head
+from services.generation.engine.cost import PassCost
+from services.generation.engine.drafter import Ask, Draft, Drafter
+from services.generation.engine.events import Outcome
+from services.generation.engine.request import EngineRequest, SamplingParams
+from services.generation.engine.sampling.race import Row
+from services.generation.engine.sampling.sampler import Sampler, logprobs_of
+from services.generation.engine.text.tokenizer import Tokenizer
+from services.generation.engine.tree import TokenTree
+from services.generation.target.folders.model_path import model_path
+from services.generation.verification.record import Record
+from services.generation.verification.verifier import Verifier
+from services.generation.warm_up import warm_up_sampling
+
+VOCABULARY = 151_936
+_SPREADS = (1.0, 3.0, 8.0)  # of the logits: nearly flat, as of models, sharp
+_HISTORY = range(500)
+_POSITIONS = 40
+_LOGPROBS = 5
+CASES: Mapping[str, SamplingParams] = {
+    "T = 0": SamplingParams(),
+    "T = 1": SamplingParams(temperature=1.0),
+    "T = 0.7": SamplingParams(temperature=0.7),
+    "top_k 50": SamplingParams(temperature=1.0, top_k=50),
+    "top_p 0.9": SamplingParams(temperature=1.0, top_p=0.9),
+    "min_p 0.05": SamplingParams(temperature=1.0, min_p=0.05),
+    "top_k 50, top_p 0.9, penalties": SamplingParams(
+        temperature=0.8, top_k=50, top_p=0.9, repetition_penalty=1.1, presence_penalty=0.5
+    ),
+    "5 logprobs": SamplingParams(logprobs=_LOGPROBS),
+}
+
+
+def measure_sampling() -> dict[str, dict[str, float]]:
+    """Medians by case and spread of the logits; cases take turns on the same rows."""
+    warm_up_sampling()
+    return {f"logits spread by {spread:g}": _of(spread) for spread in _SPREADS}
+
+
+def _of(spread: float) -> dict[str, float]:
+    rng = np.random.default_rng(0)
+    times: dict[str, list[float]] = {name: [] for name in CASES}
+    samplers = {name: Sampler(params, 0, _HISTORY, frozenset()) for name, params in CASES.items()}
+    for position in range(_POSITIONS):
+        logits = (spread * rng.standard_normal(VOCABULARY)).astype(np.float32)
+        for name, sampler in samplers.items():
+            start = time.perf_counter()
+            row = Row.of(logits)
+            token = sampler.choose(row, position)
+            if CASES[name].logprobs:
+                logprobs_of(row, token, _LOGPROBS)
+            times[name].append(1e3 * (time.perf_counter() - start))
+            sampler.accept(token)
+    return {name: round(median(taken), 3) for name, taken in times.items()}
+
+
+TEMPERATURES = (0.0, 0.7, 1.0)
+DEPTH = 4
+_FREE_ROWS = PassCost.line(fixed=1e9, row=1.0)  # seconds: every token is worth its row, so that no draft is cut short
+
+
+def measure_head(model: Path, head: Path, *, prompts: int, max_tokens: int) -> dict[str, Any]:
+    """Seconds of a draft beside those of a pass, and acceptance of chains by kind and temperature."""
+    engine = KolmEngine(model)
+    cost, engine.cost = engine.cost, _FREE_ROWS
+    loaded = load_head(head, engine.target.config)
+    timed = _Timed(Eagle3Drafter(loaded, engine.target, _FREE_ROWS))
+    engine.drafters = {
+        "coupled": timed,
+        "uncoupled": Eagle3Drafter(loaded, engine.target, _FREE_ROWS, coupled=False),
+    }
+    rows = []
+    for kind, temperature in track([(each, t) for t in TEMPERATURES for each in KINDS], "acceptance"):
+        known = load_prompts(kind, engine.tokenizer, prompts)
+        row: dict[str, Any] = {"kind": kind, "temperature": temperature}
+        for method in engine.drafters:
+            contender = engine.contender(method, k=DEPTH, parameters={"tree_width": 1, "tree_tokens": DEPTH})
+            row[method] = _summed([contender.run([prompt], temperature, max_tokens) for prompt in known])
+        rows.append(row)
+    return {"cost": timed.cost(cost), "acceptance": rows}
+
+
+def _summed(runs: Sequence[Run]) -> dict[str, Any]:
+    drafts = sum(run.drafts for run in runs)
+    by_depth = [sum(run.accepted[depth] for run in runs if depth < len(run.accepted)) for depth in range(DEPTH)]
+    return {
+        "acceptance length": round(median(run.mean_acceptance_length for run in runs), 2),
+        "accepted by depth": [round(accepted / drafts, 3) for accepted in by_depth] if drafts else [],
+    }
+
+
+class _Timed(Drafter):
+    """A drafter whose drafts are timed."""
+
+    def __init__(self, drafter: Eagle3Drafter) -> None:
+        self._drafter, self._seconds = drafter, list[float]()
+        self.feature_layers = drafter.feature_layers
+
+    def begin(self, request: EngineRequest) -> Draft:
+        return self._drafter.begin(request)
+
+    def propose(self, asks: Sequence[Ask]) -> list[TokenTree]:
+        started = time.perf_counter()
+        trees = self._drafter.propose(asks)
+        if len(trees[0]) > DEPTH:
+            self._seconds.append(time.perf_counter() - started)
+        return trees
+
+    def cost(self, of_pass: PassCost) -> dict[str, float]:
+        """In milliseconds, and as a share of a pass over one row."""
+        draft = median(self._seconds)
+        return {
+            "draft ms": round(1e3 * draft, 3),
+            "pass ms": round(1e3 * of_pass.of(1), 3),
+            "pass over the draft ms": round(1e3 * of_pass.of(1 + DEPTH), 3),
+            "of a pass": round(draft / of_pass.of(1), 3),
+        }
+
+
+_PROMPTS, _ROUNDS, _TOKENS = 4, 3, 128
+_THREADS = (1, 2)
+
+
+def measure_audits() -> dict[str, Any]:
+    """Milliseconds of an audit of 128 output tokens of SmolLM2-135M, the prompt included: medians over prompts of the
+    minimum over rounds, in which the two ways take turns. By arithmetic, and by the number of threads.
+    """
+    return {
+        arithmetic: {str(threads): _measured(arithmetic, threads) for threads in _THREADS} for arithmetic in ARITHMETICS
+    }
+
+
+def _measured(arithmetic: str, threads: int) -> dict[str, Any]:
+    path = model_path("smollm2")
+    tokenizer = Tokenizer(path)
+    verifier = Verifier.load(path, context_length=1024, threads=threads, arithmetic=arithmetic)
+    prompts = [tuple(prompt) for prompt in load_prompts("question", tokenizer, _PROMPTS)]
+    decoded, verified = [], []
+    for number, prompt in enumerate(track(prompts, f"audits, {arithmetic}, {threads} threads")):
+        sampling = SamplingParams(0.7, seed=number, max_tokens=_TOKENS, ignore_eos=True)
+        request = EngineRequest(f"audit/{number}", prompt, sampling)
+        record = Record(request, verifier.decode(request).token_ids)
+        pairs = [_turn(verifier, record) for _ in range(_ROUNDS)]
+        decoded.append(min(decoding for decoding, _ in pairs))
+        verified.append(min(along for _, along in pairs))
+    by_decoding, by_prefill = median(decoded), median(verified)
+    return {
+        "decode_ms": round(1e3 * by_decoding, 1),
+        "prefill_ms": round(1e3 * by_prefill, 1),
+        "audits_per_second": {"decode": round(1 / by_decoding, 2), "prefill": round(1 / by_prefill, 2)},
+        "ratio": round(by_prefill / by_decoding, 3),
+        "prompt_tokens": [len(prompt) for prompt in prompts],
+    }
+
+
+def _turn(verifier: Verifier, record: Record) -> tuple[float, float]:
+    """Seconds of both ways, one after the other; both make the same statement."""
+    decoding, plain = _timed(lambda: verifier.decode(record.request))
+    along, verified = _timed(lambda: verifier.prefill(record))
+    assert verified.stream_digest == plain.stream_digest
+    return decoding, along
+
+
+def _timed(run: Callable[[], Outcome]) -> tuple[float, Outcome]:
+    started = time.perf_counter()
+    outcome = run()
+    return time.perf_counter() - started, outcome

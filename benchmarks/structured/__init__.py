@@ -1,1 +1,0 @@
-"""Structured output: every method beside off under the same schemas."""

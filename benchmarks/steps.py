@@ -24,8 +24,7 @@ from services.generation.engine.sampling.sampler import Sampler, logprobs_of
 from services.generation.engine.text.tokenizer import Tokenizer
 from services.generation.engine.tree import TokenTree
 from services.generation.target.folders.model_path import model_path
-from services.generation.verification.record import Record
-from services.generation.verification.verifier import Verifier
+from services.generation.verification import Record, Verifier
 from services.generation.warm_up import warm_up_sampling
 
 VOCABULARY = 151_936

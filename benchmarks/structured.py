@@ -29,13 +29,10 @@ from benchmarks.engines import KolmEngine
 from benchmarks.machine import RESULTS, machine
 from services.generation.drafting.suffix import SuffixDrafter
 from services.generation.engine.core import EngineCore, EngineSettings
-from services.generation.engine.engine_error import InvalidRequest
 from services.generation.engine.events import Event, Finished, Outcome
-from services.generation.engine.grammars.compiler import GrammarCompiler
-from services.generation.engine.grammars.grammar import Grammar
-from services.generation.engine.grammars.structured_outputs import StructuredOutputs
-from services.generation.engine.request import EngineRequest, SamplingParams
+from services.generation.engine.request import EngineRequest, Grammar, InvalidRequest, SamplingParams, StructuredOutputs
 from services.generation.engine.sampling.processors import GrammarMask
+from services.generation.engine.text.grammar_compiler import GrammarCompiler
 from services.generation.target.folders.model_path import model_path
 
 Schema = dict[str, Any]

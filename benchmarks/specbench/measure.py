@@ -18,7 +18,7 @@ from benchmarks.specbench.peers import installed_peers
 from benchmarks.specbench.questions import OWN, Question, first, lengthened, load_questions, own_pages
 from services.generation.drafting.methods import METHODS
 from services.generation.engine.core import EngineSettings
-from services.generation.heads.head_loading import says_weak
+from services.generation.requests.heads import reports_low_acceptance
 from services.generation.target.folders.model_path import model_path
 
 _DEMO = Path(__file__).parents[2] / "demo" / "smollm2"
@@ -107,7 +107,7 @@ def _kolm(engine: KolmEngine) -> list[Contender]:
     """Off, each method that is loaded, and auto: the first of them, then the others, without a weak head."""
     loaded = [spec for spec in METHODS if spec.name in engine.drafters]
     names = [spec.name for spec in loaded]
-    first_method, *others = [spec.name for spec in loaded if not (spec.has_heads and says_weak(HEAD))]
+    first_method, *others = [spec.name for spec in loaded if not (spec.has_heads and reports_low_acceptance(HEAD))]
     auto = engine.contender(first_method, name="auto", next_methods=tuple(others))
     return [engine.contender("off"), *(engine.contender(name) for name in names), auto]
 

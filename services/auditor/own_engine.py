@@ -12,12 +12,17 @@ from ledger.documents.verdict import DECODE, PREFILL
 from services.auditor.audit_error import CannotReplay, EngineFailed, Interrupted
 from services.auditor.engine_plan import EnginePlan
 from services.auditor.examination import Replayed, replay_limit
-from services.generation.engine.engine_error import InvalidRequest
-from services.generation.engine.grammars.structured_outputs import KINDS, Kind, StructuredOutputs, grammar_engine
-from services.generation.engine.request import EngineRequest, SamplingParams
+from services.generation.engine.request import (
+    KINDS,
+    EngineRequest,
+    InvalidRequest,
+    Kind,
+    SamplingParams,
+    StructuredOutputs,
+    grammar_engine,
+)
 from services.generation.target.errors import TargetError, about
-from services.generation.verification.record import Record
-from services.generation.verification.verifier import Stopped, Verifier
+from services.generation.verification import Record, Stopped, Verifier
 
 
 class OwnEngine:

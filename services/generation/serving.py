@@ -16,28 +16,24 @@ from kolm.generation.v1.generation_pb2_grpc import add_GenerationServiceServicer
 from ledger.errors import LedgerError
 from ledger.keys.signer import Signer, open_signer
 from services.generation.api.generation_metrics import GenerationMetrics
-from services.generation.api.idempotency import IdempotentResponses
 from services.generation.api.runner import Generation
-from services.generation.api.servicer import SERVICE, GenerationServicer
-from services.generation.doors.vllm_engine import doors
-from services.generation.engine.async_engine import AsyncEngine
+from services.generation.api.servicer import SERVICE, GenerationServicer, IdempotentResponses
 from services.generation.engine.core import EngineSettings
+from services.generation.engine.engine import AsyncEngine
 from services.generation.engine.numba_cache import compile_log
-from services.generation.halts.halt_board import HaltBoard, OperatorsWord
-from services.generation.heads.head_board import HeadBoard
-from services.generation.heads.served_heads import HeadState
 from services.generation.ledger_link import LedgerLink, LedgerUnreachable
-from services.generation.model import Model, engine_of, identity_of
-from services.generation.preparation import prepared, trusted_keys
-from services.generation.quotas.tenant_quotas import StoredBytes, TenantQuotas
+from services.generation.preparation import Model, engine_of, identity_of, prepared, trusted_keys
 from services.generation.receipts.erasures import Erasures
 from services.generation.receipts.issuer import ReceiptIssuer
 from services.generation.receipts.journal import Journal
-from services.generation.receipts.key_registration import StateTaken, key_envelope, register_key, state_folder
-from services.generation.receipts.outbox import Outbox
+from services.generation.receipts.outbox import Outbox, key_envelope, register_key
+from services.generation.requests.halts import HaltBoard, ResumeVerifier
+from services.generation.requests.heads import HeadBoard, HeadState
 from services.generation.requests.prompt import PromptReader
+from services.generation.requests.quotas import StoredBytes, TenantQuotas
 from services.generation.requests.resolution import Identity, Resolver, Rules
 from services.generation.settings import GenerationSettings
+from services.generation.state_folder import StateTaken, state_folder
 from services.generation.target.config.capacity import feature_bytes
 from services.generation.target.loading import load_target
 from services.generation.target.target import LoadTarget
@@ -58,10 +54,23 @@ async def main(settings: GenerationSettings, load: LoadTarget | None = None) -> 
     async with AsyncExitStack() as stack:
         with compile_log():
             servicer = await stack.enter_async_context(opened_servicer(settings, registry, load))
-        mount = Mount(SERVICE, lambda server: add_GenerationServiceServicer_to_server(servicer, server))
-        mounts = [mount, *doors(settings, servicer)]
         async with _ending_with(servicer.engine):
-            await serve("generation", mounts, settings, registry=registry, interrupt=servicer.interrupt)
+            await serve(
+                "generation", mounts(settings, servicer), settings, registry=registry, interrupt=servicer.interrupt
+            )
+
+
+def mounts(settings: GenerationSettings, servicer: GenerationServicer) -> list[Mount]:
+    """The services on this server's port. Raises CannotStart where a package is missing that the settings need."""
+    own = Mount(SERVICE, lambda server: add_GenerationServiceServicer_to_server(servicer, server))
+    if not settings.vllm_engine:
+        return [own]
+    try:
+        from services.generation.api.vllm_engine import vllm_engine
+    except ModuleNotFoundError:
+        missing = "vllm_engine needs smg-grpc-proto, of the extra router, which is not installed"
+        raise CannotStart(missing) from None
+    return [own, vllm_engine(servicer, settings.max_sequences)]
 
 
 @asynccontextmanager
@@ -214,9 +223,11 @@ async def _ledger(
     except OSError as error:
         raise CannotStart(f"cannot keep receipts in {folder}: {error}") from error
     trusted = trusted_keys(settings)
-    operators = OperatorsWord(link.resumes, trusted)
+    resumes = ResumeVerifier(link.resumes, trusted)
     kept = folder / "halts.json"
-    halts = HaltBoard(kept, link.halt_state, settings.halt_poll_seconds, operators.missing, settings.halt_lease_seconds)
+    halts = HaltBoard(
+        kept, link.halt_state, settings.halt_poll_seconds, resumes.unverified, settings.halt_lease_seconds
+    )
     heads = HeadBoard(state, link.about_heads, trusted, settings.halt_poll_seconds)
     erasures = Erasures(model.drafters.values(), link.erasures, settings.halt_poll_seconds)
     stored = StoredBytes(link.content_bytes)

@@ -9,7 +9,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import ByteSize, Field, field_validator, model_validator
 
-from services.generation.quotas.tenant_quotas import Quota, read_quotas
+from services.generation.requests.quotas import Quota, read_quotas
 from services.generation.target.folders.beside import (
     IF_FOLDER_A_HEAD,
     MODEL,

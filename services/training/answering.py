@@ -24,7 +24,7 @@ from services.generation.engine.cost import PassCost
 from services.generation.engine.drafter import Draft, Drafter
 from services.generation.engine.events import Event, Finished
 from services.generation.engine.request import EngineRequest, SamplingParams
-from services.generation.engine.text.text_stream import NoText
+from services.generation.engine.sequence import NoText
 from services.generation.engine.text.tokenizer import Tokenizer
 from services.generation.engine.tree import TokenTree
 from services.generation.target.target import Target

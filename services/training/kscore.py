@@ -17,7 +17,7 @@ from services.generation.engine.core import EngineCore, EngineSettings
 from services.generation.engine.cost import PassCost
 from services.generation.engine.events import Event, Finished, SpeculationMetrics
 from services.generation.engine.request import EngineRequest, SamplingParams
-from services.generation.engine.text.text_stream import NoText
+from services.generation.engine.sequence import NoText
 from services.generation.target.target import Target
 
 DEPTH = 4

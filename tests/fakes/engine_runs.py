@@ -10,7 +10,7 @@ from services.generation.engine.cost import PassCost
 from services.generation.engine.drafter import Drafter
 from services.generation.engine.events import Chunk, Event, Outcome
 from services.generation.engine.request import EngineRequest
-from services.generation.engine.text.text_stream import TokenDecoder
+from services.generation.engine.sequence import TokenDecoder
 from services.generation.target.target import Target
 from tests.fakes.decoder import LetterDecoder
 

@@ -7,10 +7,9 @@ from functools import cache
 
 import numpy as np
 
-from services.generation.engine.grammars.compiler import GrammarCompiler
-from services.generation.engine.grammars.grammar import Grammar
-from services.generation.engine.grammars.structured_outputs import StructuredOutputs
+from services.generation.engine.request import Grammar, StructuredOutputs
 from services.generation.engine.sampling.processors import GrammarMask
+from services.generation.engine.text.grammar_compiler import GrammarCompiler
 from tests.fakes.tiny_model import END, tiny_tokenizer
 
 VOCAB = 384

@@ -14,12 +14,10 @@ import numpy as np
 
 from services.generation.engine.events import TokenLogprobs
 from services.generation.engine.request import SamplingParams
-from services.generation.engine.sampling import philox, sampling_reference
-from services.generation.engine.sampling.philox import gumbel
+from services.generation.engine.sampling import race, sampling_reference
 from services.generation.engine.sampling.processors import LogitsProcessors
-from services.generation.engine.sampling.race import Row
-from services.generation.engine.sampling.sampler import Sampler, logprobs_of
-from services.generation.engine.sampling.selection import candidates
+from services.generation.engine.sampling.race import Row, gumbel
+from services.generation.engine.sampling.sampler import Sampler, candidates, logprobs_of
 from tests.numerics.arithmetic import Float32
 from tests.numerics.vectors import array, values_of
 
@@ -92,10 +90,10 @@ class ReferenceSampling:
 
 class EngineSampling:
     def exp64(self, x: float) -> float:
-        return float(philox.exp64(x))
+        return float(race.exp64(x))
 
     def log64(self, x: float) -> float:
-        return float(philox.log64(x))
+        return float(race.log64(x))
 
     def noise(self, seed: int, choice: int, position: int, token: int) -> float:
         return float(gumbel(np.uint64(seed), choice, position, token))

@@ -1,17 +1,18 @@
-"""Metrics of the generation service's requests and state; the list says what each one means."""
+"""Metrics of the generation service, and its log's line for each request."""
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from prometheus_client import CollectorRegistry
 
-from services.generation.engine.async_engine import AsyncEngine
-from services.generation.engine.events import Chunk, Finished
-from services.generation.halts.halt_board import HaltBoard
+from services.generation.engine.engine import AsyncEngine
+from services.generation.engine.events import Chunk, Finished, Outcome
 from services.generation.receipts.outbox import Outbox
-from services.generation.requests.resolution import Identity
+from services.generation.requests.halts import HaltBoard
+from services.generation.requests.resolution import Identity, Resolved
 from services.runtime.telemetry.metrics import Metrics, Reading
 
 _FINISHED = {"stop": "stop", "length": "length", "cancelled": "abort", "error": "error"}  # by vLLM's words
@@ -117,3 +118,30 @@ class RequestTimes:
             first = event.choice not in self._last
             self._metrics.released(self._last.get(event.choice, self._arrived), now, first)
             self._last[event.choice] = now
+
+
+_log = logging.getLogger(__name__)
+
+
+def log_request(resolved: Resolved, outcomes: Sequence[Outcome], seconds: float) -> None:
+    """`outcomes` are those of all choices, `seconds` the time until the last of them ended.
+
+    Counts are sums over the choices, but the prompt's, which is one; times are the longest of a choice. No text.
+    """
+    counts = [outcome.metrics for outcome in outcomes]
+    event = {
+        "id": resolved.request_id,
+        "tenant": resolved.tenant,
+        "method": resolved.decision.method,
+        "outcome": ",".join(outcome.finish_reason for outcome in outcomes),
+        "prompt_tokens": len(resolved.prompt),
+        "cached_prompt_tokens": max(each.cached_prompt_tokens for each in counts),
+        "output_tokens": sum(each.output_tokens for each in counts),
+        "draft_tokens": sum(each.num_draft_tokens for each in counts),
+        "accepted_tokens": sum(each.num_accepted_tokens for each in counts),
+        "queue_seconds": round(max(each.queue_seconds for each in counts), 4),
+        "prefill_seconds": round(max(each.prefill_seconds for each in counts), 4),
+        "decode_seconds": round(max(each.decode_seconds for each in counts), 4),
+        "seconds": round(seconds, 4),
+    }
+    _log.info("request", extra={"event": event})

@@ -18,8 +18,8 @@ from services.generation.drafting.method_spec import MethodSpec
 from services.generation.drafting.methods import METHODS
 from services.generation.engine.engine import Load
 from services.generation.engine.events import Chunk, Outcome, SpeculationMetrics, TokenLogprobs
-from services.generation.heads.served_heads import HeadState
 from services.generation.receipts.issuer import Speedup
+from services.generation.requests.heads import HeadState
 from services.generation.requests.parameters import sampling_message
 from services.generation.requests.policy import Decision
 from services.generation.requests.resolution import Identity, Resolved

@@ -12,18 +12,16 @@ from dataclasses import dataclass, field
 
 from ledger.documents.halt import scopes_of
 from services.client.connection import tracing
-from services.generation.api.generation_metrics import GenerationMetrics
-from services.generation.api.request_log import log_request
-from services.generation.engine.async_engine import AsyncEngine, Ticket
-from services.generation.engine.engine_error import EngineError
+from services.generation.api.generation_metrics import GenerationMetrics, log_request
+from services.generation.engine.engine import AsyncEngine, Ticket
 from services.generation.engine.events import Chunk, Event, Outcome
-from services.generation.halts.halt_board import HaltBoard
-from services.generation.quotas.tenant_quotas import Grant, TenantQuotas
+from services.generation.engine.request import EngineError
 from services.generation.receipts.erasures import Erasures
 from services.generation.receipts.issuer import ReceiptIssuer, SignedPromise, SignedReceipt, Speedup, replayed
 from services.generation.receipts.outbox import Outbox
-from services.generation.requests.refusal import refusal
-from services.generation.requests.resolution import Identity, Resolved
+from services.generation.requests.halts import HaltBoard
+from services.generation.requests.quotas import Grant, TenantQuotas
+from services.generation.requests.resolution import Identity, Resolved, refusal
 from services.runtime.errors import DeadlineExceeded, KolmError, ResourceExhausted, Unavailable
 
 _log = logging.getLogger(__name__)

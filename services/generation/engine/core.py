@@ -11,21 +11,37 @@ from numpy.typing import NDArray
 
 from services.generation.engine.cost import PassCost, breakeven
 from services.generation.engine.drafter import Budget, Drafter
-from services.generation.engine.engine_error import InvalidRequest
 from services.generation.engine.events import Counts, Sink
 from services.generation.engine.prefixes import PrefixSharing
-from services.generation.engine.request import EngineRequest
-from services.generation.engine.sequence import Sequence
+from services.generation.engine.request import EngineRequest, InvalidRequest
+from services.generation.engine.sequence import Sequence, TokenDecoder
 from services.generation.engine.speculation import Speculation
-from services.generation.engine.text.text_stream import TokenDecoder
 from services.generation.engine.tree import TokenTree, walk
 from services.generation.engine.waiting import WaitingQueue
-from services.generation.engine.work import Work
 from services.generation.target.blocks import blocks_for, slot_of
 from services.generation.target.canonical.program.team import team
 from services.generation.target.errors import CacheFull
 from services.generation.target.rows import RowsBuilder
 from services.generation.target.target import PassOutput, Target
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A sequence's part of a pass: the next `chunk` of its pending tokens, or a tree under its one pending token."""
+
+    sequence: Sequence
+    chunk: list[int]
+    tree: TokenTree | None
+
+    @property
+    def rows(self) -> int:
+        return len(self.chunk) if self.tree is None else len(self.tree)
+
+    @property
+    def completes(self) -> bool:
+        """Whether the pass yields logits for this sequence."""
+        return self.tree is not None or len(self.chunk) == self.sequence.pending
+
 
 log = logging.getLogger(__name__)
 

@@ -125,7 +125,7 @@ class Finished:
     outcome: Outcome
 
 
-NOTHING = Outcome(
+EMPTY_OUTCOME = Outcome(
     token_ids=(),
     text="",
     finish_reason="error",

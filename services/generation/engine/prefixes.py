@@ -50,7 +50,7 @@ Before = tuple[Owner, PrefixNode | None]
 
 
 @dataclass(slots=True)
-class Place:
+class PrefixCursor:
     """At the end of `node`, after the first `tokens` tokens of `sequence`.
 
     `unfilled` are features of those computed since, of `layers`: of all of them, or there are no layers.
@@ -77,17 +77,17 @@ class Place:
         """Whether the sequence has not begun to fill the next block."""
         return self.tokens == self.sequence.cached == len(self.sequence.table) * BLOCK
 
-    def serves(self, other: Place) -> bool:
+    def can_feed(self, other: PrefixCursor) -> bool:
         """Whether what is computed from here on may be what `other` needs next, features included."""
         return self.before == other.before and other.layers in ((), self.layers)
 
-    def alike(self, tokens: Collection[int]) -> int:
+    def common_prefix(self, tokens: Collection[int]) -> int:
         """How many of `tokens` are those that follow; the last of the sequence, which it computes itself, is none."""
         follow = self.block[: len(self.sequence.tokens) - 1 - self.tokens]
         pairs = zip(follow, tokens, strict=False)
         return next((i for i, (own, other) in enumerate(pairs) if own != other), min(len(follow), len(tokens)))
 
-    def go_on(self, node: PrefixNode) -> None:
+    def advance(self, node: PrefixNode) -> None:
         """To the end of the next block."""
         self.node, self.tokens = node, self.tokens + BLOCK
 
@@ -167,7 +167,7 @@ class PrefixSharing:
         """If it is not `on`, it keeps and shares nothing."""
         self._target, self._speculation, self._on = target, speculation, on
         self._following: dict[Before, dict[Tokens, PrefixNode]] = {}
-        self._places: dict[Sequence, Place] = {}
+        self._cursors: dict[Sequence, PrefixCursor] = {}
         self.features = KeptFeatures(feature_bytes)
         self.reused_tokens = 0
 
@@ -182,7 +182,7 @@ class PrefixSharing:
         """A sequence was admitted, its table empty."""
         if self._takes_part(sequence):
             assert not sequence.table
-            self._places[sequence] = Place(sequence, self._speculation.feature_layers([sequence]))
+            self._cursors[sequence] = PrefixCursor(sequence, self._speculation.feature_layers([sequence]))
 
     def _takes_part(self, sequence: Sequence) -> bool:
         return self._on and sequence.request.reuse
@@ -191,19 +191,19 @@ class PrefixSharing:
         """Its tokens up to `cached` are in the cache for good; `features` are those of the tokens since the last call.
         Without features, later blocks are kept without them.
         """
-        place = self._places.get(sequence)
-        if place is None:
+        cursor = self._cursors.get(sequence)
+        if cursor is None:
             return
         if features is None:
-            place.layers, place.unfilled = (), []
-        elif place.layers:
-            place.unfilled.append(features)
-        while sequence.cached - place.tokens >= BLOCK:
-            self._learn(place)
+            cursor.layers, cursor.unfilled = (), []
+        elif cursor.layers:
+            cursor.unfilled.append(features)
+        while sequence.cached - cursor.tokens >= BLOCK:
+            self._learn(cursor)
 
     def leave(self, sequence: Sequence) -> None:
         """It gives up its table."""
-        self._places.pop(sequence, None)
+        self._cursors.pop(sequence, None)
 
     def share(self, running: list[Sequence]) -> set[Sequence]:
         """Give each of `running`, by arrival, what is there for it; returns those that wait for another one.
@@ -222,48 +222,48 @@ class PrefixSharing:
 
     def _waits(self, sequence: Sequence, computing: list[Sequence]) -> bool:
         """Whether one of `computing` will soon have what is next. If none will, what is there of a block is copied."""
-        place = self._places.get(sequence)
-        if place is None or not place.at_border:
+        cursor = self._cursors.get(sequence)
+        if cursor is None or not cursor.at_border:
             return False
-        self._follow(place)
-        piece, coming = self._known_piece(place), 0
-        for other in self._places.values():
-            if other is place or not other.serves(place):
+        self._follow(cursor)
+        piece, coming = self._known_piece(cursor), 0
+        for other in self._cursors.values():
+            if other is cursor or not other.can_feed(cursor):
                 continue
             there, comes = other.sequence.cached - other.tokens, other.sequence in computing
-            count = place.alike(other.block) if there or comes else 0
+            count = cursor.common_prefix(other.block) if there or comes else 0
             if min(count, there) > (piece.tokens if piece else 0):
-                piece = _unfilled_piece(place, other, min(count, there))
+                piece = _unfilled_piece(cursor, other, min(count, there))
             if comes:
                 coming = max(coming, count)
         if coming == BLOCK or coming >= (piece.tokens if piece else 0) + _WORTH_A_PASS:
             return True
         if piece is not None:
-            self._copy(place, piece)
+            self._copy(cursor, piece)
         return False
 
-    def _follow(self, place: Place) -> None:
+    def _follow(self, cursor: PrefixCursor) -> None:
         """Give a sequence at a border the blocks known to come next; its drafter reads their features."""
-        start, found = place.tokens, list[Float32]()
-        while (node := self._next(place)) is not None:
-            self._target.blocks.share(place.sequence.table, node.block)
-            place.go_on(node)
-            features = self.features.of(node, place.layers)
+        start, found = cursor.tokens, list[Float32]()
+        while (node := self._next(cursor)) is not None:
+            self._target.blocks.share(cursor.sequence.table, node.block)
+            cursor.advance(node)
+            features = self.features.of(node, cursor.layers)
             if features is not None:
                 found.append(features)
-        place.sequence.cached = place.tokens
-        if found and place.node is not None:
-            self.features.use(place.node)
+        cursor.sequence.cached = cursor.tokens
+        if found and cursor.node is not None:
+            self.features.use(cursor.node)
         for number, features in enumerate(found):
-            self._speculation.read(place.sequence, start + number * BLOCK, features, place.layers)
-        self._count(place.sequence, place.tokens - start)
+            self._speculation.read(cursor.sequence, start + number * BLOCK, features, cursor.layers)
+        self._count(cursor.sequence, cursor.tokens - start)
 
-    def _copy(self, place: Place, piece: Piece) -> None:
+    def _copy(self, cursor: PrefixCursor, piece: Piece) -> None:
         """Into a block of its own, which it goes on to fill in another way. Nobody is preempted for its room.
 
         The new block may be the very one that the piece is from, given up for this: copying in place is safe.
         """
-        sequence = place.sequence
+        sequence = cursor.sequence
         try:
             self._target.blocks.extend(sequence.table, sequence.cached + piece.tokens)
         except CacheFull:
@@ -272,7 +272,7 @@ class PrefixSharing:
         self._target.move([*range(first, first + piece.tokens)], [*range(copy, copy + piece.tokens)])
         sequence.cached += piece.tokens
         if piece.features is not None:
-            self._speculation.read(sequence, place.tokens, piece.features, place.layers)
+            self._speculation.read(sequence, cursor.tokens, piece.features, cursor.layers)
         self.computed(sequence, piece.features)
         self._count(sequence, piece.tokens)
 
@@ -280,42 +280,42 @@ class PrefixSharing:
         sequence.tracker.reused(tokens)
         self.reused_tokens += tokens
 
-    def _next(self, place: Place) -> PrefixNode | None:
-        """The next full block, if a sequence at `place` may have it."""
-        if place.tokens + BLOCK >= len(place.sequence.tokens):
+    def _next(self, cursor: PrefixCursor) -> PrefixNode | None:
+        """The next full block, if a sequence at `cursor` may have it."""
+        if cursor.tokens + BLOCK >= len(cursor.sequence.tokens):
             return None
-        node = self._following.get(place.before, {}).get(place.block)
-        usable = node is not None and (not place.layers or self.features.of(node, place.layers) is not None)
+        node = self._following.get(cursor.before, {}).get(cursor.block)
+        usable = node is not None and (not cursor.layers or self.features.of(node, cursor.layers) is not None)
         return node if usable else None
 
-    def _known_piece(self, place: Place) -> Piece | None:
+    def _known_piece(self, cursor: PrefixCursor) -> Piece | None:
         """The longest of a known block that the sequence goes on with, where it may have no whole one."""
         best: Piece | None = None
-        for tokens, node in islice(reversed(self._following.get(place.before, {}).items()), _LOOKED_AT):
-            count = place.alike(tokens)
-            features = self.features.of(node, place.layers) if place.layers else None
-            if count > (best.tokens if best else 0) and (features is not None or not place.layers):
+        for tokens, node in islice(reversed(self._following.get(cursor.before, {}).items()), _LOOKED_AT):
+            count = cursor.common_prefix(tokens)
+            features = self.features.of(node, cursor.layers) if cursor.layers else None
+            if count > (best.tokens if best else 0) and (features is not None or not cursor.layers):
                 best = Piece(node.block, count, None if features is None else features[:count])
         return best
 
     def _in_use(self, sequence: Sequence) -> int:
         """Of the blocks that a sequence would begin with, those that others stand in: it needs no room for them."""
-        place = Place(sequence, self._speculation.feature_layers([sequence]))
-        while (node := self._next(place)) is not None and self._target.blocks.in_use(node.block):
-            place.go_on(node)
-        return place.tokens // BLOCK
+        cursor = PrefixCursor(sequence, self._speculation.feature_layers([sequence]))
+        while (node := self._next(cursor)) is not None and self._target.blocks.in_use(node.block):
+            cursor.advance(node)
+        return cursor.tokens // BLOCK
 
-    def _learn(self, place: Place) -> None:
+    def _learn(self, cursor: PrefixCursor) -> None:
         """The next full block. Where another sequence has filled one with the same tokens, that one stays."""
-        features, before, tokens = place.features_of_block(), place.before, place.block
+        features, before, tokens = cursor.features_of_block(), cursor.before, cursor.block
         following = self._following.setdefault(before, {})
         node = following.get(tokens)
         if node is None:
-            node = following[tokens] = PrefixNode(place.sequence.table[place.tokens // BLOCK], place.node)
+            node = following[tokens] = PrefixNode(cursor.sequence.table[cursor.tokens // BLOCK], cursor.node)
             self._target.blocks.keep(node.block, lambda: self._forget(before, tokens))
         if features is not None:
-            self.features.keep(node, place.layers, features)
-        place.go_on(node)
+            self.features.keep(node, cursor.layers, features)
+        cursor.advance(node)
 
     def _forget(self, before: Before, tokens: Tokens) -> None:
         following = self._following[before]
@@ -324,7 +324,7 @@ class PrefixSharing:
             del self._following[before]
 
 
-def _unfilled_piece(place: Place, other: Place, count: int) -> Piece:
+def _unfilled_piece(cursor: PrefixCursor, other: PrefixCursor, count: int) -> Piece:
     """The first `count` tokens of the block that the sequence of `other` is filling."""
-    features = np.concatenate(other.unfilled)[:count] if place.layers else None
+    features = np.concatenate(other.unfilled)[:count] if cursor.layers else None
     return Piece(other.sequence.table[other.tokens // BLOCK], count, features)

@@ -1,19 +1,70 @@
-"""A request to the engine: one sequence and its sampling parameters."""
+"""A request to the engine: one sequence, its sampling parameters, its constraint, and the errors that refuse it."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
 
-from services.generation.engine.engine_error import ContextExceeded, InvalidRequest
-from services.generation.engine.grammars.structured_outputs import StructuredOutputs
+
+class EngineError(Exception):
+    """A request that the engine cannot take; nothing was started. `field` names the request's field at fault."""
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(f"{field}: {message}")
+        self.field = field
+        self.message = message
+
+
+class InvalidRequest(EngineError):
+    """The request itself is wrong; sending it again will not help."""
+
+
+class ContextExceeded(InvalidRequest):
+    """Prompt and output together do not fit the context."""
+
+
+class EngineFull(EngineError):
+    """The queue of waiting requests is full; the same request may pass later."""
+
+
+class EngineStopped(EngineError):
+    """The engine no longer takes requests."""
+
+
+class UnusableLogits(Exception):
+    """No token can be chosen by a row of logits. It ends the sequence that the row belongs to, and no other."""
+
+
+Kind = Literal["json", "json_object", "regex", "choice", "grammar"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+
+MAX_TEXT = 256 * 1024  # characters
+
+
+def grammar_engine() -> str:
+    """The library that decides which tokens may follow, with its version: another one may decide otherwise."""
+    return f"llguidance/{version('llguidance')}"
+
+
+@dataclass(frozen=True, slots=True)
+class StructuredOutputs:
+    """One constraint, under vLLM's names.
+
+    `text` is a JSON schema (draft 2020-12) for `json`, a regular expression that the whole output matches for `regex`,
+    a JSON array of texts for `choice`, a Lark or GBNF grammar for `grammar`, nothing for `json_object`.
+    """
+
+    kind: Kind
+    text: str = ""
+
 
 if TYPE_CHECKING:
-    from services.generation.engine.grammars.grammar import Grammar
+    from llguidance import LLMatcher
 
 MAX_SEED = 2**64 - 1
 MIN_TEMPERATURE = 1e-6  # of those above 0: far below, logits / temperature would overflow
@@ -80,6 +131,25 @@ class SamplingParams:
                 raise InvalidRequest(
                     "ignore_eos", "leaves structured_outputs no token to end an output with; name stop_token_ids"
                 )
+
+
+@dataclass(slots=True)
+class Grammar:
+    """A constraint compiled by `GrammarCompiler`. From any thread.
+
+    Sequences share what its lexer has learned, which changes their speed and nothing else. `eos` is the model's
+    end-of-sequence token that stands for the end of the grammar. Grammars of one constraint are equal.
+    """
+
+    source: StructuredOutputs
+    eos: int
+    vocab_size: int
+    fresh: LLMatcher = field(repr=False, compare=False)
+    failed: bool = field(default=False, compare=False)  # some sequence reached a limit with it
+
+    def matcher(self) -> LLMatcher:
+        """A matcher at the beginning, for one thread."""
+        return self.fresh.deep_copy()
 
 
 RequestKey = tuple[str, int]

@@ -6,13 +6,13 @@ from bisect import insort
 from collections import deque
 from collections.abc import Iterator
 
-from services.generation.engine.engine_error import EngineFull
+from services.generation.engine.request import EngineFull
 from services.generation.engine.sequence import Sequence
 
 _EMITTED_WEIGHT = 2  # of a token emitted, where one of a prompt counts 1, as in the paper
 _MOST_COUNTERS = 4096
 
-_Place = tuple[int, int, Sequence]  # priority, arrival
+_QueueEntry = tuple[int, int, Sequence]  # priority, arrival
 
 
 class WaitingQueue:
@@ -26,62 +26,62 @@ class WaitingQueue:
     def __init__(self, most_of_tenant: int) -> None:
         """`most_of_tenant`: sequences that one tenant may have waiting."""
         self._most = most_of_tenant
-        self._again: deque[Sequence] = deque()
-        self._lines: dict[str | None, list[_Place]] = {}  # by tenant, in order; none is empty
+        self._preempted: deque[Sequence] = deque()
+        self._queues: dict[str | None, list[_QueueEntry]] = {}  # by tenant, in order; none is empty
         self._counters: dict[str | None, float] = {}
         self._floor = 0.0  # the counter of the tenant that was last given a place
         self._arrivals = 0
 
     def __len__(self) -> int:
-        return len(self._again) + sum(map(len, self._lines.values()))
+        return len(self._preempted) + sum(map(len, self._queues.values()))
 
     def __iter__(self) -> Iterator[Sequence]:
-        yield from self._again
-        for line in self._lines.values():
+        yield from self._preempted
+        for line in self._queues.values():
             yield from (sequence for _, _, sequence in line)
 
     def check(self, tenant: str | None) -> None:
         """Raises EngineFull where a tenant has too many here."""
-        waiting = len(self._lines.get(tenant, ()))
+        waiting = len(self._queues.get(tenant, ()))
         if waiting >= self._most:
             raise EngineFull("request_id", f"{waiting} requests of yours are waiting already; try again later")
 
     def add(self, sequence: Sequence) -> None:
         """One that `check` has let in."""
         tenant = sequence.request.tenant
-        if tenant not in self._lines:
+        if tenant not in self._queues:
             self._lift(tenant)
         self._arrivals += 1
-        insort(self._lines.setdefault(tenant, []), (sequence.request.priority, self._arrivals, sequence))
+        insort(self._queues.setdefault(tenant, []), (sequence.request.priority, self._arrivals, sequence))
 
     def put_back(self, sequence: Sequence) -> None:
         """One that was preempted. The last to be put back is the first to come."""
-        self._again.appendleft(sequence)
+        self._preempted.appendleft(sequence)
 
     @property
     def next(self) -> Sequence | None:
-        if self._again:
-            return self._again[0]
-        return self._lines[self._whose_turn][0][-1] if self._lines else None
+        if self._preempted:
+            return self._preempted[0]
+        return self._queues[self._whose_turn][0][-1] if self._queues else None
 
     def take(self) -> Sequence:
         """Takes out `next`, and counts its prompt. One that was preempted has been counted."""
-        if self._again:
-            return self._again.popleft()
+        if self._preempted:
+            return self._preempted.popleft()
         tenant = self._whose_turn
-        sequence = self._lines[tenant][0][-1]
+        sequence = self._queues[tenant][0][-1]
         self._floor = self._counters[tenant]
-        self._leave(tenant, self._lines[tenant][0])
+        self._leave(tenant, self._queues[tenant][0])
         self._counters[tenant] += sequence.prompt_length
         return sequence
 
     def remove(self, sequence: Sequence) -> None:
         """One that ended while it waited."""
-        if sequence in self._again:
-            self._again.remove(sequence)
+        if sequence in self._preempted:
+            self._preempted.remove(sequence)
             return
         tenant = sequence.request.tenant
-        self._leave(tenant, next(place for place in self._lines[tenant] if place[-1] is sequence))
+        self._leave(tenant, next(place for place in self._queues[tenant] if place[-1] is sequence))
 
     def emitted(self, sequence: Sequence, tokens: int) -> None:
         """A sequence that runs has got so many tokens."""
@@ -91,15 +91,15 @@ class WaitingQueue:
     @property
     def _whose_turn(self) -> str | None:
         """Of tenants with equal counters, the one whose first sequence has waited longest."""
-        return min(self._lines, key=lambda tenant: (self._counters[tenant], self._lines[tenant][0][1]))
+        return min(self._queues, key=lambda tenant: (self._counters[tenant], self._queues[tenant][0][1]))
 
     def _lift(self, tenant: str | None) -> None:
-        lowest = min((self._counters[each] for each in self._lines), default=self._floor)
+        lowest = min((self._counters[each] for each in self._queues), default=self._floor)
         self._counters[tenant] = max(self._counters.get(tenant, lowest), lowest)
         if len(self._counters) > _MOST_COUNTERS:  # tenants that wait for nothing start anew
-            self._counters = {each: self._counters[each] for each in (*self._lines, tenant)}
+            self._counters = {each: self._counters[each] for each in (*self._queues, tenant)}
 
-    def _leave(self, tenant: str | None, place: _Place) -> None:
-        self._lines[tenant].remove(place)
-        if not self._lines[tenant]:
-            del self._lines[tenant]
+    def _leave(self, tenant: str | None, place: _QueueEntry) -> None:
+        self._queues[tenant].remove(place)
+        if not self._queues[tenant]:
+            del self._queues[tenant]

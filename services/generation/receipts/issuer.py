@@ -26,7 +26,7 @@ from ledger.encoding.commitment import (
 from ledger.encoding.receipt_id import new_receipt_id
 from ledger.encoding.timestamp import timestamp
 from ledger.keys.signer import Signer
-from services.generation.engine.events import NOTHING, Outcome, SpeculationMetrics
+from services.generation.engine.events import EMPTY_OUTCOME, Outcome, SpeculationMetrics
 from services.generation.requests.parameters import receipt_sampling
 from services.generation.requests.resolution import Identity, Resolved
 
@@ -112,7 +112,7 @@ class ReceiptIssuer:
         verified: bool | None,
         speedup: Speedup | None,
     ) -> SignedReceipt:
-        """Sign the receipt of an outcome; with a promise that of NOTHING is signed, under the id of the later one.
+        """Sign the receipt of an outcome; a promise signs that of EMPTY_OUTCOME, under the id of the later one.
 
         `verified`: the result of an inline replay, None without one.
         """
@@ -148,7 +148,8 @@ class ReceiptIssuer:
         """The promise of one receipt for each choice of a request that has been taken."""
         now = self._now()
         unfinished = tuple(
-            self.issue(new_receipt_id(now), resolved, choice, NOTHING, None, None) for choice in range(resolved.choices)
+            self.issue(new_receipt_id(now), resolved, choice, EMPTY_OUTCOME, None, None)
+            for choice in range(resolved.choices)
         )
         promise = Promise(
             promised_at=timestamp(now),

@@ -38,7 +38,7 @@ from pathlib import Path
 from google.protobuf.message import DecodeError
 
 from kolm.ledger.v1 import ledger_pb2
-from services.generation.durable_file import remove_drafts, sync_folder, write_durably
+from services.generation.state_folder import remove_drafts, sync_folder, write_durably
 
 _log = logging.getLogger(__name__)
 

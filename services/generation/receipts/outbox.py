@@ -1,4 +1,4 @@
-"""The outbox: every receipt goes to disk first, then to the ledger, in order, until the ledger has it."""
+"""The outbox: every receipt, and the key that signs it, sent until the ledger has it; receipts go to disk first."""
 
 from __future__ import annotations
 
@@ -7,12 +7,20 @@ import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from itertools import islice
+from pathlib import Path
 
 from kolm.ledger.v1 import ledger_pb2
-from services.generation.ledger_link import LedgerRefused, LedgerUnreachable
+from ledger.documents.key_entry import KeyEntry
+from ledger.documents.signed_document import sign_document
+from ledger.encoding.timestamp import timestamp
+from ledger.keys.envelope import Envelope
+from ledger.keys.signer import Signer
+from services.generation.ledger_link import LedgerLink, LedgerRefused, LedgerUnreachable
 from services.generation.receipts.issuer import SignedReceipt
 from services.generation.receipts.journal import Journal, Kind
+from services.generation.state_folder import write_durably
 
 _log = logging.getLogger(__name__)
 
@@ -194,3 +202,39 @@ def _is_needless(request: ledger_pb2.AppendEntryRequest, refused: LedgerRefused)
 def _settle(answer: asyncio.Future[int | None], index: int | None) -> None:
     if not answer.done():
         answer.set_result(index)
+
+
+_UNREACHABLE_PAUSE = 1.0  # seconds
+_REFUSED_PAUSE = 5.0  # an operator has to act meanwhile
+
+
+def key_envelope(path: Path, key: Signer) -> bytes:
+    """The signed key entry, made once for each key and kept at `path`: the same bytes get the same index every time."""
+    if not path.exists() or key.public.to_base64().encode() not in Envelope.from_bytes(path.read_bytes()).payload:
+        entry = KeyEntry(key.role, key.public, timestamp(datetime.now(UTC)))
+        write_durably(path, sign_document(entry, key).to_bytes())
+    return path.read_bytes()
+
+
+async def register_key(envelope: bytes, key: Signer, ledger: LedgerLink, outbox: Outbox) -> None:
+    """Append the key entry, trying until it works; then send the receipts that were refused before."""
+    refused = False
+    while True:
+        try:
+            await ledger.append(ledger_pb2.AppendEntryRequest(envelope=envelope))
+        except LedgerUnreachable:
+            await asyncio.sleep(_UNREACHABLE_PAUSE)
+        except LedgerRefused as error:
+            if not refused:
+                _log.error(
+                    "the ledger does not take the key %s; have it added to its trusted keys (`kolm trust add`): %s",
+                    key.key_id,
+                    error,
+                )
+            refused = True
+            await asyncio.sleep(_REFUSED_PAUSE)
+        else:
+            break
+    if refused:
+        _log.info("the ledger takes the key %s now", key.key_id)
+        outbox.retry_refused()

@@ -1,1 +1,1 @@
-"""A request as it comes in: read, checked, resolved to what the engine runs."""
+"""A request as it comes in: read, checked by quotas, halts and heads, resolved to what the engine runs."""

@@ -15,14 +15,7 @@ from kolm.generation.v1 import sampling_pb2, speculation_pb2
 from ledger.documents.structured_outputs import StructuredOutputsPart
 from ledger.encoding.canonical import canonical
 from services.generation.drafting.methods import METHODS
-from services.generation.engine.engine_error import InvalidRequest
-from services.generation.engine.grammars.compiler import GrammarCompiler
-from services.generation.engine.grammars.grammar import Grammar
-from services.generation.engine.grammars.structured_outputs import StructuredOutputs, grammar_engine
-from services.generation.engine.request import SamplingParams
-from services.generation.engine.text.tool_calls import ToolCallSyntax
-from services.generation.requests.prompt import Tools
-from services.generation.requests.refusal import engine_errors
+from services.generation.engine.request import SamplingParams, StructuredOutputs, grammar_engine
 from services.runtime.errors import FailedPrecondition, InvalidArgument
 
 MAX_CHOICES = 16
@@ -228,33 +221,3 @@ def structured_outputs_message(source: StructuredOutputs) -> sampling_pb2.Struct
     else:
         setattr(message, source.kind, source.text)
     return message
-
-
-async def calls_held(
-    tools: Tools, text: StructuredOutputs | None, syntax: ToolCallSyntax, special: Mapping[str, int],
-    grammars: GrammarCompiler,
-) -> StructuredOutputs:  # fmt: skip
-    """The constraint of an output that calls these tools, or is text that keeps to `text`.
-
-    Raises InvalidArgument naming the tool, or the constraint, and the place in it.
-    """
-    await compiled(text, grammars)
-    for path, schema in tools.schemas():  # each alone: errors name the place in it
-        try:
-            await grammars.compiled(StructuredOutputs("json", schema))
-        except InvalidRequest as error:
-            raise InvalidArgument(path, error.message) from error
-    source = StructuredOutputs("grammar", tools.grammar(syntax, special, text))
-    try:
-        await grammars.compiled(source)
-    except InvalidRequest as error:
-        raise InvalidArgument("messages.tools", f"their grammar {error.message}") from error
-    return source
-
-
-async def compiled(source: StructuredOutputs | None, grammars: GrammarCompiler) -> Grammar | None:
-    """Compiled on a thread, unless it is kept from before. Raises InvalidArgument naming the field and the place."""
-    if source is None:
-        return None
-    with engine_errors("prompt"):
-        return await grammars.compiled(source)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from ledger.documents.halt import Scope
 from services.generation.drafting.method_spec import MethodSpec
 from services.generation.drafting.methods import METHODS
-from services.generation.heads.served_heads import HeadState, ServedHead
+from services.generation.requests.heads import HeadState, ServedHead
 from services.generation.requests.parameters import SpeculationRequest
 from services.runtime.errors import FailedPrecondition
 
@@ -22,7 +22,7 @@ request is served without drafts.
 
 
 @dataclass(frozen=True, slots=True)
-class Circumstances:
+class PolicyContext:
     """The server's abilities at this moment.
 
     `loaded` are methods. `ledger_known`: it has told lately what is halted, and since the start what is withdrawn.
@@ -67,12 +67,12 @@ class _Candidate:
     def drafter(self) -> str:
         return self.spec.name if self.head is None else self.head.drafter
 
-    def halted(self, now: Circumstances) -> bool:
+    def halted(self, now: PolicyContext) -> bool:
         head_cid = None if self.head is None else self.head.cid
         return any(scope.covers(now.base_cid, self.spec.name, head_cid) for scope in now.halted)
 
 
-def decide(asked: SpeculationRequest, temperature: float, now: Circumstances) -> Decision:
+def decide(asked: SpeculationRequest, temperature: float, now: PolicyContext) -> Decision:
     """The method of a request, and the drafters of its sequence.
 
     Raises FailedPrecondition where a method asked for by name is not loaded (METHOD_NOT_LOADED), may not draft for this
@@ -80,7 +80,7 @@ def decide(asked: SpeculationRequest, temperature: float, now: Circumstances) ->
     NotFound for a named head that is not there.
     """
     named = None if asked.eagle_head is None else now.heads.named(asked.eagle_head)
-    obstacle = _obstacle(temperature, now)
+    obstacle = _reason_not_to_draft(temperature, now)
     if asked.method not in ("auto", "off") and obstacle in _CANNOT_RUN:
         raise FailedPrecondition(
             f"{asked.method} cannot run: {_CANNOT_RUN[obstacle]}. Ask for auto or off, which are served without drafts",
@@ -104,18 +104,18 @@ def decide(asked: SpeculationRequest, temperature: float, now: Circumstances) ->
     return Decision(asked.method, first.spec.name, reason, head_cid, asked.k or first.spec.depth, drafters)
 
 
-def _wanted(asked: SpeculationRequest, now: Circumstances) -> list[MethodSpec]:
+def _wanted(asked: SpeculationRequest, now: PolicyContext) -> list[MethodSpec]:
     """The method that was named; or all that `auto` may choose, those that the declared workload prefers first. Heads
     that are all weak are not among them: what `auto` may turn to is fed from the first token on.
     """
     if asked.method != "auto":
         return [spec for spec in METHODS if spec.name == asked.method]
-    weak = now.heads.all_weak
+    weak = now.heads.all_below_threshold
     eligible = [spec for spec in METHODS if not spec.by_name_only and not (spec.has_heads and weak)]
     return sorted(eligible, key=lambda spec: asked.workload not in spec.workloads)
 
 
-def _off(asked: SpeculationRequest, reason: str | None, loaded: list[_Candidate], now: Circumstances) -> Decision:
+def _off(asked: SpeculationRequest, reason: str | None, loaded: list[_Candidate], now: PolicyContext) -> Decision:
     """The method that is served where nothing that was asked for may run."""
     if loaded and not now.off_when_halted:
         name = loaded[0].spec.name
@@ -134,7 +134,7 @@ def _off(asked: SpeculationRequest, reason: str | None, loaded: list[_Candidate]
     return Decision(asked.method, "off", "halted" if loaded else reason or "not_loaded")
 
 
-def _obstacle(temperature: float, now: Circumstances) -> str | None:
+def _reason_not_to_draft(temperature: float, now: PolicyContext) -> str | None:
     """Why nothing may speculate, None where it may."""
     if temperature > now.max_temperature:
         return "temperature"
@@ -144,7 +144,7 @@ def _obstacle(temperature: float, now: Circumstances) -> str | None:
 
 
 def _candidate(
-    spec: MethodSpec, asked: SpeculationRequest, now: Circumstances, named: ServedHead | None
+    spec: MethodSpec, asked: SpeculationRequest, now: PolicyContext, named: ServedHead | None
 ) -> tuple[_Candidate | None, str | None]:
     """The method as it could run, or why it cannot. A head that a measurement advises against drafts only for a
     request that asks for its method.
@@ -152,7 +152,7 @@ def _candidate(
     if spec.has_heads:
         if named is not None:
             return _Candidate(spec, named), None
-        heads, reason = now.heads.fit(now.adapter_cid, only_fit=asked.method == "auto")
+        heads, reason = now.heads.eligible(now.adapter_cid, above_threshold=asked.method == "auto")
         candidates = [_Candidate(spec, head) for head in heads]
         runs = (candidate for candidate in candidates if not candidate.halted(now))
         return next(runs, candidates[0] if candidates else None), reason

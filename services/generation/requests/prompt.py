@@ -12,13 +12,14 @@ from typing import Any
 from kolm.generation.v1 import generation_pb2 as pb
 from ledger.documents.sent import Turn, sent_tools, sent_turn
 from ledger.encoding.canonical import canonical
-from services.generation.engine.grammars.lark_rule import json_rule, lark_rule
-from services.generation.engine.grammars.structured_outputs import StructuredOutputs
+from services.generation.engine.request import StructuredOutputs
+from services.generation.engine.text.grammar import json_rule, lark_rule
 from services.generation.engine.text.tokenizer import Tokenizer
 from services.generation.engine.text.tool_calls import ToolCallSyntax, read_json
-from services.generation.requests.refusal import CONTEXT_LENGTH_EXCEEDED
 from services.runtime.errors import InvalidArgument
 
+CONTEXT_LENGTH_EXCEEDED = "CONTEXT_LENGTH_EXCEEDED"
+"""OpenAI's name. Routers know by it, or by the words "this model's maximum context length", to ask another model."""
 _MOST = 128
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _ANY = {"type": "object"}

@@ -5,30 +5,73 @@ from __future__ import annotations
 import math
 import re
 import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kolm.generation.v1 import generation_pb2 as pb
 from ledger.encoding.commitment import new_salt
-from services.generation.engine.grammars.compiler import GrammarCompiler
-from services.generation.engine.grammars.grammar import Grammar
-from services.generation.engine.request import EngineRequest, SamplingParams
+from services.generation.engine.request import (
+    ContextExceeded,
+    EngineError,
+    EngineFull,
+    EngineRequest,
+    EngineStopped,
+    Grammar,
+    InvalidRequest,
+    SamplingParams,
+    StructuredOutputs,
+)
+from services.generation.engine.text.grammar_compiler import GrammarCompiler
 from services.generation.engine.text.tool_calls import ToolCallSyntax
-from services.generation.halts.halt_board import HaltBoard
-from services.generation.heads.head_board import HeadBoard
+from services.generation.requests.halts import HaltBoard
+from services.generation.requests.heads import HeadBoard
 from services.generation.requests.parameters import (
     SpeculationRequest,
-    calls_held,
-    compiled,
     read_choices,
     read_sampling,
     read_speculation,
 )
-from services.generation.requests.policy import Circumstances, Decision, decide
-from services.generation.requests.prompt import PromptReader
-from services.generation.requests.refusal import engine_errors
+from services.generation.requests.policy import Decision, PolicyContext, decide
+from services.generation.requests.prompt import CONTEXT_LENGTH_EXCEEDED, PromptReader, Tools
 from services.generation.target.adapters import AdapterIdentity
-from services.runtime.errors import InvalidArgument, NotFound
+from services.runtime.errors import InvalidArgument, KolmError, NotFound, ResourceExhausted, Unavailable
+
+_FULL_RETRY_SECONDS = 1.0
+
+
+def refusal(error: KolmError | EngineError) -> str | None:
+    """For want of what a request was not taken, as the metrics have it; None for one that is wrong in itself."""
+    if isinstance(error, InvalidRequest):
+        return None
+    if isinstance(error, EngineError):
+        return "queue_full" if isinstance(error, EngineFull) else "engine_stopped"
+    quota = error.metadata.get("quota")
+    return error.reason.lower() if quota is None else f"quota_{quota}"
+
+
+@contextmanager
+def engine_errors(input_field: str) -> Iterator[None]:
+    """Maps every EngineError raised inside. `input_field` is where the prompt was: `prompt`, `messages`, …"""
+    try:
+        yield
+    except InvalidRequest as error:
+        reason = CONTEXT_LENGTH_EXCEEDED if isinstance(error, ContextExceeded) else None
+        raise InvalidArgument(_path(error.field, input_field), error.message, reason=reason) from error
+    except EngineFull as error:
+        raise ResourceExhausted(error.message, retry_after=_FULL_RETRY_SECONDS) from error
+    except EngineStopped as error:
+        raise Unavailable(error.message, reason="ENGINE_STOPPED") from error
+
+
+def _path(field: str, input_field: str) -> str:
+    """The engine's name of a field as the path in the request."""
+    if field in ("prompt", "token_ids"):
+        return input_field
+    if field == "adapter":
+        return field
+    return f"spec_decode.{field}" if field == "method" else f"sampling.{field}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +220,7 @@ class Resolver:
             sampling=sampling,
             choices=choices,
             speculation=speculation,
-            decision=decide(speculation, sampling.temperature, self._circumstances(adapter_cid)),
+            decision=decide(speculation, sampling.temperature, self._context(adapter_cid)),
             verify_inline=inline,
             halt_epoch=self._halts.epoch,
             prediction=await self._prompts.prediction(request.prediction),
@@ -197,8 +240,8 @@ class Resolver:
         self._check_model(request.model)
         return await self._prompts.text(request.token_ids, self._identity.vocab_size)
 
-    def _circumstances(self, adapter_cid: str | None) -> Circumstances:
-        return Circumstances(
+    def _context(self, adapter_cid: str | None) -> PolicyContext:
+        return PolicyContext(
             base_cid=self._identity.base_cid,
             loaded=self._identity.drafters,
             profile_passed=self._identity.probe_passed,
@@ -233,3 +276,33 @@ class Resolver:
         for name in ("tenant", "idempotency_key"):
             if len(getattr(request, name)) > _LONGEST_NAME:
                 raise InvalidArgument(name, f"expected at most {_LONGEST_NAME} characters")
+
+
+async def calls_held(
+    tools: Tools, text: StructuredOutputs | None, syntax: ToolCallSyntax, special: Mapping[str, int],
+    grammars: GrammarCompiler,
+) -> StructuredOutputs:  # fmt: skip
+    """The constraint of an output that calls these tools, or is text that keeps to `text`.
+
+    Raises InvalidArgument naming the tool, or the constraint, and the place in it.
+    """
+    await compiled(text, grammars)
+    for path, schema in tools.schemas():  # each alone: errors name the place in it
+        try:
+            await grammars.compiled(StructuredOutputs("json", schema))
+        except InvalidRequest as error:
+            raise InvalidArgument(path, error.message) from error
+    source = StructuredOutputs("grammar", tools.grammar(syntax, special, text))
+    try:
+        await grammars.compiled(source)
+    except InvalidRequest as error:
+        raise InvalidArgument("messages.tools", f"their grammar {error.message}") from error
+    return source
+
+
+async def compiled(source: StructuredOutputs | None, grammars: GrammarCompiler) -> Grammar | None:
+    """Compiled on a thread, unless it is kept from before. Raises InvalidArgument naming the field and the place."""
+    if source is None:
+        return None
+    with engine_errors("prompt"):
+        return await grammars.compiled(source)

@@ -30,7 +30,7 @@ from ledger.encoding.commitment import (
 )
 from services.client.generation.runtime import SERVICE
 from services.generation.requests.parameters import read_sampling, receipt_sampling
-from services.generation.requests.refusal import CONTEXT_LENGTH_EXCEEDED
+from services.generation.requests.resolution import CONTEXT_LENGTH_EXCEEDED
 from services.runtime.errors import FailedPrecondition, InvalidArgument, ResourceExhausted
 from services.runtime.server import Mount
 from tests.unit.ledger.builders import BASE, KEYS, PROFILE, receipt

@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 
 from kolm.generation.v1 import generation_pb2 as pb
 from kolm.generation.v1 import sampling_pb2, speculation_pb2
-from kolm.generation.v1.generation_pb2_grpc import GenerationServiceStub, add_GenerationServiceServicer_to_server
+from kolm.generation.v1.generation_pb2_grpc import GenerationServiceStub
 from kolm.ledger.v1 import documents_pb2, ledger_pb2
 from kolm.ledger.v1.ledger_pb2_grpc import LedgerServiceStub, add_LedgerServiceServicer_to_server
 from ledger.audit.log_verification import verify_receipt
@@ -23,8 +23,8 @@ from ledger.documents.receipt import Receipt
 from ledger.documents.signed_document import Document, sign_document
 from ledger.keys.ed25519 import SigningKey
 from ledger.keys.trusted_keys import TrustedKeys
-from services.generation.doors.vllm_engine import doors
-from services.generation.model import LoadTarget
+from services.generation.preparation import LoadTarget
+from services.generation.serving import mounts
 from services.generation.serving import opened_servicer as opened_generation
 from services.generation.settings import GenerationSettings
 from services.generation.target.loading import load_target
@@ -87,11 +87,7 @@ class Deployment:
             SigningKey.load_or_create(settings.receipts_key, "receipts").publish(settings.trusted_keys)
         registry = self.metrics["generation"] = CollectorRegistry()
         servicer = await self._generation.enter_async_context(opened_generation(settings, registry, load))
-        mount = Mount(
-            "kolm.generation.v1.GenerationService", lambda s: add_GenerationServiceServicer_to_server(servicer, s)
-        )
-        mounts = [mount, *doors(settings, servicer)]
-        server = await start_server(mounts, settings.listen, registry, everybody())
+        server = await start_server(mounts(settings, servicer), settings.listen, registry, everybody())
         self._generation.push_async_callback(server.stop, None)
         self.generation_address = server.address
         return GenerationServiceStub(await self.channel(server.address))

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from services.generation.engine.drafter import Budget, Draft, Drafter
-from services.generation.engine.engine_error import InvalidRequest
-from services.generation.engine.request import EngineRequest
+from services.generation.engine.request import EngineRequest, InvalidRequest
 from services.generation.engine.tree import TokenTree
 from services.generation.target.loading import load_target
 from services.training import kscore

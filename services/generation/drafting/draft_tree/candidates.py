@@ -19,8 +19,7 @@ from services.generation.engine.cost import PassCost
 from services.generation.engine.drafter import Budget
 from services.generation.engine.numba_cache import relaxed
 from services.generation.engine.request import EngineRequest
-from services.generation.engine.sampling.philox import gumbel
-from services.generation.engine.sampling.race import key_of, value_of
+from services.generation.engine.sampling.race import gumbel, key_of, value_of
 
 _DEPTH = 16  # at most, where a request does not say k; the cost model ends most drafts long before
 

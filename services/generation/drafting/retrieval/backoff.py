@@ -15,7 +15,7 @@ from services.generation.drafting.acceptance import Float64, Int64, said
 from services.generation.drafting.draft_tree.candidates import Samplings
 from services.generation.drafting.draft_tree.nodes import NONE, Bounds, Nodes, child
 from services.generation.engine.numba_cache import relaxed
-from services.generation.engine.sampling.philox import gumbel
+from services.generation.engine.sampling.race import gumbel
 
 Tokens = NDArray[np.uint16] | NDArray[np.uint32]
 

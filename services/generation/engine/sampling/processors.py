@@ -8,10 +8,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from services.generation.engine.engine_error import UnusableLogits
-from services.generation.engine.grammars.grammar import Grammar
 from services.generation.engine.numba_cache import compiled
-from services.generation.engine.request import SamplingParams
+from services.generation.engine.request import Grammar, SamplingParams, UnusableLogits
 
 Float32 = NDArray[np.float32]
 Int64 = NDArray[np.int64]

@@ -12,9 +12,8 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from itertools import accumulate
 
-from services.generation.engine.engine_error import UnusableLogits
 from services.generation.engine.events import TokenLogprobs
-from services.generation.engine.request import SamplingParams
+from services.generation.engine.request import SamplingParams, UnusableLogits
 
 Row = Sequence[float]
 

@@ -16,7 +16,7 @@ from ledger.documents.base_manifest import BaseManifest
 from ledger.documents.named_file import NamedFile
 from ledger.encoding.canonical import canonical
 from ledger.encoding.cid import cid_of_json
-from services.generation.durable_file import write_durably
+from services.generation.state_folder import write_durably
 from services.generation.target.canonical.kernels.compilation import user_cache
 from services.generation.target.errors import ModelNotFound
 from services.generation.target.files.gguf_file import GgufFile, is_gguf

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ledger.encoding.cid import cid_of_json
-from services.generation.durable_file import write_durably
+from services.generation.state_folder import write_durably
 from services.generation.target.blocks import BLOCK
 from services.generation.target.canonical.kernels.compilation import user_cache
 from services.generation.target.canonical.kernels.machine import cpus, this_machine
@@ -271,15 +271,15 @@ class KeptProbes:
             _log.warning("cannot keep the probe's result in %s: %s", path, error)
 
     def _path(self, target: Target) -> Path:
-        return self._folder / f"{cid_of_json(_circumstances(target)).rpartition(':')[2]}.json"
+        return self._folder / f"{cid_of_json(_context(target)).rpartition(':')[2]}.json"
 
 
 def _digest(target: Target, document: dict[str, Any]) -> str:
     """Of a result and of what it is the result of, so that no other file is taken for it."""
-    return cid_of_json({"circumstances": _circumstances(target), **document})
+    return cid_of_json({"circumstances": _context(target), **document})
 
 
-def _circumstances(target: Target) -> dict[str, Any]:
+def _context(target: Target) -> dict[str, Any]:
     """All that the outcome of a probe can depend on."""
     return {
         "base": target.base_cid,

@@ -58,5 +58,5 @@ async def test_the_log_says_at_start_how_an_unproven_profile_is_served(
 ) -> None:
     await deployment.start_generation(Loader(UnprovableTarget))
     said = [record for record in caplog.records if "failed its probe" in record.getMessage()]
-    assert [(record.levelno, record.name) for record in said] == [(logging.ERROR, "services.generation.model")]
+    assert [(record.levelno, record.name) for record in said] == [(logging.ERROR, "services.generation.preparation")]
     assert "one sequence at a time, one row a pass, speculation off" in said[0].getMessage()

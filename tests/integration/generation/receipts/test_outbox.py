@@ -115,7 +115,7 @@ async def test_receipts_under_a_key_that_is_not_trusted_are_kept_and_go_out_once
 async def test_a_key_that_becomes_trusted_frees_its_receipts_without_a_restart(
     deployment: Deployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("services.generation.receipts.key_registration._REFUSED_PAUSE", 0.01)
+    monkeypatch.setattr("services.generation.receipts.outbox._REFUSED_PAUSE", 0.01)
     stub = await deployment.start_generation(trusted_keys=None)
     for name in ("one", "two"):
         await stub.Generate(asking(max_tokens=3, request_id=name))

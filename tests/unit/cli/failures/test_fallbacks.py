@@ -9,7 +9,7 @@ from services.cli.failures.fallbacks import FALLBACKS, explained
 from services.generation.drafting.methods import METHODS
 
 ROOT = Path(__file__).resolve().parents[4]
-SOURCES = ("requests/policy.py", "heads/served_heads.py")
+SOURCES = ("requests/policy.py", "requests/heads.py")
 
 
 def reasons() -> set[str]:

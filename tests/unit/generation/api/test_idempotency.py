@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from kolm.generation.v1 import generation_pb2 as pb
-from services.generation.api.idempotency import IdempotentResponses
+from services.generation.api.servicer import IdempotentResponses
 
 
 class Generated:

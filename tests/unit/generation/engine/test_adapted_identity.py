@@ -13,8 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from services.generation.engine.core import EngineSettings
-from services.generation.engine.engine_error import InvalidRequest
-from services.generation.engine.request import EngineRequest, SamplingParams
+from services.generation.engine.request import EngineRequest, InvalidRequest, SamplingParams
 from services.generation.target.cpu import CpuTarget
 from services.generation.target.loading import load_target
 from tests.examples import examples

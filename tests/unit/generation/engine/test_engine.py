@@ -11,9 +11,8 @@ import pytest
 
 from services.generation.engine.core import EngineCore, EngineSettings
 from services.generation.engine.engine import Engine
-from services.generation.engine.engine_error import EngineStopped, InvalidRequest
 from services.generation.engine.events import Chunk, Event, Finished
-from services.generation.engine.request import EngineRequest, SamplingParams
+from services.generation.engine.request import EngineRequest, EngineStopped, InvalidRequest, SamplingParams
 from services.generation.target.rows import Rows
 from services.generation.target.target import PassOutput
 from tests.fakes.decoder import LetterDecoder

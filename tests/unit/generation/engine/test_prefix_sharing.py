@@ -15,7 +15,7 @@ from services.generation.engine.core import EngineCore, EngineSettings
 from services.generation.engine.drafter import Drafter
 from services.generation.engine.events import Outcome
 from services.generation.engine.request import EngineRequest, SamplingParams
-from services.generation.engine.text.text_stream import TokenDecoder
+from services.generation.engine.sequence import TokenDecoder
 from services.generation.target.blocks import BLOCK
 from tests.examples import examples
 from tests.fakes.context_target import ContextTarget

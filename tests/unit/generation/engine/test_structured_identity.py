@@ -17,15 +17,13 @@ from services.generation.drafting.rest import RestDrafter
 from services.generation.drafting.suffix import SuffixDrafter
 from services.generation.engine.core import EngineSettings
 from services.generation.engine.drafter import Drafter
-from services.generation.engine.engine_error import InvalidRequest
 from services.generation.engine.events import Outcome
-from services.generation.engine.grammars.guide import GrammarGuide
-from services.generation.engine.grammars.structured_outputs import StructuredOutputs
-from services.generation.engine.request import EngineRequest, SamplingParams
+from services.generation.engine.request import EngineRequest, InvalidRequest, SamplingParams, StructuredOutputs
 from services.generation.engine.sampling.processors import GrammarMask
+from services.generation.engine.speculation import GrammarGuide
 from services.generation.engine.text.tokenizer import Tokenizer
 from services.generation.target.cpu import CpuTarget
-from services.generation.verification.record import Record, RecordDrafter
+from services.generation.verification import Record, RecordDrafter
 from tests.examples import examples
 from tests.fakes.drafters import LyingDrafter
 from tests.fakes.engine_runs import CHEAP_ROWS, run

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from services.generation.engine.core import EngineCore, EngineSettings
-from services.generation.engine.engine_error import EngineFull
-from services.generation.engine.request import EngineRequest, SamplingParams
+from services.generation.engine.request import EngineFull, EngineRequest, SamplingParams
 from tests.fakes.decoder import LetterDecoder
 from tests.fakes.engine_runs import CHEAP_ROWS, Collected
 from tests.fakes.table_target import TableTarget

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from ledger.documents.halt import Scope
-from services.generation.heads.served_heads import HeadState, RefusedHead, ServedHead
+from services.generation.requests.heads import HeadState, RefusedHead, ServedHead
 from services.generation.requests.parameters import SpeculationRequest
-from services.generation.requests.policy import Circumstances, decide
+from services.generation.requests.policy import PolicyContext, decide
 from services.runtime.errors import FailedPrecondition, NotFound
 
 BASE = "cidv1:sha256:" + "ba" * 32
@@ -18,7 +18,7 @@ FIRST, SECOND = (
     ServedHead(f"cidv1:sha256:{digits * 16}", Path("heads"), "support-head", 7) for digits in ("ab12", "ac34")
 )
 ADAPTER = "cidv1:sha256:" + "ad" * 32
-TODAY = Circumstances(
+TODAY = PolicyContext(
     base_cid=BASE,
     loaded=("lookahead",),
     profile_passed=True,
@@ -34,7 +34,7 @@ def halts(*methods: str, head_cid: str | None = None) -> tuple[Scope, ...]:
     return tuple(Scope(BASE, method, head_cid) for method in methods)
 
 
-def outcome(asked: SpeculationRequest, now: Circumstances = TODAY, temperature: float = 0.0) -> tuple[str, str | None]:
+def outcome(asked: SpeculationRequest, now: PolicyContext = TODAY, temperature: float = 0.0) -> tuple[str, str | None]:
     decision = decide(asked, temperature, now)
     assert decision.requested_method == asked.method
     return decision.method, decision.fallback_reason
@@ -86,7 +86,7 @@ def test_a_method_that_is_not_loaded_is_refused_by_name(method: str) -> None:
     [(TODAY, 1.21, "temperature"), (replace(TODAY, profile_passed=False), 0.0, "profile_unproven")],
 )
 def test_what_may_not_draft_for_a_request_is_an_error_where_it_was_named(
-    now: Circumstances, temperature: float, reason: str
+    now: PolicyContext, temperature: float, reason: str
 ) -> None:
     assert outcome(SpeculationRequest(), now, temperature) == ("off", reason)
     assert outcome(SpeculationRequest(method="off"), now, temperature) == ("off", None)
@@ -105,7 +105,7 @@ def test_what_may_not_draft_for_a_request_is_an_error_where_it_was_named(
     ],
 )
 def test_speculation_is_off_where_it_cannot_be_vouched_for(
-    method: str, now: Circumstances, temperature: float, reason: str
+    method: str, now: PolicyContext, temperature: float, reason: str
 ) -> None:
     assert outcome(SpeculationRequest(method=method), now, temperature) == ("off", reason)
 

@@ -13,8 +13,7 @@ from ledger.documents.sampling import Sampling
 from ledger.encoding.canonical import canonical
 from ledger.encoding.fields import Fields
 from ledger.errors import FormatError
-from services.generation.engine.grammars.structured_outputs import StructuredOutputs, grammar_engine
-from services.generation.engine.request import SamplingParams
+from services.generation.engine.request import SamplingParams, StructuredOutputs, grammar_engine
 from services.generation.requests.parameters import read_sampling, receipt_sampling, sampling_message
 from services.runtime.errors import FailedPrecondition, InvalidArgument
 

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from kolm.generation.v1 import generation_pb2 as pb
-from services.generation.engine.grammars.structured_outputs import StructuredOutputs
+from services.generation.engine.request import StructuredOutputs
 from services.generation.engine.text.tool_calls import PLAIN, ToolCallSyntax
 from services.generation.requests.prompt import Tools, chat_turns, read_tools
 from services.runtime.errors import InvalidArgument

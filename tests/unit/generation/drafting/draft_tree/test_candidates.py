@@ -21,7 +21,7 @@ from services.generation.drafting.draft_tree.candidates import (
     sampling_of,
 )
 from services.generation.engine.request import EngineRequest, SamplingParams
-from services.generation.engine.sampling.philox import gumbel
+from services.generation.engine.sampling.race import gumbel
 
 VOCABULARY, WIDTH, SEED, CHOICE, POSITION = 200, 3, 11, 2, 77
 EVERYTHING = Vocabulary(np.arange(VOCABULARY), np.arange(VOCABULARY))

@@ -14,7 +14,7 @@ from services.generation.drafting.draft_tree.candidates import sampling_of
 from services.generation.drafting.draft_tree.nodes import NODE, NONE, Bounds
 from services.generation.drafting.retrieval.backoff import Suffixes, expand
 from services.generation.engine.request import EngineRequest, SamplingParams
-from services.generation.engine.sampling.philox import gumbel
+from services.generation.engine.sampling.race import gumbel
 from tests.examples import examples
 
 VOCABULARY = 40

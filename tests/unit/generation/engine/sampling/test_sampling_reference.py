@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from services.generation.engine.engine_error import UnusableLogits
-from services.generation.engine.request import SamplingParams
+from services.generation.engine.request import SamplingParams, UnusableLogits
 from services.generation.engine.sampling import sampling_reference as reference
 from services.generation.engine.sampling.processors import LogitsMask, LogitsProcessors, forbid
 from services.generation.engine.sampling.race import Row

@@ -1,17 +1,27 @@
-"""Text of token streams: whatever ids a model emits, decoding never fails."""
+"""Tokenizers, of directories and of GGUF files: ids, chat templates, text token by token."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as FastTokenizer
-from tokenizers import decoders, models
+from tokenizers import decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
+from transformers.models.gemma.tokenization_gemma import GemmaTokenizer
+from transformers.tokenization_utils_base import generate_merges
 
-from services.generation.engine.text.tokenizer import Tokenizer
+from services.generation.engine.text.tokenizer import Tokenizer, gguf_tokenizer, merges_of
+from services.generation.target.errors import ConfigInvalid, WeightsInvalid
+from services.generation.target.files.gguf_file import GgufFile
+from tests.fakes.tiny_gguf import make_tiny_gguf, tokenizer_metadata, write_gguf
+from tests.fakes.tiny_model import tiny_tokenizer
+from tests.vectors.make_tokens import SPLITS, metadata_of, plain, sentence_piece_metadata
 
 BEGIN, FIRST_BYTE, WORDS = 1, 3, ("▁", "a", "b", "▁the", "é", "漢")
 A, THE = FIRST_BYTE + 256 + WORDS.index("a"), FIRST_BYTE + 256 + WORDS.index("▁the")
@@ -83,3 +93,208 @@ def test_a_prompt_is_neither_cut_nor_padded_whatever_the_file_says(tmp_path: Pat
     cutting.enable_truncation(2)
     padding.enable_padding(length=9)
     assert saved(cutting, tmp_path / "cutting").encode("abab") == saved(padding, tmp_path / "padding").encode("abab")
+
+
+VECTORS = json.loads((Path(__file__).parents[4] / "vectors" / "tokens" / "llama_cpp.json").read_text("utf-8"))
+
+
+def written(path: Path, metadata: dict[str, Any]) -> Path:
+    write_gguf(path, "llama", metadata, {})
+    return path
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("split", SPLITS)
+def test_ids_are_those_of_llama_cpp(tmp_path: Path, smollm2: Path, split: str) -> None:
+    path = smollm2 if split == "smollm" else written(tmp_path / "m.gguf", metadata_of(smollm2, split))
+    fast = gguf_tokenizer(path).backend_tokenizer
+    expected = VECTORS["byte_level"][split]
+    assert len(expected) == SPLITS[split]
+    found = {text: fast.encode(text, add_special_tokens=False).ids for text in VECTORS["texts"][: len(expected)]}
+    assert found == dict(zip(found, expected, strict=True))
+
+
+def test_smollm2_splits_digits_like_its_published_tokenizer(smollm2: Path) -> None:
+    """tokenizer.json of SmolLM2: Digits(individual_digits), then ByteLevel."""
+    metadata = GgufFile.open(smollm2).metadata
+    tokens, merges = metadata.texts("tokenizer.ggml.tokens"), metadata.texts("tokenizer.ggml.merges")
+    pairs = [(left, right) for left, _, right in (merge.partition(" ") for merge in merges)]
+    published = FastTokenizer(models.BPE({token: index for index, token in enumerate(tokens)}, pairs))
+    published.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    published.decoder = decoders.ByteLevel()
+    ours = gguf_tokenizer(smollm2).backend_tokenizer
+    for text in (text for text in plain(VECTORS["texts"]) if "<repo_name>" not in text):
+        assert ours.encode(text).ids == published.encode(text).ids
+        assert ours.decode(ours.encode(text).ids) == text
+
+
+@pytest.mark.parametrize(
+    ("split", "words"),
+    [
+        ("gpt-4o", ["Hello", "World's", "ĠIT'LL", "Ġ", "123", "45", "Ġ//ĊĊ", "Ã©tÃ©"]),
+        ("dbrx", ["HelloWorld", "'s", "ĠIT", "'LL", "Ġ", "123", "45", "Ġ//ĊĊ", "Ã©tÃ©"]),
+    ],
+)
+def test_phi_s_words(tmp_path: Path, split: str, words: list[str]) -> None:
+    """By the published expressions, o200k_base's and cl100k_base's."""
+    path = written(tmp_path / "m.gguf", tokenizer_metadata(384) | {"tokenizer.ggml.pre": split})
+    splitter = gguf_tokenizer(path).backend_tokenizer.pre_tokenizer
+    assert splitter is not None
+    found = [word for word, _ in splitter.pre_tokenize_str("HelloWorld's IT'LL 12345 //\n\nété")]
+    assert found == words
+
+
+def test_sentence_piece_ids_are_those_of_llama_cpp(tmp_path: Path) -> None:
+    path = written(tmp_path / "m.gguf", sentence_piece_metadata(VECTORS["pieces"]))
+    fast = gguf_tokenizer(path).backend_tokenizer
+    texts = plain(VECTORS["texts"])
+    assert {text: fast.encode(text).ids for text in texts} == dict(zip(texts, VECTORS["sentence_piece"], strict=True))
+    for text in texts:
+        assert fast.decode(fast.encode(text).ids) == text
+
+
+def test_gemma_s_ids_are_those_of_its_published_tokenizer(tmp_path: Path) -> None:
+    metadata = gemma_metadata()
+    fast = gguf_tokenizer(written(tmp_path / "m.gguf", metadata)).backend_tokenizer
+    vocabulary = {token: index for index, token in enumerate(metadata["tokenizer.ggml.tokens"])}
+    merges = [tuple(merge.split(" ")) for merge in metadata["tokenizer.ggml.merges"]]
+    published = GemmaTokenizer(vocabulary, merges, bos_token="<s>", eos_token="</s>", pad_token="</s>", mask_token=None)
+    for text in plain(VECTORS["texts"]):
+        ids = fast.encode(text, add_special_tokens=False).ids
+        assert ids == published.backend_tokenizer.encode(text, add_special_tokens=False).ids
+        assert fast.decode(ids) == text
+
+
+def test_a_prompt_of_gemma_begins_with_bos_whatever_the_file_says(tmp_path: Path) -> None:
+    metadata = gemma_metadata() | {"tokenizer.ggml.add_bos_token": False}
+    tokenizer = Tokenizer(written(tmp_path / "m.gguf", metadata))
+    assert tokenizer.encode("a")[0] == metadata["tokenizer.ggml.bos_token_id"]
+
+
+def gemma_metadata() -> dict[str, Any]:
+    """SentencePiece's vocabulary with its merges named, as Gemma 4's files have them."""
+    metadata = sentence_piece_metadata(VECTORS["pieces"])
+    tokens, scores = metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.scores"]
+    merges = generate_merges(
+        {token: index for index, token in enumerate(tokens)}, dict(zip(tokens, scores, strict=True))
+    )
+    return metadata | {
+        "tokenizer.ggml.model": "gemma4",
+        "tokenizer.ggml.merges": [f"{left} {right}" for left, right in merges],
+    }
+
+
+def test_merges_of_sentence_piece_are_those_of_converters(tmp_path: Path) -> None:
+    metadata = sentence_piece_metadata(VECTORS["pieces"])
+    tokens, scores = metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.scores"]
+    vocabulary = {token: index for index, token in enumerate(tokens)}
+    expected = generate_merges(vocabulary, dict(zip(tokens, scores, strict=True)))
+    assert merges_of(GgufFile.open(written(tmp_path / "m.gguf", metadata)).metadata, vocabulary) == expected
+
+
+def test_it_reads_like_the_same_tokenizer_of_a_directory(tmp_path: Path) -> None:
+    path = make_tiny_gguf(tmp_path / "m.gguf")
+    tiny_tokenizer(384).save_pretrained(tmp_path / "directory")
+    ours, theirs = Tokenizer(path), Tokenizer(tmp_path / "directory")
+    messages = [{"role": "user", "content": "What is <extra 3> in the ledger?"}]
+    assert ours.has_chat_template
+    assert ours.encode_chat(messages) == theirs.encode_chat(messages)
+    for text in ("The ledger <|end|>keeps 17 receipts.\n", "<extra 0><extra 1>", ""):
+        ids = ours.encode(text)
+        assert ids == theirs.encode(text)
+        assert ours.decode(ids) == theirs.decode(ids)
+    with pytest.raises(ValueError, match="unknown role"):
+        ours.encode_chat([{"role": "stranger", "content": ""}])
+
+
+def test_a_file_without_a_chat_template_has_none(tmp_path: Path) -> None:
+    path = make_tiny_gguf(tmp_path / "m.gguf", change_metadata=lambda m: m.pop("tokenizer.chat_template"))
+    assert not Tokenizer(path).has_chat_template
+
+
+@pytest.mark.parametrize(
+    ("fields", "begins", "ends"),
+    [
+        ({}, False, False),
+        ({"tokenizer.ggml.pre": "llama-bpe"}, True, False),
+        ({"tokenizer.ggml.pre": "llama-bpe", "tokenizer.ggml.add_bos_token": False}, False, False),
+        ({"tokenizer.ggml.add_bos_token": True, "tokenizer.ggml.add_eos_token": True}, True, True),
+        ({"tokenizer.ggml.add_bos_token": True, "tokenizer.ggml.bos_token_id": 384}, False, False),
+    ],
+)
+def test_special_tokens_surround_a_text_as_the_file_asks(
+    tmp_path: Path, fields: dict[str, Any], begins: bool, ends: bool
+) -> None:
+    metadata = tokenizer_metadata(384) | {"tokenizer.ggml.bos_token_id": 2} | fields
+    tokenizer = Tokenizer(written(tmp_path / "m.gguf", metadata))
+    assert tokenizer.encode("a") == [2] * begins + tokenizer.fast.encode("a", add_special_tokens=False).ids + [1] * ends
+
+
+def test_whole_words_of_the_vocabulary_stay_whole_where_the_split_says_so(tmp_path: Path) -> None:
+    metadata = tokenizer_metadata(384)
+    metadata["tokenizer.ggml.tokens"][383], metadata["tokenizer.ggml.token_type"][383] = "zqzq", 1  # no merge makes it
+    metadata["tokenizer.ggml.merges"] = metadata["tokenizer.ggml.merges"][:20]
+    for split, whole in (("gpt-2", False), ("llama-bpe", True)):
+        path = written(tmp_path / "m.gguf", metadata | {"tokenizer.ggml.pre": split})
+        assert (Tokenizer(path).encode("zqzq") == [383]) is whole
+
+
+def test_qwen_composes_characters(tmp_path: Path) -> None:
+    for split, composes in (("qwen2", True), ("gpt-2", False)):
+        path = written(tmp_path / "m.gguf", tokenizer_metadata(384) | {"tokenizer.ggml.pre": split})
+        assert (Tokenizer(path).encode("e\u0301") == Tokenizer(path).encode("é")) is composes
+
+
+def setting(key: str, value: Any) -> Callable[[dict[str, Any]], object]:
+    return lambda metadata: metadata.update({f"tokenizer.ggml.{key}": value})
+
+
+def repeat_a_token(metadata: dict[str, Any]) -> None:
+    metadata["tokenizer.ggml.tokens"][9] = metadata["tokenizer.ggml.tokens"][8]
+
+
+def use_sentence_piece(**fields: Any) -> Callable[[dict[str, Any]], object]:
+    def change(metadata: dict[str, Any]) -> None:
+        metadata |= sentence_piece_metadata(VECTORS["pieces"])
+        metadata |= {f"tokenizer.ggml.{key}": value for key, value in fields.items()}
+
+    return change
+
+
+FAULTS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
+    "no tokenizer": (lambda m: m.pop("tokenizer.ggml.model"), r"tokenizer\.ggml\.model is missing"),
+    "an unknown kind": (setting("model", "bert"), "model is 'bert'; expected one of gpt2, llama"),
+    "an unknown split": (
+        setting("pre", "default"),
+        "pre is 'default', .* supported: gpt-2, smollm, ",
+    ),
+    "no split": (lambda m: m.pop("tokenizer.ggml.pre"), "pre is '', which is not supported"),
+    "no tokens": (lambda m: m.pop("tokenizer.ggml.tokens"), r"tokenizer\.ggml\.tokens is missing"),
+    "tokens that are numbers": (setting("tokens", [1, 2]), "tokens is a list of 2; expected a list of texts"),
+    "a token twice": (repeat_a_token, "a token is there twice"),
+    "types of fewer tokens": (setting("token_type", [1, 2]), "token_type is a list of 2; expected one for each of 384"),
+    "a merge of one token": (setting("merges", ["ab"]), "merges: 'ab'; expected two tokens and a space"),
+    "a merge of strangers": (setting("merges", ["zzz yyy"]), "the tokenizer does not load"),
+    "a flag that is none": (setting("add_bos_token", 1), "add_bos_token is 1; expected true or false"),
+    "scores of fewer tokens": (use_sentence_piece(scores=[0.5]), "scores has 1 numbers for"),
+    "an unknown token outside": (use_sentence_piece(unknown_token_id=10**6), "expected an id of the vocabulary"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_tokenizer_that_cannot_be_built_says_why(tmp_path: Path, fault: str) -> None:
+    change, words = FAULTS[fault]
+    metadata = tokenizer_metadata(384)
+    change(metadata)
+    path = written(tmp_path / "m.gguf", metadata)
+    with pytest.raises(ConfigInvalid, match=words) as refused:
+        Tokenizer(path)
+    assert str(path) in str(refused.value)
+
+
+def test_a_file_that_is_none_is_refused_before_its_tokenizer_is(tmp_path: Path) -> None:
+    (tmp_path / "m.gguf").write_bytes(b"junk")
+    with pytest.raises(WeightsInvalid, match="not a GGUF file"):
+        Tokenizer(tmp_path / "m.gguf")

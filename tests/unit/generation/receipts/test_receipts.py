@@ -1,21 +1,69 @@
-"""Drafters forget what was kept of an output once the ledger says that its content is erased."""
+"""Receipts: the key's entry, the speedup they state, and drafters that forget what is erased."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from kolm.ledger.v1 import documents_pb2
-from ledger.documents.signed_document import sign_document
+from ledger.documents.key_entry import KeyEntry
+from ledger.documents.signed_document import read_document, sign_document
 from ledger.keys.ed25519 import SigningKey
+from ledger.keys.envelope import Envelope
 from services.generation.drafting.suffix import SuffixDrafter
 from services.generation.engine.drafter import Drafter
+from services.generation.engine.events import EMPTY_OUTCOME
 from services.generation.engine.request import EngineRequest, RequestKey, SamplingParams
 from services.generation.receipts import erasures
 from services.generation.receipts.erasures import Erasures
+from services.generation.receipts.issuer import Speedup, replayed
+from services.generation.receipts.outbox import key_envelope
 from tests.unit.ledger.builders import KEYS, at, erasure, expiry, receipt_id
+
+
+def test_a_key_is_put_on_record_once_and_its_successor_anew(tmp_path: Path) -> None:
+    old, new = (SigningKey.from_seed(bytes([number]) * 32, "receipts") for number in (1, 2))
+    first = key_envelope(tmp_path / "key", old)
+    assert key_envelope(tmp_path / "key", old) == first
+    second = key_envelope(tmp_path / "key", new)
+    recorded = read_document(Envelope.from_bytes(second))
+    assert isinstance(recorded, KeyEntry)
+    assert (recorded.public_key, key_envelope(tmp_path / "key", new)) == (new.public, second)
+
+
+SERVED = replace(
+    EMPTY_OUTCOME.metrics,
+    num_draft_tokens=8,
+    num_accepted_tokens=6,
+    target_passes=4,
+    output_tokens=10,
+    decode_seconds=1.5,
+)
+"""2.5 tokens per pass."""
+
+
+def test_a_replay_gives_the_ratio_of_the_two_times() -> None:
+    assert replayed(3.0, SERVED) == Speedup(2.0, "replayed")
+    assert replayed(0.75, SERVED) == Speedup(0.5, "replayed")
+
+
+def test_nothing_is_stated_above_the_tokens_of_a_pass() -> None:
+    assert replayed(2.5 * 1.5, SERVED) == Speedup(2.5, "replayed")
+    assert replayed(2.51 * 1.5, SERVED) is None
+
+
+def test_nothing_is_stated_where_nothing_was_drafted() -> None:
+    assert replayed(1.5, replace(SERVED, num_draft_tokens=0, num_accepted_tokens=0)) is None
+
+
+def test_nothing_is_stated_where_nothing_was_measured() -> None:
+    assert replayed(1.0, replace(SERVED, decode_seconds=0.0)) is None
+    assert replayed(0.0, SERVED) is None
+
 
 OPERATOR = SigningKey.from_seed(bytes([7]) * 32, "operator")
 

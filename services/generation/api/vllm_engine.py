@@ -1,4 +1,4 @@
-"""The service `vllm.grpc.engine` (smg-grpc-proto): its messages, its tokenizer archive, and how it is registered."""
+"""The service vllm.grpc.engine (smg-grpc-proto): its messages, its tokenizer archive, and how it is registered."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ import grpc
 from smg_grpc_proto.generated import common_pb2 as common
 from smg_grpc_proto.generated import vllm_engine_pb2 as vllm
 from smg_grpc_proto.generated.vllm_engine_pb2_grpc import VllmEngineServicer as Base
+from smg_grpc_proto.generated.vllm_engine_pb2_grpc import add_VllmEngineServicer_to_server
 
 from kolm.generation.v1 import generation_pb2 as pb
 from kolm.generation.v1 import sampling_pb2
@@ -29,10 +30,8 @@ from services.generation.api.servicer import GenerationServicer
 from services.generation.engine.text.tokenizer import Tokenizer
 from services.generation.requests.parameters import read_choices
 from services.generation.requests.resolution import Identity
-from services.generation.settings import GenerationSettings
 from services.runtime.access.access import tenant_of_call
 from services.runtime.errors import InvalidArgument
-from services.runtime.process import CannotStart
 from services.runtime.server import Mount
 
 _PIECE = 1 << 20  # bytes; messages may have 4 MiB
@@ -336,18 +335,8 @@ async def _until(events: AsyncIterator[_Value], end: asyncio.Event) -> AsyncIter
         ended.cancel()
 
 
-def doors(settings: GenerationSettings, generation: GenerationServicer) -> list[Mount]:
-    """Beside GenerationService, on its port. Raises CannotStart where a package is missing."""
-    return [_vllm_engine(generation, settings.max_sequences)] if settings.vllm_engine else []
-
-
-def _vllm_engine(generation: GenerationServicer, max_sequences: int) -> Mount:
-    try:
-        from smg_grpc_proto.generated.vllm_engine_pb2_grpc import add_VllmEngineServicer_to_server
-    except ModuleNotFoundError:
-        missing = "vllm_engine needs smg-grpc-proto, of the extra router, which is not installed"
-        raise CannotStart(missing) from None
-
+def vllm_engine(generation: GenerationServicer, max_sequences: int) -> Mount:
+    """Beside GenerationService, on its port."""
     archive = TokenizerArchive(generation.tokenizer)
     servicer = VllmEngineServicer(generation, generation.identity, archive, max_sequences)
     return Mount(SERVICE, lambda server: add_VllmEngineServicer_to_server(servicer, server))

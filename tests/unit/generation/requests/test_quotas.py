@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from google.rpc import error_details_pb2
 
-from services.generation.quotas.tenant_quotas import Quota, TenantQuotas, read_quotas
+from services.generation.requests.quotas import Quota, TenantQuotas, read_quotas
 from services.generation.settings import GenerationSettings
 from services.runtime.calls.status import to_status
 from services.runtime.errors import ResourceExhausted

@@ -14,7 +14,7 @@ from ledger.documents.signed_document import add_signature, sign_document
 from ledger.keys.ed25519 import SigningKey
 from ledger.keys.threshold import FixedThreshold
 from ledger.keys.trusted_keys import TrustedKeys
-from services.generation.halts.halt_board import HaltBoard, HaltKnowledge, OperatorsWord
+from services.generation.requests.halts import HaltBoard, HaltKnowledge, ResumeVerifier
 
 BASE = "cidv1:sha256:" + "a" * 64
 LOOKAHEAD, EAGLE = Scope(BASE, "lookahead"), Scope(BASE, "eagle3", "cidv1:sha256:" + "b" * 64)
@@ -132,10 +132,10 @@ async def after_the_ledger_dropped_it(path: Path, trusted: TrustedKeys, *resumes
         asked.append(start)
         return list(resumes)
 
-    board = HaltBoard(path, read, 1.0, OperatorsWord(read_resumes, trusted).missing)
+    board = HaltBoard(path, read, 1.0, ResumeVerifier(read_resumes, trusted).unverified)
     await board.refresh()
     assert asked == []
-    board = HaltBoard(path, read, 1.0, OperatorsWord(read_resumes, trusted).missing)  # over a restart too
+    board = HaltBoard(path, read, 1.0, ResumeVerifier(read_resumes, trusted).unverified)  # over a restart too
     await board.refresh()
     return board
 

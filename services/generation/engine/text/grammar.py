@@ -1,4 +1,4 @@
-"""A constraint as a grammar that llguidance reads, within bounds by count."""
+"""A constraint on an output as a grammar that llguidance reads, within bounds by count."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from typing import Any
 from llguidance import LLMatcher
 from llguidance.gbnf_to_lark import any_to_lark
 
-from services.generation.engine.engine_error import InvalidRequest
-from services.generation.engine.grammars.structured_outputs import MAX_TEXT, StructuredOutputs
+from services.generation.engine.request import MAX_TEXT, InvalidRequest, StructuredOutputs
 from services.generation.engine.text.tool_calls import read_json
 
 MAX_CHOICES = 10_000
@@ -177,3 +176,25 @@ def _depth(value: Any) -> int:
 def plain(message: str) -> str:
     message = " ".join(message.replace("<non-verbose/>", "").split())
     return message if len(message) <= _LONGEST_MESSAGE else message[:_LONGEST_MESSAGE] + "…"
+
+
+def lark_rule(source: StructuredOutputs) -> str:
+    """The body of a rule that matches what `source` allows; `source` has compiled by itself."""
+    match source.kind:
+        case "json":
+            return json_rule(json.loads(source.text))
+        case "json_object":
+            return json_rule({"type": "object"})
+        case "choice":
+            return "(" + " | ".join(map(json.dumps, json.loads(source.text))) + ")"
+        case "regex":
+            (grammar,) = json.loads(LLMatcher.grammar_from_regex(source.text))["grammars"]
+            return f"%lark {{\n{grammar['lark_grammar']}\n}}"
+    return f"%lark {{\n{any_to_lark(source.text)}\n}}"
+
+
+def json_rule(schema: object) -> str:
+    """The same for a JSON schema."""
+    given = schema if isinstance(schema, dict) else {}
+    layout = JSON_LAYOUT | given.get("x-guidance", {})
+    return f"%json {json.dumps(given | {'x-guidance': layout})}"

@@ -1,28 +1,71 @@
-"""A recorded output, verified on a target: by prefill, or by decoding with speculation off.
-
-Both run the step loop that serves: its sampler, processors, stops and noise. A draft cannot change a token
-(docs/guarantees.md), and a record is one more draft. So a pass over the record gives the tokens and the stream digest
-that decoding gives, up to the first token that is not the recorded one.
-"""
+"""A recorded output, verified on a target: by prefill, or by decoding with speculation off."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
 
 from services.generation.engine.core import EngineCore, EngineSettings
 from services.generation.engine.cost import PassCost
+from services.generation.engine.drafter import Budget, Draft, Drafter
 from services.generation.engine.events import Event, Finished, Outcome
-from services.generation.engine.grammars.compiler import GrammarCompiler
 from services.generation.engine.request import EngineRequest
-from services.generation.engine.text.text_stream import TokenDecoder
+from services.generation.engine.sequence import TokenDecoder
+from services.generation.engine.text.grammar_compiler import GrammarCompiler
 from services.generation.engine.text.tokenizer import Tokenizer
+from services.generation.engine.tree import TokenTree
 from services.generation.target.loading import load_target
 from services.generation.target.probing.probe import KeptProbes, NumericsProfile, measure_profile
 from services.generation.target.target import Target
-from services.generation.verification.record import Record, RecordDrafter
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A request as it was served, and the output tokens that were recorded for it."""
+
+    request: EngineRequest
+    output: tuple[int, ...]
+
+
+class RecordDrafter(Drafter):
+    """Drafts the recorded output of one request, whatever the target says of it."""
+
+    negligible_cost = True
+
+    def __init__(self, output: Sequence[int]) -> None:
+        self._output = tuple(output)
+        self.draft: RecordDraft | None = None
+
+    @property
+    def left(self) -> bool:
+        """Whether the target has sampled another token than the recorded one, or went on after the last."""
+        return self.draft is not None and self.draft.left
+
+    def begin(self, request: EngineRequest) -> RecordDraft:
+        self.draft = RecordDraft(len(request.prompt), self._output)
+        return self.draft
+
+
+class RecordDraft(Draft):
+    """A chain of what comes next in the record; nothing once the target has left it."""
+
+    def __init__(self, prompt_length: int, output: tuple[int, ...]) -> None:
+        self._prompt_length, self._output = prompt_length, output
+        self.left = False
+
+    def propose(self, tokens: list[int], budget: Budget) -> TokenTree:
+        done = len(tokens) - self._prompt_length
+        return TokenTree.chain((tokens[-1], *self._output[done : done + budget.nodes]))
+
+    def observe(self, tokens: list[int], tree: TokenTree, path: list[int], logits: NDArray[np.float32]) -> None:
+        emitted = tuple(tokens[self._prompt_length :])
+        self.left = emitted != self._output[: len(emitted)]
+
 
 ROWS = 128
 """Of a pass, by default: enough that the weights are read seldom, and 25 MB of logits for 50,000 tokens."""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from services.generation.receipts.key_registration import StateTaken, state_folder
+from services.generation.state_folder import StateTaken, state_folder
 
 
 def test_a_second_server_is_refused_until_the_first_has_ended(tmp_path: Path) -> None:

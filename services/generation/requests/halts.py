@@ -18,8 +18,8 @@ from ledger.documents.signed_document import open_document
 from ledger.errors import LedgerError
 from ledger.keys.envelope import Envelope
 from ledger.keys.trusted_keys import TrustedKeys
-from services.generation.durable_file import write_durably
 from services.generation.ledger_link import LedgerUnreachable
+from services.generation.state_folder import write_durably
 from services.runtime.process import Outage
 
 _log = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ class KnownHalt:
     scope: Scope
 
 
-class OperatorsWord:
+class ResumeVerifier:
     """Reads the resumes and checks their signatures against this server's own trusted keys and threshold.
 
     A server that trusts no operator's key believes the ledger.
@@ -44,7 +44,7 @@ class OperatorsWord:
         self._read = read
         self._trusted = trusted
 
-    async def missing(self, gone: Sequence[KnownHalt]) -> tuple[KnownHalt, ...]:
+    async def unverified(self, gone: Sequence[KnownHalt]) -> tuple[KnownHalt, ...]:
         """The halts that disappeared without a valid resume. Raises LedgerUnreachable."""
         if not gone or not self._trusted.keys("operator"):
             return ()
@@ -97,7 +97,7 @@ class HaltKnowledge:
         return tuple(dict.fromkeys((*(halt.scope for halt in self.open), *self.local)))
 
 
-async def _believe(gone: Sequence[KnownHalt]) -> Sequence[KnownHalt]:
+async def trust_ledger(gone: Sequence[KnownHalt]) -> Sequence[KnownHalt]:
     """Takes the ledger's word that what is gone has been resumed."""
     return ()
 
@@ -114,17 +114,17 @@ class HaltBoard:
         path: Path,
         read: Callable[[], Awaitable[ledger_pb2.GetHaltStateResponse]],
         every: float,
-        missing_resumes: Callable[[Sequence[KnownHalt]], Awaitable[Sequence[KnownHalt]]] = _believe,
+        unverified: Callable[[Sequence[KnownHalt]], Awaitable[Sequence[KnownHalt]]] = trust_ledger,
         lease: float = math.inf,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`missing_resumes` says which of the halts that the ledger no longer lists nobody has resumed. `every`,
+        """`unverified` says which of the halts that the ledger no longer lists nobody has resumed. `every`,
         `lease` and `clock` count seconds.
         """
         self._path = path
         self._read = read
         self._every = every
-        self._missing_resumes = missing_resumes
+        self._unverified = unverified
         self._knowledge = _load(path)
         self._news = asyncio.Event()
         self._writing = asyncio.Lock()
@@ -162,7 +162,7 @@ class HaltBoard:
         """Ask the ledger once. Raises LedgerUnreachable."""
         asked = self._clock()
         state = await self._read()
-        unresumed = await self._missing_resumes(self._knowledge.gone(state))
+        unresumed = await self._unverified(self._knowledge.gone(state))
         for halt in unresumed:
             _log.critical("the ledger dropped halt %d without a resume that counts: it stands", halt.index)
         knowledge = self._knowledge.after(state, unresumed)  # of the state now, after the calls

@@ -1,13 +1,8 @@
-"""Compilation in a process of its own, before the server's process compiles.
-
-The library's compiler recurses as deep as a grammar does, and takes what time and memory it takes: a chain of 4,000
-rules overflows a stack, a `multipleOf` of seven digits fills minutes and gigabytes, and no `except` stops either. Where
-that happens the process here dies, the request is refused, and the next one gets a new process. The server compiles
-afterwards, with a stack twice as large at least, what came through.
-"""
+"""Grammars, compiled within bounds of size, time and memory."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import resource
@@ -17,16 +12,92 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-from services.generation.engine.engine_error import InvalidRequest
-from services.generation.engine.grammars.grammar_text import checked_schema, field_of, grammar_text, json_grammar, plain
-from services.generation.engine.grammars.schema_fault import path_of_fault
-from services.generation.engine.grammars.structured_outputs import StructuredOutputs
+from services.generation.engine.request import Grammar, InvalidRequest, StructuredOutputs
+from services.generation.engine.text.grammar import (
+    check_size,
+    checked_schema,
+    field_of,
+    grammar_text,
+    json_grammar,
+    plain,
+)
+
+_SECONDS = 0.5  # that may be spent on the search
+_DEFINED = ("$defs", "definitions")  # looked at first: a fault there shows wherever it is referred to
+_BY_NAME = (*_DEFINED, "properties", "patternProperties", "dependentSchemas")
+_LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
+
+Compile = Callable[[Any], str]
+"""The error of a schema, empty without one."""
+
+SchemaPath = tuple[str | int, ...]
+
+
+def path_of_fault(schema: Any, error: str, compile: Compile, clock: Callable[[], float] = time.monotonic) -> str:
+    """A JSON pointer (RFC 6901) to the deepest place without which `schema` no longer has this `error`; "" is the root.
+
+    Schemas are replaced by `true`, then keywords of the last one are left out, one at a time.
+    """
+    give_up = clock() + _SECONDS
+    path: SchemaPath = ()
+
+    def at_fault(candidate: SchemaPath, put: Callable[[Any, str | int], None]) -> bool:
+        return clock() < give_up and compile(_changed(schema, candidate, put)) != error
+
+    while found := next((p for p in _subschemas(_at(schema, path), path) if at_fault(p, _set_true)), None):
+        path = found
+    last = _at(schema, path)
+    keywords = sorted(last, key="type".__eq__) if isinstance(last, dict) else ()  # without a type, others mean nothing
+    path = next((p for p in ((*path, keyword) for keyword in keywords) if at_fault(p, _remove)), path)
+    return "".join("/" + str(step).replace("~", "~0").replace("/", "~1") for step in path)
+
+
+def _subschemas(schema: Any, path: SchemaPath) -> Iterator[SchemaPath]:
+    if not isinstance(schema, dict):
+        return
+    for keyword, value in sorted(schema.items(), key=lambda item: item[0] not in _DEFINED):
+        if keyword in _BY_NAME and isinstance(value, dict):
+            yield from ((*path, keyword, name) for name in value)
+        elif (keyword in _LISTS or keyword == "items") and isinstance(value, list):
+            yield from ((*path, keyword, place) for place in range(len(value)))
+        elif isinstance(value, dict):
+            yield (*path, keyword)
+
+
+def _at(schema: Any, path: SchemaPath) -> Any:
+    for step in path:
+        schema = schema[step]
+    return schema
+
+
+def _changed(schema: Any, path: SchemaPath, put: Callable[[Any, str | int], None]) -> Any:
+    """A copy along `path`, changed at its end."""
+    top: Any = dict(schema)
+    copy = top
+    for step in path[:-1]:
+        inner = copy[step]
+        copy[step] = inner = list(inner) if isinstance(inner, list) else dict(inner)
+        copy = inner
+    put(copy, path[-1])
+    return top
+
+
+def _set_true(holder: Any, step: str | int) -> None:
+    holder[step] = True
+
+
+def _remove(holder: Any, step: str | int) -> None:
+    del holder[step]
+
 
 _SLOWEST = 1.0  # seconds that a grammar may take for its first mask; others follow in microseconds
 _CPU = 3  # seconds that a trial may compute
@@ -199,3 +270,68 @@ def _limit() -> None:
 
 if __name__ == "__main__":
     main()
+
+
+KEPT = 64  # grammars
+
+
+class GrammarCompiler:
+    """For one tokenizer. From any thread; a caller waits while its grammar is compiled, the engine's thread never."""
+
+    def __init__(self, tokenizer: Callable[[], str], vocab_size: int, eos_token_ids: Sequence[int]) -> None:
+        """`tokenizer` gives tokenizer.json; it is asked for with the first grammar, which takes about a second."""
+        self._source, self._vocab_size, self._eos_token_ids = tokenizer, vocab_size, tuple(eos_token_ids)
+        self._tokenizer: LLTokenizer | None = None
+        self._trial: Trial
+        self._kept: OrderedDict[StructuredOutputs, Grammar] = OrderedDict()
+        self._compiling, self._keeping = threading.Lock(), threading.Lock()
+        self._thread = ThreadPoolExecutor(1, "grammars")  # of its own: who waits for it takes no thread from others
+
+    async def compiled(self, source: StructuredOutputs) -> Grammar:
+        """`compile` on a thread, unless it is kept from before. Raises InvalidRequest."""
+        if (kept := self._find(source)) is not None:
+            return kept
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self.compile, source)
+
+    def compile(self, source: StructuredOutputs) -> Grammar:
+        """The compiled grammar, perhaps kept from before. Raises InvalidRequest naming the field and what is wrong."""
+        if (kept := self._find(source)) is not None:
+            return kept
+        check_size(source)
+        with self._compiling:  # one at a time: a bad grammar costs its time once
+            if (kept := self._find(source)) is None:
+                kept = self._compile(source)
+                self._keep(kept)
+            return kept
+
+    def _find(self, source: StructuredOutputs) -> Grammar | None:
+        """One that has failed is compiled anew: the states of its lexer may have reached a limit."""
+        with self._keeping:
+            kept = self._kept.get(source)
+            if kept is not None:
+                self._kept.move_to_end(source)
+            return None if kept is None or kept.failed else kept
+
+    def _keep(self, grammar: Grammar) -> None:
+        with self._keeping:
+            self._kept[grammar.source] = grammar
+            while len(self._kept) > KEPT:
+                self._kept.popitem(last=False)
+
+    def _compile(self, source: StructuredOutputs) -> Grammar:
+        tokenizer = self._loaded()
+        self._trial.run(source)
+        return Grammar(source, tokenizer.eos_token, self._vocab_size, matcher_of(tokenizer, source))
+
+    def _loaded(self) -> LLTokenizer:
+        if not self._eos_token_ids:
+            raise InvalidRequest("structured_outputs", "this model has no end-of-sequence token to end an output with")
+        if self._tokenizer is None:
+            document = self._source()
+            try:
+                self._tokenizer = tokenizer_of(document, self._vocab_size, self._eos_token_ids[0])
+            except Exception as error:  # the library raises several kinds
+                message = f"this model's tokenizer cannot be used with grammars: {plain(str(error))}"
+                raise InvalidRequest("structured_outputs", message) from error
+            self._trial = Trial(document, self._vocab_size, self._eos_token_ids[0])
+        return self._tokenizer

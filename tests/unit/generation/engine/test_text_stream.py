@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.generation.engine.text.text_stream import Released, TextStream
+from services.generation.engine.sequence import Released, TextStream
 from tests.fakes.decoder import LetterDecoder
 
 

@@ -1,25 +1,35 @@
-"""Compilation: refusals name field and place, bombs are bounded, what was compiled is kept."""
+"""Grammars: refusals name field and place, bombs are bounded, masks allow what the constraint allows."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import random
 import signal
 import subprocess
 import sys
 import threading
 from typing import Any
 
+import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from services.generation.engine.engine_error import InvalidRequest
-from services.generation.engine.grammars import compiler as module
-from services.generation.engine.grammars import trial
-from services.generation.engine.grammars.compiler import GrammarCompiler
-from services.generation.engine.grammars.grammar import Grammar
-from services.generation.engine.grammars.grammar_text import grammar_text
-from services.generation.engine.grammars.structured_outputs import MAX_TEXT, Kind, StructuredOutputs
-from tests.fakes.grammars import VOCAB, compiler
+from services.generation.engine.request import (
+    MAX_TEXT,
+    Grammar,
+    InvalidRequest,
+    Kind,
+    StructuredOutputs,
+    UnusableLogits,
+)
+from services.generation.engine.sampling.processors import GrammarMask, forbid
+from services.generation.engine.text import grammar_compiler as module
+from services.generation.engine.text.grammar import grammar_text
+from services.generation.engine.text.grammar_compiler import GrammarCompiler
+from tests.examples import examples
+from tests.fakes.grammars import CONSTRAINTS, VOCAB, compiler, decoded, encoded, grammar, ids
 
 JOINED = json.dumps({"allOf": [{"pattern": f"a{n}z"} for n in range(17)]})
 
@@ -163,7 +173,7 @@ def test_a_grammar_whose_trial_does_not_end_is_refused_and_the_next_one_compiles
     process = fresh._trial._process
     assert process is not None
     process.send_signal(signal.SIGSTOP)
-    monkeypatch.setattr(trial, "_PATIENCE", 0.1)
+    monkeypatch.setattr(module, "_PATIENCE", 0.1)
     with pytest.raises(InvalidRequest, match="longer than"):
         fresh.compile(StructuredOutputs("regex", "b"))
     monkeypatch.undo()
@@ -173,7 +183,9 @@ def test_a_grammar_whose_trial_does_not_end_is_refused_and_the_next_one_compiles
 def test_a_process_that_computes_or_takes_memory_without_end_is_ended_by_the_system() -> None:
     """The bounds that the process lays upon itself, where nothing else stops it."""
     for endless, ended in (("\nwhile True: pass", -signal.SIGXCPU), ("bytearray(2 << 30)", 1)):
-        code = f"from services.generation.engine.grammars import trial; trial._CPU = 0; trial._limit(); {endless}"
+        code = (
+            f"from services.generation.engine.text import grammar_compiler as it; it._CPU = 0; it._limit(); {endless}"
+        )
         assert subprocess.run([sys.executable, "-c", code], check=False, stderr=subprocess.DEVNULL).returncode == ended
 
 
@@ -182,9 +194,9 @@ def test_half_of_a_surrogate_pair_is_refused() -> None:
 
 
 def test_a_grammar_that_takes_too_long_for_its_first_token_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trial, "_SLOWEST", 1e-9)
+    monkeypatch.setattr(module, "_SLOWEST", 1e-9)
     with pytest.raises(InvalidRequest, match="too complex"):
-        trial.try_out(compiler()._loaded(), StructuredOutputs("regex", "a slow start"))
+        module.try_out(compiler()._loaded(), StructuredOutputs("regex", "a slow start"))
 
 
 def test_what_was_compiled_is_kept_and_the_least_recently_used_goes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,3 +242,80 @@ async def test_who_waits_for_a_slow_grammar_takes_no_thread_from_others() -> Non
     finally:
         slow.set()
         await asyncio.gather(*waiting, return_exceptions=True)
+
+
+END = grammar(CONSTRAINTS[1]).eos
+STOP = 300
+
+
+def mask(source: StructuredOutputs, *ends: int) -> GrammarMask:
+    return GrammarMask(grammar(source), frozenset(ends or (END,)))
+
+
+def test_only_what_can_go_on_to_a_choice_is_allowed_and_the_end_where_one_is_whole() -> None:
+    choices = ["signed", "signed and sent"]
+    laid = mask(StructuredOutputs("choice", json.dumps(choices)))
+    assert all("signed".startswith(decoded([token])) for token in ids(laid))
+    for token in encoded("signed"):
+        assert token in ids(laid)
+        laid.accept(token)
+    after = ids(laid)
+    assert END in after
+    assert all(" and sent".startswith(decoded([token])) for token in after if token != END)
+    for token in encoded(" and sent"):
+        assert END not in ids(laid) or token == encoded(" and sent")[0]
+        laid.accept(token)
+    assert ids(laid) == [END]
+
+
+def test_stop_tokens_are_allowed_exactly_where_the_grammar_may_end() -> None:
+    zero = encoded("0")[0]
+    laid = mask(StructuredOutputs("regex", "[0-9]{2,3}"), STOP, zero)
+    one = encoded("1")[0]
+    seen = []
+    for _ in range(3):
+        seen.append({token: token in ids(laid) for token in (END, STOP, zero, one)})
+        laid.accept(one)
+    assert seen[0] == seen[1] == {END: False, STOP: False, zero: False, one: True}
+    assert seen[2] == {END: False, STOP: True, zero: True, one: True}
+    assert ids(laid) == sorted((zero, STOP))
+
+
+@given(seed=st.integers(0, 2**32), source=st.sampled_from(CONSTRAINTS))
+@settings(deadline=None, max_examples=examples(60))
+def test_the_mask_depends_on_the_accepted_tokens_alone(seed: int, source: StructuredOutputs) -> None:
+    rng = random.Random(seed)
+    asked, told = mask(source), mask(source)
+    for _ in range(rng.randrange(1, 25)):
+        allowed = ids(asked)
+        for candidate in range(VOCAB):
+            assert told.allows(candidate) in (None, candidate in allowed)
+        other = grammar(source).matcher()  # drafts come and go on the lexer that all share
+        for _ in range(rng.randrange(3)):
+            other.validate_tokens([rng.randrange(VOCAB) for _ in range(5)])
+            other.compute_ff_tokens()
+            other.consume_token(rng.choice(allowed))
+        token = rng.choice(allowed)
+        if token == END:
+            break
+        asked.accept(token)
+        told.accept(token)
+    assert ids(told) == ids(asked)
+
+
+@given(bits=st.lists(st.booleans(), min_size=1, max_size=200))
+def test_forbidden_tokens_get_minus_infinity_and_no_other_bit_changes(bits: list[bool]) -> None:
+    logits = np.linspace(-3, 3, len(bits), dtype=np.float32)
+    words = np.packbits(np.array(bits, np.uint8), bitorder="little")
+    words = np.concatenate([words, np.full(-len(words) % 4, 255, np.uint8)]).view(np.uint32)
+    masked = logits.copy()
+    forbid(masked, words)
+    np.testing.assert_array_equal(masked, np.where(bits, logits, np.float32(-np.inf)))
+
+
+def test_a_token_that_the_grammar_does_not_know_ends_in_an_error_that_says_so() -> None:
+    laid = mask(StructuredOutputs("regex", "[0-9]{2}"))
+    laid.accept(encoded("x")[0])
+    with pytest.raises(UnusableLogits, match="the grammar leaves no token"):
+        laid.apply(np.zeros(VOCAB, np.float32))
+    assert grammar(StructuredOutputs("regex", "[0-9]{2}")).failed is False  # it was compiled anew

@@ -11,14 +11,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from services.generation.engine.core import EngineSettings
-from services.generation.engine.engine_error import InvalidRequest
 from services.generation.engine.events import Outcome
-from services.generation.engine.request import EngineRequest, SamplingParams
+from services.generation.engine.request import EngineRequest, InvalidRequest, SamplingParams
 from services.generation.target.cpu import CpuTarget
 from services.generation.target.loading import load_target
 from services.generation.target.probing.probe import NumericsProfile, ProbeReport
-from services.generation.verification.record import Record
-from services.generation.verification.verifier import Stopped, Verifier
+from services.generation.verification import Record, Stopped, Verifier
 from tests.examples import examples
 from tests.fakes.decoder import LetterDecoder
 from tests.fakes.engine_runs import run

@@ -1,20 +1,19 @@
-"""Loads a server's heads at its start: resolves, fetches, verifies and reads them. Blocking.
-
-A head of the registry is loaded only if all five checks of `ledger.audit.draft_head_evidence` hold; one that fails
-them is left out, and requests that name it are told why. A folder that is given directly is for development: no
-publisher vouches for it, and the log says so.
-"""
+"""The heads of this server: loaded at start, picked by requests, withdrawn when the ledger says so."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from kolm.ledger.v1 import documents_pb2
 from ledger.audit.draft_head_evidence import DraftHeadEvidence, PublishedDraftHead, check_files, verify_draft_head
-from ledger.documents.kscore import THRESHOLD
+from ledger.documents.draft_head_publication import DraftHeadWithdrawal
+from ledger.documents.kscore import NEEDS_RETRAINING, THRESHOLD, KScore
+from ledger.documents.signed_document import open_document, read_document
 from ledger.encoding.fields import Fields, checked_number
 from ledger.errors import (
     DraftHeadDamaged,
@@ -26,9 +25,11 @@ from ledger.errors import (
     FormatError,
     LedgerError,
 )
+from ledger.keys.envelope import Envelope
 from ledger.keys.trusted_keys import TrustedKeys
 from services.client import LedgerClient
-from services.client.errors import DataLoss, DeadlineExceeded, KolmError, NotFound, Unavailable
+from services.client.errors import DataLoss, DeadlineExceeded, KolmError, Unavailable
+from services.client.errors import NotFound as NotInRegistry
 from services.client.registry.head_folder import (
     HeadFolderInvalid,
     answers,
@@ -41,10 +42,161 @@ from services.client.registry.registry import RegistryClient
 from services.generation.drafting.eagle3.checkpoint import HeadError, HeadForAnotherBase
 from services.generation.drafting.eagle3.head_pass import Head
 from services.generation.drafting.eagle3.loading import load_head
-from services.generation.heads.served_heads import RefusedHead, ServedHead
+from services.generation.ledger_link import LedgerUnreachable
 from services.generation.target.config.config import TargetConfig
+from services.runtime.errors import FailedPrecondition, NotFound
+from services.runtime.process import Outage
+
+
+@dataclass(frozen=True, slots=True)
+class ServedHead:
+    """A head that is loaded. `name` and `publication_index` are None for a folder that was given directly."""
+
+    cid: str
+    folder: Path
+    name: str | None = None
+    publication_index: int | None = None
+
+    @property
+    def drafter(self) -> str:
+        """Its method's name in the engine."""
+        return f"eagle3/{self.cid}"
+
+    def answers(self, reference: str) -> bool:
+        """Whether `cidv1:sha256:…`, `name` or `name@sha256:<prefix>` can mean this head."""
+        name, _, digits = reference.partition("@sha256:")
+        return reference == self.cid or (name == self.name and self.cid.startswith(f"cidv1:sha256:{digits}"))
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedHead:
+    """A head that was asked for at start and not loaded; `reason` is what requests that name it are told."""
+
+    reference: str
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class HeadState:
+    """Heads in the order of preference, and what the ledger says about them.
+
+    `withdrawn` maps identifiers to reasons. `unfit` are pairs of head and adapter (None: the bare base) whose newest
+    k-score is below its threshold. `weak` are heads without a k-score that say of themselves that they are.
+    """
+
+    served: tuple[ServedHead, ...] = ()
+    refused: tuple[RefusedHead, ...] = ()
+    withdrawn: Mapping[str, str] = field(default_factory=dict)
+    unfit: frozenset[tuple[str, str | None]] = frozenset()
+    weak: frozenset[str] = frozenset()
+
+    @property
+    def all_below_threshold(self) -> bool:
+        return bool(self.served) and all(head.cid in self.weak for head in self.served)
+
+    def eligible(self, adapter_cid: str | None, *, above_threshold: bool) -> tuple[list[ServedHead], str | None]:
+        """The heads that may draft for this adapter, or why there is none, as receipts say it."""
+        found, reason = [], "no_head"
+        for head in self.served:
+            if head.cid in self.withdrawn:
+                reason = "head_withdrawn"
+            elif above_threshold and (head.cid, adapter_cid) in self.unfit:
+                reason = "head_needs_retraining"
+            else:
+                found.append(head)
+        return found, None if found else reason
+
+    def named(self, reference: str) -> ServedHead:
+        """The one head that a request names.
+
+        Raises NotFound; FailedPrecondition with the reason for which it is not served.
+        """
+        found = [head for head in self.served if head.answers(reference)]
+        if not found:
+            self._refuse(reference)
+        if len(found) > 1:
+            names = ", ".join(head.cid for head in found)
+            message = f"{reference!r} names several heads: {names}; write more digits"
+            raise FailedPrecondition(message, reason="AMBIGUOUS_REFERENCE", metadata={"candidates": names})
+        head = found[0]
+        if head.cid in self.withdrawn:
+            message = f"{head.cid} was withdrawn: {self.withdrawn[head.cid]}"
+            raise FailedPrecondition(message, reason="HEAD_WITHDRAWN", metadata={"head_cid": head.cid})
+        return head
+
+    def _refuse(self, reference: str) -> None:
+        for refused in self.refused:
+            if refused.reference == reference:
+                raise FailedPrecondition(f"{reference} is not served: {refused.message}", reason=refused.reason)
+        loaded = ", ".join(f"{head.name or head.folder} ({head.cid})" for head in self.served)
+        hint = f"loaded are {loaded}" if loaded else "no head is loaded here"
+        raise NotFound("eagle_head", reference, f"{hint}; leave spec_decode.eagle_head out for the base's own")
+
 
 _log = logging.getLogger(__name__)
+
+ReadEntries = Callable[[int], Awaitable[list[documents_pb2.Entry]]]
+"""Withdrawals and k-scores of the log from an index on."""
+
+
+class HeadBoard:
+    """The current state of the heads. On the event loop.
+
+    `known` is False until the ledger has answered once, because a head may have been withdrawn. Without any published
+    head it is True from the start.
+    """
+
+    def __init__(self, state: HeadState, read: ReadEntries, trusted: TrustedKeys, every: float) -> None:
+        self.state = state
+        self._read = read
+        self._trusted = trusted
+        self._every = every
+        self._position = 0
+        self.known = all(head.publication_index is None for head in state.served)
+
+    async def refresh(self) -> None:
+        """Ask the ledger once for new entries, if a head is served. Raises LedgerUnreachable."""
+        if not self.state.served:
+            return
+        for entry in await self._read(self._position):
+            self._take(entry)
+            self._position = entry.index + 1
+        self.known = True
+
+    async def follow(self) -> None:
+        """Ask every `every` seconds. Run it as a task; returns at once if no head is served."""
+        outage = Outage(_log, "ask the ledger for withdrawn heads", LedgerUnreachable)
+        while self.state.served:
+            with outage:
+                await self.refresh()
+            await asyncio.sleep(self._every)
+
+    def _take(self, entry: documents_pb2.Entry) -> None:
+        """A withdrawal counts whoever signed it: the log has accepted it, and not to use a head is always safe."""
+        try:
+            envelope = Envelope.from_bytes(entry.envelope)
+            document = read_document(envelope)
+            if isinstance(document, DraftHeadWithdrawal):
+                self._withdraw(document)
+            elif isinstance(document, KScore):
+                open_document(envelope, self._trusted)
+                self._score(document)
+        except LedgerError as error:
+            _log.warning("entry %d says nothing about heads that counts here: %s", entry.index, error)
+
+    def _withdraw(self, withdrawal: DraftHeadWithdrawal) -> None:
+        if any(head.cid == withdrawal.manifest_cid for head in self.state.served):
+            _log.error("the head %s was withdrawn: %s", withdrawal.manifest_cid, withdrawal.reason)
+        withdrawn = {**self.state.withdrawn, withdrawal.manifest_cid: withdrawal.reason}
+        self.state = replace(self.state, withdrawn=withdrawn)
+
+    def _score(self, score: KScore) -> None:
+        pair = (score.manifest_cid, score.adapter_cid)
+        rest = self.state.unfit - {pair}
+        unfit = rest | {pair} if score.status == NEEDS_RETRAINING else rest
+        self.state = replace(self.state, unfit=unfit, weak=self.state.weak - {score.manifest_cid})
+
 
 _COMING_SECONDS = 2.0
 """For a registry that was started together with this server."""
@@ -59,7 +211,7 @@ _REASONS: tuple[tuple[type[Exception], str], ...] = (
     (DataLoss, "HEAD_DAMAGED"),
     (HeadError, "HEAD_INVALID"),
     (HeadFolderInvalid, "HEAD_INVALID"),
-    (NotFound, "HEAD_NOT_FOUND"),
+    (NotInRegistry, "HEAD_NOT_FOUND"),
     (Unavailable, "REGISTRY_UNAVAILABLE"),
     (DeadlineExceeded, "REGISTRY_UNAVAILABLE"),
 )
@@ -126,7 +278,7 @@ def load_beside(folder: Path, base_cid: str, config: TargetConfig) -> LoadedHead
     return LoadedHeads((LoadedHead(served, head),))
 
 
-def says_weak(folder: Path) -> bool:
+def reports_low_acceptance(folder: Path) -> bool:
     """Whether a head's own `training.json` tells of a mean acceptance that needs retraining, over answers that it had
     not learned from. That stands until the log has a k-score of it; a head that tells nothing is not judged.
     """

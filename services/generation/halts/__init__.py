@@ -1,1 +1,0 @@
-"""Halted methods, and the operators who may resume them."""

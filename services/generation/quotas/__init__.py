@@ -1,1 +1,0 @@
-"""Quotas of tenants on a server: requests in flight, tokens a minute, bytes of content in the ledger."""

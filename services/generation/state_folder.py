@@ -1,0 +1,74 @@
+"""A server's folder, and files in it that are whole or not there, and still there after a power cut."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+_DRAFT = ".draft-"
+
+
+def write_durably(path: Path, data: bytes) -> None:
+    """Replace `path` (mode 0600, its folder made with 0700) at once; returns when the disk has it. Raises OSError."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    handle, draft = tempfile.mkstemp(dir=path.parent, prefix=_DRAFT)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(draft, path)
+    except BaseException:
+        Path(draft).unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+
+
+def remove_drafts(folder: Path) -> None:
+    """Removes files that crashes of `write_durably` have left half written. Call it while nobody writes."""
+    for draft in folder.glob(f"{_DRAFT}*"):
+        draft.unlink(missing_ok=True)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make what was created, renamed or removed in `folder` durable."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+class StateTaken(Exception):
+    """Every folder that this server might have is another one's."""
+
+    def __init__(self, folder: Path, replicas: int) -> None:
+        who = "another server has it" if replicas == 1 else f"{replicas} servers share it already"
+        super().__init__(f"--state-dir: {folder}: {who}; give this one its own, or share one by a larger --replicas")
+
+
+@contextmanager
+def state_folder(folder: Path, replicas: int) -> Iterator[Path]:
+    """The folder of this server: `folder` itself, or of several `replicas` the first numbered one in it that is free.
+
+    A replica that takes the place of another finds what that one left. The lock ends with the process, however it
+    ends. Raises StateTaken, OSError.
+    """
+    for candidate in (folder,) if replicas == 1 else (folder / str(number) for number in range(replicas)):
+        candidate.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(candidate / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            continue
+        try:
+            yield candidate
+        finally:
+            os.close(descriptor)
+        return
+    raise StateTaken(folder, replicas)

@@ -28,8 +28,8 @@ from benchmarks.machine import RESULTS, machine
 from benchmarks.real import STORAGES
 from benchmarks.specbench import measure as specbench
 from benchmarks.specbench.questions import OWN, QuestionsInvalid
-from services.generation.target.canonical.kernels.machine import this_machine
-from services.generation.target.folders.model_path import model_path
+from services.generation.target.kernels.machine import this_machine
+from services.generation.target.model_path import model_path
 
 MEASUREMENTS: dict[str, Callable[[argparse.Namespace], Any]] = {
     "linears": lambda _: linears.measure(),

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from rich.progress import track
 
 from services.generation.engine.text.tokenizer import Tokenizer
-from services.generation.target.folders.model_path import model_path
-from services.generation.target.loading import load_target
+from services.generation.target.cpu import load_target
+from services.generation.target.model_path import model_path
 from services.generation.target.rows import RowsBuilder
 from services.generation.target.target import Target
 

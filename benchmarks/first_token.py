@@ -22,7 +22,7 @@ def main(path: Path) -> dict[str, Any]:
     from services.generation.engine.events import Event
     from services.generation.engine.request import EngineRequest, SamplingParams
     from services.generation.preparation import load_model
-    from services.generation.target.loading import load_target
+    from services.generation.target.cpu import load_target
 
     model = load_model(path, load_target)
     core = EngineCore(

@@ -13,15 +13,15 @@ from gguf.quants import quantize
 from numpy.typing import NDArray
 from rich.progress import track
 
-from services.generation.target.canonical.kernels import compilation
-from services.generation.target.canonical.kernels.linear import linear
-from services.generation.target.canonical.kernels.machine import cpus
-from services.generation.target.canonical.kernels.records import PASS
-from services.generation.target.canonical.kernels.storages import PANEL
-from services.generation.target.canonical.program.matrices import linear_record, matrix_of
-from services.generation.target.canonical.program.memory import on_huge_pages
-from services.generation.target.canonical.program.team import team
 from services.generation.target.files.stored_tensor import LAYOUTS, StoredTensor
+from services.generation.target.kernels import compilation
+from services.generation.target.kernels.linear import linear
+from services.generation.target.kernels.machine import cpus
+from services.generation.target.kernels.records import PASS
+from services.generation.target.kernels.storages import PANEL
+from services.generation.target.program.buffers import on_huge_pages
+from services.generation.target.program.matrices import linear_record, matrix_of
+from services.generation.target.program.team import team
 
 Float32 = NDArray[np.float32]
 

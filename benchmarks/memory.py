@@ -14,7 +14,7 @@ from typing import Any
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.machine import resident
-from services.generation.target.loading import load_target
+from services.generation.target.cpu import load_target
 from services.generation.target.rows import RowsBuilder
 from services.generation.target.target import Target
 from services.generation.target.weights import open_weights

@@ -28,7 +28,7 @@ from benchmarks.machine import RESULTS, machine
 from benchmarks.real import in_storage
 from services.generation.drafting.rest import RestDrafter
 from services.generation.drafting.suffix import SuffixDrafter
-from services.generation.target.folders.model_path import model_path
+from services.generation.target.model_path import model_path
 from services.generation.target.rows import Rows
 from services.generation.target.target import PassOutput
 

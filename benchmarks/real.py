@@ -28,10 +28,9 @@ from services.generation.engine.cost import PassCost
 from services.generation.engine.events import Event
 from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.engine.text.tokenizer import Tokenizer
-from services.generation.target.cpu import CpuTarget
+from services.generation.target.cpu import CpuTarget, load_target
 from services.generation.target.files.stored_tensor import LAYOUTS
-from services.generation.target.folders.model_path import model_path
-from services.generation.target.loading import load_target
+from services.generation.target.model_path import model_path
 from services.generation.target.rows import RowsBuilder
 
 matplotlib.use("agg")

@@ -23,7 +23,7 @@ from benchmarks.machine import resident
 from services.datastores.builder import DatastoreBuilder
 from services.datastores.documents import Document, find_files, read_documents
 from services.datastores.tokenising import fast_tokenizer
-from services.generation.target.folders.identity import tokenizer_cid
+from services.generation.target.identity import tokenizer_cid
 
 if TYPE_CHECKING:
     from services.generation.drafting.retrieval.datastore import Datastore

@@ -29,10 +29,9 @@ from transformers import (
 )
 
 from benchmarks.real import passes
-from services.generation.target.canonical.kernels.compilation import CACHE as KERNELS
-from services.generation.target.cpu import CpuTarget
-from services.generation.target.folders.model_path import model_path
-from services.generation.target.loading import load_target
+from services.generation.target.cpu import CpuTarget, load_target
+from services.generation.target.kernels.compilation import CACHE as KERNELS
+from services.generation.target.model_path import model_path
 
 SHAPES: Mapping[str, tuple[type[PreTrainedModel], PretrainedConfig]] = {
     "Qwen2.5-0.5B": (

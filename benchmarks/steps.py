@@ -23,7 +23,7 @@ from services.generation.engine.sampling.race import Row
 from services.generation.engine.sampling.sampler import Sampler, logprobs_of
 from services.generation.engine.text.tokenizer import Tokenizer
 from services.generation.engine.tree import TokenTree
-from services.generation.target.folders.model_path import model_path
+from services.generation.target.model_path import model_path
 from services.generation.verification import Record, Verifier
 from services.generation.warm_up import warm_up_sampling
 

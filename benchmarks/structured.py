@@ -33,7 +33,7 @@ from services.generation.engine.events import Event, Finished, Outcome
 from services.generation.engine.request import EngineRequest, Grammar, InvalidRequest, SamplingParams, StructuredOutputs
 from services.generation.engine.sampling.processors import GrammarMask
 from services.generation.engine.text.grammar_compiler import GrammarCompiler
-from services.generation.target.folders.model_path import model_path
+from services.generation.target.model_path import model_path
 
 Schema = dict[str, Any]
 

@@ -63,7 +63,7 @@ def own_environment() -> Iterator[None]:
 def smollm2() -> Path:
     """The published model; skips where its package is not installed."""
     from services.generation.target.errors import ModelNotFound
-    from services.generation.target.folders.model_path import model_path
+    from services.generation.target.model_path import model_path
 
     try:
         return model_path("smollm2")

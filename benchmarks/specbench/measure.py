@@ -19,7 +19,7 @@ from benchmarks.specbench.questions import OWN, Question, first, lengthened, loa
 from services.generation.drafting.methods import METHODS
 from services.generation.engine.core import EngineSettings
 from services.generation.requests.heads import reports_low_acceptance
-from services.generation.target.folders.model_path import model_path
+from services.generation.target.model_path import model_path
 
 _DEMO = Path(__file__).parents[2] / "demo" / "smollm2"
 HEAD, STORE = _DEMO / "head", _DEMO / "store"

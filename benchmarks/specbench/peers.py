@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from benchmarks.engines import Contender, Run
 from services.generation.engine.text.tokenizer import Tokenizer
-from services.generation.target.canonical.kernels.machine import cpus
+from services.generation.target.kernels.machine import cpus
 
 LONGEST = 8192
 """Tokens of context."""

@@ -27,9 +27,9 @@ from services.cli.jobs.running.supervisor import Supervisor
 from services.cli.terminal.output import counted
 from services.cli.views.log.log_report import report_view
 from services.client import LedgerClient, ModelInfo, Runtime, SamplingParams
-from services.generation.target.canonical.kernels.compilation import kernels_are_compiled
 from services.generation.target.errors import ModelNotFound
-from services.generation.target.folders.model_path import model_path
+from services.generation.target.kernels.compilation import kernels_are_compiled
+from services.generation.target.model_path import model_path
 from services.generation.target.without_torch import spare_torch
 
 _TEMPERATURES = (0.0, 0.7)

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from services.generation.engine.text.tokenizer import Tokenizer
-from services.generation.target.folders.model_path import model_path
+from services.generation.target.model_path import model_path
 from services.training.answering import AnswerFile
 
 

@@ -10,7 +10,7 @@ from pydantic import Field, SecretStr, field_validator
 from ledger.documents.audit_policy import LONGEST_PROMISE_SECONDS
 from services.auditor.engine_plan import EnginePlan
 from services.auditor.schedule.database import sqlite_url
-from services.generation.target.folders.beside import MODEL, NAMED_ADAPTER
+from services.generation.target.beside import MODEL, NAMED_ADAPTER
 from services.runtime.settings.setting_kind import Adapter, Target
 from services.runtime.settings.settings import Address, RpcServerSettings, settings_config
 

@@ -23,7 +23,7 @@ from services.datastores.shard_writer import ShardWriter
 from services.datastores.tokenising import Tokenising
 from services.generation.drafting.retrieval.input_layer import Embedding, Float32, InputLayer
 from services.generation.drafting.retrieval.manifest import NAME, Blob, DatastoreError, Manifest
-from services.generation.target.folders.identity import base_cid
+from services.generation.target.identity import base_cid
 
 FLAT_UP_TO = 50_000
 HNSW_UP_TO = 2_000_000

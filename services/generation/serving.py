@@ -34,8 +34,8 @@ from services.generation.requests.quotas import StoredBytes, TenantQuotas
 from services.generation.requests.resolution import Identity, Resolver, Rules
 from services.generation.settings import GenerationSettings
 from services.generation.state_folder import StateTaken, state_folder
-from services.generation.target.config.capacity import feature_bytes
-from services.generation.target.loading import load_target
+from services.generation.target.config.config import feature_bytes
+from services.generation.target.cpu import load_target
 from services.generation.target.target import LoadTarget
 from services.runtime.lifecycle import serve
 from services.runtime.process import CannotStart

@@ -10,14 +10,14 @@ from typing import Annotated, Literal, Self
 from pydantic import ByteSize, Field, field_validator, model_validator
 
 from services.generation.requests.quotas import Quota, read_quotas
-from services.generation.target.folders.beside import (
+from services.generation.target.beside import (
     IF_FOLDER_A_HEAD,
     MODEL,
     NAMED_ADAPTER,
     NAMED_STORE,
     STORE,
 )
-from services.generation.target.folders.model_path import name_of
+from services.generation.target.model_path import name_of
 from services.runtime.settings.setting_kind import Adapter, Kind, Target
 from services.runtime.settings.settings import Address, RpcServerSettings, Size, settings_config
 

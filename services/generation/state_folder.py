@@ -72,3 +72,22 @@ def state_folder(folder: Path, replicas: int) -> Iterator[Path]:
             os.close(descriptor)
         return
     raise StateTaken(folder, replicas)
+
+
+@contextmanager
+def one_at_a_time(folder: Path) -> Iterator[None]:
+    """In this block no other process is in one of the same folder; a process that dies in it lets the next one in.
+
+    Where the folder cannot be written to nobody waits: there is nothing to leave.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        handle = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError:
+        yield
+        return
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)

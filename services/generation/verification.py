@@ -19,8 +19,8 @@ from services.generation.engine.sequence import TokenDecoder
 from services.generation.engine.text.grammar_compiler import GrammarCompiler
 from services.generation.engine.text.tokenizer import Tokenizer
 from services.generation.engine.tree import TokenTree
-from services.generation.target.loading import load_target
-from services.generation.target.probing.probe import KeptProbes, NumericsProfile, measure_profile
+from services.generation.target.cpu import load_target
+from services.generation.target.probe import KeptProbes, NumericsProfile, measure_profile
 from services.generation.target.target import Target
 
 

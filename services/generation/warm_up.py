@@ -31,9 +31,9 @@ def compile_everything() -> None:
     Raises:
         TargetError: this CPU lacks fused multiply-add.
     """
-    from services.generation.target.canonical.kernels.attention.layout import CACHED
-    from services.generation.target.canonical.kernels.compilation import compile_ahead, module_names
-    from services.generation.target.canonical.kernels.storages import STORAGES
+    from services.generation.target.kernels.attention.layout import CACHED
+    from services.generation.target.kernels.compilation import compile_ahead, module_names
+    from services.generation.target.kernels.storages import STORAGES
 
     wanted = (
         module_names(list(STORAGES), cached, arithmetic) for cached in CACHED for arithmetic in ("float32", "int8")

@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from services.generation.drafting.eagle3.loading import load_head
-from services.generation.target.loading import load_target
+from services.generation.target.cpu import load_target
 from services.generation.target.target import Target
 from services.training.answering import Streams
 from services.training.devices import Devices

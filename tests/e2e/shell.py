@@ -20,7 +20,7 @@ from types import MappingProxyType
 from services.cli.jobs.initial_folder import PORTS
 from services.cli.jobs.running.local_services import Addresses
 from services.cli.main import app
-from services.generation.target.folders.model_path import model_path
+from services.generation.target.model_path import model_path
 from tests.documented import ROOT
 from tests.e2e.command import PATIENCE, Kolm, until, up
 

@@ -1,6 +1,6 @@
 """A receipt is replayed by code for another kind of CPU than the one that made it: the same profile, the same bits.
 
-The bits of every kind of CPU are compared in `tests/unit/generation/target/canonical/kernels/test_instruction_sets.py`.
+The bits of every kind of CPU are compared in `tests/unit/generation/target/kernels/test_instruction_sets.py`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from services.generation.target.canonical.kernels.machine import RESTRICTION
+from services.generation.target.kernels.machine import RESTRICTION
 from tests.e2e.command import Kolm, local_services, running, until
 
 PROMPT = "The same bits on every machine"

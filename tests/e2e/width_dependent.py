@@ -14,7 +14,7 @@ from typing import Any
 
 from services.generation.serving import main
 from services.generation.settings import GenerationSettings
-from services.generation.target.loading import load_target
+from services.generation.target.cpu import load_target
 from services.generation.target.rows import Rows
 from services.generation.target.target import PassOutput, Target
 from services.generation.warm_up import compile_beside

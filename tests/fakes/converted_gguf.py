@@ -24,7 +24,7 @@ _ARCHITECTURES = {
     "gemma3_text": MODEL_ARCH.GEMMA3, "qwen3_moe": MODEL_ARCH.QWEN3MOE, "mixtral": MODEL_ARCH.LLAMA,
     "gpt_oss": MODEL_ARCH.GPT_OSS, "llama4_text": MODEL_ARCH.LLAMA4, "gemma4_text": MODEL_ARCH.GEMMA4,
 }  # fmt: skip
-_PERMUTED = ("smollm3", "mixtral")  # whose rows of q and k are put in the order of a rotation of neighbours
+_PERMUTED = ("smollm3", "mixtral")  # whose rows of q and k are put in the order of an interleaved rotation
 
 
 def convert(

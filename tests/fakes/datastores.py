@@ -13,7 +13,7 @@ from tokenizers import Tokenizer as FastTokenizer
 from services.datastores.builder import BuildParameters, DatastoreBuilder
 from services.datastores.documents import Document
 from services.generation.drafting.retrieval.datastore import Datastore
-from services.generation.target.folders.identity import tokenizer_cid
+from services.generation.target.identity import tokenizer_cid
 from tests.fakes.tiny_model import make_tiny_model
 
 _FOLDER = Path(tempfile.mkdtemp(prefix="kolm-test-base-"))

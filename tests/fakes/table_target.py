@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from services.generation.target.blocks import BLOCK, BlockPool
 from services.generation.target.config.config import TargetConfig
-from services.generation.target.config.rope import STILL
+from services.generation.target.config.rope import NO_ROTATION
 from services.generation.target.rows import Rows
 from services.generation.target.target import KernelReport, PassOutput
 
@@ -26,7 +26,7 @@ class TableTarget:
         self.config = TargetConfig(
             architecture="table", vocab_size=vocab, hidden_size=1, intermediate_size=1, layers=1, heads=1, kv_heads=1,
             head_dim=2, norm_epsilon=1e-6, context_length=context, tied_embeddings=True, attention_bias=False,
-            output_bias=False, mlp_bias=False, head_norms=False, windows=(0,), rotations=(STILL,),
+            output_bias=False, mlp_bias=False, head_norms=False, windows=(0,), rotations=(NO_ROTATION,),
             query_scale=1.0, eos_token_ids=eos,
         )  # fmt: skip
         self.blocks = BlockPool(4 * context // BLOCK)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from services.generation.target.loading import load_target
+from services.generation.target.cpu import load_target
 from services.generation.target.rows import Rows
 from services.generation.target.target import Float32, KernelReport, PassOutput, Target
 

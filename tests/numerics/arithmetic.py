@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from services.generation.target.config.layer_choices import Temperature
+from services.generation.target.families import Temperature
 from services.generation.target.files.stored_tensor import StoredTensor
 
 Float32 = NDArray[np.float32]
@@ -28,7 +28,7 @@ class Heads:
     values: Float32
     norms: tuple[Float32, Float32] | None = None
     epsilon: float = 1e-5
-    neighbours: bool = False  # they turn by neighbours, not by halves
+    interleaved: bool = False  # as of `Rotation`
     temperature: Temperature | None = None
     value_norms: bool = False  # values are normalised, without weights
 

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from services.generation.target.canonical.kernels import compilation
-from services.generation.target.canonical.kernels.records import PASS, record_of
+from services.generation.target.kernels import compilation
+from services.generation.target.kernels.records import PASS, record_of
 
 Int64 = NDArray[np.int64]
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from services.generation.target.canonical.kernels.machine import this_machine
 from services.generation.target.config.config import read_config
 from services.generation.target.cpu import CpuTarget
+from services.generation.target.kernels.machine import this_machine
 from services.generation.target.rows import RowsBuilder
 from services.generation.target.weights import open_weights
 from tests.numerics.bits import assert_same_bits

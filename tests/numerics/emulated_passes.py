@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from services.generation.target.canonical.kernels import compilation
-from services.generation.target.canonical.program.team import Passes, Team
 from services.generation.target.cpu import CpuTarget
+from services.generation.target.kernels import compilation
+from services.generation.target.program.team import Passes, Team
 from services.generation.target.rows import Rows
 from tests.numerics.emulator import Emulator
 from tests.numerics.image import Image

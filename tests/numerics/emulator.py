@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from services.generation.target.canonical.kernels import compilation
-from services.generation.target.canonical.kernels.machine import MACHINES
+from services.generation.target.kernels import compilation
+from services.generation.target.kernels.machine import MACHINES
 from tests.numerics.call import Call
 from tests.numerics.image import Image
 

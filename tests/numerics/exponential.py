@@ -9,10 +9,10 @@ import llvmlite.binding as llvm
 import numpy as np
 from llvmlite import ir
 
-from services.generation.target.canonical.kernels import compilation
-from services.generation.target.canonical.kernels.code import F32, I64, POINTER, Code
-from services.generation.target.canonical.kernels.machine import this_machine
-from services.generation.target.canonical.kernels.row_operations import exponential
+from services.generation.target.kernels import compilation
+from services.generation.target.kernels.code import F32, I64, POINTER, Code
+from services.generation.target.kernels.machine import this_machine
+from services.generation.target.kernels.row_operations import exponential
 from tests.numerics.arithmetic import Float32
 
 

@@ -14,14 +14,14 @@ from numpy.typing import NDArray
 
 from services.generation.target.adapters import Adapter, AdapterIdentity, LowRank
 from services.generation.target.blocks import BLOCK
-from services.generation.target.canonical.kernels.attention import layout
-from services.generation.target.canonical.kernels.linear import linear
-from services.generation.target.canonical.kernels.records import count_of
-from services.generation.target.canonical.kernels.storages import GROUP, PANEL, padded
-from services.generation.target.canonical.program.matrices import AdapterUpdates, matrix_of
 from services.generation.target.config.layer_specs import ModuleSpec
+from services.generation.target.config.rope import query_scales, rotations
 from services.generation.target.files.stored_tensor import StoredTensor
-from services.generation.target.rotations import query_scales, rotations
+from services.generation.target.kernels.attention import layout
+from services.generation.target.kernels.linear import linear
+from services.generation.target.kernels.records import count_of
+from services.generation.target.kernels.storages import GROUP, PANEL, padded
+from services.generation.target.program.matrices import AdapterUpdates, matrix_of
 from services.generation.target.sizes import MOST_RANK
 from tests.numerics.arithmetic import Float32, Heads, Int64
 from tests.numerics.call import Call, Run, run_here
@@ -187,7 +187,7 @@ class KernelArithmetic:
             "qkv": qkv, "qkv_stride": qkv.strides[0], "heads": count, "kv_heads": kv_heads, "dim": dim, "padded": wide,
             "cosines": cosines, "sines": sines, "turned": cosines.shape[1], "epsilon": heads.epsilon,
             "scales": query_scales(dim**-0.5, heads.temperature, int(positions.max()) + 1),
-            "neighbours": int(heads.neighbours), "queries": queries, "keys": cache.keys, "values": cache.values,
+            "interleaved": int(heads.interleaved), "queries": queries, "keys": cache.keys, "values": cache.values,
         }  # fmt: skip
         if heads.value_norms:
             fields["value_norm"] = np.ones(dim, np.float32)
@@ -215,17 +215,17 @@ class KernelArithmetic:
         cache.write(branches, keys[on_branch], values[on_branch])
         seen = np.arange(length) < runs.max()  # what only branches hold is not in the table
         cache.write(shared[seen], keys[seen], values[seen])
-        wide, sharing = padded(dim, layout.LANES), heads // kv_heads
+        wide, group_size = padded(dim, layout.LANES), heads // kv_heads
         padded_queries = unwritten(rows, heads, wide)
         padded_queries[:, :, :dim] = queries
         mixed = unwritten(rows, padded(heads * dim, PANEL))
         blocks = -(-(int(positions.max()) + 1) // BLOCK)  # that a row sees at most
         fields = {
-            **self._scratch(layout.scratch_bytes(sharing, wide)), "queries": padded_queries, "heads": heads,
+            **self._scratch(layout.scratch_bytes(group_size, wide)), "queries": padded_queries, "heads": heads,
             "kv_heads": kv_heads, "dim": dim, "padded": wide, "keys": cache.keys, "values": cache.values,
             "window": window, "chunk": chunk, "cap": cap, "sinks": 0 if sinks is None else sinks.copy(), "mixed": mixed,
             "mixed_stride": mixed.strides[0],
-            "partial": np.zeros(rows * kv_heads * blocks * sharing * layout.result_bytes(wide), np.uint8),
+            "partial": np.zeros(rows * kv_heads * blocks * group_size * layout.result_bytes(wide), np.uint8),
             "blocks": blocks,
         }  # fmt: skip
         passed = {

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from services.generation.target.config.rope import query_scales
 from services.generation.target.files.stored_tensor import StoredTensor
-from services.generation.target.reference import attention, integers, model, operations
-from services.generation.target.rotations import query_scales
+from services.generation.target.reference import integers, model, operations
 from tests.numerics.arithmetic import Float32, Heads, Int64
 
 
@@ -63,23 +63,23 @@ class ReferenceArithmetic:
                 operations.rms_norm(v, weight, np.float32(heads.epsilon))
                 for v, weight in zip((queries, keys), heads.norms, strict=True)
             )
-        tables = attention.cosines_and_sines(positions, frequencies, factor)
+        tables = operations.cosines_and_sines(positions, frequencies, factor)
         cosine, sine = (table[:, None] for table in tables)
         scales = query_scales(queries.shape[-1] ** -0.5, heads.temperature, int(positions.max()) + 1)[positions]
         with np.errstate(all="ignore"):
-            queries = attention.rotate(queries, cosine, sine, heads.neighbours) * scales[:, None, None]
-        keys = attention.rotate(keys, cosine, sine, heads.neighbours)
+            queries = operations.rotate(queries, cosine, sine, heads.interleaved) * scales[:, None, None]
+        keys = operations.rotate(keys, cosine, sine, heads.interleaved)
         values = heads.values
         if heads.value_norms:
             values = operations.rms_norm(values, np.ones(values.shape[-1], np.float32), np.float32(heads.epsilon))
-        return queries, attention.cached(keys, cache_dtype), attention.cached(values, cache_dtype)
+        return queries, operations.cached(keys, cache_dtype), operations.cached(values, cache_dtype)
 
     def attention(
         self, queries: Float32, keys: Float32, values: Float32, positions: Int64, window: int, cache_dtype: str,
         cap: float = 0.0, sinks: Float32 | None = None, chunk: int = 0,
     ) -> Float32:  # fmt: skip
         rows = [
-            attention.attention(
+            operations.attention(
                 query, keys[: position + 1], values[: position + 1], window, np.float32(cap), sinks, chunk
             )
             for query, position in zip(queries, positions, strict=True)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from services.generation.target.config.layer_choices import Temperature
+from services.generation.target.families import Temperature
 from services.generation.target.files.stored_tensor import StoredTensor
 from tests.numerics.arithmetic import Arithmetic, Float32, Heads
 from tests.numerics.bits import assert_same_bits
@@ -110,9 +110,9 @@ def rotation(arithmetic: Arithmetic, case: Case, turns: int = 1) -> Outcome:
     queries, keys, values = (np.concatenate([values_of(case[name])] * turns) for name in ("queries", "keys", "values"))
     norms = (values_of(case["query_norm"]), values_of(case["key_norm"])) if "query_norm" in case else None
     temperature = Temperature(**case["temperature"]) if "temperature" in case else None
-    neighbours = case.get("neighbours", False)
+    interleaved = case.get("interleaved", False)
     value_norms = case.get("value_norms", False)
-    heads = Heads(queries, keys, values, norms, case.get("epsilon", 1e-5), neighbours, temperature, value_norms)
+    heads = Heads(queries, keys, values, norms, case.get("epsilon", 1e-5), interleaved, temperature, value_norms)
     positions = np.array(case["positions"] * turns, np.int64)
     frequencies = values_of(case["frequencies"]).tolist()
     found = arithmetic.rotation(heads, positions, frequencies, case["attention_factor"], case["cache_dtype"])

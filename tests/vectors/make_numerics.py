@@ -168,7 +168,7 @@ def rotation() -> Iterator[Case]:
         if number >= 2:
             case |= {name: array(drawn(random, dim)) for name in ("query_norm", "key_norm")} | {"epsilon": 1e-6}
         yield case
-    for turned, more in ((42, {"neighbours": True}), (0, {"temperature": {"floor": 64, "scale": 0.1}})):
+    for turned, more in ((42, {"interleaved": True}), (0, {"temperature": {"floor": 64, "scale": 0.1}})):
         frequencies, factor = rotary({"rope_theta": 5e5}, turned, 8192)
         yield {
             "parameters": {"rope_theta": 5e5}, "frequencies": array(np.array(frequencies, np.float32)),

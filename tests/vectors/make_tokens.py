@@ -19,7 +19,7 @@ from typing import Any
 from tokenizers import Tokenizer, models, normalizers, trainers
 
 from services.generation.target.files.gguf_file import GgufFile
-from services.generation.target.folders.model_path import model_path
+from services.generation.target.model_path import model_path
 from tests.fakes.tiny_gguf import write_gguf
 
 HERE = Path(__file__).parent

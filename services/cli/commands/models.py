@@ -35,7 +35,7 @@ def list_(
         raise UsageError("--context-length: is that of one model; name it")
     from services.cli.terminal.output import answer
     from services.cli.views.models import models_json, models_view
-    from services.generation.target.folders.model_path import named_models
+    from services.generation.target.model_path import named_models
 
     found = named_models()
     answer(json, lambda: models_json(found), lambda: models_view(found))

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from services.cli.failures.exits import Failed
 from services.generation.engine.numba_cache import compile_log
-from services.generation.target.canonical.kernels.compilation import cache_folder
 from services.generation.target.errors import TargetError
+from services.generation.target.kernels.compilation import cache_folder
 from services.generation.warm_up import compile_everything
 
 

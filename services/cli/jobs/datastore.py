@@ -15,7 +15,7 @@ from services.datastores.documents import CorpusInvalid, find_files, read_docume
 from services.datastores.tokenising import fast_tokenizer
 from services.generation.drafting.retrieval.manifest import Manifest, StoreInvalid, StoreMismatch
 from services.generation.target.errors import TargetError
-from services.generation.target.folders.identity import tokenizer_cid
+from services.generation.target.identity import tokenizer_cid
 
 
 @contextmanager

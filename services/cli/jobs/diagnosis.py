@@ -16,11 +16,11 @@ from rich.status import Status
 from services.cli.failures.exits import Failed, UsageError
 from services.cli.terminal.output import talk
 from services.generation.engine.text.tokenizer import Tokenizer
-from services.generation.target.canonical.kernels.machine import cpus
+from services.generation.target.calibration import time_passes
+from services.generation.target.cpu import load_target
 from services.generation.target.errors import TargetError
-from services.generation.target.loading import load_target
-from services.generation.target.probing.calibration import time_passes
-from services.generation.target.probing.probe import NumericsProfile, measure_profile
+from services.generation.target.kernels.machine import cpus
+from services.generation.target.probe import NumericsProfile, measure_profile
 from services.generation.target.target import Target
 
 T = TypeVar("T")

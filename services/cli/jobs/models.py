@@ -11,14 +11,13 @@ from pathlib import Path
 from services.cli.failures.exits import UsageError
 from services.generation.engine.text.tokenizer import Tokenizer
 from services.generation.target.blocks import BLOCK
-from services.generation.target.config.capacity import block_bytes, bounded
-from services.generation.target.config.config import read_config
+from services.generation.target.config.config import block_bytes, bounded, read_config
 from services.generation.target.cpu import ARITHMETIC
 from services.generation.target.errors import TargetError, about
 from services.generation.target.files.gguf_file import is_gguf
 from services.generation.target.files.safetensors import weight_files
-from services.generation.target.folders.identity import base_cid, tokenizer_cid
-from services.generation.target.folders.model_path import models_folder, named_models, packaged
+from services.generation.target.identity import base_cid, tokenizer_cid
+from services.generation.target.model_path import models_folder, named_models, packaged
 from services.generation.target.weights import checked_weights
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")

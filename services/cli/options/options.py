@@ -26,7 +26,7 @@ def found_model(context: typer.Context, param: typer.CallbackParam, named: Path 
     if named is None:
         return None
     from services.generation.target.errors import ModelNotFound
-    from services.generation.target.folders.model_path import imported, model_path
+    from services.generation.target.model_path import imported, model_path
 
     name = param.opts[0] if param.opts[0].startswith("-") else param.opts[0].upper()
     try:

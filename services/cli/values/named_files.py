@@ -7,7 +7,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 
 from services.cli.failures.exits import UsageError
-from services.generation.target.folders.folder_kinds import ADAPTER, FolderKind
+from services.generation.target.model_path import ADAPTER_FOLDER, FolderKind
 
 
 def expect_files(flag: str, paths: Iterable[Path], expected: str) -> None:
@@ -41,7 +41,7 @@ def named_adapters(settings: Iterable[str]) -> dict[str, Path]:
         name, _, folder = setting.partition("=")
         if not (name and folder):
             raise UsageError(f"--adapter: expected NAME=DIR of an adapter in peft's layout, got {setting}")
-        expect_folder("--adapter", Path(folder), ADAPTER)
+        expect_folder("--adapter", Path(folder), ADAPTER_FOLDER)
         found[name] = Path(folder)
     return found
 

@@ -15,7 +15,7 @@ from services.client.registry.registry import Head
 
 if TYPE_CHECKING:
     from services.cli.jobs.models import ModelDescription
-    from services.generation.target.folders.model_path import NamedModel
+    from services.generation.target.model_path import NamedModel
 
 
 def models_json(models: Iterable[NamedModel]) -> list[dict[str, Any]]:

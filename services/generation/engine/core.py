@@ -19,8 +19,8 @@ from services.generation.engine.speculation import Speculation
 from services.generation.engine.tree import TokenTree, walk
 from services.generation.engine.waiting import WaitingQueue
 from services.generation.target.blocks import blocks_for, slot_of
-from services.generation.target.canonical.program.team import team
 from services.generation.target.errors import CacheFull
+from services.generation.target.program.team import team
 from services.generation.target.rows import RowsBuilder
 from services.generation.target.target import PassOutput, Target
 

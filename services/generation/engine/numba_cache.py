@@ -17,8 +17,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
 
-from services.generation.target.canonical.kernels.compilation import cache_folder, is_writable
-from services.generation.target.one_at_a_time import one_at_a_time
+from services.generation.state_folder import one_at_a_time
+from services.generation.target.kernels.compilation import cache_folder, is_writable
 
 _log = logging.getLogger(__name__)
 

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from ledger.encoding.cid import cid_of_json
 from services.generation.target.config.config import TargetConfig
+from services.generation.target.config.config_document import read_json_object
 from services.generation.target.errors import AdapterInvalid, AdapterUnsupported, ModelNotFound, WeightsInvalid
-from services.generation.target.files.json_object import read_json_object
 from services.generation.target.files.safetensors import FLOATS, Part, floats, read_parts
 from services.generation.target.sizes import MOST_RANK
 from services.generation.target.weights import expected_shapes

@@ -4,33 +4,32 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from services.generation.target.adapters import Adapter
+from services.generation.target.adapters import Adapter, read_adapter
 from services.generation.target.blocks import BLOCK, BlockPool
-from services.generation.target.canonical.int8 import check_int8
-from services.generation.target.canonical.kernel_probe import blocks_to_probe, probe_kernels
-from services.generation.target.canonical.kernels import compilation
-from services.generation.target.canonical.kernels.attention.layout import CACHED, Cached
-from services.generation.target.canonical.kernels.machine import cpus
-from services.generation.target.canonical.kernels.storages import PANEL, padded
-from services.generation.target.canonical.program.buffers import Buffers
-from services.generation.target.canonical.program.cache import Cache
-from services.generation.target.canonical.program.layer import load_layer
-from services.generation.target.canonical.program.layer_inputs import LayerInputsTable
-from services.generation.target.canonical.program.matrices import matrix_of, vector
-from services.generation.target.canonical.program.memory import ReusedMemory
-from services.generation.target.canonical.program.program import EmbeddingTable, Parts, Program
-from services.generation.target.canonical.program.team import Passes, team
-from services.generation.target.config.config import TargetConfig
+from services.generation.target.config.config import TargetConfig, bounded, cache_blocks, read_config
 from services.generation.target.config.layer_specs import EMBEDDING, HEAD, NORM, layer_specs
-from services.generation.target.rotations import query_scales, rotations
+from services.generation.target.config.rope import query_scales, rotations
+from services.generation.target.errors import TargetError
+from services.generation.target.identity import base_cid, tokenizer_cid
+from services.generation.target.kernels import compilation
+from services.generation.target.kernels.attention.layout import CACHED, Cached
+from services.generation.target.kernels.machine import cpus
+from services.generation.target.kernels.storages import PANEL, padded
+from services.generation.target.program.buffers import Buffers, Cache, ReusedMemory
+from services.generation.target.program.kernel_probe import blocks_to_probe, probe_kernels
+from services.generation.target.program.layer import load_layer
+from services.generation.target.program.matrices import matrix_of, vector
+from services.generation.target.program.program import EmbeddingTable, LayerInputsTable, ModelWeights, Program
+from services.generation.target.program.team import Passes, team
 from services.generation.target.rows import Rows
 from services.generation.target.target import Float32, KernelReport, PassOutput
-from services.generation.target.weights import Weights
+from services.generation.target.weights import Weights, check_int8, checked_weights
 
 ARITHMETIC = "kolm-arithmetic/1"
 MOST_ROWS = 256  # of a pass; more go through in several, earlier rows first
@@ -114,7 +113,7 @@ class CpuTarget:
         program = self._program(feature_layers, rows.adapter_slots is not None)
         logits = self._logits.take(wanted, padded(config.vocab_size, PANEL))
         features = np.empty((count, len(feature_layers) * config.hidden_size), np.float32)
-        program.give(logits, features)
+        program.bind_outputs(logits, features)
         self._passes.run(program.records, rows)
         return PassOutput(logits[:, : config.vocab_size], features)
 
@@ -149,7 +148,7 @@ class CpuTarget:
 def _load(
     config: TargetConfig, weights: Weights, cache_blocks: int, adapters: Sequence[Adapter], cached: Cached,
     arithmetic: str,
-) -> Parts:  # fmt: skip
+) -> ModelWeights:  # fmt: skip
     """Read, check and pack the weights; make an empty cache."""
     read = weights.tensor
     embedding = matrix_of(read(EMBEDDING))
@@ -158,7 +157,7 @@ def _load(
     specs = layer_specs(config)
     tempers = {each: query_scales(*each, context) for each in {(spec.scale, spec.temperature) for spec in specs}}
     scales = [tempers[spec.scale, spec.temperature] for spec in specs]
-    return Parts(
+    return ModelWeights(
         config=config,
         layers=[load_layer(spec, number, adapters, read, config.norm_offset) for number, spec in enumerate(specs)],
         embedding=embedding,
@@ -168,3 +167,56 @@ def _load(
         arithmetic=arithmetic,
         inputs=LayerInputsTable.load(read) if config.layer_inputs else None,
     )
+
+
+_ITEM_BYTES = {"float32": 4, "bfloat16": 2}
+
+
+def load_target(
+    directory: Path,
+    *,
+    context_length: int | None = None,
+    cache_tokens: int | None = None,
+    cache_bytes: int | None = None,
+    adapters: Mapping[str, Path] | None = None,
+    cache_dtype: str | None = None,
+    arithmetic: str | None = None,
+    threads: int | None = None,
+) -> CpuTarget:
+    """Load a transformers model directory (config.json, safetensors, tokenizer.json).
+
+    Args:
+        directory: the model.
+        context_length: tokens that a sequence may have; by default the model's own, at most 8,192.
+        cache_tokens: tokens that the key/value cache holds over all sequences, one that needs not hold a context.
+        cache_bytes: the same by its size, an eighth of it for features (`capacity`); by default 1 GiB, at least one
+            whole context and at most 64 of them. Memory is touched only as it is used.
+        adapters: LoRA adapters in peft's layout, directories by name.
+        cache_dtype: what keys and values are kept in, `float32` (the default) or `bfloat16`.
+        arithmetic: of linear layers with quantised weights, `float32` (the default) or `int8`.
+        threads: of a pass; by default as many as there are CPUs.
+
+    Raises:
+        TargetError: see `services.generation.target.errors`; the message names the file and the field.
+    """
+    config = bounded(read_config(directory), context_length)
+    cached = cache_dtype or "float32"
+    blocks = cache_blocks(config, _ITEM_BYTES[cached], tokens=cache_tokens, size=cache_bytes)
+    cids = base_cid(directory), tokenizer_cid(directory)
+    loaded = _read_adapters(adapters or {}, config, directory, cids[0])
+    return CpuTarget(
+        config, checked_weights(directory, config), blocks, *cids, loaded, threads=threads, cache_dtype=cached,
+        arithmetic=arithmetic or "float32",
+    )  # fmt: skip
+
+
+def _read_adapters(
+    adapters: Mapping[str, Path], base: TargetConfig, base_directory: Path, base_cid: str
+) -> list[Adapter]:
+    read = []
+    for name, directory in adapters.items():
+        try:
+            read.append(read_adapter(name, directory, base, base_directory, base_cid))
+        except TargetError as error:
+            raise type(error)(f"adapter {name}: {error}") from error
+    return read

@@ -71,7 +71,7 @@ class Family:
     architecture: str  # in config.json
     multimodal: str = ""  # the same of checkpoints of which this is the part for text
     gguf_name: str = ""  # general.architecture of a GGUF file; empty where those are not read
-    gguf_interleaved: bool = False  # rows of q and k stand there for a rotation of neighbours, not of halves
+    gguf_interleaved: bool = False  # rows of q and k stand there for an interleaved rotation
     qkv_bias: bool = (
         False  # q, k and v always have biases and o never; otherwise attention_bias of the configuration says
     )
@@ -93,7 +93,7 @@ class Family:
     beside: BesideNames | None = None  # experts stand beside MLPs
     shared_expert: bool = False  # beside those that are chosen
     mlp: str = "mlp"  # the module that holds gate, up and down
-    neighbours: bool = False  # heads turn by neighbours, not by halves
+    interleaved: bool = False  # RoPE turns elements 2i and 2i + 1, not i and i + n
     unit_head_norms: bool = False  # use_qk_norm counts: norms of heads that turn, with weights of 1
     chunks: bool = False  # attention_chunk_size counts
     tempered: bool = False  # attn_temperature_tuning counts, in layers without rotary position embeddings
@@ -321,7 +321,7 @@ LLAMA4 = Family(
     sigmoid_router=True,
     shared_expert=True,
     mlp="feed_forward",
-    neighbours=True,
+    interleaved=True,
     unit_head_norms=True,
     chunks=True,
     tempered=True,
@@ -350,3 +350,21 @@ BY_ARCHITECTURE: Mapping[str, Family] = {
 def gguf_families(name: str) -> list[Family]:
     """The families whose GGUF files have this general.architecture; an empty list where it is not supported."""
     return [family for family in FAMILIES if family.gguf_name and family.gguf_name == name]
+
+
+@dataclass(frozen=True, slots=True)
+class Temperature:
+    """Queries at position p are multiplied with 1 + scale * ln(1 + (p + 1) div floor) (Nakanishi 2025)."""
+
+    floor: int
+    scale: float
+
+
+@dataclass(frozen=True, slots=True)
+class HeadSizes:
+    """Of one layer's keys and values."""
+
+    kv_heads: int
+    head_dim: int
+    tied_values: bool = False  # values equal keys before norm and rotation
+    source: int | None = None  # the layer whose keys and values are read; none are computed here

@@ -71,7 +71,7 @@ class Target(Protocol):
 
 
 class LoadTarget(Protocol):
-    """`services.generation.target.loading.load_target`, or what a test puts in its place."""
+    """`services.generation.target.cpu.load_target`, or what a test puts in its place."""
 
     def __call__(
         self,

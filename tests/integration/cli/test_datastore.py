@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from services.cli.main import app
-from services.generation.target.folders.identity import base_cid, tokenizer_cid
+from services.generation.target.identity import base_cid, tokenizer_cid
 from tests.fakes.tiny_model import make_tiny_model
 
 TEXT = "The ledger keeps one receipt for every request that was served.\n"

@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from services.cli.main import app
-from services.generation.target.canonical.kernels.compilation import cache_folder
+from services.generation.target.kernels.compilation import cache_folder
 from tests.fakes.tiny_model import make_tiny_model
 
 

@@ -14,7 +14,7 @@ from ledger.documents.signed_document import sign_document
 from ledger.keys.ed25519 import SigningKey
 from services.cli.jobs.receipts import receipt_saving
 from services.client import Receipt
-from services.generation.target.folders.identity import tokenizer_cid
+from services.generation.target.identity import tokenizer_cid
 from tests.fakes.tiny_model import make_tiny_model
 from tests.integration.auditor.deployment import Deployment
 from tests.unit.client.generation.test_answer_check import CONTENT, TEXT, signed

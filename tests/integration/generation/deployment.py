@@ -27,7 +27,7 @@ from services.generation.preparation import LoadTarget
 from services.generation.serving import mounts
 from services.generation.serving import opened_servicer as opened_generation
 from services.generation.settings import GenerationSettings
-from services.generation.target.loading import load_target
+from services.generation.target.cpu import load_target
 from services.ledger.__main__ import opened_servicer as opened_ledger
 from services.ledger.settings import LedgerSettings
 from services.runtime.server import Mount, start_server

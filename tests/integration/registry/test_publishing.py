@@ -22,7 +22,7 @@ from services.client.registry.registry import RegistryClient
 from services.generation.drafting.eagle3.checkpoint import head_shapes
 from services.generation.drafting.eagle3.loading import load_head
 from services.generation.target.config.config import TargetConfig, read_config
-from services.generation.target.folders.identity import base_manifest
+from services.generation.target.identity import base_manifest
 from services.registry.__main__ import opened_servicer
 from services.registry.blobs import ObjectBlobStore
 from services.registry.errors import BaseMismatch

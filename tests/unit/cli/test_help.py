@@ -182,7 +182,7 @@ def test_no_model_to_serve_is_a_usage_error_that_says_what_a_model_is(tmp_path: 
 def test_a_model_whose_package_is_missing_is_named_with_the_command_that_brings_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, words: tuple[str, ...]
 ) -> None:
-    monkeypatch.setattr("services.generation.target.folders.model_path.find_spec", lambda name: None)
+    monkeypatch.setattr("services.generation.target.model_path.find_spec", lambda name: None)
     monkeypatch.chdir(tmp_path)
     flag = "--base" if words[0] == "datastore" else "--model"
     code, _, err = kolm(*words, flag, "smollm2")

@@ -17,7 +17,7 @@ from docs.configuration import service_settings
 from docs.outputs import FIRST_MINUTES, up
 from docs.session import recorded
 from services.cli.main import app
-from services.generation.target.folders.folder_kinds import FolderKind
+from services.generation.target.model_path import FolderKind
 from services.runtime.settings.settings import TomlTable
 from tests import documented
 from tests.documented import DOCUMENTS
@@ -47,7 +47,7 @@ def resolve(words: list[str]) -> tuple[Any, list[str]]:
 @pytest.fixture
 def anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files that the pages name need not be here."""
-    monkeypatch.setattr("services.generation.target.folders.model_path._is_model", lambda path: True)
+    monkeypatch.setattr("services.generation.target.model_path._is_model", lambda path: True)
     monkeypatch.setattr(FolderKind, "check", lambda kind, folder: folder)
     monkeypatch.setattr(TomlTable, "read", lambda *arguments: TomlTable(None, "", {}))
 

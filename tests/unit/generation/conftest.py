@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from services.generation.target.cpu import CpuTarget
-from services.generation.target.loading import load_target
+from services.generation.target.cpu import CpuTarget, load_target
 from tests.fakes.tiny_gguf import make_tiny_gguf
 from tests.fakes.tiny_model import tiny_model
 

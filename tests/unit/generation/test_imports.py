@@ -30,7 +30,7 @@ from services.generation.target.without_torch import spare_torch
 spare_torch()
 import services.generation.serving
 from services.generation.drafting.eagle3.loading import load_head
-from services.generation.target.loading import load_target
+from services.generation.target.cpu import load_target
 from services.generation.engine.text.tokenizer import Tokenizer
 base, adapter, head = map(Path, sys.argv[1:])
 target = load_target(base, adapters={"tiny": adapter}, cache_tokens=512)

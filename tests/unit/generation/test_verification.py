@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from services.generation.engine.core import EngineSettings
 from services.generation.engine.events import Outcome
 from services.generation.engine.request import EngineRequest, InvalidRequest, SamplingParams
-from services.generation.target.cpu import CpuTarget
-from services.generation.target.loading import load_target
-from services.generation.target.probing.probe import NumericsProfile, ProbeReport
+from services.generation.target.cpu import CpuTarget, load_target
+from services.generation.target.probe import NumericsProfile, ProbeReport
 from services.generation.verification import Record, Stopped, Verifier
 from tests.examples import examples
 from tests.fakes.decoder import LetterDecoder

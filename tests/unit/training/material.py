@@ -7,8 +7,7 @@ from pathlib import Path
 
 import torch
 
-from services.generation.target.cpu import CpuTarget
-from services.generation.target.loading import load_target
+from services.generation.target.cpu import CpuTarget, load_target
 from services.training.answering import Answer, Prompt, Streams, questions, regenerate
 from services.training.head import HeadModule
 from services.training.plan import HeadSizes

@@ -12,7 +12,7 @@ import pytest
 from services.generation.engine.drafter import Budget, Draft, Drafter
 from services.generation.engine.request import EngineRequest, InvalidRequest
 from services.generation.engine.tree import TokenTree
-from services.generation.target.loading import load_target
+from services.generation.target.cpu import load_target
 from services.training import kscore
 from services.training.kscore import NothingMeasured, measure, prompts_digest
 from tests.fakes.heads import random_head

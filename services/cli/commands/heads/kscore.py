@@ -9,7 +9,7 @@ import typer
 
 from services.cli.options import options
 from services.cli.values.named_files import expect_files, expect_folder
-from services.generation.target.folders.folder_kinds import HEAD
+from services.generation.target.model_path import HEAD_FOLDER
 
 
 def kscore(
@@ -37,7 +37,7 @@ def kscore(
     files = tuple(prompts)
     expect_files("--prompts", files, "JSON lines with prompt or messages")
     if "/" in head:
-        expect_folder("HEAD", Path(head), HEAD)
+        expect_folder("HEAD", Path(head), HEAD_FOLDER)
 
     from services.cli.jobs.heads import fetching, scoring
     from services.cli.jobs.heads.publisher import Publisher

@@ -12,7 +12,7 @@ from services.cli.failures.exits import UsageError
 from services.cli.options import options
 from services.cli.values.named_files import expect_folder
 from services.cli.values.parsing import numbers
-from services.generation.target.folders.folder_kinds import HEAD
+from services.generation.target.model_path import HEAD_FOLDER
 
 
 def push(
@@ -39,7 +39,7 @@ def push(
     json: options.Json = False,
 ) -> None:
     """Publish a head: upload the missing files, sign, put it on record. If interrupted, run it again to continue."""
-    expect_folder("FOLDER", folder, HEAD)
+    expect_folder("FOLDER", folder, HEAD_FOLDER)
     layers = None if feature_layers is None else numbers("--feature-layers", feature_layers, int)
 
     from services.cli.jobs.heads import publishing

@@ -12,7 +12,7 @@ from services.cli.failures.exits import INTERRUPTED, UsageError
 from services.cli.options import options
 from services.cli.values.named_files import expect_files, expect_folder, expect_new
 from services.cli.values.parsing import numbers
-from services.generation.target.folders.folder_kinds import HEAD
+from services.generation.target.model_path import HEAD_FOLDER
 
 if TYPE_CHECKING:
     from services.training.plan import Budget, DataPlan, LessonPlan
@@ -149,7 +149,7 @@ def train(
     expect_files("--prompts", prompts, "JSON lines with prompt or messages")
     expect_new("--out", out)
     if start_from is not None:
-        expect_folder("--start-from", start_from, HEAD)
+        expect_folder("--start-from", start_from, HEAD_FOLDER)
     for each in (length, answers, lesson):
         each.check()
     chosen = sizes.chosen()

@@ -10,7 +10,7 @@ import typer
 
 from services.cli.options import options
 from services.cli.values.named_files import expect_folder, named_adapters
-from services.generation.target.folders.folder_kinds import HEAD, STORE
+from services.generation.target.model_path import HEAD_FOLDER, STORE_FOLDER
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class ServedOptions:
 
     def adapters_beside(self) -> dict[str, Path]:
         """By name; empty where somebody named adapters or wants none."""
-        from services.generation.target.folders.beside import adapters_beside
+        from services.generation.target.beside import adapters_beside
 
         return {} if self.adapter or not self.beside else adapters_beside(self.model)
 
@@ -92,7 +92,7 @@ SERVED = ServedOptions()
 def _check_folders(heads: list[str], datastores: list[Path]) -> None:
     """Raises UsageError for one that is not there, or holds something else."""
     for store in datastores:
-        expect_folder("--shared-datastore", store, STORE)
+        expect_folder("--shared-datastore", store, STORE_FOLDER)
     for head in heads:
         if "/" in head:
-            expect_folder("--head", Path(head), HEAD)
+            expect_folder("--head", Path(head), HEAD_FOLDER)

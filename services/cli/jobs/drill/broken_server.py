@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 def load(directory: Path, **options: Any) -> Target:
     """The drill's model with a pass that `FAULT` breaks. Raises CannotStart for every other model."""
-    from services.generation.target.loading import load_target
+    from services.generation.target.cpu import load_target
 
     config = directory / "config.json"
     if not config.is_file() or not MARK.items() <= json.loads(config.read_text("utf-8")).items():

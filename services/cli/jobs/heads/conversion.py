@@ -15,8 +15,8 @@ from services.generation.drafting.eagle3.head_pass import Head
 from services.generation.drafting.eagle3.loading import confirm_layers, load_head, with_layers
 from services.generation.engine.text.tokenizer import Tokenizer
 from services.generation.target.config.config import read_config
+from services.generation.target.cpu import load_target
 from services.generation.target.errors import TargetError
-from services.generation.target.loading import load_target
 from services.runtime.process import reason
 
 _PROBE_TOKENS = 512

@@ -108,7 +108,7 @@ def _signed(document: DraftHeadPublication | DraftHeadWithdrawal, key: Signer) -
 def _describe_base(model: Path) -> BaseManifest:
     """The manifest of a model. Raises UsageError."""
     from services.generation.target.errors import TargetError
-    from services.generation.target.folders.identity import FileDigests, base_manifest
+    from services.generation.target.identity import FileDigests, base_manifest
 
     if not model.exists():
         raise UsageError(f"--model: there is no folder or file {model}", "name the base that the head was trained on")
@@ -139,7 +139,7 @@ def _describe_head(head: Description, base_cid: str) -> DraftHeadManifest:
 
 def _check_fits(head: Description) -> None:
     """Makes the registry's checks before the upload. Raises UsageError, which names head and base."""
-    from services.generation.target.folders.identity import model_config
+    from services.generation.target.identity import model_config
     from services.registry.errors import BaseMismatch
     from services.registry.head_check import HeadConfig, check_fits
 
@@ -160,7 +160,7 @@ _Source = tuple[NamedFile, Callable[[], IO[bytes]]]
 
 def _sources(manifest: DraftHeadManifest, folder: Path, base: BaseManifest, model: Path) -> list[_Source]:
     """Everything that the registry needs: the head's files, the base's manifest, the base's config.json."""
-    from services.generation.target.folders.identity import model_config
+    from services.generation.target.identity import model_config
 
     described = base.to_bytes()
     base_part = NamedFile("base manifest", len(described), f"sha256:{hashlib.sha256(described).hexdigest()}")

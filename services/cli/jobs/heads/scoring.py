@@ -23,10 +23,9 @@ from services.generation.drafting.eagle3.checkpoint import HeadError
 from services.generation.drafting.eagle3.head_pass import Head
 from services.generation.drafting.eagle3.loading import load_head
 from services.generation.engine.text.tokenizer import Tokenizer
-from services.generation.target.cpu import CpuTarget
+from services.generation.target.cpu import CpuTarget, load_target
 from services.generation.target.errors import TargetError
-from services.generation.target.loading import load_target
-from services.generation.target.probing.probe import measure_profile
+from services.generation.target.probe import measure_profile
 from services.training.answering import read_prompts
 from services.training.kscore import DEPTH, Measured, NothingMeasured, Prompt, measure, prompts_digest
 from services.training.plan import PromptsInvalid

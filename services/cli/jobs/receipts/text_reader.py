@@ -29,7 +29,7 @@ class ModelTextReader:
 
     @cached_property
     def tokenizer_cid(self) -> str:
-        from services.generation.target.folders.identity import tokenizer_cid
+        from services.generation.target.identity import tokenizer_cid
 
         with _model_errors():
             return tokenizer_cid(self._model)

@@ -19,21 +19,17 @@ from services.generation.drafting.eagle3.checkpoint import (
     layer_spec,
 )
 from services.generation.target.blocks import BLOCK, BlockPool
-from services.generation.target.canonical.kernels import compilation
-from services.generation.target.canonical.kernels.attention.layout import CACHED
-from services.generation.target.canonical.kernels.storages import PANEL, padded
-from services.generation.target.canonical.program.buffers import Buffers
-from services.generation.target.canonical.program.cache import Cache
-from services.generation.target.canonical.program.layer import Layer, load_layer
-from services.generation.target.canonical.program.matrices import Matrix, give, matrix_of, vector
-from services.generation.target.canonical.program.memory import ReusedMemory
-from services.generation.target.canonical.program.operations import NOWHERE, Operations
-from services.generation.target.canonical.program.program import EmbeddingTable
-from services.generation.target.canonical.program.team import Passes
-from services.generation.target.config.rope import Rotation, rotation_of
+from services.generation.target.config.rope import Rotation, inverse_root, query_scales, rotation_of, rotations
 from services.generation.target.files.stored_tensor import StoredTensor
-from services.generation.target.roots import inverse_root
-from services.generation.target.rotations import query_scales, rotations
+from services.generation.target.kernels import compilation
+from services.generation.target.kernels.attention.layout import CACHED
+from services.generation.target.kernels.storages import PANEL, padded
+from services.generation.target.program.buffers import Buffers, Cache, ReusedMemory
+from services.generation.target.program.layer import Layer, load_layer
+from services.generation.target.program.matrices import Matrix, bind_output, matrix_of, vector
+from services.generation.target.program.operations import NOWHERE, Operations
+from services.generation.target.program.program import EmbeddingTable
+from services.generation.target.program.team import Passes
 from services.generation.target.rows import Rows
 
 
@@ -140,10 +136,10 @@ class HeadPrograms:
         self.reads = self._program(fuse=True, finish=True)
         self.steps = self._program(fuse=False, finish=True)
 
-    def give(self, logits: Float32) -> None:
+    def bind_outputs(self, logits: Float32) -> None:
         """Say where logits [wanted, padded draft vocabulary] go."""
         for records in (self.reads, self.steps):
-            give(records[-1], "linear", "y", logits)
+            bind_output(records[-1], "linear", "y", logits)
 
     def _program(self, *, fuse: bool, finish: bool) -> Int64:
         parts, buffers = self._parts, self.buffers
@@ -266,7 +262,7 @@ class HeadPass:
         config, programs, count = self.config, self._programs, len(rows.wanted)
         programs.embedded[: len(rows), : config.hidden_size] = self._embed(rows.tokens)
         logits = self._logits.take(count, padded(config.draft_vocab_size, PANEL))
-        programs.give(logits)
+        programs.bind_outputs(logits)
         self._passes.run(program, rows)
         buffers = programs.buffers
         states = buffers.normed[:count].copy() if config.norm_output else buffers.x[rows.wanted]

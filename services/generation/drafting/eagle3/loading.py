@@ -28,8 +28,8 @@ from services.generation.drafting.eagle3.checkpoint import (
 from services.generation.drafting.eagle3.head_pass import Head, HeadPass, Origin
 from services.generation.target.blocks import blocks_for
 from services.generation.target.config.config import TargetConfig
+from services.generation.target.config.config_document import read_json_object
 from services.generation.target.errors import WeightsInvalid
-from services.generation.target.files.json_object import read_json_object
 from services.generation.target.files.safetensors import FLOATS, Part, floats, read_parts
 from services.generation.target.rows import RowsBuilder
 from services.generation.target.target import Target

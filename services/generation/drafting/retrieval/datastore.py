@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from services.generation.drafting.retrieval.backoff import Suffixes, Tokens
 from services.generation.drafting.retrieval.input_layer import InputLayer
 from services.generation.drafting.retrieval.manifest import Manifest, StoreInvalid, StoreMismatch, token_dtype
-from services.generation.target.folders.identity import base_cid
+from services.generation.target.identity import base_cid
 
 
 @dataclass(frozen=True, slots=True)

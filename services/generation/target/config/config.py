@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,32 +10,29 @@ from typing import Any
 
 from transformers import CONFIG_MAPPING, GenerationConfig, PreTrainedConfig
 
+from services.generation.target.blocks import BLOCK, blocks_for
 from services.generation.target.config.config_document import (
     ACTIVATIONS,
+    BY_KIND,
+    by_layer,
     check_size,
+    chunks,
+    clamp,
+    experts,
     family_of,
     first,
     head_dim,
     positive,
     read_document,
-)
-from services.generation.target.config.config_layers import (
-    BY_KIND,
-    by_layer,
-    chunks,
-    clamp,
-    experts,
     rotations,
     temperature,
     windows,
 )
 from services.generation.target.config.gguf_config import read_gguf_config
-from services.generation.target.config.layer_choices import HeadSizes, Temperature
-from services.generation.target.config.rope import Rotation
+from services.generation.target.config.rope import Rotation, inverse_root
 from services.generation.target.errors import ConfigInvalid, TargetError, about
-from services.generation.target.families import Clamp, Experts, Family
+from services.generation.target.families import Clamp, Experts, Family, HeadSizes, Temperature
 from services.generation.target.files.gguf_file import GgufFile, is_gguf
-from services.generation.target.roots import inverse_root, root
 
 _OLD_LONGROPE = "su"
 """The first Phi-3 with LongRoPE called it so; transformers reads that and then takes it for incomplete."""
@@ -211,7 +209,7 @@ def _target_config(
         fused=family.fused,
         activation=ACTIVATIONS[family.activation],
         sandwich_norms=family.sandwich_norms,
-        embedding_scale=root(config.hidden_size) if family.scaled else 1.0,
+        embedding_scale=math.sqrt(config.hidden_size) if family.scaled else 1.0,
         attention_cap=_scaling(config, family, "attn_logit_softcapping", place, 0.0),
         logit_cap=_scaling(config, family, "final_logit_softcapping", place, 0.0),
         experts=experts(config, family, place),
@@ -260,3 +258,67 @@ def _eos_token_ids(config: PreTrainedConfig, directory: Path) -> tuple[int, ...]
     if not all(isinstance(i, int) for i in ids):
         raise ConfigInvalid(f"{directory}: eos_token_id is {found!r}; expected an id or a list of ids")
     return tuple(sorted({i for i in ids if 0 <= i < config.vocab_size}))
+
+
+DEFAULT_MOST = 8192  # tokens: a context of 131,072 would ask 16 GiB of cache for one sequence of a Llama of 8 billion
+DEFAULT_BYTES = 1 << 30
+_FEATURE_SHARE = 8  # one part in so many of the bytes is for features kept with cached prefixes
+_MOST_CONTEXTS = 64  # that a cache holds whose size nobody chose
+_PROBED = 9  # blocks that the probe takes at start
+
+
+def bounded(config: TargetConfig, asked: int | None) -> TargetConfig:
+    """The config with the context length to serve, tokens: `asked`, or the model's own up to DEFAULT_MOST, and up to
+    what LongRoPE was trained for first: a longer context turns the heads of short texts differently too.
+
+    Raises ConfigInvalid where more is asked for than the model was made for.
+    """
+    own = config.context_length
+    if asked is not None and not 1 <= asked <= own:
+        raise ConfigInvalid(f"--context-length: {asked} tokens; this model takes at least 1 and at most {own}")
+    most = min([DEFAULT_MOST, *(rotation.trained for rotation in config.rotations if rotation.long)])
+    return replace(config, context_length=min(own, most) if asked is None else asked)
+
+
+def explained(served: int, own: int, asked: int | None) -> str:
+    """Which context is served and why, for the log."""
+    if asked is not None:
+        return f"context length {served} of the model's {own}, as --context-length says"
+    if served < own:
+        return f"context length {served} of the model's {own}; raise it with --context-length"
+    return f"context length {served}, the model's own"
+
+
+def cache_blocks(config: TargetConfig, element_bytes: int, *, tokens: int | None, size: int | None) -> int:
+    """Blocks for `tokens` tokens, or for `size` bytes without the part that `feature_bytes` is; with neither, for
+    DEFAULT_BYTES, at least one whole context. An element of a key or value takes `element_bytes`.
+
+    Raises ConfigInvalid where `size` cannot hold one sequence of the whole context.
+    """
+    block, context = block_bytes(config, element_bytes), max(blocks_for(config.context_length), _PROBED)
+    if tokens is not None:
+        return blocks_for(tokens)
+    if size is None:
+        return max(context, min(_for_blocks(DEFAULT_BYTES) // block, _MOST_CONTEXTS * context))
+    if _for_blocks(size) < context * block:
+        needed = context * block + (context * block - 1) // (_FEATURE_SHARE - 1)
+        raise ConfigInvalid(
+            f"--cache-bytes: {size} bytes cannot hold one sequence of {config.context_length} tokens; expected at "
+            f"least {needed} ({-(-needed >> 20)} MiB), or a smaller --context-length"
+        )
+    return _for_blocks(size) // block
+
+
+def block_bytes(config: TargetConfig, element_bytes: int) -> int:
+    """Keys and values of BLOCK tokens in all layers."""
+    sizes = [config.heads_of(layer) for layer in range(config.layers)]
+    return 2 * element_bytes * BLOCK * sum(each.kv_heads * each.head_dim for each in sizes if each.source is None)
+
+
+def feature_bytes(size: int | None) -> int:
+    """Of `size` bytes of cache, what features may take that are kept for prefixes."""
+    return (DEFAULT_BYTES if size is None else size) // _FEATURE_SHARE
+
+
+def _for_blocks(size: int) -> int:
+    return size - feature_bytes(size)

@@ -6,10 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
-from services.generation.target.config.layer_choices import Temperature
-from services.generation.target.config.rope import STILL
-from services.generation.target.families import BesideNames, Clamp, Experts
-from services.generation.target.roots import inverse_root
+from services.generation.target.config.rope import NO_ROTATION, inverse_root
+from services.generation.target.families import BesideNames, Clamp, Experts, Temperature
 
 if TYPE_CHECKING:
     from services.generation.target.config.config import TargetConfig  # which takes transformers
@@ -105,7 +103,7 @@ class LayerSpec:
     inputs: LayerInputsSpec | None = None
     scalar: str = ""  # what the stream is multiplied with at last, one number, or none
     chunk: int = 0  # positions of which a query sees those of its own chunk, or 0
-    neighbours: bool = False  # heads turn by neighbours, not by halves
+    interleaved: bool = False  # as of `Rotation`
     temperature: Temperature | None = None  # what queries are multiplied with besides, by position
     unit_norms: bool = False  # heads of queries and keys are normalised, without weights
     cap: float = 0.0  # what scores are bent below, or 0
@@ -162,10 +160,10 @@ def _target_layer(config: TargetConfig, number: int) -> LayerSpec:
     spec = replace(spec, activation=config.activation, clamp=config.clamp)
     if config.chunks:
         spec = replace(spec, chunk=config.chunks[number])
-    if config.rotations[number] == STILL:
+    if config.rotations[number] == NO_ROTATION:
         spec = replace(spec, temperature=config.temperature)
     else:
-        spec = replace(spec, unit_norms=config.unit_head_norms, neighbours=config.rotations[number].neighbours)
+        spec = replace(spec, unit_norms=config.unit_head_norms, interleaved=config.rotations[number].interleaved)
     if config.sinks:
         spec = replace(spec, sinks="self_attn.sinks")
     if config.sandwich_norms:

@@ -1,4 +1,7 @@
-"""Rotary position embeddings as configurations describe them, and their inverse frequencies (`docs/numerics.md`)."""
+"""Rotary position embeddings (Su et al. 2021), `docs/numerics.md`: configurations, inverse frequencies, tables.
+
+No library's sine or power is used: numbers are worked out in decimal, by integers, or by polynomials.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +12,15 @@ from decimal import ROUND_CEILING, ROUND_FLOOR, ROUND_HALF_EVEN, Context, Decima
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from services.generation.target.errors import ConfigInvalid, UnsupportedArchitecture
+from services.generation.target.families import Temperature
 
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """How heads of one layer turn: element i with element i + n, for n inverse frequencies, or, of `neighbours`,
+    """How heads of one layer turn: element i with element i + n, for n inverse frequencies, or, where `interleaved`,
     element 2i with element 2i + 1; the rest stay.
 
     A layer without frequencies does not turn its heads. Where there are `long` ones, a context of more than `trained`
@@ -27,14 +32,14 @@ class Rotation:
     factor: float = 1.0  # what cos and sin are multiplied with
     long: tuple[float, ...] = ()
     trained: int = 0
-    neighbours: bool = False
+    interleaved: bool = False
 
     def within(self, context: int) -> tuple[float, ...]:
         """The inverse frequencies in a context of so many tokens."""
         return self.long if self.long and context > self.trained else self.inverse_frequencies
 
 
-STILL = Rotation(())
+NO_ROTATION = Rotation(())
 """Of layers without rotary position embeddings."""
 
 
@@ -74,7 +79,7 @@ def rotation_of(
     return Rotation(frequencies, factor, long, int(parameters["original_max_position_embeddings"]))
 
 
-_DIGITS = 40
+_EXACT = Context(prec=40, rounding=ROUND_HALF_EVEN)
 _ONE = Decimal(1)
 _PI = Decimal("3.14159265358979323846264338327950288419716939937511")
 _APART = Decimal("0.001")  # what keeps the ends of yarn's ramp apart
@@ -99,7 +104,7 @@ def rotary(
     Raises:
         ConfigInvalid: a number is missing or out of range; the message names it.
     """
-    with localcontext(Context(prec=_DIGITS, rounding=ROUND_HALF_EVEN)):
+    with localcontext(_EXACT):
         log_theta = _number(parameters, "rope_theta", above=1).ln()
         plain = [(-log_theta * 2 * i / dim).exp() for i in range(dim // 2)]
         frequencies, factor = KINDS[parameters.get("rope_type", "default")](parameters, plain, log_theta, context)
@@ -220,3 +225,77 @@ def _number(parameters: Parameters, name: str, default: Decimal | int | None = N
 
 def _float32(value: Decimal) -> float:
     return float(np.float32(float(value)))  # to binary64 first, as the page has it
+
+
+def query_scales(scale: float, temperature: Temperature | None, positions: int) -> NDArray[np.float32]:
+    """[positions]: `scale`, with a temperature times 1 + its scale * ln(1 + (p + 1) div its floor), rounded to binary64
+    and then to float32.
+    """
+    if temperature is None:
+        return np.full(positions, scale, np.float32)
+    with localcontext(_EXACT):
+        strength, whole = Decimal(temperature.scale), Decimal(scale)
+        steps = [float(whole * (1 + strength * Decimal(1 + n).ln())) for n in range(positions // temperature.floor + 1)]
+    each = np.array(steps, np.float64).astype(np.float32)
+    return each[(np.arange(positions) + 1) // temperature.floor]
+
+
+Float32 = NDArray[np.float32]
+Float64 = NDArray[np.float64]
+
+_TWO_OVER_PI = float.fromhex("0x1.45f306dc9c883p-1")
+_HALF_PI = tuple(  # pi / 2 in three parts; the first two have 33 bits, so that a multiple by 20 bits is exact
+    float.fromhex(part) for part in ("0x1.921fb544p+0", "0x1.0b4611a6p-34", "0x1.3198a2e037073p-69")
+)
+_SINE = tuple(
+    float.fromhex(part)
+    for part in (
+        "-0x1.5555555555549p-3", "0x1.111111110f8a6p-7", "-0x1.a01a019c161d5p-13", "0x1.71de357b1fe7dp-19",
+        "-0x1.ae5e68a2b9cebp-26", "0x1.5d93a5acfd57cp-33",
+    )
+)  # fmt: skip
+_COSINE = tuple(
+    float.fromhex(part)
+    for part in (
+        "0x1.555555555554cp-5", "-0x1.6c16c16c15177p-10", "0x1.a01a019cb1590p-16", "-0x1.27e4f809c52adp-22",
+        "0x1.1ee9ebdb4b1c4p-29", "-0x1.8fae9be8838d4p-37",
+    )
+)  # fmt: skip
+
+
+def rotations(frequencies: Sequence[float], scaling: float, positions: int) -> tuple[Float32, Float32]:
+    """cos and sin of position * frequency, each times `scaling`: [positions, len(frequencies)].
+
+    The product is float32's; its cosine and sine are computed in float64 and rounded once.
+    """
+    angles = np.arange(positions, dtype=np.float32)[:, None] * np.array(frequencies, np.float32)[None]
+    sine, cosine = _sine_and_cosine(angles.astype(np.float64))
+    factor = np.float32(scaling)
+    return cosine.astype(np.float32) * factor, sine.astype(np.float32) * factor
+
+
+def _sine_and_cosine(x: Float64) -> tuple[Float64, Float64]:
+    """Of x from 0 to 2^20 * pi / 2, by reduction to a quarter turn and two polynomials (those of fdlibm)."""
+    turns = np.rint(x * _TWO_OVER_PI)
+    r = x - turns * _HALF_PI[0]
+    r = (r - turns * _HALF_PI[1]) - turns * _HALF_PI[2]
+    z = r * r
+    sine = r + (r * z) * _polynomial(_SINE, z)
+    cosine = (1.0 - 0.5 * z) + (z * z) * _polynomial(_COSINE, z)
+    quarter = turns.astype(np.int64) % 4
+    swapped = quarter % 2 == 1
+    s, c = np.where(swapped, cosine, sine), np.where(swapped, sine, cosine)
+    return np.where(quarter >= 2, -s, s), np.where((quarter == 1) | (quarter == 2), -c, c)
+
+
+def _polynomial(coefficients: Sequence[float], z: Float64) -> Float64:
+    """By Horner's rule, a product and a sum at a time, from the last coefficient."""
+    total = np.full_like(z, coefficients[-1])
+    for coefficient in reversed(coefficients[:-1]):
+        total = total * z + coefficient
+    return total
+
+
+def inverse_root(x: float) -> float:
+    """x^(-1/2) as binary64, rounded once: C's `pow` may round as it likes, and a libm elsewhere does."""
+    return float(_EXACT.divide(Decimal(1), _EXACT.sqrt(Decimal(x))))

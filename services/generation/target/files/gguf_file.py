@@ -165,7 +165,7 @@ class GgufFile:
     def _in_order(self, name: str, data: NDArray[np.uint8]) -> NDArray[np.uint8]:
         """Rows of q and k as transformers has them, the first halves of all rotated pairs before the second halves.
 
-        In an interleaved family's files each pair stands together, for a rotation of neighbours.
+        In an interleaved family's files each pair stands together, for an interleaved rotation.
         """
         module, family = ".".join(name.split(".")[3:5]), self.metadata.text("general.architecture")
         if module not in _INTERLEAVED or not any(each.gguf_interleaved for each in gguf_families(family)):

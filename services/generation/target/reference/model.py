@@ -8,6 +8,7 @@ Those have tests of their own, against exact arithmetic, transformers and the `g
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -28,7 +29,7 @@ from services.generation.target.config.layer_specs import (
     ModuleSpec,
     layer_specs,
 )
-from services.generation.target.reference.attention import attention, cached, cosines_and_sines, rotate
+from services.generation.target.config.rope import inverse_root, query_scales
 from services.generation.target.reference.integers import linear_int8, quantised
 from services.generation.target.reference.operations import (
     ACTIVATIONS,
@@ -36,17 +37,19 @@ from services.generation.target.reference.operations import (
     ZERO,
     Operand,
     add,
+    attention,
+    cached,
     capped,
     clamped,
+    cosines_and_sines,
     embedding,
     exp,
     fma,
     linear,
     low_rank,
     rms_norm,
+    rotate,
 )
-from services.generation.target.roots import inverse_root, root
-from services.generation.target.rotations import query_scales
 from services.generation.target.weights import Weights
 
 Float32 = NDArray[np.float32]
@@ -117,11 +120,11 @@ class ReferenceModel:
     def _layer_inputs(self, tokens: Sequence[int], x: Float32) -> Float32:
         """Of tokens whose embeddings are x: [tokens, layers, size]."""
         config, shape = self._config, (len(tokens), self._config.layers, self._config.layer_inputs)
-        factor = np.float32(root(config.layer_inputs))
+        factor = np.float32(math.sqrt(config.layer_inputs))
         table = embedding(self._weight(LAYER_EMBEDDING), np.array(tokens, np.int64), factor)
         projected = self._linear(x, LAYER_PROJECTION) * np.float32(inverse_root(config.hidden_size))
         normed = self._norm(LAYER_NORM, projected.reshape(shape))
-        return (normed + table.reshape(shape)) * np.float32(root(0.5))
+        return (normed + table.reshape(shape)) * np.float32(math.sqrt(0.5))
 
     def layer(self, number: int, spec: LayerSpec, x: Float32, stored: Stored, inputs: Float32 | None = None) -> Float32:
         """x [tokens, hidden size] after one more decoder layer, which keeps its keys and values in `stored`."""
@@ -218,7 +221,7 @@ class ReferenceModel:
         rotation, context = self._config.rotations[number], self._config.context_length
         angles = cosines_and_sines(np.arange(len(heads)), rotation.within(context), rotation.factor)
         cosine, sine = (table[:, None] for table in angles)
-        return rotate(heads, cosine, sine, rotation.neighbours)
+        return rotate(heads, cosine, sine, rotation.interleaved)
 
     def _unit_norm(self, heads: Float32) -> Float32:
         return rms_norm(heads, np.ones(heads.shape[-1], np.float32), self._epsilon)

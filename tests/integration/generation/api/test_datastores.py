@@ -10,7 +10,7 @@ from kolm.generation.v1 import speculation_pb2
 from services.datastores.builder import BuildParameters, DatastoreBuilder
 from services.datastores.documents import Document
 from services.generation.engine.text.tokenizer import Tokenizer
-from services.generation.target.folders.identity import tokenizer_cid
+from services.generation.target.identity import tokenizer_cid
 from services.runtime.process import CannotStart
 from tests.integration.generation.deployment import Deployment, asking, failure
 

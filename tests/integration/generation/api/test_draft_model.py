@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from kolm.generation.v1 import generation_pb2 as pb
-from services.generation.target.folders.identity import tokenizer_cid
+from services.generation.target.identity import tokenizer_cid
 from tests.fakes.tiny_model import make_tiny_model
 from tests.integration.generation.deployment import Deployment, asking, failure
 

@@ -14,7 +14,7 @@ from services.generation.engine.core import EngineSettings
 from services.generation.engine.events import Outcome
 from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.engine.text.tokenizer import Tokenizer
-from services.generation.target.loading import load_target
+from services.generation.target.cpu import load_target
 from tests.fakes.engine_runs import CHEAP_ROWS, run
 
 NEW_TOKENS, TOGETHER = 32, 12

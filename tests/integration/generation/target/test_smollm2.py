@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 from services.generation.engine.text.tokenizer import Tokenizer
 from services.generation.target.config.config import read_config
 from services.generation.target.cpu import CpuTarget
-from services.generation.target.folders.identity import base_manifest
+from services.generation.target.identity import base_manifest
 from services.generation.target.reference.model import ReferenceModel
 from services.generation.target.rows import RowsBuilder
 from services.generation.target.weights import checked_weights, open_weights

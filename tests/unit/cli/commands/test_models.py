@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from services.cli.main import app
-from services.generation.target.folders.model_path import model_path
+from services.generation.target.model_path import model_path
 from tests.fakes.tiny_gguf import make_tiny_gguf
 from tests.fakes.tiny_model import make_tiny_model
 

@@ -59,7 +59,7 @@ def ran(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[LocalServices]:
     monkeypatch.setattr(
         "services.cli.commands.up.up._run", lambda services, adapters, talk, as_json: found.append(services)
     )
-    monkeypatch.setattr("services.generation.target.folders.model_path.find_spec", lambda name: None)
+    monkeypatch.setattr("services.generation.target.model_path.find_spec", lambda name: None)
     monkeypatch.setenv("KOLM_MODELS", str(tmp_path / "models"))
     monkeypatch.chdir(tmp_path)
     return found

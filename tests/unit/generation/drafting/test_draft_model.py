@@ -26,8 +26,7 @@ from services.generation.engine.cost import StepCost
 from services.generation.engine.drafter import Ask
 from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.engine.tree import TokenTree
-from services.generation.target.cpu import CpuTarget
-from services.generation.target.loading import load_target
+from services.generation.target.cpu import CpuTarget, load_target
 from services.generation.target.rows import Rows, RowsBuilder
 from services.generation.target.target import PassOutput
 from tests.examples import examples

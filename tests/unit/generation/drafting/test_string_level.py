@@ -19,9 +19,8 @@ from services.generation.engine.cost import StepCost
 from services.generation.engine.drafter import Ask
 from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.engine.text.tokenizer import Tokenizer
-from services.generation.target.cpu import CpuTarget
-from services.generation.target.folders.model_path import model_path
-from services.generation.target.loading import load_target
+from services.generation.target.cpu import CpuTarget, load_target
+from services.generation.target.model_path import model_path
 from tests.examples import examples
 from tests.fakes.budgets import budget as budget_of
 from tests.fakes.engine_runs import run

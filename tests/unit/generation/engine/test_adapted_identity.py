@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from services.generation.engine.core import EngineSettings
 from services.generation.engine.request import EngineRequest, InvalidRequest, SamplingParams
-from services.generation.target.cpu import CpuTarget
-from services.generation.target.loading import load_target
+from services.generation.target.cpu import CpuTarget, load_target
 from tests.examples import examples
 from tests.fakes.engine_runs import run
 from tests.fakes.tiny_adapter import make_tiny_adapter

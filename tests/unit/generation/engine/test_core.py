@@ -17,9 +17,9 @@ from services.generation.engine.drafter import Drafter
 from services.generation.engine.engine import Engine
 from services.generation.engine.events import Event, Finished, Outcome
 from services.generation.engine.request import EngineFull, EngineRequest, InvalidRequest, SamplingParams
-from services.generation.target.canonical.kernels import compilation
-from services.generation.target.canonical.kernels.machine import this_machine
-from services.generation.target.canonical.kernels.team import float_mode
+from services.generation.target.kernels import compilation
+from services.generation.target.kernels.machine import this_machine
+from services.generation.target.kernels.team import float_mode
 from tests.fakes.decoder import LetterDecoder
 from tests.fakes.drafters import LyingDrafter
 from tests.fakes.engine_runs import CHEAP_ROWS, Collected, run

@@ -12,9 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from services.generation.target.cpu import CpuTarget
-from services.generation.target.loading import load_target
-from services.generation.target.probing.probe import measure_profile, probe
+from services.generation.target.cpu import CpuTarget, load_target
+from services.generation.target.probe import measure_profile, probe
 from services.generation.target.rows import Rows, RowsBuilder
 from services.generation.target.target import PassOutput, Target
 from tests.examples import examples

@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from services.generation.target.config.config import read_config
-from services.generation.target.loading import load_target
+from services.generation.target.cpu import load_target
 from services.generation.target.rows import RowsBuilder
 from services.generation.target.target import Target
 from tests.fakes.tiny_families import FAMILIES, draw_vectors

@@ -17,9 +17,9 @@ from transformers import AutoModelForCausalLM
 
 from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.target.config.config import read_config, rope_parameters
+from services.generation.target.cpu import load_target
 from services.generation.target.errors import TargetError
-from services.generation.target.loading import load_target
-from services.generation.target.probing.probe import probe
+from services.generation.target.probe import probe
 from services.generation.target.weights import check_weights, open_weights
 from tests.fakes.converted_gguf import convert
 from tests.fakes.engine_runs import run

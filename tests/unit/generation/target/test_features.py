@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from services.generation.target.loading import load_target
+from services.generation.target.cpu import load_target
 from services.generation.target.rows import Rows, RowsBuilder
 from services.generation.target.target import Target
 from tests.fakes.tiny_model import make_tiny_model

@@ -12,8 +12,8 @@ from safetensors.numpy import load_file, save_file
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from services.generation.target.config.config import read_config
+from services.generation.target.cpu import load_target
 from services.generation.target.errors import TargetError
-from services.generation.target.loading import load_target
 from services.generation.target.weights import open_weights
 from tests.fakes.converted_gguf import convert
 from tests.fakes.published_gpt_oss import as_published

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from services.generation.target.config.config import read_config
-from services.generation.target.cpu import CpuTarget
+from services.generation.target.cpu import CpuTarget, load_target
 from services.generation.target.errors import (
     ArithmeticUnsupported,
     CacheFull,
@@ -22,8 +22,7 @@ from services.generation.target.errors import (
     UnsupportedArchitecture,
     WeightsInvalid,
 )
-from services.generation.target.loading import load_target
-from services.generation.target.probing.probe import measure_profile
+from services.generation.target.probe import measure_profile
 from tests.fakes.tiny_gguf import make_tiny_gguf
 from tests.fakes.tiny_model import make_tiny_model
 

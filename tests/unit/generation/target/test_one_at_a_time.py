@@ -6,12 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-from services.generation.target.one_at_a_time import one_at_a_time
+from services.generation.state_folder import one_at_a_time
 
 _WORK = """
 import sys, time
 from pathlib import Path
-from services.generation.target.one_at_a_time import one_at_a_time
+from services.generation.state_folder import one_at_a_time
 folder = Path(sys.argv[1])
 print("asking", flush=True)
 with one_at_a_time(folder):

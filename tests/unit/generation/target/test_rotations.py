@@ -6,9 +6,8 @@ import mpmath
 import numpy as np
 import pytest
 
-from services.generation.target.config.rope import rotary
-from services.generation.target.reference.attention import cosines_and_sines
-from services.generation.target.rotations import rotations
+from services.generation.target.config.rope import rotary, rotations
+from services.generation.target.reference.operations import cosines_and_sines
 
 POSITIONS = 131_072
 FREQUENCIES = rotary({"rope_theta": 5e5}, 64, POSITIONS)[0]

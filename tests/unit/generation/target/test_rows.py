@@ -11,8 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from services.generation.target.cpu import CpuTarget
-from services.generation.target.loading import load_target
+from services.generation.target.cpu import CpuTarget, load_target
 from services.generation.target.rows import RowsBuilder
 from tests.examples import examples
 from tests.fakes.tiny_model import make_tiny_model

@@ -14,7 +14,7 @@ from ledger.documents.sent import Turn
 from services.cli.jobs.receipts.receipt_texts import Texts, compared_texts
 from services.generation.engine.text.tokenizer import Tokenizer
 from services.generation.requests.prompt import chat_turns, read_tools, sent_turns
-from services.generation.target.folders.identity import tokenizer_cid
+from services.generation.target.identity import tokenizer_cid
 from tests.fakes.tiny_model import tiny_tokenizer
 from tests.fakes.tool_templates import HERMES
 from tests.unit.ledger.builders import receipt

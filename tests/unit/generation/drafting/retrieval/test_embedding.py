@@ -16,7 +16,7 @@ from services.generation.drafting.retrieval.datastore import Datastore
 from services.generation.drafting.retrieval.input_layer import Embedding
 from services.generation.drafting.retrieval.manifest import NAME, Blob, Manifest, StoreInvalid, StoreMismatch
 from services.generation.target.cpu import CpuTarget
-from services.generation.target.folders.identity import tokenizer_cid
+from services.generation.target.identity import tokenizer_cid
 from tests.fakes.datastores import documents
 from tests.fakes.tiny_model import make_tiny_model
 

@@ -16,9 +16,9 @@ from safetensors.torch import load_file, save_file
 
 from services.generation.target.adapters import adapter_cid, base_names, read_adapter, read_adapter_config
 from services.generation.target.config.config import read_config
+from services.generation.target.cpu import load_target
 from services.generation.target.errors import AdapterInvalid, AdapterUnsupported, ModelNotFound, TargetError
-from services.generation.target.folders.identity import base_cid
-from services.generation.target.loading import load_target
+from services.generation.target.identity import base_cid
 from tests.fakes.tiny_adapter import make_tiny_adapter
 from tests.fakes.tiny_model import make_tiny_model
 

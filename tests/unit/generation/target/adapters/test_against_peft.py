@@ -12,7 +12,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM
 
 from services.generation.engine.request import EngineRequest, SamplingParams
-from services.generation.target.loading import load_target
+from services.generation.target.cpu import load_target
 from services.generation.target.rows import RowsBuilder
 from services.generation.target.target import Target
 from tests.fakes.engine_runs import run

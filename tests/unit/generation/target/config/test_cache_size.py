@@ -8,8 +8,13 @@ from dataclasses import replace
 import pytest
 
 from services.generation.target.blocks import BLOCK
-from services.generation.target.config.capacity import DEFAULT_BYTES, block_bytes, cache_blocks, feature_bytes
-from services.generation.target.config.config import TargetConfig
+from services.generation.target.config.config import (
+    DEFAULT_BYTES,
+    TargetConfig,
+    block_bytes,
+    cache_blocks,
+    feature_bytes,
+)
 from services.generation.target.errors import ConfigInvalid
 from tests.fakes.table_target import VOID, TableTarget
 

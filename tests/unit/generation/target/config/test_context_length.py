@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from services.generation.target.config.capacity import DEFAULT_MOST, bounded, explained
-from services.generation.target.config.config import TargetConfig
+from services.generation.target.config.config import DEFAULT_MOST, TargetConfig, bounded, explained
+from services.generation.target.cpu import load_target
 from services.generation.target.errors import ConfigInvalid
-from services.generation.target.loading import load_target
 from tests.fakes.table_target import VOID, TableTarget
 
 

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from services.generation.target.config.config import TargetConfig, read_config
-from services.generation.target.config.layer_choices import Temperature
-from services.generation.target.config.rope import STILL
-from services.generation.target.families import Clamp
+from services.generation.target.config.rope import NO_ROTATION
+from services.generation.target.families import Clamp, Temperature
 
 
 def read(tmp_path: Path, **members: Any) -> TargetConfig:
@@ -177,8 +176,8 @@ def test_llama_4_scout(tmp_path: Path, tuning: int | None, at_the_top: bool) -> 
         vision_config={"model_type": "llama4_vision_model"}, **(ends if at_the_top else {}),
     )  # fmt: skip
     assert config.chunks == (8192, 8192, 8192, 0) * 12
-    assert [rotation == STILL for rotation in config.rotations] == [False, False, False, True] * 12
-    assert config.rotations[0].neighbours
+    assert [rotation == NO_ROTATION for rotation in config.rotations] == [False, False, False, True] * 12
+    assert config.rotations[0].interleaved
     assert config.temperature == Temperature(floor=8192, scale=0.1)
     assert config.unit_head_norms
     assert config.experts is not None

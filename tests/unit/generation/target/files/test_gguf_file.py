@@ -20,7 +20,7 @@ from services.generation.target.config.config import read_config
 from services.generation.target.errors import ModelNotFound, TargetError, WeightsInvalid
 from services.generation.target.files.gguf_file import GgufFile, held_open
 from services.generation.target.files.stored_tensor import LAYOUTS
-from services.generation.target.folders.identity import base_cid, tokenizer_cid
+from services.generation.target.identity import base_cid, tokenizer_cid
 from services.generation.target.weights import checked_weights
 from tests.examples import examples
 from tests.fakes.tiny_gguf import make_tiny_gguf

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from services.generation.target.folders import beside
-from services.generation.target.folders.beside import adapters_beside, head_beside, store_beside
+from services.generation.target import beside
+from services.generation.target.beside import adapters_beside, head_beside, store_beside
 
 
 def adapter(folder: Path, base: object) -> Path:

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from ledger.documents.base_manifest import BaseManifest
+from services.generation.target import identity
 from services.generation.target.errors import ConfigInvalid, ModelNotFound
-from services.generation.target.folders import identity
-from services.generation.target.folders.identity import (
+from services.generation.target.identity import (
     FileDigests,
     base_cid,
     base_manifest,

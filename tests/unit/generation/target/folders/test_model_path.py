@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from services.generation.target.errors import ModelNotFound
-from services.generation.target.folders.model_path import model_path, name_of
+from services.generation.target.model_path import model_path, name_of
 
 FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from services.generation.target import probe
 from services.generation.target.cpu import CpuTarget
-from services.generation.target.probing import probe
-from services.generation.target.probing.probe import KeptProbes, ProbeReport, measure_profile
+from services.generation.target.probe import KeptProbes, ProbeReport, measure_profile
 from tests.fakes.tampered_targets import WidthDependentTarget
 
 

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from services.generation.target.cpu import CpuTarget
-from services.generation.target.loading import load_target
-from services.generation.target.probing.calibration import time_passes
-from services.generation.target.probing.probe import measure_profile, probe
+from services.generation.target.calibration import time_passes
+from services.generation.target.cpu import CpuTarget, load_target
+from services.generation.target.probe import measure_profile, probe
 from tests.fakes.tampered_targets import WidthDependentTarget
 from tests.fakes.tiny_model import make_tiny_model
 

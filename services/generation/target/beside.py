@@ -1,0 +1,98 @@
+"""Folders that settings name, checked before anything heavy is imported, and those that lie beside a model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from pydantic import AfterValidator
+
+from services.generation.target.adapters import base_names
+from services.generation.target.errors import ModelNotFound
+from services.generation.target.model_path import (
+    ADAPTER_FOLDER,
+    HEAD_FOLDER,
+    STORE_FOLDER,
+    model_path,
+    models_folder,
+    packaged,
+)
+
+
+def _model(named: Path) -> Path:
+    try:
+        return model_path(named)
+    except ModelNotFound as error:
+        raise ValueError(str(error)) from error
+
+
+def _store(folder: Path) -> Path:
+    return STORE_FOLDER.check(folder)
+
+
+def _named_store(setting: str) -> str:
+    _store(Path(setting.partition("=")[2]))
+    return setting
+
+
+def _named_adapter(setting: str) -> str:
+    ADAPTER_FOLDER.check(Path(setting.partition("=")[2]))
+    return setting
+
+
+def _head(setting: str) -> str:
+    if "/" in setting:
+        HEAD_FOLDER.check(Path(setting))
+    return setting
+
+
+MODEL = AfterValidator(_model)
+"""A model's directory or file, or the name of one; the setting gets the path."""
+STORE = AfterValidator(_store)
+"""A datastore's folder."""
+NAMED_STORE = AfterValidator(_named_store)
+"""TENANT=FOLDER."""
+NAMED_ADAPTER = AfterValidator(_named_adapter)
+"""NAME=FOLDER."""
+IF_FOLDER_A_HEAD = AfterValidator(_head)
+"""A reference, or with a slash a head's folder."""
+
+
+def head_beside(model: Path) -> Path | None:
+    """A draft head's folder."""
+    return next((place / "head" for place in _places(model) if (place / "head" / "config.json").is_file()), None)
+
+
+def store_beside(model: Path) -> Path | None:
+    """A datastore's folder."""
+    return next((place / "store" for place in _places(model) if (place / "store" / "manifest.json").is_file()), None)
+
+
+def adapters_beside(model: Path) -> dict[str, Path]:
+    """LoRA adapters that name this model as their base, by the names of their folders."""
+    found: dict[str, Path] = {}
+    for place in _places(model):
+        for config in sorted(place.glob("adapters/*/adapter_config.json")):
+            if _names(config, base_names(model)):
+                found.setdefault(config.parent.name, config.parent)
+    return found
+
+
+def _places(model: Path) -> Iterator[Path]:
+    for name, path in packaged().items():
+        if path == model:
+            yield models_folder() / name
+            return
+    model = model.resolve()
+    if model.is_dir():
+        yield model
+    yield model.parent
+
+
+def _names(config: Path, bases: frozenset[str]) -> bool:
+    try:
+        base = json.loads(config.read_bytes()).get("base_model_name_or_path")
+    except (OSError, ValueError, AttributeError, RecursionError):
+        return False
+    return isinstance(base, str) and base.rstrip("/").rpartition("/")[2] in bases

@@ -1,1 +1,0 @@
-"""A model's folder: where it lies, and its identity."""

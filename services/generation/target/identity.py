@@ -1,0 +1,171 @@
+"""The content identifiers of a model. Receipts state by them which model was served."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from ledger.documents.base_manifest import BaseManifest
+from ledger.documents.named_file import NamedFile
+from ledger.encoding.canonical import canonical
+from ledger.encoding.cid import cid_of_json
+from services.generation.state_folder import write_durably
+from services.generation.target.errors import ModelNotFound
+from services.generation.target.files.gguf_file import GgufFile, is_gguf
+from services.generation.target.files.gguf_header import gguf_sizes
+from services.generation.target.files.safetensors import weight_files
+from services.generation.target.kernels.compilation import user_cache
+
+_log = logging.getLogger(__name__)
+
+
+LARGE_BYTES = 64 * 1024 * 1024
+"""Smaller files are hashed each time; it takes them less than looking into the cache is worth."""
+
+_READ_BYTES = 4 * 1024 * 1024
+_LOG_SECONDS = 5.0
+
+Progress = Callable[[Path, int], None]
+"""Takes a file and how many of its bytes have been hashed by now."""
+
+
+def default_cache() -> Path:
+    """`$XDG_CACHE_HOME/kolm/digests.json`, or under `~/.cache`."""
+    return user_cache() / "digests.json"
+
+
+def logged() -> Progress:
+    """A line in the log every few seconds."""
+    said = time.monotonic()
+
+    def say(path: Path, position: int) -> None:
+        nonlocal said
+        if time.monotonic() - said >= _LOG_SECONDS:
+            said = time.monotonic()
+            _log.info("hashing %s: %.1f of %.1f GB", path.name, position / 1e9, path.stat().st_size / 1e9)
+
+    return say
+
+
+@dataclass(frozen=True, slots=True)
+class FileDigests:
+    """Digests of files, those of large ones from `cache` where they are there. A cache that fails is none."""
+
+    cache: Path = field(default_factory=default_cache)
+    progress: Progress = field(default_factory=logged)
+
+    def digest(self, path: Path) -> str:
+        """`sha256:<hex>`. Raises OSError."""
+        if path.stat().st_size < LARGE_BYTES:
+            return self._hash(path)
+        stamp, known = _stamp(path), self._known()
+        kept = known.get(str(path.resolve()), {})
+        if isinstance(kept, dict) and kept.get("stamp") == stamp and isinstance(kept.get("digest"), str):
+            self.progress(path, path.stat().st_size)
+            return str(kept["digest"])
+        found = self._hash(path)
+        if _stamp(path) == stamp:  # not written to meanwhile
+            self._keep(known | {str(path.resolve()): {"stamp": stamp, "digest": found}})
+        return found
+
+    def _hash(self, path: Path) -> str:
+        sha256, position = hashlib.sha256(), 0
+        with path.open("rb") as file:
+            while chunk := file.read(_READ_BYTES):
+                sha256.update(chunk)
+                position += len(chunk)
+                self.progress(path, position)
+        return "sha256:" + sha256.hexdigest()
+
+    def _known(self) -> dict[str, Any]:
+        try:
+            known = json.loads(self.cache.read_bytes())
+        except (OSError, ValueError):
+            return {}
+        return known if isinstance(known, dict) else {}
+
+    def _keep(self, known: dict[str, Any]) -> None:
+        try:
+            write_durably(self.cache, json.dumps(known).encode())
+        except OSError as error:
+            _log.warning("cannot keep digests in %s: %s", self.cache, error)
+
+
+def _stamp(path: Path) -> list[int]:
+    stat = path.stat()
+    return [stat.st_size, stat.st_ino, stat.st_mtime_ns, stat.st_ctime_ns]
+
+
+_CONFIG = ("config.json", "generation_config.json")
+_TOKENIZER = (
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja",
+    "vocab.json", "merges.txt", "tokenizer.model",
+)  # fmt: skip
+_GGUF = "model.gguf"  # in manifests, whatever the file is called
+
+
+def base_manifest(path: Path, digests: FileDigests | None = None) -> BaseManifest:
+    """Configuration, tokenizer and weights, each by name, size and SHA-256. Hashes everything that is not cached.
+
+    The weights of a GGUF file are the whole file under the name model.gguf, and its config.json is `model_config`.
+
+    Raises:
+        ModelNotFound: there is no such file, or the directory has no tokenizer file.
+        WeightsInvalid: the directory has no weights, or the GGUF file is damaged.
+        ConfigInvalid: the GGUF file does not say what the model's sizes are.
+    """
+    digests = digests or FileDigests()
+    if is_gguf(path):
+        config = model_config(path)
+        described = NamedFile(_CONFIG[0], len(config), f"sha256:{sha256(config).hexdigest()}")
+        whole = NamedFile(_GGUF, path.stat().st_size, digests.digest(path))
+        return BaseManifest(config=(described,), tokenizer_cid=tokenizer_cid(path), weights=(whole,))
+    return BaseManifest(
+        config=_described(path, _CONFIG, digests),
+        tokenizer_cid=tokenizer_cid(path),
+        weights=tuple(_part(file, digests) for file in weight_files(path)),
+    )
+
+
+def base_cid(path: Path) -> str:
+    """The identifier of the base's manifest. Raises as `base_manifest` does."""
+    return base_manifest(path).cid
+
+
+def model_config(path: Path) -> bytes:
+    """The manifest's config.json, which a registry holds heads against: the directory's, or a GGUF file's sizes."""
+    if not is_gguf(path):
+        return (path / _CONFIG[0]).read_bytes()
+    return canonical(gguf_sizes(GgufFile.open(path).metadata))
+
+
+def tokenizer_cid(path: Path) -> str:
+    """Digest of the tokenizer's manifest; of a GGUF file, of all its metadata that begins with `tokenizer.`, so that
+    files of one family can draft for each other.
+
+    Raises:
+        ModelNotFound: there is no such file, or the directory has no tokenizer file.
+        WeightsInvalid: the GGUF file is damaged.
+    """
+    if is_gguf(path):
+        digest = GgufFile.open(path).metadata.digest("tokenizer.")
+        return cid_of_json({"type": "kolm.tokenizer.v1", "metadata": digest})
+    files = [part.to_document() for part in _described(path, _TOKENIZER, FileDigests())]
+    if not files:
+        raise ModelNotFound(f"{path}: no tokenizer files; expected tokenizer.json")
+    return cid_of_json({"type": "kolm.tokenizer.v1", "files": files})
+
+
+def _described(directory: Path, names: tuple[str, ...], digests: FileDigests) -> tuple[NamedFile, ...]:
+    return tuple(_part(directory / name, digests) for name in names if (directory / name).exists())
+
+
+def _part(path: Path, digests: FileDigests) -> NamedFile:
+    return NamedFile(path.name, path.stat().st_size, digests.digest(path))

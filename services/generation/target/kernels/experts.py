@@ -1,0 +1,190 @@
+"""Experts: `docs/numerics.md`, Experts. Rows are sorted by expert, so that each expert's matrices are read once a pass.
+
+A *pair* is a row and one of the experts that it chose; pair r * chosen + j is row r's expert of rank j. `places` says
+where a pair's line is in the buffers that are sorted by expert, `starts` [experts + 1] where an expert's lines begin.
+"""
+
+from __future__ import annotations
+
+from llvmlite import ir
+
+from services.generation.target.kernels.code import F32, I64, POINTER, Code, Value
+from services.generation.target.kernels.machine import Machine
+from services.generation.target.kernels.records import FIELDS, KERNEL, PASS, WORDS, Kernel
+from services.generation.target.kernels.row_operations import exponential, vectors
+
+KERNELS = ("route", "gather", "experts", "mix")
+
+
+def build(module: ir.Module, machine: Machine) -> None:
+    _route(module, machine)
+    _gather(module, machine)
+    _experts(module, machine)
+    _mix(module, machine)
+
+
+def _route(module: ir.Module, machine: Machine) -> None:
+    """Choose the experts of all rows, their shares, and the order of the pairs; one member does it."""
+    kernel = Kernel(module, machine, "route")
+    c, record, rows = kernel.code, kernel.record, kernel.passed.rows
+    with c.when(c.compare(kernel.member, "==", 0)):
+        with c.loop(rows) as row:
+            _choose(kernel, c.at(record.logits, c.mul(row, record.logits_stride)), c.mul(row, record.chosen))
+        _sort(kernel, c.mul(rows, record.chosen))
+    c.done()
+
+
+def _choose(kernel: Kernel, logits: Value, pair: Value) -> None:
+    """Picks and shares of one row, whose first pair is `pair`."""
+    c, record = kernel.code, kernel.record
+    b, zero = c.b, c.real(0.0)
+    last, last_logit = c.variable(I64, c.i(-1)), c.variable(F32, c.real(float("inf")))
+    with c.loop(record.chosen) as rank:
+        best, best_logit = c.variable(I64, c.i(0)), c.variable(F32, zero)
+        c.put(c.i(-1), best)
+        with c.loop(record.experts) as expert:
+            logit = c.load(logits, c.mul(expert, 4), F32)
+            equal = b.and_(b.fcmp_ordered("==", logit, c.get(last_logit)), c.compare(expert, ">", c.get(last)))
+            free = b.or_(b.fcmp_ordered("<", logit, c.get(last_logit)), equal)
+            free = b.or_(free, c.compare(rank, "==", 0))
+            ahead = b.or_(c.compare(c.get(best), "<", 0), b.fcmp_ordered(">", logit, c.get(best_logit)))
+            with c.when(b.and_(free, ahead)):
+                c.put(expert, best)
+                c.put(logit, best_logit)
+        found = c.larger(c.get(best), 0)  # NaN are ahead of nothing: the row's request ends with an error anyway
+        c.put(found, last)
+        c.put(c.get(best_logit), last_logit)
+        c.store(found, record.picks, c.mul(c.add(pair, rank), 8))
+    c.either(
+        c.compare(record.sigmoid, "!=", 0),
+        lambda: _sigmoids(kernel, logits, pair),
+        lambda: _parts(kernel, logits, pair),
+    )
+
+
+def _sigmoids(kernel: Kernel, logits: Value, pair: Value) -> None:
+    """Shares of a row that are each the sigmoid of the expert's own logit."""
+    c, record = kernel.code, kernel.record
+    with c.loop(record.chosen) as rank:
+        number = c.add(pair, rank)
+        logit = c.load(logits, c.mul(c.word(record.picks, number), 4), F32)
+        power = exponential(c, c.b.fneg(logit))
+        c.store(c.b.fdiv(c.real(1.0), c.b.fadd(c.real(1.0), power)), record.shares, c.mul(number, 4))
+
+
+def _parts(kernel: Kernel, logits: Value, pair: Value) -> None:
+    """Shares of a row that sum to one, over the chosen or over all."""
+    c, record = kernel.code, kernel.record
+    b, zero = c.b, c.real(0.0)
+    top = c.load(logits, c.mul(c.word(record.picks, pair), 4), F32)
+    total = c.variable(F32, zero)
+    c.put(zero, total)
+
+    def weight(expert: Value) -> Value:
+        return exponential(c, b.fsub(c.load(logits, c.mul(expert, 4), F32), top))
+
+    def of_chosen() -> None:
+        with c.loop(record.chosen) as rank:
+            c.put(b.fadd(c.get(total), weight(c.word(record.picks, c.add(pair, rank)))), total)
+
+    def of_all() -> None:
+        with c.loop(record.experts) as expert:
+            c.put(b.fadd(c.get(total), weight(expert)), total)
+
+    c.either(c.compare(record.normalised, "!=", 0), of_chosen, of_all)
+    with c.loop(record.chosen) as rank:
+        number = c.add(pair, rank)
+        expert = c.word(record.picks, number)
+        share = b.fdiv(weight(expert), c.get(total))
+        c.store(b.fmul(share, c.load(record.factors, c.mul(expert, 4), F32)), record.shares, c.mul(number, 4))
+
+
+def _sort(kernel: Kernel, pairs: Value) -> None:
+    """Starts and places, by counting; pairs of one expert stay in order."""
+    c, record = kernel.code, kernel.record
+
+    def raise_(array: Value, number: Value) -> Value:
+        before = c.word(array, number)
+        c.store(c.add(before, 1), array, c.mul(number, 8))
+        return before
+
+    with c.loop(c.add(record.experts, 1)) as expert:
+        c.store(c.i(0), record.starts, c.mul(expert, 8))
+    with c.loop(pairs) as pair:
+        raise_(record.starts, c.add(c.word(record.picks, pair), 1))
+    with c.loop(record.experts) as expert:
+        start = c.word(record.starts, expert)
+        c.store(start, record.next, c.mul(expert, 8))
+        after = c.mul(c.add(expert, 1), 8)
+        c.store(c.add(start, c.load(record.starts, after, I64)), record.starts, after)
+    with c.loop(pairs) as pair:
+        c.store(raise_(record.next, c.word(record.picks, pair)), record.places, c.mul(pair, 8))
+
+
+def _gather(module: ir.Module, machine: Machine) -> None:
+    """out[place of each pair] = x[its row] * its factor."""
+    kernel = Kernel(module, machine, "gather")
+    c, record = kernel.code, kernel.record
+    first, last = kernel.share(c.mul(kernel.passed.rows, record.chosen))
+    with c.loop(last, first) as pair:
+        x = c.at(record.x, c.mul(c.div(pair, record.chosen), record.x_stride))
+        out = c.at(record.out, c.mul(c.word(record.places, pair), record.out_stride))
+        factor = c.load(record.factors, c.mul(pair, 4), F32)
+
+        def scaled(at: Value, lanes: int, x: Value = x, out: Value = out, factor: Value = factor) -> None:
+            c.store(c.b.fmul(c.load(x, at, F32, lanes), c.repeated(factor, lanes)), out, at)
+
+        vectors(c, record.size, scaled)
+    c.done()
+
+
+def _experts(module: ir.Module, machine: Machine) -> None:
+    """Each expert's linear layer on its own lines: `records` has one of `linear` for each expert.
+
+    All members share every expert's panels, so that what follows in the same panels needs no barrier.
+    """
+    kernel = Kernel(module, machine, "experts")
+    c, record = kernel.code, kernel.record
+    own, passed = c.stack_alloc(8 * WORDS), c.stack_alloc(8 * len(PASS))
+    address = ir.FunctionType(ir.VoidType(), (POINTER, POINTER, I64, I64)).as_pointer()
+    with c.loop(record.experts) as expert:
+        start, end = (c.word(record.starts, c.add(expert, n)) for n in (0, 1))
+        with c.when(c.compare(start, "<", end)):
+            linear = c.at(record.records, c.mul(expert, 8 * WORDS))
+            for word in range(WORDS):
+                c.store(c.word(linear, word), own, 8 * word)
+            for name in ("x", "y"):
+                place = 8 * (FIELDS["linear"].index(name) + 2)
+                lines = c.mul(start, getattr(record, f"{name}_stride"))
+                c.store(c.add(c.load(own, place, I64), lines), own, place)
+            c.store(c.sub(end, start), passed, 8 * PASS.index("rows"))
+            function = c.b.inttoptr(c.word(linear, KERNEL), address)
+            c.b.call(function, (own, passed, kernel.member, kernel.members))
+    c.done()
+
+
+def _mix(module: ir.Module, machine: Machine) -> None:
+    """out[row] = sum by rank of share * y[place], by fma from +0."""
+    kernel = Kernel(module, machine, "mix")
+    c, record = kernel.code, kernel.record
+    first, last = kernel.share(kernel.passed.rows)
+    with c.loop(last, first) as row:
+        out, pair = c.at(record.out, c.mul(row, record.out_stride)), c.mul(row, record.chosen)
+
+        def mixed(at: Value, lanes: int, out: Value = out, pair: Value = pair) -> None:
+            c.store(_sum(c, record, pair, at, lanes), out, at)
+
+        vectors(c, record.size, mixed)
+    c.done()
+
+
+def _sum(c: Code, record: object, pair: Value, at: Value, lanes: int) -> Value:
+    kind = ir.VectorType(F32, lanes) if lanes > 1 else F32
+    total, zero = c.variable(kind, c.vector(F32, 0.0, lanes)), c.vector(F32, 0.0, lanes)
+    c.put(zero, total)
+    with c.loop(record.chosen) as rank:  # type: ignore[attr-defined]
+        number = c.add(pair, rank)
+        line = c.at(record.y, c.mul(c.word(record.places, number), record.y_stride))  # type: ignore[attr-defined]
+        share = c.repeated(c.load(record.shares, c.mul(number, 4), F32), lanes)  # type: ignore[attr-defined]
+        c.put(c.fma(share, c.load(line, at, F32, lanes), c.get(total)), total)
+    return c.get(total)

@@ -1,0 +1,146 @@
+"""Linear layers, y = x W^T + b: `docs/numerics.md`, Linear. One kernel for each storage of the weights.
+
+The sum over a block of 128 inputs is one chain of fma; blocks are added in ascending order, then the bias. Lanes run
+across columns, tiles across rows and columns, members of the team across panels; none of them along a sum. So a row's
+bits depend neither on the number of rows nor on who computes it.
+
+Weights are widened in registers and used at once for up to 24 rows. More rows go through each panel in chunks of 16, by
+when its weights are in a cache. Machines with few registers would widen too often: there, a block of 64 columns is
+widened into the first-level cache, and all rows go through it in tiles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import ir
+
+from services.generation.target.kernels.code import F32, I64, Value, calling
+from services.generation.target.kernels.linear.float_tiles import (
+    LINE,
+    PER_BLOCK,
+    UNPACKED,
+    copy_x,
+    direct,
+    linear_part,
+    panel_bytes,
+    tiled,
+    tiled_scratch_bytes,
+    widen_function,
+)
+from services.generation.target.kernels.linear.widening import block_place
+from services.generation.target.kernels.machine import Machine
+from services.generation.target.kernels.records import Kernel
+from services.generation.target.kernels.storages import BLOCK, GROUP, PANEL, Storage
+
+_DIRECT = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24)  # rows that direct kernels are compiled for
+_DIRECT_NARROW = (1, 2, 3, 4)  # the same for machines of 16 registers or few lanes
+_CHUNK = 16  # rows of which a panel's weights are widened once, where there are many
+_X_BYTES = 3 << 17  # of x that go through the panels together: most of a second-level cache
+_NOWHERE = 1024  # bytes at the end of the scratch for rows that nobody asked for
+
+
+def _is_wide(machine: Machine) -> bool:
+    """Whether the registers hold the sums of _CHUNK rows."""
+    return machine.registers * machine.lanes >= 512
+
+
+def scratch_bytes(inputs: int) -> int:
+    """Of one member, for a layer of so many inputs."""
+    line = -(-inputs // BLOCK) * LINE
+    return max(line * max(_DIRECT[-1], _CHUNK), _X_BYTES + line * _CHUNK, tiled_scratch_bytes()) + _NOWHERE
+
+
+def build(module: ir.Module, machine: Machine, storage: Storage) -> None:
+    """Add the kernels `linear` and `embed` to a module."""
+    counts = _DIRECT if _is_wide(machine) else _DIRECT_NARROW
+    few = {rows: direct(module, machine, storage, rows) for rows in counts}
+    many = _chunked(module, machine, few) if _is_wide(machine) else tiled(module, machine, storage)
+    kernel = Kernel(module, machine, "linear")
+    c, record = kernel.code, kernel.record
+    first, last = kernel.share(c.div(record.panels, record.unit))
+    first, last = c.mul(first, record.unit), c.mul(last, record.unit)
+    rows, scratch = kernel.rows(), kernel.scratch()
+    nowhere = c.at(scratch, c.sub(record.scratch_size, _NOWHERE))
+
+    def run(count: int) -> Callable[[], None]:
+        def case() -> None:
+            x = scratch if count > UNPACKED else record.x
+            if count > UNPACKED:
+                copy_x(c, record, record.x, rows, count, scratch)
+            c.call(few[count], c.arguments[0], x, record.y, nowhere, rows, first, last)
+
+        return case
+
+    cases = {r: run(next(count for count in counts if count >= r)) for r in range(1, counts[-1] + 1)}
+    c.choose(rows, cases)
+    with c.when(c.compare(rows, ">", counts[-1])):
+        c.call(many, c.arguments[0], rows, scratch, first, last)
+    c.done()
+    _embed(module, machine, storage)
+
+
+def _chunked(module: ir.Module, machine: Machine, few: dict[int, Any]) -> Any:
+    """Panels [first, last) for many rows: as many rows as the second-level cache holds go through a panel in chunks."""
+    c, record, rows, scratch, first, last = linear_part(module, machine, "chunked")
+    nowhere = c.at(scratch, c.sub(record.scratch_size, _NOWHERE))
+    line = c.mul(c.ceil_div(record.groups, PER_BLOCK), LINE)
+    chunk_bytes = c.mul(line, _CHUNK)
+    together = c.mul(c.larger(c.div(c.i(_X_BYTES), chunk_bytes), 1), _CHUNK)
+    variants = [count for count in few if UNPACKED < count <= _CHUNK]
+    with c.loop(rows, step=together) as begin:
+        some = c.smaller(c.sub(rows, begin), together)
+
+        def place(row: Value, begin: Value = begin) -> tuple[Value, Value]:
+            """Where the chunk that begins with a row has its x, and its y."""
+            x = c.at(scratch, c.mul(c.div(row, _CHUNK), chunk_bytes))
+            return x, c.at(record.y, c.mul(c.add(begin, row), record.y_stride))
+
+        def cases(row: Value, work: Callable[[int], Callable[[], None]], some: Value = some) -> None:
+            count = c.smaller(c.sub(some, row), _CHUNK)
+            c.choose(count, {r: work(next(v for v in variants if v >= r)) for r in range(1, _CHUNK + 1)})
+
+        with c.loop(some, step=_CHUNK) as row:
+            source = c.at(record.x, c.mul(c.add(begin, row), record.x_stride))
+            count = c.smaller(c.sub(some, row), _CHUNK)
+
+            def copied(stride: int, source: Value = source, count: Value = count, row: Value = row) -> Any:
+                return lambda: copy_x(c, record, source, count, stride, place(row)[0])
+
+            cases(row, copied)
+        with c.loop(last, first, 2) as panel, c.loop(some, step=_CHUNK) as row:
+            end, count = c.smaller(c.add(panel, 2), last), c.smaller(c.sub(some, row), _CHUNK)
+
+            def computed(
+                stride: int, row: Value = row, count: Value = count, panel: Value = panel, end: Value = end
+            ) -> Any:
+                return calling(c, few[stride], c.arguments[0], *place(row), nowhere, count, panel, end)
+
+            cases(row, computed)
+    return c.done()
+
+
+def _embed(module: ir.Module, machine: Machine, storage: Storage) -> None:
+    """Add `embed`: x[row] = weights[tokens[row]] * factor + 0; the zero makes +0 of -0, which some storages lack."""
+    kernel = Kernel(module, machine, "embed")
+    widen = widen_function(module, machine, storage)
+    c, record, passed = kernel.code, kernel.record, kernel.passed
+    size = panel_bytes(c, record, storage)
+    scratch = kernel.scratch()
+    first, last = kernel.share(passed.rows)
+    with c.loop(last, first) as row:
+        token = c.load(passed.tokens, c.mul(row, 8), I64)
+        panel = c.at(record.weights, c.mul(c.div(token, PANEL), size))
+        column = c.at(scratch, c.mul(c.rem(token, PANEL), 4))
+        out = c.at(record.x, c.mul(row, record.x_stride))
+        with c.loop(c.ceil_div(record.groups, PER_BLOCK)) as block:
+            done = c.mul(block, PER_BLOCK)
+            count = c.smaller(c.sub(record.groups, done), PER_BLOCK)
+            c.call(widen, scratch, *block_place(c, storage, panel, block), count)
+            inputs = c.smaller(c.mul(count, GROUP), c.sub(record.size, c.mul(block, BLOCK)))
+            to = c.at(out, c.mul(block, 4 * BLOCK))
+            with c.loop(inputs) as k:
+                value = c.b.fmul(c.load(column, c.mul(k, 4 * PANEL), F32), record.factor)
+                c.store(c.b.fadd(value, c.real(0.0)), to, c.mul(k, 4))
+    c.done()

@@ -1,0 +1,129 @@
+"""The arguments of kernels: a record of words for each operation of a program, and one for the pass."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numpy.typing import NDArray
+
+from services.generation.target.kernels.code import F32, I64, POINTER, Code, Value
+from services.generation.target.kernels.machine import Machine
+
+WORDS = 24  # of 8 bytes in a record
+KERNEL, BARRIER = 0, 1
+"""Every record begins with the address of its kernel, and whether the team waits for each other after it."""
+
+PASS = (
+    "program", "operations", "rows", "wanted", "tokens", "positions", "slots", "sequences",
+    "contiguous", "branch_starts", "branches", "tables", "table_stride", "adapters", "wanted_rows",
+)  # fmt: skip
+"""Words of a pass; arrays by address, int32 as `rows.Rows` has them, tokens int64. `rows` and `wanted` are counts."""
+
+FIELDS: Mapping[str, tuple[str, ...]] = {
+    "linear": (
+        "weights", "x", "x_stride", "y", "y_stride", "bias", "groups", "panels", "unit", "count", "scratch",
+        "scratch_size",
+    ),
+    "embed": ("weights", "groups", "x", "x_stride", "size", "scratch", "scratch_size", "factor"),
+    "norm": ("x", "x_stride", "out", "out_stride", "weight", "size", "epsilon", "count", "index"),
+    "add": ("x", "x_stride", "y", "y_stride", "panels", "unit", "size"),
+    "rotate": (
+        "qkv", "qkv_stride", "heads", "kv_heads", "dim", "padded", "cosines", "sines", "turned", "query_norm",
+        "key_norm", "value_norm", "epsilon", "scales", "interleaved", "queries", "keys", "values",
+    ),
+    "attend": (
+        "queries", "heads", "kv_heads", "dim", "padded", "keys", "values", "window", "chunk", "cap", "sinks", "mixed",
+        "mixed_stride", "partial", "blocks", "scratch", "scratch_size",
+    ),
+    "activate": ("gate_up", "gate_up_stride", "out", "out_stride", "panels", "unit", "times", "slope", "limit"),
+    "route": (
+        "logits", "logits_stride", "experts", "chosen", "normalised", "sigmoid", "factors", "picks", "shares", "places",
+        "starts", "next",
+    ),
+    "gather": ("x", "x_stride", "out", "out_stride", "chosen", "places", "factors", "size"),
+    "experts": ("records", "experts", "starts", "x_stride", "y_stride"),
+    "mix": ("y", "y_stride", "out", "out_stride", "chosen", "places", "shares", "size"),
+    "low_rank": ("x", "x_stride", "y", "y_stride", "parts", "adapter_parts", "scratch", "scratch_size"),
+    "cap": ("y", "y_stride", "panels", "unit", "cap", "count"),
+    "copy": ("x", "x_stride", "out", "out_stride", "size"),
+    "gate": ("x", "x_stride", "y", "y_stride", "out", "out_stride", "size"),
+    "scale": ("x", "x_stride", "size", "factor"),
+}  # fmt: skip
+"""Words of an operation's record after the first two. Strides and sizes of scratch are in bytes, others in elements;
+float32 constants are held by their bits. `count` is the word of the pass that says how many rows there are."""
+
+_POINTERS = {
+    "weights", "x", "y", "bias", "scratch", "out", "weight", "qkv", "cosines", "sines", "query_norm", "key_norm",
+    "value_norm", "queries", "keys", "values", "mixed", "partial", "gate_up", "parts", "adapter_parts", "program",
+    "tokens", "positions", "slots", "sequences", "contiguous", "branch_starts", "branches", "tables", "adapters",
+    "wanted_rows", "logits", "picks", "shares", "places", "starts", "next", "records", "sinks", "scales", "factors",
+}  # fmt: skip
+_FLOATS = {"epsilon", "factor", "cap", "slope", "limit"}
+
+
+class Words:
+    """The fields of a record inside a kernel: `words.rows` loads one."""
+
+    def __init__(self, code: Code, record: Value, names: tuple[str, ...], first: int) -> None:
+        self._code, self._record, self._places = code, record, {n: first + i for i, n in enumerate(names)}
+
+    def __getattr__(self, name: str) -> Value:
+        place = 8 * self._places[name]
+        kind = POINTER if name in _POINTERS else F32 if name in _FLOATS else I64
+        return self._code.load(self._record, place, kind)
+
+
+class Kernel:
+    """An operation under construction: `kernel(record, pass, member, members)`, run by all members of a team."""
+
+    def __init__(self, module: ir.Module, machine: Machine, operation: str, name: str = "") -> None:
+        arguments = (POINTER, POINTER, I64, I64)
+        self.code = Code(module, machine, name or operation, arguments, exported=True)
+        record, pass_, self.member, self.members = self.code.arguments
+        self.record = Words(self.code, record, FIELDS[operation], 2)
+        self.passed = Words(self.code, pass_, PASS, 0)
+        self._pass = pass_
+
+    def rows(self) -> Value:
+        """How many rows the record's `count` says."""
+        return self.code.word(self._pass, self.record.count)
+
+    def share(self, units: Value) -> tuple[Value, Value]:
+        """This member's run [first, last) of so many units of work."""
+        c = self.code
+        first = c.div(c.mul(units, self.member), self.members)
+        return first, c.div(c.mul(units, c.add(self.member, 1)), self.members)
+
+    def scratch(self) -> Value:
+        """This member's own scratch."""
+        return self.code.at(self.record.scratch, self.code.mul(self.member, self.record.scratch_size))
+
+
+def record_of(operation: str, kernel: int, values: Mapping[str, Any], *, barrier: bool = True) -> NDArray[np.int64]:
+    """The words of an operation; arrays stand for their addresses, missing fields are 0.
+
+    The arrays must outlive the record.
+    """
+    words = np.zeros(WORDS, np.int64)
+    words[KERNEL], words[BARRIER] = kernel, barrier
+    unknown = values.keys() - set(FIELDS[operation])
+    assert not unknown, f"{operation} has no {unknown}"
+    for place, name in enumerate(FIELDS[operation], 2):
+        words[place] = _word(name, values.get(name, 0))
+    return words
+
+
+def _word(name: str, value: Any) -> int:
+    if isinstance(value, np.ndarray):
+        return int(value.ctypes.data)
+    if name in _FLOATS:
+        return int(np.float32(value).view(np.uint32))
+    return int(value)
+
+
+def count_of(name: str) -> int:
+    """The word of the pass that `count` names."""
+    return PASS.index(name)

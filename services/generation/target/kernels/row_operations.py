@@ -1,0 +1,341 @@
+"""The row operations of a pass, between its linear layers and attention: `docs/numerics.md`, section by section."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+
+from services.generation.target.kernels.code import F32, I32, I64, POINTER, Code, Value
+from services.generation.target.kernels.machine import Machine
+from services.generation.target.kernels.records import Kernel
+from services.generation.target.kernels.storages import PANEL
+from services.generation.target.sizes import MOST_RANK
+
+EXP = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)
+LOG2_E, ROUND = 1.44269504, 12582912.0  # 1.5 * 2**23: adding and subtracting it rounds to the nearest integer
+LN2_HIGH, LN2_LOW = 0.693359375, -2.12194440e-4  # ln 2 in two parts (Cody and Waite)
+LOWEST, HIGHEST = -87.0, 88.0
+TANH = (-5.70498872745e-3, 2.06390887954e-2, -5.37397155531e-2, 1.33314422036e-1, -3.33332819422e-1)
+TANH_NEAR = 0.625  # below it the polynomial is taken
+SQRT_2_OVER_PI, GELU_CUBE = 0.7978845608028654, 0.044715
+
+
+def _real(c: Code, value: float, lanes: int) -> Value:
+    return c.vector(F32, float(np.float32(value)), lanes)
+
+
+def exponential(c: Code, x: Value) -> Value:
+    """exp(x) of a float32 or a vector; +0 below LOWEST, exp(HIGHEST) above HIGHEST."""
+    b = c.b
+    lanes = x.type.count if isinstance(x.type, ir.VectorType) else 1
+    low, high = _real(c, LOWEST, lanes), _real(c, HIGHEST, lanes)
+    bounded = b.select(b.fcmp_ordered(">", x, low), x, low)
+    bounded = b.select(b.fcmp_ordered("<", bounded, high), bounded, high)
+    n = b.fsub(c.fma(bounded, _real(c, LOG2_E, lanes), _real(c, ROUND, lanes)), _real(c, ROUND, lanes))
+    r = c.fma(n, _real(c, -LN2_LOW, lanes), c.fma(n, _real(c, -LN2_HIGH, lanes), bounded))
+    p = _real(c, EXP[0], lanes)
+    for coefficient in EXP[1:]:
+        p = c.fma(p, r, _real(c, coefficient, lanes))
+    y = b.fadd(c.fma(b.fmul(p, r), r, r), _real(c, 1.0, lanes))
+    whole = b.fptosi(n, ir.VectorType(I32, lanes) if lanes > 1 else I32)
+    exponent = b.shl(b.add(whole, c.vector(I32, 127, lanes)), c.vector(I32, 23, lanes))
+    result = b.fmul(y, b.bitcast(exponent, x.type))
+    result = b.select(b.fcmp_ordered("<", x, low), _real(c, 0.0, lanes), result)
+    return b.select(b.fcmp_unordered("uno", x, x), x, result)
+
+
+def hyperbolic_tangent(c: Code, x: Value) -> Value:
+    """tanh(x) of a float32 or a vector: a polynomial near 0, else 1 - 2 / (1 + exp(2 |x|)) with the sign of x."""
+    b = c.b
+    lanes = x.type.count if isinstance(x.type, ir.VectorType) else 1
+    size, z = c.intrinsic("llvm.fabs", x.type, x), b.fmul(x, x)
+    p = _real(c, TANH[0], lanes)
+    for coefficient in TANH[1:]:
+        p = c.fma(p, z, _real(c, coefficient, lanes))
+    one = _real(c, 1.0, lanes)
+    far = b.fsub(one, b.fdiv(_real(c, 2.0, lanes), b.fadd(one, exponential(c, b.fadd(size, size)))))
+    signed = c.intrinsic("llvm.copysign", x.type, far, x)
+    return b.select(b.fcmp_ordered("<", size, _real(c, TANH_NEAR, lanes)), c.fma(b.fmul(p, z), x, x), signed)
+
+
+def capped(c: Code, x: Value, cap: Value) -> Value:
+    """cap * tanh(x / cap); `cap` is a float32."""
+    lanes = x.type.count if isinstance(x.type, ir.VectorType) else 1
+    most = c.repeated(cap, lanes)
+    return c.b.fmul(hyperbolic_tangent(c, c.b.fdiv(x, most)), most)
+
+
+def silu(c: Code, x: Value) -> Value:
+    """x / (1 + exp(-x))."""
+    lanes = x.type.count if isinstance(x.type, ir.VectorType) else 1
+    return c.b.fdiv(x, c.b.fadd(_real(c, 1.0, lanes), exponential(c, c.b.fneg(x))))
+
+
+def gelu_tanh(c: Code, x: Value) -> Value:
+    """x / (1 + exp(-2 u)), u = sqrt(2 / pi) * (x + 0.044715 x^3): GELU by tanh (Hendrycks and Gimpel 2016)."""
+    b = c.b
+    lanes = x.type.count if isinstance(x.type, ir.VectorType) else 1
+    cube = b.fmul(b.fmul(b.fmul(x, x), x), _real(c, GELU_CUBE, lanes))
+    u = b.fmul(b.fadd(x, cube), _real(c, -2.0 * float(np.float32(SQRT_2_OVER_PI)), lanes))
+    return b.fdiv(x, b.fadd(_real(c, 1.0, lanes), exponential(c, u)))
+
+
+def clamped(c: Code, gate: Value, up: Value, slope: Value, limit: Value) -> Value:
+    """(gate / (1 + exp(-slope * gate))) * (up + 1), gate and up within the limit (OpenAI 2025); NaN stay NaN."""
+    b, lanes = c.b, gate.type.count
+    one, most, least = _real(c, 1.0, lanes), c.repeated(limit, lanes), c.repeated(b.fneg(limit), lanes)
+    gate, up = (b.select(b.fcmp_ordered(">", x, most), most, x) for x in (gate, up))
+    up = b.select(b.fcmp_ordered("<", up, least), least, up)
+    power = exponential(c, b.fneg(b.fmul(gate, c.repeated(slope, lanes))))
+    return b.fmul(b.fdiv(gate, b.fadd(one, power)), b.fadd(up, one))
+
+
+LANES = 16  # interleaved partial sums of a mean of squares: part of the definition
+KERNELS = (
+    "norm",
+    "add",
+    "activate_silu",
+    "activate_gelu",
+    "activate_clamped",
+    "low_rank",
+    "cap",
+    "copy",
+    "gate",
+    "scale",
+)
+_BYTES = 4 * LANES
+
+
+def build(module: ir.Module, machine: Machine) -> None:
+    _norm(module, machine)
+    _add(module, machine)
+    for name, function in (("silu", silu), ("gelu", gelu_tanh)):
+        _activate(module, machine, f"activate_{name}", _product_with(function))
+    _activate(module, machine, "activate_clamped", _bounded)
+    _low_rank(module, machine)
+    _cap(module, machine)
+    _copy(module, machine)
+    _gate(module, machine)
+    _scale(module, machine)
+
+
+def vectors(c: Code, size: Value, wide: Callable[[Value, int], None]) -> None:
+    """`wide(byte offset, lanes)` for all elements: LANES at a time, then one by one."""
+    whole = c.sub(size, c.rem(size, LANES))
+    with c.loop(whole, step=LANES) as i:
+        wide(c.mul(i, 4), LANES)
+    with c.loop(size, whole) as i:
+        wide(c.mul(i, 4), 1)
+
+
+def inverse_rms(c: Code, row: Value, size: Value, epsilon: Value) -> Value:
+    """1 / sqrt(mean of squares + epsilon) of [size]: square i goes to lane i % LANES by fma, then lanes are folded."""
+    b, kind = c.b, ir.VectorType(F32, LANES)
+    sums = c.variable(kind, c.vector(F32, 0.0, LANES))
+    whole = c.sub(size, c.rem(size, LANES))
+    with c.loop(whole, step=LANES) as i:
+        x = c.load(row, c.mul(i, 4), F32, LANES)
+        c.put(c.fma(x, x, c.get(sums)), sums)
+    rest = c.stack_alloc(_BYTES)
+    with c.when(c.compare(whole, "<", size)):
+        c.store(c.get(sums), rest, 0)
+        with c.loop(size, whole) as i:
+            x, lane = c.load(row, c.mul(i, 4), F32), c.mul(c.rem(i, LANES), 4)
+            c.store(c.fma(x, x, c.load(rest, lane, F32)), rest, lane)
+        c.put(c.load(rest, 0, F32, LANES), sums)
+    total = c.folded(c.get(sums), b.fadd)
+    mean = b.fdiv(total, b.sitofp(size, F32))
+    return b.fdiv(c.real(1.0), c.sqrt(b.fadd(mean, epsilon)))
+
+
+def _norm(module: ir.Module, machine: Machine) -> None:
+    """out[r] = (x[r] * inverse rms) * weight (Zhang and Sennrich 2019); with `index`, of the r-th wanted row."""
+    kernel = Kernel(module, machine, "norm")
+    c, record = kernel.code, kernel.record
+    b = c.b
+    first, last = kernel.share(kernel.rows())
+    with c.loop(last, first) as row:
+        source = c.variable(I64, row)
+        with c.when(c.compare(record.index, "!=", 0)):
+            c.put(c.index(kernel.passed.wanted_rows, row), source)
+        x = c.at(record.x, c.mul(c.get(source), record.x_stride))
+        out = c.at(record.out, c.mul(row, record.out_stride))
+        inverse = inverse_rms(c, x, record.size, record.epsilon)
+
+        def scaled(at: Value, lanes: int, x: Value = x, out: Value = out, inverse: Value = inverse) -> None:
+            y = b.fmul(c.load(x, at, F32, lanes), c.repeated(inverse, lanes))
+            c.store(b.fmul(y, c.load(record.weight, at, F32, lanes)), out, at)
+
+        vectors(c, record.size, scaled)
+    c.done()
+
+
+def _own_panels(kernel: Kernel) -> tuple[Value, Value]:
+    """The panels that the linear layer before this operation gave to this member, so that no barrier is needed."""
+    c, record = kernel.code, kernel.record
+    first, last = kernel.share(c.div(record.panels, record.unit))
+    return c.mul(first, record.unit), c.mul(last, record.unit)
+
+
+def _add(module: ir.Module, machine: Machine) -> None:
+    """x += y in the columns of this member's panels."""
+    kernel = Kernel(module, machine, "add")
+    c, record = kernel.code, kernel.record
+    first, last = _own_panels(kernel)
+    low = c.mul(first, PANEL)
+    size = c.sub(c.smaller(c.mul(last, PANEL), record.size), low)
+    with c.loop(kernel.passed.rows) as row:
+        x = c.at(c.at(record.x, c.mul(row, record.x_stride)), c.mul(low, 4))
+        y = c.at(c.at(record.y, c.mul(row, record.y_stride)), c.mul(low, 4))
+
+        def added(at: Value, lanes: int, x: Value = x, y: Value = y) -> None:
+            c.store(c.b.fadd(c.load(x, at, F32, lanes), c.load(y, at, F32, lanes)), x, at)
+
+        vectors(c, size, added)
+    c.done()
+
+
+_Gated = Callable[[Code, Any, Value, Value], Value]
+"""Of the record and of vectors of gate and up."""
+
+
+def _product_with(function: Callable[[Code, Value], Value]) -> _Gated:
+    return lambda c, record, gate, up: c.b.fmul(function(c, gate), up)
+
+
+def _bounded(c: Code, record: Any, gate: Value, up: Value) -> Value:
+    return clamped(c, gate, up, record.slope, record.limit)
+
+
+def _activate(module: ir.Module, machine: Machine, name: str, function: _Gated) -> None:
+    """out = function(gate, up); panels of gate and of up alternate (Shazeer 2020). `times` lines of each row."""
+    kernel = Kernel(module, machine, "activate", name)
+    c, record = kernel.code, kernel.record
+    first, last = _own_panels(kernel)
+    with c.loop(c.mul(kernel.passed.rows, record.times)) as row:
+        source = c.at(record.gate_up, c.mul(row, record.gate_up_stride))
+        to = c.at(record.out, c.mul(row, record.out_stride))
+        with c.loop(c.div(last, 2), c.div(first, 2)) as pair:
+            gate, out = c.at(source, c.mul(pair, 8 * PANEL)), c.at(to, c.mul(pair, 4 * PANEL))
+            for at in range(0, 4 * PANEL, _BYTES):
+                halves = (c.load(gate, at + half, F32, LANES) for half in (0, 4 * PANEL))
+                c.store(function(c, record, *halves), out, at)
+    c.done()
+
+
+def _cap(module: ir.Module, machine: Machine) -> None:
+    """y = cap * tanh(y / cap) in this member's panels."""
+    kernel = Kernel(module, machine, "cap")
+    c, record = kernel.code, kernel.record
+    first, last = _own_panels(kernel)
+    with c.loop(kernel.rows()) as row:
+        y = c.at(record.y, c.mul(row, record.y_stride))
+        with c.loop(c.mul(last, 4 * PANEL), c.mul(first, 4 * PANEL), _BYTES) as at:
+            c.store(capped(c, c.load(y, at, F32, LANES), record.cap), y, at)
+    c.done()
+
+
+def _copy(module: ir.Module, machine: Machine) -> None:
+    """out[r] = x[r]: hidden states that are wanted as features."""
+    kernel = Kernel(module, machine, "copy")
+    c, record = kernel.code, kernel.record
+    first, last = kernel.share(kernel.passed.rows)
+    with c.loop(last, first) as row:
+        x = c.at(record.x, c.mul(row, record.x_stride))
+        out = c.at(record.out, c.mul(row, record.out_stride))
+
+        def copied(at: Value, lanes: int, x: Value = x, out: Value = out) -> None:
+            c.store(c.load(x, at, F32, lanes), out, at)
+
+        vectors(c, record.size, copied)
+    c.done()
+
+
+def _gate(module: ir.Module, machine: Machine) -> None:
+    """out[r] = gelu(x[r]) * y[r]."""
+    kernel = Kernel(module, machine, "gate")
+    c, record = kernel.code, kernel.record
+    first, last = kernel.share(kernel.passed.rows)
+    with c.loop(last, first) as row:
+        x, y, out = (
+            c.at(getattr(record, name), c.mul(row, getattr(record, f"{name}_stride"))) for name in ("x", "y", "out")
+        )
+
+        def gated(at: Value, lanes: int, x: Value = x, y: Value = y, out: Value = out) -> None:
+            c.store(c.b.fmul(gelu_tanh(c, c.load(x, at, F32, lanes)), c.load(y, at, F32, lanes)), out, at)
+
+        vectors(c, record.size, gated)
+    c.done()
+
+
+def _scale(module: ir.Module, machine: Machine) -> None:
+    """x[r] *= factor."""
+    kernel = Kernel(module, machine, "scale")
+    c, record = kernel.code, kernel.record
+    first, last = kernel.share(kernel.passed.rows)
+    with c.loop(last, first) as row:
+        x = c.at(record.x, c.mul(row, record.x_stride))
+
+        def scaled(at: Value, lanes: int, x: Value = x) -> None:
+            c.store(c.b.fmul(c.load(x, at, F32, lanes), c.repeated(record.factor, lanes)), x, at)
+
+        vectors(c, record.size, scaled)
+    c.done()
+
+
+# A part of an adapter: A [inputs][rank padded], B [rank][outputs padded], by address; the outputs' first column, and 1
+# where panels of the layer's two halves alternate; the scale by its bits.
+PART = ("down", "up", "inputs", "rank", "outputs", "first", "alternating", "scale")
+
+
+def _low_rank(module: ir.Module, machine: Machine) -> None:
+    """y[r] += scale * ((x[r] A^T) B^T) for each part of the row's adapter (Hu et al. 2021), both products as Linear.
+
+    parts: records of PART; adapter_parts int64 [adapters + 1]: the first part of each adapter.
+    """
+    kernel = Kernel(module, machine, "low_rank")
+    product = _product(module, machine)
+    c, record, passed = kernel.code, kernel.record, kernel.passed
+    scratch = kernel.scratch()
+    first, last = kernel.share(passed.rows)
+    with c.loop(last, first) as row:
+        adapter = c.index(passed.adapters, row)
+        with c.when(c.compare(adapter, ">=", 0)):
+            begin, end = (c.word(record.adapter_parts, c.add(adapter, n)) for n in (0, 1))
+            x, y = c.at(record.x, c.mul(row, record.x_stride)), c.at(record.y, c.mul(row, record.y_stride))
+            with c.loop(end, begin) as number:
+                part = c.at(record.parts, c.mul(number, 8 * len(PART)))
+                down, up = c.address(part, 0), c.address(part, 1)
+                inputs, rank, outputs, column, alternating = (c.word(part, n) for n in range(2, 7))
+                scale = c.load(part, 8 * 7, F32)
+                c.call(product, x, down, inputs, rank, scratch)
+                update = c.at(scratch, 4 * MOST_RANK)
+                c.call(product, scratch, up, rank, outputs, update)
+                with c.loop(outputs) as n:
+                    panel = c.mul(c.mul(c.div(n, PANEL), PANEL), alternating)
+                    place = c.mul(c.add(c.add(column, n), panel), 4)
+                    value = c.fma(scale, c.load(update, c.mul(n, 4), F32), c.load(y, place, F32))
+                    c.store(value, y, place)
+    c.done()
+
+
+def _product(module: ir.Module, machine: Machine) -> object:
+    """product(x, matrix, terms, outputs, out): out = x M by the program of Linear; matrix [terms][outputs padded]."""
+    c = Code(module, machine, "product", (POINTER, POINTER, I64, I64, POINTER))
+    x, matrix, terms, outputs, out = c.arguments
+    b, kind, zero = c.b, ir.VectorType(F32, LANES), c.vector(F32, 0.0, LANES)
+    stride = c.mul(c.ceil_div(outputs, LANES), _BYTES)
+    with c.loop(outputs, step=LANES) as n:
+        total = c.variable(kind, zero)
+        with c.loop(terms, step=128) as start:
+            part = c.variable(kind, zero)
+            with c.loop(c.smaller(terms, c.add(start, 128)), start) as k:
+                w = c.load(c.at(matrix, c.mul(k, stride)), c.mul(n, 4), F32, LANES)
+                factor = c.repeated(c.load(x, c.mul(k, 4), F32), LANES)
+                c.put(c.fma(factor, w, c.get(part)), part)
+            c.put(b.fadd(c.get(total), c.get(part)), total)
+        c.store(b.fadd(c.get(total), zero), out, c.mul(n, 4))
+    return c.done()

@@ -1,0 +1,107 @@
+"""The layout of packed weights: panels of 32 columns, inside a panel groups of 32 inputs, read from start to end.
+
+A pass reads each weight once, in the order in which it lies in memory. A group holds the values of its 32 inputs for
+the 32 columns, columns side by side, after the scales that belong to it:
+
+    float32   f32 [32][32]
+    bfloat16  u32 [16][32]                                    an even input in the low half, an odd one above it
+    float16   f16 [32][32]
+    q8_0      f16 d[32]; u32 [8][32]                          w = d * q
+    q4_0      f16 d[32]; u32 [4][32]                          w = d * (q - 8)
+    q4_1      f16 d[32]; f16 m[32]; u32 [4][32]               w = d * q + m
+    q5_0      f16 d[32]; u32 [4][32]; u32 [32]                w = d * (q - 16)
+    q5_1      f16 d[32]; f16 m[32]; u32 [4][32]; u32 [32]     w = d * q + m
+    q4_k      u8 s[32]; u8 t[32]; u32 [4][32]                 w = (d * s) * q - (e * t)
+    q5_k      u8 s[32]; u8 t[32]; u32 [4][32]; u32 [32]       likewise
+    q6_k      i8 s[2][32]; u32 [4][32]; u32 [2][32]           w = (d * s) * (q - 32), a scale for 16 inputs
+    mxfp4     u8 e[32]; u32 [4][32]                           w = v * 2^(e - 127), v a float of four bits
+
+The K kinds have groups of eight below one header: f16 d[32], and f16 e[32] but for q6_k. All products are exact in
+float32, so that at most the last addition rounds: w is the float32 that dequantising gives. iq4_nl has a whole number
+from -127 to 113 for each of its sixteen q, and is held as the q8_0 that has the same d and these numbers (`packed_as`).
+
+A word holds four 8-bit values (q + 128) or eight 4-bit values, the first input in the lowest bits, and is then rotated
+to the left (`ROTATION`), which saves the kernels a shift. Upper bits of 32 or 16 values lie in their word so that one
+shift and one mask bring those of four inputs above the four that a mask cuts out of a word of 4-bit values.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+PANEL = 32  # columns
+GROUP = 32  # inputs
+BLOCK = 128  # terms of a partial sum: docs/numerics.md, Linear
+ROTATION = {8: 4, 4: 12}
+SLACK = 1 << 16  # bytes behind packed weights that kernels may prefetch
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """Sizes in bytes of one way to hold weights."""
+
+    name: str
+    scales: int  # of a group's scales, before its values
+    values: int  # of a group's values
+    header: int = 0  # before the groups that share it
+    groups: int = 1  # that share a header
+
+    @property
+    def group(self) -> int:
+        return self.scales + self.values
+
+    @property
+    def alignment(self) -> int:
+        """Of groups, in bytes: a power of two."""
+        return self.group & -self.group
+
+    @property
+    def quantised(self) -> bool:
+        """Whether values are whole numbers."""
+        return self.name.startswith("q")
+
+    def panel(self, inputs: int) -> int:
+        """Bytes of a panel of weights of so many inputs, a multiple of GROUP."""
+        count = inputs // GROUP
+        return count * self.group + -(-count // self.groups) * self.header
+
+
+_HALVES = 2 * PANEL
+STORAGES = {
+    storage.name: storage
+    for storage in (
+        Storage("float32", 0, 4 * GROUP * PANEL),
+        Storage("bfloat16", 0, 2 * GROUP * PANEL),
+        Storage("float16", 0, 2 * GROUP * PANEL),
+        Storage("q8_0", _HALVES, GROUP * PANEL),
+        Storage("q4_0", _HALVES, GROUP * PANEL // 2),
+        Storage("q4_1", 2 * _HALVES, GROUP * PANEL // 2),
+        Storage("q5_0", _HALVES, GROUP * PANEL // 2 + 4 * PANEL),
+        Storage("q5_1", 2 * _HALVES, GROUP * PANEL // 2 + 4 * PANEL),
+        Storage("q4_k", 2 * PANEL, GROUP * PANEL // 2, 2 * _HALVES, 8),
+        Storage("q5_k", 2 * PANEL, GROUP * PANEL // 2 + 4 * PANEL, 2 * _HALVES, 8),
+        Storage("q6_k", 2 * PANEL, GROUP * PANEL // 2 + 8 * PANEL, _HALVES, 8),
+        Storage("mxfp4", PANEL, GROUP * PANEL // 2),
+    )
+}
+
+
+def packed_as(storage: str) -> Storage:
+    """The layout that published weights of a storage are packed in."""
+    return STORAGES["q8_0" if storage == "iq4_nl" else storage]
+
+
+def byte_of(k: int) -> tuple[int, int]:
+    """Of the k-th of eight 4-bit values in a rotated word: whether it is the upper half of a byte, and of which."""
+    place = (k + ROTATION[4] // 4) % 8
+    return place % 2, place // 2
+
+
+def upper_place(bits: int, k: int) -> int:
+    """The lowest bit of the upper `bits` of the k-th value in their word, which holds 32 / bits values."""
+    half, byte = byte_of(k % 8)
+    return 8 * byte + bits * (2 * (k // 8) + half)
+
+
+def padded(count: int, multiple: int) -> int:
+    return -(-count // multiple) * multiple

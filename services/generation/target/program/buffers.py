@@ -1,0 +1,219 @@
+"""What passes work in: memory on huge pages, buffers, the cache of keys and values."""
+
+from __future__ import annotations
+
+import mmap
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from services.generation.target.blocks import BLOCK, blocks_for
+from services.generation.target.config.layer_specs import LayerSizes, LayerSpec
+from services.generation.target.families import Experts
+from services.generation.target.kernels.attention import layout
+from services.generation.target.kernels.attention.layout import LANES, Cached
+from services.generation.target.kernels.linear import linear
+from services.generation.target.kernels.storages import PANEL, SLACK, padded
+from services.generation.target.rows import Rows
+from services.generation.target.sizes import MOST_RANK
+
+Bytes = NDArray[np.uint8]
+Float32 = NDArray[np.float32]
+_PAGE = 1 << 21
+_CHUNK = 16 * _PAGE  # what small pieces are cut from: a page of its own would leave most of it empty
+_BORDER = 4096  # bytes to which pieces are aligned
+
+
+class _Chunk:
+    """A mapping that pieces are cut from, one after another; it goes when all of them have gone."""
+
+    def __init__(self) -> None:
+        self._memory = np.empty(0, np.uint8)
+        self._used = 0
+        self._lock = threading.Lock()
+
+    def piece(self, count: int) -> Bytes:
+        size = padded(count, _BORDER)
+        with self._lock:
+            if self._used + size > len(self._memory):
+                self._memory, self._used = _mapped(_CHUNK), 0
+            first, self._used = self._used, self._used + size
+            return self._memory[first : first + count]
+
+
+_chunk = _Chunk()
+
+
+def on_huge_pages(count: int) -> Bytes:
+    """`count` zero bytes; SLACK more behind them may be fetched."""
+    return _mapped(count) if count > _CHUNK // 4 else _chunk.piece(count)
+
+
+def _mapped(count: int) -> Bytes:
+    size = padded(count + SLACK, _PAGE) + _PAGE
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # pages shared with nobody can be huge
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    array = np.frombuffer(memory, np.uint8)
+    start = -array.ctypes.data % _PAGE
+    return array[start : start + count]
+
+
+class _Lease:
+    """What arrays over a piece of memory keep alive; the memory is given back when the last of them has gone."""
+
+    def __init__(self, memory: Float32, rows: int, size: int) -> None:
+        self.__array_interface__ = {**memory[: rows * size].__array_interface__, "shape": (rows, size)}
+
+
+class ReusedMemory:
+    """Hands out arrays, and their memory again once they, and all views of them, have gone. Used by one thread.
+
+    Each array owns a lease; the end of its life says that the memory is free, however an interpreter counts.
+    """
+
+    def __init__(self) -> None:
+        self._free: list[Float32] = []
+        self._lent: dict[int, Float32] = {}
+
+    def take(self, rows: int, size: int) -> Float32:
+        """An array [rows, size] of anything."""
+        memory = self._free.pop() if self._free else np.empty(0, np.float32)
+        if memory.size < rows * size:
+            memory = np.empty(rows * size, np.float32)
+        lease = _Lease(memory, rows, size)
+        self._lent[id(memory)] = memory
+        weakref.finalize(lease, self._take_back, id(memory)).atexit = False
+        return np.asarray(lease)
+
+    def _take_back(self, lent: int) -> None:
+        self._free.append(self._lent.pop(lent))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Cache:
+    """Of each layer keys [blocks, kv_heads, dim, BLOCK] and values [blocks, kv_heads, BLOCK, dim padded], in the form
+    `cached`, its own or those of another layer; cosines and sines of its rotation, [positions, frequencies]; the
+    factors of its queries, [positions].
+    """
+
+    cached: Cached
+    groups: Sequence[tuple[NDArray[Any], NDArray[Any]]]  # those of layers of the same sizes, [layers, blocks, ...]
+    keys: Sequence[NDArray[Any]]
+    values: Sequence[NDArray[Any]]
+    rotations: Sequence[tuple[Float32, Float32]]
+    scales: Sequence[Float32]
+
+    @classmethod
+    def empty(
+        cls, layers: Sequence[LayerSpec], blocks: int, rotations: Sequence[tuple[Float32, Float32]],
+        scales: Sequence[Float32], cached: Cached,
+    ) -> Cache:  # fmt: skip
+        """Of zeros, in memory that is touched only as it is used; `rotations` and `scales` of each layer."""
+        kind = np.float32 if cached.size == 4 else np.uint16
+
+        def zeros(*shape: int) -> NDArray[Any]:
+            return on_huge_pages(cached.size * int(np.prod(shape))).view(kind).reshape(*shape)
+
+        found: dict[int, tuple[NDArray[Any], NDArray[Any]]] = {}
+        groups = []
+        own = [number for number, layer in enumerate(layers) if layer.source is None]
+        for kv_heads, dim in dict.fromkeys((layers[number].kv_heads, layers[number].head_dim) for number in own):
+            numbers = [n for n in own if (layers[n].kv_heads, layers[n].head_dim) == (kv_heads, dim)]
+            shape = len(numbers), blocks, kv_heads
+            keys, values = zeros(*shape, dim, BLOCK), zeros(*shape, BLOCK, padded(dim, LANES))
+            groups.append((keys, values))
+            found |= {number: (keys[place], values[place]) for place, number in enumerate(numbers)}
+        read = [found[number if layer.source is None else layer.source] for number, layer in enumerate(layers)]
+        return cls(cached, groups, [keys for keys, _ in read], [values for _, values in read], rotations, scales)
+
+
+class ExpertBuffers:
+    """Of up to `pairs` pairs of a row and an expert (`kernels.experts`); lines are sorted by expert."""
+
+    def __init__(self, experts: Experts, hidden: int, rows: int, lines: Callable[[int, int], Float32]) -> None:
+        """`lines(count, size)` are so many lines of zeros."""
+        pairs, inner = rows * experts.chosen, padded(experts.size, PANEL)
+        self.logits = lines(rows, experts.count)
+        self.x, self.y = lines(pairs, hidden), lines(pairs, hidden)
+        self.gate_up, self.inner = lines(pairs, 2 * inner), lines(pairs, inner)
+        self.mixed = lines(rows, hidden)
+        self.picks, self.places = np.zeros(pairs, np.int64), np.zeros(pairs, np.int64)
+        self.shares, self.ones = np.zeros(pairs, np.float32), np.ones(pairs, np.float32)
+        self.starts, self.next = np.zeros(experts.count + 1, np.int64), np.zeros(experts.count, np.int64)
+
+
+class Buffers:
+    """What passes of up to `rows` rows by up to `members` threads work in; rows have positions below `positions`.
+
+    Lines begin at multiples of 64 bytes and are padded with zeros.
+    """
+
+    def __init__(
+        self,
+        sizes: LayerSizes,
+        rows: int,
+        members: int,
+        positions: int,
+        *,
+        widest: int = 0,
+        experts: Experts | None = None,
+        layers: Sequence[LayerSpec],
+    ) -> None:
+        """`widest`: inputs of linear layers beside those of decoder layers, the most that one has."""
+        dim = max(padded(layer.head_dim, layout.LANES) for layer in layers)
+        group_size = max(layer.heads // max(layer.kv_heads, 1) for layer in layers)
+        attended = max(layer.output[0].inputs for layer in layers)
+        widest_mlp = max(sizes.intermediate_size, experts.shared if experts else 0)
+        inner = padded(widest_mlp, PANEL)
+        self.rows, self.members, self.positions = rows, members, positions
+        self.x, self.normed, self.update = (self.lines(sizes.hidden_size) for _ in range(3))
+        self.qkv = self.lines(max((layer.heads + 2 * layer.kv_heads) * layer.head_dim for layer in layers))
+        queries = max(layer.heads * padded(layer.head_dim, layout.LANES) for layer in layers)
+        self.queries = on_huge_pages(4 * rows * queries).view(np.float32).reshape(rows, queries)
+        self._mixed: dict[int, Float32] = {}
+        self.gate_up, self.inner = self.lines(2 * inner), self.lines(inner)
+        self.experts = ExpertBuffers(experts, sizes.hidden_size, rows, _lines) if experts else None
+        widest = max(widest, experts.size if experts else 0, sizes.hidden_size, attended, widest_mlp)
+        attending = layout.scratch_bytes(group_size, dim)
+        adapting = 4 * (MOST_RANK + padded(max(2 * inner, self.qkv.shape[1]), PANEL))
+        self.scratch_size = padded(max(linear.scratch_bytes(widest), attending, adapting), 4096)
+        self.scratch = on_huge_pages(self.scratch_size * members)
+        self.blocks = blocks_for(positions)  # that a row sees at most: a table has more, where a tree hangs at its end
+        self.partial = on_huge_pages(layout.most_split(members) * self.blocks * group_size * layout.result_bytes(dim))
+
+    def check(self, rows: Rows) -> None:
+        """Refuse, before any kernel runs, a pass that would write behind a buffer.
+
+        Raises:
+            ValueError: it has too many rows, or a row's position is past the last one.
+        """
+        if len(rows) > self.rows:
+            raise ValueError(f"a pass of {len(rows)} rows; there is room for {self.rows}")
+        if len(rows) and not 0 <= rows.positions.min() <= rows.positions.max() < self.positions:
+            raise ValueError(f"a row at position {rows.positions.max()}; expected 0 to {self.positions - 1}")
+
+    @property
+    def own(self) -> dict[str, object]:
+        """The fields of a record that name a member's scratch."""
+        return {"scratch": self.scratch, "scratch_size": self.scratch_size}
+
+    def mixed(self, size: int) -> Float32:
+        """Results of attention: lines of so many values, which nothing longer was ever written into."""
+        if size not in self._mixed:
+            self._mixed[size] = self.lines(size)
+        return self._mixed[size]
+
+    def lines(self, size: int) -> Float32:
+        """A line of at least so many values for each row."""
+        return _lines(self.rows, size)
+
+
+def _lines(count: int, size: int) -> Float32:
+    size = padded(size, PANEL)
+    return on_huge_pages(4 * count * size).view(np.float32).reshape(count, size)

@@ -1,0 +1,170 @@
+"""The probe of single kernels: each kind of linear layer at every number of rows, attention over long histories.
+
+A model's own probe (`probing.probe`) sees few row counts and short histories; here the same rows are computed alone by
+one thread, then together, by teams of all sizes, and compared bit by bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from services.generation.target.blocks import BLOCK, blocks_for
+from services.generation.target.kernels import compilation
+from services.generation.target.kernels.attention.layout import LANES
+from services.generation.target.kernels.records import PASS, record_of
+from services.generation.target.kernels.storages import PANEL, padded
+from services.generation.target.program.buffers import Buffers
+from services.generation.target.program.matrices import Matrix, linear_record
+from services.generation.target.program.packing import PackedWeights
+from services.generation.target.program.program import ModelWeights
+from services.generation.target.program.team import Team
+from services.generation.target.target import KernelReport
+
+Float32 = NDArray[np.float32]
+
+_MOST_CACHE = 64 << 20  # bytes of a layer's keys that lengths are probed with
+_ROWS = 40  # of attention, together
+_SAMPLED = (*range(1, 34), 47, 64, 100, 128, 255, 256)  # row counts for teams that are neither one nor all
+
+
+def probe_kernels(
+    parts: ModelWeights, buffers: Buffers, team: Team, table: list[int], *, seed: int = 0
+) -> KernelReport:
+    """Probe the kernels on a model's own weights. `table`: blocks of the cache that may be written to."""
+    rng = np.random.default_rng(seed)
+    compared, failures = 0, []
+    for what, together, alone in _cases(parts, buffers, team, table, rng):
+        compared += 1
+        if together.tobytes() != alone.tobytes():
+            failures.append(f"{what}: {int((together != alone).sum())} of {together.size} values differ")
+    return KernelReport(compared, tuple(failures))
+
+
+def _cases(
+    parts: ModelWeights, buffers: Buffers, team: Team, table: list[int], rng: np.random.Generator
+) -> Iterator[tuple[str, Float32, Float32]]:
+    matrices = [parts.head, *(matrix for layer in parts.layers for matrix in layer.matrices)]
+    kinds = {(matrix.weights.storage.name, matrix.weights.inputs): matrix for matrix in matrices}
+    for (storage, inputs), matrix in sorted(kinds.items()):
+        for rows, threads, together, alone in _linear(matrix, parts.arithmetic, buffers, team, rng):
+            yield f"{storage} with {inputs} inputs, {rows} rows, {threads} threads", together, alone
+    for threads, together, alone in _attention(parts, buffers, team, table, rng):
+        yield (
+            f"attention over up to {len(table) * BLOCK} keys, {len(together)} rows, {threads} threads",
+            together,
+            alone,
+        )
+
+
+def _linear(
+    matrix: Matrix, arithmetic: str, buffers: Buffers, team: Team, rng: np.random.Generator
+) -> Iterator[tuple[int, int, Float32, Float32]]:
+    """(rows, threads, y together, y of the same rows alone) of the layer's first panels."""
+    panels = min(matrix.panels, 2 * buffers.members + 3)
+    some = _first_panels(matrix, panels)
+    most = buffers.rows
+    x = rng.standard_normal((most, some.weights.padded_inputs), dtype=np.float32)
+    x[:, some.weights.inputs :] = 0.0
+    y = np.zeros((most, panels * PANEL), np.float32)
+    record = linear_record(some, x, y, "rows", 1, buffers.own, True, arithmetic)
+    run = _Pass(team, record)
+    alone = np.empty_like(y)
+    for row in range(most):
+        record[_X], record[_Y] = x[row:].ctypes.data, alone[row:].ctypes.data
+        run(1, 1)
+    record[_X], record[_Y] = x.ctypes.data, y.ctypes.data
+    for threads in range(1, buffers.members + 1):
+        for rows in range(1, most + 1) if threads in (1, buffers.members) else _SAMPLED:
+            y[:] = 0.0
+            run(rows, threads)
+            yield rows, threads, y[:rows], alone[:rows]
+
+
+_X, _Y = 3, 5  # places of x and y in a linear layer's record
+
+
+def _first_panels(matrix: Matrix, panels: int) -> Matrix:
+    weights = matrix.weights
+    columns = min(weights.columns, panels * PANEL)
+    return Matrix(PackedWeights(weights.storage, columns, weights.inputs, weights.panels[:panels]), matrix.bias)
+
+
+class _Pass:
+    """Runs one operation, or a few, as a pass of its own. Arrays named are fields of the pass."""
+
+    def __init__(self, team: Team, *records: NDArray[np.int64], **fields: NDArray[np.generic] | int) -> None:
+        self._team, self._kept = team, (records, fields)
+        self._program = np.stack(records) if len(records) > 1 else records[0].reshape(1, -1)
+        self._words = np.zeros(len(PASS), np.int64)
+        self._set("program", self._program.ctypes.data)
+        self._set("operations", len(records))
+        for name, value in fields.items():
+            self._set(name, value if isinstance(value, int) else value.ctypes.data)
+
+    def _set(self, name: str, value: int) -> None:
+        self._words[PASS.index(name)] = value
+
+    def __call__(self, rows: int, threads: int) -> None:
+        self._set("rows", rows)
+        self._team.run(self._words, threads, wait=True)
+
+
+def _attention(
+    parts: ModelWeights, buffers: Buffers, team: Team, table: list[int], rng: np.random.Generator
+) -> Iterator[tuple[int, Float32, Float32]]:
+    """As `_layer_attention`, of one layer for each size of heads."""
+    sizes = {(layer.spec.heads, layer.spec.kv_heads, layer.spec.head_dim): n for n, layer in enumerate(parts.layers)}
+    for number in sizes.values():
+        yield from _layer_attention(parts, number, buffers, team, table, rng)
+
+
+def _layer_attention(
+    parts: ModelWeights, number: int, buffers: Buffers, team: Team, table: list[int], rng: np.random.Generator
+) -> Iterator[tuple[int, Float32, Float32]]:
+    """(threads, output together, output of the same rows alone) on a cache of random keys and values."""
+    spec, keys, values = parts.layers[number].spec, parts.cache.keys[number], parts.cache.values[number]
+    for array in (keys, values):
+        random = rng.standard_normal((len(table), *array.shape[1:]), dtype=np.float32)
+        array[table] = random if array.dtype == np.float32 else (random.view(np.uint32) >> 16).astype(np.uint16)
+    length = min(parts.config.context_length, len(table) * BLOCK)
+    positions = np.unique(rng.integers(0, length, _ROWS).astype(np.int32))
+    positions[-1] = length - 1
+    rows, wide = len(positions), padded(spec.head_dim, LANES)
+    queries = rng.standard_normal((rows, spec.heads, wide), dtype=np.float32)
+    queries[:, :, spec.head_dim :] = 0.0
+    mixed = np.zeros((rows, padded(spec.heads * spec.head_dim, PANEL)), np.float32)
+    values_of = {
+        **buffers.own, "heads": spec.heads, "kv_heads": spec.kv_heads, "dim": spec.head_dim, "padded": wide,
+        "queries": queries, "keys": keys, "values": values, "mixed": mixed, "mixed_stride": mixed.strides[0],
+        "partial": buffers.partial, "blocks": buffers.blocks, "window": max(parts.config.windows), "cap": spec.cap,
+    }  # fmt: skip
+    kernels = compilation.kernels(f"cache_{parts.cache.cached.name}")
+    records = [record_of("attend", kernels[name], values_of) for name in ("attend", "combine")]
+    contiguous = positions + np.int32(1)
+    seen: dict[str, Any] = {
+        "tables": np.array([table], np.int32), "table_stride": len(table), "sequences": np.zeros(rows, np.int32),
+        "positions": positions, "contiguous": contiguous, "branches": np.zeros(1, np.int32),
+        "branch_starts": np.zeros(rows + 1, np.int32),
+    }  # fmt: skip
+    alone = np.empty_like(mixed)
+    for row in range(rows):
+        one = [record.copy() for record in records]
+        for record in one:
+            record[2] = queries[row:].ctypes.data
+        _Pass(team, *one, **(seen | {"positions": positions[row:], "contiguous": contiguous[row:]}))(1, 1)
+        alone[row] = mixed[0]
+    for threads in range(1, buffers.members + 1):
+        for count in {rows, 1, 2, 5}:
+            mixed[:] = 0.0
+            _Pass(team, *records, **seen)(count, threads)
+            yield threads, mixed[:count].copy(), alone[:count]
+
+
+def blocks_to_probe(parts: ModelWeights) -> int:
+    """Blocks of the cache that attention is probed with: a whole context, as far as that is not too much memory."""
+    block = max(int(keys[0].nbytes) for keys in parts.cache.keys)
+    return max(1, min(blocks_for(parts.config.context_length), _MOST_CACHE // max(block, 1)))

@@ -1,0 +1,160 @@
+"""One decoder layer as the program of a pass needs it: packed matrices, norms, updates of adapters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from services.generation.target.adapters import Adapter
+from services.generation.target.config.layer_specs import ExpertsSpec, LayerInputsSpec, LayerSpec, ModuleSpec
+from services.generation.target.config.rope import inverse_root
+from services.generation.target.program.matrices import (
+    AdapterUpdates,
+    Matrix,
+    Read,
+    alternating,
+    side_by_side,
+    vector,
+)
+
+Float32 = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Mlp:
+    gate_up: Matrix
+    down: Matrix
+
+    @property
+    def matrices(self) -> list[Matrix]:
+        return [self.gate_up, self.down]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LayerInputs:
+    gate: Matrix
+    projection: Matrix
+    norm: Float32
+
+    @property
+    def matrices(self) -> list[Matrix]:
+        return [self.gate, self.projection]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Layer:
+    spec: LayerSpec
+    attention_norm: Float32
+    qkv: list[Matrix]
+    head_norms: list[Float32]
+    sinks: Float32 | None
+    output: Matrix
+    mlp_norm: Float32
+    mlp: Mlp | None
+    experts: ExpertLayer | None
+    after_attention: Float32 | None
+    after_mlp: Float32 | None
+    value_norm: Float32 | None
+    scalar: float
+    inputs: LayerInputs | None
+    updates: tuple[AdapterUpdates, ...]  # of the four linear layers, in the order of `LayerSpec.linears`
+
+    @property
+    def matrices(self) -> list[Matrix]:
+        """As many as a pass over one row reads."""
+        inside = [part.matrices for part in (self.mlp, self.experts, self.inputs) if part]
+        return [*self.qkv, self.output, *(matrix for matrices in inside for matrix in matrices)]
+
+
+def load_layer(
+    spec: LayerSpec, number: int, adapters: Sequence[Adapter], read: Read, norm_offset: float = 0.0
+) -> Layer:
+    """Read and pack a layer. Raises WeightsInvalid for weights that are NaN or infinite."""
+
+    def norm(name: str) -> Float32:
+        return vector(read, f"{spec.prefix}{name}.weight", norm_offset)
+
+    def updates(modules: tuple[ModuleSpec, ...], halves: bool) -> AdapterUpdates:
+        return AdapterUpdates.of(adapters, number, modules, halves)
+
+    ones = np.ones(spec.head_dim, np.float32)
+    return Layer(
+        spec=spec,
+        attention_norm=norm(spec.attention_norm),
+        qkv=side_by_side(spec.qkv, spec.prefix, read),
+        head_norms=[ones, ones] if spec.unit_norms else [norm(name) for name in spec.head_norms],
+        sinks=vector(read, f"{spec.prefix}{spec.sinks}.weight") if spec.sinks else None,
+        output=side_by_side(spec.output, spec.prefix, read)[0],
+        mlp_norm=norm(spec.mlp_norm),
+        mlp=_mlp(spec, read) if spec.down else None,
+        experts=load_experts(spec.experts, spec.prefix, read) if spec.experts else None,
+        after_attention=norm(spec.after_attention) if spec.after_attention else None,
+        after_mlp=norm(spec.after_mlp) if spec.after_mlp else None,
+        value_norm=ones if spec.value_norms else None,
+        inputs=_inputs(spec.inputs, spec.prefix, read) if spec.inputs else None,
+        scalar=float(vector(read, f"{spec.prefix}{spec.scalar}.weight")[0]) if spec.scalar else 1.0,
+        updates=tuple(updates(modules, modules is spec.gate_up) for modules in spec.linears),
+    )
+
+
+def _inputs(spec: LayerInputsSpec, prefix: str, read: Read) -> LayerInputs:
+    gate, projection = (side_by_side((module,), prefix, read)[0] for module in (spec.gate, spec.projection))
+    return LayerInputs(gate, projection, vector(read, f"{prefix}{spec.norm}.weight"))
+
+
+def _mlp(spec: LayerSpec, read: Read) -> Mlp:
+    gate_up = alternating(spec.gate_up, spec.prefix, read)
+    return Mlp(gate_up, side_by_side(spec.down, spec.prefix, read)[0])
+
+
+Int64 = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BesideNorms:
+    """Weights of norms, as `experts.BesideNames` has them; that of the router is multiplied already."""
+
+    router: Float32
+    norm: Float32
+    after: Float32
+    after_mlp: Float32
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ExpertLayer:
+    """`gate_up` and `down` of every expert."""
+
+    spec: ExpertsSpec
+    router: Matrix
+    gate_up: list[Matrix]
+    down: list[Matrix]
+    scales: Float32  # of each expert's share
+    beside: BesideNorms | None
+
+    @property
+    def matrices(self) -> list[Matrix]:
+        """As many as a pass over one row reads."""
+        return [self.router, *self.gate_up[: self.spec.chosen], *self.down[: self.spec.chosen]]
+
+
+def load_experts(spec: ExpertsSpec, prefix: str, read: Read) -> ExpertLayer:
+    """Read and pack. Raises WeightsInvalid for weights that are NaN or infinite."""
+    names, beside, scales = spec.beside, None, np.ones(len(spec.down), np.float32)
+    if names:
+        router, norm, after, after_mlp = (
+            vector(read, f"{prefix}{name}.weight")
+            for name in (names.router_norm, names.norm, names.after, names.after_mlp)
+        )
+        beside = BesideNorms(router * np.float32(inverse_root(spec.router.inputs)), norm, after, after_mlp)
+        scales = vector(read, f"{prefix}{names.scales}.weight")
+    return ExpertLayer(
+        spec=spec,
+        scales=scales,
+        beside=beside,
+        router=side_by_side((spec.router,), prefix, read)[0],
+        gate_up=[alternating(modules, prefix, read) for modules in spec.gate_up],
+        down=[side_by_side(modules, prefix, read)[0] for modules in spec.down],
+    )

@@ -1,0 +1,194 @@
+"""Records of linear layers, embeddings and adapters' low-rank updates, and where outputs of a pass go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from services.generation.target.adapters import Adapter, LowRank
+from services.generation.target.config.layer_specs import ModuleSpec
+from services.generation.target.files.stored_tensor import StoredTensor
+from services.generation.target.kernels import compilation
+from services.generation.target.kernels.records import FIELDS, count_of, record_of
+from services.generation.target.kernels.row_operations import LANES, PART
+from services.generation.target.kernels.storages import GROUP, PANEL, padded
+from services.generation.target.program.packing import PackedWeights, pack
+
+Float32 = NDArray[np.float32]
+Int64 = NDArray[np.int64]
+
+
+def linear_record(
+    matrix: Matrix, x: Float32, y: Float32, count: str, unit: int, own: Mapping[str, object], barrier: bool,
+    arithmetic: str = "float32",
+) -> Int64:  # fmt: skip
+    """y[:, first:] = x W^T + b."""
+    weights = matrix.weights
+    place = y.ctypes.data + 4 * matrix.first if len(y) else 0
+    values = {
+        **own, "weights": weights.panels, "x": x, "x_stride": x.strides[0], "y": place,
+        "y_stride": y.strides[0] if len(y) else 0, "bias": matrix.bias, "groups": weights.padded_inputs // GROUP,
+        "panels": matrix.panels, "unit": unit, "count": count_of(count),
+    }  # fmt: skip
+    kernel = compilation.kernels(compilation.linear_module(weights.storage.name, arithmetic))["linear"]
+    return record_of("linear", kernel, values, barrier=barrier)
+
+
+def embedding_record(matrix: Matrix, x: Float32, size: int, own: Mapping[str, object], factor: float = 1.0) -> Int64:
+    """x[row] = the embedding of the pass's token of that row, times a factor."""
+    weights = matrix.weights
+    kernel = compilation.kernels(f"linear_{weights.storage.name}")["embed"]
+    values = {
+        **own, "weights": weights.panels, "groups": weights.padded_inputs // GROUP, "x": x, "x_stride": x.strides[0],
+        "size": size, "factor": factor,
+    }  # fmt: skip
+    return record_of("embed", kernel, values)
+
+
+def bind_output(record: Int64, operation: str, field: str, array: Float32, column: int = 0) -> None:
+    """Point a field of a record, and the stride beside it, at an array from a column on."""
+    names = FIELDS[operation]
+    record[names.index(field) + 2] = array.ctypes.data + array.itemsize * column
+    record[names.index(f"{field}_stride") + 2] = array.strides[0] if len(array) else 0
+
+
+Read = Callable[[str], StoredTensor]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Matrix:
+    """Packed weights and bias [padded columns] that give the columns of a layer's output from `first` on."""
+
+    weights: PackedWeights
+    bias: Float32
+    first: int = 0
+
+    @property
+    def panels(self) -> int:
+        return len(self.weights.panels)
+
+
+def matrix_of(tensor: StoredTensor, bias: Float32 | None = None, order: NDArray[np.int64] | None = None) -> Matrix:
+    """The weights of one module [out, in] as they are stored. Raises WeightsInvalid for NaN and infinity."""
+    tensor.check_finite()
+    weights = pack(tensor.storage, tensor.shape[1], tensor.data, order)
+    whole = np.zeros(len(weights.panels) * PANEL, np.float32)
+    if bias is not None:
+        whole[: len(bias)] = bias
+    return Matrix(weights, whole)
+
+
+def side_by_side(modules: Sequence[ModuleSpec], prefix: str, read: Read) -> list[Matrix]:
+    """The modules' outputs one after another: one matrix for neighbours in the same storage.
+
+    A matrix writes whole panels. Where one would not end with a panel, all are widened to float32 and become one.
+    """
+    tensors = [read(f"{prefix}{module.name}.weight") for module in modules]
+    storages = [tensor.storage for tensor in tensors]
+    if len(set(storages)) > 1 and any(module.outputs % PANEL for module in modules[:-1]):
+        tensors = [_widened(tensor) for tensor in tensors]
+    matrices, first, start = [], 0, 0
+    for end in range(1, len(modules) + 1):
+        if end < len(modules) and tensors[end].storage == tensors[start].storage:
+            continue
+        some = modules[start:end]
+        biases = np.concatenate([_bias(module, prefix, read) for module in some])
+        joined = matrix_of(_joined(tensors[start:end]), biases)
+        matrices.append(Matrix(joined.weights, joined.bias, first))
+        first, start = first + sum(module.outputs for module in some), end
+    return matrices
+
+
+def alternating(modules: Sequence[ModuleSpec], prefix: str, read: Read) -> Matrix:
+    """A panel of the first of two modules of one size, a panel of the second, and so on; filled up to whole panels.
+
+    One module is two that were put together.
+    """
+    tensors = [read(f"{prefix}{module.name}.weight") for module in modules]
+    if len({tensor.storage for tensor in tensors}) > 1:
+        tensors = [_widened(tensor) for tensor in tensors]
+    size = sum(module.outputs for module in modules) // 2
+    columns = np.full((2, padded(size, PANEL)), -1, np.int64)
+    columns[0, :size], columns[1, :size] = np.arange(size), np.arange(size, 2 * size)
+    order = columns.reshape(2, -1, PANEL).swapaxes(0, 1).reshape(-1)
+    biases = np.concatenate([*(_bias(module, prefix, read) for module in modules), np.zeros(1, np.float32)])
+    return matrix_of(_joined(tensors), biases[order], order)  # order -1 is the zero at the end
+
+
+def vector(read: Read, name: str, offset: float = 0.0) -> Float32:
+    """A vector of weights, each with `offset` added. Raises WeightsInvalid for NaN and infinity."""
+    tensor = read(name)
+    tensor.check_finite()
+    values = np.array(tensor.values(), np.float32)  # a copy: a view would keep the whole file mapped
+    return values + np.float32(offset) if offset else values
+
+
+def _bias(module: ModuleSpec, prefix: str, read: Read) -> Float32:
+    if not module.bias:
+        return np.zeros(module.outputs, np.float32)
+    return vector(read, f"{prefix}{module.name}.bias")
+
+
+def _joined(tensors: Sequence[StoredTensor]) -> StoredTensor:
+    if len(tensors) == 1:
+        return tensors[0]
+    data = np.concatenate([tensor.data for tensor in tensors])
+    return StoredTensor(
+        " or ".join(t.name for t in tensors), tensors[0].storage, (len(data), tensors[0].shape[1]), data
+    )
+
+
+def _widened(tensor: StoredTensor) -> StoredTensor:
+    tensor.check_finite()
+    values = np.ascontiguousarray(tensor.values(), np.float32)
+    return StoredTensor(tensor.name, "float32", tensor.shape, values.view(np.uint8))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AdapterUpdates:
+    """`parts` [parts, len(PART)] records; `adapter_parts` [adapters + 1]: the first part of each adapter."""
+
+    parts: Int64
+    adapter_parts: Int64
+    kept: tuple[Float32, ...]  # the matrices that the records point to
+
+    @property
+    def any(self) -> bool:
+        return len(self.parts) > 0
+
+    @classmethod
+    def of(cls, adapters: Sequence[Adapter], layer: int, modules: Sequence[ModuleSpec], halves: bool) -> AdapterUpdates:
+        """`halves`: panels of the two modules, or of one module's two halves, alternate in the output; else modules
+        stand side by side.
+        """
+        parts, starts, kept = [], [0], []
+        for adapter in adapters:
+            first = 0
+            for module in modules:
+                fused = halves and len(modules) == 1
+                update = adapter.updates.get((layer, module.name))
+                if update is not None:
+                    for number, up_rows in enumerate(np.split(update.up, 2) if fused else (update.up,)):
+                        down, up = _terms_first(update.down), _terms_first(up_rows)
+                        kept += [down, up]
+                        parts.append(_part(update, down, up, len(up_rows), first + number * PANEL, halves))
+                first += PANEL if halves else module.outputs
+            starts.append(len(parts))
+        records = np.array(parts, np.int64).reshape(-1, len(PART))
+        return cls(records, np.array(starts, np.int64), tuple(kept))
+
+
+def _part(update: LowRank, down: Float32, up: Float32, outputs: int, first: int, halves: bool) -> list[int]:
+    scale = int(np.float32(update.scale).view(np.uint32))
+    return [down.ctypes.data, up.ctypes.data, update.down.shape[1], update.rank, outputs, first, int(halves), scale]
+
+
+def _terms_first(matrix: Float32) -> Float32:
+    """[outputs, terms] as [terms, outputs], lines filled up with zeros to whole vectors."""
+    outputs, terms = matrix.shape
+    whole = np.zeros((terms, padded(outputs, LANES)), np.float32)
+    whole[:, :outputs] = matrix.T
+    return whole

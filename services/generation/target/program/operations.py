@@ -1,0 +1,250 @@
+"""Operations of passes: the layers of targets and of heads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from services.generation.target.config.layer_specs import LayerSizes, LayerSpec
+from services.generation.target.kernels import compilation
+from services.generation.target.kernels.attention.layout import LANES
+from services.generation.target.kernels.records import count_of, record_of
+from services.generation.target.kernels.storages import PANEL, padded
+from services.generation.target.program.buffers import Buffers, Cache, ExpertBuffers
+from services.generation.target.program.layer import BesideNorms, ExpertLayer, Layer, Mlp
+from services.generation.target.program.matrices import (
+    AdapterUpdates,
+    Matrix,
+    embedding_record,
+    linear_record,
+)
+
+Float32 = NDArray[np.float32]
+Int64 = NDArray[np.int64]
+
+NOWHERE = np.empty((0, 0), np.float32)
+"""Stands for what `bind_output` is told for each pass."""
+
+
+class Operations:
+    """Writes records: the hidden states of a pass, its residual stream, are in `buffers.x`."""
+
+    def __init__(
+        self, sizes: LayerSizes, buffers: Buffers, cache: Cache, *, adapted: bool = False, arithmetic: str = "float32"
+    ) -> None:  # fmt: skip
+        """`adapted`: with the updates of adapters. `arithmetic`: of linear layers, float32 or int8."""
+        self.records: list[Int64] = []
+        self.kept: list[Int64] = []  # what records point to
+        self._sizes, self._buffers, self._cache, self._adapted = sizes, buffers, cache, adapted
+        self._arithmetic = arithmetic
+        self._kernels = compilation.kernels("rows") | compilation.kernels(f"cache_{cache.cached.name}")
+
+    def embed(self, matrix: Matrix, x: Float32, size: int, factor: float) -> None:
+        """x = the embeddings of the pass's tokens."""
+        self.records.append(embedding_record(matrix, x, size, self._buffers.own, factor))
+
+    def norm(self, x: Float32, out: Float32, weight: Float32, *, wanted: bool = False) -> None:
+        """out = the norm of x, of the first values that there are weights for; `wanted`: of wanted rows only."""
+        self._add(
+            "norm", {"x": x, "x_stride": x.strides[0], "out": out, "out_stride": out.strides[0], "weight": weight,
+            "size": len(weight), "epsilon": self._sizes.norm_epsilon, "index": int(wanted),
+            "count": count_of("wanted" if wanted else "rows")},
+        )  # fmt: skip
+
+    def store(self, layer: Layer, number: int, x: Float32) -> None:
+        """Queries, and keys and values into the cache."""
+        buffers, cache = self._buffers, self._cache
+        for last, matrix in zip([False] * (len(layer.qkv) - 1) + [True], layer.qkv, strict=True):
+            self.linear(matrix, x, buffers.qkv, barrier=last)
+        self._low_rank(layer.updates[0], x, buffers.qkv)
+        norms = dict(zip(("query_norm", "key_norm"), layer.head_norms, strict=False))
+        cosines, sines = cache.rotations[number]
+        if layer.value_norm is not None:
+            norms["value_norm"] = layer.value_norm
+        own = {"kv_heads": 0} if layer.spec.source is not None else {}
+        self._add(
+            "rotate", {**self._attended(layer, number), **own, **norms, "qkv": buffers.qkv,
+            "qkv_stride": buffers.qkv.strides[0], "cosines": cosines, "sines": sines, "turned": cosines.shape[1],
+            "epsilon": self._sizes.norm_epsilon, "scales": cache.scales[number],
+            "interleaved": int(layer.spec.interleaved)},
+        )  # fmt: skip
+
+    def attend(self, layer: Layer, number: int) -> None:
+        """x += attention of the queries."""
+        buffers, spec = self._buffers, layer.spec
+        mixed = buffers.mixed(spec.output[0].inputs)
+        attend = {
+            **self._attended(layer, number), **buffers.own, "window": layer.spec.window, "chunk": layer.spec.chunk,
+            "cap": layer.spec.cap, "mixed": mixed, "mixed_stride": mixed.strides[0],
+            "partial": buffers.partial, "blocks": buffers.blocks, "sinks": 0 if layer.sinks is None else layer.sinks,
+        }  # fmt: skip
+        self._add("attend", attend)
+        self._add("attend", attend, kernel="combine")
+        self._residual(layer.output, layer.updates[1], mixed, layer.after_attention)
+
+    def mlp(self, layer: Layer) -> None:
+        """x += MLP of its norm, and what experts make of it."""
+        buffers = self._buffers
+        self.norm(buffers.x, buffers.normed, layer.mlp_norm)
+        if layer.mlp and layer.experts and layer.experts.beside:
+            self._beside(layer, layer.mlp, layer.experts, layer.experts.beside)
+            return
+        if layer.mlp:
+            self._inner(layer, layer.mlp)
+            self._residual(layer.mlp.down, layer.updates[3], buffers.inner, layer.after_mlp)
+        if layer.experts:
+            self._experts(layer.experts, layer.spec, buffers.normed, buffers.update)
+            self._add_update(layer.after_mlp)
+
+    def _beside(self, layer: Layer, mlp: Mlp, experts: ExpertLayer, norms: BesideNorms) -> None:
+        """x += MLP and experts, each normalised, and their sum again."""
+        buffers = self._buffers
+        assert buffers.experts is not None
+        update, mixed = buffers.update, buffers.experts.mixed
+        self._inner(layer, mlp)
+        self._update(mlp.down, layer.updates[3], buffers.inner)
+        self.norm(update, update, norms.after_mlp)
+        self.norm(buffers.x, buffers.normed, norms.router)
+        self.linear(experts.router, buffers.normed, buffers.experts.logits)
+        self.norm(buffers.x, buffers.normed, norms.norm)
+        self._experts(experts, layer.spec, buffers.normed, mixed, routed=True)
+        self.norm(mixed, mixed, norms.after)
+        self.add(update, mixed, self._sizes.hidden_size)
+        self._add_update(layer.after_mlp)
+
+    def inputs(self, layer: Layer, x: Float32, gated: Float32) -> None:
+        """x of the stream += what the layer makes of its inputs [rows, size]; `gated` are lines to work in. Then the
+        layer's scalar.
+        """
+        buffers, inputs = self._buffers, layer.inputs
+        if inputs:
+            self.linear(inputs.gate, buffers.x, gated)
+            strides = {"x_stride": gated.strides[0], "y_stride": x.strides[0], "out_stride": gated.strides[0]}
+            self._add("gate", {"x": gated, "y": x, "out": gated, **strides, "size": x.shape[1]})
+            self.linear(inputs.projection, gated, buffers.update)
+            self._add_update(inputs.norm)
+        if layer.scalar != 1.0:
+            self.scale(buffers.x, layer.scalar, self._sizes.hidden_size)
+
+    def _inner(self, layer: Layer, mlp: Mlp) -> None:
+        """inner = activation(gate) * up, of the normed hidden state."""
+        buffers, matrix = self._buffers, mlp.gate_up
+        adapted = self._adapted and layer.updates[2].any
+        self.linear(matrix, buffers.normed, buffers.gate_up, unit=2, barrier=adapted)
+        self._low_rank(layer.updates[2], buffers.normed, buffers.gate_up)
+        self._activate(layer.spec, matrix, buffers.gate_up, buffers.inner)
+
+    def _experts(self, layer: ExpertLayer, of: LayerSpec, x: Float32, out: Float32, *, routed: bool = False) -> None:
+        """out = what the experts of each row make of x; `routed`: the router's logits are there."""
+        buffers, spec, hidden = self._buffers.experts, layer.spec, self._sizes.hidden_size
+        assert buffers is not None
+        if not routed:
+            self.linear(layer.router, x, buffers.logits)
+        chosen = {"chosen": spec.chosen, "places": buffers.places}
+        self._add(
+            "route", {**chosen, "logits": buffers.logits, "logits_stride": buffers.logits.strides[0],
+            "experts": len(spec.down), "normalised": int(spec.normalised), "sigmoid": int(spec.sigmoid),
+            "factors": layer.scales, "picks": buffers.picks, "shares": buffers.shares, "starts": buffers.starts,
+            "next": buffers.next},
+        )  # fmt: skip
+        before, after = (buffers.shares, buffers.ones) if spec.sigmoid else (buffers.ones, buffers.shares)
+        self._add(
+            "gather", {**chosen, "factors": before, "x": x, "x_stride": x.strides[0],
+            "out": buffers.x, "out_stride": buffers.x.strides[0], "size": hidden},
+        )  # fmt: skip
+        self._each(layer.gate_up, buffers, buffers.x, buffers.gate_up, unit=2, barrier=False)
+        self._activate(of, layer.gate_up[0], buffers.gate_up, buffers.inner, times=spec.chosen)
+        self._each(layer.down, buffers, buffers.inner, buffers.y, unit=1, barrier=True)
+        self._add(
+            "mix", {**chosen, "y": buffers.y, "y_stride": buffers.y.strides[0], "out": out,
+            "out_stride": out.strides[0], "shares": after, "size": spec.down[0][0].outputs},
+        )  # fmt: skip
+
+    def _each(
+        self, matrices: Sequence[Matrix], buffers: ExpertBuffers, x: Float32, y: Float32, *, unit: int, barrier: bool
+    ) -> None:
+        """y = x W^T of each expert's lines."""
+        own, arithmetic = self._buffers.own, self._arithmetic
+        records = np.stack([linear_record(matrix, x, y, "rows", unit, own, False, arithmetic) for matrix in matrices])
+        self.kept.append(records)
+        strides = {"x_stride": x.strides[0], "y_stride": y.strides[0]}
+        fields = {"records": records, "experts": len(records), "starts": buffers.starts, **strides}
+        self._add("experts", fields, barrier=barrier)
+
+    def _activate(
+        self, spec: LayerSpec, matrix: Matrix, gate_up: Float32, out: Float32, *, times: int = 1, barrier: bool = True
+    ) -> None:
+        """out = activation(gate) * up, or both clamped, in `times` lines of each row."""
+        bounds = {"slope": spec.clamp.slope, "limit": spec.clamp.limit} if spec.clamp else {}
+        self._add(
+            "activate", {"gate_up": gate_up, "gate_up_stride": gate_up.strides[0], "out": out,
+            "out_stride": out.strides[0], "panels": matrix.panels, "unit": 2, "times": times, **bounds},
+            kernel=f"activate_{'clamped' if spec.clamp else spec.activation}", barrier=barrier,
+        )  # fmt: skip
+
+    def linear(
+        self, matrix: Matrix, x: Float32, y: Float32, *, count: str = "rows", unit: int = 1, barrier: bool = True
+    ) -> None:
+        self.records.append(linear_record(matrix, x, y, count, unit, self._buffers.own, barrier, self._arithmetic))
+
+    def cap(self, matrix: Matrix, y: Float32, cap: float) -> None:
+        """y = cap * tanh(y / cap), of wanted rows of a matrix's output."""
+        stride = y.strides[0] if len(y) else 0
+        self._add(
+            "cap", {"y": y, "y_stride": stride, "panels": matrix.panels, "unit": 1, "cap": cap,
+            "count": count_of("wanted")},
+        )  # fmt: skip
+
+    def scale(self, x: Float32, factor: float, size: int) -> None:
+        """x *= factor, of all rows."""
+        self._add("scale", {"x": x, "x_stride": x.strides[0], "size": size, "factor": factor})
+
+    def copy(self, x: Float32, out: Float32, size: int, *, barrier: bool = True) -> None:
+        """out = x, of all rows."""
+        strides = {"x_stride": x.strides[0], "out_stride": out.strides[0]}
+        self._add("copy", {"x": x, "out": out, **strides, "size": size}, barrier=barrier)
+
+    def _attended(self, layer: Layer, number: int) -> Mapping[str, object]:
+        """Arguments that rotating and attending have in common."""
+        spec, buffers, cache = layer.spec, self._buffers, self._cache
+        return {
+            "heads": spec.heads, "kv_heads": spec.kv_heads, "dim": spec.head_dim,
+            "padded": padded(spec.head_dim, LANES), "queries": buffers.queries, "keys": cache.keys[number],
+            "values": cache.values[number],
+        }  # fmt: skip
+
+    def _residual(self, matrix: Matrix, updates: AdapterUpdates, x: Float32, after: Float32 | None) -> None:
+        """x of the stream += matrix(x), with the updates of adapters added first, normalised where there is a norm."""
+        self._update(matrix, updates, x, barrier=after is not None)
+        self._add_update(after)
+
+    def _update(self, matrix: Matrix, updates: AdapterUpdates, x: Float32, *, barrier: bool = True) -> None:
+        """update = matrix(x) with the updates of adapters."""
+        update = self._buffers.update
+        self.linear(matrix, x, update, barrier=barrier or (self._adapted and updates.any))
+        self._low_rank(updates, x, update)
+
+    def _add_update(self, after: Float32 | None) -> None:
+        """x of the stream += update; every member adds what it has computed of it."""
+        buffers, size = self._buffers, self._sizes.hidden_size
+        if after is not None:
+            self.norm(buffers.update, buffers.update, after)
+        self.add(buffers.x, buffers.update, size)
+
+    def add(self, x: Float32, y: Float32, size: int) -> None:
+        """x += y; every member adds what it computed of y, where a linear layer came before."""
+        own = {"panels": padded(size, PANEL) // PANEL, "unit": 1, "size": size}
+        self._add("add", {"x": x, "x_stride": x.strides[0], "y": y, "y_stride": y.strides[0], **own})
+
+    def _low_rank(self, updates: AdapterUpdates, x: Float32, y: Float32) -> None:
+        if self._adapted and updates.any:
+            self._add(
+                "low_rank", {**self._buffers.own, "x": x, "x_stride": x.strides[0], "y": y, "y_stride": y.strides[0],
+                "parts": updates.parts, "adapter_parts": updates.adapter_parts},
+            )  # fmt: skip
+
+    def _add(self, operation: str, values: Mapping[str, object], *, kernel: str = "", barrier: bool = True) -> None:
+        address = self._kernels[kernel or operation]
+        self.records.append(record_of(operation, address, values, barrier=barrier))

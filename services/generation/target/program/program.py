@@ -1,0 +1,158 @@
+"""A pass as a program: a record for each operation of each layer, which the team runs without coming back to Python."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from services.generation.target.config.config import TargetConfig
+from services.generation.target.config.layer_specs import LAYER_EMBEDDING, LAYER_NORM, LAYER_PROJECTION
+from services.generation.target.config.rope import inverse_root
+from services.generation.target.kernels import compilation
+from services.generation.target.kernels.records import KERNEL, PASS
+from services.generation.target.kernels.storages import PANEL, padded
+from services.generation.target.program.buffers import Buffers, Cache, on_huge_pages
+from services.generation.target.program.layer import Layer
+from services.generation.target.program.matrices import Matrix, Read, bind_output, embedding_record, matrix_of, vector
+from services.generation.target.program.operations import NOWHERE, Operations
+
+Float32 = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LayerInputsTable:
+    """Parts of the inputs: a table of all layers' by token, and a projection of the token's embedding."""
+
+    embedding: Matrix
+    projection: Matrix
+    norm: Float32
+
+    @classmethod
+    def load(cls, read: Read) -> LayerInputsTable:
+        """Raises WeightsInvalid for weights that are NaN or infinite."""
+        return cls(matrix_of(read(LAYER_EMBEDDING)), matrix_of(read(LAYER_PROJECTION)), vector(read, LAYER_NORM))
+
+
+class LayerInputLines:
+    """Lines of a pass: `inputs` [rows, layers * size], what is added to them, and what a layer works in."""
+
+    def __init__(self, config: TargetConfig, buffers: Buffers) -> None:
+        self.size = config.layer_inputs
+        whole = config.layers * self.size
+        self.inputs, self.table = buffers.lines(whole), buffers.lines(whole)
+        self.gated = buffers.lines(self.size)
+
+    def of(self, layer: int) -> Float32:
+        """[rows, size]"""
+        return self.inputs[:, layer * self.size : (layer + 1) * self.size]
+
+
+def write_layer_inputs(
+    operations: Operations, table: LayerInputsTable, lines: LayerInputLines, config: TargetConfig, buffers: Buffers
+) -> None:
+    """Operations that make the inputs of all layers, of the embeddings in `buffers.x`."""
+    whole = config.layers * lines.size
+    factor = math.sqrt(config.layer_inputs)
+    operations.embed(table.embedding, lines.table, whole, factor)
+    operations.linear(table.projection, buffers.x, lines.inputs)
+    operations.scale(lines.inputs, inverse_root(config.hidden_size), whole)
+    for layer in range(config.layers):
+        operations.norm(lines.of(layer), lines.of(layer), table.norm)
+    operations.add(lines.inputs, lines.table, whole)
+    operations.scale(lines.inputs, math.sqrt(0.5), whole)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ModelWeights:
+    """All of a model that a program points to."""
+
+    config: TargetConfig
+    layers: Sequence[Layer]
+    embedding: Matrix
+    norm: Float32
+    head: Matrix
+    cache: Cache
+    arithmetic: str = "float32"  # of linear layers
+    inputs: LayerInputsTable | None = None
+
+
+class Program:
+    """The records of a pass with some features, and with or without adapters."""
+
+    def __init__(self, parts: ModelWeights, buffers: Buffers, feature_layers: Sequence[int], adapted: bool) -> None:
+        self._parts, self._buffers = parts, buffers
+        self._wanted_features = tuple(feature_layers)
+        self._features: list[tuple[int, int]] = []  # (record, column) of each layer's copy
+        operations = Operations(parts.config, buffers, parts.cache, adapted=adapted, arithmetic=parts.arithmetic)
+        self._write(operations)
+        self.records, self._kept = np.stack(operations.records), operations.kept
+
+    def bind_outputs(self, logits: Float32, features: Float32) -> None:
+        """Say where logits [wanted, padded vocabulary] and features [rows, layers * hidden] go."""
+        for record, operation in self._last:
+            bind_output(self.records[record], operation, "y", logits)
+        for record, column in self._features:
+            bind_output(self.records[record], "copy", "out", features, column)
+
+    def _write(self, operations: Operations) -> None:
+        parts, buffers = self._parts, self._buffers
+        operations.embed(parts.embedding, buffers.x, parts.config.hidden_size, parts.config.embedding_scale)
+        lines = self._inputs(operations, parts.inputs) if parts.inputs else None
+        for number, layer in enumerate(parts.layers):
+            self._copy(operations, number)
+            operations.norm(buffers.x, buffers.normed, layer.attention_norm)
+            operations.store(layer, number, buffers.normed)
+            operations.attend(layer, number)
+            operations.mlp(layer)
+            operations.inputs(layer, *((lines.of(number), lines.gated) if lines else (NOWHERE, NOWHERE)))
+        self._copy(operations, len(parts.layers))
+        operations.norm(buffers.x, buffers.normed, parts.norm, wanted=True)
+        self._last = [(len(operations.records), "linear")]  # what writes logits
+        operations.linear(parts.head, buffers.normed, NOWHERE, count="wanted")
+        if parts.config.logit_cap:
+            self._last.append((len(operations.records), "cap"))
+            operations.cap(parts.head, NOWHERE, parts.config.logit_cap)
+
+    def _inputs(self, operations: Operations, table: LayerInputsTable) -> LayerInputLines:
+        lines = LayerInputLines(self._parts.config, self._buffers)
+        self._lines = lines  # which records point to
+        write_layer_inputs(operations, table, lines, self._parts.config, self._buffers)
+        return lines
+
+    def _copy(self, operations: Operations, layer: int) -> None:
+        """The stream after `layer` layers, where it is wanted as a feature."""
+        size = self._parts.config.hidden_size
+        for place, wanted in enumerate(self._wanted_features):
+            if wanted == layer:
+                self._features.append((len(operations.records), place * size))
+                operations.copy(self._buffers.x, NOWHERE, size, barrier=False)
+
+
+_SCRATCH = 1 << 16  # bytes: a block of a panel, widened
+
+
+class EmbeddingTable:
+    """The rows of a packed matrix [tokens, size]. Used by one thread."""
+
+    def __init__(self, matrix: Matrix, size: int) -> None:
+        self._size, self._scratch = size, on_huge_pages(_SCRATCH)
+        own = {"scratch": self._scratch, "scratch_size": 0}
+        self._record = embedding_record(matrix, np.empty((1, 1), np.float32), size, own)
+        self._words = np.zeros(len(PASS), np.int64)
+        self._kept = matrix
+
+    def rows(self, tokens: NDArray[np.int64]) -> Float32:
+        """[n] ids to [n, size]."""
+        tokens = np.ascontiguousarray(tokens, np.int64)
+        out = np.empty((len(tokens), padded(self._size, PANEL)), np.float32)
+        bind_output(self._record, "embed", "x", out)
+        self._words[_ROWS], self._words[_TOKENS] = len(tokens), tokens.ctypes.data
+        compilation.call(int(self._record[KERNEL]), self._record.ctypes.data, self._words.ctypes.data, 0, 1)
+        return out[:, : self._size]
+
+
+_ROWS, _TOKENS = PASS.index("rows"), PASS.index("tokens")

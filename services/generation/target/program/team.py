@@ -1,0 +1,123 @@
+"""The team of threads of this process, and the running of programs over the rows of passes by it."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from services.generation.target.kernels import compilation
+from services.generation.target.kernels.machine import this_machine
+from services.generation.target.kernels.records import PASS
+from services.generation.target.kernels.team import POOL, float_mode
+from services.generation.target.rows import Rows
+
+_FIRST_BREAK, _LONGEST_BREAK = 0.02, 1.0  # seconds
+_SLEPT = POOL.index("slept")
+_TOO_MUCH_SLEEP = 0.2
+_SLEEPS = sys.platform == "linux"  # whether members can wait for each other: elsewhere passes are run by one thread
+_PLACE = {name: number for number, name in enumerate(PASS)}
+
+
+class Team:
+    """Threads of this process that compute passes together. A pass may be run from any thread, one at a time.
+
+    Where another process takes a CPU away from one member, the others wait for it at every barrier, and a team of two
+    gets less done than one thread alone. A team that had to sleep therefore makes a break, in which passes are run by
+    one thread, a longer one where the first pass after it goes no better; no bit depends on who runs a pass.
+    """
+
+    def __init__(self, kernels: dict[str, int], clock: Callable[[], float] = time.monotonic) -> None:
+        self._run = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)(kernels["run_team"])
+        self._member = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64)(kernels["member"])
+        self._set_float_mode = ctypes.CFUNCTYPE(None, ctypes.c_int64)(kernels["set_float_mode"])
+        self._clock = clock
+        self._begin()
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._begin)
+
+    def _begin(self) -> None:
+        """No threads but the caller's: at the start, and in a child process, which inherits none."""
+        self._pool = np.zeros((len(POOL), 8), np.int64)
+        self._place = self._pool.ctypes.data
+        self._busy = threading.Lock()
+        self._threads = 1
+        self._alone_until, self._break = 0.0, _FIRST_BREAK
+
+    def run(self, words: Any, threads: int, *, wait: bool = False) -> None:
+        """Run the program of a pass (`records.PASS`) on up to so many threads; returns when all of it is done.
+
+        `wait`: on no fewer, even where another pass is under way or other processes want the CPUs.
+        """
+        paused = not wait and self._clock() < self._alone_until
+        if threads == 1 or not _SLEEPS or paused or not self._busy.acquire(blocking=wait):
+            self._run(self._place, words.ctypes.data, 1)
+            return
+        try:
+            self._grow(threads)
+            start = self._clock()
+            self._run(self._place, words.ctypes.data, threads)
+            self._note(threads * (self._clock() - start))
+        finally:
+            self._busy.release()
+
+    def keep_subnormals(self) -> None:
+        """From now on the calling thread rounds to nearest and keeps subnormals, as passes do, whatever a library has
+        told it: sampling and processors are arithmetic too.
+        """
+        self._set_float_mode(float_mode(this_machine()))
+
+    def _grow(self, threads: int) -> None:
+        while self._threads < threads:
+            arguments = self._place, self._threads
+            threading.Thread(target=self._member, args=arguments, name="pass", daemon=True).start()
+            self._threads += 1
+
+    def _note(self, seconds: float) -> None:
+        """The part of the `seconds` of all members that they slept in the last pass, waiting for another one."""
+        slept = 1e-9 * float(self._pool[_SLEPT, 0]) / seconds
+        self._pool[_SLEPT, 0] = 0
+        if slept > _TOO_MUCH_SLEEP:
+            self._alone_until = self._clock() + self._break
+            self._break = min(2 * self._break, _LONGEST_BREAK)
+        else:
+            self._break = _FIRST_BREAK
+
+
+@cache
+def team() -> Team:
+    """This process's team."""
+    return Team(compilation.kernels("rows"))
+
+
+class Passes:
+    """Runs one program at a time, by this process's team. Used by one thread."""
+
+    def __init__(self, threads: int) -> None:
+        self._team, self._threads = team(), threads
+        self._words = np.zeros(len(PASS), np.int64)
+
+    def run(self, records: NDArray[np.int64], rows: Rows) -> None:
+        """Run all operations of a program [operations, words]."""
+        arrays: dict[str, NDArray[Any]] = {
+            "tokens": rows.tokens, "positions": rows.positions, "slots": rows.slots,
+            "sequences": rows.sequences, "contiguous": rows.contiguous, "branch_starts": rows.branch_starts,
+            "branches": rows.branches, "tables": rows.tables, "wanted_rows": rows.wanted,
+        }  # fmt: skip
+        if rows.adapter_slots is not None:
+            arrays["adapters"] = rows.adapter_slots
+        for name, array in arrays.items():
+            assert array.flags.c_contiguous
+            self._words[_PLACE[name]] = array.ctypes.data
+        self._words[_PLACE["rows"]], self._words[_PLACE["wanted"]] = len(rows), len(rows.wanted)
+        self._words[_PLACE["table_stride"]] = rows.tables.shape[1]
+        self._words[_PLACE["program"]], self._words[_PLACE["operations"]] = records.ctypes.data, len(records)
+        self._team.run(self._words, self._threads)

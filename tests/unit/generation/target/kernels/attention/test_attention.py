@@ -1,0 +1,116 @@
+"""Attention follows the page to the bit: windows, branches, heads that share keys, histories of many blocks."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.numerics.bits import any_bits, assert_same_bits
+from tests.numerics.kernels import KernelArithmetic
+from tests.numerics.reference import ReferenceArithmetic
+
+PAGE = ReferenceArithmetic()
+
+
+def drawn(
+    random: np.random.Generator, rows: int, heads: int, length: int, kv_heads: int, dim: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Queries, keys and values; bfloat16 holds keys and values exactly. Scores spread, so that weights underflow."""
+    queries = random.normal(0, 3, (rows, heads, dim)).astype(np.float32)
+    keys, values = random.standard_normal((2, length, kv_heads, dim), np.float32)
+    return queries, *((x.view(np.uint32) & 0xFFFF0000).view(np.float32) for x in (keys, values))
+
+
+def check(
+    queries: np.ndarray, keys: np.ndarray, values: np.ndarray, positions: np.ndarray, window: int = 0,
+    cache_dtype: str = "float32", members: int = 1, runs: np.ndarray | None = None, cap: float = 0.0,
+    sinks: np.ndarray | None = None, chunk: int = 0,
+) -> None:  # fmt: skip
+    kernels = KernelArithmetic(members=members)
+    found = kernels.attention(queries, keys, values, positions, window, cache_dtype, cap, sinks, chunk, runs)
+    assert_same_bits(found, PAGE.attention(queries, keys, values, positions, window, cache_dtype, cap, sinks, chunk))
+
+
+@pytest.mark.parametrize("dim", [8, 12, 64, 80, 128])
+@pytest.mark.parametrize("group_size", [1, 2, 3, 5, 8])
+def test_heads_that_share_keys(group_size: int, dim: int) -> None:
+    random = np.random.default_rng(dim + group_size)
+    kv_heads = 2 if dim < 100 else 1
+    positions = np.array([0, 62, 63, 64, 150])
+    check(*drawn(random, 5, group_size * kv_heads, 151, kv_heads, dim), positions)
+
+
+@pytest.mark.parametrize("members", [1, 2, 3])
+@pytest.mark.parametrize("window", [0, 1, 40, 64, 65, 130, 1000])
+@pytest.mark.parametrize("cache_dtype", ["float32", "bfloat16"])
+def test_windows(window: int, cache_dtype: str, members: int) -> None:
+    random = np.random.default_rng(window)
+    positions = np.array([0, 39, 40, 63, 64, 127, 128, 129, 299])
+    check(*drawn(random, 9, 4, 300, 2, 16), positions, window, cache_dtype, members)
+
+
+@pytest.mark.parametrize("members", [1, 3])
+@pytest.mark.parametrize("group_size", [1, 5])
+def test_scores_below_a_cap(group_size: int, members: int) -> None:
+    random = np.random.default_rng(4)
+    positions, runs = np.array([0, 63, 64, 150]), np.array([1, 50, 65, 140])
+    check(*drawn(random, 4, 2 * group_size, 151, 2, 24), positions, 100, members=members, runs=runs, cap=7.0)
+
+
+@pytest.mark.parametrize("members", [1, 3])
+@pytest.mark.parametrize("chunk", [1, 50, 64, 1000])
+def test_chunks(chunk: int, members: int) -> None:
+    random = np.random.default_rng(9)
+    positions, runs = np.array([0, 49, 50, 63, 64, 150]), np.array([1, 50, 51, 50, 65, 90])
+    check(*drawn(random, 6, 4, 151, 2, 24), positions, 60, members=members, runs=runs, chunk=chunk)
+
+
+@pytest.mark.parametrize("members", [1, 3])
+@pytest.mark.parametrize("group_size", [1, 5])
+def test_sinks(group_size: int, members: int) -> None:
+    random = np.random.default_rng(8)
+    positions, runs = np.array([0, 63, 64, 150]), np.array([1, 50, 65, 140])
+    sinks = random.normal(0, 10, 2 * group_size).astype(np.float32)
+    check(*drawn(random, 4, 2 * group_size, 151, 2, 24), positions, 100, members=members, runs=runs, sinks=sinks)
+
+
+@pytest.mark.parametrize("members", [1, 3])
+def test_long_histories_of_one_row(members: int) -> None:
+    """With few rows the members share out blocks, whose results are joined afterwards."""
+    random = np.random.default_rng(3)
+    check(*drawn(random, 1, 4, 1500, 2, 64), np.array([1499]), members=members)
+
+
+@pytest.mark.parametrize("members", [1, 2])
+@pytest.mark.parametrize("cache_dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("window", [0, 50])
+def test_branches_of_trees(window: int, cache_dtype: str, members: int) -> None:
+    """Rows whose last positions lie in slots of their own, a branch over a block's border among them."""
+    random = np.random.default_rng(4)
+    positions = np.array([70, 71, 130, 130, 135, 66, 5])
+    runs = np.array([70, 60, 120, 131, 127, 64, 1])
+    check(*drawn(random, 7, 6, 136, 2, 24), positions, window, cache_dtype, members, runs)
+
+
+def test_scores_of_all_magnitudes() -> None:
+    random = np.random.default_rng(5)
+    queries, keys, values = any_bits(random, 20, 2, 4), any_bits(random, 100, 2, 4), any_bits(random, 100, 2, 4)
+    positions = np.arange(80, 100)
+    check(queries, keys, values, positions)
+    tiny = np.float32(1e-30)
+    check(queries * np.float32(1e-35), keys * tiny, values * tiny, positions)
+
+
+def test_equal_and_negative_scores() -> None:
+    queries = np.full((2, 2, 8), -1, np.float32)
+    keys, values = np.ones((70, 1, 8), np.float32), np.arange(560, dtype=np.float32).reshape(70, 1, 8)
+    check(queries, keys, values, np.array([69, 3]))
+    check(queries, -keys, -values, np.array([69, 3]))
+
+
+def test_infinite_and_undefined_keys_and_values() -> None:
+    random = np.random.default_rng(6)
+    queries, keys, values = drawn(random, 6, 2, 140, 1, 16)
+    keys[10, 0, 3], keys[80, 0, 1], values[75, 0, 0], values[130, 0, 5] = np.inf, np.nan, -np.inf, np.nan
+    check(queries, keys, values, np.array([5, 12, 70, 76, 100, 139]))
+    check(queries, keys, values, np.array([5, 73, 74, 129, 100, 139]), window=3)

@@ -1,0 +1,119 @@
+"""No pass writes behind a buffer, whatever the threads, key heads and rows of a tree near the context's end."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from services.generation.drafting.lookahead import LookaheadDrafter
+from services.generation.engine.request import EngineRequest, SamplingParams
+from services.generation.target.config.config import read_config
+from services.generation.target.cpu import CpuTarget
+from services.generation.target.program import buffers
+from services.generation.target.program.team import Team
+from services.generation.target.rows import RowsBuilder
+from services.generation.target.weights import open_weights
+from tests.fakes.engine_runs import CHEAP_ROWS, run
+from tests.fakes.tiny_model import make_tiny_model
+
+CONTEXT = 128
+CANARY = 0xA5
+BEHIND = 1 << 18  # bytes of canaries behind each buffer
+
+
+@dataclass
+class Guarded:
+    """Buffers with canaries behind them."""
+
+    memory: list[tuple[NDArray[np.uint8], int]] = field(default_factory=list)
+
+    def allocate(self, count: int) -> NDArray[np.uint8]:
+        whole = np.zeros(count + BEHIND + 64, np.uint8)
+        whole = whole[-whole.ctypes.data % 64 :]
+        whole[count:] = CANARY
+        self.memory.append((whole, count))
+        return whole[:count]
+
+    @property
+    def overwritten(self) -> int:
+        return sum(int((whole[count:] != CANARY).sum()) for whole, count in self.memory)
+
+
+@pytest.fixture
+def guarded(monkeypatch: pytest.MonkeyPatch) -> Iterator[Guarded]:
+    """Canaries behind the buffers of targets that the test makes, whose passes are run by all threads asked for."""
+    honest, guard = Team.run, Guarded()
+
+    def by_all(self: Team, words: Any, threads: int, *, wait: bool = False) -> None:
+        honest(self, words, threads, wait=True)
+
+    monkeypatch.setattr(Team, "run", by_all)
+    monkeypatch.setattr(buffers, "on_huge_pages", guard.allocate)
+    yield guard
+    assert len(guard.memory) > 5
+
+
+@pytest.fixture(scope="module", params=[1, 2, 3, 8])
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random model with so many key heads."""
+    path = tmp_path_factory.mktemp("heads")
+    heads = {"heads": 2 * request.param, "kv_heads": request.param, "head_dim": 16}
+    return make_tiny_model(path, layers=1, hidden=48, context=CONTEXT, **heads)
+
+
+def target_of(path: Path, threads: int) -> CpuTarget:
+    return CpuTarget(read_config(path), open_weights(path), 64, "", "", threads=threads)
+
+
+def tree_near_the_end(target: CpuTarget, nodes: int) -> str:
+    """The digest of a star's logits under a prompt that leaves two places of the context."""
+    length, table = CONTEXT - 2, list[int]()
+    target.blocks.extend(table, length + nodes)
+    prompt = RowsBuilder()
+    prompt.add_chunk(table, 0, [(7 * i) % 384 for i in range(length)], want_last=False)
+    target.forward(prompt.build())
+    tree = RowsBuilder()
+    tree.add_tree(table, length, [(5 * i + 1) % 384 for i in range(nodes)], [-1, *[0] * (nodes - 1)])
+    logits = target.forward(tree.build()).logits
+    target.blocks.release(table)
+    return hashlib.sha256(np.ascontiguousarray(logits).tobytes()).hexdigest()
+
+
+@pytest.mark.parametrize("threads", [2, 8, 16, 32])
+def test_a_tree_near_the_contexts_end_stays_within_the_buffers(model: Path, threads: int, guarded: Guarded) -> None:
+    alone, together = (target_of(model, members) for members in (1, threads))
+    for nodes in (1, 31, 63, 85, 127, 200, 255):
+        assert tree_near_the_end(together, nodes) == tree_near_the_end(alone, nodes), nodes
+        assert guarded.overwritten == 0, nodes
+
+
+def test_a_request_with_a_wide_window_stays_within_the_buffers(tmp_path: Path, guarded: Guarded) -> None:
+    path = make_tiny_model(tmp_path, layers=1, hidden=32, heads=2, kv_heads=1, head_dim=16, context=CONTEXT)
+    asked = EngineRequest(
+        "r", tuple(range(5, 25)), SamplingParams(max_tokens=CONTEXT - 20, ignore_eos=True),
+        method="lookahead", parameters={"window": 20, "ngram": 10},
+    )  # fmt: skip
+    outcomes = []
+    for threads, request in ((1, replace(asked, method="off", parameters={})), (1, asked), (32, asked)):
+        drafters = {"lookahead": LookaheadDrafter(CHEAP_ROWS)}
+        outcomes.append(run(target_of(path, threads), [request], drafters=drafters).outcomes[request.key])
+        assert guarded.overwritten == 0
+    assert len({outcome.stream_digest for outcome in outcomes}) == 1
+    assert outcomes[0].finish_reason == "length"
+
+
+def test_a_row_past_the_context_is_refused_before_a_kernel_runs(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target, table = target_of(model, 1), list[int]()
+    target.blocks.extend(table, CONTEXT + 1)
+    rows = RowsBuilder()
+    rows.add_chunk(table, CONTEXT, [1], True)
+    monkeypatch.setattr(Team, "run", None)
+    with pytest.raises(ValueError, match=str(CONTEXT)):
+        target.forward(rows.build())

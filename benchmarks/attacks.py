@@ -28,7 +28,7 @@ from benchmarks.machine import resident
 from kolm.ledger.v1 import documents_pb2, ledger_pb2
 from services.client import LedgerClient
 from services.client.errors import KolmError
-from services.runtime.access.credentials import Credential, new_token, token_digest, write_principals
+from services.runtime.credentials import Credential, new_token, token_digest, write_principals
 
 Attack = Callable[[str], Coroutine[None, None, None]]
 

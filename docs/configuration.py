@@ -16,9 +16,9 @@ import typer
 from pydantic.fields import FieldInfo
 
 from services.cli.main import app
-from services.runtime.settings.environment import FOR_EVERY_PROCESS, SERVICES
-from services.runtime.settings.setting_kind import default_of, kind_of
-from services.runtime.settings.settings import ServerSettings
+from services.runtime.setting_kind import default_of, kind_of
+from services.runtime.settings import ServerSettings
+from services.runtime.usage import FOR_EVERY_PROCESS, SERVICES
 
 PAGE = Path(__file__).with_suffix(".md")
 OPENING = """\

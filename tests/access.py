@@ -9,8 +9,8 @@ import tempfile
 from datetime import UTC, datetime
 from pathlib import Path
 
-from services.runtime.access.access import Access
-from services.runtime.access.credentials import (
+from services.runtime.access import Access
+from services.runtime.credentials import (
     DEFAULT_TENANT,
     ROLES,
     Credential,

@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from services.cli.jobs.certificates import Authority, Pair
-from services.client.connection.tls import ClientTls
-from services.runtime.tls import ServerTls
+from services.client.identity import ClientTls
+from services.runtime.listening import ServerTls
 
 HOSTS = ("localhost", "127.0.0.1")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry
 
-from services.runtime.telemetry.metrics import EXPORTED, Exporter
+from services.runtime.metrics import EXPORTED, Exporter
 
 
 def exported(registry: CollectorRegistry) -> set[str]:

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry
 
-from services.runtime.access.access import Access
-from services.runtime.calls.limits import Limits
+from services.runtime.access import Access
+from services.runtime.limits import Limits
+from services.runtime.listening import ServerTls
 from services.runtime.server import Mount, RunningServer, start_server
-from services.runtime.tls import ServerTls
 from tests.access import everybody
 
 

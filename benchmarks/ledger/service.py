@@ -35,7 +35,7 @@ from ledger.log.admission import Admitted
 from ledger.log.recovery import recover
 from ledger.sql.guard import SqlGuard
 from ledger.sql.store import SqlEntryStore
-from services.runtime.access.credentials import Credential, write_principals
+from services.runtime.credentials import Credential, write_principals
 from tests.postgres import PostgresMissing, running_cluster, url_of
 
 PROMPT_TOKENS, OUTPUT_TOKENS = 212, 128

@@ -18,7 +18,7 @@ from services.cli.jobs.initial_folder import CALLER, InitialFolder
 from services.cli.jobs.running.local_services import LocalServices
 from services.cli.jobs.running.own_principals import OWNER, token_file
 from services.cli.jobs.running.supervisor import Plan
-from services.client.connection.tls import ClientTls
+from services.client.identity import ClientTls
 
 _START_SECONDS = 600.0
 

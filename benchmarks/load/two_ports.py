@@ -12,8 +12,8 @@ from services.cli.jobs.initial_folder import InitialFolder
 from services.generation.__main__ import main
 from services.generation.settings import GenerationSettings
 from services.runtime import server as runtime
+from services.runtime.listening import ServerTls
 from services.runtime.process import run_service
-from services.runtime.tls import ServerTls
 
 CERTIFICATES = "KOLM_BENCHMARK_CERTIFICATES"
 """The folder of `kolm init` whose certificates the second port has."""

@@ -15,10 +15,10 @@ from demo.main_job.prompts import KINDS, Prompt, read_prompts
 from demo.main_job.receipt import explained
 from demo.main_job.scenes import Stage, Stream
 from ledger.keys.trusted_keys import TrustedKeys
-from services.auditor.assembly import AuditorPlan, connected
 from services.auditor.auditor import Examined
-from services.auditor.engine_plan import EnginePlan
-from services.auditor.schedule.database import sqlite_url
+from services.auditor.examination import EnginePlan
+from services.auditor.schedule import sqlite_url
+from services.auditor.serving import AuditorPlan, connected
 from services.cli.jobs.ledger.log_verification import check_log
 from services.cli.jobs.receipts.receipt_proof import prove
 from services.cli.jobs.running.local_services import LocalServices

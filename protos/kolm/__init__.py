@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from ledger.bundle.report import BundleReport
     from ledger.errors import LedgerError
     from ledger.keys.trusted_keys import TrustedKeys
-    from services.client.connection.tls import ClientTls
     from services.client.errors import KolmError
     from services.client.generation.completion import (
         Choice,
@@ -42,8 +41,9 @@ if TYPE_CHECKING:
         Tools,
     )
     from services.client.generation.runtime import AsyncRuntime, Runtime
+    from services.client.identity import ClientTls
     from services.client.ledger.ledger import LedgerClient
-    from services.client.registry.registry import RegistryClient
+    from services.client.registry import RegistryClient
     from services.client.verification import ProvenReceipt, verify, verify_receipt
 
 _PLACES = {
@@ -62,7 +62,7 @@ _PLACES = {
         "Receipt",
         "Started",
     ),
-    "services.client.connection.tls": ("ClientTls",),
+    "services.client.identity": ("ClientTls",),
     "services.client.errors": ("KolmError",),
     "services.client.ledger.ledger": ("LedgerClient",),
     "ledger.errors": ("LedgerError",),
@@ -77,7 +77,7 @@ _PLACES = {
         "ToolCall",
         "Tools",
     ),
-    "services.client.registry.registry": ("RegistryClient",),
+    "services.client.registry": ("RegistryClient",),
     "services.client.verification": (
         "ProvenReceipt",
         "verify",

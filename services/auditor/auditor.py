@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
 
 from ledger.documents.halt import Scope, scopes_of
 from ledger.documents.receipt import Receipt
@@ -13,17 +16,49 @@ from ledger.documents.signed_document import read_document
 from ledger.documents.verdict import DEVIATION, Verdict
 from ledger.errors import LedgerError
 from ledger.keys.envelope import Envelope
-from services.auditor.announcement import Announcement
-from services.auditor.audit_error import AuditError, BrokenLog
+from services.auditor.audit_error import AuditError, BrokenLog, ScheduleError
 from services.auditor.backlog import Backlog, Due
 from services.auditor.examination import Examiner, Finding
-from services.auditor.heartbeat import Heartbeat
-from services.auditor.journal import Journal
-from services.auditor.schedule.schedule import DEAD, LEASED, Job, Lease, Schedule
+from services.auditor.journal import Announcement, Journal
+from services.auditor.schedule import DEAD, LEASED, Job, Lease, Schedule
 from services.client.errors import KolmError
 from services.client.ledger.ledger import LedgerClient
+from services.runtime.process import Outage
 
 _log = logging.getLogger(__name__)
+
+
+class Heartbeat:
+    """Renews a lease every `seconds` from a thread of its own, for as long as the block runs.
+
+    with Heartbeat(schedule, lease, 20.0):
+        finding = examine(…)
+    """
+
+    def __init__(self, schedule: Schedule, lease: Lease, seconds: float) -> None:
+        self._schedule = schedule
+        self._lease = lease
+        self._seconds = seconds
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="lease heartbeat", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._done.set()
+        self._thread.join()
+
+    def _beat(self) -> None:
+        outage = Outage(_log, f"renew the lease on entry {self._lease.receipt_index}", ScheduleError)
+        while not self._done.wait(self._seconds):
+            with outage:
+                if not self._schedule.renew(self._lease):
+                    return  # its new holder examines it; we ask once more before anything is written
+
 
 _FIRST = 64
 """Receipts among which to look for a free one first, before looking among all."""

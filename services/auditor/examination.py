@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import zip_longest
+from pathlib import Path
 from typing import Protocol
 
 from ledger.documents.content import Content
@@ -19,6 +20,22 @@ from ledger.errors import FormatError, LedgerError
 from ledger.keys.envelope import Envelope
 from ledger.keys.trusted_keys import TrustedKeys
 from services.auditor.audit_error import CannotReplay
+
+
+@dataclass(frozen=True, slots=True)
+class EnginePlan:
+    """The base to load, with the adapters (directories by name) that receipts may name.
+
+    `context_length` in tokens, `cache_dtype` and `arithmetic` are those of the audited server where they are not its
+    defaults. `threads` of a pass; None is as many as there are CPUs.
+    """
+
+    model: Path
+    adapters: Mapping[str, Path] = field(default_factory=dict)
+    context_length: int | None = None
+    cache_dtype: str | None = None
+    arithmetic: str | None = None
+    threads: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,19 +1,26 @@
-"""The entries that the auditor appends: signed verdicts, halts, policies and draws."""
+"""The entries that the auditor appends: verdicts and halts, and, about its own sampling, policy and draws."""
 
 from __future__ import annotations
 
+import logging
+import math
+import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import datetime
 
 from ledger.documents.audit_policy import AuditPolicy
 from ledger.documents.draw import Draw
 from ledger.documents.halt import Halt, Scope
 from ledger.documents.receipt import Receipt
-from ledger.documents.signed_document import Document, sign_document
+from ledger.documents.signed_document import Document, read_document, sign_document
 from ledger.encoding.timestamp import timestamp
+from ledger.errors import LedgerError
 from ledger.keys.envelope import Envelope
 from ledger.keys.signer import Signer
+from services.auditor.backlog import Backlog
 from services.auditor.examination import Finding
+from services.auditor.schedule import DrawTurn, Schedule
 from services.client.ledger.ledger import LedgerClient
 
 
@@ -47,3 +54,112 @@ class Journal:
 
     def _now(self) -> str:
         return timestamp(self._clock())
+
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """The share of receipts (0 to 1), and the seconds from the issue of a sampled one to its verdict."""
+
+    rate: float
+    within_seconds: int
+
+
+class Announcement:
+    """Announces the terms once, and draws when the oldest undecided receipt has waited `draw_seconds`.
+
+    Time makes draws, not traffic: on a log with one receipt a day that one is decided as soon as on a busy one.
+    """
+
+    def __init__(
+        self,
+        backlog: Backlog,
+        journal: Journal,
+        schedule: Schedule,
+        terms: Terms | None,
+        draw_seconds: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`terms` None announces nothing and goes by the policy that stands in the log; `clock` counts seconds."""
+        self._backlog = backlog
+        self._journal = journal
+        self._schedule = schedule
+        self._terms = terms
+        self._draw_seconds = draw_seconds
+        self._clock = clock
+        self._oldest: int | None = None
+        self._since = 0.0
+        self._started = False
+
+    def announce(self) -> bool:
+        """Append the terms unless they are in force already. Whether something was appended. Raises KolmError."""
+        terms, self._terms = self._terms, None
+        if terms is None or not _changes(self._backlog.policy, terms):
+            return False
+        try:
+            index = self._journal.policy(terms.rate, terms.within_seconds)
+        except BaseException:
+            self._terms = terms  # not announced yet
+            raise
+        _log.info("announced in entry %d: rate %g, verdicts within %d s", index, terms.rate, terms.within_seconds)
+        return True
+
+    def draw(self, catch_up: Callable[[], None]) -> bool:
+        """Draw where it is due and nobody else is at it; `catch_up` reads the log. Whether the log has a new draw.
+
+        A draw is kept before it is sent: a ledger that loses it gets the same one again, so nobody can make the auditor
+        sign until a draw suits. Raises KolmError, AuditError.
+        """
+        if not self._is_due() or (turn := self._schedule.take_draw()) is None:
+            return False
+        done = False
+        try:
+            catch_up()
+            envelope = self._kept(turn) or self._signed(turn)
+            if envelope is not None:
+                _log.info("drew: entry %d", self._journal.append(envelope))
+            done = True
+        finally:
+            self._schedule.end_draw(turn, done=done)
+        return envelope is not None
+
+    def _is_due(self) -> bool:
+        """Whether the oldest undecided receipt has waited long enough since we first saw it.
+
+        Receipts that wait when an auditor starts may have waited for long: they are drawn about at once. The times in
+        receipts do not count.
+        """
+        waiting, now = self._backlog.undrawn(), self._clock()
+        oldest = waiting[0].index if waiting else None
+        if oldest != self._oldest:
+            self._oldest, self._since = oldest, now if self._started else -math.inf
+        self._started = True
+        return oldest is not None and now - self._since >= self._draw_seconds
+
+    def _kept(self, turn: DrawTurn) -> Envelope | None:
+        """The draw that was signed before, unless it is over another log: a database that belongs to another ledger."""
+        if turn.envelope is None:
+            return None
+        try:
+            envelope = Envelope.from_bytes(turn.envelope)
+            draw = read_document(envelope)
+        except LedgerError:
+            return None
+        if not isinstance(draw, Draw) or self._backlog.root_at(draw.tree_size) != draw.root_hash:
+            return None
+        return envelope
+
+    def _signed(self, turn: DrawTurn) -> Envelope | None:
+        """A new draw over everything observed; None where none is needed any more, or the turn has been lost."""
+        if not self._backlog.undrawn():
+            return None
+        envelope = self._journal.signed_draw(self._backlog.position, self._backlog.root)
+        return envelope if self._schedule.keep_draw(turn, envelope.to_bytes()) else None
+
+
+def _changes(policy: AuditPolicy | None, terms: Terms) -> bool:
+    if policy is None:
+        return terms.rate > 0.0
+    return (policy.rate, policy.within_seconds) != (terms.rate, terms.within_seconds)

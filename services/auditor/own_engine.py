@@ -10,8 +10,7 @@ from ledger.documents.content import Content
 from ledger.documents.receipt import Receipt
 from ledger.documents.verdict import DECODE, PREFILL
 from services.auditor.audit_error import CannotReplay, EngineFailed, Interrupted
-from services.auditor.engine_plan import EnginePlan
-from services.auditor.examination import Replayed, replay_limit
+from services.auditor.examination import EnginePlan, Replayed, replay_limit
 from services.generation.engine.request import (
     KINDS,
     EngineRequest,

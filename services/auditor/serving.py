@@ -1,25 +1,236 @@
-"""The composition root of the auditor."""
+"""The composition root of the auditor: put together from its plan, pass after pass until a stop, with its metrics."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
+import os
 import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
+from ledger.audit.obligation import OVERDUE, OWED, UNDRAWN, Obligation
+from ledger.documents.content import Content
+from ledger.documents.verdict import OUTCOMES
+from ledger.encoding.timestamp import timestamp
 from ledger.errors import LedgerError
-from services.auditor.announcement import Terms
-from services.auditor.assembly import AuditorPlan, connected
-from services.auditor.audit_error import AuditError
-from services.auditor.audit_loop import follow
-from services.auditor.auditor import Auditor
-from services.auditor.auditor_metrics import AuditorMetrics
-from services.auditor.low_priority import yield_to_others
+from ledger.keys.signer import open_signer
+from services.auditor.audit_error import AuditError, EngineFailed, Interrupted, ScheduleError
+from services.auditor.auditor import Auditor, Examined
+from services.auditor.backlog import Backlog
+from services.auditor.examination import ContentReader, EnginePlan, Examiner, Replayer
+from services.auditor.journal import Announcement, Journal, Terms
+from services.auditor.schedule import SqlSchedule, open_database
 from services.auditor.settings import AuditorSettings
-from services.client.errors import KolmError
-from services.runtime.lifecycle import serve
+from services.client.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    InvalidArgument,
+    KolmError,
+    ResourceExhausted,
+    Unavailable,
+)
+from services.client.ledger.key_entries import key_entries
+from services.client.ledger.ledger import LedgerClient
+from services.runtime.metrics import Metrics, Reading
 from services.runtime.process import CannotStart
+from services.runtime.server import serve
+from services.runtime.trusted_directory import TrustedDirectory
+
+
+@dataclass(frozen=True, slots=True)
+class AuditorPlan:
+    """Everything an auditor needs to know, as in its settings; `draw_seconds` and `lease_seconds` are seconds. `terms`
+    are announced where they are new; None goes by what the log says. `spot_checks` is the share of receipts to examine
+    beyond those that are owed.
+    """
+
+    ledger: str
+    key_file: Path
+    trusted_directory: Path
+    database: str
+    engine: EnginePlan
+    public_directory: Path | None = None
+    decode_share: float = 0.0
+    terms: Terms | None = None
+    spot_checks: float = 0.0
+    draw_seconds: float = 0.0
+    lease_seconds: float = 60.0
+    max_attempts: int = 5
+    key_passphrase_file: Path | None = None
+
+
+@contextmanager
+def connected(plan: AuditorPlan, stop: threading.Event) -> Iterator[Auditor]:
+    """An auditor with its connections; they close, and running calls end, with the block.
+
+    Its key is made at first use; the public half goes into the plan's folder for it. Raises KeyFileError,
+    ScheduleError, EngineFailed.
+    """
+    key = open_signer(plan.key_file, "auditor", plan.key_passphrase_file, create=True)
+    if plan.public_directory is not None:
+        key.publish(plan.public_directory)
+    plan.trusted_directory.mkdir(parents=True, exist_ok=True)
+    trust = TrustedDirectory(plan.trusted_directory, own=key, key_entries=partial(key_entries, plan.ledger)).trusted()
+    with (
+        LedgerClient.connect(plan.ledger) as ledger,
+        closing(_schedule(plan)) as schedule,
+    ):
+        examiner = Examiner(trust, _content_reader(ledger), _replayer(plan.engine, stop), plan.decode_share)
+        journal = Journal(ledger, key, lambda: datetime.now(UTC))
+        backlog = Backlog(trust, plan.spot_checks)
+        yield Auditor(
+            ledger,
+            backlog,
+            examiner,
+            journal,
+            schedule,
+            Announcement(backlog, journal, schedule, plan.terms, plan.draw_seconds),
+            heartbeat_seconds=plan.lease_seconds / 3,
+        )
+
+
+def _replayer(engine: EnginePlan, stop: threading.Event) -> Replayer:
+    try:
+        from services.auditor.own_engine import OwnEngine
+    except ModuleNotFoundError as error:
+        raise EngineFailed(f"an engine of its own needs {error.name}, of the extra generation") from error
+    return OwnEngine.load(engine, stop)
+
+
+def _schedule(plan: AuditorPlan) -> SqlSchedule:
+    engine = open_database(plan.database)
+    return SqlSchedule(engine, lease_seconds=plan.lease_seconds, max_attempts=plan.max_attempts)
+
+
+def _content_reader(ledger: LedgerClient) -> ContentReader:
+    def read(receipt_id: str) -> Content | None:
+        return ledger.receipt(receipt_id, include_content=True).content
+
+    return read
+
+
+class AuditorMetrics:
+    """The auditor's thread writes them, that of a scrape reads them. They exchange immutable values only."""
+
+    def __init__(
+        self,
+        registry: CollectorRegistry,
+        clock: Callable[[], float] = time.monotonic,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        """`clock` counts seconds."""
+        metrics = Metrics(registry)
+        self._clock, self._now = clock, now
+        self._verdicts = metrics.counter("kolm_auditor_verdicts")
+        for outcome in OUTCOMES:  # from 0 on: of a series that begins at 1 no rule sees an increase
+            self._verdicts.labels(outcome)
+        self._seconds = metrics.histogram("kolm_auditor_replay_seconds")
+        self._entries = metrics.gauge("kolm_auditor_entries_read")
+        self._waiting: tuple[Obligation, ...] = ()
+        self._read_at = clock()
+        metrics.read("kolm_auditor_obligations", self._by_state)
+        metrics.read("kolm_auditor_last_pass_seconds", lambda: self._clock() - self._read_at)
+
+    def examined(self, one: Examined) -> None:
+        """A verdict was appended."""
+        self._verdicts.labels(one.finding.outcome).inc()
+        self._seconds.observe(one.seconds)
+
+    def read(self, backlog: Backlog) -> None:
+        """The log has been read to its end."""
+        self._entries.set(backlog.position)
+        self._waiting = backlog.waiting()
+        self._read_at = self._clock()
+
+    def _by_state(self) -> Reading:
+        """The clock makes receipts overdue, even while the auditor is stuck."""
+        now = timestamp(self._now())
+        states = Counter(one.state(now) for one in self._waiting)
+        return {(state.lower(),): float(states[state]) for state in (UNDRAWN, OWED, OVERDUE)}
+
+
+NICENESS = 10
+"""A tenth of the weight of a server beside it on Linux; at 19 a busy machine would hardly let it compute at all."""
+
+
+def yield_to_others() -> None:
+    """Lower the priority of the calling thread, and of threads that it starts; the process answers and stops as before.
+
+    Linux may weigh sessions against each other (sched_autogroup): there a priority counts within its own session only,
+    and a session that this process leads has one too (sched(7)).
+    """
+    os.nice(NICENESS)
+    if os.getsid(0) == os.getpid():
+        with contextlib.suppress(OSError):
+            Path("/proc/self/autogroup").write_text(str(NICENESS), encoding="ascii")
+
+
+_log = logging.getLogger(__name__)
+
+_UNTRUSTED = "UNTRUSTED_SIGNATURE"
+"""The ledger's answer until a person has said that this auditor's key counts, which may happen at any moment."""
+
+_AWAY = (Unavailable, ResourceExhausted, DeadlineExceeded, Cancelled, ScheduleError)
+
+
+def follow(
+    auditor: Auditor,
+    stop: threading.Event,
+    poll_seconds: float,
+    on_examined: Callable[[Examined], None],
+    on_read: Callable[[Backlog], None] = lambda _: None,
+) -> None:
+    """Audit until `stop` is set. A ledger or schedule that is away is waited for; every other failure ends
+    this with its error. `on_read` is told what is left to do each time that the log has been read to its end.
+    """
+    away = False
+    while not stop.is_set():
+        try:
+            _pass(auditor, stop, on_examined, on_read)
+            if away:
+                _log.info("going on: nothing has to be waited for any more")
+            away = False
+        except Interrupted:
+            return
+        except _AWAY as error:
+            if not stop.is_set() and not away:
+                _log.warning("waiting for the ledger and the schedule: %s", error)
+            away = True
+        except InvalidArgument as error:
+            if error.reason != _UNTRUSTED:
+                raise
+            if not away:
+                _log.warning("waiting until the ledger trusts this auditor's key (`kolm trust add`): %s", error)
+            away = True
+        except Exception:
+            if stop.is_set():  # the connection of a call was closed
+                return
+            raise
+        stop.wait(poll_seconds)
+
+
+def _pass(
+    auditor: Auditor,
+    stop: threading.Event,
+    on_examined: Callable[[Examined], None],
+    on_read: Callable[[Backlog], None],
+) -> None:
+    for examined in auditor.run_pass():
+        on_examined(examined)
+        on_read(auditor.backlog)
+        if stop.is_set():
+            return
+    on_read(auditor.backlog)
 
 
 async def main(settings: AuditorSettings) -> None:

@@ -8,11 +8,11 @@ from typing import Annotated, Literal
 from pydantic import Field, SecretStr, field_validator
 
 from ledger.documents.audit_policy import LONGEST_PROMISE_SECONDS
-from services.auditor.engine_plan import EnginePlan
-from services.auditor.schedule.database import sqlite_url
+from services.auditor.examination import EnginePlan
+from services.auditor.schedule import sqlite_url
 from services.generation.target.beside import MODEL, NAMED_ADAPTER
-from services.runtime.settings.setting_kind import Adapter, Target
-from services.runtime.settings.settings import Address, RpcServerSettings, settings_config
+from services.runtime.setting_kind import Adapter, Target
+from services.runtime.settings import Address, RpcServerSettings, settings_config
 
 
 class AuditorSettings(RpcServerSettings):

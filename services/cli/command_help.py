@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
-from services.runtime.settings.help_page import Row, Section, help_page
+from services.runtime.usage import Row, Section, help_page
 
 _METAVARS = {int: "N", float: "NUMBER", str: "TEXT", Path: "PATH"}
 _OPTIONS = "Options"

@@ -123,7 +123,7 @@ def _global(
     if context.invoked_subcommand not in ("up", "serve"):  # which say it in their logs
         import sys
 
-        from services.runtime.settings.environment import unread_variables
+        from services.runtime.usage import unread_variables
 
         for line in unread_variables():
             print(f"kolm: {line}", file=sys.stderr)

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ledger.documents.content import Content
-    from services.client.connection.tls import ClientTls
     from services.client.errors import KolmError
     from services.client.generation.completion import (
         Chunk,
@@ -38,11 +37,12 @@ if TYPE_CHECKING:
         Tools,
     )
     from services.client.generation.runtime import AsyncRuntime, Runtime
+    from services.client.identity import ClientTls
     from services.client.ledger.ledger import LedgerClient
 
 _PLACES = {
     "AsyncRuntime": "services.client.generation.runtime",
-    "ClientTls": "services.client.connection.tls",
+    "ClientTls": "services.client.identity",
     "Content": "ledger.documents.content",
     **dict.fromkeys(
         ("Chunk", "Completion", "Event", "Finished", "Receipt", "Started"),

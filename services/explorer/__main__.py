@@ -13,9 +13,9 @@ from services.client.ledger.key_entries import key_entries
 from services.client.ledger.remembered import RememberedCheckpoint
 from services.client.ledger.verified import VerifiedLedger
 from services.explorer.app import explorer_app
+from services.explorer.pages import Source
 from services.explorer.settings import ExplorerSettings
-from services.explorer.source import Source
-from services.runtime.http.http import serve_http
+from services.runtime.http.serving import serve_http
 from services.runtime.process import CannotStart, run_service
 from services.runtime.trusted_directory import TrustedDirectory
 

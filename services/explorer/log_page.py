@@ -21,8 +21,7 @@ from ledger.tree.checkpoint import Checkpoint, open_checkpoint
 from services.client.errors import NotFound
 from services.client.ledger.log import LogEntry, SignedCheckpoint
 from services.client.ledger.promised import Promised, look_up
-from services.explorer.pages import Pages
-from services.explorer.source import Source
+from services.explorer.pages import Pages, Source
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,10 @@
-"""Templates: every value escaped, every name known, values as the browser compares them."""
+"""The source of the pages, and their templates: every value escaped, every name known, as the browser compares them."""
 
 from __future__ import annotations
 
 import unicodedata
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -12,7 +13,30 @@ from starlette.responses import HTMLResponse
 
 from ledger.encoding.canonical import canonical
 from ledger.encoding.timestamp import parse_timestamp
+from ledger.keys.trusted_keys import TrustedKeys
 from ledger.witness.freshness import Freshness
+from ledger.witness.tlog_policy import Policy
+from services.client import LedgerClient
+from services.client.ledger.verified import VerifiedLedger
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """`client` believes the ledger, `proving` asks the same ledger and believes what is proven.
+
+    `origin` is the log's name where the configuration fixes it; `policy` names the witnesses, where there is one.
+    """
+
+    client: LedgerClient
+    proving: VerifiedLedger
+    trusted: TrustedKeys
+    origin: str | None = None
+    policy: Policy | None = None
+
+    def freshness(self) -> Freshness:
+        """How old the newest cosigned checkpoint is; without a policy nobody's word counts."""
+        return Freshness(datetime.now(UTC)) if self.policy is None else self.proving.freshness(self.policy)
+
 
 HERE = Path(__file__).parent
 _SHORT = 10

@@ -15,8 +15,7 @@ from ledger.errors import LedgerError
 from ledger.keys.envelope import Envelope
 from services.client.errors import KolmError
 from services.client.ledger.log import ReceiptEntry, ReceiptQuery
-from services.explorer.pages import Pages
-from services.explorer.source import Source
+from services.explorer.pages import Pages, Source
 
 _MOST_BINS = 4096
 """Most bins of one series; with more, all become twice as wide."""

@@ -12,9 +12,9 @@ from grpc_status import rpc_status
 
 from kolm.ledger.v1 import documents_pb2, ledger_pb2
 from kolm.ledger.v1.ledger_pb2_grpc import LedgerServiceStub
-from services.client.connection.channel import KEEPALIVE, async_channel, endpoint, shown_to
-from services.client.connection.token import Metadata
+from services.client.channel import KEEPALIVE, async_channel, endpoint, shown_to
 from services.client.errors import Unauthenticated
+from services.client.identity import Metadata
 
 _SECONDS = 10.0
 _OPTIONS = (

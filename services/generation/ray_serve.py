@@ -22,10 +22,9 @@ from kolm.generation.v1 import generation_pb2 as pb
 from services.generation.api.servicer import SERVICE
 from services.generation.serving import opened_servicer
 from services.generation.settings import GenerationSettings
-from services.runtime.access.access import current_principal
-from services.runtime.calls.interceptor import as_kolm_error
-from services.runtime.calls.requests import REQUEST_ID_KEY, current_request_id, request_id_from
-from services.runtime.calls.status import DETAILS_KEY, to_status
+from services.runtime.access import current_principal
+from services.runtime.calls import REQUEST_ID_KEY, as_kolm_error, current_request_id, request_id_from
+from services.runtime.errors import DETAILS_KEY, to_status
 from services.runtime.process import access_of, show_token
 
 

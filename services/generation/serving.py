@@ -37,9 +37,8 @@ from services.generation.state_folder import StateTaken, state_folder
 from services.generation.target.config.config import feature_bytes
 from services.generation.target.cpu import load_target
 from services.generation.target.target import LoadTarget
-from services.runtime.lifecycle import serve
 from services.runtime.process import CannotStart
-from services.runtime.server import Mount
+from services.runtime.server import Mount, serve
 
 _log = logging.getLogger(__name__)
 

@@ -18,8 +18,8 @@ from services.generation.target.beside import (
     STORE,
 )
 from services.generation.target.model_path import name_of
-from services.runtime.settings.setting_kind import Adapter, Kind, Target
-from services.runtime.settings.settings import Address, RpcServerSettings, Size, settings_config
+from services.runtime.setting_kind import Adapter, Kind, Target
+from services.runtime.settings import Address, RpcServerSettings, Size, settings_config
 
 _Head = Annotated[str, Kind("HEAD", "reference or folder", "support-head@sha256:3f0c2a9d"), IF_FOLDER_A_HEAD]
 _Adapter = Annotated[Adapter, NAMED_ADAPTER]

@@ -22,7 +22,8 @@ from services.generation.engine.numba_cache import (
     is_compiled,
     leave_mark,
 )
-from services.runtime.logs import LogFormat, configure_logging
+from services.runtime.process import configure_logging
+from services.runtime.settings import LogFormat
 
 
 def compile_everything() -> None:

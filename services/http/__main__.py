@@ -11,8 +11,7 @@ from ledger.keys.trusted_keys import TrustedKeys
 from services.client import AsyncRuntime
 from services.http.app import http_app
 from services.http.settings import HttpSettings
-from services.runtime.http.connections import Connections
-from services.runtime.http.http import serve_http
+from services.runtime.http.serving import Connections, serve_http
 from services.runtime.process import CannotStart, run_service
 from services.runtime.trusted_directory import TrustedDirectory
 

@@ -1,39 +1,195 @@
-"""The HTTP front: its routes, and its errors in OpenAI's shape."""
+"""The HTTP front: its routes, its errors in OpenAI's shape, the chat page, and lookups of models and tokens."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from base64 import b64encode
+from collections.abc import Coroutine, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from pydantic import BaseModel, Field
+from pydantic.json_schema import models_json_schema
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
+from starlette.responses import FileResponse, JSONResponse, Response
+from starlette.routing import BaseRoute, Mount, Route
 from starlette.types import ASGIApp
 
 from ledger.keys.trusted_keys import TrustedKeys
-from services.client import AsyncRuntime
+from services.client import AsyncRuntime, ModelInfo
+from services.client import Request as GenerationRequest
 from services.client.errors import KolmError
-from services.http import chat_page
-from services.http.calls.admission import Admission
-from services.http.calls.api_error import ApiError, of_kolm
-from services.http.calls.caller import Callers, Gate
-from services.http.calls.endpoint import Endpoint
-from services.http.completions.chat import Chat, ChatFields
-from services.http.completions.text import Text, TextFields
-from services.http.models import Models
-from services.http.openapi import openapi
-from services.http.responses.response_fields import ResponseFields
-from services.http.responses.responses import Responses
+from services.http.api_error import ApiError, of_kolm
+from services.http.calls import Admission, Callers, Endpoint, Gate, read_fields, token, while_there
+from services.http.completions import ChatDialect, ChatFields, ChatMessage, TextDialect, TextFields
+from services.http.fields import Strict, only
+from services.http.response_answer import ResponseDialect
+from services.http.response_fields import ResponseFields
 from services.http.settings import HttpSettings
-from services.http.tokens import Tokens
+from services.http.tool_fields import NestedFunction, tools_of
+from services.runtime.http.browsers import HEADERS, SecurityHeaders, file_names, static_files
+
+_FILES = Path(__file__).parent / "page"
+PAGE_PATHS = ("/", "/page.json", *(f"/page/{name}" for name in file_names(_FILES)))
+
+
+def _page_routes(trusted: TrustedKeys, explorer_url: str | None) -> list[BaseRoute]:
+    """`trusted` may change while this serves. `explorer_url` is the auditor's page."""
+
+    async def page(_: Request) -> Response:
+        return FileResponse(_FILES / "chat.html", headers=HEADERS | {"cache-control": "no-store"})
+
+    async def known(_: Request) -> Response:
+        told = {"keys": [b64encode(key.raw).decode() for key in trusted.keys("receipts")], "explorer": explorer_url}
+        return JSONResponse(told, headers={"cache-control": "no-store"})
+
+    return [Route("/", page), Route("/page.json", known), Mount("/page", SecurityHeaders(static_files(_FILES)))]
+
+
+class Models:
+    """Asks the generation server each time; it may have been started again with another model."""
+
+    def __init__(self, runtime: AsyncRuntime) -> None:
+        self._runtime = runtime
+
+    async def all(self, request: Request) -> Response:
+        return JSONResponse({"object": "list", "data": [_model(await self._info(request))]})
+
+    async def one(self, request: Request) -> Response:
+        """Raises ApiError for another model."""
+        info, asked = await self._info(request), request.path_params["model"]
+        if asked not in (info.model, info.base_cid):
+            raise ApiError(404, f"no model {asked!r}; {info.model} is served", "model_not_found", param="model")
+        return JSONResponse(_model(info))
+
+    async def _info(self, request: Request) -> ModelInfo:
+        return await self._runtime.with_token(token(request)).model_info()
+
+
+def _model(info: ModelInfo) -> dict[str, Any]:
+    """`created` is not known to kolm: its models have digests, not dates."""
+    return {
+        "id": info.model,
+        "object": "model",
+        "created": 0,
+        "owned_by": "kolm",
+        "kolm": {
+            "base_cid": info.base_cid,
+            "profile_cid": info.profile_cid,
+            "context_length": info.context_length,
+            "methods": list(info.methods),
+            "adapters": dict(info.adapters),
+        },
+    }
+
+
+_Value = TypeVar("_Value")
+
+
+class TokenizeFields(Strict):
+    """A prompt or messages; exactly one."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Annotated[list[ChatMessage], Field(fail_fast=True)] | None = None
+    tools: Annotated[list[NestedFunction], Field(fail_fast=True)] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: Annotated[Any, only(True)] = None
+    continue_final_message: Annotated[Any, only(False)] = None
+    return_token_strs: Annotated[Any, only(False)] = None
+
+    def request(self) -> GenerationRequest:
+        if (self.prompt is None) == (self.messages is None):
+            raise ApiError(400, "prompt: expected prompt or messages, one of them", "invalid_value", param="prompt")
+        tools = tools_of(self.tools, None, None)
+        if self.messages is None:
+            return GenerationRequest(prompt=self.prompt, model=self.model, tools=tools)
+        return GenerationRequest(messages=[message.turn() for message in self.messages], model=self.model, tools=tools)
+
+
+class DetokenizeFields(Strict):
+    """Token ids."""
+
+    model: str | None = None
+    tokens: Annotated[list[Annotated[int, Field(ge=0, lt=2**32)]], Field(fail_fast=True)]
+
+
+class Tokens:
+    """Asks the generation server, which has the tokenizer."""
+
+    def __init__(self, runtime: AsyncRuntime, settings: HttpSettings) -> None:
+        self._runtime, self._settings = runtime, settings
+
+    async def tokenize(self, request: Request) -> Response:
+        runtime = self._runtime.with_token(token(request))
+        fields = await read_fields(request, TokenizeFields, self._settings)
+        asking = runtime.tokenize(fields.request(), add_special_tokens=fields.add_special_tokens)
+        found = await _asked(request, asking)
+        ids = list(found.token_ids)
+        answer = {"count": len(ids), "max_model_len": found.context_length, "tokens": ids, "token_strs": None}
+        return JSONResponse(answer)
+
+    async def detokenize(self, request: Request) -> Response:
+        runtime = self._runtime.with_token(token(request))
+        fields = await read_fields(request, DetokenizeFields, self._settings)
+        return JSONResponse({"prompt": await _asked(request, runtime.detokenize(fields.tokens, model=fields.model))})
+
+
+async def _asked(request: Request, asking: Coroutine[Any, Any, _Value]) -> _Value:
+    try:
+        return await while_there(request, asking)
+    except KolmError as error:
+        raise of_kolm(error, {"token_ids": "tokens", "messages.tools[].": "].function."}) from error
+
+
+_BODIES: dict[str, tuple[type[BaseModel], str]] = {
+    "/v1/chat/completions": (ChatFields, "A conversation, whole or as server-sent events"),
+    "/v1/completions": (TextFields, "A prompt, whole or as server-sent events"),
+    "/v1/responses": (ResponseFields, "A response, whole or as named events"),
+    "/tokenize": (TokenizeFields, "Which tokens a prompt or messages are"),
+    "/detokenize": (DetokenizeFields, "The text of tokens"),
+}
+_LOOKUPS = {
+    "/v1/models": "The model that is served",
+    "/health": "Whether the generation server serves",
+}
+
+
+def openapi() -> dict[str, Any]:
+    """OpenAPI 3.1. Answers are OpenAI's and vLLM's, and are not described again."""
+    models = [(model, "validation") for model, _ in _BODIES.values()]
+    _, schemas = models_json_schema(models, ref_template="#/components/schemas/{model}")  # type: ignore[arg-type]
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "kolm", "version": version("kolm-serve")},
+        "paths": {path: {"post": _post(model, what)} for path, (model, what) in _BODIES.items()}
+        | {path: {"get": {"summary": what, "responses": _responses(503)}} for path, what in _LOOKUPS.items()},
+        "components": {"schemas": schemas["$defs"]},
+    }
+
+
+def _post(model: type[BaseModel], what: str) -> dict[str, Any]:
+    schema = {"$ref": f"#/components/schemas/{model.__name__}"}
+    return {
+        "summary": what,
+        "requestBody": {"required": True, "content": {"application/json": {"schema": schema}}},
+        "responses": _responses(400, 404, 408, 413, 415, 429, 502, 503),
+    }
+
+
+def _responses(*errors: int) -> dict[str, Any]:
+    described = {200: "The answer"} | dict.fromkeys(errors, "An error in OpenAI's shape")
+    return {str(status): {"description": what} for status, what in described.items()}
+
 
 _log = logging.getLogger(__name__)
 
-_OPEN = ("/health", "/metrics", *chat_page.OPEN)
+_OPEN = ("/health", "/metrics", *PAGE_PATHS)
 """Open to everybody: they show nothing that is served. The page asks for a token itself."""
 
 
@@ -47,9 +203,9 @@ def http_app(
     `trusted`, /metrics shows `registry`.
     """
     registry = registry or CollectorRegistry()
-    chat = Endpoint(runtime, settings, lambda body: Chat(ChatFields.model_validate_json(body)))
-    text = Endpoint(runtime, settings, lambda body: Text(TextFields.model_validate_json(body)))
-    responses = Endpoint(runtime, settings, lambda body: Responses(ResponseFields.model_validate_json(body)))
+    chat = Endpoint(runtime, settings, ChatFields, ChatDialect)
+    text = Endpoint(runtime, settings, TextFields, TextDialect)
+    responses = Endpoint(runtime, settings, ResponseFields, ResponseDialect)
     tokens, models = Tokens(runtime, settings), Models(runtime)
 
     async def health(_: Request) -> Response:
@@ -74,7 +230,7 @@ def http_app(
             Route("/health", health),
             Route("/openapi.json", described),
             Route("/metrics", metrics),
-            *chat_page.routes(trusted or TrustedKeys(), settings.explorer_url),
+            *_page_routes(trusted or TrustedKeys(), settings.explorer_url),
         ],
         exception_handlers={ApiError: _failed, KolmError: _failed, HTTPException: _failed, Exception: _bug},
     )

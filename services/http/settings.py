@@ -6,8 +6,8 @@ from pathlib import Path
 
 from pydantic import Field
 
-from services.runtime.settings.setting_kind import Target
-from services.runtime.settings.settings import Address, ServerSettings, Size, settings_config
+from services.runtime.setting_kind import Target
+from services.runtime.settings import Address, ServerSettings, Size, settings_config
 
 
 class HttpSettings(ServerSettings):

@@ -32,9 +32,8 @@ from services.ledger.outside_signers import OutsideSigners
 from services.ledger.retention_sweeper import RetentionSweeper
 from services.ledger.servicer import SERVICE, LedgerServicer
 from services.ledger.settings import LedgerSettings
-from services.runtime.lifecycle import serve
 from services.runtime.process import CannotStart, reason, run_service
-from services.runtime.server import Mount
+from services.runtime.server import Mount, serve
 from services.runtime.trusted_directory import TrustedDirectory
 
 _Opened = TypeVar("_Opened", SqlEntryStore, SqlGuard)

@@ -7,7 +7,7 @@ import asyncio
 import grpc
 
 from ledger.log.writer import Appended
-from services.client.connection import tracing
+from services.client import tracing
 
 
 def traced(answer: asyncio.Future[Appended], traceparent: str) -> asyncio.Future[Appended]:

@@ -15,7 +15,7 @@ from ledger.keys.trusted_keys import TrustedKeys
 from ledger.log.reader import LedgerReader
 from services.ledger.checkpoints import Checkpoints, CosignedCheckpoint
 from services.ledger.sight import check_content, check_receipt, no_content, whole_log
-from services.runtime.access.credentials import Principal
+from services.runtime.credentials import Principal
 from services.runtime.errors import InvalidArgument
 
 _MOST_RECEIPTS = 1000

@@ -12,8 +12,7 @@ from ledger.log.writer import Appended
 from services.ledger import messages
 from services.ledger.ledger_errors import to_kolm_error
 from services.ledger.window import Window
-from services.runtime.calls.requests import current_request_id
-from services.runtime.calls.status import to_status
+from services.runtime.calls import current_request_id
 from services.runtime.errors import (
     AlreadyExists,
     InvalidArgument,
@@ -21,6 +20,7 @@ from services.runtime.errors import (
     PermissionDenied,
     Unauthenticated,
     Unavailable,
+    to_status,
 )
 
 MOST_ENTRIES = 1024

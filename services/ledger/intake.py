@@ -17,7 +17,7 @@ from ledger.log.writer import Appended
 from services.client.ledger import log_wire
 from services.ledger.append_span import traced
 from services.ledger.wakeups import FutureBridge, Growth
-from services.runtime.access.credentials import Principal
+from services.runtime.credentials import Principal
 from services.runtime.errors import KolmError, PermissionDenied, without_frames
 
 _LARGE_BYTES = 64 * 1024

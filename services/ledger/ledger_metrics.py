@@ -7,7 +7,7 @@ from prometheus_client import CollectorRegistry
 from ledger.log.sequencer import Sequencer
 from ledger.log.writer import WriteTimes
 from services.ledger.cosignature_collector import CosignatureCollector
-from services.runtime.telemetry.metrics import Metrics
+from services.runtime.metrics import Metrics
 
 
 class LedgerMetrics:

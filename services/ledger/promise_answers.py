@@ -18,7 +18,7 @@ from ledger.log.receipt_filter import ReceiptFilter
 from ledger.log.tree_head import TreeHead
 from ledger.tree.entry import Entry
 from services.ledger.sight import whole_log
-from services.runtime.access.credentials import Principal
+from services.runtime.credentials import Principal
 from services.runtime.errors import InvalidArgument
 
 

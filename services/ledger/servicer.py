@@ -33,7 +33,7 @@ from services.ledger.ledger_errors import ledger_errors
 from services.ledger.reads import LogReads
 from services.ledger.sight import whole_log
 from services.ledger.wakeups import Growth
-from services.runtime.access.access import caller
+from services.runtime.access import caller
 from services.runtime.errors import InvalidArgument, Unavailable
 from services.runtime.process import Outage
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pydantic import Field, SecretStr, field_validator
 
-from services.runtime.settings.settings import Address, RpcServerSettings, Size, settings_config
+from services.runtime.settings import Address, RpcServerSettings, Size, settings_config
 
 
 class LedgerSettings(RpcServerSettings):

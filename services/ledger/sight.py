@@ -17,7 +17,7 @@ from ledger.documents.signed_document import Document, read_document
 from ledger.documents.verdict import Verdict
 from ledger.errors import ChainError, FormatError, NotFound
 from ledger.tree.entry import Entry
-from services.runtime.access.credentials import Principal
+from services.runtime.credentials import Principal
 from services.runtime.errors import PermissionDenied
 
 FindReceipt = Callable[[str], bytes]

@@ -21,12 +21,11 @@ from services.registry.blobs import ObjectBlobStore
 from services.registry.publishing import LedgerLog, Publishing
 from services.registry.servicer import SERVICE, RegistryServicer
 from services.registry.settings import RegistrySettings
-from services.registry.sql.catalogue import SqlCatalogue
+from services.registry.sql_catalogue import SqlCatalogue
 from services.registry.uploads import Uploads
 from services.runtime.errors import KolmError
-from services.runtime.lifecycle import serve
 from services.runtime.process import CannotStart, Outage, reason, return_large_blocks, run_service
-from services.runtime.server import Mount
+from services.runtime.server import Mount, serve
 from services.runtime.trusted_directory import TrustedDirectory
 
 _log = logging.getLogger(__name__)

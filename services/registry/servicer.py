@@ -28,8 +28,8 @@ from services.registry.blobs import CHUNK_BYTES, BlobStore, StoredBlob
 from services.registry.catalogue import KSCORE, PUBLICATION, Catalogue, CataloguedHead, HeadFilter, Signed
 from services.registry.publishing import Publishing, resolve
 from services.registry.uploads import Part, Upload, Uploads
-from services.runtime.access.access import caller
-from services.runtime.calls.paging import page_position, page_size, page_token
+from services.runtime.access import caller
+from services.runtime.calls import page_position, page_size, page_token
 from services.runtime.errors import InvalidArgument, NotFound
 
 

@@ -1,10 +1,25 @@
-"""Whether a server can listen, known before it has loaded anything."""
+"""How a server is reached: whether it can listen, known before anything is loaded, and its certificate.
+
+gRPC and HTTP look at the files of a certificate at each handshake: a renewed one counts from the next connection on.
+Files that do not belong together, or are gone, change nothing: the last good ones stay, and the log says so once.
+"""
 
 from __future__ import annotations
 
 import errno
 import ipaddress
+import logging
 import socket
+import ssl
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import grpc
+
+from services.client.identity import invalid_files
 
 _WHY = {
     errno.EADDRINUSE: "another program has the port",
@@ -48,3 +63,91 @@ def check_free(address: str) -> None:
                 probe.bind(place)
             except OSError as error:
                 raise CannotListen(address, error.errno) from None
+
+
+_log = logging.getLogger(__name__)
+
+_Made = TypeVar("_Made")
+_Stamp = tuple[tuple[int, int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ServerTls:
+    """PEM files. With `client_ca`, callers need a certificate of that authority (mutual TLS)."""
+
+    cert: Path
+    key: Path
+    client_ca: Path | None = None
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        return (self.cert, self.key) if self.client_ca is None else (self.cert, self.key, self.client_ca)
+
+    def context(self) -> ssl.SSLContext:
+        """For HTTP; each handshake has the files as they are then. Raises TlsFilesInvalid."""
+        outer, latest = self._context(), _Latest(self.files, self._context)
+
+        def taken(connection: ssl.SSLObject | ssl.SSLSocket, _name: str | None, _outer: ssl.SSLContext) -> None:
+            connection.context = latest.value()
+
+        outer.sni_callback = taken
+        return outer
+
+    def credentials(self) -> grpc.ServerCredentials:
+        """For gRPC; each handshake has the files as they are then. Raises TlsFilesInvalid."""
+        latest = _Latest(self.files, self._configuration)
+        newer: Any = latest.newer  # grpc's stubs know no fetcher that answers None, for unchanged
+        return grpc.dynamic_ssl_server_credentials(latest.value(), newer, self.client_ca is not None)
+
+    def _context(self) -> ssl.SSLContext:
+        try:
+            context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=self.client_ca)
+            context.load_cert_chain(self.cert, self.key)
+        except OSError as error:  # an ssl.SSLError is one
+            raise invalid_files(error, self.files) from None
+        if self.client_ca is not None:
+            context.verify_mode = ssl.CERT_REQUIRED
+        return context
+
+    def _configuration(self) -> grpc.ServerCertificateConfiguration:
+        self._context()  # of a wrong file, gRPC says nothing but that handshakes fail
+        authority = None if self.client_ca is None else self.client_ca.read_bytes()
+        return grpc.ssl_server_certificate_configuration([(self.key.read_bytes(), self.cert.read_bytes())], authority)
+
+
+class _Latest(Generic[_Made]):
+    """Something made of files, made again when one of them has changed. Safe between threads."""
+
+    def __init__(self, files: tuple[Path, ...], make: Callable[[], _Made]) -> None:
+        self._files = files
+        self._make = make
+        self._lock = threading.Lock()
+        self._stamp = self._look()
+        self._value = make()
+
+    def value(self) -> _Made:
+        """The newest that could be made."""
+        self.newer()
+        return self._value
+
+    def newer(self) -> _Made | None:
+        """The newest, where the files have changed since somebody asked; else None. Raises nothing."""
+        with self._lock:
+            stamp = self._look()
+            if stamp == self._stamp:
+                return None
+            self._stamp = stamp
+            try:
+                self._value = self._make()
+            except OSError as error:
+                _log.error("going on with the certificate of before: %s", error)
+                return None
+            _log.info("took a new certificate from %s", self._files[0])
+            return self._value
+
+    def _look(self) -> _Stamp:
+        try:
+            found = [path.stat() for path in self._files]
+        except OSError:
+            return ()
+        return tuple((stat.st_ino, stat.st_size, stat.st_mtime_ns) for stat in found)

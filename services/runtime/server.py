@@ -1,24 +1,37 @@
-"""A gRPC server with the interceptor, health, reflection and limits."""
+"""A gRPC server, and the life of its process: start, say so, serve until a signal, drain, stop.
+
+First SIGINT or SIGTERM: health says NOT_SERVING, `on_drain` ends calls that would never end, running calls get the
+grace period. When it is over, or at a second signal, `interrupt` ends calls by an error of their own, and what still
+runs is cancelled.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import asyncio
+import os
+import signal
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, Gauge
 
-from kolm.telemetry.v1.telemetry_pb2_grpc import add_TelemetryServiceServicer_to_server
-from services.runtime.access.access import Access
-from services.runtime.calls.interceptor import CallInterceptor
-from services.runtime.calls.limits import CallLimits, Limits
-from services.runtime.listening import CannotListen, check_free
-from services.runtime.telemetry import tracing
-from services.runtime.telemetry.metrics import CallMetrics
-from services.runtime.telemetry.tracing import TelemetryServicer
-from services.runtime.tls import ServerTls
+from kolm.telemetry.v1 import telemetry_pb2 as pb
+from kolm.telemetry.v1.telemetry_pb2_grpc import TelemetryServiceServicer, add_TelemetryServiceServicer_to_server
+from services.runtime.access import Access
+from services.runtime.calls import CallInterceptor
+from services.runtime.credentials import new_token, token_left
+from services.runtime.limits import CallLimits, Limits
+from services.runtime.listening import CannotListen, ServerTls, check_free
+from services.runtime.metrics import CallMetrics, Metrics, metrics_endpoint
+from services.runtime.process import access_of, say
+from services.runtime.settings import RpcServerSettings
 
 _OPTIONS = (
     ("grpc.max_send_message_length", -1),
@@ -42,6 +55,31 @@ class Mount:
 
     service: str
     add: Callable[[grpc.aio.Server], None]
+
+
+_TELEMETRY = "kolm.telemetry.v1.TelemetryService"
+
+
+class TelemetryServicer(TelemetryServiceServicer):
+    """Of one registry. Its metrics are asked on a thread, as for a scrape."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+
+    async def GetMetrics(  # noqa: N802 the protocol's name
+        self, request: pb.GetMetricsRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.GetMetricsResponse:
+        return await asyncio.to_thread(self._metrics)
+
+    def _metrics(self) -> pb.GetMetricsResponse:
+        samples = (sample for family in self._registry.collect() for sample in family.samples)
+        return pb.GetMetricsResponse(
+            samples=[
+                pb.Sample(name=sample.name, labels=sample.labels, value=sample.value)
+                for sample in samples
+                if not sample.name.endswith("_created")
+            ]
+        )
 
 
 @dataclass(slots=True)
@@ -96,7 +134,7 @@ async def start_server(
     add_TelemetryServiceServicer_to_server(TelemetryServicer(registry), server)
     health_servicer = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
-    names = ["", health.SERVICE_NAME, tracing.SERVICE, *(mount.service for mount in mounts)]
+    names = ["", health.SERVICE_NAME, _TELEMETRY, *(mount.service for mount in mounts)]
     reflection.enable_server_reflection([*names[1:], reflection.SERVICE_NAME], server)
     port = _bind(server, listen, tls)
     for name in names:
@@ -122,3 +160,137 @@ def _bind(server: grpc.aio.Server, listen: str, tls: ServerTls | None) -> int:
 def _health_status(serving: bool) -> health_pb2.HealthCheckResponse.ServingStatus:
     status = health_pb2.HealthCheckResponse
     return status.SERVING if serving else status.NOT_SERVING
+
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_HEALTH_SECONDS = 1.0
+_LONGEST_SECONDS = 86_400.0
+_LAST_WORDS_SECONDS = 2.0  # for errors on their way to callers, after the grace period
+
+
+async def serve(
+    name: str,
+    mounts: Sequence[Mount],
+    settings: RpcServerSettings,
+    *,
+    registry: CollectorRegistry | None = None,
+    on_drain: Callable[[], None] = lambda: None,
+    interrupt: Callable[[], None] | None = None,
+    healthy: Callable[[], bool] = lambda: True,
+) -> None:
+    """Serve `mounts` until a signal; returns when the last call has ended. Raises CannotListen, CannotStart.
+
+    `name` is what the "<name> listening on host:port" line on stderr says. `on_drain` and
+    `interrupt` run on the event loop, once.
+    `healthy` is called every second, on the event loop: while it is False, health is NOT_SERVING for the whole server
+    and each of `mounts`, and calls are still answered.
+    """
+    registry = registry or CollectorRegistry()
+    metrics = Metrics(registry)
+    metrics.process(name)
+    host, tls = settings.listen.rpartition(":")[0].strip("[]"), settings.server_tls
+    endpoint = metrics_endpoint(registry, host, settings.metrics_port, tls)
+    local = new_token() if settings.principals is None else None
+    with received_signals() as received, endpoint as metrics_port:
+        access = access_of(settings, local)
+        server = await start_server(mounts, settings.listen, registry, access, tls, settings.limits)
+        async with _stopping(server):
+            reporting = _reporting(server, mounts, healthy, metrics.gauge("kolm_serving"))
+            left = token_left(server.address, local)
+            with left as place, ready_file(settings.ready_file, server.address), reporting:
+                say(f"{name} listening on {server.address}")
+                if place is not None:
+                    say(f"{name} may be asked with the token of this start, in {place}")
+                if metrics_port is not None:
+                    say(f"{name} metrics on {host}:{metrics_port}")
+                await received.get()
+            await _drain(server, settings.grace_seconds, received, on_drain, interrupt)
+    say(f"{name} stopped")
+
+
+async def _drain(
+    server: RunningServer,
+    grace: float,
+    received: asyncio.Queue[signal.Signals],
+    on_drain: Callable[[], None],
+    interrupt: Callable[[], None] | None,
+) -> None:
+    await server.drain()
+    on_drain()
+    last_words = _LAST_WORDS_SECONDS if interrupt else 0.0
+    # Ended below: gRPC has crashed where a grace of its own ran out while another call stopped the server.
+    stopping = asyncio.ensure_future(server.stop(_LONGEST_SECONDS))
+    impatience = asyncio.ensure_future(received.get())
+    await asyncio.wait({stopping, impatience}, timeout=grace, return_when=asyncio.FIRST_COMPLETED)
+    impatience.cancel()
+    if interrupt is not None and not stopping.done():
+        interrupt()
+        await asyncio.wait({stopping}, timeout=last_words)
+    if not stopping.done():
+        await server.stop(None)
+    await stopping
+
+
+@contextmanager
+def _reporting(
+    server: RunningServer, mounts: Sequence[Mount], healthy: Callable[[], bool], serving: Gauge
+) -> Iterator[None]:
+    """In this block health and `serving` follow `healthy`."""
+    reporting = asyncio.ensure_future(_report(server, ["", *(mount.service for mount in mounts)], healthy, serving))
+    try:
+        yield
+    finally:
+        reporting.cancel()
+        serving.set(0)
+
+
+async def _report(server: RunningServer, services: Sequence[str], healthy: Callable[[], bool], serving: Gauge) -> None:
+    reported = True
+    while True:
+        now = healthy()
+        serving.set(now)
+        if now != reported:
+            for service in services:
+                await server.set_serving(service, now)
+            reported = now
+        await asyncio.sleep(_HEALTH_SECONDS)
+
+
+@asynccontextmanager
+async def _stopping(server: RunningServer) -> AsyncIterator[None]:
+    """Stops the server at the end of the block, however that ends."""
+    try:
+        yield
+    finally:
+        await server.stop(None)
+
+
+@contextmanager
+def received_signals() -> Iterator[asyncio.Queue[signal.Signals]]:
+    """In this block signals become items of a queue; none is lost."""
+    received: asyncio.Queue[signal.Signals] = asyncio.Queue()
+    loop = asyncio.get_running_loop()
+    for number in _SIGNALS:
+        loop.add_signal_handler(number, received.put_nowait, number)
+    try:
+        yield received
+    finally:
+        for number in _SIGNALS:
+            loop.remove_signal_handler(number)
+
+
+@contextmanager
+def ready_file(path: Path | None, address: str) -> Iterator[None]:
+    """A file with `host:port`, complete or missing, while the server takes calls."""
+    if path is None:
+        yield
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    with os.fdopen(handle, "w", encoding="utf-8") as file:
+        file.write(address + "\n")
+    os.replace(temporary, path)
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)

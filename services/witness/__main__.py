@@ -11,7 +11,7 @@ from ledger.errors import LedgerError
 from ledger.keys.note import COSIGNATURE, VerifierKey
 from ledger.keys.signer import open_signer
 from ledger.witness.witness import Witness
-from services.runtime.http.http import serve_http
+from services.runtime.http.serving import serve_http
 from services.runtime.process import CannotStart, run_service
 from services.witness.app import witness_app
 from services.witness.memory import SqliteWitnessMemory

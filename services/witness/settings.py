@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pydantic import Field
 
-from services.runtime.settings.settings import Address, ServerSettings, settings_config
+from services.runtime.settings import Address, ServerSettings, settings_config
 
 
 class WitnessSettings(ServerSettings):

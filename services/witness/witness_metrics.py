@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 from prometheus_client import CollectorRegistry
 
-from services.runtime.telemetry.metrics import Metrics
+from services.runtime.metrics import Metrics
 from services.witness.memory import SqliteWitnessMemory
 
 

@@ -15,8 +15,8 @@ from services.cli.jobs.running.local_services import Addresses, LocalServices
 from services.cli.jobs.running.own_principals import principals_file, token_file
 from services.cli.views.receipts.documents import envelope_json
 from services.client import Completion, LedgerClient, Receipt, Request, Runtime, SamplingParams, SpecDecodeConfig
-from services.client.connection.channel import Connection
-from services.client.connection.telemetry import read_metrics
+from services.client.channel import Connection
+from services.client.health import read_metrics
 from tests.cluster.hosts import Network
 from tests.e2e.command import Kolm, until
 from tests.postgres import running_cluster, url_of

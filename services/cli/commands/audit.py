@@ -46,7 +46,7 @@ def run(
     Exit code 3 if a replay deviates, something has been tampered with, or an earlier deviation is still halted;
     1 if a receipt could not be replayed, which is no pass.
     """
-    from services.auditor.assembly import AuditorPlan
+    from services.auditor.serving import AuditorPlan
     from services.cli.jobs.audit_pass import run_pass
     from services.cli.jobs.audit_schedule import schedule_url
     from services.cli.jobs.trust import trust_own
@@ -85,7 +85,7 @@ def jobs(
     json: options.Json = False,
 ) -> None:
     """List what auditors have in hand and what they gave up. Exit code 1 if something was given up."""
-    from services.auditor.schedule.schedule import DEAD
+    from services.auditor.schedule import DEAD
     from services.cli.jobs.audit_schedule import open_schedule, schedule_url
     from services.cli.terminal.output import answer
     from services.cli.views.log.audits import jobs_json, jobs_view

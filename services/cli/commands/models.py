@@ -48,7 +48,7 @@ def _show(model: Path, context_length: int | None, registry: str | None, json: b
     from services.cli.jobs.models import describe
     from services.cli.terminal.output import data, print_json
     from services.cli.views.models import model_json, model_view
-    from services.client.registry.registry import RegistryClient
+    from services.client.registry import RegistryClient
 
     found = describe(model, context_length)
     heads = None

@@ -8,9 +8,9 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from services.auditor.assembly import AuditorPlan, connected
 from services.auditor.audit_error import AuditError, BrokenLog, EngineFailed
 from services.auditor.auditor import Auditor, Examined
+from services.auditor.serving import AuditorPlan, connected
 from services.cli.failures.exits import Failed, UsageError, VerificationFailed
 from services.cli.terminal.progress import steps
 from services.client import LedgerClient

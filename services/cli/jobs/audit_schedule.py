@@ -9,8 +9,7 @@ from pathlib import Path
 from sqlalchemy import make_url
 
 from services.auditor.audit_error import ScheduleError
-from services.auditor.schedule.database import open_database, sqlite_url
-from services.auditor.schedule.sql import SqlSchedule
+from services.auditor.schedule import SqlSchedule, open_database, sqlite_url
 from services.cli.failures.exits import Failed, Missing, UsageError
 
 _ELSEWHERE = "name it with --schedule, or the --data-dir of the auditor; one in a container is asked there"

@@ -13,7 +13,7 @@ from pathlib import Path
 from services.cli.failures.exits import Failed, UsageError
 from services.cli.jobs.certificates import Authority, Pair
 from services.cli.jobs.running.own_principals import SERVICE_ROLES
-from services.runtime.access.credentials import ROLES, Credential, write_principals
+from services.runtime.credentials import ROLES, Credential, write_principals
 
 CALLER = "client"
 PORTS = {"generation": 50051, "ledger": 50052, "auditor": 50053, "registry": 50054, "explorer": 50056, "http": 50057}

@@ -8,7 +8,7 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import TypeVar
 
-from services.client.connection.channel import Stream
+from services.client.channel import Stream
 
 _Value = TypeVar("_Value")
 

@@ -12,7 +12,7 @@ from typing import cast
 from pydantic import ValidationError
 
 from services.cli.failures.exits import Failed, Missing, UsageError
-from services.runtime.access.credentials import (
+from services.runtime.credentials import (
     ROLES,
     Credential,
     PrincipalsError,

@@ -12,7 +12,7 @@ from services.cli.options import options
 from services.cli.values.named_files import named_adapters
 
 if TYPE_CHECKING:
-    from services.auditor.engine_plan import EnginePlan
+    from services.auditor.examination import EnginePlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class EngineOptions:
 
     def plan(self, model: Path) -> EnginePlan:
         """Raises UsageError for an adapter without a name."""
-        from services.auditor.engine_plan import EnginePlan
+        from services.auditor.examination import EnginePlan
 
         return EnginePlan(
             model, named_adapters(self.adapter or ()), self.context_length, self.cache_dtype, self.arithmetic

@@ -51,11 +51,11 @@ class ServerOptions:
             expect_files(name, [path] if path else [], pem)
         expect_files("--token-file", [self.token_file] if self.token_file else [], "a file with a token")
         if self.tls_ca or self.tls_cert or self.tls_key:
-            from services.client.connection.tls import ClientTls
+            from services.client.identity import ClientTls
 
             ClientTls(self.tls_ca, self.tls_cert, self.tls_key).for_process()
         if self.token is not None or self.token_file is not None:
-            from services.client.connection.token import show
+            from services.client.identity import show
 
             show(self.token, self.token_file)
 

@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from services.cli.terminal.output import size, table
-from services.client.registry.registry import Head
+from services.client.registry import Head
 
 if TYPE_CHECKING:
     from services.cli.jobs.models import ModelDescription

@@ -11,7 +11,7 @@ from rich.markup import escape
 
 from services.cli.jobs.tokens import EVERY_TENANT, Created
 from services.cli.terminal.output import table
-from services.runtime.access.credentials import Credential
+from services.runtime.credentials import Credential
 
 
 def created_json(made: Created) -> dict[str, Any]:

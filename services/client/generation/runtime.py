@@ -18,7 +18,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from kolm.generation.v1 import generation_pb2 as pb
 from kolm.generation.v1.generation_pb2_grpc import GenerationServiceStub
-from services.client.connection.channel import (
+from services.client.channel import (
     OPTIONS,
     Connection,
     Stream,
@@ -27,8 +27,6 @@ from services.client.connection.channel import (
     endpoint,
     shown_to,
 )
-from services.client.connection.tls import ClientTls
-from services.client.connection.token import Metadata
 from services.client.errors import DeadlineExceeded, Unavailable, decode_error, decoded_errors
 from services.client.generation import completion_wire
 from services.client.generation.completion import Completion, Event, Load, ModelInfo, Tokens
@@ -36,6 +34,7 @@ from services.client.generation.completion_wire import Collection, checked_compl
 from services.client.generation.request import Request, SpecDecodeConfig, as_config, as_request
 from services.client.generation.request_wire import detokenize_request, generate_request, tokenize_request
 from services.client.generation.tool_call_reader import with_calls
+from services.client.identity import ClientTls, Metadata
 
 SERVICE = "kolm.generation.v1.GenerationService"
 
@@ -153,7 +152,7 @@ class AsyncRuntime:
 
     def __init__(self, target: str, token: str | None = None, tls: ClientTls | None = None) -> None:
         """Connects lazily. `target` is host:port, https://host:port or any gRPC name; `token` as in
-        `services.client.connection.token`. Raises InvalidArgument as `Connection` does.
+        `services.client.identity`. Raises InvalidArgument as `Connection` does.
         """
         self.target = target
         self._token = token

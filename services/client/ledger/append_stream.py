@@ -6,7 +6,7 @@ from collections import deque
 from typing import Self
 
 from kolm.ledger.v1 import ledger_pb2 as pb
-from services.client.connection.channel import Stream
+from services.client.channel import Stream
 from services.client.errors import KolmError
 from services.client.ledger import log_wire
 from services.client.ledger.feed import Feed

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from kolm.ledger.v1 import documents_pb2
 from kolm.ledger.v1 import ledger_pb2 as pb
 from kolm.ledger.v1.ledger_pb2_grpc import LedgerServiceStub
-from services.client.connection.channel import Connection, Stream
-from services.client.connection.tls import ClientTls
+from services.client.channel import Connection, Stream
+from services.client.identity import ClientTls
 from services.client.ledger import log_wire
 from services.client.ledger.append_stream import AppendStream
 from services.client.ledger.feed import Feed

@@ -13,7 +13,7 @@ from services.generation.engine.events import Chunk, Finished, Outcome
 from services.generation.receipts.outbox import Outbox
 from services.generation.requests.halts import HaltBoard
 from services.generation.requests.resolution import Identity, Resolved
-from services.runtime.telemetry.metrics import Metrics, Reading
+from services.runtime.metrics import Metrics, Reading
 
 _FINISHED = {"stop": "stop", "length": "length", "cancelled": "abort", "error": "error"}  # by vLLM's words
 

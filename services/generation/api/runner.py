@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 
 from ledger.documents.halt import scopes_of
-from services.client.connection import tracing
+from services.client import tracing
 from services.generation.api.generation_metrics import GenerationMetrics, log_request
 from services.generation.engine.engine import AsyncEngine, Ticket
 from services.generation.engine.events import Chunk, Event, Outcome

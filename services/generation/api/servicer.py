@@ -25,7 +25,7 @@ from services.generation.receipts.outbox import Outbox
 from services.generation.requests.halts import HaltBoard
 from services.generation.requests.heads import HeadBoard
 from services.generation.requests.resolution import Identity, Resolved, Resolver, engine_errors
-from services.runtime.access.access import tenant_of_call
+from services.runtime.access import tenant_of_call
 from services.runtime.errors import AlreadyExists, DeadlineExceeded, InvalidArgument, KolmError
 
 _OVERHEAD = 1024  # bytes of an entry beside the response: key, fingerprint, what Python needs for them

@@ -30,7 +30,7 @@ from services.generation.api.servicer import GenerationServicer
 from services.generation.engine.text.tokenizer import Tokenizer
 from services.generation.requests.parameters import read_choices
 from services.generation.requests.resolution import Identity
-from services.runtime.access.access import tenant_of_call
+from services.runtime.access import tenant_of_call
 from services.runtime.errors import InvalidArgument
 from services.runtime.server import Mount
 

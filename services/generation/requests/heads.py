@@ -30,7 +30,7 @@ from ledger.keys.trusted_keys import TrustedKeys
 from services.client import LedgerClient
 from services.client.errors import DataLoss, DeadlineExceeded, KolmError, Unavailable
 from services.client.errors import NotFound as NotInRegistry
-from services.client.registry.head_folder import (
+from services.client.head_folder import (
     HeadFolderInvalid,
     answers,
     fetch_head,
@@ -38,7 +38,7 @@ from services.client.registry.head_folder import (
     manifest_of,
     training_of,
 )
-from services.client.registry.registry import RegistryClient
+from services.client.registry import RegistryClient
 from services.generation.drafting.eagle3.checkpoint import HeadError, HeadForAnotherBase
 from services.generation.drafting.eagle3.head_pass import Head
 from services.generation.drafting.eagle3.loading import load_head

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import urlsplit
 
-from services.client.connection.tls import ClientTls
+from services.client.identity import ClientTls
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer, WriteableBuffer

@@ -18,14 +18,11 @@ from ledger.documents.halt import Scope
 from ledger.documents.receipt import Receipt
 from ledger.keys.ed25519 import SigningKey
 from ledger.keys.trusted_keys import TrustedKeys
-from services.auditor.announcement import Announcement, Terms
 from services.auditor.auditor import Auditor
 from services.auditor.backlog import Backlog
 from services.auditor.examination import Examiner, Replayed, Replayer
-from services.auditor.journal import Journal
-from services.auditor.schedule.database import open_database, sqlite_url
-from services.auditor.schedule.schedule import Schedule
-from services.auditor.schedule.sql import SqlSchedule
+from services.auditor.journal import Announcement, Journal, Terms
+from services.auditor.schedule import Schedule, SqlSchedule, open_database, sqlite_url
 from services.client import Content as SentContent
 from services.client import LedgerClient
 from services.ledger.__main__ import opened_servicer

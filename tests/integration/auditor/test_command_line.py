@@ -12,9 +12,8 @@ from typer.testing import CliRunner
 
 from ledger.documents.signed_document import sign_document
 from ledger.keys.ed25519 import SigningKey
-from services.auditor.announcement import Terms
-from services.auditor.schedule.database import open_database, sqlite_url
-from services.auditor.schedule.sql import SqlSchedule
+from services.auditor.journal import Terms
+from services.auditor.schedule import SqlSchedule, open_database, sqlite_url
 from services.cli.main import app
 from services.client.errors import InvalidArgument
 from tests.integration.auditor.deployment import Deployment, opened_deployment

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from services.auditor.announcement import Terms
-from services.auditor.schedule.database import sqlite_url
+from services.auditor.journal import Terms
+from services.auditor.schedule import sqlite_url
 from tests.e2e.command import until
 from tests.integration.auditor.deployment import Deployment
 

@@ -16,11 +16,9 @@ from ledger.documents.signed_document import read_document
 from ledger.documents.spec_decode import SpecDecode
 from ledger.keys.envelope import Envelope
 from ledger.keys.trusted_keys import TrustedKeys
-from services.auditor.announcement import Terms
-from services.auditor.audit_loop import follow
-from services.auditor.journal import Journal
-from services.auditor.schedule.database import open_database, sqlite_url
-from services.auditor.schedule.sql import SqlSchedule
+from services.auditor.journal import Journal, Terms
+from services.auditor.schedule import SqlSchedule, open_database, sqlite_url
+from services.auditor.serving import follow
 from services.cli.jobs.audit_pass import examine
 from services.client import LedgerClient
 from services.client.errors import Unavailable

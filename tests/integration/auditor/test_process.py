@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from services.client.connection.channel import Connection
+from services.client.channel import Connection
 from tests.fakes.tiny_model import make_tiny_model
 from tests.fuzzing import flood
 

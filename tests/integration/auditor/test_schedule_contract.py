@@ -10,9 +10,7 @@ from pathlib import Path
 import pytest
 
 from services.auditor.audit_error import ScheduleError
-from services.auditor.schedule.database import open_database, sqlite_url
-from services.auditor.schedule.schedule import DEAD, LEASED, WAITING, Schedule
-from services.auditor.schedule.sql import SqlSchedule
+from services.auditor.schedule import DEAD, LEASED, WAITING, Schedule, SqlSchedule, open_database, sqlite_url
 
 LEASE, PAUSE, ATTEMPTS = 60.0, 30.0, 3
 

@@ -17,14 +17,12 @@ from pathlib import Path
 from ledger.documents.content import Content
 from ledger.documents.receipt import Receipt
 from ledger.keys.trusted_keys import TrustedKeys
-from services.auditor.announcement import Announcement
-from services.auditor.audit_loop import follow
 from services.auditor.auditor import Auditor
 from services.auditor.backlog import Backlog
 from services.auditor.examination import Examiner, Replayed
-from services.auditor.journal import Journal
-from services.auditor.schedule.database import open_database
-from services.auditor.schedule.sql import SqlSchedule
+from services.auditor.journal import Announcement, Journal
+from services.auditor.schedule import SqlSchedule, open_database
+from services.auditor.serving import follow
 from services.client import LedgerClient
 from tests.unit.ledger.builders import KEYS
 

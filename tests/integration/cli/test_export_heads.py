@@ -90,7 +90,7 @@ def test_a_registry_that_gives_another_manifest_is_not_believed(
 ) -> None:
     drafted(deployment, 0)
     forged = replace(HEAD.manifest, annotations={"note": "another"}).to_bytes()
-    head = "services.client.registry.registry.RegistryClient.head"
+    head = "services.client.registry.RegistryClient.head"
     monkeypatch.setattr(head, lambda *_: type("Head", (), {"manifest": forged}))
     code, _, err = kolm("ledger", "export", tmp_path / "all")
     assert (code, "gave something else" in err, (tmp_path / "all/heads").exists()) == (0, True, False)

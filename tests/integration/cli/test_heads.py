@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from ledger.documents.signed_document import sign_document
 from services.cli.main import app
-from services.client.registry.registry import Head, RegistryClient
+from services.client.registry import Head, RegistryClient
 from services.generation.target.config.config import read_config
 from tests.fakes.heads import head_config, write_kolm, write_speculators
 from tests.fakes.tiny_gguf import make_tiny_gguf

@@ -10,9 +10,9 @@ from prometheus_client import CollectorRegistry
 from typer.testing import CliRunner
 
 from services.cli.main import app
-from services.runtime.access.access import Access
-from services.runtime.access.credentials import write_principals
-from services.runtime.telemetry.metrics import Metrics
+from services.runtime.access import Access
+from services.runtime.credentials import write_principals
+from services.runtime.metrics import Metrics
 from tests.integration.cli.scripted import ScriptedGeneration, mount
 from tests.serving import Served, serving
 

@@ -20,7 +20,7 @@ from ledger.keys.trusted_keys import TrustedKeys
 from services.client import LedgerClient
 from services.client.ledger.verified import VerifiedLedger
 from services.explorer.app import explorer_app
-from services.explorer.source import Source
+from services.explorer.pages import Source
 from services.ledger.__main__ import opened_servicer
 from services.ledger.servicer import SERVICE
 from services.ledger.settings import LedgerSettings

@@ -15,8 +15,7 @@ from ledger.keys.trusted_keys import TrustedKeys
 from services.client import LedgerClient
 from services.client.ledger.verified import VerifiedLedger
 from services.explorer.log_page import RetentionPage
-from services.explorer.pages import Pages
-from services.explorer.source import Source
+from services.explorer.pages import Pages, Source
 from tests.integration.auditor.deployment import Deployment, opened_deployment
 from tests.unit.ledger.builders import expiry, retention, signed
 

@@ -16,7 +16,7 @@ from ledger.keys.trusted_keys import TrustedKeys
 from services.client import AsyncRuntime
 from services.http.app import http_app
 from services.http.settings import HttpSettings
-from services.runtime.http.connections import Connections
+from services.runtime.http.serving import Connections
 
 
 @dataclass(frozen=True)

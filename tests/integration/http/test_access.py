@@ -13,8 +13,8 @@ import pytest
 
 from services.client import AsyncRuntime
 from services.client.errors import Unauthenticated
-from services.runtime.access.access import Access
-from services.runtime.access.credentials import edited_principals, new_token, write_principals
+from services.runtime.access import Access
+from services.runtime.credentials import edited_principals, new_token, write_principals
 from tests.access import anybodys, token_of
 from tests.integration.cli.scripted import ScriptedGeneration, mount
 from tests.integration.http.front import fronting

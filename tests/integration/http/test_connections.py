@@ -7,8 +7,8 @@ from contextlib import suppress
 
 import httpx2
 
-from services.runtime.access.access import Access
-from services.runtime.http.connections import Connections
+from services.runtime.access import Access
+from services.runtime.http.serving import Connections
 from tests.access import everybody
 from tests.integration.cli.scripted import ScriptedGeneration, mount
 from tests.integration.http.front import Front, fronting

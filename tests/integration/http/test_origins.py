@@ -6,7 +6,7 @@ from typing import Any
 
 import httpx2
 
-from services.runtime.access.access import Access
+from services.runtime.access import Access
 from tests.integration.cli.scripted import ScriptedGeneration, mount
 from tests.integration.http.front import fronting
 from tests.serving import serving

@@ -14,8 +14,7 @@ from openai.types.chat import ChatCompletion
 from openai.types.responses import Response
 
 from ledger.bundle.receipt_file import ReceiptFile
-from services.auditor.engine_plan import EnginePlan
-from services.auditor.examination import Judge
+from services.auditor.examination import EnginePlan, Judge
 from services.auditor.own_engine import OwnEngine
 from tests.fakes.grammars import encoded
 from tests.fakes.tool_templates import HERMES

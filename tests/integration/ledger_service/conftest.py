@@ -12,8 +12,8 @@ from services.client import LedgerClient
 from services.ledger.__main__ import opened_servicer
 from services.ledger.servicer import SERVICE
 from services.ledger.settings import LedgerSettings
-from services.runtime.access.access import Access
-from services.runtime.access.credentials import write_principals
+from services.runtime.access import Access
+from services.runtime.credentials import write_principals
 from services.runtime.server import Mount
 from tests.access import anybodys, token_of
 from tests.serving import Served, serving

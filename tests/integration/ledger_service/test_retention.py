@@ -26,8 +26,8 @@ from services.ledger.__main__ import opened_servicer
 from services.ledger.retention_sweeper import RetentionSweeper
 from services.ledger.servicer import SERVICE, LedgerServicer
 from services.ledger.settings import LedgerSettings
-from services.runtime.access.access import Access
-from services.runtime.access.credentials import ROLES
+from services.runtime.access import Access
+from services.runtime.credentials import ROLES
 from services.runtime.server import Mount
 from tests.access import token_of
 from tests.integration.ledger_service.test_appending import wire_content

@@ -36,7 +36,7 @@ from services.client.ledger.log import ReceiptQuery
 from services.client.ledger.promised import look_up
 from services.client.ledger.verified import VerifiedLedger
 from services.ledger.settings import LedgerSettings
-from services.runtime.access.credentials import edited_principals
+from services.runtime.credentials import edited_principals
 from tests.access import anybodys, token_of
 from tests.integration.ledger_service.conftest import Serve
 from tests.integration.ledger_service.test_appending import wire_content

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kolm.registry.v1.registry_pb2_grpc import add_RegistryServiceServicer_to_server
-from services.client.registry.registry import RegistryClient
+from services.client.registry import RegistryClient
 from services.registry.__main__ import opened_servicer
 from services.registry.servicer import SERVICE
 from services.registry.settings import RegistrySettings

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from ledger.documents.draft_head_publication import DraftHeadPublication
 from ledger.documents.signed_document import sign_document
 from ledger.keys.ed25519 import SigningKey
-from services.client.registry.registry import Head, RegistryClient
+from services.client.registry import Head, RegistryClient
 from tests.fakes.tiny_head import TinyHead
 from tests.unit.ledger.builders import KEYS, at
 

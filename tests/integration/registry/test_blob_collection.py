@@ -22,15 +22,15 @@ from kolm.registry.v1.registry_pb2_grpc import RegistryServiceStub
 from ledger.documents.base_manifest import BaseManifest
 from ledger.documents.named_file import NamedFile
 from ledger.encoding.digest import digest
-from services.client.connection.channel import Connection
+from services.client.channel import Connection
 from services.client.errors import InvalidArgument, decoded_errors
-from services.client.registry.registry import RegistryClient
+from services.client.registry import RegistryClient
 from services.registry.blob_collection import BlobCollection, check_whole
 from services.registry.blobs import BlobStore, ObjectBlobStore
 from services.registry.catalogue import PUBLICATION, Catalogue, HeadRow, Signed
 from services.registry.errors import BadDocument, BaseUnknown, BlobMissing, HeadWithdrawn
 from services.registry.publishing import Publishing
-from services.registry.sql.catalogue import SqlCatalogue
+from services.registry.sql_catalogue import SqlCatalogue
 from services.runtime.errors import DataLoss, NotFound, Unavailable
 from tests.fakes.memory_blobs import MemoryBlobs
 from tests.fakes.tiny_head import BASE_CONFIG, TinyHead, tiny_head

@@ -17,8 +17,8 @@ from ledger.encoding.digest import digest
 from ledger.keys.trusted_keys import TrustedKeys
 from services.client import LedgerClient
 from services.client.errors import KolmError, NotFound, Unavailable
-from services.client.registry.head_folder import fetch_head, find_head
-from services.client.registry.registry import RegistryClient, upload
+from services.client.head_folder import fetch_head, find_head
+from services.client.registry import RegistryClient, upload
 from services.registry.blobs import ObjectBlobStore
 from tests.fakes.tiny_head import tiny_head
 from tests.integration.auditor.deployment import Deployment

@@ -18,7 +18,7 @@ from services.registry.catalogue import (
     HeadRow,
     Signed,
 )
-from services.registry.sql.catalogue import SqlCatalogue
+from services.registry.sql_catalogue import SqlCatalogue
 from services.runtime.errors import Unavailable
 from tests.unit.ledger.builders import BASE
 

@@ -17,7 +17,7 @@ from kolm.registry.v1 import registry_pb2
 from ledger.documents.named_file import NamedFile
 from ledger.encoding.digest import digest
 from services.client.errors import KolmError, NotFound
-from services.client.registry.registry import RegistryClient, upload
+from services.client.registry import RegistryClient, upload
 from tests.access import everybodys_file
 from tests.fuzzing import flood
 from tests.integration.registry.conftest import Serve

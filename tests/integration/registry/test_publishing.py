@@ -17,8 +17,8 @@ from ledger.tree.entry import Entry
 from services.cli.failures.exits import UsageError
 from services.cli.jobs.heads.conversion import convert
 from services.client.errors import FailedPrecondition, InvalidArgument, NotFound, PermissionDenied, Unavailable
-from services.client.registry.head_folder import manifest_of
-from services.client.registry.registry import RegistryClient
+from services.client.head_folder import manifest_of
+from services.client.registry import RegistryClient
 from services.generation.drafting.eagle3.checkpoint import head_shapes
 from services.generation.drafting.eagle3.loading import load_head
 from services.generation.target.config.config import TargetConfig, read_config

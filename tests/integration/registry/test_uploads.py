@@ -17,7 +17,8 @@ from kolm.registry.v1 import registry_pb2
 from kolm.registry.v1.registry_pb2_grpc import RegistryServiceStub
 from ledger.documents.named_file import NamedFile
 from ledger.encoding.digest import digest
-from services.client.connection.channel import Connection
+from services.client import registry as heads_wire
+from services.client.channel import Connection
 from services.client.errors import (
     DataLoss,
     FailedPrecondition,
@@ -28,8 +29,7 @@ from services.client.errors import (
     Unavailable,
     decoded_errors,
 )
-from services.client.registry import registry as heads_wire
-from services.client.registry.registry import RegistryClient, download, upload
+from services.client.registry import RegistryClient, download, upload
 from services.registry.errors import DiskFull, UploadTakenOver
 from services.registry.uploads import Part, Upload, Uploads
 from tests.integration.registry.conftest import Serve

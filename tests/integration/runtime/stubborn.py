@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 
-from services.runtime.lifecycle import serve
 from services.runtime.process import run_service
-from services.runtime.settings.settings import RpcServerSettings, settings_config
+from services.runtime.server import serve
+from services.runtime.settings import RpcServerSettings, settings_config
 from tests.integration.runtime.scripted import ScriptedServicer, mount
 
 

@@ -14,7 +14,7 @@ from kolm.generation.v1 import generation_pb2 as pb
 from kolm.generation.v1.generation_pb2_grpc import GenerationServiceStub
 from kolm.generation.v1.sampling_pb2 import SamplingParams
 from services.client.errors import DeadlineExceeded, InvalidArgument, KolmError, ResourceExhausted, decoded_errors
-from services.runtime.calls.limits import Limits
+from services.runtime.limits import Limits
 from tests.integration.runtime.scripted import SERVICE, ScriptedServicer, mount
 from tests.serving import Served, serving
 

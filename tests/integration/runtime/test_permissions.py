@@ -12,8 +12,8 @@ import grpc
 import pytest
 
 import kolm
-from services.runtime.access.access import PERMISSIONS, Access
-from services.runtime.access.credentials import ROLES, Role, write_principals
+from services.runtime.access import PERMISSIONS, Access
+from services.runtime.credentials import ROLES, Role, write_principals
 from services.runtime.server import Mount
 from tests.access import token_of
 from tests.serving import Served, serving

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from kolm.generation.v1 import generation_pb2 as pb
 from kolm.generation.v1.generation_pb2_grpc import GenerationServiceStub
 from services.client.errors import decode_error
-from services.runtime.calls import interceptor
+from services.runtime import calls
 from services.runtime.listening import CannotListen
 from services.runtime.server import start_server
 from tests.integration.runtime.scripted import SERVICE, ScriptedServicer, mount
@@ -88,7 +88,7 @@ def test_a_cancelled_stream_closes_the_servicers_generator(
 def test_a_caller_that_does_not_read_is_cut_off_and_told_so(
     channel: grpc.Channel, servicer: ScriptedServicer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(interceptor, "STALLED_SECONDS", 0.2)
+    monkeypatch.setattr(calls, "STALLED_SECONDS", 0.2)
     servicer.closed.clear()
     request = pb.GenerateStreamRequest(request=pb.GenerateRequest(request_id="torrent"))
     stream = GenerationServiceStub(channel).GenerateStream(request)

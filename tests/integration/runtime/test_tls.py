@@ -17,9 +17,9 @@ from prometheus_client import CollectorRegistry, Counter
 from kolm.generation.v1 import generation_pb2 as pb
 from kolm.generation.v1.generation_pb2_grpc import GenerationServiceStub
 from services.client import AsyncRuntime, ClientTls
-from services.client.connection.channel import Connection
+from services.client.channel import Connection
 from services.client.errors import Unavailable
-from services.runtime.telemetry.metrics_endpoint import metrics_endpoint
+from services.runtime.metrics import metrics_endpoint
 from tests.certificates import Certificates
 from tests.integration.runtime.scripted import ScriptedServicer, mount
 from tests.serving import Served, serving

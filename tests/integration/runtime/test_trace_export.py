@@ -16,7 +16,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import (
     add_TraceServiceServicer_to_server,
 )
 
-from services.client.connection.channel import Connection
+from services.client.channel import Connection
 
 SERVICE = [sys.executable, "-m", "tests.integration.runtime.stubborn", "--listen", "127.0.0.1:0"]
 

@@ -8,8 +8,8 @@ from prometheus_client import CollectorRegistry
 
 from ledger.documents.verdict import EXACT
 from services.auditor.auditor import Examined
-from services.auditor.auditor_metrics import AuditorMetrics
 from services.auditor.examination import Finding
+from services.auditor.serving import AuditorMetrics
 from tests.exporting import exported, listed
 from tests.unit.auditor.logs import entries, folded
 from tests.unit.ledger.builders import policy, receipt

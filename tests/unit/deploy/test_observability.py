@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from ledger.documents.verdict import OUTCOMES
-from services.runtime.telemetry.metrics import BY_NAME, ExportedMetric
+from services.runtime.metrics import BY_NAME, ExportedMetric
 
 ROOT = Path(__file__).parents[3]
 RULES = ROOT / "deploy/prometheus/alerts.yml"

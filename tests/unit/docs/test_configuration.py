@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 
 from docs.configuration import PAGE, commands, page, service_settings, toml_line
 from services.cli.main import app
-from services.runtime.settings.environment import FOR_EVERY_PROCESS, OF_COMMANDS, SERVICES, unknown_variables
+from services.runtime.usage import FOR_EVERY_PROCESS, OF_COMMANDS, SERVICES, unknown_variables
 
 ROOT = Path(__file__).parents[3]
 SETTINGS = [(service, name) for service in SERVICES for name in service_settings(f"services.{service}").model_fields]

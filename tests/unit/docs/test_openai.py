@@ -7,10 +7,9 @@ from pathlib import Path
 
 from pydantic import AfterValidator, BaseModel
 
-from services.http.completions.chat import ChatFields
-from services.http.completions.text import TextFields
-from services.http.members.fields import only
-from services.http.responses.response_fields import ResponseFields
+from services.http.completions import ChatFields, TextFields
+from services.http.fields import only
+from services.http.response_fields import ResponseFields
 
 PAGE = (Path(__file__).parents[3] / "docs/openai.md").read_text()
 TABLE = PAGE.split("## What a request may say")[1].split("\nRefused with 400:")[0]

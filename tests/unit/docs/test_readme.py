@@ -18,7 +18,7 @@ from docs.outputs import FIRST_MINUTES, up
 from docs.session import recorded
 from services.cli.main import app
 from services.generation.target.model_path import FolderKind
-from services.runtime.settings.settings import TomlTable
+from services.runtime.settings import TomlTable
 from tests import documented
 from tests.documented import DOCUMENTS
 

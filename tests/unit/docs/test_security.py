@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from services.runtime.access.access import PERMISSIONS
-from services.runtime.access.credentials import ROLES
+from services.runtime.access import PERMISSIONS
+from services.runtime.credentials import ROLES
 
 PAGE = (Path(__file__).parents[3] / "docs" / "security.md").read_text("utf-8")
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.client.ledger.log import ReceiptQuery
-from services.explorer.lists import MOST_ROWS, newest_receipts
+from services.explorer.receipts import MOST_ROWS, newest_receipts
 
 
 @dataclass(frozen=True)

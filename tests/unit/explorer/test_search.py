@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from services.explorer.lists import read_search
+from services.explorer.receipts import read_search
 
 
 def test_fields_become_a_query_and_go_back_into_links() -> None:

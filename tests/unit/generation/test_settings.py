@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from services.generation.settings import GenerationSettings
-from services.runtime.settings.settings import SettingsError
+from services.runtime.settings import SettingsError
 
 
 def test_context_and_cache_come_from_flag_environment_and_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,9 +12,8 @@ from pydantic import ValidationError
 
 from services.client.errors import InvalidArgument
 from services.client.generation.request_wire import generate_request
-from services.http.calls.api_error import ApiError, of_body, of_kolm
-from services.http.completions.chat import Chat, ChatFields
-from services.http.completions.text import Text, TextFields
+from services.http.api_error import ApiError, of_body, of_kolm
+from services.http.completions import ChatDialect, ChatFields, TextDialect, TextFields
 from tests.examples import examples
 
 MEMBERS = sorted({*ChatFields.model_fields, *TextFields.model_fields, "unknown"})
@@ -42,12 +41,12 @@ def refusal(read: Any, body: bytes) -> ApiError | None:
     return None
 
 
-def chat(body: bytes) -> Chat:
-    return Chat(ChatFields.model_validate_json(body))
+def chat(body: bytes) -> ChatDialect:
+    return ChatDialect(ChatFields.model_validate_json(body))
 
 
-def text(body: bytes) -> Text:
-    return Text(TextFields.model_validate_json(body))
+def text(body: bytes) -> TextDialect:
+    return TextDialect(TextFields.model_validate_json(body))
 
 
 @settings(max_examples=examples(300), deadline=None)

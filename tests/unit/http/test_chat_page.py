@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from services.http.chat_page import OPEN
+from services.http.app import PAGE_PATHS
 
 SERVICES = Path(__file__).parents[3] / "services"
 
@@ -16,4 +16,4 @@ def test_every_file_that_the_page_loads_is_open_to_everybody() -> None:
     loaded = set(re.findall(r'(?:src|href)="(/page/[^"]+)"', page))
     for script in scripts:
         loaded |= {f"/page/{name}" for name in re.findall(r'from "\./([^"]+)"', script.read_text("utf-8"))}
-    assert {"/page/chat.js", "/page/verify.js", "/page/commitments.js"} <= loaded <= set(OPEN)
+    assert {"/page/chat.js", "/page/verify.js", "/page/commitments.js"} <= loaded <= set(PAGE_PATHS)

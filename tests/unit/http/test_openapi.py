@@ -9,9 +9,8 @@ from starlette.applications import Starlette
 from starlette.routing import Route
 
 from services.client import AsyncRuntime
-from services.http.app import http_app
-from services.http.completions.chat import ChatFields
-from services.http.openapi import openapi
+from services.http.app import http_app, openapi
+from services.http.completions import ChatFields
 from services.http.settings import HttpSettings
 
 _OTHERS = {"/", "/page.json", "/openapi.json", "/metrics", "/v1/models/{model:path}"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from services.runtime.lifecycle import _drain
+from services.runtime.server import _drain
 
 
 class _Held:

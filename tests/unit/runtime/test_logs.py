@@ -4,8 +4,8 @@ import json
 import logging
 import sys
 
-from services.runtime.calls.requests import current_request_id, request_id_from
-from services.runtime.logs import JsonFormatter, TextFormatter
+from services.runtime.calls import current_request_id, request_id_from
+from services.runtime.process import JsonFormatter, TextFormatter
 
 
 def _record(message: str = "appended", **event: object) -> logging.LogRecord:

@@ -42,7 +42,7 @@ def pull(
     from services.cli.terminal.output import answer
     from services.cli.views.heads.heads import checked_json, checked_view
     from services.client import LedgerClient
-    from services.client.registry.registry import RegistryClient
+    from services.client.registry import RegistryClient
 
     keys = load_trusted(home.trusted)
     if check:
@@ -69,7 +69,7 @@ def list_(
 
     from services.cli.terminal.output import answer
     from services.cli.views.heads.heads import head_json, head_view, list_view
-    from services.client.registry.registry import RegistryClient
+    from services.client.registry import RegistryClient
 
     with RegistryClient.connect(registry) as client:
         if reference is not None:
@@ -97,7 +97,7 @@ def gc(
     from services.cli.terminal.output import answer
     from services.cli.values.parsing import age
     from services.cli.views.heads.blobs import collected_json, collected_view
-    from services.client.registry.registry import RegistryClient
+    from services.client.registry import RegistryClient
 
     oldest = age("--older-than", older_than)
     with RegistryClient.connect(registry) as client:

@@ -43,7 +43,7 @@ def kscore(
     from services.cli.jobs.heads.publisher import Publisher
     from services.cli.terminal.output import answer
     from services.cli.views.heads.kscores import scores_json, scores_view
-    from services.client.registry.registry import RegistryClient
+    from services.client.registry import RegistryClient
 
     keys, adapted = home.trusted, scoring.adapters_in(adapters or [])
     folder = fetching.local_folder(head, keys, registry, ledger, home.data_dir / "heads")

@@ -46,7 +46,7 @@ def push(
     from services.cli.jobs.heads.publisher import Publisher
     from services.cli.terminal.output import answer, talk
     from services.cli.views.heads.heads import pushed_json, pushed_view
-    from services.client.registry.registry import RegistryClient
+    from services.client.registry import RegistryClient
 
     us = Publisher.load(home.key("publisher", key), home.trusted, passphrase_file=key_passphrase_file)
     notes = _annotations(annotate or [])
@@ -85,7 +85,7 @@ def withdraw(
     from services.cli.jobs.heads.publisher import Publisher
     from services.cli.terminal.output import answer
     from services.cli.views.heads.heads import head_json, withdrawn_view
-    from services.client.registry.registry import RegistryClient
+    from services.client.registry import RegistryClient
 
     role = "operator" if by_operator else "publisher"
     us = Publisher.load(home.key(role, key), home.trusted, role, key_passphrase_file)

@@ -109,7 +109,7 @@ def _run(services: LocalServices, found: dict[str, Path], talk: UpTalk, *, as_js
     from services.cli.jobs.running.keystroke import seconds_since_start
     from services.cli.jobs.running.local_services import bring_up, tokens_left
     from services.cli.jobs.running.supervisor import NotReady, ServiceDied, StopRequested, Supervisor
-    from services.runtime.settings.environment import unread_variables
+    from services.runtime.usage import unread_variables
 
     services.check_model()
     expect_writable("--data-dir", services.data_dir)

@@ -23,8 +23,8 @@ from services.cli.jobs.trust import load_trusted
 from services.cli.terminal.progress import transfers
 from services.client import LedgerClient
 from services.client.errors import DataLoss, DeadlineExceeded, NotFound, Unavailable
-from services.client.registry.head_folder import check_withdrawals, fetch_head, find_head
-from services.client.registry.registry import RegistryClient
+from services.client.head_folder import check_withdrawals, fetch_head, find_head
+from services.client.registry import RegistryClient
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,8 +26,8 @@ from services.cli.failures.exits import UsageError
 from services.cli.terminal.output import talk
 from services.cli.terminal.progress import transfers
 from services.client.errors import FailedPrecondition
-from services.client.registry.head_folder import CONFIG_FILE, TRAINING_FILE, HeadFolderInvalid, manifest_of, training_of
-from services.client.registry.registry import Head, RegistryClient, upload
+from services.client.head_folder import CONFIG_FILE, TRAINING_FILE, HeadFolderInvalid, manifest_of, training_of
+from services.client.registry import Head, RegistryClient, upload
 
 
 @dataclass(frozen=True, slots=True)

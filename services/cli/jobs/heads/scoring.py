@@ -17,8 +17,8 @@ from ledger.keys.signer import Signer
 from services.cli.failures.exits import Failed, UsageError
 from services.cli.terminal.output import talk
 from services.cli.terminal.progress import bars
-from services.client.registry.head_folder import HeadFolderInvalid, manifest_of
-from services.client.registry.registry import RegistryClient
+from services.client.head_folder import HeadFolderInvalid, manifest_of
+from services.client.registry import RegistryClient
 from services.generation.drafting.eagle3.checkpoint import HeadError
 from services.generation.drafting.eagle3.head_pass import Head
 from services.generation.drafting.eagle3.loading import load_head

@@ -19,7 +19,7 @@ from ledger.tree.tlog_proof import TlogProof
 from services.cli.failures.exits import Failed, UsageError
 from services.client import LedgerClient
 from services.client.errors import KolmError, NotFound
-from services.client.registry.registry import RegistryClient
+from services.client.registry import RegistryClient
 
 TAR_GZ, TAR = (".tar.gz", ".tgz"), (".tar",)
 ARCHIVES = (*TAR_GZ, *TAR)

@@ -14,8 +14,7 @@ from ledger.documents.receipt import Receipt
 from ledger.documents.signed_document import open_document
 from ledger.documents.verdict import DEVIATION, UNREPLAYABLE
 from services.auditor.audit_error import AuditError
-from services.auditor.engine_plan import EnginePlan
-from services.auditor.examination import Finding, Judge
+from services.auditor.examination import EnginePlan, Finding, Judge
 from services.cli.failures.exits import Failed
 from services.cli.jobs.receipts.receipt_texts import Texts, compared_texts
 from services.cli.jobs.trust import load_trusted

@@ -10,8 +10,8 @@ from typing import Any
 
 from services.cli.failures.exits import UsageError
 from services.cli.jobs.running.supervisor import Plan
-from services.runtime.settings.environment import SERVICES
-from services.runtime.settings.settings import ServerSettings, SettingsError, TomlTable
+from services.runtime.settings import ServerSettings, SettingsError, TomlTable
+from services.runtime.usage import SERVICES
 
 _SHARED = ("model", "adapter", "context_length", "cache_dtype", "arithmetic")
 _INSTEAD = {

@@ -20,7 +20,7 @@ from services.cli.jobs.running.own_principals import (
 )
 from services.cli.jobs.running.supervisor import Plan, Supervisor
 from services.cli.jobs.trust import TrustedKey, trust_own
-from services.runtime.access.credentials import token_left
+from services.runtime.credentials import token_left
 
 _KEYS = (("LEDGER", "log"), ("GENERATION", "receipts"), ("AUDITOR", "auditor"))
 """Which service signs with the key of which role."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
-from services.runtime.access.credentials import (
+from services.runtime.credentials import (
     LOCAL_CALLER,
     ROLES,
     Credential,
@@ -18,7 +18,7 @@ from services.runtime.access.credentials import (
 )
 
 OWNER = "owner"
-"""The owner of the services: the client finds this token by itself (`services.client.connection.token`)."""
+"""The owner of the services: the client finds this token by itself (`services.client.identity`)."""
 
 LOCAL = "local"
 """Generates for the default tenant, until the next start: the token that `kolm up` prints for browsers and API keys."""

@@ -9,11 +9,11 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from services.client.connection.channel import Connection
-from services.client.connection.telemetry import Samples, read_metrics
+from services.client.channel import Connection
 from services.client.errors import DeadlineExceeded, KolmError, Unavailable
 from services.client.generation.completion import ModelInfo
 from services.client.generation.runtime import Runtime
+from services.client.health import Samples, read_metrics
 
 _SECONDS = 2.0
 

@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Group, RenderableType
 
 from services.cli.terminal.output import size, table
-from services.client.registry.registry import Collected
+from services.client.registry import Collected
 
 
 def collected_json(collected: Collected, dry_run: bool) -> dict[str, Any]:

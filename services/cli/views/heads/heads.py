@@ -16,7 +16,7 @@ from services.cli.terminal.steering import printable
 if TYPE_CHECKING:
     from services.cli.jobs.heads.fetching import Checked
     from services.cli.jobs.heads.publishing import Pushed
-    from services.client.registry.registry import Head, KScore
+    from services.client.registry import Head, KScore
 
 _CHECKS = (
     "The manifest is well-formed and names its base",

@@ -11,7 +11,7 @@ from rich.console import RenderableType
 from rich.markup import escape
 from rich.text import Text
 
-from services.auditor.schedule.schedule import DEAD, Job
+from services.auditor.schedule import DEAD, Job
 from services.cli.terminal.output import data, outcome, table, talk
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from services.cli.terminal.output import print_json, talk
 if TYPE_CHECKING:
     from services.cli.jobs.running.local_services import Addresses, LocalServices
     from services.cli.jobs.trust import TrustedKey
-    from services.runtime.logs import LogFormat
+    from services.runtime.settings import LogFormat
 
 _COLOURS = {
     "ledger": "cyan",

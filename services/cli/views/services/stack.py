@@ -14,7 +14,7 @@ from rich.text import Text
 from services.cli.jobs.running.rates import Rates
 from services.cli.jobs.running.stack import Stack
 from services.cli.terminal.output import MARKS, OUTCOME_STYLES, facts, table
-from services.client.connection.telemetry import Samples
+from services.client.health import Samples
 
 
 def stack_json(stack: Stack) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from ledger.encoding.commitment import OUTPUT_DOMAIN, PROMPT_DOMAIN, commit
 from services.generation.api import runner
 from services.generation.receipts.issuer import Speedup
 from services.generation.target.blocks import BLOCK
-from services.runtime.logs import TextFormatter
+from services.runtime.process import TextFormatter
 from tests.fakes.tampered_targets import GatedTarget, Loader
 from tests.fakes.tiny_model import TEMPLATE
 from tests.integration.generation.deployment import Deployment, asking, failure

@@ -20,7 +20,7 @@ from ledger.documents.signed_document import sign_document
 from ledger.encoding.cid import cid
 from ledger.keys.ed25519 import SigningKey
 from services.cli.jobs.heads.publishing import Description, push
-from services.client.registry.registry import RegistryClient
+from services.client.registry import RegistryClient
 from services.generation.drafting.eagle3.checkpoint import write_head
 from services.generation.target.config.config import read_config
 from services.registry.__main__ import opened_servicer

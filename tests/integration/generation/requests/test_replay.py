@@ -17,8 +17,7 @@ from ledger.documents.receipt import Receipt
 from ledger.documents.verdict import DECODE, PREFILL
 from ledger.encoding.cid import cid_of_json
 from services.auditor.audit_error import CannotReplay
-from services.auditor.engine_plan import EnginePlan
-from services.auditor.examination import Finding, Judge
+from services.auditor.examination import EnginePlan, Finding, Judge
 from services.auditor.own_engine import OwnEngine
 from services.generation.engine.core import EngineCore
 from services.generation.engine.events import Sink

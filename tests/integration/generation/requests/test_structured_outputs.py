@@ -16,8 +16,7 @@ from kolm.generation.v1 import sampling_pb2
 from ledger.audit.log_verification import verify_receipt
 from ledger.documents.content import Content
 from ledger.documents.receipt import Receipt
-from services.auditor.engine_plan import EnginePlan
-from services.auditor.examination import Judge
+from services.auditor.examination import EnginePlan, Judge
 from services.auditor.own_engine import OwnEngine
 from services.client import Request, Runtime, SamplingParams, StructuredOutputs
 from services.client.errors import InvalidArgument

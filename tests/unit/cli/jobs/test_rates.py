@@ -6,7 +6,7 @@ import pytest
 
 from services.cli.jobs.running.rates import rates
 from services.cli.jobs.running.stack import Server, Stack
-from services.client.connection.telemetry import Sample, Samples
+from services.client.health import Sample, Samples
 
 
 def server(name: str, read_at: float = 0.0, serving: bool = True, **values: float) -> Server:

@@ -19,7 +19,7 @@ from services.cli.jobs.running.own_principals import (
     token_file,
 )
 from services.cli.main import app
-from services.runtime.access.credentials import read_principals, token_digest
+from services.runtime.credentials import read_principals, token_digest
 
 Kolm = Callable[..., tuple[int, str, str]]
 

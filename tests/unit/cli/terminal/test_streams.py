@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from services.cli.views.services.services import UpTalk
-from services.runtime.logs import LogFormat
+from services.runtime.settings import LogFormat
 from tests.unit.ledger.vectors import VECTORS
 
 MODELS = ("models", "list", "--json")

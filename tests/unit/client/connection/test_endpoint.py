@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from services.client.connection.channel import Endpoint, endpoint, shown_to
-from services.client.connection.tls import ClientTls
+from services.client.channel import Endpoint, endpoint, shown_to
 from services.client.errors import InvalidArgument
+from services.client.identity import ClientTls
 from tests.certificates import Certificates
 
 SECRET = "kolm_swordfish"

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from kolm.generation.v1 import generation_pb2 as pb
-from services.client.connection.channel import LARGEST_BYTES, check_size
+from services.client.channel import LARGEST_BYTES, check_size
 from services.client.errors import InvalidArgument
 from services.client.generation.request import Message, Request
 from services.client.generation.request_wire import generate_request
-from services.runtime.calls.limits import Limits
+from services.runtime.limits import Limits
 
 LONG = "x" * LARGEST_BYTES
 

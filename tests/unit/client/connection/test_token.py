@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from services.client.connection.token import credentials, is_here, show
 from services.client.errors import Unauthenticated
+from services.client.identity import credentials, is_here, show
 
 HERE, ELSEWHERE = "127.0.0.1:50052", "ledger.example:50052"
 

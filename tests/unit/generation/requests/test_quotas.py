@@ -9,8 +9,7 @@ from google.rpc import error_details_pb2
 
 from services.generation.requests.quotas import Quota, TenantQuotas, read_quotas
 from services.generation.settings import GenerationSettings
-from services.runtime.calls.status import to_status
-from services.runtime.errors import ResourceExhausted
+from services.runtime.errors import ResourceExhausted, to_status
 
 
 class Quotas:

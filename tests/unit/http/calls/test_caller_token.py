@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import pytest
 from starlette.requests import Request
 
-from services.http.calls.api_error import ApiError
-from services.http.calls.caller import token
+from services.http.api_error import ApiError
+from services.http.calls import token
 
 TOKEN = "kolm_" + "x" * 43
 

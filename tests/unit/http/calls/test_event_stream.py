@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from services.http.calls.event_stream import DONE, EventStream, event
+from services.http.calls import DONE, EventStream, event
 
 SCOPE = {"type": "http", "method": "POST", "asgi": {"spec_version": "2.3"}}
 

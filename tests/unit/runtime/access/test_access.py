@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from services.runtime.access.access import Access, current_principal, tenant_of_call
-from services.runtime.access.credentials import (
+from services.runtime.access import Access, current_principal, tenant_of_call
+from services.runtime.credentials import (
     NOBODY,
     Credential,
     Principal,

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from services.runtime.access.credentials import (
+from services.runtime.credentials import (
     Credential,
     PrincipalsError,
     edited_principals,

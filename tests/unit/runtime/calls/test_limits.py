@@ -9,8 +9,8 @@ from contextlib import AsyncExitStack, ExitStack
 
 import pytest
 
-from services.runtime.calls.limits import CallLimits, Limits
 from services.runtime.errors import DeadlineExceeded, InvalidArgument, ResourceExhausted, without_frames
+from services.runtime.limits import CallLimits, Limits
 
 LARGE = 100 * 1024
 MEMORY = 8 * LARGE

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.runtime.calls.paging import page_position, page_size, page_token
+from services.runtime.calls import page_position, page_size, page_token
 from services.runtime.errors import InvalidArgument
 
 POSITIONS = st.integers(0, 2**64 - 1)

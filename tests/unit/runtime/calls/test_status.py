@@ -9,13 +9,13 @@ from google.rpc import error_details_pb2
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.runtime.calls.status import to_status
 from services.runtime.errors import (
     FieldViolation,
     InvalidArgument,
     KolmError,
     NotFound,
     ResourceExhausted,
+    to_status,
     without_frames,
 )
 

@@ -11,8 +11,8 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Mount, Route
 
-from services.runtime.http.http_metrics import MeasuredApp
-from services.runtime.telemetry.metrics import Metrics
+from services.runtime.http.serving import MeasuredApp
+from services.runtime.metrics import Metrics
 from tests.exporting import exported, listed
 
 

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 from pydantic import Field, SecretStr
 
-from services.client.connection.tls import ClientTls
+from services.client.identity import ClientTls
 from services.ledger.settings import LedgerSettings
-from services.runtime.settings.settings import ServerSettings, SettingsError, settings_config
-from services.runtime.tls import ServerTls
+from services.runtime.listening import ServerTls
+from services.runtime.settings import ServerSettings, SettingsError, settings_config
 
 
 class ExampleSettings(ServerSettings):

@@ -1,0 +1,267 @@
+"""The connection under a client: where it goes, deadlines, sizes, health. Every failure becomes a KolmError."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, Self, TypeVar
+from urllib.parse import urlsplit
+
+import grpc
+from google.protobuf.message import Message
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from services.client.errors import (
+    DeadlineExceeded,
+    FieldViolation,
+    InvalidArgument,
+    Unavailable,
+    decode_error,
+    decoded_errors,
+)
+from services.client.identity import ClientTls, Metadata, credentials, is_here
+from services.client.tracing import traced
+
+_log = logging.getLogger(__name__)
+
+
+_HTTPS_PORT = 443
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """A name for gRPC, and the credentials of a channel there: None for one that everybody on the way can read."""
+
+    target: str
+    credentials: grpc.ChannelCredentials | None
+
+    @property
+    def exposed(self) -> bool:
+        """Whether what is sent can be read on the way: no TLS, and another machine."""
+        return self.credentials is None and not is_here(self.target)
+
+
+def endpoint(target: str, tls: ClientTls | None = None) -> Endpoint:
+    """`https://host[:port]` is TLS, `http://host:port` is not; host:port and gRPC's own names are TLS where `tls` says
+    anything. `tls` None is the process's. Raises InvalidArgument for other URLs, and for TLS files of no use.
+    """
+    tls = ClientTls.of_process() if tls is None else tls
+    scheme = target.partition("://")[0]
+    if scheme not in ("http", "https"):
+        return Endpoint(target, _credentials(tls) if tls.given else None)
+    try:
+        url = urlsplit(target)
+        host, port = url.hostname, url.port or (_HTTPS_PORT if scheme == "https" else None)
+    except ValueError:
+        host = port = None
+    if not host or port is None or url.path not in ("", "/") or url.query or url.username:
+        raise _refused("target", f"expected host:port or {scheme}://host:port, got {target}")
+    place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return Endpoint(place, _credentials(tls) if scheme == "https" else None)
+
+
+def _credentials(tls: ClientTls) -> grpc.ChannelCredentials:
+    try:
+        tls.context()  # of a wrong file, gRPC says nothing but that it cannot connect
+        ca, cert, key = (None if path is None else path.read_bytes() for path in (tls.ca, tls.cert, tls.key))
+    except OSError as error:
+        raise _refused("tls", str(error)) from None
+    return grpc.ssl_channel_credentials(ca, key, cert)
+
+
+def _refused(field: str, problem: str) -> InvalidArgument:
+    return InvalidArgument(f"{field}: {problem}", reason="TLS_SETTINGS", violations=(FieldViolation(field, problem),))
+
+
+LARGEST_BYTES = 8 * 1024 * 1024
+"""The largest message that a kolm server takes."""
+
+
+def check_size(request: Message) -> None:
+    """Raises InvalidArgument, naming the largest field, for a request over `LARGEST_BYTES`."""
+    size = request.ByteSize()
+    if size <= LARGEST_BYTES:
+        return
+    field = _largest(request)
+    what = f"the request has {size:,} bytes, most of them here; expected at most {LARGEST_BYTES:,} in all"
+    raise InvalidArgument(f"{field}: {what}", reason="MESSAGE_TOO_LARGE", violations=(FieldViolation(field, what),))
+
+
+def _largest(message: Message) -> str:
+    """The path of the field with the most bytes, as deep as a single field has most of them."""
+    sizes = {field.name: (_bytes(value), value) for field, value in message.ListFields()}
+    name = max(sizes, key=lambda each: sizes[each][0])
+    value = sizes[name][1]
+    return f"{name}.{_largest(value)}" if isinstance(value, Message) else name
+
+
+def _bytes(value: Any) -> int:
+    """Roughly its bytes; items of one size are not counted one by one."""
+    if isinstance(value, Message):
+        return value.ByteSize()
+    if isinstance(value, bytes | str):
+        return len(value)
+    if isinstance(value, int | float):
+        return 8
+    if isinstance(value, Mapping) or isinstance(value[0], int | float):
+        return 16 * len(value)
+    return sum(map(_bytes, value))
+
+
+_Response = TypeVar("_Response")
+_Value = TypeVar("_Value")
+
+_LOOKUPS = ("GetModelInfo", "GetLoad", "Tokenize", "Detokenize")
+"""Calls that the channel repeats by itself. Generations are not among them: each one has a receipt of its own."""
+_RETRIES = {
+    "name": [{"service": "kolm.generation.v1.GenerationService", "method": name} for name in _LOOKUPS],
+    "retryPolicy": {
+        "maxAttempts": 3, "initialBackoff": "0.1s", "maxBackoff": "0.5s", "backoffMultiplier": 2,
+        "retryableStatusCodes": ["UNAVAILABLE"],
+    },
+}  # fmt: skip
+
+KEEPALIVE = (("grpc.keepalive_time_ms", 20_000), ("grpc.keepalive_timeout_ms", 10_000))
+"""A server that vanished without a FIN is noticed within 30 s of a call, and the next call connects anew; without this
+TCP would try for a quarter of an hour. Servers take a ping each 10 s.
+"""
+
+OPTIONS = (
+    *KEEPALIVE,
+    ("grpc.service_config", json.dumps({"methodConfig": [_RETRIES]})),
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.lb_policy_name", "round_robin"),  # replicas behind one dns:/// name
+    ("grpc.enable_http_proxy", 0),  # servers on this host or in this cluster are not behind the web's proxy
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 2000),
+)
+"""Of every channel to a kolm server."""
+
+
+_warned: set[str] = set()
+
+
+def shown_to(where: Endpoint, token: str | None) -> Metadata:
+    """`connection.token.credentials`; says once for each target that a token goes there in the clear."""
+    metadata = credentials(where.target, token)
+    if metadata and where.exposed and where.target not in _warned:
+        _warned.add(where.target)
+        _log.warning("a secret goes to %s without TLS: everybody on the way can read it", where.target)
+    return metadata
+
+
+def _channel(where: Endpoint) -> grpc.Channel:
+    if where.credentials is None:
+        return traced(grpc.insecure_channel(where.target, options=OPTIONS))
+    return traced(grpc.secure_channel(where.target, where.credentials, options=OPTIONS))
+
+
+def async_channel(where: Endpoint, options: Sequence[tuple[str, object]]) -> grpc.aio.Channel:
+    """A channel of the running event loop."""
+    if where.credentials is None:
+        return traced(grpc.aio.insecure_channel(where.target, options=options))
+    return traced(grpc.aio.secure_channel(where.target, where.credentials, options=options))
+
+
+class Connection:
+    """A channel to one server. Safe to use from several threads; close it once."""
+
+    def __init__(self, target: str, token: str | None = None, wait: float = 0.0, tls: ClientTls | None = None) -> None:
+        """`target` is host:port, https://host:port or any gRPC name; TLS as `connection.endpoint` has it, `token` as
+        `connection.token`.
+
+        `wait` > 0 waits that long for the server, else connects lazily. Raises Unavailable after `wait` seconds,
+        InvalidArgument for TLS files of no use.
+        """
+        self.target = target
+        self._token = token
+        self._where = endpoint(target, tls)
+        self.channel = _channel(self._where)
+        if wait > 0:
+            self.wait_ready(wait)
+
+    @property
+    def metadata(self) -> Metadata:
+        """The metadata of each call: the token. Raises Unauthenticated for a token file that cannot be read."""
+        return shown_to(self._where, self._token)
+
+    def wait_ready(self, timeout: float) -> None:
+        """Return once the server takes connections. Raises Unavailable after `timeout` seconds."""
+        try:
+            grpc.channel_ready_future(self.channel).result(timeout=timeout)
+        except grpc.FutureTimeoutError:
+            raise Unavailable(f"no server at {self.target} within {timeout:g} s", reason="UNAVAILABLE") from None
+
+    def call(self, method: Callable[..., _Response], request: Any, timeout: float | None) -> _Response:
+        """One unary call; `timeout` in seconds, None for no deadline."""
+        check_size(request)
+        with decoded_errors():
+            return method(request, timeout=timeout, metadata=self.metadata)
+
+    def call_with_metadata(
+        self, method: Any, request: Any, timeout: float | None
+    ) -> tuple[Any, dict[str, str | bytes]]:
+        """One unary call, with its initial metadata, which grpc hands over together with the answer."""
+        check_size(request)
+        with decoded_errors():
+            answer, call = method.with_call(request, timeout=timeout, metadata=self.metadata)
+            return answer, dict(call.initial_metadata())
+
+    def pages(self, method: Callable[..., _Response], request: Any, timeout: float | None) -> Iterator[_Response]:
+        """The answers of a list, each page as the iteration gets there (AIP-158); sets the request's `page_token`."""
+        while True:
+            page: Any = self.call(method, request, timeout)
+            yield page
+            if not page.next_page_token:
+                return
+            request.page_token = page.next_page_token
+
+    def serving(self, service: str = "", timeout: float = 5.0) -> bool:
+        """Whether a service serves ("" is the whole server), by grpc.health.v1; False if nobody answers."""
+        stub = health_pb2_grpc.HealthStub(self.channel)
+        try:
+            answer = self.call(stub.Check, health_pb2.HealthCheckRequest(service=service), timeout)
+        except (Unavailable, DeadlineExceeded):
+            return False
+        return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
+
+    def close(self) -> None:
+        """Cancel running calls and disconnect. Closing twice changes nothing."""
+        self.channel.close()
+
+
+class Stream(Generic[_Value]):
+    """The values of a server stream, in order. Leaving its `with` block, or `close`, cancels the call.
+
+    After `close` the iteration ends without an error. Iterate from one thread; `close` from any.
+    """
+
+    def __init__(self, call: Any, convert: Callable[[Any], _Value]) -> None:
+        self._call = call
+        self._convert = convert
+        self._closed = False
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> _Value:
+        try:
+            return self._convert(next(self._call))
+        except grpc.RpcError as error:
+            if self._closed:
+                raise StopIteration from None
+            raise decode_error(error) from None
+
+    def close(self) -> None:
+        """Cancel the call; the server stops working on it."""
+        self._closed = True
+        self._call.cancel()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

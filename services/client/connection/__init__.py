@@ -1,1 +1,0 @@
-"""The connection under every client: channel, endpoint, TLS, token, spans."""

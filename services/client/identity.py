@@ -1,0 +1,154 @@
+"""The identity of a process as a client: the authorities that it trusts, its certificate, and the token that it shows.
+
+A process has one identity, as it has one time zone. Its TLS files stand in the variables KOLM_TLS_CA, KOLM_TLS_CERT and
+KOLM_TLS_KEY: flags and settings of that name write them, so that every connection of the process and of its children
+has them. Its token stands in KOLM_TOKEN (the token itself, empty for none) or KOLM_TOKEN_FILE (a file that holds it).
+Without either, a server on this machine is shown the token that was left for its port in the user's own folder, by the
+server itself or by `kolm up`; else the one of the owner, in the folder of `kolm up`.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+from urllib.parse import unquote
+
+CA, CERT, KEY = "KOLM_TLS_CA", "KOLM_TLS_CERT", "KOLM_TLS_KEY"
+
+
+class TlsFilesInvalid(OSError):
+    """PEM files are missing, unreadable, or do not belong together."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClientTls:
+    """PEM files: `ca`, the authorities that servers are checked against (None: the well-known ones); `cert`, this
+    client's own certificate and what leads to its authority, with its `key`, for servers that ask for one.
+    """
+
+    ca: Path | None = None
+    cert: Path | None = None
+    key: Path | None = None
+
+    @classmethod
+    def of_process(cls) -> Self:
+        """From the environment."""
+        ca, cert, key = (Path(named) if (named := os.environ.get(name)) else None for name in (CA, CERT, KEY))
+        return cls(ca, cert, key)
+
+    def for_process(self) -> None:
+        """Makes this the identity of the process where it says anything; later connections have it."""
+        for name, path in ((CA, self.ca), (CERT, self.cert), (KEY, self.key)):
+            if path is not None:
+                os.environ[name] = str(path.resolve())
+
+    @property
+    def given(self) -> bool:
+        """Whether it says anything."""
+        return self != ClientTls()
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """Every file that it names."""
+        return tuple(path for path in (self.ca, self.cert, self.key) if path is not None)
+
+    def context(self) -> ssl.SSLContext:
+        """For HTTP, where the well-known authorities count beside `ca`. Raises TlsFilesInvalid."""
+        if (self.cert is None) != (self.key is None):
+            raise TlsFilesInvalid("expected --tls-cert and --tls-key, a certificate and its key; got one of the two")
+        try:
+            context = ssl.create_default_context()
+            if self.ca is not None:
+                context.load_verify_locations(self.ca)
+            if self.cert is not None:
+                context.load_cert_chain(self.cert, self.key)
+        except OSError as error:  # an ssl.SSLError is one
+            raise invalid_files(error, self.files) from None
+        return context
+
+
+def invalid_files(error: OSError, files: tuple[Path, ...]) -> TlsFilesInvalid:
+    """The error about PEM files that could not be loaded together."""
+    missing = [str(path) for path in files if not path.is_file()]
+    if missing:
+        return TlsFilesInvalid(f"no file {missing[0]}; `kolm init` makes certificates for development")
+    why = getattr(error, "reason", None) or error.strerror or error
+    names = ", ".join(map(str, files))
+    return TlsFilesInvalid(f"cannot use {names}: {why}; expected PEM, and the key that belongs to the certificate")
+
+
+TOKEN, TOKEN_FILE, DATA_DIR = "KOLM_TOKEN", "KOLM_TOKEN_FILE", "KOLM_DATA_DIR"
+
+_DATA_DIR = ".kolm"
+_OWNERS = Path("tokens", "owner")
+
+Metadata = tuple[tuple[str, str], ...]
+
+
+def credentials(target: str, token: str | None) -> Metadata:
+    """The metadata of calls to `target`: `token`, none if it is empty, or the process's where it is None.
+
+    Files are read each time, so that a new token counts without a restart. Raises Unauthenticated for a file that
+    cannot be read.
+    """
+    shown = _of_process(target) if token is None else token
+    return (("authorization", f"Bearer {shown}"),) if shown else ()
+
+
+def show(token: str | None, file: Path | None) -> None:
+    """Makes this what the process shows from now on: a token, or the one in a file."""
+    os.environ.pop(TOKEN, None)
+    os.environ.pop(TOKEN_FILE, None)
+    if token is not None:
+        os.environ[TOKEN] = token
+    elif file is not None:
+        os.environ[TOKEN_FILE] = str(file.resolve())
+
+
+def _of_process(target: str) -> str:
+    if TOKEN in os.environ:
+        return os.environ[TOKEN]
+    if file := os.environ.get(TOKEN_FILE):
+        return _read(Path(file))
+    if not is_here(target):
+        return ""
+    left = (token_of_port(target), Path(os.environ.get(DATA_DIR) or _DATA_DIR) / _OWNERS)
+    return next((_read(file) for file in left if file is not None and file.is_file()), "")
+
+
+def token_of_port(address: str) -> Path | None:
+    """Where a user's clients look for the token of the server that listens on the port of `address` on this machine;
+    None for an address without a port, and for a user without a home.
+    """
+    port = address.rpartition(":")[2]
+    try:
+        state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
+    except RuntimeError:
+        return None
+    return state / "kolm" / "ports" / port if port.isdecimal() else None
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        from services.client.errors import Unauthenticated  # gRPC's, which the offline verifier does without
+
+        why = error.strerror if isinstance(error, OSError) else "it holds other characters than a token has"
+        raise Unauthenticated(f"cannot read the token in {file}: {why}", reason="BAD_TOKEN_FILE") from None
+
+
+def is_here(target: str) -> bool:
+    """Whether a target is on this machine for certain: a token that was found by chance is sent nowhere else."""
+    if target.startswith("unix:"):
+        return True
+    place = unquote(target.rpartition("/")[2]).removeprefix("ipv4:").removeprefix("ipv6:").removeprefix("dns:")
+    host = place.rpartition(":")[0].strip("[]") or place
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,401 @@
+"""The client of a registry of draft heads: its answers, transfers that continue where they stopped, its calls.
+
+with RegistryClient.connect("127.0.0.1:50054") as registry:
+    registry.heads()
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import IO, Any, Self, TypeVar
+
+from kolm.registry.v1 import heads_pb2, registry_pb2
+from kolm.registry.v1 import registry_pb2 as pb
+from kolm.registry.v1.registry_pb2_grpc import RegistryServiceStub
+from ledger.documents.named_file import NamedFile
+from services.client.channel import Connection, Stream
+from services.client.errors import Cancelled, DataLoss, DeadlineExceeded, KolmError, Unavailable, decoded_errors
+from services.client.identity import ClientTls
+from services.client.plain_value import plain_value
+
+
+@dataclass(frozen=True, slots=True)
+class Publication:
+    """A name that a head bears, and the signed word behind it."""
+
+    name: str
+    envelope: bytes
+    ledger_index: int
+    publisher: str
+    issued_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Withdrawal:
+    """The end of a head."""
+
+    envelope: bytes
+    ledger_index: int
+    reason: str
+    issued_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class KScore:
+    """How well a head drafts for an adapter; None for the bare base. `status` is GOOD or NEEDS_RETRAINING."""
+
+    adapter_cid: str | None
+    mean_acceptance: float
+    status: str
+    envelope: bytes
+    ledger_index: int
+    measured_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """A head under all of its names, oldest first."""
+
+    head_cid: str
+    base_cid: str
+    manifest: bytes
+    size: int
+    publications: tuple[Publication, ...]
+    withdrawal: Withdrawal | None
+    kscores: tuple[KScore, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(publication.name for publication in self.publications)
+
+
+@dataclass(frozen=True, slots=True)
+class MissingBlob:
+    """A blob that the registry does not have, and how much of it an interrupted upload left."""
+
+    digest: str
+    size: int
+    committed_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoredBlob:
+    """A blob of the registry: its digest, `sha256:<hex>`, and bytes."""
+
+    digest: str
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Collected:
+    """Blobs that a collection removed (or would have), and those that it left: of heads, or too young.
+
+    `swept_bytes` were unfinished writes of a registry that was killed.
+    """
+
+    removed: tuple[StoredBlob, ...]
+    referenced: int
+    young: int
+    swept_bytes: int
+
+    @property
+    def freed(self) -> int:
+        """Bytes."""
+        return sum(blob.size for blob in self.removed) + self.swept_bytes
+
+
+def head(message: heads_pb2.Head) -> Head:
+    return plain_value(
+        Head,
+        message,
+        publications=tuple(map(_publication, message.publications)),
+        withdrawal=_withdrawal(message.withdrawal) if message.HasField("withdrawal") else None,
+        kscores=tuple(map(_kscore, message.kscores)),
+    )
+
+
+def missing(message: registry_pb2.MissingBlob) -> MissingBlob:
+    return MissingBlob("sha256:" + message.blob.digest.hex(), message.blob.size, message.committed_size)
+
+
+def stored(message: heads_pb2.Blob) -> StoredBlob:
+    return StoredBlob("sha256:" + message.digest.hex(), message.size)
+
+
+def blob(digest: str, size: int) -> heads_pb2.Blob:
+    """`digest` is `sha256:<hex>`."""
+    return heads_pb2.Blob(digest=bytes.fromhex(digest.removeprefix("sha256:")), size=size)
+
+
+def _publication(message: heads_pb2.Publication) -> Publication:
+    return plain_value(Publication, message, issued_at=message.issue_time.ToDatetime(UTC))
+
+
+def _withdrawal(message: heads_pb2.Withdrawal) -> Withdrawal:
+    return plain_value(Withdrawal, message, issued_at=message.issue_time.ToDatetime(UTC))
+
+
+def _kscore(message: heads_pb2.KScore) -> KScore:
+    status = heads_pb2.KScoreStatus.Name(message.status).removeprefix("K_SCORE_STATUS_")
+    return plain_value(KScore, message, status=status, measured_at=message.measure_time.ToDatetime(UTC))
+
+
+Progress = Callable[[int], None]
+"""Takes the number of bytes of a file that have been transferred so far, by all attempts."""
+
+_CHUNK_BYTES = 1024 * 1024
+_ATTEMPTS = 6  # in a row without a byte transferred
+_PAUSE_SECONDS = 0.2  # doubles from attempt to attempt
+
+
+def upload(
+    registry: RegistryClient, part: NamedFile, opened: Callable[[], IO[bytes]], progress: Progress = lambda _: None
+) -> bool:
+    """Upload bytes, `opened` anew for each attempt; False if they were there already.
+
+    Raises KolmError after several failed attempts.
+    """
+    committed = _committed(registry, part)
+    if committed is None:
+        return False
+    for attempt in _attempts():
+        try:
+            registry.upload(part.digest, part.size, committed, _chunks(opened, committed, progress))
+        except KolmError as error:
+            hopeless = error.reason == "DIGEST_MISMATCH" and committed == 0  # no bytes beyond the file's end
+            if hopeless or attempt.last or not _may_go_on(error):
+                raise
+            now = _committed_later(registry, part, committed)
+            if now is None:  # another client has uploaded it
+                return True
+            attempt.progressed(now > committed)
+            committed = now
+        else:
+            break
+    progress(part.size)
+    return True
+
+
+def download(registry: RegistryClient, part: NamedFile, path: Path, progress: Progress = lambda _: None) -> None:
+    """Download a file, verified; until it is complete, `<path>.part` holds what has arrived.
+
+    Raises KolmError after several attempts in vain, DataLoss if the bytes do not have the digest.
+    """
+    if path.is_file() and path.stat().st_size == part.size and _digest(path) == part.digest:
+        progress(part.size)
+        return
+    arriving = path.with_name(path.name + ".part")
+    for attempt in _attempts():
+        before = _size(arriving)
+        try:
+            _receive(registry, part, arriving, progress)
+        except KolmError as error:
+            if not _may_go_on(error) or attempt.last:
+                raise
+            attempt.progressed(_size(arriving) > before)
+        else:
+            break
+    if _digest(arriving) != part.digest:
+        arriving.unlink()
+        raise DataLoss(f"{part.name}: what arrived is not {part.digest}", reason="DIGEST_MISMATCH")
+    os.replace(arriving, path)
+
+
+def _receive(registry: RegistryClient, part: NamedFile, path: Path, progress: Progress) -> None:
+    if _size(path) > part.size:
+        path.unlink()
+    position = _size(path)
+    with path.open("ab") as file, registry.download(part.digest, position) as chunks:
+        for chunk in chunks:
+            position += len(chunk)
+            if position > part.size:
+                raise DataLoss(f"{part.name}: more than {part.size} bytes arrived", reason="DIGEST_MISMATCH")
+            file.write(chunk)
+            progress(position)
+    if position < part.size:
+        raise Unavailable(f"{part.name}: {position} of {part.size} bytes arrived")
+
+
+def _committed(registry: RegistryClient, part: NamedFile) -> int | None:
+    """How many bytes of it the registry has; None for all."""
+    missing = registry.missing([(part.digest, part.size)])
+    return missing[0].committed_size if missing else None
+
+
+def _committed_later(registry: RegistryClient, part: NamedFile, before: int) -> int | None:
+    """The same after a failure, as long as the registry may be away."""
+    try:
+        return _committed(registry, part)
+    except (Unavailable, DeadlineExceeded):
+        return before
+
+
+def _chunks(opened: Callable[[], IO[bytes]], start: int, progress: Progress) -> Iterator[bytes]:
+    with opened() as file:
+        file.seek(start)
+        while chunk := file.read(_CHUNK_BYTES):
+            progress(start)
+            yield chunk
+            start += len(chunk)
+
+
+def _may_go_on(error: KolmError) -> bool:
+    again = ("UPLOAD_TAKEN_OVER", "OFFSET_MISMATCH", "DIGEST_MISMATCH")
+    return isinstance(error, Unavailable | DeadlineExceeded | Cancelled) or error.reason in again
+
+
+class _Attempt:
+    """Counts the failed attempts since the last progress."""
+
+    def __init__(self) -> None:
+        self._vain = 0
+
+    @property
+    def last(self) -> bool:
+        return self._vain >= _ATTEMPTS - 1
+
+    def progressed(self, by_something: bool) -> None:
+        self._vain = 0 if by_something else self._vain + 1
+        time.sleep(_PAUSE_SECONDS * 2**self._vain)
+
+
+def _attempts() -> Iterator[_Attempt]:
+    attempt = _Attempt()
+    while True:
+        yield attempt
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return "sha256:" + hashlib.file_digest(file, "sha256").hexdigest()
+
+
+SERVICE = "kolm.registry.v1.RegistryService"
+
+_SECONDS = 60.0
+
+_Response = TypeVar("_Response")
+
+
+class RegistryClient:
+    """One connection to a registry. Every method raises KolmError; unary calls give up after `timeout` seconds."""
+
+    def __init__(self, connection: Connection, timeout: float | None = _SECONDS) -> None:
+        self.connection = connection
+        self._timeout = timeout
+        self._stub = RegistryServiceStub(connection.channel)
+
+    @classmethod
+    def connect(
+        cls,
+        target: str,
+        *,
+        wait: float = 0.0,
+        timeout: float | None = _SECONDS,
+        token: str | None = None,
+        tls: ClientTls | None = None,
+    ) -> Self:
+        """Connect as `Connection` does: waits `wait` seconds for the server, or connects lazily."""
+        return cls(Connection(target, token, wait, tls), timeout)
+
+    def publish(self, manifest: bytes, envelope: bytes) -> tuple[Head, bool]:
+        """Publish a head, whose blobs are uploaded; returns it, and whether this call gave it its name."""
+        answer = self._call(self._stub.PublishHead, pb.PublishHeadRequest(manifest=manifest, envelope=envelope))
+        return head(answer.head), answer.created
+
+    def head(self, head_cid: str) -> Head:
+        """A head by its identifier, withdrawn or not."""
+        return head(self._call(self._stub.GetHead, pb.GetHeadRequest(head_cid=head_cid)).head)
+
+    def heads(
+        self,
+        *,
+        base_cid: str | None = None,
+        name: str | None = None,
+        include_withdrawn: bool = False,
+        page_size: int = 0,
+    ) -> Iterator[Head]:
+        """Every matching head, oldest first; pages are fetched as the iteration gets there."""
+        request = pb.ListHeadsRequest(
+            base_cid=base_cid, name=name, include_withdrawn=include_withdrawn, page_size=page_size
+        )
+        pages = self.connection.pages(self._stub.ListHeads, request, self._timeout)
+        return (head(each) for page in pages for each in page.heads)
+
+    def resolve(self, reference: str = "", *, base_cid: str | None = None, include_withdrawn: bool = False) -> Head:
+        """The head that `name`, `name@sha256:<prefix>` or `cidv1:sha256:…` names; without one, the base's newest."""
+        request = pb.ResolveHeadRequest(reference=reference, base_cid=base_cid, include_withdrawn=include_withdrawn)
+        return head(self._call(self._stub.ResolveHead, request).head)
+
+    def withdraw(self, envelope: bytes) -> Head:
+        """Withdraw a head for good."""
+        return head(self._call(self._stub.WithdrawHead, pb.WithdrawHeadRequest(envelope=envelope)).head)
+
+    def record_kscore(self, envelope: bytes) -> Head:
+        """Keep a signed kolm.kscore.v1 document."""
+        return head(self._call(self._stub.RecordKScore, pb.RecordKScoreRequest(envelope=envelope)).head)
+
+    def missing(self, blobs: Iterable[tuple[str, int]]) -> list[MissingBlob]:
+        """Those of these blobs (digest, size) that the registry lacks."""
+        request = pb.FindMissingBlobsRequest(blobs=[blob(*each) for each in blobs])
+        return [missing(each) for each in self._call(self._stub.FindMissingBlobs, request).missing]
+
+    def upload(self, digest: str, size: int, offset: int, chunks: Iterable[bytes]) -> None:
+        """One attempt at one blob; `services.client.registry.upload` continues after a failed one."""
+
+        def messages() -> Iterator[pb.UploadBlobRequest]:
+            yield pb.UploadBlobRequest(start=pb.UploadStart(blob=blob(digest, size), offset=offset))
+            for chunk in chunks:
+                yield pb.UploadBlobRequest(data=chunk)
+
+        with decoded_errors():
+            self._stub.UploadBlob(messages(), metadata=self.connection.metadata)
+
+    def download(self, digest: str, offset: int = 0) -> Stream[bytes]:
+        """The bytes of a blob from `offset` on, in pieces; `registry.transfer` keeps and checks them."""
+        request = pb.DownloadBlobRequest(digest=blob(digest, 0).digest, offset=offset)
+        return Stream(self._stub.DownloadBlob(request, metadata=self.connection.metadata), lambda answer: answer.data)
+
+    def collect(self, older_than: timedelta, *, dry_run: bool = False) -> Collected:
+        """Remove the blobs of at least this age that no head refers to. Role: operate."""
+        request = pb.CollectBlobsRequest(dry_run=dry_run)
+        request.older_than.FromTimedelta(older_than)
+        removed: list[StoredBlob] = []
+        with Stream(self._stub.CollectBlobs(request, metadata=self.connection.metadata), _itself) as answers:
+            for answer in answers:
+                removed += map(stored, answer.removed)
+                if answer.HasField("summary"):
+                    left = answer.summary
+                    return Collected(tuple(removed), left.referenced, left.young, left.swept_bytes)
+        raise DataLoss("the registry ended its answer before the end of the collection", reason="ANSWER_CUT")
+
+    def serving(self, timeout: float = 5.0) -> bool:
+        """Whether the server is there and says that it serves."""
+        return self.connection.serving(SERVICE, timeout)
+
+    def close(self) -> None:
+        """Cancel running calls and disconnect."""
+        self.connection.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _call(self, method: Callable[..., _Response], request: Any) -> _Response:
+        return self.connection.call(method, request, self._timeout)
+
+
+def _itself(answer: pb.CollectBlobsResponse) -> pb.CollectBlobsResponse:
+    return answer

@@ -1,1 +1,0 @@
-"""The client of a registry of draft heads, and heads in folders."""

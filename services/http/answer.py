@@ -1,0 +1,240 @@
+"""Answers, whole and as events: OpenAI's members, log-probabilities, and the member `kolm` with the receipts."""
+
+from __future__ import annotations
+
+import base64
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from ledger.bundle.receipt_file import ReceiptFile
+from ledger.keys.envelope import Envelope
+from services.client import Chunk, Completion, Finished, Receipt, Request
+from services.client.generation.completion import Choice, Metrics, PositionLogprobs, Resolved, TokenLogprob, Usage
+from services.client.generation.completion_wire import metrics_of, usage_of
+from services.http.api_error import ApiError
+from services.http.calls import DONE, ChoiceDialect
+
+_INCOMPLETE = "\ufffd"
+
+
+def chat_logprobs(positions: Sequence[PositionLogprobs]) -> dict[str, Any]:
+    """`logprobs` of a chat's choice."""
+    return {"content": response_logprobs(positions), "refusal": None}
+
+
+def response_logprobs(positions: Sequence[PositionLogprobs]) -> list[dict[str, Any]]:
+    """`logprobs` of a response's text."""
+    return [{**_token(each.chosen), "top_logprobs": [_token(other) for other in each.top]} for each in positions]
+
+
+def text_logprobs(positions: Sequence[PositionLogprobs], offset: int) -> dict[str, Any]:
+    """`logprobs` of a completion's choice; `offset` is where its first token begins in the text, in characters."""
+    offsets = []
+    for each in positions:
+        offsets.append(offset)
+        offset += len(each.chosen.text)
+    return {
+        "tokens": [each.chosen.text for each in positions],
+        "token_logprobs": [each.chosen.logprob for each in positions],
+        "top_logprobs": [_by_text(each) for each in positions],
+        "text_offset": offsets,
+    }
+
+
+def text_length(positions: Sequence[PositionLogprobs]) -> int:
+    """Characters of the tokens, each by itself."""
+    return sum(len(each.chosen.text) for each in positions)
+
+
+def _token(token: TokenLogprob) -> dict[str, Any]:
+    """`bytes` is null for a token that is part of a character: its text does not tell which part."""
+    known = None if _INCOMPLETE in token.text else list(token.text.encode())
+    return {"token": token.text, "logprob": token.logprob, "bytes": known}
+
+
+def _by_text(position: PositionLogprobs) -> dict[str, float]:
+    """The best token of each text, and the chosen one."""
+    found: dict[str, float] = {}
+    for token in (*position.top, position.chosen):
+        found.setdefault(token.text, token.logprob)
+    return found
+
+
+def receipts_json(choices: Sequence[Choice | Finished], asked: Request, *, files: bool) -> list[dict[str, Any]]:
+    """One for each choice. `files` adds `file`, a receipt file without a proof: prompt, output and salts."""
+    return [
+        {
+            "index": each.index,
+            "receipt_id": each.receipt.receipt_id,
+            "ledger_index": each.receipt.ledger_index,
+            "pending": each.receipt.pending,
+            **({"file": _receipt_file(each.receipt, asked)} if files else {}),
+        }
+        for each in choices
+        if each.receipt is not None
+    ]
+
+
+def _receipt_file(receipt: Receipt, asked: Request) -> str:
+    sent = tuple(asked.sent) if isinstance(asked.sent, list) else asked.sent
+    return ReceiptFile(Envelope.from_bytes(receipt.envelope), receipt.content, sent, receipt.text).to_bytes().decode()
+
+
+_FINGERPRINT_DIGITS = 12  # of the profile's identifier, 48 bits: enough to see that it is another one
+
+
+class KolmMember:
+    """Of one answer. `files`: each receipt also as a file."""
+
+    def __init__(self, asked: Request, resolved: Resolved, promise: bytes | None, *, files: bool) -> None:
+        self._asked, self._resolved, self._promise, self._files = asked, resolved, promise, files
+
+    def started(self) -> dict[str, Any]:
+        """The members that are known before the first token."""
+        resolved = self._resolved
+        return {
+            "request_id": resolved.request_id,
+            "seed": resolved.sampling.get("seed"),
+            "profile_cid": resolved.profile_cid,
+            "method": resolved.method,
+            "requested_method": resolved.requested_method,
+            "fallback_reason": resolved.fallback_reason,
+            "promise": None if self._promise is None else base64.b64encode(self._promise).decode(),
+        }
+
+    def ended(self, metrics: Metrics, choices: Sequence[Choice | Finished]) -> dict[str, Any]:
+        receipts = receipts_json(choices, self._asked, files=self._files)
+        return {**self.started(), "receipts": receipts, "acceptance": _acceptance(metrics)}
+
+
+def fingerprint(resolved: Resolved) -> str:
+    """OpenAI's `system_fingerprint`: equal ones compute the same tokens."""
+    return "fp_" + resolved.profile_cid.rpartition(":")[2][:_FINGERPRINT_DIGITS]
+
+
+def speculative_decoding(metrics: Metrics) -> dict[str, Any]:
+    """The member `metrics`, as vLLM has it with `--per-request-spec-decode-metrics summary`.
+
+    The histogram counts passes that verified a draft, by how many of its tokens they accepted; `num_spec_tokens` is the
+    most that one accepted.
+    """
+    steps, reached = metrics.num_drafts, (metrics.num_drafts, *metrics.num_accepted_tokens_per_pos)
+    histogram = [here - beyond for here, beyond in zip(reached, (*reached[1:], 0), strict=True)]
+    return {
+        "speculative_decoding": {
+            "mean_acceptance_length": 1 + metrics.num_accepted_tokens / steps if steps else 1.0,
+            "draft_acceptance_rate": metrics.acceptance_rate,
+            "acceptance_histogram": histogram,
+            "num_spec_steps": steps,
+            "num_accepted_draft_tokens": metrics.num_accepted_tokens,
+            "num_draft_tokens": metrics.num_draft_tokens,
+            "num_spec_tokens": len(histogram) - 1,
+        }
+    }
+
+
+def _acceptance(metrics: Metrics) -> dict[str, Any]:
+    """Under the names of `SpeculationMetrics`: `mean_acceptance_length` is over all passes."""
+    return {
+        "num_drafts": metrics.num_drafts,
+        "num_draft_tokens": metrics.num_draft_tokens,
+        "num_accepted_tokens": metrics.num_accepted_tokens,
+        "num_accepted_tokens_per_pos": list(metrics.num_accepted_tokens_per_pos),
+        "acceptance_rate": metrics.acceptance_rate,
+        "mean_acceptance_length": metrics.mean_acceptance_length,
+        "target_passes": metrics.target_passes,
+    }
+
+
+class Answer:
+    """The answer to one request, once the server has resolved it."""
+
+    def __init__(self, dialect: ChoiceDialect, asked: Request, resolved: Resolved, promise: bytes | None) -> None:
+        self._dialect = dialect
+        self._kolm = KolmMember(asked, resolved, promise, files=dialect.fields.wants_files)
+        self._usage_wanted = dialect.fields.usage_in_stream
+        self._so_far = Usage(resolved.prompt_tokens, 0)
+        self._common = {
+            "id": dialect.prefix + resolved.request_id,
+            "created": int(time.time()),
+            "model": dialect.fields.model or resolved.base_cid,
+            "system_fingerprint": fingerprint(resolved),
+        }
+
+    def whole(self, completion: Completion) -> dict[str, Any]:
+        return {
+            **self._common,
+            "object": self._dialect.whole_object,
+            "choices": [
+                {"index": each.index, "finish_reason": each.finish_reason} | self._dialect.choice(each)
+                for each in completion.choices
+            ],
+            "usage": _usage(completion.usage),
+            "metrics": speculative_decoding(completion.metrics),
+            "kolm": self._kolm.ended(completion.metrics, completion.choices),
+        }
+
+    def openings(self) -> list[dict[str, Any]]:
+        """The first events of a stream; the promise is in the first of all."""
+        opening = self._dialect.opening()
+        if opening is None:
+            return [self._event([], kolm=self._kolm.started())]
+        events = [self._event([_choice(each, opening)]) for each in range(self._dialect.fields.n or 1)]
+        events[0]["kolm"] = self._kolm.started()
+        return events
+
+    def piece(self, chunk: Chunk) -> list[dict[str, Any]]:
+        done = self._so_far.completion_tokens + len(chunk.token_ids)
+        self._so_far = replace(self._so_far, completion_tokens=done)
+        return [self._event([_choice(chunk.index, piece)]) for piece in self._dialect.pieces(chunk)]
+
+    def closing(self, finished: Finished) -> list[dict[str, Any]]:
+        """The last events of one choice, with its receipt."""
+        *held, last = (_choice(finished.index, piece) for piece in self._dialect.closing(finished))
+        kolm = self._kolm.ended(finished.metrics, [finished])
+        return [*(self._event([choice]) for choice in held), self._event([last], kolm=kolm)]
+
+    def endings(self, finished: Sequence[Finished]) -> list[Any]:
+        """After the last choice the usage, for who asked for it."""
+        return [self._usage(finished), DONE] if self._usage_wanted.include_usage else [DONE]
+
+    def failed(self, error: ApiError) -> dict[str, Any]:
+        return error.body()
+
+    def _usage(self, finished: Sequence[Finished]) -> dict[str, Any]:
+        ordered = sorted(finished, key=lambda each: each.index)
+        metrics = metrics_of([each.metrics for each in ordered])
+        event = self._event([], kolm=self._kolm.ended(metrics, ordered), metrics=speculative_decoding(metrics))
+        return event | {"usage": _usage(usage_of([each.usage for each in ordered]))}
+
+    def _event(self, choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
+        event = {**self._common, "object": self._dialect.piece_object, "choices": choices, **more}
+        if not self._usage_wanted.include_usage:
+            return event
+        return event | {"usage": _tokens(self._so_far) if self._usage_wanted.continuous_usage_stats else None}
+
+
+def _choice(index: int, piece: dict[str, Any]) -> dict[str, Any]:
+    return {"index": index, "finish_reason": None, **piece}
+
+
+def _usage(usage: Usage) -> dict[str, Any]:
+    """Rejected prediction tokens are no part of completion_tokens."""
+    return {
+        **_tokens(usage),
+        "prompt_tokens_details": {"cached_tokens": usage.cached_prompt_tokens},
+        "completion_tokens_details": {
+            "accepted_prediction_tokens": usage.accepted_prediction_tokens,
+            "rejected_prediction_tokens": usage.rejected_prediction_tokens,
+        },
+    }
+
+
+def _tokens(usage: Usage) -> dict[str, Any]:
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.total_tokens,
+    }

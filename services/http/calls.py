@@ -1,0 +1,324 @@
+"""One call to the front: who calls, its body, its dialect, and how the answer goes out, whole or as a stream."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, Callable, Container, Coroutine, Mapping, Sequence
+from typing import Any, Generic, Protocol, TypeVar
+
+from pydantic import BaseModel, ValidationError
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from services.client import AsyncRuntime, Chunk, Completion, Event, Finished, Started
+from services.client import Request as GenerationRequest
+from services.client.errors import Internal, KolmError, Unauthenticated
+from services.client.generation.completion import Choice, Resolved
+from services.client.generation.runtime import AsyncStream
+from services.http.api_error import CLOSED, ApiError, of_body, of_kolm
+from services.http.fields import CommonFields
+from services.http.settings import HttpSettings
+from services.runtime.http.browsers import is_rebound
+
+DONE = "[DONE]"
+
+
+def event(value: Any) -> bytes:
+    """One event, named where it has a `type`; `DONE` is written as it is."""
+    if value is DONE:
+        return b"data: [DONE]\n\n"
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    name = f"event: {value['type']}\n" if "type" in value else ""
+    return f"{name}data: {text}\n\n".encode()
+
+
+class EventStream(StreamingResponse):
+    """Sends events as they come, for at most `seconds`. Calls `close` at the end, also where the caller has left."""
+
+    def __init__(self, events: AsyncGenerator[bytes], seconds: float, close: Callable[[], None]) -> None:
+        super().__init__(events, headers={"cache-control": "no-store"}, media_type="text/event-stream")
+        self._seconds = seconds
+        self._close = close
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            async with asyncio.timeout(self._seconds):  # a caller that reads slowly has no longer
+                await super().__call__(scope, receive, send)
+        finally:
+            self._close()
+
+
+class Answering(Protocol):
+    """The answer to one request, once the server has resolved it: whole, or as the events of a stream."""
+
+    def whole(self, completion: Completion) -> dict[str, Any]: ...
+
+    def openings(self) -> list[dict[str, Any]]:
+        """The first events; the promise is in the first of all."""
+
+    def piece(self, chunk: Chunk) -> list[dict[str, Any]]:
+        """Text that was added."""
+
+    def closing(self, finished: Finished) -> list[dict[str, Any]]:
+        """The last events of one choice, with its receipt."""
+
+    def endings(self, finished: Sequence[Finished]) -> list[Any]:
+        """After the last choice."""
+
+    def failed(self, error: ApiError) -> dict[str, Any]:
+        """Instead of all that would follow."""
+
+
+class Dialect(Protocol):
+    """One endpoint's language: values in, values out. One instance a request, for a piece depends on earlier ones."""
+
+    @property
+    def fields(self) -> CommonFields: ...
+
+    @property
+    def names(self) -> Mapping[str, str]:
+        """The caller's names of the generation server's fields, where they are not the last part of its path."""
+
+    def request(self) -> GenerationRequest: ...
+
+    def answer(self, asked: GenerationRequest, resolved: Resolved, promise: bytes | None) -> Answering: ...
+
+
+class ChoiceDialect(Dialect, Protocol):
+    """One whose answers have choices.
+
+    `prefix` is that of answers' ids; `whole_object` and `piece_object` are the member `object` of an answer, and of one
+    event of a stream.
+    """
+
+    prefix: str
+    whole_object: str
+    piece_object: str
+
+    def choice(self, choice: Choice) -> dict[str, Any]:
+        """A member of `choices` of a whole answer, without index."""
+
+    def opening(self) -> dict[str, Any] | None:
+        """The first piece of each choice, None where it needs none."""
+
+    def pieces(self, chunk: Chunk) -> list[dict[str, Any]]:
+        """The addition."""
+
+    def closing(self, finished: Finished) -> list[dict[str, Any]]:
+        """The text that was held back, and the piece that brings `finish_reason`."""
+
+
+_Value = TypeVar("_Value")
+_Fields = TypeVar("_Fields", bound=BaseModel)
+_Body = TypeVar("_Body", bound=CommonFields)
+
+_TOKEN_PREFIX = "kolm_"
+_ASK_SECONDS = 10.0
+_REMEMBERED_SECONDS = 30.0
+_REMEMBERED = 4096
+
+
+def token(request: Request) -> str:
+    """The caller's token, or none: the generation server decides upon both.
+
+    OpenAI's clients always send a key; one that is no token of kolm counts as none. A caller on this machine who calls
+    it by a name of DNS has to bring one, also where anybody may generate. Raises ApiError.
+    """
+    scheme, _, sent = request.headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer" and sent.startswith(_TOKEN_PREFIX):
+        return sent
+    if is_rebound(request.headers, request.scope.get("client")):
+        raise _nameless()
+    return ""
+
+
+class Callers:
+    """Who may call, as the generation server says: the front has no file of principals and trusts no address.
+
+    A caller who was let in is remembered for a while, so that the answer costs a call now and then. Each request's own
+    call is decided upon again, by the server. On one event loop.
+    """
+
+    def __init__(self, runtime: AsyncRuntime, clock: Callable[[], float] = time.monotonic) -> None:
+        self._runtime = runtime
+        self._clock = clock
+        self._until: OrderedDict[str, float] = OrderedDict()
+
+    async def admit(self, token: str) -> None:
+        """Returns for one who may call. Raises ApiError, also where the generation server cannot be asked."""
+        if self._until.get(token, 0.0) > self._clock():
+            return
+        try:
+            await self._runtime.with_token(token).model_info(timeout=_ASK_SECONDS)
+        except Unauthenticated as error:
+            raise (of_kolm(error, {}) if token else _nameless()) from None
+        except KolmError as error:
+            raise of_kolm(error, {}) from None
+        self._until.pop(token, None)
+        self._until[token] = self._clock() + _REMEMBERED_SECONDS
+        if len(self._until) > _REMEMBERED:
+            self._until.popitem(last=False)
+
+
+class Gate:
+    """Turns away callers who may not call, before any endpoint reads a body; `open_` are paths for everybody."""
+
+    def __init__(self, app: ASGIApp, callers: Callers, open_: Container[str]) -> None:
+        self._app = app
+        self._callers = callers
+        self._open = open_
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"] not in self._open:
+            try:
+                await self._callers.admit(token(Request(scope)))
+            except ApiError as refusal:
+                await refusal.response()(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+
+def _nameless() -> ApiError:
+    how = "`kolm up` prints one at its start, `kolm tokens create` makes one"
+    return ApiError(401, f"expected an API key, authorization: Bearer {_TOKEN_PREFIX}…: {how}", "token_required")
+
+
+async def read_fields(request: Request, kind: type[_Fields], settings: HttpSettings) -> _Fields:
+    """The whole body, checked. Raises ApiError where it is not JSON, too large, too slow, or has wrong members."""
+    most, seconds = settings.max_body, settings.body_seconds
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+        raise ApiError(415, "expected content-type: application/json", "unsupported_media_type")
+    received = bytearray()
+    try:
+        async with asyncio.timeout(seconds):
+            async for piece in request.stream():
+                received += piece
+                if len(received) > most:
+                    raise ApiError(413, f"the body is larger than {most:,} bytes", "request_too_large")
+    except TimeoutError:
+        raise ApiError(408, f"the body did not come within {seconds:g} s", "request_timeout") from None
+    except ClientDisconnect:
+        raise _closed() from None
+    try:
+        return kind.model_validate_json(bytes(received))
+    except ValidationError as error:
+        raise of_body(error) from None
+
+
+async def while_there(request: Request, work: Coroutine[Any, Any, _Value]) -> _Value:
+    """The result of `work`, which is cancelled where the caller leaves first. After the body has been read."""
+    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_left(request))
+    try:
+        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise _closed()
+        return await working
+    finally:
+        working.cancel()
+        leaving.cancel()
+        await asyncio.gather(working, leaving, return_exceptions=True)
+
+
+async def _left(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _closed() -> ApiError:
+    return ApiError(CLOSED, "the caller has left", "client_closed_request")
+
+
+class Admission:
+    """Counts requests from their first byte to the last byte of their answer. On one event loop."""
+
+    def __init__(self, app: ASGIApp, most: int) -> None:
+        self._app = app
+        self._most = most
+        self._running = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "POST":
+            await self._app(scope, receive, send)
+            return
+        most = self._most if token(Request(scope)) else max(1, 3 * self._most // 4)
+        if self._running >= most:
+            full = ApiError(429, f"{most} requests are running; come back later", "too_many_requests")
+            await full.response()(scope, receive, send)
+            return
+        self._running += 1
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self._running -= 1
+
+
+class Endpoint(Generic[_Body]):
+    """Generates for bodies of one kind. Raises ApiError; a stream that has begun ends with an error's event."""
+
+    def __init__(
+        self, runtime: AsyncRuntime, settings: HttpSettings, kind: type[_Body], dialect: Callable[[_Body], Dialect]
+    ) -> None:
+        self._runtime = runtime
+        self._settings = settings
+        self._kind = kind
+        self._dialect = dialect
+
+    async def answer(self, request: Request) -> Response:
+        runtime = self._runtime.with_token(token(request))
+        dialect = self._dialect(await read_fields(request, self._kind, self._settings))
+        if dialect.fields.stream_options and not dialect.fields.stream:
+            raise ApiError(400, "stream_options: needs stream to be true", "invalid_value", param="stream_options")
+        try:
+            if dialect.fields.stream:
+                return await self._streamed(request, dialect, runtime)
+            return await self._whole(request, dialect, runtime)
+        except KolmError as error:
+            raise of_kolm(error, dialect.names) from error
+
+    async def _whole(self, request: Request, dialect: Dialect, runtime: AsyncRuntime) -> Response:
+        asked = dialect.request()
+        seconds = self._settings.request_seconds
+        serving = runtime.serve(asked, spec_decode=dialect.fields.spec_decode(), timeout=seconds)
+        completion = await while_there(request, serving)
+        answer = dialect.answer(asked, completion.resolved, completion.promise)
+        receipts = [each.receipt.receipt_id for each in completion.choices if each.receipt is not None]
+        return JSONResponse(answer.whole(completion), headers={"x-receipt-id": ", ".join(receipts)})
+
+    async def _streamed(self, request: Request, dialect: Dialect, runtime: AsyncRuntime) -> Response:
+        """Answers once the server has taken the request: a refusal has a status of its own."""
+        seconds = self._settings.request_seconds
+        asked = dialect.request()
+        events = runtime.stream(asked, spec_decode=dialect.fields.spec_decode(), timeout=seconds)
+        try:
+            started = await while_there(request, anext(events))
+            if not isinstance(started, Started):
+                raise Internal("the generation server's stream began with another event than started")
+        except BaseException:
+            events.close()
+            raise
+        answer = dialect.answer(asked, started.resolved, started.promise)
+        return EventStream(_events(dialect, answer, events), seconds, events.close)
+
+
+async def _events(dialect: Dialect, answer: Answering, events: AsyncStream[Event]) -> AsyncGenerator[bytes]:
+    finished: list[Finished] = []
+    try:
+        for opening in answer.openings():
+            yield event(opening)
+        async for each in events:
+            if isinstance(each, Finished):
+                finished.append(each)
+                made = answer.closing(each)
+            else:
+                made = answer.piece(each) if isinstance(each, Chunk) else []
+            for value in made:
+                yield event(value)
+    except KolmError as error:
+        yield event(answer.failed(of_kolm(error, dialect.names)))
+        return
+    for value in answer.endings(finished):
+        yield event(value)

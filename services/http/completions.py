@@ -1,0 +1,313 @@
+"""`/v1/chat/completions` and `/v1/completions`: their bodies, and their answers, which have choices."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
+
+from services.client import Chunk, Finished, Message, Request, StructuredOutputs, ToolCall, Tools
+from services.client.generation.completion import Choice, Resolved
+from services.client.generation.request import call_id
+from services.client.generation.tool_call_reader import (
+    Arguments,
+    CallBegins,
+    Part,
+    Text,
+    ToolCallReader,
+    tool_call_reader,
+)
+from services.http.answer import Answer, chat_logprobs, text_length, text_logprobs
+from services.http.fields import NAMES, CommonFields, Strict, joined, only, unsupported
+from services.http.tool_fields import Called, NestedFunction, NestedToolChoice, tools_of
+
+
+class ToolCallDeltas:
+    """Of one choice."""
+
+    def __init__(self, reader: ToolCallReader, request_id: str, choice: int) -> None:
+        self._reader, self._request_id, self._choice = reader, request_id, choice
+        self.calls = 0
+
+    def feed(self, text: str) -> list[dict[str, Any]]:
+        return [self._delta(part) for part in self._reader.feed(text)]
+
+    def end(self) -> list[dict[str, Any]]:
+        """The text that was held back, without white space after calls."""
+        parts = (part for part in self._reader.end() if not (self.calls and _is_blank(part)))
+        return [self._delta(part) for part in parts]
+
+    def _delta(self, part: Part) -> dict[str, Any]:
+        match part:
+            case Text():
+                return {"content": part.text}
+            case CallBegins():
+                self.calls += 1
+                call = ToolCall(call_id(self._request_id, self._choice, self.calls - 1), part.name, "")
+                return {"tool_calls": [{"index": self.calls - 1, **call_json(call)}]}
+            case Arguments():
+                return {"tool_calls": [{"index": self.calls - 1, "function": {"arguments": part.text}}]}
+
+
+def call_json(call: ToolCall) -> dict[str, Any]:
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+
+
+def message_json(content: str, calls: Sequence[ToolCall]) -> dict[str, Any]:
+    """An assistant's message; beside calls an empty content is null."""
+    if not calls:
+        return {"role": "assistant", "content": content, "refusal": None}
+    called = [call_json(call) for call in calls]
+    return {"role": "assistant", "content": content or None, "refusal": None, "tool_calls": called}
+
+
+def _is_blank(part: Part) -> bool:
+    return isinstance(part, Text) and part.text.isspace()
+
+
+class ChatMessage(Strict):
+    """One turn. Members of answers that are null (refusal, tool_calls) may come back with them."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Annotated[str | None, BeforeValidator(joined), Field(validate_default=True)] = None
+    name: str | None = None
+    refusal: Annotated[Any, only()] = None
+    annotations: Annotated[Any, only([])] = None
+    audio: Annotated[Any, only()] = None
+    tool_calls: Annotated[list[Called], Field(fail_fast=True)] | None = None
+    tool_call_id: str | None = None
+    function_call: Annotated[Any, only()] = None
+
+    @field_validator("name")
+    @classmethod
+    def _of_a_function(cls, value: str | None, info: ValidationInfo) -> str | None:
+        """A result's may stand beside the id of its call; chat templates know no other names."""
+        if value is not None and info.data.get("role") != "tool":
+            raise unsupported()
+        return value
+
+    @model_validator(mode="after")
+    def _of_its_role(self) -> ChatMessage:
+        if self.content is None and not self.tool_calls:
+            raise ValueError("expected content")
+        if self.tool_calls and self.role != "assistant":
+            raise ValueError("tool_calls belong to the assistant")
+        if (self.tool_call_id is None) == (self.role == "tool"):
+            raise ValueError("tool_call_id belongs to the role tool, which needs it")
+        return self
+
+    def turn(self) -> Message:
+        """`developer` is OpenAI's newer name of `system`, which chat templates know."""
+        role = "system" if self.role == "developer" else self.role
+        calls = [each.call() for each in self.tool_calls or ()]
+        return Message(role, self.content or "", calls, self.tool_call_id or "")
+
+
+class JsonSchema(Strict):
+    """OpenAI's. Name and description are for people."""
+
+    name: str | None = None
+    description: str | None = None
+    schema_: Annotated[dict[str, Any], Field(alias="schema")]
+    strict: bool | None = None
+
+
+class ResponseFormat(Strict):
+    """The form of an answer: text, any JSON object, or JSON that a schema allows."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+    @field_validator("json_schema")
+    @classmethod
+    def _one_schema(cls, value: JsonSchema | None, info: ValidationInfo) -> JsonSchema | None:
+        if value is not None and info.data.get("type") != "json_schema":
+            raise ValueError("belongs to the type json_schema")
+        return value
+
+
+class ChatFields(CommonFields):
+    """The body."""
+
+    messages: Annotated[list[ChatMessage], Field(fail_fast=True)]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    response_format: ResponseFormat | None = None
+    tools: Annotated[list[NestedFunction], Field(fail_fast=True)] | None = None
+    tool_choice: NestedToolChoice = None
+    parallel_tool_calls: bool | None = None
+    functions: Annotated[Any, only([])] = None
+    modalities: Annotated[Any, only(["text"])] = None
+    metadata: Annotated[Any, only({})] = None
+    reasoning_effort: Annotated[Any, only("none")] = None
+    verbosity: Annotated[Any, only("medium")] = None
+    chat_template_kwargs: Annotated[Any, only({})] = None
+    add_generation_prompt: Annotated[Any, only(True)] = None
+    continue_final_message: Annotated[Any, only(False)] = None
+    store: Annotated[Any, only(False)] = None
+    service_tier: Annotated[Any, only("auto", "default")] = None
+
+    @field_validator("top_logprobs")
+    @classmethod
+    def _with_logprobs(cls, value: int | None, info: ValidationInfo) -> int | None:
+        if value and not info.data.get("logprobs"):
+            raise ValueError("needs logprobs to be true")
+        return value
+
+    @field_validator("response_format")
+    @classmethod
+    def _one_constraint(cls, value: ResponseFormat | None, info: ValidationInfo) -> ResponseFormat | None:
+        if value is None or value.type == "text":
+            return value
+        if info.data.get("structured_outputs"):
+            raise ValueError("stands beside structured_outputs; send one of them")
+        if value.type == "json_schema" and value.json_schema is None:
+            raise ValueError("is of type json_schema and has no json_schema")
+        return value
+
+    @field_validator("messages")
+    @classmethod
+    def _results_of_calls(cls, value: list[ChatMessage]) -> list[ChatMessage]:
+        called = {call.id: call.function.name for message in value for call in message.tool_calls or ()}
+        for place, message in enumerate(value):
+            if message.name is not None and message.name != (name := called.get(message.tool_call_id or "")):
+                raise ValueError(f"message {place} has the name {message.name!r}, but its call is of {name!r}")
+        return value
+
+    def constraint(self) -> StructuredOutputs | None:
+        """The constraint on the output. It keeps to a schema, `strict` or not."""
+        match self.response_format:
+            case ResponseFormat(type="json_schema", json_schema=JsonSchema(schema_=schema)):
+                return StructuredOutputs(json=schema)
+            case ResponseFormat(type="json_object"):
+                return StructuredOutputs(json_object=True)
+        return super().constraint()
+
+    def callable(self) -> Tools | None:
+        """The tools that the model may call."""
+        return tools_of(self.tools, self.tool_choice, self.parallel_tool_calls)
+
+    @field_validator("max_completion_tokens")
+    @classmethod
+    def _one_limit(cls, value: int | None, info: ValidationInfo) -> int | None:
+        if None not in (value, limit := info.data.get("max_tokens")) and value != limit:
+            raise ValueError("is another number than max_tokens; send one of them")
+        return value
+
+
+class ChatDialect:
+    """The dialect of chats."""
+
+    prefix = "chatcmpl-"
+    whole_object = "chat.completion"
+    piece_object = "chat.completion.chunk"
+
+    def __init__(self, fields: ChatFields) -> None:
+        self.fields = fields
+        self._calls: dict[int, ToolCallDeltas] = {}  # of a stream, by choice, where there are tools
+
+    @property
+    def names(self) -> Mapping[str, str]:
+        longest = "max_tokens" if self.fields.max_completion_tokens is None else "max_completion_tokens"
+        names = {**NAMES, "sampling.max_tokens": longest, "sampling.logprobs": "top_logprobs"}
+        if self.fields.response_format is not None:
+            names["sampling.structured_outputs.json"] = "response_format.json_schema.schema"
+        return names | {"messages.tools[].": "].function."}
+
+    def request(self) -> Request:
+        asked = self.fields
+        longest = asked.max_tokens if asked.max_completion_tokens is None else asked.max_completion_tokens
+        sampling = asked.sampling(longest, asked.top_logprobs or 0 if asked.logprobs else None)
+        return asked.request(sampling, messages=[message.turn() for message in asked.messages], tools=asked.callable())
+
+    def answer(self, asked: Request, resolved: Resolved, promise: bytes | None) -> Answer:
+        for choice in range(self.fields.n or 1):
+            if (reader := tool_call_reader(resolved, asked)) is not None:
+                self._calls[choice] = ToolCallDeltas(reader, resolved.request_id, choice)
+        return Answer(self, asked, resolved, promise)
+
+    def choice(self, choice: Choice) -> dict[str, Any]:
+        logprobs = chat_logprobs(choice.logprobs) if self.fields.logprobs else None
+        message = message_json(choice.content, choice.tool_calls)
+        return {"message": message, "logprobs": logprobs, "finish_reason": _why(choice, len(choice.tool_calls))}
+
+    def opening(self) -> dict[str, Any] | None:
+        return {"delta": {"role": "assistant", "content": ""}, "logprobs": None}
+
+    def pieces(self, chunk: Chunk) -> list[dict[str, Any]]:
+        calls, deltas = self._calls.get(chunk.index), list[dict[str, Any]]([{"content": chunk.text}])
+        logprobs = chat_logprobs(chunk.logprobs) if self.fields.logprobs else None
+        if calls is not None:
+            deltas = calls.feed(chunk.text) or ([{}] if logprobs else [])
+        return [{"delta": delta, "logprobs": None if place else logprobs} for place, delta in enumerate(deltas)]
+
+    def closing(self, finished: Finished) -> list[dict[str, Any]]:
+        calls = self._calls.get(finished.index)
+        held = [] if calls is None else [{"delta": delta, "logprobs": None} for delta in calls.end()]
+        return [*held, {"delta": {}, "logprobs": None, "finish_reason": _why(finished, calls.calls if calls else 0)}]
+
+
+def _why(ended: Choice | Finished, calls: int) -> str:
+    """The finish reason; an output that calls and comes to its end has one of its own."""
+    return "tool_calls" if calls and ended.finish_reason == "stop" else ended.finish_reason
+
+
+def _one_prompt(value: Any) -> Any:
+    """A text or a list of token ids; either may be the only member of a list."""
+    if isinstance(value, list) and len(value) == 1 and isinstance(value[0], str | list):
+        (value,) = value
+    is_ids = isinstance(value, list) and all(isinstance(each, int) and not isinstance(each, bool) for each in value)
+    if isinstance(value, str) or is_ids:
+        return value
+    raise ValueError("expected one text, or one list of token ids; send several prompts as several requests")
+
+
+class TextFields(CommonFields):
+    """The body."""
+
+    prompt: Annotated[Any, BeforeValidator(_one_prompt)]
+    logprobs: int | None = None
+    echo: Annotated[Any, only(False)] = None
+    best_of: Annotated[Any, only(1)] = None
+    suffix: Annotated[Any, only("")] = None
+
+
+class TextDialect:
+    """The dialect of completions."""
+
+    prefix = "cmpl-"
+    whole_object = "text_completion"
+    piece_object = "text_completion"
+    names: Mapping[str, str] = {**NAMES, "token_ids": "prompt"}
+
+    def __init__(self, fields: TextFields) -> None:
+        self.fields = fields
+        self._written: defaultdict[int, int] = defaultdict(int)  # characters of each choice's tokens so far
+
+    def request(self) -> Request:
+        asked = self.fields
+        given = {"prompt": asked.prompt} if isinstance(asked.prompt, str) else {"token_ids": asked.prompt}
+        return asked.request(asked.sampling(asked.max_tokens, asked.logprobs), **given)
+
+    def answer(self, asked: Request, resolved: Resolved, promise: bytes | None) -> Answer:
+        return Answer(self, asked, resolved, promise)
+
+    def choice(self, choice: Choice) -> dict[str, Any]:
+        logprobs = None if self.fields.logprobs is None else text_logprobs(choice.logprobs, 0)
+        return {"text": choice.text, "logprobs": logprobs}
+
+    def opening(self) -> dict[str, Any] | None:
+        return None
+
+    def pieces(self, chunk: Chunk) -> list[dict[str, Any]]:
+        if self.fields.logprobs is None:
+            return [{"text": chunk.text, "logprobs": None}]
+        logprobs = text_logprobs(chunk.logprobs, self._written[chunk.index])
+        self._written[chunk.index] += text_length(chunk.logprobs)
+        return [{"text": chunk.text, "logprobs": logprobs}]
+
+    def closing(self, finished: Finished) -> list[dict[str, Any]]:
+        return [{"text": "", "logprobs": None, "finish_reason": finished.finish_reason}]

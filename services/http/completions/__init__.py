@@ -1,1 +1,0 @@
-"""`/v1/chat/completions` and `/v1/completions`."""

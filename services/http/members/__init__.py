@@ -1,1 +1,0 @@
-"""Members of JSON bodies that several APIs share."""

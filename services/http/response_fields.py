@@ -1,0 +1,215 @@
+"""The body of `/v1/responses`. Nothing is kept, so that no response can be continued by its id."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Discriminator, Field, Tag, ValidationInfo, field_validator, model_validator
+
+from services.client import Message, StructuredOutputs, ToolCall, Tools
+from services.http.completions import JsonSchema
+from services.http.fields import CommonFields, Strict, by_type, only
+from services.http.tool_fields import CallArguments, FlatFunction, FlatToolChoice, tools_of
+
+_PARTS = ("input_text", "output_text", "text")
+_PART_MEMBERS = {"type", "text", "annotations", "logprobs"}
+
+
+def _joined(content: Any) -> Any:
+    """Parts of text, those of earlier answers too, as one text: chat templates know no parts."""
+    if not isinstance(content, list):
+        return content
+    for place, part in enumerate(content):
+        if not isinstance(part, dict) or part.get("type") not in _PARTS or part.keys() - _PART_MEMBERS:
+            raise ValueError(f'part {place}: expected {{"type": "input_text", "text": …}}, others are not supported')
+        if not isinstance(part.get("text"), str):
+            raise ValueError(f"part {place}: expected a string as its text")
+    return "".join(part["text"] for part in content)
+
+
+class InputMessage(Strict):
+    """One turn; `id` and `status` are those of an earlier answer's message, and say nothing."""
+
+    type: Literal["message"] | None = None
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Annotated[str, BeforeValidator(_joined)]
+    id: str | None = None
+    status: str | None = None
+    phase: Annotated[Any, only()] = None
+
+
+class InputCall(Strict):
+    """A call of an earlier answer."""
+
+    type: Literal["function_call"]
+    call_id: str
+    name: str
+    arguments: CallArguments
+    id: str | None = None
+    status: str | None = None
+
+
+class InputCallOutput(Strict):
+    """The result of a function."""
+
+    type: Literal["function_call_output"]
+    call_id: str
+    output: Annotated[str, BeforeValidator(_joined)]
+    id: str | None = None
+    status: str | None = None
+
+
+Item = Annotated[
+    Annotated[InputMessage, Tag("~message")]
+    | Annotated[InputCall, Tag("~function_call")]
+    | Annotated[InputCallOutput, Tag("~function_call_output")],
+    by_type("message", "function_call", "function_call_output", default="message", other="message"),
+]
+
+
+def turns_of(items: Iterable[Item]) -> list[Message]:
+    """Calls become part of the assistant's turn before them. `developer` is OpenAI's newer name of `system`."""
+    turns: list[Message] = []
+    for item in items:
+        match item:
+            case InputMessage():
+                turns.append(Message("system" if item.role == "developer" else item.role, item.content))
+            case InputCallOutput():
+                turns.append(Message("tool", item.output, (), item.call_id))
+            case InputCall():
+                before = turns.pop() if turns and turns[-1].role == "assistant" else Message("assistant", "")
+                call = ToolCall(item.call_id, item.name, item.arguments)
+                turns.append(Message("assistant", before.content, (*before.calls, call)))
+    return turns
+
+
+Included = Literal["message.output_text.logprobs", "reasoning.encrypted_content"]
+_LOGPROBS = "message.output_text.logprobs"
+
+
+def _text_or_items(value: Any) -> str:
+    return "~items" if isinstance(value, list) else "~text"
+
+
+class TextFormat(JsonSchema):
+    """The form of the text: anything, any JSON object, or JSON that a schema allows."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None  # type: ignore[assignment]
+
+    @model_validator(mode="after")
+    def _one_schema(self) -> TextFormat:
+        if (self.schema_ is not None) != (self.type == "json_schema"):
+            raise ValueError("the type json_schema needs a schema, and no other type has one")
+        return self
+
+
+class TextSettings(Strict):
+    """`text`."""
+
+    format: TextFormat | None = None
+    verbosity: Annotated[Any, only("medium")] = None
+
+
+class ObfuscationOptions(Strict):
+    """`stream_options`."""
+
+    include_obfuscation: Annotated[Any, only(False)] = None
+
+    include_usage: Annotated[Any, only()] = None
+
+
+class Reasoning(Strict):
+    """`reasoning`, of which kolm has none."""
+
+    effort: Annotated[Any, only("none")] = None
+    summary: Annotated[Any, only()] = None
+    generate_summary: Annotated[Any, only()] = None
+
+
+class ResponseFields(CommonFields):
+    """The body: OpenAI's members, and those that the other endpoints have."""
+
+    input: Annotated[Annotated[str, Tag("~text")] | Annotated[list[Item], Tag("~items")], Discriminator(_text_or_items)]
+    instructions: str | None = None
+    max_output_tokens: int | None = None
+    text: TextSettings | None = None
+    stream_options: ObfuscationOptions | None = None  # type: ignore[assignment]
+    n: Annotated[Any, only(1)] = None
+    max_tokens: Annotated[Any, only()] = None
+    metadata: Annotated[Any, only({})] = None
+    tools: Annotated[list[FlatFunction], Field(fail_fast=True)] | None = None
+    tool_choice: FlatToolChoice = None
+    parallel_tool_calls: bool | None = None
+    max_tool_calls: Annotated[Any, only()] = None
+    previous_response_id: Annotated[Any, only()] = None
+    conversation: Annotated[Any, only()] = None
+    prompt: Annotated[Any, only()] = None
+    include: Annotated[list[Included], Field(fail_fast=True)] | None = None
+    reasoning: Reasoning | None = None
+    top_logprobs: int | None = None
+    background: Annotated[Any, only(False)] = None
+    store: Annotated[Any, only(False)] = None
+    truncation: Annotated[Any, only("disabled")] = None
+    service_tier: Annotated[Any, only("auto", "default")] = None
+
+    @property
+    def logprobs(self) -> int | None:
+        """Log-probabilities of so many other tokens beside each one's own; None for none at all."""
+        return self.top_logprobs or 0 if _LOGPROBS in (self.include or ()) else None
+
+    def turns(self) -> list[Message]:
+        """Instructions before all others."""
+        first = [] if self.instructions is None else [Message("system", self.instructions)]
+        if isinstance(self.input, str):
+            return [*first, Message("user", self.input)]
+        return [*first, *turns_of(self.input)]
+
+    @field_validator("include")
+    @classmethod
+    def _of_text_alone(cls, value: list[str] | None, info: ValidationInfo) -> list[str] | None:
+        if value and _LOGPROBS in value and info.data.get("tools"):
+            raise ValueError("logprobs beside tools are not supported; /v1/chat/completions has them")
+        return value
+
+    @field_validator("top_logprobs")
+    @classmethod
+    def _included(cls, value: int | None, info: ValidationInfo) -> int | None:
+        if value and _LOGPROBS not in (info.data.get("include") or ()):
+            raise ValueError(f"needs include to have {_LOGPROBS}")
+        return value
+
+    @field_validator("text")
+    @classmethod
+    def _one_constraint(cls, value: TextSettings | None, info: ValidationInfo) -> TextSettings | None:
+        if value and value.format and value.format.type != "text" and info.data.get("structured_outputs"):
+            raise ValueError("its format stands beside structured_outputs; send one of them")
+        return value
+
+    def constraint(self) -> StructuredOutputs | None:
+        """The constraint on the output. It keeps to a schema, `strict` or not."""
+        match self.text and self.text.format:
+            case TextFormat(type="json_schema", schema_=schema):
+                return StructuredOutputs(json=schema)
+            case TextFormat(type="json_object"):
+                return StructuredOutputs(json_object=True)
+        return super().constraint()
+
+    def said_of_text(self) -> dict[str, Any]:
+        """As a response repeats it."""
+        wanted = self.text and self.text.format
+        return {"format": wanted.model_dump(by_alias=True, exclude_none=True) if wanted else {"type": "text"}}
+
+    def callable(self) -> Tools | None:
+        """The tools that the model may call."""
+        return tools_of(self.tools, self.tool_choice, self.parallel_tool_calls)
+
+    def said_of_tools(self) -> dict[str, Any]:
+        """As a response repeats it."""
+        choice, absent = self.tool_choice or ("auto" if self.tools else "none"), {"parameters": None, "strict": True}
+        return {
+            "tools": [absent | each.model_dump(exclude_none=True) for each in self.tools or ()],
+            "tool_choice": choice if isinstance(choice, str) else choice.model_dump(),
+            "parallel_tool_calls": bool(self.tools) if self.parallel_tool_calls is None else self.parallel_tool_calls,
+        }

@@ -1,0 +1,166 @@
+"""Tools as both of OpenAI's APIs write them: what may be called, whether it has to be, and calls made before."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field, Tag
+
+from services.client import Tool, ToolCall, Tools
+from services.http.fields import Strict, by_type, only
+
+
+class FlatFunction(Strict):
+    """A function with its members beside `type`, as `/v1/responses` has it, where `strict` is true if it is absent."""
+
+    type: Literal["function"]
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+    def tool(self) -> Tool:
+        strict = self.strict is not False and self.parameters is not None
+        return Tool(self.name, self.description or "", self.parameters, strict)
+
+
+class FunctionBody(Strict):
+    """`function` of a chat's tool."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class NestedFunction(Strict):
+    """A function with its members in `function`, as `/v1/chat/completions` has it."""
+
+    type: Literal["function"]
+    function: FunctionBody
+
+    def tool(self) -> Tool:
+        body = self.function
+        return Tool(body.name, body.description or "", body.parameters, bool(body.strict))
+
+
+class Named(Strict):
+    """A function by its name."""
+
+    name: str
+
+
+class NestedChoice(Strict):
+    """`tool_choice` of a chat: this one function."""
+
+    type: Literal["function"]
+    function: Named
+
+    @property
+    def name(self) -> str:
+        return self.function.name
+
+
+class FlatChoice(Strict):
+    """`tool_choice` of a response: this one function."""
+
+    type: Literal["function"]
+    name: str
+
+
+Mode = Literal["auto", "required"]
+
+
+class AllowedChoices(Strict):
+    """Some of the tools."""
+
+    mode: Mode
+    tools: Annotated[list[NestedChoice], Field(fail_fast=True, min_length=1)]
+
+
+class NestedAllowed(Strict):
+    """`tool_choice` of a chat: some of the tools."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedChoices
+
+    @property
+    def mode(self) -> Mode:
+        return self.allowed_tools.mode
+
+    @property
+    def names(self) -> list[str]:
+        return [each.name for each in self.allowed_tools.tools]
+
+
+class FlatAllowed(Strict):
+    """`tool_choice` of a response: some of the tools."""
+
+    type: Literal["allowed_tools"]
+    mode: Mode
+    tools: Annotated[list[FlatChoice], Field(fail_fast=True, min_length=1)]
+
+    @property
+    def names(self) -> list[str]:
+        return [each.name for each in self.tools]
+
+
+Word = Annotated[Literal["none", "auto", "required"] | None, Tag("~other")]
+_DISCRIMINATOR = by_type("function", "allowed_tools")
+NestedToolChoice = Annotated[
+    Annotated[NestedChoice, Tag("~function")] | Annotated[NestedAllowed, Tag("~allowed_tools")] | Word, _DISCRIMINATOR
+]
+FlatToolChoice = Annotated[
+    Annotated[FlatChoice, Tag("~function")] | Annotated[FlatAllowed, Tag("~allowed_tools")] | Word, _DISCRIMINATOR
+]
+
+
+def _json_object(arguments: str) -> str:
+    """Chat templates write arguments as an object; the last call of an answer that was cut off has none."""
+    try:
+        read = json.loads(arguments)
+    except (ValueError, RecursionError):
+        read = None
+    if not isinstance(read, dict):
+        raise ValueError("expected a JSON object, as JSON; leave out a call that was cut off")
+    return arguments
+
+
+CallArguments = Annotated[str, AfterValidator(_json_object)]
+
+
+class CalledBody(Strict):
+    """`function` of a call."""
+
+    name: str
+    arguments: CallArguments
+
+
+class Called(Strict):
+    """A call in an earlier answer."""
+
+    id: str
+    type: Literal["function"]
+    function: CalledBody
+    index: Annotated[Any, only(0)] = None
+
+    def call(self) -> ToolCall:
+        return ToolCall(self.id, self.function.name, self.function.arguments)
+
+
+def tools_of(
+    given: list[NestedFunction] | list[FlatFunction] | None,
+    choice: NestedToolChoice | FlatToolChoice,
+    parallel: bool | None,
+) -> Tools | None:
+    """None where there are none. A function that is named is called once."""
+    if not given and choice in (None, "none", "auto"):
+        return None
+    tools, parallel = [each.tool() for each in given or ()], parallel is not False
+    match choice:
+        case NestedChoice() | FlatChoice():
+            return Tools(tools, "required", [choice.name], parallel=False)
+        case NestedAllowed() | FlatAllowed():
+            return Tools(tools, choice.mode, choice.names, parallel)
+    return Tools(tools, choice or "auto", (), parallel)

@@ -1,1 +1,0 @@
-"""The catalogue in SQL: SQLite in a file, or PostgreSQL."""

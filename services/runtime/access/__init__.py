@@ -1,1 +1,0 @@
-"""Authentication and permissions: principals, their credentials, and the one table of roles that RPCs need."""

@@ -1,1 +1,0 @@
-"""The layer between the wire and a servicer: decoding, limits, errors, paging."""

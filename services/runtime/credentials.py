@@ -1,0 +1,230 @@
+"""Principals and what proves them: roles, tokens, certificates, the file that holds them, the token of one start."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import logging
+import os
+import secrets
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Literal, Self, get_args
+
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from services.client.identity import token_of_port
+
+_log = logging.getLogger(__name__)
+
+
+Role = Literal["generate", "append", "read", "audit", "publish", "operate"]
+"""generate: ask the model, and see the own tenant's receipts. append: write entries into the ledger. read: see receipts
+of every tenant, and the whole log. audit: read content and replay. publish: draft heads. operate: erase, collect.
+"""
+
+ROLES: tuple[Role, ...] = get_args(Role)
+
+DEFAULT_TENANT = "default"
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """`tenant` is None for one that acts for every tenant. `authenticated` is False for callers without a credential
+    of their own.
+    """
+
+    name: str
+    tenant: str | None
+    roles: frozenset[Role]
+    authenticated: bool = True
+
+    @property
+    def sees_all(self) -> bool:
+        """Whether it sees receipts of every tenant, and the whole log."""
+        return bool(self.roles & {"read", "audit"}) or (self.tenant is None and "generate" in self.roles)
+
+    def sees(self, tenant: str) -> bool:
+        """Whether it sees that a tenant's receipts exist."""
+        return self.sees_all or (bool(self.roles) and self.tenant == tenant)
+
+    def reads_content(self, tenant: str) -> bool:
+        """Whether it may read a tenant's prompts and outputs, as auditors and that tenant's own credentials may."""
+        return "audit" in self.roles or (self.authenticated and self.tenant == tenant)
+
+
+NOBODY = Principal("nobody", "", frozenset(), authenticated=False)
+"""A caller without any right."""
+
+LOCAL_CALLER = Principal("anonymous", DEFAULT_TENANT, frozenset({"generate"}), authenticated=False)
+"""The holder of the token that a server without principals has made for this start."""
+
+
+TOKEN_PREFIX = "kolm_"
+"""Of every token, so that people and scanners of repositories know one when they see it."""
+
+_TOKEN_BYTES = 32  # 256 bits
+_ID_DIGITS = 12
+_Name = Annotated[str, Field(pattern=r"^[ -~]{1,128}$")]
+
+
+def new_token() -> str:
+    """A fresh one: 256 bits from the system's generator, in URL-safe base64."""
+    return TOKEN_PREFIX + secrets.token_urlsafe(_TOKEN_BYTES)
+
+
+def token_digest(token: str) -> str:
+    """The SHA-256 of a token, in hex, which is all that servers keep.
+
+    A slow hash with salt protects what people choose. A token has 256 random bits: nobody finds it from its digest, and
+    a server can look it up by its digest in no time that depends on how much of it was right.
+    """
+    return hashlib.sha256(token.encode("utf-8", "surrogateescape")).hexdigest()
+
+
+class Credential(BaseModel):
+    """One line of the file of principals. Exactly one of `token_sha256`, `certificate` and `anybody` is set.
+
+    `certificate` is a subject alternative name or the common name of a client's certificate. `anybody` is for callers
+    without either, wherever they are.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: _Name
+    tenant: Annotated[str, Field(min_length=1, max_length=128)] | None
+    roles: tuple[Role, ...]
+    token_sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] | None = None
+    certificate: _Name | None = None
+    anybody: bool = False
+    created_at: AwareDatetime
+    expires_at: AwareDatetime | None = None
+
+    @model_validator(mode="after")
+    def _one(self) -> Self:
+        if [self.token_sha256 is not None, self.certificate is not None, self.anybody].count(True) != 1:
+            raise ValueError("expected exactly one of token_sha256, certificate and anybody")
+        return self
+
+    @property
+    def id(self) -> str:
+        """Its name for people; no secret."""
+        if self.anybody:
+            return "anybody"
+        digest = self.token_sha256 or hashlib.sha256(f"certificate:{self.certificate}".encode()).hexdigest()
+        return digest[:_ID_DIGITS]
+
+    @property
+    def principal(self) -> Principal:
+        return Principal(self.name, self.tenant, frozenset(self.roles), authenticated=not self.anybody)
+
+    def valid_at(self, now: datetime) -> bool:
+        return self.expires_at is None or now < self.expires_at
+
+
+_OTHERS_WRITE = 0o022
+
+
+class PrincipalsError(Exception):
+    """The file cannot be used; the message says why, and holds nothing of what stands in it."""
+
+
+class _Document(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    type: Literal["kolm.principals.v1"] = "kolm.principals.v1"
+    credentials: tuple[Credential, ...] = ()
+
+
+def read_principals(path: Path) -> tuple[Credential, ...]:
+    """Every credential, also expired ones. Raises PrincipalsError, also where others than the owner may write it."""
+    try:
+        with path.open("rb") as file:
+            mode, data = os.fstat(file.fileno()).st_mode, file.read()
+    except OSError as error:
+        raise PrincipalsError(f"cannot read the principals: {error.strerror} ({path})") from None
+    if mode & _OTHERS_WRITE:
+        raise PrincipalsError(f"others than its owner may write {path}, so it is not believed: chmod go-w {path}")
+    try:
+        return _checked(_Document.model_validate_json(data).credentials)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        where = ".".join(map(str, first["loc"])) or "the document"
+        raise PrincipalsError(f"{path} is no file of principals: {where}: {first['msg']}") from None
+    except ValueError as error:
+        raise PrincipalsError(f"{path}: {error}") from None
+
+
+def write_principals(path: Path, credentials: Sequence[Credential]) -> None:
+    """Replaces the file in one step; nobody but its owner can read it. Raises OSError."""
+    document = _Document(credentials=_checked(tuple(credentials)))
+    write_private(path, document.model_dump_json(indent=1, exclude_defaults=False) + "\n")
+
+
+@contextmanager
+def edited_principals(path: Path) -> Iterator[list[Credential]]:
+    """The credentials to change, none where there is no file yet; written at the end of the block if they changed.
+
+    Edits of several processes come one after another. Raises PrincipalsError, OSError.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.with_name(f".{path.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        before = read_principals(path) if path.exists() else None
+        credentials = list(before or ())
+        yield credentials
+        if tuple(credentials) != before:
+            write_principals(path, credentials)
+
+
+def write_private(path: Path, text: str) -> None:
+    """Replaces a file in one step by one of mode 0600, in a folder made with mode 0700. Raises OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # mode 0600
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def _checked(credentials: tuple[Credential, ...]) -> tuple[Credential, ...]:
+    ids = [each.id for each in credentials]
+    twice = next((each for each in ids if ids.count(each) > 1), None)
+    if twice is not None:
+        raise ValueError(f"the credential {twice} stands there twice")
+    return credentials
+
+
+@contextmanager
+def token_left(address: str, token: str | None) -> Iterator[Path | None]:
+    """In this block the token lies where this user's clients look for that of the server at `address`, mode 0600.
+
+    What a killed server has left for the port is removed, where `token` is None. Yields the file; None where there is
+    none, also because it cannot be written: then callers need another token.
+    """
+    file = token_of_port(address)
+    try:
+        if file is not None and token is None:
+            file.unlink(missing_ok=True)
+        elif file is not None and token is not None:
+            write_private(file, token + "\n")
+    except OSError as error:
+        _log.warning("cannot leave the token of this start in %s: %s", file, error.strerror)
+        token = None
+    if file is None or token is None:
+        yield None
+        return
+    try:
+        yield file
+    finally:
+        with suppress(OSError):
+            file.unlink()

@@ -1,0 +1,276 @@
+"""The life of an HTTP server process, with uvicorn: as `server.serve` is for gRPC. Its limits, metrics and spans.
+
+uvicorn has no limits of connections: their number, and the time of a request's parts. A connection waits while no whole
+header of a request has come over it. Where it waits too long, or a body takes too long, it is closed. Where too many
+are open, the one that has waited longest makes room for the newest: callers who say nothing, or send half a request,
+cannot keep others out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, cast
+
+import h11
+import uvicorn
+from prometheus_client import CollectorRegistry
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from services.client import tracing
+from services.runtime.listening import CannotListen
+from services.runtime.metrics import Metrics, metrics_endpoint
+from services.runtime.process import say
+from services.runtime.server import ready_file, received_signals
+from services.runtime.settings import ServerSettings
+
+MOST_CONNECTIONS = 512
+HEADER_SECONDS, BODY_SECONDS = 20.0, 60.0
+_MOST_HEADER = 65_536  # bytes; uvicorn's own bound too
+_FREE_PIECES, _PIECE_BYTES = 1000, 256
+"""A body may come in this many pieces, and one more for each 256 bytes: each costs the event loop alike."""
+
+
+@dataclass(slots=True)
+class Connections:
+    """The connections of one server. Used on one event loop."""
+
+    most: int = MOST_CONNECTIONS
+    header_seconds: float = HEADER_SECONDS
+    body_seconds: float = BODY_SECONDS
+    _open: set[_Connection] = field(default_factory=set)
+    _waiting: dict[_Connection, None] = field(default_factory=dict)  # the longest first
+
+    def protocol(self) -> type[asyncio.Protocol]:
+        """The class that `uvicorn.Config(http=…)` takes."""
+        return cast(type[asyncio.Protocol], partial(_Connection, self))
+
+    def opened(self, connection: _Connection) -> None:
+        """Count a connection. Where there is no room, the one that has waited longest is closed; else the new one."""
+        self._open.add(connection)
+        if len(self._open) > self.most:
+            longest = next(iter(self._waiting), connection)
+            self.closed(longest)
+            longest.transport.abort()
+
+    def waits(self, connection: _Connection, waits: bool) -> None:
+        self._waiting.pop(connection, None)
+        if waits and connection in self._open:
+            self._waiting[connection] = None
+
+    def closed(self, connection: _Connection) -> None:
+        self._open.discard(connection)
+        self._waiting.pop(connection, None)
+
+
+class _Connection(H11Protocol):
+    """uvicorn's connection, which a timer closes where a header or a body is too slow."""
+
+    def __init__(self, connections: Connections, **given: Any) -> None:
+        super().__init__(**given)
+        self.conn = _Counting(h11.SERVER, _MOST_HEADER)
+        self._of = connections
+        self._timed: str | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._of.opened(self)
+        self._look()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._time(None)
+        self._of.closed(self)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._look()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._look()
+
+    def _look(self) -> None:
+        """Time the part of a request that is to come next, if that is another than before."""
+        if self.cycle is None or self.cycle.response_complete:
+            self._time("header")
+        else:
+            self._time("body" if self.cycle.more_body else None)
+
+    def _time(self, part: str | None) -> None:
+        if part == self._timed:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timed, self._timer = part, None
+        self._of.waits(self, part == "header")
+        if part is not None:
+            seconds = self._of.header_seconds if part == "header" else self._of.body_seconds
+            self._timer = self.loop.call_later(seconds, self.transport.abort)
+
+
+class _Counting(h11.Connection):
+    """h11's connection, which refuses a body in needlessly many pieces."""
+
+    _pieces = _bytes = 0
+
+    def next_event(self) -> Any:
+        event = super().next_event()
+        if isinstance(event, h11.Request):
+            self._pieces = self._bytes = 0
+        elif isinstance(event, h11.Data):
+            self._pieces += 1
+            self._bytes += len(event.data)
+            if self._pieces > _FREE_PIECES + self._bytes // _PIECE_BYTES:
+                raise h11.RemoteProtocolError("the body comes in too many pieces")
+        return event
+
+
+_UNKNOWN = "other"  # of a path that no route has: strangers must not make series
+
+
+class MeasuredApp:
+    """Measures each request from its first byte to the last byte of its answer."""
+
+    def __init__(self, app: ASGIApp, registry: CollectorRegistry) -> None:
+        metrics = Metrics(registry)
+        self._app = app
+        self._requests = metrics.counter("kolm_http_requests")
+        self._seconds = metrics.histogram("kolm_http_seconds")
+        self._in_flight = metrics.gauge("kolm_http_requests_in_flight")
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        status = 499  # the caller left before there was one
+
+        async def sending(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        started = time.perf_counter()
+        try:
+            with self._in_flight.track_inprogress():
+                await self._app(scope, receive, sending)
+        finally:
+            route = _route(scope)
+            method = scope["method"] if route != _UNKNOWN else _UNKNOWN
+            self._requests.labels(method, route, str(status)).inc()
+            self._seconds.labels(route).observe(time.perf_counter() - started)
+
+
+def _route(scope: Scope) -> str:
+    """The path with the names of its parameters in place of their values."""
+    if "endpoint" not in scope:
+        return _UNKNOWN
+    if scope.get("root_path"):
+        return f"{scope['root_path']}/"
+    path: str = scope["path"]
+    for name, value in scope["path_params"].items():
+        path = path.replace(str(value), f"{{{name}}}", 1) if value else path
+    return path
+
+
+class TracedApp:
+    """Answers each request inside of a span. Nothing where the program does not trace."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or not tracing.in_use():
+            await self._app(scope, receive, send)
+            return
+        headers = {key.decode("latin-1"): value.decode("latin-1") for key, value in scope["headers"]}
+        attributes = {"http.request.method": scope["method"]}
+        with tracing.span(scope["method"], attributes, headers.get(tracing.TRACEPARENT, "")):
+            await self._app(scope, receive, send)
+
+
+async def serve_http(
+    name: str,
+    app: ASGIApp,
+    settings: ServerSettings,
+    *,
+    registry: CollectorRegistry | None = None,
+    connections: Connections | None = None,
+) -> None:
+    """Serve `app` until SIGINT or SIGTERM, then let running requests end within the grace period.
+
+    A second signal ends them at once. `connections` are limits other than the usual ones. Metrics go to `registry`.
+    Raises CannotListen, TlsFilesInvalid.
+    """
+    registry = registry or CollectorRegistry()
+    Metrics(registry).process(name)
+    tls = settings.server_tls
+    server = _Server(
+        uvicorn.Config(
+            MeasuredApp(TracedApp(app), registry),
+            ssl_context_factory=None if tls is None else lambda _config, _default: tls.context(),
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            server_header=False,
+            http=(connections or Connections()).protocol(),
+            timeout_graceful_shutdown=max(1, int(settings.grace_seconds)),
+        )
+    )
+    host = settings.listen.rpartition(":")[0].strip("[]")
+    with (
+        _listening(settings.listen) as listener,
+        received_signals() as received,
+        metrics_endpoint(registry, host, settings.metrics_port, tls) as metrics_port,
+    ):
+        address = _address(listener)
+        with ready_file(settings.ready_file, address):
+            serving = asyncio.ensure_future(server.serve(sockets=[listener]))
+            say(f"{name} listening on {address}")
+            if metrics_port is not None:
+                say(f"{name} metrics on {host}:{metrics_port}")
+            await _first(serving, received)
+        server.should_exit = True
+        await _first(serving, received)
+        server.force_exit = True
+        await serving
+    say(f"{name} stopped")
+
+
+class _Server(uvicorn.Server):
+    """Leaves signals to its caller: uvicorn would raise them again at its end, and the process would die of them."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+async def _first(serving: asyncio.Future[None], received: asyncio.Queue[signal.Signals]) -> None:
+    """Returns once a signal comes, or serving has ended."""
+    signalled = asyncio.ensure_future(received.get())
+    either: set[asyncio.Future[Any]] = {serving, signalled}
+    await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+    signalled.cancel()
+
+
+def _listening(address: str) -> socket.socket:
+    host, _, port = address.rpartition(":")
+    family = socket.AF_INET6 if "[" in host else socket.AF_INET
+    try:
+        return socket.create_server((host.strip("[]"), int(port)), family=family)
+    except OSError:
+        raise CannotListen(address) from None
+
+
+def _address(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -1,1 +1,0 @@
-"""Settings of servers, their flags and their help page."""

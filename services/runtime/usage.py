@@ -1,0 +1,128 @@
+"""What the command line and services say of their use: help pages, names that are near, variables `KOLM_…`."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import textwrap
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+
+class SettingsError(Exception):
+    """Settings are wrong: one line for each problem, with the flag's name; a usage error (exit code 2)."""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """`; did you mean listen?`, or nothing where no known name is close."""
+    from difflib import get_close_matches
+
+    close = get_close_matches(name, list(known), 1, 0.75)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+SERVICES = ("generation", "ledger", "auditor", "registry", "explorer", "http", "witness")
+
+FOR_EVERY_PROCESS = {
+    "KOLM_CONFIG": "the TOML file of a service, as `--config`",
+    "KOLM_SECRETS_DIR": "a folder with one file for each secret, as `--secrets-dir`",
+    "KOLM_TOKEN": "the token to show to servers; empty: none. Flags of other users can be seen, variables cannot",
+    "KOLM_TOKEN_FILE": "a file with that token. Default, for servers of this machine: the one they left",
+    "KOLM_MODELS": "where models lie that `kolm models import` copied. Default: `~/.local/share/kolm/models`",
+    "KOLM_KERNEL_CACHE": "where compiled kernels are kept. Default: beside the code, or in the user's cache",
+    "KOLM_INSTRUCTION_SET": "`avx512`, `avx2` or `scalar`: fewer instructions than the CPU has; no bit depends on it",
+}
+
+OF_COMMANDS = frozenset(
+    [
+        "KOLM_AUDITOR",
+        "KOLM_AUDITOR_DATABASE",
+        "KOLM_DATA_DIR",
+        "KOLM_GENERATION",
+        "KOLM_KEY_PASSPHRASE_FILE",
+        "KOLM_LEDGER",
+        "KOLM_LEDGER_DATABASE_URL",
+        "KOLM_LEDGER_GUARD_URL",
+        "KOLM_MODEL",
+        "KOLM_MONITOR_WEBHOOK",
+        "KOLM_PRINCIPALS",
+        "KOLM_REGISTRY",
+        "KOLM_TLS_CA",
+        "KOLM_TLS_CERT",
+        "KOLM_TLS_KEY",
+        "KOLM_TRUSTED",
+    ]
+)
+"""Those of `kolm`'s options; a test compares them with the options."""
+
+_OF_TESTS = ("KOLM_TEST", "KOLM_BENCHMARK")
+
+
+def unknown_variables(environment: Iterable[str], services: Iterable[str] = SERVICES) -> list[str]:
+    """The names that begin with KOLM_ and that nothing reads; one that begins like a setting of `services` is left to
+    them, who know theirs.
+    """
+    prefixes = (*(f"KOLM_{service.upper()}_" for service in services), *_OF_TESTS)
+    known = OF_COMMANDS | FOR_EVERY_PROCESS.keys()
+    return sorted(
+        name for name in environment if name.startswith("KOLM_") and name not in known and not name.startswith(prefixes)
+    )
+
+
+def unread(name: str, own: Iterable[str] = ()) -> str:
+    """The line about a variable that nothing reads; `own` are those of a service."""
+    known = [*own, *OF_COMMANDS, *FOR_EVERY_PROCESS]
+    return f"{name} is set, and nothing reads it{did_you_mean(name, known)}"
+
+
+def unread_variables() -> list[str]:
+    """Lines about variables that nothing reads, each said once: processes that this one starts do not get them."""
+    unknown = unknown_variables(os.environ)
+    for name in unknown:
+        del os.environ[name]
+    return [unread(name) for name in unknown]
+
+
+_NARROWEST, _WIDEST = 50, 80
+_NAMES = 24  # columns for names; longer ones have a line of their own
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A flag or a command, what it means, and what stands in brackets after that."""
+
+    name: str
+    text: str
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """Rows under a title; without rows it is left out."""
+
+    title: str
+    rows: tuple[Row, ...]
+
+
+def help_page(usage: str, summary: str, sections: Sequence[Section], closing: str = "") -> str:
+    """The page, with a newline at its end."""
+    width = min(max(shutil.get_terminal_size().columns, _NARROWEST), _WIDEST) - 2
+    parts = [f"Usage: {usage}", textwrap.fill(" ".join(summary.split()), width)]
+    parts += [_section(section, width) for section in sections if section.rows]
+    parts += [textwrap.fill(closing, width)] if closing else []
+    return "\n\n".join(parts) + "\n"
+
+
+def _section(section: Section, width: int) -> str:
+    names = min(max(len(row.name) for row in section.rows), _NAMES)
+    return "\n".join([f"{section.title}:", *(_row(row, names + 4, width) for row in section.rows)])
+
+
+def _row(row: Row, column: int, width: int) -> str:
+    notes = f"[{'; '.join(row.notes)}]" if row.notes else ""
+    text = " ".join([*row.text.split(), notes]).strip()
+    lines = textwrap.wrap(text, width - column, break_on_hyphens=False) or [""]
+    first = f"  {row.name}".ljust(column)
+    beside = len(first) == column and not first[-2:].strip()
+    rest = lines[1:] if beside else lines
+    return "\n".join([(first + lines[0] if beside else first).rstrip(), *(" " * column + line for line in rest)])

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers.activations import ACT2FN
 
 from services.generation.drafting.eagle3.checkpoint import HeadConfig
-from services.generation.drafting.eagle3.head_pass import rotation_of_head
+from services.generation.drafting.heads import rotation_of_head
 
 
 class HeadModule(nn.Module):

@@ -15,6 +15,7 @@ import torch
 from services.generation.drafting.eagle3.checkpoint import HeadConfig
 from services.generation.drafting.eagle3.head_pass import Head
 from services.generation.drafting.eagle3.loading import load_head
+from services.generation.drafting.heads import check_base
 from services.generation.target.config.config import TargetConfig, rope_parameters
 
 
@@ -131,7 +132,7 @@ class HeadSizes:
             norm_output=False,
         )
         config.check()
-        config.check_base(base)
+        check_base(config, base)
         return config
 
 

@@ -229,7 +229,7 @@ class KernelArithmetic:
             "blocks": blocks,
         }  # fmt: skip
         passed = {
-            "rows": rows, "positions": positions, "sequences": np.zeros(rows, np.int32),
+            "rows": rows, "positions": positions, "lengths": positions + 1, "sequences": np.zeros(rows, np.int32),
             "contiguous": runs.astype(np.int32), "branch_starts": branch_starts, "branches": branches,
             "tables": table[None].copy(), "table_stride": len(table),
         }  # fmt: skip

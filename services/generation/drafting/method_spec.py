@@ -11,7 +11,7 @@ from services.generation.engine.cost import PassCost
 from services.generation.engine.drafter import Drafter
 
 if TYPE_CHECKING:  # a method of copies is compiled ahead without torch
-    from services.generation.drafting.eagle3.head_pass import Head
+    from services.generation.drafting.heads import DraftHead, HeadKind
     from services.generation.engine.text.tokenizer import Tokenizer
     from services.generation.target.target import LoadTarget, Target
 
@@ -25,7 +25,7 @@ class Parts:
     tokenizer: Tokenizer
     cost: PassCost  # of the target's passes
     load: LoadTarget
-    heads: Mapping[str, Head] = field(default_factory=dict)  # by the names that the engine is to know them by
+    heads: Mapping[str, DraftHead] = field(default_factory=dict)  # of all kinds, by the names that engines know them by
     datastores: Sequence[tuple[str | None, Path]] = ()  # by tenant; None is everybody
     draft_model: Path | None = None
 
@@ -56,4 +56,8 @@ class MethodSpec:
     depth: int | None = None  # in tokens, where a request names no k; None where drafts have no such bound
     parameters: tuple[Parameter, ...] = ()
     by_name_only: bool = False  # whether `auto` passes it over
-    has_heads: bool = False  # whether it drafts with published heads, one drafter each
+    heads: HeadKind | None = None  # of the published heads that it drafts with, one drafter each
+
+    @property
+    def has_heads(self) -> bool:
+        return self.heads is not None

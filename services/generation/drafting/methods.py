@@ -6,12 +6,15 @@ hands over in this order.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from services.generation.drafting import draft_model, lookahead, rest, suffix
 from services.generation.drafting.eagle3 import drafter as eagle3
-from services.generation.drafting.eagle3.checkpoint import HeadError
+from services.generation.drafting.heads import DraftHead, HeadConfigInvalid, HeadError, read_document
 from services.generation.drafting.method_spec import MethodSpec, Parts
 from services.generation.drafting.retrieval.manifest import DatastoreError
 from services.generation.engine.drafter import Drafter
+from services.generation.target.config.config import TargetConfig
 from services.generation.target.errors import TargetError
 
 METHODS: tuple[MethodSpec, ...] = (eagle3.METHOD, rest.METHOD, lookahead.METHOD, draft_model.METHOD, suffix.METHOD)
@@ -24,6 +27,16 @@ class CannotDraft(Exception):
 def method_of(drafter: str) -> str:
     """The method of a drafter by the name that the engine knows it by."""
     return drafter.partition("/")[0]
+
+
+def load_head(folder: Path, base: TargetConfig) -> DraftHead:
+    """A head of whatever kind and layout. Raises HeadError."""
+    document, kinds = read_document(folder), {spec.name: spec.heads for spec in METHODS if spec.heads is not None}
+    for kind in kinds.values():
+        if kind.knows(document):
+            return kind.load(folder, base)
+    known = "; ".join(f"{name}: {kind.known_by}" for name, kind in kinds.items())
+    raise HeadConfigInvalid(f"config.json: of no known kind of head. {known}")
 
 
 def build_drafters(parts: Parts) -> dict[str, Drafter]:

@@ -39,9 +39,8 @@ from services.client.head_folder import (
     training_of,
 )
 from services.client.registry import RegistryClient
-from services.generation.drafting.eagle3.checkpoint import HeadError, HeadForAnotherBase
-from services.generation.drafting.eagle3.head_pass import Head
-from services.generation.drafting.eagle3.loading import load_head
+from services.generation.drafting.heads import DraftHead, HeadError, HeadForAnotherBase
+from services.generation.drafting.methods import load_head
 from services.generation.ledger_link import LedgerUnreachable
 from services.generation.target.config.config import TargetConfig
 from services.runtime.errors import FailedPrecondition, NotFound
@@ -50,17 +49,20 @@ from services.runtime.process import Outage
 
 @dataclass(frozen=True, slots=True)
 class ServedHead:
-    """A head that is loaded. `name` and `publication_index` are None for a folder that was given directly."""
+    """A head that is loaded. `kind` is the method that drafts with it; `name` and `publication_index` are None for a
+    folder that was given directly.
+    """
 
     cid: str
     folder: Path
     name: str | None = None
     publication_index: int | None = None
+    kind: str = "eagle3"
 
     @property
     def drafter(self) -> str:
         """Its method's name in the engine."""
-        return f"eagle3/{self.cid}"
+        return f"{self.kind}/{self.cid}"
 
     def answers(self, reference: str) -> bool:
         """Whether `cidv1:sha256:…`, `name` or `name@sha256:<prefix>` can mean this head."""
@@ -236,7 +238,7 @@ class LoadedHead:
     """A head, and its description for requests."""
 
     served: ServedHead
-    head: Head
+    head: DraftHead
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,7 +260,7 @@ def load_heads(sources: HeadSources, base_cid: str, config: TargetConfig) -> Loa
                 if is_folder(reference)
                 else _from_registry(sources, reference, base_cid)
             )
-            loaded.setdefault(served.cid, LoadedHead(served, load_head(served.folder, config)))
+            loaded.setdefault(served.cid, _read(served, config))
         except (DraftHeadRefused, HeadError, HeadFolderInvalid, KolmError, LedgerError, OSError) as error:
             refused += _refusal(reference, error)
     for head in loaded.values():
@@ -269,13 +271,18 @@ def load_heads(sources: HeadSources, base_cid: str, config: TargetConfig) -> Loa
 def load_beside(folder: Path, base_cid: str, config: TargetConfig) -> LoadedHeads:
     """The head in a folder that nobody named; none where it is not for this base, as the log then says."""
     try:
-        served = ServedHead(manifest_of(folder, base_cid).cid, folder)
-        head = load_head(folder, config)
+        read = _read(ServedHead(manifest_of(folder, base_cid).cid, folder), config)
     except (HeadError, HeadFolderInvalid, OSError) as error:
         _log.info("the head in %s, beside the model, is left out: %s", folder, error)
         return LoadedHeads()
     _log.info("drafting with the head in %s, which lies beside the model; nobody vouches for it", folder)
-    return LoadedHeads((LoadedHead(served, head),))
+    return LoadedHeads((read,))
+
+
+def _read(served: ServedHead, config: TargetConfig) -> LoadedHead:
+    """The head in its folder, of whatever kind it is. Raises HeadError."""
+    head = load_head(served.folder, config)
+    return LoadedHead(replace(served, kind=head.kind), head)
 
 
 def reports_low_acceptance(folder: Path) -> bool:

@@ -141,8 +141,7 @@ def read_speculation(request: pb.GenerateRequest) -> SpeculationRequest:
 
 
 def _method(config: speculation_pb2.SpecDecodeConfig) -> str:
-    default = "eagle3" if config.HasField("eagle_head") else "auto"
-    method = config.method if config.HasField("method") else default
+    method = config.method if config.HasField("method") else "auto"
     known = ("auto", "off", *(spec.name for spec in METHODS))
     if method not in known:
         raise InvalidArgument("spec_decode.method", f"{method!r} is not a method; expected one of {', '.join(known)}")
@@ -152,8 +151,10 @@ def _method(config: speculation_pb2.SpecDecodeConfig) -> str:
 def _head(config: speculation_pb2.SpecDecodeConfig, method: str) -> str | None:
     if not config.HasField("eagle_head"):
         return None
-    if method != "eagle3":
-        raise InvalidArgument("spec_decode.eagle_head", f"goes with method eagle3 only, not with {method}")
+    kinds = [spec.name for spec in METHODS if spec.has_heads]
+    if config.HasField("method") and method not in kinds:
+        reason = f"goes with {' or '.join(kinds)}, not with {method}; without a method, with the head's own"
+        raise InvalidArgument("spec_decode.eagle_head", reason)
     if _HEAD.fullmatch(config.eagle_head) is None:
         raise InvalidArgument(
             "spec_decode.eagle_head", "expected cidv1:sha256:<64 hex digits>, <name>@sha256:<hex prefix> or <name>"

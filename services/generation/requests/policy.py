@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ledger.documents.halt import Scope
 from services.generation.drafting.method_spec import MethodSpec
@@ -80,6 +80,8 @@ def decide(asked: SpeculationRequest, temperature: float, now: PolicyContext) ->
     NotFound for a named head that is not there.
     """
     named = None if asked.eagle_head is None else now.heads.named(asked.eagle_head)
+    if named is not None:
+        asked = _of_kind(asked, named)
     obstacle = _reason_not_to_draft(temperature, now)
     if asked.method not in ("auto", "off") and obstacle in _CANNOT_RUN:
         raise FailedPrecondition(
@@ -104,14 +106,29 @@ def decide(asked: SpeculationRequest, temperature: float, now: PolicyContext) ->
     return Decision(asked.method, first.spec.name, reason, head_cid, asked.k or first.spec.depth, drafters)
 
 
+def _of_kind(asked: SpeculationRequest, head: ServedHead) -> SpeculationRequest:
+    """The method follows from the kind of the head that is named. Raises FailedPrecondition where it is not the one
+    that is asked for.
+    """
+    if asked.method not in ("auto", head.kind):
+        raise FailedPrecondition(
+            f"{asked.eagle_head} is a head of {head.kind}, not of {asked.method}; leave spec_decode.method out",
+            reason="HEAD_OF_ANOTHER_METHOD",
+            metadata={"head_cid": head.cid, "method": head.kind},
+        )
+    return replace(asked, method=head.kind)
+
+
 def _wanted(asked: SpeculationRequest, now: PolicyContext) -> list[MethodSpec]:
     """The method that was named; or all that `auto` may choose, those that the declared workload prefers first. Heads
-    that are all weak are not among them: what `auto` may turn to is fed from the first token on.
+    that are all weak are not among them: what `auto` may turn to is fed from the first token on. Where there are heads,
+    nobody misses a kind that there are none of.
     """
     if asked.method != "auto":
         return [spec for spec in METHODS if spec.name == asked.method]
-    weak = now.heads.all_below_threshold
-    eligible = [spec for spec in METHODS if not spec.by_name_only and not (spec.has_heads and weak)]
+    weak, kinds = now.heads.all_below_threshold, {head.kind for head in now.heads.served}
+    there = [spec for spec in METHODS if not (spec.has_heads and kinds and spec.name not in kinds)]
+    eligible = [spec for spec in there if not spec.by_name_only and not (spec.has_heads and weak)]
     return sorted(eligible, key=lambda spec: asked.workload not in spec.workloads)
 
 
@@ -153,7 +170,7 @@ def _candidate(
         if named is not None:
             return _Candidate(spec, named), None
         heads, reason = now.heads.eligible(now.adapter_cid, above_threshold=asked.method == "auto")
-        candidates = [_Candidate(spec, head) for head in heads]
+        candidates = [_Candidate(spec, head) for head in heads if head.kind == spec.name]
         runs = (candidate for candidate in candidates if not candidate.halted(now))
-        return next(runs, candidates[0] if candidates else None), reason
+        return next(runs, candidates[0] if candidates else None), reason or (None if candidates else "no_head")
     return (_Candidate(spec, None), None) if spec.name in now.loaded else (None, spec.missing)

@@ -18,12 +18,14 @@ Int32 = NDArray[np.int32]
 class Rows:
     """One pass over `n` rows of `s` sequences. A slot is block * BLOCK + offset in the key/value pool.
 
-    tokens [n] int64; all others int32. A row sees the first `contiguous` slots of its sequence's table, then those of
-    its `branches`: ancestors in the token tree that do not lie in one run with the committed tokens, itself last.
+    tokens [n] int64; all others int32. A row sees `lengths` positions: the first `contiguous` slots of its sequence's
+    table, then those of its `branches`, ancestors in the token tree that do not lie in one run with the committed
+    tokens, itself last. The last position that a row of a target sees is its own.
     """
 
     tokens: NDArray[np.int64]
-    positions: Int32  # [n] absolute position of the token
+    positions: Int32  # [n] absolute position of the token, by which it is rotated
+    lengths: Int32  # [n]
     slots: Int32  # [n] where its key and value are stored
     sequences: Int32  # [n] its line in tables
     contiguous: Int32  # [n]
@@ -45,6 +47,7 @@ class Rows:
             self,
             tokens=self.tokens[cut],
             positions=self.positions[cut],
+            lengths=self.lengths[cut],
             slots=self.slots[cut],
             sequences=self.sequences[cut],
             contiguous=self.contiguous[cut],
@@ -71,6 +74,7 @@ class RowsBuilder:
     def __init__(self) -> None:
         self._tokens: list[int] = []
         self._positions: list[int] = []
+        self._lengths: list[int] = []
         self._slots: list[int] = []
         self._sequences: list[int] = []
         self._contiguous: list[int] = []
@@ -110,6 +114,7 @@ class RowsBuilder:
             runs.append(i + 1 if straight else runs[parent])
             rest.append([] if straight else [*rest[parent], slot])
             self._positions.append(length + depth)
+            self._lengths.append(length + depth + 1)
             self._slots.append(slot)
             self._contiguous.append(length + runs[i])
             self._branches += rest[i]
@@ -126,6 +131,7 @@ class RowsBuilder:
         for node in nodes:
             self._tokens.append(node.token)
             self._positions.append(node.position)
+            self._lengths.append(node.position + 1)
             self._slots.append(node.slot)
             self._contiguous.append(node.run)
             self._branches += node.branch
@@ -137,18 +143,30 @@ class RowsBuilder:
         self, table: Sequence[int], length: int, tokens: Sequence[int], want_last: bool, adapter: int = -1
     ) -> None:
         """Add the next tokens of a prompt; logits are wanted of the last one or of none."""
-        line, end = len(self._tables), length + len(tokens)
+        self._add_run(table, length, tokens, range(length + 1, length + len(tokens) + 1), adapter)
+        if want_last:
+            self._wanted.append(len(self._tokens) - 1)
+
+    def add_block(self, table: Sequence[int], length: int, tokens: Sequence[int]) -> None:
+        """Add tokens behind `length` cached ones that all see each other; every one's logits are wanted."""
+        first, end = len(self._tokens), length + len(tokens)
+        self._add_run(table, length, tokens, [end] * len(tokens), adapter=-1)
+        self._wanted += range(first, first + len(tokens))
+
+    def _add_run(
+        self, table: Sequence[int], length: int, tokens: Sequence[int], lengths: Sequence[int], adapter: int
+    ) -> None:
+        """Add tokens in the slots of their positions, from `length` on."""
+        line, positions = len(self._tables), range(length, length + len(tokens))
         self._tables.append(table)
         self._adapters.append(adapter)
-        positions = range(length, end)
         self._positions += positions
+        self._lengths += lengths
         self._slots += [table[p // BLOCK] * BLOCK + p % BLOCK for p in positions]
-        self._contiguous += range(length + 1, end + 1)
+        self._contiguous += lengths
         self._branch_starts += [len(self._branches)] * len(tokens)
         self._tokens += tokens
         self._sequences += [line] * len(tokens)
-        if want_last:
-            self._wanted.append(len(self._tokens) - 1)
 
     def build(self) -> Rows:
         most = max((len(table) for table in self._tables), default=0)
@@ -160,6 +178,7 @@ class RowsBuilder:
         return Rows(
             tokens=np.array(self._tokens, np.int64),
             positions=np.array(self._positions, np.int32),
+            lengths=np.array(self._lengths, np.int32),
             slots=np.array(self._slots, np.int32),
             sequences=sequences,
             contiguous=np.array(self._contiguous, np.int32),

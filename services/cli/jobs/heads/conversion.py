@@ -10,9 +10,10 @@ import torch
 
 from services.cli.failures.exits import UsageError
 from services.cli.terminal.output import talk
-from services.generation.drafting.eagle3.checkpoint import HeadError, write_head
+from services.generation.drafting.eagle3.checkpoint import write_head
 from services.generation.drafting.eagle3.head_pass import Head
 from services.generation.drafting.eagle3.loading import confirm_layers, load_head, with_layers
+from services.generation.drafting.heads import HeadError, check_base
 from services.generation.engine.text.tokenizer import Tokenizer
 from services.generation.target.config.config import read_config
 from services.generation.target.cpu import load_target
@@ -47,7 +48,7 @@ def convert(source: Path, out: Path, model: Path, feature_layers: tuple[int, ...
         head = load_head(source, base)
         if feature_layers is not None:
             head = with_layers(head, feature_layers)
-            head.config.check_base(base)
+            check_base(head.config, base)
         elif head.other_layers:
             head = _confirmed(head, model)
         own = np.arange(head.config.draft_vocab_size, dtype=np.int64)

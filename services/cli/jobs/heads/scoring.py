@@ -19,9 +19,9 @@ from services.cli.terminal.output import talk
 from services.cli.terminal.progress import bars
 from services.client.head_folder import HeadFolderInvalid, manifest_of
 from services.client.registry import RegistryClient
-from services.generation.drafting.eagle3.checkpoint import HeadError
 from services.generation.drafting.eagle3.head_pass import Head
 from services.generation.drafting.eagle3.loading import load_head
+from services.generation.drafting.heads import HeadError
 from services.generation.engine.text.tokenizer import Tokenizer
 from services.generation.target.cpu import CpuTarget, load_target
 from services.generation.target.errors import TargetError

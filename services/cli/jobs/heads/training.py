@@ -7,7 +7,7 @@ import errno
 from services.cli.failures.exits import Failed, UsageError
 from services.cli.jobs.heads.training_reporter import terminal_reporter
 from services.cli.jobs.stop_signals import stop_signals
-from services.generation.drafting.eagle3.checkpoint import HeadError
+from services.generation.drafting.heads import HeadError
 from services.generation.target.errors import TargetError
 from services.training.devices import devices
 from services.training.kscore import Measured

@@ -97,7 +97,7 @@ class DraftTree:
         for depth in range(1, min(self.shape.depth + 1, len(costs.shares))):
             chance *= self._rates[first_choice(depth)]
             gain += chance
-            more = costs.shares[depth] - costs.shares[0] + depth * (costs.step + costs.step_row)
+            more = costs.shares[depth] - costs.shares[0] + costs.draft + depth * (costs.step + costs.step_row)
             if gain * seconds > emitted * more:
                 return True
         return False

@@ -36,11 +36,14 @@ MOST_COPIED = 160  # nodes of copies
 
 
 class Costs(NamedTuple):
-    """Seconds: shares of a pass by draft nodes (`Budget.shares`), and of the steps of a model that drafts."""
+    """Seconds: shares of a pass by draft nodes (`Budget.shares`), and of the model that drafts: once for a draft, and
+    for each of its steps, a level of the tree each.
+    """
 
     shares: Float64  # [nodes + 1]
     step: float = 0.0  # of one step, this sequence's share
     step_row: float = 0.0  # of one more row in it
+    draft: float = 0.0  # before the first step
 
 
 class Bounds(NamedTuple):
@@ -216,7 +219,7 @@ def chosen(nodes: Nodes, count: int, most: int, steps: int, costs: Costs) -> tup
 
     Every number of nodes is tried: where the second row costs more than later ones, two may pay where one does not.
     """
-    drafting = steps * costs.step
+    drafting = steps * costs.step + (costs.draft if steps else 0.0)
     taken, emitted, seconds = 0, 1.0, costs.shares[0] + drafting
     best, expected = likeliest(nodes, np.arange(1, count), min(most, len(costs.shares) - 1)), 1.0
     for place in range(len(best)):

@@ -10,6 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import LlamaConfig, Qwen3Config
 
+from services.generation.drafting.heads import (
+    CONFIG_FILE,
+    WEIGHTS_FILE,
+    HeadConfigInvalid,
+    HeadWeightsInvalid,
+    layer_numbers,
+    typed,
+    typed_or,
+)
 from services.generation.target.config.config import TargetConfig
 from services.generation.target.config.config_document import ACTIVATIONS
 from services.generation.target.config.layer_specs import LayerSpec, decoder_layer
@@ -18,26 +27,6 @@ from services.generation.target.sizes import expected, fits
 
 if TYPE_CHECKING:
     import torch
-
-
-class HeadError(Exception):
-    """A head that cannot be loaded; the message says what was found, what was expected and what to do."""
-
-
-class HeadNotFound(HeadError):
-    """The folder, its config.json or its weights are missing."""
-
-
-class HeadConfigInvalid(HeadError):
-    """config.json is not JSON or of no known layout, or a member is missing, unknown, mistyped or out of range."""
-
-
-class HeadWeightsInvalid(HeadError):
-    """The weight file is truncated, or a tensor is missing, unknown, of another shape or dtype, or out of range."""
-
-
-class HeadForAnotherBase(HeadError):
-    """The head's sizes do not fit the base that it is loaded for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,22 +84,6 @@ class HeadConfig:
         if not self.feature_layers:
             raise HeadConfigInvalid("feature layers: expected at least one")
 
-    def check_base(self, base: TargetConfig) -> None:
-        """Raises HeadForAnotherBase if the head cannot have been made for a base of these sizes."""
-        if self.vocab_size != base.vocab_size:
-            raise HeadForAnotherBase(f"the head's vocabulary is {self.vocab_size} tokens, the base's {base.vocab_size}")
-        if self.target_hidden_size != base.hidden_size:
-            raise HeadForAnotherBase(
-                f"the head reads features of {self.target_hidden_size}, the base's hidden size is {base.hidden_size}"
-            )
-        if not self.own_embeddings and self.hidden_size != base.hidden_size:
-            raise HeadForAnotherBase(
-                f"the head is {self.hidden_size} wide and brings no embeddings; the base's are {base.hidden_size} wide"
-            )
-        beyond = [layer for layer in self.feature_layers if not 0 <= layer <= base.layers]
-        if beyond:
-            raise HeadForAnotherBase(f"feature layers {beyond} do not exist; the base has {base.layers} decoder layers")
-
 
 def head_shapes(config: HeadConfig) -> dict[str, tuple[int, ...]]:
     """Name and shape of every float tensor of a head, under the names of the kolm layout; weights are [out, in]."""
@@ -161,7 +134,6 @@ def _layer_shapes(config: HeadConfig, layer: int) -> dict[str, tuple[int, ...]]:
 
 
 LAYOUT = "kolm.eagle3.v1"
-CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
 
 # Member of config.json: (attribute of HeadConfig, type). All are required, and no other is allowed.
 _MEMBERS: dict[str, tuple[str, type]] = {
@@ -212,23 +184,6 @@ def parse_config(document: dict[str, Any]) -> HeadConfig:
     config = HeadConfig(**values)
     config.check()
     return config
-
-
-def typed(document: dict[str, Any], member: str, kind: type) -> Any:
-    """`document[member]`, of exactly that kind; a whole number will do for a real one."""
-    value = document[member]
-    if kind is float and type(value) is int:
-        value = float(value)
-    if type(value) is not kind:
-        raise HeadConfigInvalid(f"config.json: {member} is {value!r}; expected {kind.__name__}")
-    return value
-
-
-def layer_numbers(document: dict[str, Any], member: str) -> tuple[int, ...]:
-    value = document[member]
-    if not isinstance(value, list) or not value or any(type(layer) is not int for layer in value):
-        raise HeadConfigInvalid(f"config.json: {member} is {value!r}; expected a list of layer numbers")
-    return tuple(value)
 
 
 def write_head(directory: Path, config: HeadConfig, tensors: dict[str, torch.Tensor]) -> None:
@@ -328,14 +283,14 @@ def _config(
     config = HeadConfig(
         layers=sizes["num_hidden_layers"],
         hidden_size=sizes["hidden_size"],
-        target_hidden_size=_or(document, "target_hidden_size", sizes["hidden_size"], int),
+        target_hidden_size=typed_or(document, "target_hidden_size", sizes["hidden_size"], int),
         intermediate_size=sizes["intermediate_size"],
         heads=sizes["num_attention_heads"],
         kv_heads=sizes["num_key_value_heads"],
         head_dim=int(getattr(parsed, "head_dim", None) or sizes["hidden_size"] // sizes["num_attention_heads"]),
         norm_epsilon=float(parsed.rms_norm_eps),
         vocab_size=sizes["vocab_size"],
-        draft_vocab_size=_or(document, "draft_vocab_size", sizes["vocab_size"], int),
+        draft_vocab_size=typed_or(document, "draft_vocab_size", sizes["vocab_size"], int),
         feature_layers=feature_layers,
         rope=dict(parsed.rope_parameters or {}),
         trained_length=sizes["max_position_embeddings"],
@@ -344,11 +299,11 @@ def _config(
         mlp_bias="midlayer.mlp.down_proj.bias" in names,
         head_norms=kind is Qwen3Config,
         own_embeddings=EMBEDDING in names,
-        norm_before_residual=_or(document, "norm_before_residual", norm_before_residual, bool),
-        norm_before_fc=_or(document, "norm_before_fc", "input_norm.weight" in names, bool),
-        fc_norm=_or(document, "fc_norm", False, bool),
-        norm_output=_or(document, "norm_output", False, bool),
-        hidden_act=_or(layer, "hidden_act", "silu", str),
+        norm_before_residual=typed_or(document, "norm_before_residual", norm_before_residual, bool),
+        norm_before_fc=typed_or(document, "norm_before_fc", "input_norm.weight" in names, bool),
+        fc_norm=typed_or(document, "fc_norm", False, bool),
+        norm_output=typed_or(document, "norm_output", False, bool),
+        hidden_act=typed_or(layer, "hidden_act", "silu", str),
     )
     config.check()
     return config
@@ -359,7 +314,3 @@ def _whole(parsed: LlamaConfig | Qwen3Config, name: str) -> int:
     if type(value) is not int or value < 1:
         raise HeadConfigInvalid(f"config.json: {name} is {value!r}; expected a whole number of at least 1")
     return value
-
-
-def _or(document: dict[str, Any], member: str, default: Any, kind: type) -> Any:
-    return default if document.get(member) is None else typed(document, member, kind)

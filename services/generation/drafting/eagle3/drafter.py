@@ -16,8 +16,10 @@ from services.generation.drafting.copies import OwnText
 from services.generation.drafting.draft_tree.candidates import Candidates, DraftShape, Float32, Samplings, candidates
 from services.generation.drafting.draft_tree.draft_tree import DraftTree, Speaking, expand
 from services.generation.drafting.draft_tree.nodes import Costs
+from services.generation.drafting.eagle3.checkpoint import LAYOUT
 from services.generation.drafting.eagle3.head_pass import Head, HeadPass
-from services.generation.drafting.eagle3.loading import confirm_layers
+from services.generation.drafting.eagle3.loading import confirm_layers, is_eagle3, load_head
+from services.generation.drafting.heads import HeadKind
 from services.generation.drafting.lookahead import LookaheadShape
 from services.generation.drafting.method_spec import MethodSpec, Parameter, Parts
 from services.generation.drafting.prediction import Prediction
@@ -288,10 +290,11 @@ _PROBE = "The capital of France is Paris. Once upon a time, in a small town by t
 
 def _build(parts: Parts) -> dict[str, Eagle3Drafter]:
     """One for each head, its layers confirmed and its steps timed."""
-    prompt = parts.tokenizer.encode(_PROBE) if parts.heads else []
+    own = {name: head for name, head in parts.heads.items() if isinstance(head, Head)}
+    prompt = parts.tokenizer.encode(_PROBE) if own else []
     return {
         name: Eagle3Drafter(confirm_layers(head, parts.target, prompt), parts.target, parts.cost, copies=True)
-        for name, head in parts.heads.items()
+        for name, head in own.items()
     }
 
 
@@ -307,5 +310,9 @@ METHOD = MethodSpec(
         Parameter("tree_width", 1, 16, "children looked at below a node, and nodes expanded at each depth"),
         Parameter("tree_tokens", 1, 64, "draft tokens verified in a pass"),
     ),
-    has_heads=True,
+    heads=HeadKind(
+        is_eagle3,
+        f"layout {LAYOUT}, speculators_model_type eagle3, or a flat Llama config with draft_vocab_size",
+        load_head,
+    ),
 )

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from transformers import LlamaConfig
 
 from services.generation.drafting.draft_tree.candidates import Vocabulary
 from services.generation.drafting.eagle3.checkpoint import (
     EMBEDDING,
     FEATURE_NORM,
     HeadConfig,
-    HeadConfigInvalid,
     layer_spec,
 )
+from services.generation.drafting.heads import rotation_of_head
 from services.generation.target.blocks import BLOCK, BlockPool
-from services.generation.target.config.rope import Rotation, inverse_root, query_scales, rotation_of, rotations
+from services.generation.target.config.rope import inverse_root, query_scales, rotations
 from services.generation.target.files.stored_tensor import StoredTensor
 from services.generation.target.kernels import compilation
 from services.generation.target.kernels.attention.layout import CACHED
@@ -31,27 +30,6 @@ from services.generation.target.program.operations import NOWHERE, Operations
 from services.generation.target.program.program import EmbeddingTable
 from services.generation.target.program.team import Passes
 from services.generation.target.rows import Rows
-
-
-def rotation_of_head(config: HeadConfig) -> Rotation:
-    """Returns inverse frequencies [head_dim / 2].
-
-    Raises:
-        HeadConfigInvalid: `rope_parameters` are of no kind that is known.
-    """
-    members: dict[str, Any] = {
-        "hidden_size": config.heads * config.head_dim,
-        "num_attention_heads": config.heads,
-        "head_dim": config.head_dim,
-        "max_position_embeddings": config.trained_length,
-        "rope_parameters": dict(config.rope),
-    }
-    try:
-        parsed = LlamaConfig(**members)
-        return rotation_of(dict(parsed.rope_parameters or {}), config.head_dim, config.trained_length)
-    except Exception as error:  # of many kinds, each about this member
-        raise HeadConfigInvalid(f"rope_parameters {config.rope}: {error}") from error
-
 
 Float32 = NDArray[np.float32]
 
@@ -275,6 +253,8 @@ Origin = Literal["kolm", "safeailab", "speculators"]
 @dataclass(frozen=True, slots=True)
 class Head:
     """Checked against its own config and its base; pure data, `HeadPass` computes with it."""
+
+    kind: ClassVar[str] = "eagle3"
 
     origin: Origin
     config: HeadConfig

@@ -18,7 +18,7 @@ KERNEL, BARRIER = 0, 1
 
 PASS = (
     "program", "operations", "rows", "wanted", "tokens", "positions", "slots", "sequences",
-    "contiguous", "branch_starts", "branches", "tables", "table_stride", "adapters", "wanted_rows",
+    "lengths", "contiguous", "branch_starts", "branches", "tables", "table_stride", "adapters", "wanted_rows",
 )  # fmt: skip
 """Words of a pass; arrays by address, int32 as `rows.Rows` has them, tokens int64. `rows` and `wanted` are counts."""
 
@@ -58,8 +58,9 @@ float32 constants are held by their bits. `count` is the word of the pass that s
 _POINTERS = {
     "weights", "x", "y", "bias", "scratch", "out", "weight", "qkv", "cosines", "sines", "query_norm", "key_norm",
     "value_norm", "queries", "keys", "values", "mixed", "partial", "gate_up", "parts", "adapter_parts", "program",
-    "tokens", "positions", "slots", "sequences", "contiguous", "branch_starts", "branches", "tables", "adapters",
-    "wanted_rows", "logits", "picks", "shares", "places", "starts", "next", "records", "sinks", "scales", "factors",
+    "tokens", "positions", "lengths", "slots", "sequences", "contiguous", "branch_starts", "branches", "tables",
+    "adapters", "wanted_rows", "logits", "picks", "shares", "places", "starts", "next", "records", "sinks", "scales",
+    "factors",
 }  # fmt: skip
 _FLOATS = {"epsilon", "factor", "cap", "slope", "limit"}
 

@@ -191,12 +191,14 @@ class Buffers:
         """Refuse, before any kernel runs, a pass that would write behind a buffer.
 
         Raises:
-            ValueError: it has too many rows, or a row's position is past the last one.
+            ValueError: it has too many rows, or a row is at, or sees, a position past the last one.
         """
         if len(rows) > self.rows:
             raise ValueError(f"a pass of {len(rows)} rows; there is room for {self.rows}")
         if len(rows) and not 0 <= rows.positions.min() <= rows.positions.max() < self.positions:
             raise ValueError(f"a row at position {rows.positions.max()}; expected 0 to {self.positions - 1}")
+        if len(rows) and not 1 <= rows.lengths.min() <= rows.lengths.max() <= self.positions:
+            raise ValueError(f"a row sees {rows.lengths.max()} positions; expected 1 to {self.positions}")
 
     @property
     def own(self) -> dict[str, object]:

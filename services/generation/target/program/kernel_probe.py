@@ -147,7 +147,7 @@ def _layer_attention(
     contiguous = positions + np.int32(1)
     seen: dict[str, Any] = {
         "tables": np.array([table], np.int32), "table_stride": len(table), "sequences": np.zeros(rows, np.int32),
-        "positions": positions, "contiguous": contiguous, "branches": np.zeros(1, np.int32),
+        "positions": positions, "lengths": contiguous, "contiguous": contiguous, "branches": np.zeros(1, np.int32),
         "branch_starts": np.zeros(rows + 1, np.int32),
     }  # fmt: skip
     alone = np.empty_like(mixed)
@@ -155,7 +155,11 @@ def _layer_attention(
         one = [record.copy() for record in records]
         for record in one:
             record[2] = queries[row:].ctypes.data
-        _Pass(team, *one, **(seen | {"positions": positions[row:], "contiguous": contiguous[row:]}))(1, 1)
+        _Pass(
+            team,
+            *one,
+            **(seen | {"positions": positions[row:], "lengths": contiguous[row:], "contiguous": contiguous[row:]}),
+        )(1, 1)
         alone[row] = mixed[0]
     for threads in range(1, buffers.members + 1):
         for count in {rows, 1, 2, 5}:

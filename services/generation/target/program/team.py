@@ -109,8 +109,9 @@ class Passes:
         """Run all operations of a program [operations, words]."""
         arrays: dict[str, NDArray[Any]] = {
             "tokens": rows.tokens, "positions": rows.positions, "slots": rows.slots,
-            "sequences": rows.sequences, "contiguous": rows.contiguous, "branch_starts": rows.branch_starts,
-            "branches": rows.branches, "tables": rows.tables, "wanted_rows": rows.wanted,
+            "sequences": rows.sequences, "lengths": rows.lengths, "contiguous": rows.contiguous,
+            "branch_starts": rows.branch_starts, "branches": rows.branches, "tables": rows.tables,
+            "wanted_rows": rows.wanted,
         }  # fmt: skip
         if rows.adapter_slots is not None:
             arrays["adapters"] = rows.adapter_slots

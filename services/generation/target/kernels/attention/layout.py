@@ -59,11 +59,11 @@ def is_split(kernel: Kernel) -> Value:
 
 
 def seen(c: Code, record: Any, passed: Any, row: Value) -> tuple[Value, Value]:
-    """Positions [first, length) that a row sees: a window hides those that lie `window` or more back, a chunk those
-    before its own.
+    """Positions [first, length) that a row sees: of those up to the last one, a window hides those that lie `window` or
+    more back, a chunk those before the last one's.
     """
-    position = c.index(passed.positions, row)
-    length = c.add(position, 1)
+    length = c.index(passed.lengths, row)
+    position = c.sub(length, 1)
     windowed = c.larger(c.sub(length, record.window), 0)
     first = c.b.select(c.compare(record.window, ">", 0), windowed, c.i(0))
     before = c.rem(position, c.larger(record.chunk, 1))

@@ -107,6 +107,16 @@ def test_a_model_starts_where_its_first_choices_should_gain_more_than_they_cost(
     assert not tree(cost=costs(row=0.1, step=0.7)).worth_expanding()
 
 
+def test_a_draft_s_own_cost_is_paid_once_however_deep_it_gets() -> None:
+    once, each = costs(row=0.02)._replace(draft=0.7), costs(row=0.02, step=0.7)
+    assert tree(cost=once).worth_expanding()
+    assert not tree(cost=each).worth_expanding()
+    assert not tree(cost=once._replace(draft=3.0)).worth_expanding()
+    grown = tree(cost=once)
+    grown.expand(level([[1, 2]], [[0.9, 0.05]]))
+    assert 1 in grown.frontier  # the next level costs nothing more
+
+
 def test_candidates_are_judged_as_far_as_their_parents_held() -> None:
     acceptance, fresh = RequestAcceptance(), RequestAcceptance().rates()
     grown = tree(depth=2, acceptance=acceptance)

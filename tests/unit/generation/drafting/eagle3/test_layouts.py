@@ -14,16 +14,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from services.generation.drafting.eagle3.checkpoint import (
-    HeadConfigInvalid,
-    HeadForAnotherBase,
-    HeadNotFound,
-    HeadWeightsInvalid,
-    config_document,
-    parse_config,
-    write_head,
-)
+from services.generation.drafting.eagle3.checkpoint import config_document, parse_config, write_head
 from services.generation.drafting.eagle3.loading import load_head
+from services.generation.drafting.heads import HeadConfigInvalid, HeadForAnotherBase, HeadNotFound, HeadWeightsInvalid
 from services.generation.target.config.config import TargetConfig, read_config
 from tests.fakes.heads import head_config, head_tensors, write_kolm, write_safeailab, write_speculators
 from tests.fakes.tiny_model import make_tiny_model

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from services.generation.drafting.eagle3.checkpoint import HeadConfigInvalid
 from services.generation.drafting.eagle3.loading import load_head
+from services.generation.drafting.heads import HeadConfigInvalid
 from services.generation.target.config.config import read_config
 from services.generation.target.errors import ConfigInvalid
 from services.generation.target.sizes import LARGEST, MOST_HEAD_DIM

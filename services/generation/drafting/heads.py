@@ -1,0 +1,236 @@
+"""Heads: small networks on the target's hidden states. What all kinds of them have in common.
+
+A kind is a method that drafts with heads (`MethodSpec.heads`). A head's folder has a `config.json`, which tells its
+kind, and a `model.safetensors`. Pickles are not read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from transformers import LlamaConfig
+
+from services.generation.target.config.config import TargetConfig
+from services.generation.target.config.config_document import read_json_object
+from services.generation.target.config.rope import Rotation, rotation_of
+from services.generation.target.errors import WeightsInvalid
+from services.generation.target.files.safetensors import FLOATS, Part, floats, read_parts
+
+CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
+
+Float32 = NDArray[np.float32]
+
+
+class HeadError(Exception):
+    """A head that cannot be loaded; the message says what was found, what was expected and what to do."""
+
+
+class HeadNotFound(HeadError):
+    """The folder, its config.json or its weights are missing."""
+
+
+class HeadConfigInvalid(HeadError):
+    """config.json is not JSON or of no known layout, or a member is missing, unknown, mistyped or out of range."""
+
+
+class HeadWeightsInvalid(HeadError):
+    """The weight file is truncated, or a tensor is missing, unknown, of another shape or dtype, or out of range."""
+
+
+class HeadForAnotherBase(HeadError):
+    """The head's sizes do not fit the base that it is loaded for."""
+
+
+class Sizes(Protocol):
+    """What the configurations of all kinds of heads say."""
+
+    @property
+    def hidden_size(self) -> int: ...
+    @property
+    def target_hidden_size(self) -> int: ...
+    @property
+    def heads(self) -> int: ...
+    @property
+    def head_dim(self) -> int: ...
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def draft_vocab_size(self) -> int: ...
+    @property
+    def feature_layers(self) -> tuple[int, ...]: ...
+    @property
+    def own_embeddings(self) -> bool: ...
+    @property
+    def rope(self) -> dict[str, Any]: ...
+    @property
+    def trained_length(self) -> int: ...
+
+
+class DraftHead(Protocol):
+    """A head in memory, checked against its own configuration and its base; pure data."""
+
+    @property
+    def kind(self) -> str:
+        """The method that drafts with it."""
+        ...
+
+    @property
+    def config(self) -> Sizes: ...
+
+
+@dataclass(frozen=True, slots=True)
+class HeadKind:
+    """How heads of a kind are told from others and read."""
+
+    knows: Callable[[Mapping[str, Any]], bool]
+    """Whether a config.json is that of such a head, in whatever layout."""
+    known_by: str
+    """In words, for who has a head of no known kind."""
+    load: Callable[[Path, TargetConfig], DraftHead]
+    """A folder's head for a base. Raises HeadError; nothing is half loaded."""
+
+
+def read_document(directory: Path) -> dict[str, Any]:
+    """config.json of a head's folder. Raises HeadNotFound or HeadConfigInvalid."""
+    return read_json_object(directory / CONFIG_FILE, "a head's folder", HeadNotFound, HeadConfigInvalid)
+
+
+def read_weights(directory: Path) -> Mapping[str, Part]:
+    """The tensors of a head's folder by name. Raises HeadNotFound or HeadWeightsInvalid."""
+    path = directory / WEIGHTS_FILE
+    if not path.is_file():
+        raise HeadNotFound(f"{directory}: no {WEIGHTS_FILE}; convert other formats first, pickle is not read")
+    try:
+        return read_parts(path)
+    except WeightsInvalid as error:
+        raise HeadWeightsInvalid(str(error)) from error
+
+
+INDEXES = frozenset({"d2t", "t2d"})
+"""Tensors that lead from a head's own vocabulary to the target's, and back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A head's tensors as they are stored, under the names of kolm's layout."""
+
+    parts: Mapping[str, Part]
+
+    def check_names(self, expected: Iterable[str], *, d2t_required: bool) -> None:
+        """Raises HeadWeightsInvalid where a tensor is missing, or there is one that no such head has."""
+        wanted = {*expected, *(["d2t"] if d2t_required else [])}
+        missing = sorted(wanted - self.parts.keys())
+        spare = self.parts.keys() - wanted - INDEXES
+        unknown = sorted(name for name in spare if not name.endswith("rotary_emb.inv_freq"))
+        if missing or unknown:
+            raise HeadWeightsInvalid(f"weights: missing {missing}, unknown {unknown}; does config.json fit them?")
+
+    def tensors(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Float32]:
+        """Those of these shapes, in float32. Raises HeadWeightsInvalid for another shape or dtype, NaN and infinity."""
+        for name, shape in shapes.items():
+            self._check(name, shape, FLOATS)
+        tensors = {name: floats(name, self.parts[name]) for name in shapes}
+        for name, values in tensors.items():
+            if not np.isfinite(values).all():
+                raise HeadWeightsInvalid(f"weights: {name} holds a value that is infinite or not a number")
+        return tensors
+
+    def target_ids(self, draft_vocab_size: int, vocab_size: int) -> NDArray[np.int64]:
+        """[draft_vocab_size] the target's token for each of the head's: target id = draft id + d2t[draft id]. Without a
+        d2t both vocabularies are one.
+
+        Raises:
+            HeadWeightsInvalid: d2t leads out of the vocabulary or twice to a token; t2d names others.
+        """
+        own = np.arange(draft_vocab_size, dtype=np.int64)
+        if "d2t" not in self.parts:
+            return own
+        self._check("d2t", own.shape, tuple(_WHOLE))
+        ids: NDArray[np.int64] = own + self.parts["d2t"].read().view(_WHOLE[self.parts["d2t"].dtype])
+        twice = len(ids) - len(np.unique(ids))
+        if ids.min() < 0 or ids.max() >= vocab_size or twice:
+            raise HeadWeightsInvalid(
+                f"weights: d2t leads to ids from {ids.min()} to {ids.max()}, {twice} of them twice; expected different "
+                f"ids from 0 to {vocab_size - 1}"
+            )
+        if "t2d" in self.parts:
+            self._check("t2d", (vocab_size,), ("BOOL",))
+            if not np.array_equal(np.flatnonzero(self.parts["t2d"].read()), np.sort(ids)):
+                raise HeadWeightsInvalid("weights: t2d and d2t name different tokens")
+        return ids
+
+    def _check(self, name: str, shape: tuple[int, ...], dtypes: Sequence[str]) -> None:
+        part = self.parts[name]
+        if part.shape != shape:
+            raise HeadWeightsInvalid(
+                f"weights: {name} has shape {list(part.shape)}; config.json makes it {list(shape)}"
+            )
+        if part.dtype not in dtypes:
+            raise HeadWeightsInvalid(f"weights: {name} has dtype {part.dtype}; expected one of {', '.join(dtypes)}")
+
+
+_WHOLE = {"I64": "<i8", "I32": "<i4"}
+
+
+def check_base(head: Sizes, base: TargetConfig) -> None:
+    """Raises HeadForAnotherBase if the head cannot have been made for a base of these sizes."""
+    if head.vocab_size != base.vocab_size:
+        raise HeadForAnotherBase(f"the head's vocabulary is {head.vocab_size} tokens, the base's {base.vocab_size}")
+    if head.target_hidden_size != base.hidden_size:
+        raise HeadForAnotherBase(
+            f"the head reads features of {head.target_hidden_size}, the base's hidden size is {base.hidden_size}"
+        )
+    if not head.own_embeddings and head.hidden_size != base.hidden_size:
+        raise HeadForAnotherBase(
+            f"the head is {head.hidden_size} wide and brings no embeddings; the base's are {base.hidden_size} wide"
+        )
+    beyond = [layer for layer in head.feature_layers if not 0 <= layer <= base.layers]
+    if beyond:
+        raise HeadForAnotherBase(f"feature layers {beyond} do not exist; the base has {base.layers} decoder layers")
+
+
+def typed(document: Mapping[str, Any], member: str, kind: type) -> Any:
+    """`document[member]`, of exactly that kind; a whole number will do for a real one."""
+    value = document[member]
+    if kind is float and type(value) is int:
+        value = float(value)
+    if type(value) is not kind:
+        raise HeadConfigInvalid(f"config.json: {member} is {value!r:.80}; expected {kind.__name__}")
+    return value
+
+
+def typed_or(document: Mapping[str, Any], member: str, default: Any, kind: type) -> Any:
+    """The default where the member is missing or null."""
+    return default if document.get(member) is None else typed(document, member, kind)
+
+
+def layer_numbers(document: Mapping[str, Any], member: str) -> tuple[int, ...]:
+    value = document.get(member)
+    if not isinstance(value, list) or not value or any(type(layer) is not int for layer in value):
+        raise HeadConfigInvalid(f"config.json: {member} is {value!r:.80}; expected a list of layer numbers")
+    return tuple(value)
+
+
+def rotation_of_head(config: Sizes) -> Rotation:
+    """Returns inverse frequencies [head_dim / 2].
+
+    Raises:
+        HeadConfigInvalid: `rope_parameters` are of no kind that is known.
+    """
+    members: dict[str, Any] = {
+        "hidden_size": config.heads * config.head_dim,
+        "num_attention_heads": config.heads,
+        "head_dim": config.head_dim,
+        "max_position_embeddings": config.trained_length,
+        "rope_parameters": dict(config.rope),
+    }
+    try:
+        parsed = LlamaConfig(**members)
+        return rotation_of(dict(parsed.rope_parameters or {}), config.head_dim, config.trained_length)
+    except Exception as error:  # of many kinds, each about this member
+        raise HeadConfigInvalid(f"rope_parameters {config.rope}: {error}") from error

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 from ledger.bundle.layout import BundleFile
 from ledger.bundle.tile_files import TiledTree, read_checkpoint
 from ledger.bundle.tlog_tiles import CHECKPOINT, Published, TilePath
+from ledger.durable_file import write_durably
 from ledger.errors import NotFound, StoreError
 from ledger.keys.note import Note
 from ledger.tree.checkpoint import Checkpoint
@@ -50,23 +50,8 @@ class TileFolder:
         """
         try:
             for file in files:
-                _replace(self._folder / file.path, file.data)
+                write_durably(self._folder / file.path, file.data, mode=0o644, folder_mode=0o755)
                 if file.path != CHECKPOINT and TilePath.parse(file.path).width == TILE_WIDTH:
                     shutil.rmtree(self._folder / f"{file.path}.p", ignore_errors=True)
         except OSError as error:
             raise StoreError(f"cannot write tiles to {self._folder}: {error.strerror}") from None
-
-
-def _replace(path: Path, data: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}")
-    with draft.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(draft, path)
-    descriptor = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -106,7 +106,9 @@ def _with_successor(trusted: TrustedKeys, document: Document) -> TrustedKeys:
         return trusted
     if document.public_key in trusted.keys(document.role):
         return trusted
-    return _changed(trusted, document.role, (*trusted.keys(document.role), document.public_key))
+    old = trusted.find(document.role, document.replaces)
+    new = document.public_key if old is None else replace(document.public_key, scope=old.scope)
+    return _changed(trusted, document.role, (*trusted.keys(document.role), new))
 
 
 def _without(trusted: TrustedKeys, role: str, key_id: str) -> TrustedKeys:

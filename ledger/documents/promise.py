@@ -122,4 +122,5 @@ def open_promise(data: bytes, trusted: TrustedKeys) -> Promise:
     if key is None:
         raise SignatureError(f"{signature.key_id or 'a key without id'} is not trusted to sign a promise")
     key.verify(pae(envelope.payload_type, envelope.payload), signature.signature)
+    key.scope.check(promise)
     return promise

@@ -188,6 +188,8 @@ def _signer(envelope: Envelope, place: int, document: Document, trusted: Trusted
         key = trusted.find(role, signature.key_id)
         if key is not None:
             key.verify(pae(envelope.payload_type, envelope.payload), signature.signature)
+            if not isinstance(document, KeyEntry):  # a successor inherits the scope
+                key.scope.check(document)
             return key
     raise SignatureError(
         f"signatures[{place}] is by {signature.key_id or 'a key without id'}, "

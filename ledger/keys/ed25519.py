@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from cryptography.hazmat.primitives.serialization import (
 from ledger.encoding.base64_text import decode_base64, encode_base64
 from ledger.errors import FormatError, KeyFileError, SignatureError
 from ledger.keys.key_file import create_private_file, publish_key
+from ledger.keys.key_scope import EVERYTHING, KeyScope
 
 _SHORTEST_PASSPHRASE = 16
 
@@ -33,9 +34,10 @@ ROLES = ("receipts", "log", "auditor", "operator", "publisher", "witness")
 
 @dataclass(frozen=True, slots=True)
 class PublicKey:
-    """An Ed25519 public key; `raw` is its 32 bytes."""
+    """An Ed25519 public key; `raw` is its 32 bytes. `scope` is what it is trusted for, and no part of its identity."""
 
     raw: bytes
+    scope: KeyScope = field(default=EVERYTHING, compare=False)
 
     def __post_init__(self) -> None:
         if len(self.raw) != 32:
@@ -65,20 +67,21 @@ class PublicKey:
         return cls(raw)
 
     def to_pem(self) -> bytes:
-        """SubjectPublicKeyInfo in PEM, as `openssl pkey -pubout` writes it."""
+        """SubjectPublicKeyInfo in PEM, as `openssl pkey -pubout` writes it, below the lines of its scope."""
         key = Ed25519PublicKey.from_public_bytes(self.raw)
-        return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+        return self.scope.to_lines() + key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
 
     @classmethod
     def from_pem(cls, data: bytes) -> PublicKey:
-        """Raises FormatError for anything but a PEM file of one Ed25519 public key."""
+        """Raises FormatError for anything but a PEM file of one Ed25519 public key, with its scope above it."""
+        scope, pem = KeyScope.from_file(data)
         try:
-            key = load_pem_public_key(data)
+            key = load_pem_public_key(pem)
         except (ValueError, UnsupportedAlgorithm) as error:
             raise FormatError("public_key", f"is not PEM: {error}") from None
         if not isinstance(key, Ed25519PublicKey):
             raise FormatError("public_key", "expected an Ed25519 key")
-        return cls(key.public_bytes_raw())
+        return cls(key.public_bytes_raw(), scope)
 
 
 class SigningKey:

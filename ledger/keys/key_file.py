@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import secrets
 from pathlib import Path
 
+from ledger.durable_file import create_durably
 from ledger.errors import KeyFileError
 
 
@@ -13,7 +12,7 @@ def create_private_file(path: Path, data: bytes) -> bool:
     """Create `path` with mode 0600 and its folder, where missing, with 0700. False where `path` is there already.
 
     The data is complete and on disk before the name appears, so a crash at any point leaves no file or a whole one
-    (and perhaps a `.<name>.<random>` beside it that nobody reads).
+    (and perhaps a draft beside it that nobody reads).
     """
     return _create(path, data, file_mode=0o600, folder_mode=0o700)
 
@@ -32,33 +31,10 @@ def publish_key(pem: bytes, key_id: str, role: str, directory: Path) -> Path:
 
 
 def _create(path: Path, data: bytes, file_mode: int, folder_mode: int) -> bool:
-    draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
-        path.parent.mkdir(mode=folder_mode, parents=True, exist_ok=True)
-        try:
-            _write_durably(draft, data, file_mode)
-            os.link(draft, path)  # unlike rename, refuses to replace the key of a process that was faster
-        finally:
-            draft.unlink(missing_ok=True)
-        _sync_folder(path.parent)
+        create_durably(path, data, file_mode, folder_mode)
     except FileExistsError:
         return False
     except OSError as error:
         raise KeyFileError(f"cannot create {path}: {error.strerror}") from None
     return True
-
-
-def _write_durably(path: Path, data: bytes, mode: int) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -8,11 +8,15 @@ from pathlib import Path
 
 from ledger.errors import FormatError, KeyFileError
 from ledger.keys.ed25519 import ROLES, PublicKey
+from ledger.keys.key_scope import EVERYTHING
 from ledger.keys.signer import Signer
 from ledger.keys.threshold import FixedThreshold, Threshold
 
 RETIRED = "retired"
 """Folder among the trusted keys for those that another key has replaced."""
+
+SCOPED = ("receipts",)
+"""The roles whose keys may be trusted for a part alone: receipts and promises say what they are about."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +50,25 @@ class TrustedKeys:
     def keys(self, role: str) -> tuple[PublicKey, ...]:
         return self.by_role.get(role, ())
 
+    def scopes(self, role: str) -> dict[str, dict[str, list[str]]]:
+        """What the keys that may sign for a part alone are trusted for, by key id."""
+        return {key.key_id: key.scope.to_document() for key in self.keys(role) if key.scope != EVERYTHING}
+
     def find(self, role: str, key_id: str) -> PublicKey | None:
         return next((key for key in self.keys(role) if key.key_id == key_id), None)
 
 
 def _load_all(folders: Iterable[Path], role: str) -> Iterable[PublicKey]:
-    return dict.fromkeys(_load_public(path) for folder in folders for path in _files_of(folder, role))
+    found = dict[PublicKey, PublicKey]()
+    for path in (path for folder in folders for path in _files_of(folder, role)):
+        key = _load_public(path)
+        if key.scope != EVERYTHING and role not in SCOPED:
+            raise KeyFileError(
+                f"{path}: expected no scope above a key of role {role}: {', '.join(SCOPED)} keys have one"
+            )
+        if found.setdefault(key, key).scope != key.scope:
+            raise KeyFileError(f"{path}: the same key stands in another file there with another scope; remove one")
+    return found
 
 
 def _files_of(directory: Path, role: str) -> Iterable[Path]:

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
+from ledger.durable_file import write_durably
 from ledger.errors import FormatError, SignatureError, StoreError
 from ledger.keys.ed25519 import PublicKey
 from ledger.keys.note import Note
@@ -74,18 +75,8 @@ class CosignatureStore:
             raise StoreError(f"cannot read {path}: {error.strerror}") from None
 
     def _write(self, path: Path, data: bytes) -> None:
-        draft = path.with_name(f".{path.name}")
         try:
-            with draft.open("wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(draft, path)
-            descriptor = os.open(self._folder, os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+            write_durably(path, data, mode=0o644, folder_mode=0o755)
         except OSError as error:
             raise StoreError(f"cannot write {path}: {error.strerror}") from None
 

@@ -266,6 +266,7 @@ def trusted_keys(source: Source) -> dict[str, Any]:
     return {
         "origin": source.origin,
         "keys": {role: [_base64(key.raw) for key in source.trusted.keys(role)] for role in roles},
+        "scopes": source.trusted.scopes("receipts"),
         "witnesses": [each.key.to_text() for each in source.policy.witnesses] if source.policy else [],
     }
 

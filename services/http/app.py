@@ -45,7 +45,8 @@ def _page_routes(trusted: TrustedKeys, explorer_url: str | None) -> list[BaseRou
         return FileResponse(_FILES / "chat.html", headers=HEADERS | {"cache-control": "no-store"})
 
     async def known(_: Request) -> Response:
-        told = {"keys": [b64encode(key.raw).decode() for key in trusted.keys("receipts")], "explorer": explorer_url}
+        keys = [b64encode(key.raw).decode() for key in trusted.keys("receipts")]
+        told = {"keys": keys, "scopes": trusted.scopes("receipts"), "explorer": explorer_url}
         return JSONResponse(told, headers={"cache-control": "no-store"})
 
     return [Route("/", page), Route("/page.json", known), Mount("/page", SecurityHeaders(static_files(_FILES)))]

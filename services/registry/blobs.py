@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
 import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError
 from obstore.store import LocalStore, ObjectStore, from_url
 
+from ledger.durable_file import sync_path
 from ledger.encoding.digest import parse_digest
 from services.registry.errors import DiskFull
 from services.runtime.errors import DataLoss, NotFound, Unavailable
@@ -314,11 +314,7 @@ class ObjectBlobStore:
             return
         written = self._folder / key
         for path in (written, written.parent, written.parent.parent):
-            descriptor = os.open(path, os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+            sync_path(path)
 
 
 def _next_page(_: ObjectStore, pages: Iterator[Any]) -> Any:

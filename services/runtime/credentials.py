@@ -7,7 +7,6 @@ import hashlib
 import logging
 import os
 import secrets
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from typing import Annotated, Literal, Self, get_args
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from ledger.durable_file import write_durably
 from services.client.identity import token_of_port
 
 _log = logging.getLogger(__name__)
@@ -183,17 +183,7 @@ def edited_principals(path: Path) -> Iterator[list[Credential]]:
 
 def write_private(path: Path, text: str) -> None:
     """Replaces a file in one step by one of mode 0600, in a folder made with mode 0700. Raises OSError."""
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # mode 0600
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    write_durably(path, text.encode())
 
 
 def _checked(credentials: tuple[Credential, ...]) -> tuple[Credential, ...]:

@@ -8,9 +8,7 @@ runs is cancelled.
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
-import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
@@ -24,6 +22,7 @@ from prometheus_client import CollectorRegistry, Gauge
 
 from kolm.telemetry.v1 import telemetry_pb2 as pb
 from kolm.telemetry.v1.telemetry_pb2_grpc import TelemetryServiceServicer, add_TelemetryServiceServicer_to_server
+from ledger.durable_file import write_durably
 from services.runtime.access import Access
 from services.runtime.calls import CallInterceptor
 from services.runtime.credentials import new_token, token_left
@@ -285,11 +284,7 @@ def ready_file(path: Path | None, address: str) -> Iterator[None]:
     if path is None:
         yield
         return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    with os.fdopen(handle, "w", encoding="utf-8") as file:
-        file.write(address + "\n")
-    os.replace(temporary, path)
+    write_durably(path, f"{address}\n".encode(), folder_mode=0o777)
     try:
         yield
     finally:

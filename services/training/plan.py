@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any, Literal, Protocol
 
 import torch
 
+from ledger.durable_file import replaced_durably
 from services.generation.drafting.eagle3.checkpoint import HeadConfig
 from services.generation.drafting.eagle3.head_pass import Head
 from services.generation.drafting.eagle3.loading import load_head
@@ -315,13 +315,8 @@ def digest_of(paths: Sequence[Path]) -> str:
 
 def write_checkpoint(path: Path, state: Mapping[str, Any]) -> None:
     """A crash at any point leaves the previous one or the new one, never a part."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(".partial")
-    with partial.open("wb") as file:
+    with replaced_durably(path, mode=0o644, folder_mode=0o755) as file:
         torch.save(dict(state), file)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
 
 
 @dataclass(frozen=True, slots=True)

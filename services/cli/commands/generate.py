@@ -234,8 +234,10 @@ def _keeping(path: Path | None, events: Iterable[Event]) -> Iterator[Event]:
 def _keep(path: Path, promise: bytes | None) -> None:
     if promise is None:
         raise Failed("the server promises no receipt", "leave out --promise, or ask a server that makes promises")
+    from ledger.durable_file import write_durably
+
     try:
-        path.write_bytes(promise)
+        write_durably(path, promise, mode=0o644)
     except OSError as error:
         raise Failed(f"--promise: cannot write {path}: {error.strerror}") from None
 

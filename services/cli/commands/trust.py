@@ -19,11 +19,22 @@ def add(
         str | None,
         typer.Option(metavar="ROLE", help="What they may sign for. Default: as each file's name says, ROLE-….pub."),
     ] = None,
+    tenant: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Keys of role receipts: for these tenants alone.")
+    ] = None,
+    base: Annotated[
+        list[str] | None, typer.Option(metavar="CID", help="Keys of role receipts: for these bases alone.")
+    ] = None,
+    profile: Annotated[
+        list[str] | None, typer.Option(metavar="CID", help="Keys of role receipts: for these profiles alone.")
+    ] = None,
     home: options.Home = options.HOME,
     json: options.Json = False,
 ) -> None:
     """Trust public keys, each for one role. Running services that know a key of the role take it when they restart."""
+    from ledger.errors import FormatError
     from ledger.keys.ed25519 import ROLES
+    from ledger.keys.key_scope import KeyScope
     from services.cli.failures.exits import UsageError
     from services.cli.jobs.trust import add_files
     from services.cli.terminal.output import answer
@@ -31,7 +42,11 @@ def add(
 
     if role is not None and role not in ROLES:
         raise UsageError(f"--role: {role!r}: expected one of {', '.join(ROLES)}")
-    added = add_files(keys, role, home.trusted)
+    try:
+        scope = KeyScope.of(base_cid=base, profile_cid=profile, tenant=tenant)
+    except FormatError as error:
+        raise UsageError(str(error)) from None
+    added = add_files(keys, role, home.trusted, scope)
     answer(json, lambda: keys_json(added), lambda: added_view(added))
 
 
@@ -39,7 +54,7 @@ def list_(
     home: options.Home = options.HOME,
     json: options.Json = False,
 ) -> None:
-    """List the trusted keys: role, id, file."""
+    """List the trusted keys: role, id, file, and what they are trusted for where that is not everything."""
     from services.cli.jobs.trust import list_trusted
     from services.cli.terminal.output import answer
     from services.cli.views.log.trust import keys_json, keys_view

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
+from ledger.durable_file import sync_path, write_durably
 from services.cli.failures.exits import Failed, UsageError
 from services.cli.jobs.certificates import Authority, Pair
 from services.cli.jobs.running.own_principals import SERVICE_ROLES
@@ -71,10 +72,11 @@ class InitialFolder:
             authority = Authority.create(now)
             _write_pair(InitialFolder(draft), "ca", authority.pair())
             _issue_all(InitialFolder(draft), authority, hosts, now, days)
-            _write(draft / self.settings.name, self._settings().encode(), 0o600)
-            _write(draft / self.environment.name, self._environment().encode(), 0o600)
+            write_durably(draft / self.settings.name, self._settings().encode(), 0o600)
+            write_durably(draft / self.environment.name, self._environment().encode(), 0o600)
             write_principals(draft / self.principals.name, _principals(now))
             os.rename(draft, self.path)  # takes the place of an empty folder as well
+            sync_path(self.path.parent)
         except OSError as error:
             raise Failed(f"cannot write {self.path}: {error.strerror}") from None
         finally:
@@ -139,18 +141,5 @@ def _issue_all(folder: InitialFolder, authority: Authority, hosts: Sequence[str]
 
 def _write_pair(folder: InitialFolder, name: str, pair: Pair) -> None:
     """The key first: a service that looks in between finds a pair that does not belong together, and keeps its own."""
-    _write(folder.key(name), pair.key, 0o600)
-    _write(folder.certificate(name), pair.certificate, 0o644)
-
-
-def _write(path: Path, data: bytes, mode: int) -> None:
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(draft, path)
-    finally:
-        draft.unlink(missing_ok=True)
+    write_durably(folder.key(name), pair.key, 0o600)
+    write_durably(folder.certificate(name), pair.certificate, 0o644)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ledger.documents.halt import Resume, Scope
 from ledger.documents.signed_document import add_signature, read_document, sign_document
+from ledger.durable_file import write_durably
 from ledger.encoding.timestamp import timestamp
 from ledger.errors import FormatError, LedgerError, SignatureError
 from ledger.keys.envelope import Envelope
@@ -137,7 +138,7 @@ def sign_file(path: Path, resume: SignedResume, key: Signer) -> SignedResume:
     except FormatError as error:
         raise UsageError(f"{path} cannot be signed: {error}") from None
     try:
-        path.write_bytes(signed.envelope.to_bytes() + b"\n")
+        write_durably(path, signed.envelope.to_bytes() + b"\n", mode=0o644)
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}") from None
     return signed

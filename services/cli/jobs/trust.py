@@ -3,28 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ledger.durable_file import write_durably
 from ledger.errors import FormatError
 from ledger.keys.ed25519 import ROLES, PublicKey
 from ledger.keys.key_file import write_public_file
+from ledger.keys.key_scope import EVERYTHING, KeyScope
 from ledger.keys.note import Note
 from ledger.keys.signer import open_signer
-from ledger.keys.trusted_keys import RETIRED, TrustedKeys
+from ledger.keys.trusted_keys import RETIRED, SCOPED, TrustedKeys
 from ledger.tree.checkpoint import Checkpoint, open_checkpoint
 from services.cli.failures.exits import Missing, UsageError
 
 
 @dataclass(frozen=True, slots=True)
 class TrustedKey:
-    """A public key among the trusted ones; `retired` where another has replaced it. `is_new`: it came in just now."""
+    """A public key among the trusted ones; `retired` where another has replaced it. `is_new`: it came in just now, or
+    its scope did.
+    """
 
     role: str
     key_id: str
     path: Path
     retired: bool = False
     is_new: bool = False
+    scope: KeyScope = EVERYTHING
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,23 +61,37 @@ def trust_own(key: Path, role: str, trusted: Path, passphrase_file: Path | None 
     return add_trusted(open_signer(key, role, passphrase_file, create=True).public, role, trusted)
 
 
-def add_files(places: Iterable[Path], role: str | None, trusted: Path) -> tuple[TrustedKey, ...]:
+def add_files(
+    places: Iterable[Path], role: str | None, trusted: Path, scope: KeyScope = EVERYTHING
+) -> tuple[TrustedKey, ...]:
     """Trust the public keys in files, or in the `<role>-….pub` files of folders and what is below them.
 
-    `role` None: each file's name says it. Raises UsageError, Missing, KeyFileError. Nothing is added unless all can be.
+    `role` None: each file's name says it. `scope` takes the place of the files' own, unless it is empty. Raises
+    UsageError, Missing, KeyFileError. Nothing is added unless all can be.
     """
     found = [(_public_key(path), role or _named_role(path)) for place in places for path in _key_files(place)]
+    if scope != EVERYTHING:
+        found = [(replace(key, scope=scope), key_role) for key, key_role in found]
+    for key, key_role in found:
+        if key.scope != EVERYTHING and key_role not in SCOPED:
+            raise UsageError(f"{key.key_id} is of role {key_role}: a scope is for keys of role {', '.join(SCOPED)}")
     return tuple(add_trusted(key, key_role, trusted) for key, key_role in found)
 
 
 def add_trusted(key: PublicKey, role: str, trusted: Path) -> TrustedKey:
-    """Put a public key among the trusted ones of a directory; made where missing. Raises KeyFileError."""
+    """Put a public key among the trusted ones of a directory; made where missing. Raises KeyFileError.
+
+    One that is there takes the scope of `key`; where that is empty it keeps its own.
+    """
     for known in list_trusted(trusted) if trusted.is_dir() else ():
         if (known.role, known.key_id, known.retired) == (role, key.key_id, False):
-            return known
+            if key.scope in (EVERYTHING, known.scope):
+                return known
+            write_durably(known.path, key.to_pem(), mode=0o644)
+            return replace(known, scope=key.scope, is_new=True)
     path = trusted / f"{role}-{key.key_id.removeprefix('ed25519:')[:16]}.pub"
     write_public_file(path, key.to_pem())
-    return TrustedKey(role, key.key_id, path, is_new=True)
+    return TrustedKey(role, key.key_id, path, is_new=True, scope=key.scope)
 
 
 def list_trusted(trusted: Path) -> tuple[TrustedKey, ...]:
@@ -81,7 +100,7 @@ def list_trusted(trusted: Path) -> tuple[TrustedKey, ...]:
         raise _no_directory(trusted)
     places = [(path, False) for path in sorted(trusted.glob("*.pub"))]
     places += [(path, True) for path in sorted((trusted / RETIRED).glob("*.pub"))]
-    return tuple(TrustedKey(_named_role(path), _public_key(path).key_id, path, old) for path, old in places)
+    return tuple(_trusted(path, old) for path, old in places)
 
 
 def remove_trusted(name: str, trusted: Path, *, retire: bool) -> TrustedKey:
@@ -99,6 +118,11 @@ def remove_trusted(name: str, trusted: Path, *, retire: bool) -> TrustedKey:
         write_public_file(trusted / RETIRED / key.path.name, key.path.read_bytes())
     key.path.unlink()
     return key
+
+
+def _trusted(path: Path, retired: bool) -> TrustedKey:
+    key = _public_key(path)
+    return TrustedKey(_named_role(path), key.key_id, path, retired, scope=key.scope)
 
 
 def _is_called(key: TrustedKey, name: str) -> bool:

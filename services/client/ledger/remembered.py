@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from pathlib import Path
+
+from ledger.durable_file import write_durably
 
 
 class RememberedCheckpoint:
@@ -23,14 +23,5 @@ class RememberedCheckpoint:
     def keep(self, note: bytes) -> None:
         """Returns once it is on disk; a crash leaves the old one or the new one. Raises OSError."""
         if self._path is not None:
-            _replace(self._path, note)
+            write_durably(self._path, note)
         self._note = note
-
-
-def _replace(path: Path, data: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=path.name, delete=False) as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(file.name, path)

@@ -1,8 +1,8 @@
 // The numbered checklist of one receipt: what is checked, in which order, and what came out of each step.
 
 import {
-  CannotCheck, cosigners, fromBase64, leafHash, openEnvelope, readCheckpoint, readJson, readNote, readVerifierKey,
-  rootFromInclusion, sameBytes, toHex, verifyNote,
+  CannotCheck, checkScope, cosigners, fromBase64, leafHash, openEnvelope, readCheckpoint, readJson, readNote,
+  readVerifierKey, rootFromInclusion, sameBytes, toHex, verifyNote,
 } from "./verify.js";
 import { shownFields } from "./shown.js";
 
@@ -69,8 +69,10 @@ export async function entryIsThis(work) {
 }
 
 export async function receiptIsSigned({ evidence, envelope }) {
+  const { scopes } = evidence.trusted;
   const keys = evidence.trusted.keys.receipts.map(fromBase64);
   const { payload, signers } = await openEnvelope(need(envelope, "the envelope"), RECEIPT, keys);
+  checkScope(readJson(payload), signers, scopes);
   return [`Ed25519 over DSSE's encoding of ${payload.length} bytes.`, `Key ${signers.join(", ")}`];
 }
 

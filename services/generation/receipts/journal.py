@@ -38,9 +38,12 @@ from pathlib import Path
 from google.protobuf.message import DecodeError
 
 from kolm.ledger.v1 import ledger_pb2
-from services.generation.state_folder import remove_drafts, sync_folder, write_durably
+from ledger.durable_file import remove_drafts, sync_path, write_durably
 
 _log = logging.getLogger(__name__)
+
+JOURNAL = "journal"
+"""The name of the file."""
 
 _HEADER = struct.Struct("<IIHB")
 _MOST_SETTLED = 4 << 20  # bytes of settled records above which the file is written anew, where they are most of it
@@ -81,7 +84,7 @@ class Journal:
     def __init__(self, folder: Path) -> None:
         """Raises OSError where the folder cannot be made."""
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._path = folder / "journal"
+        self._path = folder / JOURNAL
         self._waiting: list[tuple[list[Record], asyncio.Future[None] | None]] = []
         self._writer: asyncio.Task[None] | None = None
         # What follows belongs to the thread that writes.
@@ -186,7 +189,7 @@ class Journal:
                 self._path.rename(self._aside())
             self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             self._end, self._torn, self._open = 0, False, {}
-            sync_folder(self._path.parent)
+            sync_path(self._path.parent)
         if self._torn:
             self._cut(self._file)
         return self._file

@@ -14,13 +14,13 @@ from pathlib import Path
 from kolm.ledger.v1 import ledger_pb2
 from ledger.documents.key_entry import KeyEntry
 from ledger.documents.signed_document import sign_document
+from ledger.durable_file import write_durably
 from ledger.encoding.timestamp import timestamp
 from ledger.keys.envelope import Envelope
 from ledger.keys.signer import Signer
 from services.generation.ledger_link import LedgerLink, LedgerRefused, LedgerUnreachable
 from services.generation.receipts.issuer import SignedReceipt
 from services.generation.receipts.journal import Journal, Kind
-from services.generation.state_folder import write_durably
 
 _log = logging.getLogger(__name__)
 

@@ -15,11 +15,11 @@ from typing import Any
 from kolm.ledger.v1 import documents_pb2, ledger_pb2
 from ledger.documents.halt import Resume, Scope
 from ledger.documents.signed_document import open_document
+from ledger.durable_file import write_durably
 from ledger.errors import LedgerError
 from ledger.keys.envelope import Envelope
 from ledger.keys.trusted_keys import TrustedKeys
 from services.generation.ledger_link import LedgerUnreachable
-from services.generation.state_folder import write_durably
 from services.runtime.process import Outage
 
 _log = logging.getLogger(__name__)

@@ -14,9 +14,9 @@ from typing import Any
 
 from ledger.documents.base_manifest import BaseManifest
 from ledger.documents.named_file import NamedFile
+from ledger.durable_file import write_durably
 from ledger.encoding.canonical import canonical
 from ledger.encoding.cid import cid_of_json
-from services.generation.state_folder import write_durably
 from services.generation.target.errors import ModelNotFound
 from services.generation.target.files.gguf_file import GgufFile, is_gguf
 from services.generation.target.files.gguf_header import gguf_sizes

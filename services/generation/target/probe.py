@@ -20,8 +20,9 @@ import llvmlite.binding as llvm
 import numpy as np
 from numpy.typing import NDArray
 
+from ledger.durable_file import write_durably
 from ledger.encoding.cid import cid_of_json
-from services.generation.state_folder import one_at_a_time, write_durably
+from services.generation.state_folder import one_at_a_time
 from services.generation.target.blocks import BLOCK
 from services.generation.target.kernels.compilation import user_cache
 from services.generation.target.kernels.machine import cpus, this_machine

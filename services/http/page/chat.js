@@ -68,9 +68,9 @@ async function ended(kolm, turns, answer) {
 }
 
 async function receiptFacts(receipt, turns, answer) {
-  const { keys, explorer } = await front;
+  const { keys, scopes, explorer } = await front;
   const read = readReceipt(receipt.file);
-  const checked = await checkReceipt(read, turns, answer, keys).then(() => null, (error) => error);
+  const checked = await checkReceipt(read, turns, answer, keys, scopes).then(() => null, (error) => error);
   const where = receipt.pending ? "on its way to the ledger" : `entry ${receipt.ledger_index}`;
   const place = [fact(`receipt, ${where}:`), named(receipt.receipt_id, explorer), saved(receipt)];
   if (checked === null) {

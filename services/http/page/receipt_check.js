@@ -1,7 +1,7 @@
 // The check of an answer's receipt, in the browser: it is about this conversation and this answer, and it is signed.
 
 import { openCommitments } from "./commitments.js";
-import { CannotCheck, fromBase64, openEnvelope, readJson } from "./verify.js";
+import { CannotCheck, checkScope, fromBase64, openEnvelope, readJson } from "./verify.js";
 
 const RECEIPT = "application/vnd.kolm.receipt.v1+json";
 
@@ -12,9 +12,9 @@ export function readReceipt(text) {
   return { file, envelope, document: readJson(fromBase64(envelope.payload)) };
 }
 
-// `turns` were sent, `answer` came back, `keys` (base64) sign receipts. Throws an Error that says what does not hold,
+// `turns` were sent, `answer` came back, `keys` (base64) sign receipts, some of them within `scopes`. Throws an Error that says what does not hold,
 // and CannotCheck where this browser or this front lacks what the check needs.
-export async function checkReceipt({ file, envelope, document }, turns, answer, keys) {
+export async function checkReceipt({ file, envelope, document }, turns, answer, keys, scopes) {
   const said = JSON.stringify((file.sent ?? []).map(({ role, content }) => [role, content]));
   if (said !== JSON.stringify(turns.map(({ role, content }) => [role, content]))) {
     throw new Error("its file holds another conversation");
@@ -22,5 +22,6 @@ export async function checkReceipt({ file, envelope, document }, turns, answer, 
   if (file.text !== answer) throw new Error("its file holds another answer");
   await openCommitments(file, document);
   if (keys.length === 0) throw new CannotCheck("this front was given no keys that sign receipts");
-  await openEnvelope(envelope, RECEIPT, keys.map(fromBase64));
+  const { signers } = await openEnvelope(envelope, RECEIPT, keys.map(fromBase64));
+  checkScope(document, signers, scopes);
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+from kolm.ledger.v1.ledger_pb2 import AppendEntryRequest
 from ledger.bundle.export import Export, export_bundle
 from ledger.bundle.layout import BundleFile
 from ledger.bundle.tar_archive import write_folder
@@ -19,6 +21,7 @@ from ledger.bundle.tile_files import TiledTree
 from ledger.bundle.tile_folder import TileFolder
 from ledger.documents.signed_document import sign_document
 from ledger.keys.ed25519 import SigningKey
+from ledger.keys.key_scope import KeyScope
 from ledger.keys.note import Note, VerifierKey
 from ledger.keys.trusted_keys import RETIRED, TrustedKeys
 from ledger.log.sequencer import Sequencer
@@ -32,6 +35,7 @@ from ledger.tree.tile import TileHashes
 from ledger.tree.tlog_proof import TlogProof
 from services.cli.jobs.ledger import key_rotation
 from services.cli.main import app
+from services.generation.receipts.journal import Journal, Kind
 from tests.integration.auditor.deployment import Deployment
 from tests.unit.ledger.builders import OFF, ORIGIN, content, receipt, receipt_id
 from tests.unit.ledger.vectors import VECTORS
@@ -265,6 +269,15 @@ def test_a_key_is_replaced_and_both_entries_verify(stopped: Path, role: str) -> 
     assert log_holds(stopped).exit_code == 0
 
 
+def test_a_key_that_replaces_one_for_some_tenants_is_for_them_alone(stopped: Path) -> None:
+    old = SigningKey.load(stopped / "keys/receipts.pem", "receipts").public
+    scope = KeyScope.of(tenant=[receipt(0).tenant])
+    (file,) = (stopped / "trusted").glob("receipts-*.pub")
+    file.write_bytes(replace(old, scope=scope).to_pem())
+    assert rotate(stopped, "receipts").exit_code == 0
+    assert [key.scope for key in TrustedKeys.load(stopped / "trusted").keys("receipts")] == [scope, scope]
+
+
 def test_the_log_s_verifier_key_is_the_new_one_at_once(stopped: Path) -> None:
     (stopped / "log.vkey").write_text("of the key before", encoding="utf-8")
     assert rotate(stopped, "log").exit_code == 0
@@ -315,11 +328,15 @@ def test_an_interrupted_rotation_is_completed_by_running_it_again(
 
 
 def test_a_rotation_waits_for_receipts_on_their_way_and_for_the_ledger_to_stop(stopped: Path) -> None:
-    waiting = stopped / "generation/outbox/00000000000000000000.append"
-    waiting.parent.mkdir(parents=True)
-    waiting.write_bytes(b"")
+    left = Journal(stopped / "generation/outbox")
+    asyncio.run(left.keep(Kind.WAITING, {receipt_id(0): AppendEntryRequest()}))
     assert rotate(stopped, "receipts").exit_code == 1
-    waiting.unlink()
+
+    async def arrived() -> None:
+        left.settle(receipt_id(0))
+        await left.written()
+
+    asyncio.run(arrived())
     with closing(SqlEntryStore.open(stopped / "ledger.sqlite3")):
         assert rotate(stopped, "receipts").exit_code == 1
     assert rotate(stopped, "witness").exit_code == 2

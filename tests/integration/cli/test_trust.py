@@ -89,3 +89,25 @@ def test_a_key_is_removed_or_kept_for_what_it_has_signed(kolm: Kolm, tmp_path: P
     assert [each["retired"] for each in kolm("list")[1]] == [False, True]
     assert kolm("remove", AUDITOR.key_id)[0] == kolm("remove", digits)[0] == 0
     assert kolm("list") == (0, [])
+
+
+def test_a_key_is_trusted_for_some_tenants_and_keeps_that_until_a_person_says_otherwise(
+    kolm: Kolm, tmp_path: Path
+) -> None:
+    file = RECEIPTS.publish(tmp_path)
+    assert kolm("add", file, "--tenant", "acme")[1][0]["scope"] == {"tenant": ["acme"]}
+    assert [each["scope"] for each in kolm("list")[1]] == [{"tenant": ["acme"]}]
+    (again,) = kolm("add", file)[1]
+    assert (again["scope"], again["new"]) == ({"tenant": ["acme"]}, False)
+    (wider,) = kolm("add", file, "--tenant", "acme", "--tenant", "globex")[1]
+    assert (wider["scope"], wider["new"]) == ({"tenant": ["acme", "globex"]}, True)
+    assert TrustedKeys.load(kolm.trusted).keys("receipts")[0].scope.tenant == ("acme", "globex")
+    assert "globex" in kolm.text("list")
+    assert kolm("remove", RECEIPTS.key_id, "--retire")[0] == 0
+    assert TrustedKeys.load(kolm.trusted).keys("receipts")[0].scope.tenant == ("acme", "globex")
+
+
+def test_a_scope_is_for_keys_that_sign_receipts_and_says_something(kolm: Kolm, tmp_path: Path) -> None:
+    assert kolm("add", AUDITOR.publish(tmp_path), "--tenant", "acme")[0] == 2
+    assert kolm("add", RECEIPTS.publish(tmp_path), "--tenant", "")[0] == 2
+    assert not kolm.trusted.exists()

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, Request, expect
+from playwright.sync_api import Browser, Page, Request, Route, expect
 
 from ledger.bundle.receipt_file import ReceiptFile, Turns
 from ledger.documents.content import check_sent
@@ -84,6 +84,19 @@ def test_a_file_is_checked_in_the_browser_and_nothing_of_it_is_sent(
     assert {(each.method, each.post_data) for each in asked} == {("GET", None)}
     paths = [each.url.removeprefix(site.url) for each in asked if "/static/" not in each.url]
     assert paths == ["/check", "/trusted.json", f"/receipts/{receipt_id(90)}/evidence.json"]
+
+
+def test_a_key_that_is_trusted_for_another_tenant_has_not_signed_it(
+    browser: Browser, site: Site, file: ReceiptFile, tmp_path: Path
+) -> None:
+    def for_another(route: Route) -> None:
+        known = route.fetch().json()
+        route.fulfill(json=known | {"scopes": {KEYS["receipts"].key_id: {"tenant": ["globex"]}}})
+
+    with browsing(browser, site.url) as page:
+        page.route("**/trusted.json", for_another)
+        assert chosen(page, tmp_path, file.to_bytes()) == "bad"
+        assert steps(page)["A trusted key has signed the receipt"] == "bad"
 
 
 def test_a_file_that_is_dropped_is_checked_as_one_that_is_chosen(

@@ -7,13 +7,14 @@ import base64
 import re
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
 from playwright.async_api import Browser, Locator, Page, Route, async_playwright, expect
 
 from ledger.bundle.receipt_file import ReceiptFile
-from ledger.keys.ed25519 import SigningKey
+from ledger.keys.ed25519 import PublicKey, SigningKey
 from tests.fakes.tampered_targets import GatedTarget, Loader
 from tests.integration.explorer.browsing import CHROMIUM, DESKTOP, PHONE
 from tests.integration.http.front import Front
@@ -148,14 +149,20 @@ OTHER = base64.b64encode(SigningKey.generate("receipts").public.raw).decode()
     [
         ([], None, "receipt not checked here: this front was given no keys that sign receipts"),
         ([OTHER], None, "this receipt does not hold: it is signed by ed25519:"),
+        ("for globex", None, "this receipt does not hold: its key is trusted for another tenant"),
         (None, "another", "this receipt does not hold: its file holds another answer"),
     ],
 )
 async def test_a_receipt_that_does_not_hold_is_said_not_to(
-    page: Page, keys: list[str] | None, text: str | None, said: str
+    page: Page, keys: list[str] | str | None, text: str | None, said: str
 ) -> None:
     async def front(route: Route) -> None:
-        await route.fulfill(json={"keys": keys, "explorer": "https://explorer.example/"})
+        known: dict[str, Any] = {"keys": keys}
+        if keys == "for globex":
+            known = await (await route.fetch()).json()
+            (key,) = (PublicKey.from_base64(each) for each in known["keys"])
+            known["scopes"] = {key.key_id: {"tenant": ["globex"]}}
+        await route.fulfill(json=known | {"explorer": "https://explorer.example/"})
 
     async def answer(route: Route) -> None:
         sent = await (await route.fetch()).text()

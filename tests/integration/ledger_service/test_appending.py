@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import grpc
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from ledger.documents.signed_document import sign_document
 from ledger.keys.ed25519 import SigningKey
+from ledger.keys.key_scope import KeyScope
 from ledger.tree.checkpoint import open_checkpoint
 from ledger.tree.merkle import leaf_hash, verify_inclusion
 from services.client import Content, LedgerClient
@@ -90,6 +92,17 @@ def test_a_key_that_somebody_drops_beside_the_trusted_ones_of_a_running_ledger_s
     assert len(refusals) == 1
     with serve() as served, LedgerClient.connect(served.address, wait=60) as ledger:  # a person has started it again
         assert ledger.append(envelope).index == 1
+
+
+def test_a_key_that_is_trusted_for_one_tenant_signs_no_other_s_receipt(serve: Serve, settings: LedgerSettings) -> None:
+    stolen = replace(STRANGER.public, scope=KeyScope.of(tenant=["globex"]))
+    settings.trusted_directory.mkdir(parents=True, exist_ok=True)
+    (settings.trusted_directory / "receipts-stolen.pub").write_bytes(stolen.to_pem())
+    with serve() as served, LedgerClient.connect(served.address, wait=60) as ledger:
+        with pytest.raises(InvalidArgument) as caught:
+            ledger.append(sign_document(receipt(0), STRANGER).to_bytes())
+        assert (caught.value.fields, caught.value.reason) == (("envelope",), "UNTRUSTED_SIGNATURE")
+        assert ledger.append(sign_document(receipt(0, tenant="globex"), STRANGER).to_bytes()).index == 0
 
 
 def test_a_key_of_another_role_may_not_sign_a_receipt(ledger: LedgerClient, settings: LedgerSettings) -> None:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 from ledger.documents.key_entry import KeyEntry
 from ledger.documents.signed_document import read_document, sign_rotation
+from ledger.durable_file import sync_path, write_durably
 from ledger.encoding.timestamp import timestamp
 from ledger.errors import StoreLocked
 from ledger.keys.ed25519 import ROLES, PublicKey
+from ledger.keys.key_file import publish_key
 from ledger.keys.note import Note, VerifierKey
 from ledger.keys.signer import Signer, is_device, open_signer
 from ledger.keys.trusted_keys import RETIRED, TrustedKeys
@@ -24,6 +26,7 @@ from ledger.sql.store import SqlEntryStore
 from ledger.tree.checkpoint import Checkpoint
 from ledger.tree.entry import Entry
 from services.cli.failures.exits import Failed, Missing, UsageError
+from services.generation.receipts.journal import JOURNAL, open_records, read_records
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +98,11 @@ def rotate(files: LedgerFiles, role: str, operators: tuple[Path, ...] = ()) -> R
 
 def _refuse_waiting_receipts(files: LedgerFiles, role: str) -> None:
     """Raises Failed if receipts wait: they would arrive signed by a key that is no longer valid."""
-    waiting = [*files.generation.glob("**/*.append")] if role == "receipts" else []
+    journals = files.generation.glob(f"**/{JOURNAL}") if role == "receipts" else ()
+    waiting = sum(len(open_records(read_records(path.read_bytes())[0])) for path in journals)
     if waiting:
         raise Failed(
-            f"{len(waiting)} receipts signed with this key have not reached the ledger",
+            f"{waiting} receipts signed with this key have not reached the ledger",
             "start the services, wait until all have arrived, stop them, and run this again",
         )
 
@@ -139,8 +143,7 @@ def _publish_name(files: LedgerFiles, new: Signer) -> None:
     with closing(SqlEntryStore.open_for_reading(files.database)) as store:
         name = VerifierKey(_origin(store), new.public).to_text()
     for folder in (files.data_dir, files.data_dir / "public"):
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "log.vkey").write_text(f"{name}\n", encoding="utf-8")
+        write_durably(folder / "log.vkey", f"{name}\n".encode(), mode=0o644)
 
 
 def _with(trusted: TrustedKeys, *keys: Signer) -> TrustedKeys:
@@ -160,8 +163,9 @@ def _origin(store: SqlEntryStore) -> str:
 
 def _swap(files: LedgerFiles, path: Path, old: Signer, new: Signer) -> None:
     """The public keys come first: a service that starts meanwhile finds its own key trusted, the old or the new one."""
-    new.publish(files.trusted)
-    old.publish(files.trusted / RETIRED)
+    trusted = TrustedKeys.load(files.trusted).find(old.role, old.key_id) or old.public
+    for key, folder in ((new.public, files.trusted), (old.public, files.trusted / RETIRED)):
+        publish_key(replace(key, scope=trusted.scope).to_pem(), key.key_id, old.role, folder)
     for published in files.trusted.glob(f"{old.role}*.pub"):
         if PublicKey.from_pem(published.read_bytes()) == old.public:
             published.unlink()
@@ -169,3 +173,4 @@ def _swap(files: LedgerFiles, path: Path, old: Signer, new: Signer) -> None:
         os.replace(path, path.with_name(f"{path.stem}.{old.key_id.rpartition(':')[2][:16]}.retired.pem"))
     if files.new_key is None:
         os.replace(_next_to(path), path)
+        sync_path(path.parent)

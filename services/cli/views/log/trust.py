@@ -18,7 +18,14 @@ _SHOWN = len("ed25519:") + 12  # enough for `kolm trust remove`, and a line of 8
 def keys_json(keys: Sequence[TrustedKey]) -> list[dict[str, Any]]:
     """One object for each key."""
     return [
-        {"role": key.role, "key_id": key.key_id, "file": str(key.path), "retired": key.retired, "new": key.is_new}
+        {
+            "role": key.role,
+            "key_id": key.key_id,
+            "file": str(key.path),
+            "retired": key.retired,
+            "new": key.is_new,
+            "scope": key.scope.to_document(),
+        }
         for key in keys
     ]
 
@@ -28,9 +35,11 @@ def keys_view(keys: Sequence[TrustedKey]) -> RenderableType:
     if not keys:
         return "no key is trusted"
     folder = commonpath([key.path.parent for key in keys])
-    made = table("role", "key", "file", "", whole=("key", "file"))
+    made = table("role", "key", "file", "for", whole=("key", "file"))
     for key in keys:
-        made.add_row(key.role, f"{key.key_id[:_SHOWN]}…", relpath(key.path, folder), "retired" if key.retired else "")
+        said = ["retired"] if key.retired else []
+        said += [f"{name} {value}" for name, values in key.scope.to_document().items() for value in values]
+        made.add_row(key.role, f"{key.key_id[:_SHOWN]}…", relpath(key.path, folder), "\n".join(said))
     return Group(Text(f"in {folder}:"), made)
 
 

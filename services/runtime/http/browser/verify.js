@@ -104,6 +104,15 @@ export function pae(type, payload) {
   return joined(utf8(`DSSEv1 ${kind.length} `), kind, utf8(` ${payload.length} `), payload);
 }
 
+// Mirrors key_scope.py: `scopes` are those of the trusted keys that may sign for a part alone, by key id.
+export function checkScope(document, signers, scopes = {}) {
+  for (const signer of signers) {
+    for (const [name, allowed] of Object.entries(scopes[signer] ?? {})) {
+      if (!allowed.includes(document[name])) throw new Error(`its key is trusted for another ${name} than ${document[name]}`);
+    }
+  }
+}
+
 // The payload of an envelope on which every signature is by a different one of `keys`.
 export async function openEnvelope(envelope, type, keys) {
   if (envelope.payloadType !== type) throw new Error(`its type is ${envelope.payloadType}, expected ${type}`);

@@ -103,7 +103,7 @@ def _greedy(target: Target, prompt: list[int]) -> list[int]:
 
 
 def _logits(target: Target, tokens: list[int]) -> Float32:
-    """Of all positions of a text [tokens, vocabulary], a copy."""
+    """Logits at all positions of a text [tokens, vocabulary], a copy."""
     table: list[int] = []
     target.blocks.extend(table, len(tokens))
     found = _forward(target, table, 0, tokens).copy()

@@ -57,7 +57,7 @@ class KolmEngine:
     def __init__(
         self, directory: Path, head: Path | None = None, arithmetic: str | None = None, store: Path | None = None
     ) -> None:
-        """Of a datastore only what follows in it is drafted, whatever is near."""
+        """A datastore drafts only what follows in it, whatever is near."""
         self.settings = EngineSettings()
         self.target = load_target(directory, arithmetic=arithmetic)
         self.tokenizer = Tokenizer(directory)

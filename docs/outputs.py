@@ -1,43 +1,57 @@
 """Write what the pages show of the output of commands, by running these: `python -m docs.outputs` (or `make outputs`).
 
-`docs/first-minutes.txt` is a recording from its first `$ ` on. In Markdown a block ```text is one; the services that it
-asks are those of the README's `kolm up`. Tests run the same lines and compare the shapes of what they print.
+In Markdown a block ```text is a recording. Its lines with `$ ` are run, in the order of PAGES, against one `kolm up` as
+README starts it; a line with `# ` waits until an auditor has judged every receipt.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import shlex
+import subprocess
+import sys
 import tempfile
 import textwrap
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from docs.session import ROOT, Step, recorded, run
+from services.cli.jobs.running.local_services import Addresses
 
-FIRST_MINUTES = ROOT / "docs" / "first-minutes.txt"
+ROOT = Path(__file__).parents[1]
 PAGES = (ROOT / "README.md", ROOT / "docs" / "structured-output.md")
-"""Asked in this order, of the same services."""
 _BLOCK = re.compile(r"(?<=^```text\n).*?(?=^```$)", re.MULTILINE | re.DOTALL)
 _FILE = re.compile(r"`(\w+\.json)`:\n\n```json\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-_NARROW, _WIDE = 80, 100
+_COLUMNS = 100
 _LONGEST = 140  # characters of a line, where a command breaks none
+_PATIENCE = 300.0  # seconds until an auditor has judged what was asked
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A line that does something, and what came of it."""
+
+    line: str
+    output: str
 
 
 def blocks(page: Path) -> list[list[Step]]:
-    """The recorded output of a page, block by block."""
-    return [recorded(block) for block in _BLOCK.findall(page.read_text("utf-8"))]
-
-
-def steps(pages: Sequence[Path] = PAGES) -> list[Step]:
-    """All of it."""
-    return [step for page in pages for block in blocks(page) for step in block]
+    """The recordings of a page."""
+    parts = [
+        re.split(r"^(\$ .*|# .*)\n", each, flags=re.MULTILINE)[1:] for each in _BLOCK.findall(page.read_text("utf-8"))
+    ]
+    return [[Step(line, output) for line, output in zip(each[::2], each[1::2], strict=True)] for each in parts]
 
 
 def up() -> str:
     """How the README starts the services."""
     found = re.search(r"^ {4}(kolm up .*)$", PAGES[0].read_text("utf-8"), re.MULTILINE)
     assert found is not None
-    return f"$ {found[1]}"
+    return found[1]
 
 
 def write_files(folder: Path) -> None:
@@ -47,34 +61,66 @@ def write_files(folder: Path) -> None:
             (folder / name).write_text(text, "utf-8")
 
 
-def _printed(steps: Sequence[Step], longest: int = 0) -> str:
-    lines = [each.rstrip() for step in steps for each in (step.line, *step.output.splitlines())]
-    shown = [textwrap.fill(each, longest) if longest and not each.startswith("$ ") else each for each in lines]
-    return "\n".join(shown) + "\n"
-
-
-def _write_first_minutes(folder: Path) -> None:
-    text = FIRST_MINUTES.read_text("utf-8")
-    opening = re.split(r"^\$ ", text, maxsplit=1, flags=re.MULTILINE)[0]
-    now = run([step.line for step in recorded(text)], folder, _NARROW)
-    FIRST_MINUTES.write_text(opening + _printed(list(now)), "utf-8")
-
-
-def _write_pages(folder: Path) -> None:
-    write_files(folder)
-    lines = [step.line for step in steps()]
-    _, *now = run([up(), *lines], folder, _WIDE)
-    outputs = iter(now)
-    for page in PAGES:
-        new = iter([_printed([next(outputs) for _ in block], _LONGEST) for block in blocks(page)])
-        page.write_text(_BLOCK.sub(lambda _: next(new), page.read_text("utf-8")), "utf-8")  # noqa: B023
-
-
 def main() -> None:
     """Write all of them anew."""
-    for write in (_write_pages, _write_first_minutes):
-        with tempfile.TemporaryDirectory() as folder:
-            write(Path(folder))
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write_files(folder)
+        with _up(folder) as environment:
+            for page in PAGES:
+                new = iter([_printed([_run(step.line, folder, environment) for step in each]) for each in blocks(page)])
+                page.write_text(_BLOCK.sub(lambda _: next(new), page.read_text("utf-8")), "utf-8")  # noqa: B023
+
+
+def _printed(steps: list[Step]) -> str:
+    lines = [each.rstrip() for step in steps for each in (step.line, *step.output.splitlines())]
+    return "\n".join(each if each.startswith("$ ") else textwrap.fill(each, _LONGEST) for each in lines) + "\n"
+
+
+def _run(line: str, folder: Path, environment: dict[str, str]) -> Step:
+    if line.startswith("$ "):
+        return Step(line, _kolm(line[2:], folder, environment))
+    deadline = time.monotonic() + _PATIENCE
+    while not all(each["outcome"] for each in json.loads(_kolm("kolm receipts list --json", folder, environment))):
+        if time.monotonic() > deadline:
+            raise TimeoutError("the auditor has not judged every receipt")
+    return Step(line, "")
+
+
+@contextmanager
+def _up(folder: Path) -> Iterator[dict[str, str]]:
+    """The environment of commands that ask services, which run on free ports meanwhile."""
+    own = {name: value for name, value in os.environ.items() if not name.startswith("KOLM_")}
+    environment = {**own, "COLUMNS": str(_COLUMNS), "TERM": "dumb", "OMP_NUM_THREADS": "1"}
+    free = [f"--{name}-port=0" for name in asdict(Addresses("", "", ""))]
+    command = [*_words(up()), *free, "--json"]
+    with subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            asked = json.loads(process.stdout.readline())
+            named = {f"KOLM_{name.upper()}": place for name, place in asked.items() if place}
+            yield environment | {
+                name: place for name, place in named.items() if name not in ("KOLM_EXPLORER", "KOLM_HTTP")
+            }
+        finally:
+            process.terminate()
+
+
+def _kolm(line: str, folder: Path, environment: dict[str, str]) -> str:
+    """The output of a command. Raises RuntimeError where it fails."""
+    done = subprocess.run(
+        _words(line), cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, text=True, check=False,
+    )  # fmt: skip
+    if done.returncode != 0:
+        raise RuntimeError(f"{line} ended with {done.returncode}: {done.stdout}")
+    return done.stdout.replace(f"{ROOT}/", "")
+
+
+def _words(line: str) -> list[str]:
+    program, *words = shlex.split(line)
+    assert program == "kolm"
+    return [sys.executable, "-m", "services.cli", *(word.replace("demo/", f"{ROOT}/demo/") for word in words)]
 
 
 if __name__ == "__main__":

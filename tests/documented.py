@@ -1,6 +1,6 @@
 """The `kolm` commands of the documentation, in the order in which tests run them as they stand.
 
-`tests/unit/docs/test_readme.py` parses every one and holds these tables against the pages.
+`tests/unit/docs/test_pages.py` parses every one and holds these tables against the pages.
 """
 
 from __future__ import annotations
@@ -208,7 +208,7 @@ RUN = {
     LONG_CONTEXT,
     OWN_MODEL,
 }
-"""All of them, but for how README and recording start the services: `docs.outputs` has that."""
+"""All of them, but for how README starts the services: `docs.outputs` has that."""
 
 
 def shell_lines(document: str) -> Iterator[str]:

@@ -42,7 +42,7 @@ def measure(model: str, *, quick: bool = False, soak_minutes: float = 0.0) -> di
 
 
 def methods_of(stack: Stack) -> list[str]:
-    """Those that are loaded, `auto` first: mixed among the requests."""
+    """The methods that are loaded, `auto` first: mixed among the requests."""
     with Runtime.connect(stack.generation, token=stack.token, tls=stack.tls) as runtime:
         return ["auto", *(name for name in runtime.model_info().methods if name != "off")]
 
@@ -78,7 +78,7 @@ def _on_and_off(stack: Stack, methods: list[str], callers: int) -> list[dict[str
 
 
 def figures(runs: list[Seen]) -> dict[str, Any]:
-    """Of some runs of the same requests. Times are of all of them, the rate is their median."""
+    """Figures of some runs of the same requests. Times are of all of them, the rate is their median."""
     first, gaps = ([value for seen in runs for value in values(seen)] for values in (_first, _gaps))
     return {
         "requests": sum(len(seen.outputs) for seen in runs),

@@ -35,7 +35,7 @@ class Stack:
     _processes: dict[str, subprocess.Popen[bytes]]
 
     def resident_mb(self) -> dict[str, float]:
-        """Of each process (Linux)."""
+        """Resident memory of each process (Linux)."""
         return {name: round(resident(process.pid) / 2**20, 1) for name, process in self._processes.items()}
 
     def secure(self) -> Stack:

@@ -1,13 +1,48 @@
-"""Measurements of a run: each prompt with speculation off and on, and sums by kind."""
+"""Prompts of six kinds, each with speculation off and on: what came of them, sums by kind, a receipt explained."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-from demo.main_job.prompts import Prompt
-from services.client import Finished, KolmError, Receipt, Runtime, SamplingParams, SpecDecodeConfig
+from rich.table import Table
+
+from services.cli.jobs.receipts.receipt_proof import Proof
+from services.cli.terminal.output import MARKS, outcome, short, whose_replay
+from services.cli.views.receipts.documents import envelope_json
+from services.client import Finished, KolmError, Message, Receipt, Request, Runtime, SamplingParams, SpecDecodeConfig
 from services.client.generation.completion import Chunk, Metrics
+from services.client.ledger.log import ReceiptDetails
+
+KINDS = ("question", "code", "rewrite", "summary", "data", "maths")
+_FILE = Path(__file__).parent / "questions.jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A line of `questions.jsonl`: a conversation to answer."""
+
+    id: str
+    kind: str
+    messages: tuple[Message, ...]
+
+    @property
+    def ending(self) -> str:
+        """The part that the output answers."""
+        return self.messages[-1].content
+
+    def request(self, sampling: SamplingParams) -> Request:
+        return Request(messages=self.messages, sampling=sampling, tenant="demo")
+
+
+def read_prompts(kind: str, count: int) -> list[Prompt]:
+    """The first `count` prompts of a kind."""
+    lines = map(json.loads, _FILE.read_text(encoding="utf-8").splitlines())
+    of_kind = [line for line in lines if line["kind"] == kind]
+    return [Prompt(line["id"], kind, tuple(Message(**turn) for turn in line["messages"])) for line in of_kind[:count]]
+
 
 METHODS = ("off", "lookahead", "rest", "eagle3")
 """The methods that are compared, where they are loaded; the first is the reference."""
@@ -88,3 +123,31 @@ def _row(answers: Sequence[Answer], reference: Sequence[Answer]) -> Row:
 
 def _decode_seconds(answers: Sequence[Answer]) -> float:
     return sum(each.metrics.decode_seconds for each in answers)
+
+
+def explained(details: ReceiptDetails, proof: Proof) -> Table:
+    """Identifiers are cut here, and nowhere else: `kolm receipts show` has them whole."""
+    document = envelope_json(details.receipt.envelope)["document"]
+    prompt, output, block = document["prompt"], document["output"], document["spec_decode"]
+    verdict = details.verdicts[-1] if details.verdicts else None
+    rows = [
+        ("the model", short(document["base_cid"]), "digest of weights and tokenizer"),
+        ("the arithmetic", short(document["profile_cid"]), "how to compute the same bits again"),
+        (
+            "the prompt",
+            f"{prompt['tokens']} tokens",
+            f"sealed as {short(prompt['commitment'])}",
+        ),
+        ("the answer", f"{output['tokens']} tokens", f"sealed as {short(output['commitment'])}"),
+        ("the computation", short(output["stream_digest"]), "digest over tokens and logits"),
+        ("how it was made", block["method"], f"{block['target_passes']} passes of the model"),
+        ("signed", MARKS[proof.signature], "by the server's key for receipts"),
+        ("in the log", MARKS[proof.inclusion], f"entry {details.receipt.index} of {proof.tree_size}, in a signed tree"),
+    ]
+    if verdict is not None:
+        whose = whose_replay(verdict.verification, verdict.replayed_by)
+        rows.append(("audited", outcome(verdict.outcome), f"{verdict.tokens_compared} tokens again, {whose}"))
+    made = Table.grid(padding=(0, 2))
+    for row in rows:
+        made.add_row(*row)
+    return made

@@ -2,19 +2,53 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from demo.main_job.measurement import Row
-from demo.main_job.prompts import Prompt
-from demo.main_job.wrapped_text import WrappedText
+from demo.main_job.measurement import Prompt, Row
 from services.cli.terminal.output import table
 from services.cli.terminal.steering import printable
+
+_PIECES = re.compile(r"\s|\S+")
+
+
+class WrappedText:
+    """Writes a word once it is known to be whole: whitespace has followed it."""
+
+    def __init__(self, write: Callable[[str], None], width: Callable[[], int]) -> None:
+        """`width` is that of the terminal, in columns, asked for each word."""
+        self._write, self._width = write, width
+        self._column, self._word = 0, ""
+
+    def __call__(self, text: str) -> None:
+        for piece in _PIECES.findall(text):
+            if piece.isspace():
+                self._end_word()
+                self._space(piece)
+            else:
+                self._word += piece
+
+    def _end_word(self) -> None:
+        size = cell_len(self._word)
+        if self._column and size and self._column + size > self._width():
+            self._write("\n")
+            self._column = 0
+        self._write(self._word)
+        self._column, self._word = self._column + size, ""
+
+    def _space(self, piece: str) -> None:
+        """A space after a full line is left out: the terminal would put it at the beginning of the next one."""
+        if piece == "\n" or self._column < self._width():
+            self._write(piece)
+        self._column = 0 if piece == "\n" else self._column + 1
+
 
 _PROMPT_LINES = 3
 _SHOWN_LINES = 8

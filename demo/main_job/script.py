@@ -10,9 +10,7 @@ from pathlib import Path
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from demo.main_job.measurement import METHODS, Answer, answer, rows, total
-from demo.main_job.prompts import KINDS, Prompt, read_prompts
-from demo.main_job.receipt import explained
+from demo.main_job.measurement import KINDS, METHODS, Answer, Prompt, answer, explained, read_prompts, rows, total
 from demo.main_job.scenes import Stage, Stream
 from ledger.keys.trusted_keys import TrustedKeys
 from services.auditor.auditor import Examined

@@ -64,7 +64,7 @@ class HaltWatch:
         return tuple((breach.index, breach.halt_index) for breach in self.breaches)
 
     def take_breaches(self) -> tuple[Breach, ...]:
-        """Those found so far, and forget them: for who keeps a count of its own."""
+        """Take the breaches found so far, and forget them: for who keeps a count of its own."""
         found, self.breaches = tuple(self.breaches), []
         return found
 

@@ -26,7 +26,7 @@ MAX_BUNDLE_BYTES = TILE_WIDTH * (2 + MAX_ENTRY_BYTES)
 _PATH = re.compile(r"tile/(0|[1-9][0-9]?|entries)/((?:x[0-9]{3}/){0,6}[0-9]{3})(?:\.p/([1-9][0-9]{0,2}))?")
 _LARGEST_LEVEL = 63
 _MOST_TILES = 2**55
-"""Of level 0, in the largest log that there can be (2^63 entries)."""
+"""Tiles of level 0 in the largest log that there can be (2^63 entries)."""
 
 
 @dataclass(frozen=True, slots=True)

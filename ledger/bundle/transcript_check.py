@@ -21,7 +21,7 @@ Receipts = Mapping[str, tuple[Receipt, Content | None]]
 
 
 def receipts_in(bundle: BundleFolder, receipt_ids: Collection[str]) -> Receipts:
-    """Those of the receipts that the bundle holds. Raises LedgerError for files that are not in form."""
+    """The named receipts that the bundle holds. Raises LedgerError for files that are not in form."""
     found = {}
     for path in bundle.paths():
         if path.startswith("entries/"):

@@ -18,7 +18,7 @@ from ledger.keys.trusted_keys import TrustedKeys
 PAYLOAD_TYPE = "application/vnd.kolm.promise.v1+json"
 _ROLE = "receipts"
 MOST_CHOICES = 1024
-"""Of one promise; more than servers take in one request, and few enough to list."""
+"""Choices of one promise: more than servers take in one request, and few enough to list."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,7 +75,7 @@ class PromiseAnswer:
 
 
 def promise_digest(data: bytes) -> str:
-    """Of a promise's envelope, however it is laid out. Raises FormatError."""
+    """The digest of a promise's envelope, however it is laid out. Raises FormatError."""
     return digest(Envelope.from_bytes(data).to_bytes())
 
 

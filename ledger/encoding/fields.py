@@ -76,7 +76,7 @@ class Fields:
         return value
 
     def names(self) -> list[str]:
-        """Of all members, sorted, each a name."""
+        """The names of all members, sorted."""
         for member in self._members:
             if not _NAME.fullmatch(member):
                 raise FormatError(self.path(member), "is not a name")

@@ -22,7 +22,7 @@ class Signer(Protocol):
 
     @property
     def key_id(self) -> str:
-        """That of the public key."""
+        """The identifier of the public key."""
         ...
 
     def sign(self, message: bytes) -> bytes:

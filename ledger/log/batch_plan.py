@@ -85,7 +85,7 @@ class BatchPlan:
         return self.store.outcome_at(index)
 
     def retentions(self) -> list[tuple[int, Retention]]:
-        """Those of this batch too: an expiry behind a policy must not follow the one that it replaces."""
+        """The policies, this batch's too: an expiry behind a policy must not follow the one that it replaces."""
         planned = ((record.index, record.document) for record in self.records)
         return [*self.store.retentions(), *((at, policy) for at, policy in planned if isinstance(policy, Retention))]
 

@@ -38,7 +38,7 @@ class CosignatureStore:
             raise StoreError(f"cannot create {folder}: {error.strerror}") from None
 
     def sizes(self) -> list[int]:
-        """Of the trees that have a cosigned checkpoint, rising."""
+        """Sizes of the trees that have a cosigned checkpoint, rising."""
         return sorted(int(match[1]) for name in os.listdir(self._folder) if (match := _FILE.fullmatch(name)))
 
     def note(self, size: int) -> bytes | None:

@@ -105,7 +105,7 @@ class Auditor:
         return self._backlog.due()
 
     def in_other_hands(self) -> dict[int, str]:
-        """Those of them that were not given up and do not pause after a failure, each with the auditor that has it; an
+        """What is due, was not given up and does not pause after a failure, each with the auditor that has it; an
         empty name where that one has ended since.
         """
         jobs = {job.receipt_index: job for job in self._schedule.jobs()}

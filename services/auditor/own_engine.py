@@ -53,7 +53,7 @@ class OwnEngine:
 
     @property
     def base_cid(self) -> str:
-        """Of the weights in this process."""
+        """The identifier of the weights in this process."""
         return self._verifier.target.base_cid
 
     def replay(self, receipt: Receipt, content: Content, way: str = DECODE) -> Replayed:

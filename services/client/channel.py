@@ -138,7 +138,7 @@ OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 2000),
 )
-"""Of every channel to a kolm server."""
+"""Options of every channel to a kolm server."""
 
 
 _warned: set[str] = set()

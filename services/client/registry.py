@@ -346,7 +346,7 @@ class RegistryClient:
         return head(self._call(self._stub.RecordKScore, pb.RecordKScoreRequest(envelope=envelope)).head)
 
     def missing(self, blobs: Iterable[tuple[str, int]]) -> list[MissingBlob]:
-        """Those of these blobs (digest, size) that the registry lacks."""
+        """The blobs among these (digest, size) that the registry lacks."""
         request = pb.FindMissingBlobsRequest(blobs=[blob(*each) for each in blobs])
         return [missing(each) for each in self._call(self._stub.FindMissingBlobs, request).missing]
 

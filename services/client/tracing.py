@@ -74,7 +74,7 @@ def begun(name: str, kind: str, context: Any = None, **attributes: str) -> Span:
 
 
 def rpc_attributes(path: str) -> dict[str, str]:
-    """Of gRPC's `/package.Service/Method`."""
+    """A span's attributes for gRPC's `/package.Service/Method`."""
     service, _, method = path.removeprefix("/").partition("/")
     return {"rpc.system": "grpc", "rpc.service": service, "rpc.method": method}
 

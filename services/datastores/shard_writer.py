@@ -35,7 +35,7 @@ class ShardWriter:
 
     @property
     def passages(self) -> Int64:
-        """Of the shards that are written, [count, 3]: shard, first token, tokens."""
+        """Passages of the shards that are written, [count, 3]: shard, first token, tokens."""
         return np.concatenate(self._passages)
 
     def take(self, tokens: NDArray[Any]) -> None:

@@ -68,7 +68,7 @@ class RecordDraft(Draft):
 
 
 ROWS = 128
-"""Of a pass, by default: enough that the weights are read seldom, and 25 MB of logits for 50,000 tokens."""
+"""Rows of a pass, by default: enough that weights are read seldom, and 25 MB of logits for 50,000 tokens."""
 
 _RECORD = "record"  # the name of the one drafter
 _CHEAP_ROWS = PassCost.line(fixed=1.0, row=1e-6)  # every recorded token is worth its row

@@ -63,7 +63,7 @@ class ApiError(Exception):
 
 
 def of_kolm(error: client.KolmError, names: Mapping[str, str]) -> ApiError:
-    """Of an error of the generation server. `names` are the caller's names of its fields, by their gRPC paths."""
+    """The error that the generation server's becomes. `names` are the caller's names of fields, by their gRPC paths."""
     status = next((status for kind, status in _STATUS.items() if isinstance(error, kind)), 500)
     field = error.fields[0] if error.fields else error.resource
     if isinstance(error, client.NotFound) and error.resource:
@@ -84,7 +84,7 @@ def _named(path: str, names: Mapping[str, str]) -> str:
 
 
 def of_body(error: ValidationError) -> ApiError:
-    """Of a body that is no request: its first problem, by the path of its field."""
+    """The error for a body that is no request: its first problem, by the path of its field."""
     first = error.errors(include_url=False)[0]
     param = _path(first["loc"])[:_LONGEST_VALUE] or None
     if first["type"] == "union_tag_invalid":

@@ -39,7 +39,7 @@ _MOST_MEMBERS = 64  # of an object: more than any of them has
 
 
 def only(*neutral: object) -> AfterValidator:
-    """Of a member that kolm does not have: values that ask for nothing pass, others are refused."""
+    """A check of a member that kolm does not have: values that ask for nothing pass, others are refused."""
 
     def check(value: object) -> object:
         if value is None or value in neutral:
@@ -50,7 +50,7 @@ def only(*neutral: object) -> AfterValidator:
 
 
 def unsupported(*neutral: object) -> PydanticCustomError:
-    """Of a value that is none of the neutral ones."""
+    """The error for a value that is none of the neutral ones."""
     instead = "".join(f", or send {json.dumps(each)}" for each in neutral)
     return PydanticCustomError(
         "unsupported_value", "is not supported by kolm; leave it out{instead}", {"instead": instead}

@@ -11,7 +11,7 @@ from services.runtime.metrics import Metrics
 
 
 class LedgerMetrics:
-    """Of one log."""
+    """Metrics of one log."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._metrics = metrics = Metrics(registry)

@@ -42,7 +42,7 @@ _log = logging.getLogger(__name__)
 SERVICE = "kolm.ledger.v1.LedgerService"
 
 _EXPORT_THREADS = 2
-"""Of their own: however many bundles are made, lists and proofs do not wait for them."""
+"""Threads of their own: however many bundles are made, lists and proofs do not wait for them."""
 
 _Value = TypeVar("_Value")
 

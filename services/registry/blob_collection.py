@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 
 
 MAX_BASE_BYTES = 16 * 1024 * 1024
-"""Of a base's manifest or its config.json."""
+"""Bytes of a base's manifest or its config.json."""
 
 
 def read_base(base_cid: str, blobs: BlobStore) -> BaseManifest:
@@ -33,7 +33,7 @@ def read_base(base_cid: str, blobs: BlobStore) -> BaseManifest:
 
 
 def base_digest(base_cid: str) -> str:
-    """Of the blob that holds the base's manifest."""
+    """The digest of the blob that holds the base's manifest."""
     return base_cid.removeprefix("cidv1:")
 
 
@@ -131,7 +131,7 @@ class BlobCollection:
             self._swept = self._blobs.sweep(self._before)
 
     def _removed(self, batch: Sequence[StoredBlob]) -> Sequence[StoredBlob]:
-        """Those that still have no head, now that nobody can propose one."""
+        """Blobs that still have no head, now that nobody can propose one."""
         if self._dry_run:
             return batch
         with self._catalogue.removing() as rows:

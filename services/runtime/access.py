@@ -196,7 +196,7 @@ class Access:
         return principal
 
     def caller_of(self, call: Call) -> str:
-        """Whose call it is, for limits: a principal's or, without a credential, that of a machine's address."""
+        """The caller, for limits: a principal or, without a credential, a machine's address."""
         try:
             principal = self._principal(call)
         except (Unauthenticated, Unavailable):
@@ -272,7 +272,7 @@ def _bearer(metadata: Iterable[tuple[str, str | bytes]]) -> str | None:
 
 
 def _certificate_names(call: Call) -> Sequence[str]:
-    """Of the client's certificate, which TLS has verified; the alternative names first."""
+    """Names in the client's certificate, which TLS has verified; the alternative names first."""
     shown = call.auth_context()
     return [name.decode("utf-8", "replace") for key in _CERTIFICATE_NAMES for name in shown.get(key, ())]
 

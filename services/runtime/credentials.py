@@ -65,7 +65,7 @@ LOCAL_CALLER = Principal("anonymous", DEFAULT_TENANT, frozenset({"generate"}), a
 
 
 TOKEN_PREFIX = "kolm_"
-"""Of every token, so that people and scanners of repositories know one when they see it."""
+"""What every token begins with, so that people and scanners of repositories know one when they see it."""
 
 _TOKEN_BYTES = 32  # 256 bits
 _ID_DIGITS = 12

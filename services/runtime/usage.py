@@ -53,7 +53,7 @@ OF_COMMANDS = frozenset(
         "KOLM_TRUSTED",
     ]
 )
-"""Those of `kolm`'s options; a test compares them with the options."""
+"""Variables of `kolm`'s options; a test compares them with the options."""
 
 _OF_TESTS = ("KOLM_TEST", "KOLM_BENCHMARK")
 

@@ -306,7 +306,7 @@ class Notebook(Drafter):
         return over
 
     def recording(self, answer: Answer) -> Recording:
-        """Of a request that has ended; its notes are gone afterwards."""
+        """The recording of a request that has ended; its notes are gone afterwards."""
         return self._streams.recording(self._notes.pop(answer.id).pieces, len(answer.prompt), len(answer.said))
 
 

@@ -306,7 +306,7 @@ def check_out(out: Path) -> None:
 
 
 def digest_of(paths: Sequence[Path]) -> str:
-    """Of the files' contents, in order."""
+    """A digest of the files' contents, in order."""
     digest = hashlib.sha256()
     for path in paths:
         digest.update(hashlib.sha256(path.read_bytes()).digest())

@@ -334,7 +334,7 @@ class Trainer:
 
     @property
     def seconds(self) -> float:
-        """Of training, those before the checkpoint that it continues included."""
+        """Seconds of training, those before the checkpoint that it continues included."""
         return self._seconds_before + self._clock() - self._started
 
 

@@ -20,7 +20,7 @@ CREATE TABLE IF NOT EXISTS forks
 """
 _BUSY_SECONDS = 10.0
 _MOST_FORKS = 16
-"""Of one log. Each alone is proof; the disk is not for a log to fill."""
+"""Forks kept of one log. Each alone is proof; the disk is not for a log to fill."""
 
 
 class SqliteWitnessMemory:

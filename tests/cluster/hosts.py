@@ -55,7 +55,7 @@ class Network:
             )
 
     def address(self, host: str) -> str:
-        """Of the service that was launched there, once it serves."""
+        """The address of the service that was launched there, once it serves."""
 
         def ready() -> bool:
             log = (self.folder / f"{host}.log").read_text

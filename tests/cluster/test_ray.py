@@ -49,7 +49,7 @@ class Deployed:
     other: object
 
     def replicas(self) -> int:
-        """Those that take calls."""
+        """How many replicas take calls."""
         deployment = serve.status().applications["kolm"].deployments["Generation"]
         return deployment.replica_states.get("RUNNING", 0)
 
@@ -109,7 +109,7 @@ def deployed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployed]:
 
 
 def settings(services: LocalServices, ledger: str) -> dict[str, object]:
-    """Of each replica, as a Serve config has them."""
+    """Settings of each replica, as a Serve config has them."""
     data = services.data_dir
     return {
         "model": str(services.model), "ledger": ledger, "replicas": 4, "halt_poll_seconds": 0.2,
@@ -159,7 +159,7 @@ def text_of_the_front(deployed: Deployed) -> str:
 
 
 def afresh(answers: list[Completion]) -> list[Completion]:
-    """Those of replicas that had not seen the prompt: others have its blocks in their cache."""
+    """Answers of replicas that had not seen the prompt: others have its blocks in their cache."""
     return [answer for answer in answers if answer.usage.cached_prompt_tokens == 0]
 
 

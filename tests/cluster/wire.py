@@ -37,7 +37,7 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class Weather:
-    """Of the frames that no cut stops a share `loss` is lost, and the rest takes between `delay[0]` and `delay[1]`
+    """What happens to frames that no cut stops: a share `loss` is lost, the rest takes `delay[0]` to `delay[1]`
     seconds, so that they overtake each other.
     """
 

@@ -59,7 +59,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 
 
 def take_trusted_keys(stack: Stack) -> None:
-    """Those of the stack count on this machine from here on."""
+    """The stack's keys count on this machine from here on."""
     keys = stack.compose("run", "--rm", "-T", "--entrypoint", "tar cf - -C /var/lib/kolm trusted", "trust")
     (stack.folder / "trusted.tar").write_bytes(keys.encode("latin-1"))
     with tarfile.open(stack.folder / "trusted.tar") as archive:

@@ -50,7 +50,7 @@ class Kolm:
 
     @property
     def token(self) -> str:
-        """Of the services' owner, for calls past the command line."""
+        """The token of the services' owner, for calls past the command line."""
         return self.token_file.read_text().strip()
 
     def json(self, *arguments: str, code: int = 0) -> Any:

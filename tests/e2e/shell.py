@@ -97,7 +97,7 @@ class Shell:
             process.join()
 
     def words(self, command: str) -> list[str]:
-        """Of a command, with what is here in the place of what the pages name."""
+        """The words of a command, with what is here in the place of what the pages name."""
         return [self._here(word) for word in shlex.split(command)]
 
     def _here(self, word: str) -> str:

@@ -57,7 +57,7 @@ def test_ledgers(shell: Shell) -> None:
 
 
 def test_datastores_and_generation_servers(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a small base in the place of the one that is bundled: each server loads it."""
+    """A small base is in the place of the one that is bundled: each server loads it."""
     base = make_tiny_model(shell.folder / "base")
     write_kolm(shell.folder / "head", head_config(read_config(base)))
     for asked in ("KOLM_MODEL", "KOLM_GENERATION_MODEL"):

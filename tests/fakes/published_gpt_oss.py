@@ -17,7 +17,7 @@ _KIND = GGMLQuantizationType.MXFP4
 
 
 def as_published(directory: Path, quantised: Path, widened: Path) -> None:
-    """Of a directory whose experts are plain numbers: `quantised` as OpenAI has it, and `widened`, with the same values
+    """From a directory with experts in plain numbers: `quantised` as OpenAI has it, and `widened`, with the same values
     in float32.
     """
     blocks, values = dict[str, NDArray[Any]](), dict[str, NDArray[Any]]()

@@ -22,7 +22,7 @@ def target_of(path: Path, **options: Any) -> CpuTarget:
 
 
 def logits_of(target: CpuTarget, widths: Sequence[int] = (len(TOKENS),)) -> NDArray[np.float32]:
-    """Of TOKENS, so many in each pass."""
+    """Logits of TOKENS, so many in each pass."""
     table: list[int] = []
     target.blocks.extend(table, len(TOKENS))
     logits, start = [], 0

@@ -45,11 +45,11 @@ class Arithmetic(Protocol):
     def capped(self, x: Float32, cap: float) -> Float32: ...
 
     def embedding(self, weights: StoredTensor, tokens: Int64, factor: float = 1.0) -> Float32:
-        """Of weights [vocabulary, n]: [tokens, n]."""
+        """Rows of weights [vocabulary, n]: [tokens, n]."""
         ...
 
     def rms_norm(self, v: Float32, weight: Float32, epsilon: float) -> Float32:
-        """Of v [rows, n]."""
+        """The norm of v [rows, n]."""
         ...
 
     def linear(
@@ -65,11 +65,11 @@ class Arithmetic(Protocol):
     def routed(
         self, logits: Float32, chosen: int, normalised: bool, sigmoid: bool = False, scales: Float32 | None = None
     ) -> tuple[Int64, Float32]:
-        """Of the router's logits [rows, experts]: the experts of each row by rank and their shares, [rows, chosen]."""
+        """Each row's experts by the router's logits [rows, experts]: by rank, and their shares, [rows, chosen]."""
         ...
 
     def mixed(self, outputs: Float32, shares: Float32) -> Float32:
-        """Of outputs [rows, chosen, n] and shares [rows, chosen]: [rows, n]."""
+        """The sum of outputs [rows, chosen, n] by shares [rows, chosen]: [rows, n]."""
         ...
 
     def rotation(

@@ -25,7 +25,7 @@ _LENGTH = 200
 
 
 def logits_digest(directory: Path) -> str:
-    """Of a text in one pass; threads, of which there are two, change nothing."""
+    """A digest of a text's logits in one pass; threads, of which there are two, change nothing."""
     target = CpuTarget(read_config(directory), open_weights(directory), 8, "", "", threads=2)
     table: list[int] = []
     target.blocks.extend(table, _LENGTH)

@@ -72,7 +72,7 @@ def create_credential(file: Path, wish: Wish) -> Created:
 
 
 def list_credentials(file: Path) -> tuple[Credential, ...]:
-    """Those of a file. Raises Failed."""
+    """The credentials in a file. Raises Failed."""
     try:
         return read_principals(file)
     except PrincipalsError as error:

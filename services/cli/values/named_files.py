@@ -35,7 +35,7 @@ def expect_folder(flag: str, path: Path, kind: FolderKind) -> None:
 
 
 def named_adapters(settings: Iterable[str]) -> dict[str, Path]:
-    """Of NAME=DIR each."""
+    """Folders by name, from settings of the form NAME=DIR."""
     found = {}
     for setting in settings:
         name, _, folder = setting.partition("=")

@@ -17,7 +17,7 @@ from services.client.generation.completion import Receipt, Resolved
 from services.client.generation.request import Request, SpecDecodeConfig
 
 _CLAMPED = {"max_tokens", "min_tokens", "top_k", "stop", "stop_token_ids", "logit_bias", "logprobs"}
-"""Of sampling: what a server may lower, order anew, or keep out of receipts; the tokens of a replay depend on the rest
+"""What a server may lower, order anew, or keep out of receipts; the tokens of a replay depend on the rest of sampling
 just as on these, and a replay takes them from the receipt."""
 _RELATIVE = 1e-6  # numbers go over the wire in single precision
 

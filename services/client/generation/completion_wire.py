@@ -175,7 +175,7 @@ def _stop_reason(message: pb.Choice | pb.Finished) -> str | int | None:
 
 
 class Collection:
-    """Of one stream of `choices`. `on_promise` gets the promise as soon as the stream has begun; it may raise."""
+    """One stream of `choices` so far. `on_promise` gets the promise once the stream has begun; it may raise."""
 
     def __init__(self, choices: int, on_promise: Callable[[bytes | None], None]) -> None:
         self._choices, self._on_promise = choices, on_promise
@@ -271,7 +271,7 @@ def checked_completion(
     request: Request,
     spec_decode: SpecDecodeConfig | None,
 ) -> Completion:
-    """Of a unary call; `metadata` is its initial metadata, which has the promise. Raises ReceiptMismatch, Internal."""
+    """The answer of a unary call; `metadata` comes first and has the promise. Raises ReceiptMismatch, Internal."""
     from services.client.generation.answer_check import (  # the reader of signed bytes: none so far
         check_promise,
         check_receipt,

@@ -156,7 +156,7 @@ class Tools:
 
     @property
     def names(self) -> list[str]:
-        """Of those that may be called."""
+        """The names of the tools that may be called."""
         return [tool.name for tool in self.given if not self.allowed or tool.name in self.allowed]
 
 

@@ -126,7 +126,7 @@ def spec_decode_message(config: SpecDecodeConfig) -> speculation_pb2.SpecDecodeC
 
 
 def tokenize_request(request: Request, add_special_tokens: bool | None) -> pb.TokenizeRequest:
-    """Of the request its model, its prompt or its messages. Raises InvalidArgument as `generate_request` does."""
+    """The request's model, and its prompt or messages. Raises InvalidArgument as `generate_request` does."""
     message = pb.TokenizeRequest()
     _set(message, "model", request.model)
     _set(message, "add_special_tokens", add_special_tokens)

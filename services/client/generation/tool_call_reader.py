@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Of the answer, beside its calls."""
+    """A piece of the answer beside its calls."""
 
     text: str
 

@@ -19,7 +19,7 @@ _FINISHED = {"stop": "stop", "length": "length", "cancelled": "abort", "error": 
 
 
 class GenerationMetrics:
-    """Of one server with one model. Requests are observed on the event loop."""
+    """Metrics of one server with one model. Requests are observed on the event loop."""
 
     def __init__(
         self, registry: CollectorRegistry, identity: Identity, clock: Callable[[], float] = time.perf_counter

@@ -231,7 +231,7 @@ class GenerationServicer(GenerationServiceServicer):
 
 
 def _promise_of(run: Run) -> bytes:
-    """Of a run that the engine has taken."""
+    """The promise of a run that the engine has taken."""
     assert run.promise is not None
     return run.promise.envelope
 
@@ -241,7 +241,7 @@ def _input_field(request: pb.GenerateRequest) -> str:
 
 
 def _deadline(context: Context) -> float:
-    """Of the call, by `time.perf_counter`."""
+    """The call's deadline, by `time.perf_counter`."""
     remaining = context.time_remaining()
     return math.inf if remaining is None else time.perf_counter() + remaining
 

@@ -164,7 +164,7 @@ def complete(
 
 
 def aborted(index: int, token_ids: Sequence[int], prompt_tokens: int) -> vllm.GenerateResponse:
-    """Of a choice that somebody has ended."""
+    """The answer for a choice that somebody has ended."""
     return vllm.GenerateResponse(
         complete=vllm.GenerateComplete(
             output_ids=token_ids,

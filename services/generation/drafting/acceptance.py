@@ -53,13 +53,13 @@ _FADE = 0.9  # decay of the shared counts per request: a kind that stopped payin
 
 
 class Acceptance:
-    """Of one drafter. Requests of one adapter and one band of temperatures share counts, never text."""
+    """Acceptance of one drafter's tokens. Requests of one adapter and band of temperatures share counts, never text."""
 
     def __init__(self) -> None:
         self._shared: dict[tuple[str | None, int], Float64] = {}
 
     def begin(self, request: EngineRequest) -> RequestAcceptance:
-        """Of one request. It uses the shared counts until it has enough of its own."""
+        """Counts for one request, which uses the shared ones until it has enough of its own."""
         kind = request.adapter, bisect_left(_BANDS, request.sampling.temperature)
         shared = self._shared.setdefault(kind, np.zeros((len(_PRIORS), 2)))
         shared *= _FADE

@@ -40,7 +40,7 @@ def load_head(folder: Path, base: TargetConfig) -> DraftHead:
 
 
 def build_drafters(parts: Parts) -> dict[str, Drafter]:
-    """Those of every method that can be built, in the order of the table.
+    """The drafters of all methods that can be built, in the order of the table.
 
     Raises CannotDraft: a method cannot be built from the server's flags.
     """

@@ -149,7 +149,7 @@ EMPTY_OUTCOME = Outcome(
         decode_seconds=0.0,
     ),
 )
-"""Of a sequence that ended before its first token, for no reason of its own."""
+"""The outcome of a sequence that ended before its first token, for no reason of its own."""
 
 Event = Chunk | Finished
 Sink = Callable[[Event], None]

@@ -130,7 +130,7 @@ class KeptFeatures:
             self.drop(next(iter(self._kept)))
 
     def of(self, node: PrefixNode, layers: tuple[int, ...]) -> Float32 | None:
-        """Those of `layers`; None where others, or none, are kept."""
+        """The node's features of `layers`; None where others, or none, are kept."""
         kept = self._kept.get(node)
         return kept.features if kept is not None and kept.layers == layers else None
 
@@ -299,7 +299,7 @@ class PrefixSharing:
         return best
 
     def _in_use(self, sequence: Sequence) -> int:
-        """Of the blocks that a sequence would begin with, those that others stand in: it needs no room for them."""
+        """How many blocks that a sequence would begin with others stand in: it needs no room for them."""
         cursor = PrefixCursor(sequence, self._speculation.feature_layers([sequence]))
         while (node := self._next(cursor)) is not None and self._target.blocks.in_use(node.block):
             cursor.advance(node)

@@ -105,7 +105,7 @@ class Switch:
 
     @property
     def method(self) -> str | None:
-        """Whose turn it is; None during a rest, and where no method is left."""
+        """The method whose turn it is; None during a rest, and where no method is left."""
         return self._methods[self._turn] if self._turn < len(self._methods) else None
 
     def drop(self, method: str) -> None:
@@ -297,7 +297,7 @@ class Speculation:
         drafts.seconds += self._clock() - started
 
     def own(self, sequence: Sequence, features: Float32, layers: tuple[int, ...]) -> Float32 | None:
-        """Of features of `layers` those that the sequence's drafts read; None where they read none."""
+        """The part of the features of `layers` that the sequence's drafts read; None where they read none."""
         wanted = self._drafts[sequence].layers if sequence in self._drafts else ()
         return self._of_layers(features, layers, wanted) if wanted else None
 
@@ -328,7 +328,7 @@ class Speculation:
             drafts.switch.passed(len(path) - 1 - cost / budget.shares[0])
 
     def method(self, sequence: Sequence) -> str:
-        """Whose draft the pass in flight verifies, if it verifies one."""
+        """The method whose draft the pass in flight verifies, if it verifies one."""
         return self._drafts[sequence].drafter.partition("/")[0] if sequence in self._drafts else "off"
 
     def preempted(self, sequence: Sequence) -> None:

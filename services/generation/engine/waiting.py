@@ -90,7 +90,7 @@ class WaitingQueue:
 
     @property
     def _whose_turn(self) -> str | None:
-        """Of tenants with equal counters, the one whose first sequence has waited longest."""
+        """The tenant with the least counter; among equals the one whose first sequence has waited longest."""
         return min(self._queues, key=lambda tenant: (self._counters[tenant], self._queues[tenant][0][1]))
 
     def _lift(self, tenant: str | None) -> None:

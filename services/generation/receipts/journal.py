@@ -261,7 +261,7 @@ def _size_of(record: Record) -> int:
 
 
 def open_records(records: list[Record]) -> list[Record]:
-    """Those that are not settled, the oldest first."""
+    """Records that are not settled, the oldest first."""
     left: dict[str, Record] = {}
     _apply(left, records)
     return list(left.values())

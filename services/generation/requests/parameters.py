@@ -171,7 +171,7 @@ def _verify(config: speculation_pb2.SpecDecodeConfig) -> bool | None:
 
 
 def _parameters(config: speculation_pb2.SpecDecodeConfig, method: str) -> dict[str, int]:
-    """Those of the method that was asked for, or of any where the server chooses."""
+    """Parameters of the method that was asked for, or of any where the server chooses."""
     known = {each.name: each for spec in METHODS if method in (spec.name, "auto") for each in spec.parameters}
     for name, value in config.parameters.items():
         if name not in known:

@@ -25,7 +25,7 @@ _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _ANY = {"type": "object"}
 _FREE = ["start: TEXT | head calls", "TEXT: /(?s:.*)/"]
 _PIECE = re.compile(r'"[^"]*"|[{}\[\]]|[,:] ?')
-"""Of JSON, as schemas' grammars have them: a longer literal would shut out an alternative that begins alike."""
+"""A piece of JSON, as schemas' grammars have them: a longer literal would shut out an alternative that begins alike."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,7 +40,7 @@ class Quota:
     bytes: int | None = None
 
     def part(self, servers: int) -> Quota:
-        """Of one of `servers` that share it, rounded up. Bytes stay whole: the ledger counts those of all."""
+        """The share of one of `servers`, rounded up. Bytes stay whole: the ledger counts those of all."""
         requests, tokens = (None if whole is None else -(-whole // servers) for whole in (self.requests, self.tokens))
         return Quota(requests, tokens, self.bytes)
 

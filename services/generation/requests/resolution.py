@@ -133,7 +133,7 @@ class Resolved:
 
     @property
     def most_tokens(self) -> int:
-        """Of the prompt and of all outputs together."""
+        """Tokens of the prompt and of all outputs together."""
         return len(self.prompt) + self.choices * self.sampling.max_tokens
 
     def engine_request(self, engine_id: str, choice: int, *, off: bool = False) -> EngineRequest:

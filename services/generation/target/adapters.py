@@ -370,7 +370,7 @@ def read_adapter(name: str, directory: Path, base: TargetConfig, base_directory:
 
 
 def _modules(base: TargetConfig) -> tuple[str, ...]:
-    """That can be adapted; experts cannot."""
+    """Modules that can be adapted; experts cannot."""
     modules = FUSED_MODULES if base.fused else MODULES
     return tuple(module for module in modules if not (base.experts and module.startswith("mlp.")))
 

@@ -88,13 +88,13 @@ class CpuTarget:
 
     @property
     def weight_bytes(self) -> int:
-        """Of the matrices that a pass over one row reads, as they lie in memory."""
+        """Bytes of the matrices that a pass over one row reads, as they lie in memory."""
         matrices = [self._parts.head, *(matrix for layer in self._parts.layers for matrix in layer.matrices)]
         return sum(matrix.weights.panels.nbytes for matrix in matrices)
 
     @property
     def cache_bytes(self) -> int:
-        """Of all blocks, whether or not their memory has been touched."""
+        """Bytes of all blocks, whether or not their memory has been touched."""
         return sum(keys.nbytes + values.nbytes for keys, values in self._parts.cache.groups)
 
     def forward(self, rows: Rows, feature_layers: Sequence[int] = ()) -> PassOutput:

@@ -57,7 +57,7 @@ class NamedModel:
 
 
 def named_models() -> list[NamedModel]:
-    """Those of packages first, then the imported ones by name."""
+    """Models of packages first, then the imported ones by name."""
     packages = [NamedModel(name, path, "package") for name, path in packaged().items()]
     return packages + [NamedModel(name, path, "imported") for name, path in imported().items()]
 

@@ -275,7 +275,7 @@ class KeptProbes:
 
 
 def _digest(target: Target, document: dict[str, Any]) -> str:
-    """Of a result and of what it is the result of, so that no other file is taken for it."""
+    """A digest of a result and of what it is the result of, so that no other file is taken for it."""
     return cid_of_json({"circumstances": _context(target), **document})
 
 

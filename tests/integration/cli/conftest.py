@@ -49,7 +49,7 @@ def scripted() -> ScriptedGeneration:
 
 @pytest.fixture
 def address(scripted: ScriptedGeneration) -> Iterator[str]:
-    """Of a scripted generation server."""
+    """The address of a scripted generation server."""
     with serving(mount(scripted)) as served:
         yield served.address
 

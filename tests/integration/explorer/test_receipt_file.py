@@ -35,7 +35,7 @@ TURNS: Turns = (
 
 @pytest.fixture(scope="module")
 def file(site: Site) -> ReceiptFile:
-    """Of a conversation in the site's log, whose texts need every escape of canonical JSON; it has a verdict."""
+    """A conversation in the site's log, whose texts need every escape of canonical JSON; it has a verdict."""
     text = commit_text(MESSAGES_DOMAIN, CONTENT.prompt_salt, canonical(list(TURNS)).decode())
     prompt = replace(signed().prompt, text_commitment=text, chat_template=text)
     document = signed(receipt_id=receipt_id(90), prompt=prompt)

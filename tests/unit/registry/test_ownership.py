@@ -1,4 +1,4 @@
-"""Whose a name is: its first publisher's, and that of the keys which replaced his."""
+"""Owners of a name: its first publisher, and the keys that replaced his."""
 
 from __future__ import annotations
 

@@ -124,7 +124,7 @@ def export_proof_to(path: Path, ledger: str, receipt: str) -> None:
 
 
 def proof_of(client: LedgerClient, index: int) -> TlogProof:
-    """That the newest tree holds an entry, with the entry as extra data. Raises KolmError."""
+    """A proof that the newest tree holds an entry, with the entry as extra data. Raises KolmError."""
     entry = client.entry(index).entry
     proven = client.inclusion_proof(index)
     newest = client.checkpoint()

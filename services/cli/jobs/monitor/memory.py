@@ -31,7 +31,7 @@ CREATE TABLE IF NOT EXISTS accusations
 CREATE TABLE IF NOT EXISTS told (key TEXT PRIMARY KEY);
 """
 _MOST_ACCUSATIONS = 16
-"""Of a kind. The disk is not for a log to fill."""
+"""Accusations kept of a kind. The disk is not for a log to fill."""
 _HASH = 32
 _CACHE_KIB = 8192
 

@@ -13,7 +13,7 @@ _PATIENCE, _PAUSE = 3.0, 0.05
 
 
 def receipts_of(request_id: str, choices: int, ledger: str) -> list[ReceiptEntry]:
-    """Those that the ledger has within a few seconds; none where it does not answer, or nothing had begun."""
+    """What the ledger has within a few seconds; nothing where it does not answer, or nothing had begun."""
     found: list[ReceiptEntry] = []
     deadline = time.monotonic() + _PATIENCE
     try:

@@ -127,7 +127,7 @@ class RankedFirst(NamedTuple):
 
 
 def sampling_of(request: EngineRequest, rule: int = WHOLE) -> Samplings:
-    """Of a request, [1]; its position is to be filled in."""
+    """The sampling of a request, [1]; its position is to be filled in."""
     sampling = request.sampling
     return np.array([(
         sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p, sampling.seed, request.choice, 0, rule,

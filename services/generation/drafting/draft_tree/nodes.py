@@ -47,7 +47,7 @@ class Costs(NamedTuple):
 
 
 class Bounds(NamedTuple):
-    """Of copies: how many with ends of their own, how deep, and the probability down to which they are added."""
+    """Bounds of copies: how many with ends of their own, how deep, and down to which probability they are added."""
 
     apart: int
     depth: int

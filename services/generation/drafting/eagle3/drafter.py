@@ -106,7 +106,7 @@ class Eagle3Draft(Draft):
         self.tokens, self._waiting = self.tokens[-1:], [features[-1:].copy()]
 
     def features(self) -> Float32:
-        """Those that are waiting, [waiting, layers * hidden]."""
+        """The features that are waiting, [waiting, layers * hidden]."""
         return self._waiting[0] if len(self._waiting) == 1 else np.concatenate(self._waiting)
 
     def caught_up(self) -> None:

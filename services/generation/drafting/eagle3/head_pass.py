@@ -168,7 +168,7 @@ _MOST_ROWS = 256  # of a pass; more go through in several, earlier rows first
 
 @dataclass(frozen=True, slots=True)
 class HeadOutput:
-    """Of the rows wanted: `states` [wanted, hidden] are what the next draft step gets in place of features; logits
+    """A pass's output: `states` [wanted, hidden], which the next draft step gets in place of features; logits
     [wanted, draft_vocab_size].
     """
 

@@ -108,7 +108,7 @@ _MOST_EXPANDED = 32  # nodes
 
 
 class Suffixes(NamedTuple):
-    """Of a `Shard`, for compiled code."""
+    """A `Shard`'s arrays, for compiled code."""
 
     tokens: NDArray[np.uint16] | NDArray[np.uint32]
     suffixes: NDArray[np.int32]

@@ -132,7 +132,7 @@ def _unit(rows: Float32) -> Float32:
 
 
 def _expected(base: Path) -> tuple[Any, Any]:
-    """Of a directory; its config.json is only compared."""
+    """The identity of a directory; its config.json is only compared."""
     if is_gguf(base):
         sizes = gguf_sizes(GgufFile.open(base).metadata)
         return sizes["vocab_size"], sizes["hidden_size"]

@@ -226,7 +226,7 @@ def end_ids(params: SamplingParams, eos_token_ids: Collection[int]) -> frozenset
 
 
 class LogitsProcessors:
-    """Those that a request asks for, after the tokens that `accept` was told of.
+    """The processors that a request asks for, after the tokens that `accept` was told of.
 
     `columns`: where a drafter's rows have tokens, see `Columns`.
     """

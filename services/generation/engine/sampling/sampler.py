@@ -77,7 +77,7 @@ def _limit(top_p: float, total: int) -> int:
 
 @inlined
 def weight(logit: np.float32, best: float, temperature: float) -> np.uint64:
-    """Of a token beside the best one: its part of the probability, times SCALE, rounded down."""
+    """A token's part of the probability beside the best one's, times SCALE, rounded down."""
     return np.uint64(np.int64(exp64((np.float64(logit) - best) / temperature) * SCALE))
 
 
@@ -155,7 +155,7 @@ def last_key(keys: Int32, weights: UInt64, limit: np.uint64) -> tuple[np.int64, 
 
 @compiled
 def first(logits: Float32, tokens: Int32, weights: UInt64, limit: np.uint64) -> Int32:
-    """Those of `tokens`, ascending, that have less than `limit` before them, by falling logit, then by rising id."""
+    """The `tokens`, ascending, that have less than `limit` before them, by falling logit, then by rising id."""
     keys, kept, count = np.empty(tokens.shape[0], np.int32), np.empty(tokens.shape[0] + 1, np.int32), 0
     bits = logits.view(np.int32)
     for i in range(tokens.shape[0]):

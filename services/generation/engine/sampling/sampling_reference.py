@@ -152,7 +152,7 @@ def sample(row: Row, params: SamplingParams, choice: int, position: int) -> int:
 
 
 def logprobs(row: Row, token: int, count: int) -> TokenLogprobs:
-    """Of the raw row."""
+    """Log-probabilities of the raw row."""
     best = largest(row)
     normaliser = log64(float(sum(weight(logit, best, 1.0) for logit in row)) / _SCALE)
     value = {id: (row[id] - best) - normaliser for id in (token, *by_rank(row)[:count])}

@@ -80,7 +80,7 @@ def _joined(schema: Any) -> int:
 
 
 def _remainders(schema: Any) -> int:
-    """Of `multipleOf`, in units of the smallest decimal place; multiplied where several may have to hold at once."""
+    """Remainders by `multipleOf`, in units of the smallest decimal place; multiplied where several may hold at once."""
     objects = list(_objects(schema))
     given = [each.get("multipleOf") for each in objects]
     steps = {Decimal(repr(step)) for step in given if isinstance(step, int | float) and not isinstance(step, bool)}

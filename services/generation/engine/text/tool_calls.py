@@ -75,7 +75,7 @@ PLAIN = ToolCallSyntax(
     between='}\n</tool_call>\n<tool_call>\n{"name": "',
     close="}\n</tool_call>",
 )
-"""That of Hermes and Qwen, for templates that know no tools."""
+"""The syntax of Hermes and Qwen, for templates that know no tools."""
 
 
 def learned_syntax(render: Callable[[Turns, bool], str]) -> ToolCallSyntax | None:

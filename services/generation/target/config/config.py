@@ -173,7 +173,7 @@ def _as_of_today(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def _text_part(config: PreTrainedConfig) -> PreTrainedConfig:
-    """Of a multimodal configuration that for text; which ids end a sequence is said beside it."""
+    """The part for text of a multimodal configuration; which ids end a sequence is said beside it."""
     text = config.get_text_config()
     if text is not config and getattr(config, "eos_token_id", None) is not None:
         text.eos_token_id = config.eos_token_id
@@ -246,7 +246,7 @@ def _scaling(config: PreTrainedConfig, family: Family, name: str, place: str, de
 
 
 def _eos_token_ids(config: PreTrainedConfig, directory: Path) -> tuple[int, ...]:
-    """Those of generation_config.json, or else of config.json; an id outside of the vocabulary can end nothing."""
+    """End ids of generation_config.json, or else of config.json; an id outside of the vocabulary can end nothing."""
     found, path = config.eos_token_id, directory / "generation_config.json"
     if path.exists():
         try:

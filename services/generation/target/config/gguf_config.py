@@ -69,7 +69,7 @@ def _of_each(metadata: GgufMetadata, key: str, layers: int, least: int = 1) -> l
 
 
 def _head_dim(metadata: GgufMetadata, name: str, kind: str, head_dim: int) -> int:
-    """Of keys; values have the same, and heads turn as one."""
+    """The size of a key; values have the same, and heads turn as one."""
     for option in ("attention.value_length", "rope.dimension_count"):
         found = metadata.whole(f"{name}.{option}{kind}", head_dim)
         if found != head_dim:

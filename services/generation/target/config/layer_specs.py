@@ -115,7 +115,7 @@ class LayerSpec:
 
     @property
     def norms(self) -> tuple[str, ...]:
-        """Of the stream, by name without the layer's prefix."""
+        """Norms of the stream, by name without the layer's prefix."""
         found = [self.attention_norm, self.after_attention, self.mlp_norm, self.after_mlp]
         if self.experts and self.experts.beside:
             beside = self.experts.beside

@@ -111,7 +111,7 @@ class GgufFile:
 
     @property
     def families(self) -> list[Family]:
-        """Those that have the file's name of an architecture. Raises UnsupportedArchitecture where there are none."""
+        """Families with the file's name of an architecture. Raises UnsupportedArchitecture where there are none."""
         name = self.metadata.text("general.architecture")
         found = gguf_families(name)
         if not found:

@@ -32,7 +32,7 @@ def map_file(path: Path) -> NDArray[np.uint8]:
 
 @dataclass(frozen=True, slots=True)
 class BlockLayout:
-    """Of each block, `halves` bytes starting at byte `halves_at` are float16 scales and minima.
+    """How a block lies in a file: `halves` bytes from byte `halves_at` on are float16 scales and minima.
 
     Plain numbers are blocks of one weight without scales.
     """
@@ -44,7 +44,7 @@ class BlockLayout:
 
     @property
     def weights(self) -> int:
-        """Of a block."""
+        """Weights of a block."""
         return int(GGML_QUANT_SIZES[self.ggml][0])
 
     @property

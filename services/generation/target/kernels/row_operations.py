@@ -199,7 +199,7 @@ def _add(module: ir.Module, machine: Machine) -> None:
 
 
 _Gated = Callable[[Code, Any, Value, Value], Value]
-"""Of the record and of vectors of gate and up."""
+"""A function of the record and of vectors of gate and up."""
 
 
 def _product_with(function: Callable[[Code, Value], Value]) -> _Gated:

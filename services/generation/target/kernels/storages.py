@@ -92,7 +92,7 @@ def packed_as(storage: str) -> Storage:
 
 
 def byte_of(k: int) -> tuple[int, int]:
-    """Of the k-th of eight 4-bit values in a rotated word: whether it is the upper half of a byte, and of which."""
+    """The place of the k-th of eight 4-bit values in a rotated word: whether a byte's upper half, and which byte."""
     place = (k + ROTATION[4] // 4) % 8
     return place % 2, place // 2
 

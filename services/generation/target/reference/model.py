@@ -57,7 +57,7 @@ Float32 = NDArray[np.float32]
 
 @np.errstate(all="ignore")
 def routed(logits: Float32, chosen: int, normalised: bool, sigmoid: bool = False) -> tuple[list[int], Float32]:
-    """Of the router's logits [experts] of one row: the experts that compute it, by rank, and their shares [chosen]."""
+    """The experts that compute a row with these router's logits [experts], by rank, and their shares [chosen]."""
     ranked = np.argsort(-logits, kind="stable")[:chosen]
     if sigmoid:
         return ranked.tolist(), ONE / (ONE + exp(-logits[ranked]))
@@ -118,7 +118,7 @@ class ReferenceModel:
         return Computed(capped(logits, cap) if cap else logits, np.stack(streams))
 
     def _layer_inputs(self, tokens: Sequence[int], x: Float32) -> Float32:
-        """Of tokens whose embeddings are x: [tokens, layers, size]."""
+        """Inputs by layer of tokens whose embeddings are x: [tokens, layers, size]."""
         config, shape = self._config, (len(tokens), self._config.layers, self._config.layer_inputs)
         factor = np.float32(math.sqrt(config.layer_inputs))
         table = embedding(self._weight(LAYER_EMBEDDING), np.array(tokens, np.int64), factor)
@@ -179,7 +179,7 @@ class ReferenceModel:
         self, number: int, spec: LayerSpec, experts: ExpertsSpec, x: Float32, routing: Float32 | None = None,
         scales: Float32 | None = None,
     ) -> Float32:  # fmt: skip
-        """Of one row [1, hidden size]: [hidden size]. `routing` is the router's input where that is not x; `scales` are
+        """One row's output [hidden size] of [1, hidden size]. `routing` is the router's input where not x; `scales` are
         the factors of experts' shares.
         """
         logits = self._modules(number, spec, (experts.router,), x if routing is None else routing)[0]
@@ -196,7 +196,7 @@ class ReferenceModel:
         return self._norm(f"{spec.prefix}{norm}.weight", added) if norm else added
 
     def _attention(self, number: int, spec: LayerSpec, qkv: Float32, stored: Stored) -> Float32:
-        """Of queries, keys and values side by side, [tokens, (heads + 2 key heads) * dim]: [tokens, heads * dim]."""
+        """Attention, [tokens, heads * dim]; `qkv` is [tokens, (heads + 2 key heads) * dim], side by side."""
         tokens = len(qkv)
         heads = qkv.reshape(tokens, -1, spec.head_dim)
         scales = query_scales(spec.scale, spec.temperature, tokens)[:, None, None]

@@ -65,7 +65,7 @@ def outbox_folder(deployment: Deployment) -> Path:
 
 
 def promised(deployment: Deployment) -> list[Record]:
-    """Those that wait on the server's disk for an end of their request."""
+    """Promises that wait on the server's disk for an end of their request."""
     records, _ = read_records((outbox_folder(deployment) / "journal").read_bytes())
     return [record for record in open_records(records) if record.kind == Kind.PROMISED]
 

@@ -35,7 +35,7 @@ OLD_PROFILE = cid_of_json(
         "fingerprint": "sha256:" + 64 * "1",
     }
 )
-"""Of a receipt that was made before the arithmetic was kolm's own."""
+"""The request of a receipt that was made before the arithmetic was kolm's own."""
 
 
 def content_of(response: pb.GenerateResponse, choice: pb.Choice) -> Content:

@@ -13,7 +13,7 @@ SOURCES = ("requests/policy.py", "requests/heads.py")
 
 
 def reasons() -> set[str]:
-    """Those of methods that lack something, and those that the policy and the heads give."""
+    """Reasons of methods that lack something, and those that the policy and the heads give."""
     written = "".join((ROOT / "services" / "generation" / name).read_text(encoding="utf-8") for name in SOURCES)
     stated = set(
         re.findall(r'"(no_head|head_(?!cid)\w+|temperature|profile_unproven|halt\w*_?\w*|not_loaded)"', written)

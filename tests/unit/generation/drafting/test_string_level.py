@@ -233,7 +233,7 @@ def test_no_such_model_changes_a_token(
 
 @pytest.fixture(scope="module")
 def foreign(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, CpuTarget]:
-    """Of another vocabulary and a short context, with a cache that few fit into."""
+    """A model of another vocabulary and a short context, with a cache that few fit into."""
     folder = make_tiny_model(tmp_path_factory.mktemp("foreign"), vocab=300, layers=1, context=256, seed=4)
     return folder, load_target(folder, cache_tokens=6 * 64)
 

@@ -287,7 +287,7 @@ def told() -> Iterator[Callable[[int], None]]:
 
 
 def subnormal_outcome() -> Outcome:
-    """Of penalties and biases over logits that are subnormal or need rounding, in an engine with a thread of its own.
+    """The outcome of penalties and biases over logits that are subnormal or need rounding, in an engine of its own.
 
     Every row has eight tokens; what is best under penalties is a matter of the subnormals' last bits.
     """

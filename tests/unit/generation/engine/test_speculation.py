@@ -193,7 +193,7 @@ def test_where_no_row_pays_no_drafter_is_asked(target: CpuTarget, fixed: float, 
 
 
 def passes(switch: Switch, count: int, gain: float) -> list[str | None]:
-    """Whose turn it was in each of so many passes with this gain."""
+    """The method whose turn it was in each of so many passes with this gain."""
     turns = []
     for _ in range(count):
         turns.append(switch.method)

@@ -1,4 +1,4 @@
-"""Whose turn it is: fair among tenants by tokens, by priority within one; deadlines end what waits."""
+"""Turns of sequences: fair among tenants by tokens, by priority within one; deadlines end what waits."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Served:
         return [name for name, _ in self.collected.outcomes]
 
     def tenants(self, first: int) -> str:
-        """Of the first that ended."""
+        """Tenants of the first that ended."""
         while len(self.ended) < first:
             self.core.step()
         return "".join(name.split()[0] for name in self.ended[:first])

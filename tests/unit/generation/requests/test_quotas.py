@@ -13,7 +13,7 @@ from services.runtime.errors import ResourceExhausted, to_status
 
 
 class Quotas:
-    """Of some tenants, with a clock that stands still."""
+    """Quotas of some tenants, with a clock that stands still."""
 
     def __init__(self, *written: str) -> None:
         self.now = 0.0

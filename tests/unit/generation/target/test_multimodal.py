@@ -1,4 +1,4 @@
-"""Of multimodal checkpoints the part for text is served: its names, its configuration, its logits."""
+"""Multimodal checkpoints: the part for text is served, with its names, its configuration, its logits."""
 
 from __future__ import annotations
 

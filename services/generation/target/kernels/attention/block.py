@@ -233,7 +233,7 @@ class _Block:
             self._copy(number, offset, j)
 
     def _slot(self, position: Value, branch: Value) -> Value:
-        """Of the key at a position: by the table, or from `run` on by the row's own branch of the tree."""
+        """The slot of the key at a position: by the table, or from `run` on by the row's own branch of the tree."""
         c = self.c
         slot = c.variable(I64, c.i(0))
 

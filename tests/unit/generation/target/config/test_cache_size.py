@@ -21,7 +21,7 @@ from tests.fakes.table_target import VOID, TableTarget
 
 @pytest.fixture
 def config() -> TargetConfig:
-    """Of a small Llama: a block takes 2.8 MiB in float32."""
+    """The configuration of a small Llama: a block takes 2.8 MiB in float32."""
     return replace(TableTarget(VOID).config, layers=30, kv_heads=3, head_dim=64, context_length=2048)
 
 

@@ -28,7 +28,7 @@ def half(block: bytes, at: int) -> Fraction:
 
 
 def nibbles(block: bytes) -> list[int]:
-    """Of blocks of 32: the low halves of 16 bytes, then the high ones."""
+    """Values of blocks of 32: the low halves of 16 bytes, then the high ones."""
     return [byte & 15 for byte in block[-16:]] + [byte >> 4 for byte in block[-16:]]
 
 

@@ -48,7 +48,7 @@ def test_the_attention_factor_and_the_form_of_the_cache(cache_dtype: str) -> Non
 
 @pytest.mark.parametrize("cache_dtype", ["float32", "bfloat16"])
 def test_numbers_of_all_magnitudes(cache_dtype: str) -> None:
-    """Those that bfloat16 has no exponent for, ties, subnormals and infinities among them."""
+    """Numbers that bfloat16 has no exponent for, ties, subnormals and infinities are among them."""
     random = np.random.default_rng(2)
     heads = random_heads(64, 2, norms=False)
     values = any_bits(random, *heads.values.shape)

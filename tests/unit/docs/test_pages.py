@@ -1,4 +1,4 @@
-"""Commands in the documentation exist, with their options; its Python imports what there is; its links lead on."""
+"""What the pages name exists: commands with their options, links, files, Python, and the tests of lies and attacks."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import ast
 import importlib.util
 import re
 import shlex
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +15,13 @@ import typer
 
 import kolm
 from docs.configuration import service_settings
-from docs.outputs import FIRST_MINUTES, up
-from docs.session import recorded
+from docs.outputs import PAGES, blocks, up
 from services.cli.main import app
 from services.generation.target.model_path import FolderKind
 from services.runtime.settings import TomlTable
 from tests import documented
-from tests.documented import DOCUMENTS
+from tests.documented import DOCUMENTS, ROOT
 
-ROOT = Path(__file__).parents[3]
 KOLM: Any = typer.main.get_command(app)
 
 
@@ -65,8 +64,7 @@ def test_every_kolm_command_is_one_that_its_own_parser_takes(line: str, monkeypa
 
 
 def test_every_kolm_command_is_run_by_a_test() -> None:
-    started = {line.removeprefix("$ ") for line in (up(), recorded(FIRST_MINUTES.read_text("utf-8"))[0].line)}
-    assert documented.RUN | started == set(documented.ALL)
+    assert documented.RUN | {up()} == set(documented.ALL)
 
 
 @pytest.mark.parametrize("line", sorted({line for doc in DOCUMENTS for line in commands(doc, "make")}))
@@ -102,3 +100,65 @@ def test_links_within_the_repository_lead_somewhere(document: str) -> None:
 @pytest.mark.parametrize("line", sorted({line for doc in DOCUMENTS for line in commands(doc, "python")}))
 def test_every_module_that_is_run_exists(line: str) -> None:
     assert importlib.util.find_spec(shlex.split(line)[2]) is not None
+
+
+FILES = [ROOT / name for name in DOCUMENTS if name != "CHANGELOG.md"]  # which tells what was
+TRACKED = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+PLACES = {"/" + path for path in TRACKED} | {f"/{parent}/" for path in TRACKED for parent in Path(path).parents}
+TOP = "|".join(sorted({re.escape(path.partition("/")[0]) for path in TRACKED if "/" in path}))
+
+
+@pytest.mark.parametrize("document", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_source_files_and_folders_exist(document: Path) -> None:
+    """A source file may be named by the end of its path; a folder is named from the top."""
+    text = document.read_text("utf-8")
+    files = re.findall(r"`([\w./-]+\.(?:py|proto))`", text)
+    folders = re.findall(rf"`((?:{TOP})/[\w./-]*)`", text)
+    assert _missing([*files, *folders]) == []
+
+
+@pytest.mark.parametrize("document", ["docs/architecture.md", "CONTRIBUTING.md", "ledger/README.md"])
+def test_a_page_on_the_tree_names_nothing_that_is_gone(document: str) -> None:
+    """Here folders, too, are named by the end of their paths, and what the drawing names is there."""
+    text = (ROOT / document).read_text("utf-8")
+    named = re.findall(r"`([\w./-]+/[\w./-]*|[\w-]+\.(?:md|toml|yml))`", text)
+    drawings = "".join(re.findall(r"```mermaid\n(.*?)```", text, re.DOTALL))
+    assert _missing([*named, *re.findall(rf"\b(?:{TOP})/[\w/]+", drawings)]) == []
+
+
+def _missing(names: list[str]) -> list[str]:
+    """Names that are the end of no path here."""
+    ends = {"/" + name.rstrip("/") for name in names}
+    return sorted(end for end in ends if not any(place.rstrip("/").endswith(end) for place in PLACES))
+
+
+SEEN, TOLD = "| an operator who | its customer", "| an operator who | is told"
+
+
+def rows(document: str, heading: str) -> dict[str, str]:
+    """The table of lies in a document, or another: what was tried, and the rest of its row."""
+    table = (ROOT / document).read_text("utf-8").partition(heading)[2].partition("\n\n")[0]
+    return dict(line.removeprefix("| ").split(" | ", 1) for line in table.splitlines()[2:])
+
+
+def test_every_lie_is_told_in_a_test_and_the_readme_has_some_of_them_word_for_word() -> None:
+    seen = rows("docs/guarantees.md", SEEN)
+    assert seen.keys() == rows("docs/guarantees.md", TOLD).keys()
+    assert set() != rows("README.md", SEEN).items() <= seen.items()
+
+
+ATTACKS = rows("docs/security.md", "| tried |")
+
+
+@pytest.mark.parametrize("row", [*rows("docs/guarantees.md", TOLD).values(), *ATTACKS.values()])
+def test_the_test_of_a_lie_or_an_attack_exists(row: str) -> None:
+    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", row)
+    assert named
+    for path, name in named:
+        tree = ast.parse((ROOT / path).read_text("utf-8"))
+        assert name in {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
+
+
+def test_a_recording_shows_commands_and_what_they_print() -> None:
+    for step in (step for page in PAGES for block in blocks(page) for step in block):
+        assert step.line.startswith("# ") or (step.output and step.line[2:] in documented.ALL)

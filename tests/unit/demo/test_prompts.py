@@ -1,4 +1,4 @@
-"""The prompts of SmolLM2's head: the same every time, and none over a held-out subject."""
+"""The prompts of the demo, and those of SmolLM2's head: the same every time, and none over a held-out subject."""
 
 from __future__ import annotations
 
@@ -6,8 +6,15 @@ from random import Random
 
 import pytest
 
-from demo.smollm2.choice import Choice, is_held_out, words
-from demo.smollm2.prompts import DOMAINS, prompts
+from demo.main_job.measurement import KINDS, read_prompts
+from demo.smollm2.prompts import DOMAINS, Choice, is_held_out, prompts, words
+
+
+def test_there_are_prompts_of_every_kind() -> None:
+    for kind in KINDS:
+        prompts = read_prompts(kind, 4)
+        assert len({prompt.ending for prompt in prompts}) == 4
+        assert all(prompt.messages[-1].role == "user" for prompt in prompts)
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""How the demo says that something is under way."""
+"""How the demo looks: what is under way, and answers in a narrow terminal."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from demo.main_job.scenes import Stage, Stream
+from demo.main_job.scenes import Stage, Stream, WrappedText
 from demo.main_job.script import Demo
 
 
@@ -82,3 +82,28 @@ def test_a_first_start_says_that_it_compiles(monkeypatch: pytest.MonkeyPatch, co
     with pytest.raises(Started):
         Demo(Plans(), Starting(), stage, 1, 1).run()  # type: ignore[arg-type]
     assert words in written.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("pieces", "shown"),
+    [
+        (("atmos", "pheric scat", "tering"), "atmospheric\nscattering\n"),
+        (("one two three four",), "one two three\nfour\n"),
+        (("a\n\nb  c",), "a\n\nb  c\n"),
+        (("abcdefghijklmnopqrst u",), "abcdefghijklmnopqrst\nu\n"),
+        (("三三三 三三三三",), "三三三\n三三三三\n"),
+    ],
+)
+def test_lines_break_between_words_however_the_text_comes(pieces: tuple[str, ...], shown: str) -> None:
+    written: list[str] = []
+    write = WrappedText(written.append, lambda: 14)
+    for piece in (*pieces, "\n"):
+        write(piece)
+    assert "\n".join(line.rstrip() for line in "".join(written).split("\n")) == shown
+
+
+def test_a_full_line_is_followed_by_nothing_that_would_begin_the_next_one() -> None:
+    written: list[str] = []
+    write = WrappedText(written.append, lambda: 14)
+    write("one two three. four\nfive sixteen..  \nend ")
+    assert "".join(written) == "one two three.\nfour\nfive sixteen..\nend "

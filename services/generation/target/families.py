@@ -362,7 +362,7 @@ class Temperature:
 
 @dataclass(frozen=True, slots=True)
 class HeadSizes:
-    """Of one layer's keys and values."""
+    """Sizes of one layer's keys and values."""
 
     kv_heads: int
     head_dim: int

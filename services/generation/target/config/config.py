@@ -316,7 +316,7 @@ def block_bytes(config: TargetConfig, element_bytes: int) -> int:
 
 
 def feature_bytes(size: int | None) -> int:
-    """Of `size` bytes of cache, what features may take that are kept for prefixes."""
+    """What features kept for prefixes may take of `size` bytes of cache."""
     return (DEFAULT_BYTES if size is None else size) // _FEATURE_SHARE
 
 

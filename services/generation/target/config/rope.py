@@ -40,7 +40,7 @@ class Rotation:
 
 
 NO_ROTATION = Rotation(())
-"""Of layers without rotary position embeddings."""
+"""The rotation of layers without rotary position embeddings."""
 
 
 def rotation_of(
@@ -275,7 +275,7 @@ def rotations(frequencies: Sequence[float], scaling: float, positions: int) -> t
 
 
 def _sine_and_cosine(x: Float64) -> tuple[Float64, Float64]:
-    """Of x from 0 to 2^20 * pi / 2, by reduction to a quarter turn and two polynomials (those of fdlibm)."""
+    """Sine and cosine of x from 0 to 2^20 * pi / 2, by reduction to a quarter turn and two polynomials (fdlibm's)."""
     turns = np.rint(x * _TWO_OVER_PI)
     r = x - turns * _HALF_PI[0]
     r = (r - turns * _HALF_PI[1]) - turns * _HALF_PI[2]

@@ -217,7 +217,7 @@ def _architecture() -> str:
 
 @cache
 def version() -> str:
-    """Of the kernels' sources and of LLVM: another one is compiled anew."""
+    """The version of the kernels' sources and of LLVM: another one is compiled anew."""
     files = [*sorted(_HERE.rglob("*.py")), _HERE.parent / "blocks.py"]
     sources = b"".join(path.read_bytes() for path in files)
     return hashlib.sha256(sources + repr(llvm.llvm_version_info).encode()).hexdigest()[:16]

@@ -52,7 +52,7 @@ class Storage:
 
     @property
     def alignment(self) -> int:
-        """Of groups, in bytes: a power of two."""
+        """The alignment of groups, in bytes: a power of two."""
         return self.group & -self.group
 
     @property

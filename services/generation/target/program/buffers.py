@@ -97,7 +97,7 @@ class ReusedMemory:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Cache:
-    """Of each layer keys [blocks, kv_heads, dim, BLOCK] and values [blocks, kv_heads, BLOCK, dim padded], in the form
+    """Each layer's keys [blocks, kv_heads, dim, BLOCK] and values [blocks, kv_heads, BLOCK, dim padded], in the form
     `cached`, its own or those of another layer; cosines and sines of its rotation, [positions, frequencies]; the
     factors of its queries, [positions].
     """
@@ -114,7 +114,7 @@ class Cache:
         cls, layers: Sequence[LayerSpec], blocks: int, rotations: Sequence[tuple[Float32, Float32]],
         scales: Sequence[Float32], cached: Cached,
     ) -> Cache:  # fmt: skip
-        """Of zeros, in memory that is touched only as it is used; `rotations` and `scales` of each layer."""
+        """A cache of zeros, in memory that is touched only as it is used; `rotations` and `scales` of each layer."""
         kind = np.float32 if cached.size == 4 else np.uint16
 
         def zeros(*shape: int) -> NDArray[Any]:
@@ -134,7 +134,7 @@ class Cache:
 
 
 class ExpertBuffers:
-    """Of up to `pairs` pairs of a row and an expert (`kernels.experts`); lines are sorted by expert."""
+    """Buffers for up to `pairs` pairs of a row and an expert (`kernels.experts`); lines are sorted by expert."""
 
     def __init__(self, experts: Experts, hidden: int, rows: int, lines: Callable[[int, int], Float32]) -> None:
         """`lines(count, size)` are so many lines of zeros."""

@@ -180,7 +180,7 @@ _C = [
 def cosines_and_sines(
     positions: NDArray[np.int64], frequencies: Sequence[float], factor: float
 ) -> tuple[Float32, Float32]:
-    """Of each position and each inverse frequency: two tables [positions, dim / 2]."""
+    """Cosines and sines of each position and inverse frequency: two tables [positions, dim / 2]."""
     angles = positions.astype(np.float32)[:, None] * np.array(frequencies, np.float32)
     sine, cosine = _sine_and_cosine(angles.astype(np.float64))
     return cosine.astype(np.float32) * np.float32(factor), sine.astype(np.float32) * np.float32(factor)

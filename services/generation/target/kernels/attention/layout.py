@@ -19,12 +19,12 @@ _SPLIT = 8  # units of work for each member below which blocks, not rows, are sh
 
 
 def scratch_bytes(group_size: int, padded: int) -> int:
-    """Of one member: scores of all heads twice, values of a block, one block's result and those of a tile's rows."""
+    """Scratch of a member: scores of all heads twice, values of a block, results of a block and of a tile's rows."""
     return 2 * group_size * LINE + LINE * padded + (1 + TILE) * group_size * result_bytes(padded)
 
 
 def result_bytes(padded: int) -> int:
-    """Of a head's result: weighted values [padded], largest score, sum of weights."""
+    """Bytes of a head's result: weighted values [padded], largest score, sum of weights."""
     return 4 * (padded + LANES)
 
 

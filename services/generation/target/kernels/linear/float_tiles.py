@@ -203,7 +203,7 @@ _TALLEST = 6  # rows of a tile
 
 
 def tiled_scratch_bytes() -> int:
-    """Of one member."""
+    """Scratch of one member."""
     return LINE * (PANEL + _MOST_TILED * _TOGETHER)
 
 

@@ -86,7 +86,7 @@ _FINGERPRINT_DIGITS = 12  # of the profile's identifier, 48 bits: enough to see 
 
 
 class KolmMember:
-    """Of one answer. `files`: each receipt also as a file."""
+    """The member `kolm` of one answer. `files`: each receipt also as a file."""
 
     def __init__(self, asked: Request, resolved: Resolved, promise: bytes | None, *, files: bool) -> None:
         self._asked, self._resolved, self._promise, self._files = asked, resolved, promise, files

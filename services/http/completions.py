@@ -25,7 +25,7 @@ from services.http.tool_fields import Called, NestedFunction, NestedToolChoice, 
 
 
 class ToolCallDeltas:
-    """Of one choice."""
+    """The pieces of one choice's calls."""
 
     def __init__(self, reader: ToolCallReader, request_id: str, choice: int) -> None:
         self._reader, self._request_id, self._choice = reader, request_id, choice

@@ -70,7 +70,7 @@ hundred where it is read and a thousand where it is answered; those that callers
 
 @dataclass(frozen=True, slots=True)
 class Requests:
-    """Of one method, `small` ones where anybody may call it. gRPC itself would read a unary request before anything
+    """Requests of one method, `small` ones where anybody may call it. gRPC itself would read a unary one before anything
     else, whoever sends it.
     """
 

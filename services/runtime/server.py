@@ -60,7 +60,7 @@ _TELEMETRY = "kolm.telemetry.v1.TelemetryService"
 
 
 class TelemetryServicer(TelemetryServiceServicer):
-    """Of one registry. Its metrics are asked on a thread, as for a scrape."""
+    """Telemetry of one registry. Its metrics are asked on a thread, as for a scrape."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry

@@ -27,7 +27,7 @@ def _is_forwarded(headers: Headers) -> bool:
 
 
 def _is_name_of_dns(host: str) -> bool:
-    """Of the header `host`: not an address, localhost, or a name without a dot, of a machine nearby."""
+    """Whether the header `host` is a name of DNS: no address, not localhost, no name without a dot of a machine nearby."""
     name = host.partition(":")[0]
     if "." not in name or name.endswith(".localhost"):
         return False
@@ -83,7 +83,7 @@ HEADERS = {
     "cross-origin-resource-policy": "same-origin",
     "permissions-policy": "camera=(), geolocation=(), microphone=()",
 }
-"""Of every page."""
+"""Headers of every page."""
 
 
 class SecurityHeaders:
@@ -113,6 +113,6 @@ def static_files(own: Path) -> StaticFiles:
 
 
 def file_names(own: Path) -> Iterator[str]:
-    """Of what `static_files` serves."""
+    """Names of the files that `static_files` serves."""
     for folder in (own, Path(__file__).parent / _SHARED):
         yield from (file.name for file in folder.iterdir())

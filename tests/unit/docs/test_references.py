@@ -14,13 +14,12 @@ from pydantic import AfterValidator, BaseModel, TypeAdapter
 from docs.configuration import PAGE as CONFIGURATION
 from docs.configuration import commands, page, service_settings, toml_line
 from services.cli.main import app
-from services.http.completions.chat import ChatFields
-from services.http.completions.text import TextFields
-from services.http.members.fields import only
-from services.http.responses.response_fields import ResponseFields
-from services.runtime.access.access import PERMISSIONS
-from services.runtime.access.credentials import ROLES
-from services.runtime.settings.environment import FOR_EVERY_PROCESS, OF_COMMANDS, SERVICES, unknown_variables
+from services.http.completions import ChatFields, TextFields
+from services.http.fields import only
+from services.http.response_fields import ResponseFields
+from services.runtime.access import PERMISSIONS
+from services.runtime.credentials import ROLES
+from services.runtime.usage import FOR_EVERY_PROCESS, OF_COMMANDS, SERVICES, unknown_variables
 
 ROOT = Path(__file__).parents[3]
 SETTINGS = [(service, name) for service in SERVICES for name in service_settings(f"services.{service}").model_fields]

@@ -70,8 +70,9 @@ hundred where it is read and a thousand where it is answered; those that callers
 
 @dataclass(frozen=True, slots=True)
 class Requests:
-    """Requests of one method, `small` ones where anybody may call it. gRPC itself would read a unary one before anything
-    else, whoever sends it.
+    """Requests of one method, `small` ones where anybody may call it.
+
+    gRPC itself would read a unary one before anything else, whoever sends it.
     """
 
     method: str

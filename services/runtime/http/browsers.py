@@ -27,7 +27,7 @@ def _is_forwarded(headers: Headers) -> bool:
 
 
 def _is_name_of_dns(host: str) -> bool:
-    """Whether the header `host` is a name of DNS: no address, not localhost, no name without a dot of a machine nearby."""
+    """Whether the header `host` is a name of DNS: no address, not localhost, no dotless name of a machine nearby."""
     name = host.partition(":")[0]
     if "." not in name or name.endswith(".localhost"):
         return False

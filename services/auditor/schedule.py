@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from sqlalchemy import (
     URL,
@@ -71,65 +71,6 @@ class DrawTurn:
 
     holder: str
     envelope: bytes | None
-
-
-class Schedule(Protocol):
-    """Divides work between any number of auditors that share one database.
-
-    It only schedules: owed receipts and their verdicts follow from the log, and an empty schedule is a correct one.
-    Concurrency: every method is atomic, from any process and any thread. A lease belongs to one holder until it
-    expires, so no two examine a receipt at once unless one of them has been away for longer than a lease. Errors:
-    ScheduleError where the database fails.
-    """
-
-    def lease(self, candidates: Sequence[int]) -> Lease | None:
-        """The first of these receipts that nobody holds, that does not pause and is not dead; None where all are.
-
-        One that has been leased `max_attempts` times without an end is dead from here on.
-        """
-        ...
-
-    def renew(self, lease: Lease) -> bool:
-        """The heartbeat: another full term from now. False where the lease has expired and somebody else took it."""
-        ...
-
-    def finish(self, lease: Lease) -> None:
-        """The receipt has its verdict: the job is gone."""
-        ...
-
-    def give_back(self, lease: Lease) -> None:
-        """As if it had never been leased: nothing was tried, or the reason was not the receipt."""
-        ...
-
-    def put_back(self, lease: Lease, error: str) -> None:
-        """The attempt failed: again after a pause, dead after `max_attempts`."""
-        ...
-
-    def jobs(self) -> tuple[Job, ...]:
-        """Everything on the schedule, in index order."""
-        ...
-
-    def forget(self, receipt_indexes: Iterable[int]) -> None:
-        """Take jobs off that nobody holds: settled in the log, or dead ones that are to be tried afresh."""
-        ...
-
-    def take_draw(self) -> DrawTurn | None:
-        """The right to draw; None while somebody else has it."""
-        ...
-
-    def keep_draw(self, turn: DrawTurn, envelope: bytes) -> bool:
-        """Keep a signed draw before it is sent, so that no other one gets into the log: a caller who could make an
-        auditor sign again could choose. False where the turn has been lost.
-        """
-        ...
-
-    def end_draw(self, turn: DrawTurn, *, done: bool) -> None:
-        """Give the right back; `done` where the draw that was kept is in the log or void."""
-        ...
-
-    def close(self) -> None:
-        """Release connections."""
-        ...
 
 
 metadata = MetaData()
@@ -191,8 +132,15 @@ _AT_ONCE = 64
 """Candidates of one statement; the log's order is kept between them."""
 
 
-class SqlSchedule:
-    """Keeps the contract of `schedule.Schedule`. Times are those of `clock`, in Unix seconds: the clocks of machines
+class Schedule:
+    """Divides work between any number of auditors that share one database.
+
+    It only schedules: owed receipts and their verdicts follow from the log, and an empty schedule is a correct one.
+    Concurrency: every method is atomic, from any process and any thread. A lease belongs to one holder until it
+    expires, so no two examine a receipt at once unless one of them has been away for longer than a lease. Errors:
+    ScheduleError where the database fails.
+
+    Times are those of `clock`, in Unix seconds: the clocks of machines
     that share a database have to agree to well within a lease.
     """
 
@@ -213,6 +161,10 @@ class SqlSchedule:
         self._label = f"{socket.gethostname()}:{os.getpid()}"
 
     def lease(self, candidates: Sequence[int]) -> Lease | None:
+        """The first of these receipts that nobody holds, that does not pause and is not dead; None where all are.
+
+        One that has been leased `max_attempts` times without an end is dead from here on.
+        """
         for start in range(0, len(candidates), _AT_ONCE):
             with self._transaction() as connection:
                 leased = self._lease_one(connection, candidates[start : start + _AT_ONCE])
@@ -221,24 +173,29 @@ class SqlSchedule:
         return None
 
     def renew(self, lease: Lease) -> bool:
+        """The heartbeat: another full term from now. False where the lease has expired and somebody else took it."""
         with self._transaction() as connection:
             return self._change(connection, lease, until=self._clock() + self._lease_seconds)
 
     def finish(self, lease: Lease) -> None:
+        """The receipt has its verdict: the job is gone."""
         with self._transaction() as connection:
             connection.execute(delete(jobs).where(_held(lease)))
 
     def give_back(self, lease: Lease) -> None:
+        """As if it had never been leased: nothing was tried, or the reason was not the receipt."""
         with self._transaction() as connection:
             self._change(connection, lease, holder=None, until=0.0, attempts=lease.attempts - 1)
 
     def put_back(self, lease: Lease, error: str) -> None:
+        """The attempt failed: again after a pause, dead after `max_attempts`."""
         now, dead = self._clock(), lease.attempts >= self._max_attempts
         pause = now + self._pause_seconds * lease.attempts
         with self._transaction() as connection:
             self._change(connection, lease, holder=None, until=pause, dead=dead, error=error[:2048])
 
     def jobs(self) -> tuple[Job, ...]:
+        """Everything on the schedule, in index order."""
         now = self._clock()
         with self._transaction() as connection:
             rows = connection.execute(select(jobs).order_by(jobs.c.receipt_index)).all()
@@ -247,6 +204,7 @@ class SqlSchedule:
         )
 
     def forget(self, receipt_indexes: Iterable[int]) -> None:
+        """Take jobs off that nobody holds: settled in the log, or dead ones that are to be tried afresh."""
         unwanted = list(receipt_indexes)
         for start in range(0, len(unwanted), _AT_ONCE):
             some = jobs.c.receipt_index.in_(unwanted[start : start + _AT_ONCE])
@@ -254,6 +212,7 @@ class SqlSchedule:
                 connection.execute(delete(jobs).where(some, _unheld(self._clock())))
 
     def take_draw(self) -> DrawTurn | None:
+        """The right to draw; None while somebody else has it."""
         now, holder = self._clock(), uuid.uuid4().hex
         with self._transaction() as connection:
             _insert_missing(connection, draw, [{"id": 1, "holder": None, "until": 0.0, "envelope": None}])
@@ -265,17 +224,22 @@ class SqlSchedule:
             return DrawTurn(holder, row.envelope)
 
     def keep_draw(self, turn: DrawTurn, envelope: bytes) -> bool:
+        """Keep a signed draw before it is sent, so that no other one gets into the log: a caller who could make an
+        auditor sign again could choose. False where the turn has been lost.
+        """
         until = self._clock() + self._lease_seconds
         kept = update(draw).where(draw.c.holder == turn.holder).values(envelope=envelope, until=until)
         with self._transaction() as connection:
             return connection.execute(kept).rowcount == 1
 
     def end_draw(self, turn: DrawTurn, *, done: bool) -> None:
+        """Give the right back; `done` where the draw that was kept is in the log or void."""
         mine = draw.c.holder == turn.holder
         with self._transaction() as connection:
             connection.execute(delete(draw).where(mine) if done else update(draw).where(mine).values(holder=None))
 
     def close(self) -> None:
+        """Release connections."""
         self._engine.dispose()
 
     def _lease_one(self, connection: Connection, candidates: Sequence[int]) -> Lease | None:

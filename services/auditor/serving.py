@@ -29,7 +29,7 @@ from services.auditor.auditor import Auditor, Examined
 from services.auditor.backlog import Backlog
 from services.auditor.examination import ContentReader, EnginePlan, Examiner, Replayer
 from services.auditor.journal import Announcement, Journal, Terms
-from services.auditor.schedule import SqlSchedule, open_database
+from services.auditor.schedule import Schedule, open_database
 from services.auditor.settings import AuditorSettings
 from services.client.errors import (
     Cancelled,
@@ -107,9 +107,9 @@ def _replayer(engine: EnginePlan, stop: threading.Event) -> Replayer:
     return OwnEngine.load(engine, stop)
 
 
-def _schedule(plan: AuditorPlan) -> SqlSchedule:
+def _schedule(plan: AuditorPlan) -> Schedule:
     engine = open_database(plan.database)
-    return SqlSchedule(engine, lease_seconds=plan.lease_seconds, max_attempts=plan.max_attempts)
+    return Schedule(engine, lease_seconds=plan.lease_seconds, max_attempts=plan.max_attempts)
 
 
 def _content_reader(ledger: LedgerClient) -> ContentReader:

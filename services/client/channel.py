@@ -193,7 +193,7 @@ class Connection:
         try:
             grpc.channel_ready_future(self.channel).result(timeout=timeout)
         except grpc.FutureTimeoutError:
-            raise Unavailable(f"no server at {self.target} within {timeout:g} s", reason="UNAVAILABLE") from None
+            raise nobody_there(self.target, timeout) from None
 
     def call(self, method: Callable[..., _Response], request: Any, timeout: float | None) -> _Response:
         """One unary call; `timeout` in seconds, None for no deadline."""
@@ -223,14 +223,23 @@ class Connection:
         """Whether a service serves ("" is the whole server), by grpc.health.v1; False if nobody answers."""
         stub = health_pb2_grpc.HealthStub(self.channel)
         try:
-            answer = self.call(stub.Check, health_pb2.HealthCheckRequest(service=service), timeout)
+            return serves(self.call(stub.Check, health_pb2.HealthCheckRequest(service=service), timeout))
         except (Unavailable, DeadlineExceeded):
             return False
-        return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
 
     def close(self) -> None:
         """Cancel running calls and disconnect. Closing twice changes nothing."""
         self.channel.close()
+
+
+def nobody_there(target: str, seconds: float) -> Unavailable:
+    """The error about a server that was waited for in vain."""
+    return Unavailable(f"no server at {target} within {seconds:g} s", reason="UNAVAILABLE")
+
+
+def serves(answer: health_pb2.HealthCheckResponse) -> bool:
+    """Whether health says SERVING."""
+    return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
 
 
 class Stream(Generic[_Value]):
@@ -264,4 +273,32 @@ class Stream(Generic[_Value]):
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class AsyncStream(Generic[_Value]):
+    """The values of a server stream, in order. Leaving its `async with` block, or `close`, cancels the call."""
+
+    def __init__(self, call: Any, convert: Callable[[Any], _Value]) -> None:
+        self._call = call
+        self._convert = convert
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> _Value:
+        with decoded_errors():
+            message = await self._call.read()
+        if message is grpc.aio.EOF:
+            raise StopAsyncIteration
+        return self._convert(message)
+
+    def close(self) -> None:
+        """Cancel the call; the server stops working on it."""
+        self._call.cancel()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
         self.close()

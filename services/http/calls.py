@@ -16,9 +16,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from services.client import AsyncRuntime, Chunk, Completion, Event, Finished, Started
 from services.client import Request as GenerationRequest
+from services.client.channel import AsyncStream
 from services.client.errors import Internal, KolmError, Unauthenticated
 from services.client.generation.completion import Choice, Resolved
-from services.client.generation.runtime import AsyncStream
 from services.http.api_error import CLOSED, ApiError, of_body, of_kolm
 from services.http.fields import CommonFields
 from services.http.settings import HttpSettings

@@ -17,11 +17,11 @@ from kolm.registry.v1.registry_pb2_grpc import add_RegistryServiceServicer_to_se
 from ledger.errors import LedgerError
 from services.client import LedgerClient
 from services.client.ledger.key_entries import key_entries
-from services.registry.blobs import ObjectBlobStore
+from services.registry.blobs import BlobStore
+from services.registry.catalogue import Catalogue
 from services.registry.publishing import LedgerLog, Publishing
 from services.registry.servicer import SERVICE, RegistryServicer
 from services.registry.settings import RegistrySettings
-from services.registry.sql_catalogue import SqlCatalogue
 from services.registry.uploads import Uploads
 from services.runtime.errors import KolmError
 from services.runtime.process import CannotStart, Outage, reason, return_large_blocks, run_service
@@ -56,13 +56,13 @@ async def main(settings: RegistrySettings) -> None:
 def opened_servicer(settings: RegistrySettings) -> Iterator[tuple[RegistryServicer, Publishing, Uploads]]:
     """A servicer over the catalogue and the blobs of `settings`. Raises CannotStart."""
     try:
-        blobs = ObjectBlobStore.open(settings.blobs_location)
+        blobs = BlobStore.open(settings.blobs_location)
         uploads = Uploads(settings.uploads, settings.max_blob_bytes, settings.disk_reserve)
         settings.trusted_directory.mkdir(parents=True, exist_ok=True)
         trusted = TrustedDirectory(
             settings.trusted_directory, key_entries=partial(key_entries, settings.ledger)
         ).trusted()
-        catalogue = SqlCatalogue.open(settings.database_url)
+        catalogue = Catalogue.open(settings.database_url)
     except (LedgerError, OSError, ValueError, SQLAlchemyError) as error:
         raise CannotStart(f"cannot open the registry in {settings.data_dir}: {reason(error)}") from error
     with closing(catalogue), LedgerClient.connect(settings.ledger) as ledger:

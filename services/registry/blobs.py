@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 import logging
 import re
+import shutil
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 import obstore
@@ -39,49 +40,6 @@ class StoredBlob:
     digest: str
     size: int
     modified: datetime
-
-
-class BlobStore(Protocol):
-    """Blobs by digest (`sha256:<hex>`). From any thread, and from several processes on one store.
-
-    Atomicity: a blob is visible whole or not at all, whenever the process dies. Immutability: bytes under a digest are
-    those bytes; putting them again changes nothing. Errors: NotFound where documented, Unavailable (BLOBS_UNAVAILABLE)
-    and DiskFull for the store's own failures, DataLoss where stored bytes are not those of their digest.
-    """
-
-    def size(self, digest: str) -> int | None:
-        """The number of bytes, None where there is no such blob."""
-        ...
-
-    def put(self, digest: str, path: Path) -> None:
-        """Keep the bytes of a file, which the caller has verified to be those of `digest`."""
-        ...
-
-    def chunks(self, digest: str, start: int = 0) -> Iterator[bytes]:
-        """The bytes from `start` on, in pieces of at most CHUNK_BYTES. Raises NotFound; DataLoss instead of the last
-        piece where the whole blob has another digest.
-        """
-        ...
-
-    def range(self, digest: str, start: int, length: int) -> bytes:
-        """Some of the bytes, not verified against the digest. Raises NotFound."""
-        ...
-
-    def read(self, digest: str, most: int) -> bytes:
-        """All bytes, verified. Raises NotFound; DataLoss also for more than `most` bytes."""
-        ...
-
-    def listed(self) -> Iterator[StoredBlob]:
-        """Every blob that was there when the list began, in no order. Other objects are left out."""
-        ...
-
-    def remove(self, digests: Collection[str]) -> None:
-        """Forget blobs; those that are not there are as they should be."""
-        ...
-
-    def sweep(self, before: datetime) -> int:
-        """Remove unfinished writes from before `before`; returns the bytes that this freed."""
-        ...
 
 
 _OPTIONS: dict[str, dict[str, str]] = {
@@ -186,8 +144,15 @@ _STAGED = re.compile(r"[0-9a-f]{64}#\d+")
 """The name that obstore gives a local file while it is written."""
 
 
-class ObjectBlobStore:
-    """A BlobStore in a folder or in a bucket (S3, GCS, Azure): `<prefix>/sha256/ab/<64 hex digits>`."""
+class BlobStore:
+    """Blobs by digest (`sha256:<hex>`), in a folder or in a bucket (S3, GCS, Azure), as `<prefix>/sha256/ab/<digits>`.
+
+    From any thread, and from several processes on one store.
+
+    Atomicity: a blob is visible whole or not at all, whenever the process dies. Immutability: bytes under a digest are
+    those bytes; putting them again changes nothing. Errors: NotFound where documented, Unavailable (BLOBS_UNAVAILABLE)
+    and DiskFull for the store's own failures, DataLoss where stored bytes are not those of their digest.
+    """
 
     def __init__(self, store: ObjectStore, folder: Path | None = None) -> None:
         """`folder` is where a local store keeps its objects; they are made durable."""
@@ -195,18 +160,20 @@ class ObjectBlobStore:
         self._folder = folder
 
     @classmethod
-    def open(cls, location: str) -> ObjectBlobStore:
+    def open(cls, location: str) -> BlobStore:
         """Open a location, as `BlobLocation.open` does. Raises ValueError, OSError."""
         opened = BlobLocation.open(location)
         return cls(opened.store, opened.folder)
 
     def size(self, digest: str) -> int | None:
+        """The number of bytes, None where there is no such blob."""
         try:
             return int(self._ask(obstore.head, _key(digest))["size"])
         except FileNotFoundError:
             return None
 
     def put(self, digest: str, path: Path) -> None:
+        """Keep the bytes of a file, which the caller has verified to be those of `digest`."""
         size = path.stat().st_size
         if self.size(digest) == size:
             return
@@ -230,6 +197,9 @@ class ObjectBlobStore:
         self._ask(obstore.put, _key(digest), path, chunk_size=_PART_BYTES, max_concurrency=4)
 
     def chunks(self, digest: str, start: int = 0) -> Iterator[bytes]:
+        """The bytes from `start` on, in pieces of at most CHUNK_BYTES. Raises NotFound; DataLoss instead of the last
+        piece where the whole blob has another digest.
+        """
         total, position, sha256 = self._known_size(digest), 0, hashlib.sha256()
         while position < total:
             fetched = self.range(digest, position, min(_FETCH_BYTES, total - position))
@@ -242,6 +212,7 @@ class ObjectBlobStore:
                 yield fetched[place : place + CHUNK_BYTES]
 
     def range(self, digest: str, start: int, length: int) -> bytes:
+        """Some of the bytes, not verified against the digest. Raises NotFound."""
         try:
             data = bytes(self._ask(obstore.get_range, _key(digest), start=start, length=length))
         except FileNotFoundError:
@@ -251,11 +222,13 @@ class ObjectBlobStore:
         return data
 
     def read(self, digest: str, most: int) -> bytes:
+        """All bytes, verified. Raises NotFound; DataLoss also for more than `most` bytes."""
         if self._known_size(digest) > most:
             raise DataLoss(f"the blob {digest} has more than {most} bytes", reason="BLOB_TOO_LARGE")
         return b"".join(self.chunks(digest))
 
     def listed(self) -> Iterator[StoredBlob]:
+        """Every blob that was there when the list began, in no order. Other objects are left out."""
         pages = iter(self._ask(obstore.list, "sha256"))
         while page := self._ask(_next_page, pages):
             for found in page:
@@ -264,6 +237,7 @@ class ObjectBlobStore:
                     yield StoredBlob(f"sha256:{match['digits']}", int(found["size"]), modified)
 
     def remove(self, digests: Collection[str]) -> None:
+        """Forget blobs; those that are not there are as they should be."""
         keys = [_key(digest) for digest in digests]
         try:
             self._ask(obstore.delete, keys)
@@ -278,6 +252,7 @@ class ObjectBlobStore:
             return
 
     def sweep(self, before: datetime) -> int:
+        """Remove unfinished writes from before `before`; returns the bytes that this freed."""
         freed = 0
         for path in [] if self._folder is None else self._folder.glob("sha256/*/*"):
             if not _STAGED.fullmatch(path.name):
@@ -304,9 +279,13 @@ class ObjectBlobStore:
         except AlreadyExistsError:
             raise
         except BaseError as error:
-            if "No space left" in str(error):
+            if call is obstore.put and self._is_full():
                 raise DiskFull() from error
             raise _away(error) from error
+
+    def _is_full(self) -> bool:
+        """Whether a folder's disk has no room for a part: obstore's error has no number that says so."""
+        return self._folder is not None and shutil.disk_usage(self._folder).free < _PART_BYTES
 
     def _sync(self, key: str) -> None:
         """obstore leaves it to the kernel when a local file reaches the disk; a publication must not come before."""

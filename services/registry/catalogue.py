@@ -1,14 +1,45 @@
-"""The catalogue: heads, their names, and the signed documents about them. The contract."""
+"""The catalogue: heads, their names, and the signed documents about them, in SQL.
+
+Envelopes and manifests are the truth; the other columns are how they are found.
+"""
 
 from __future__ import annotations
 
+import logging
 import re
+import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Protocol
 
-from services.runtime.errors import InvalidArgument
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    ColumnElement,
+    Connection,
+    Engine,
+    ForeignKey,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    Row,
+    Select,
+    String,
+    Table,
+    UniqueConstraint,
+    exists,
+    func,
+    make_url,
+    select,
+    text,
+)
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.exc import SQLAlchemyError
+
+from services.runtime.database import open_database
+from services.runtime.errors import InvalidArgument, Unavailable
+from services.runtime.process import Outage
 
 _FORM = re.compile(
     r"cidv1:sha256:(?P<whole>[0-9a-f]{64})"
@@ -100,7 +131,117 @@ class HeadFilter:
     withdrawn: bool = False
 
 
-class Catalogue(Protocol):
+metadata = MetaData()
+
+_Place = BigInteger().with_variant(Integer, "sqlite")  # SQLite's row id is an INTEGER of 64 bits
+
+heads = Table(
+    "heads",
+    metadata,
+    Column("position", _Place, primary_key=True, autoincrement=True),
+    Column("head_cid", String, nullable=False, unique=True),
+    Column("base_cid", String, nullable=False, index=True),
+    Column("manifest", LargeBinary, nullable=False),
+)
+
+documents = Table(
+    "documents",
+    metadata,
+    Column("id", _Place, primary_key=True, autoincrement=True),
+    Column("kind", String, nullable=False),
+    Column("head_cid", String, ForeignKey("heads.head_cid"), nullable=False, index=True),
+    Column("key", String, nullable=False),
+    Column("envelope", LargeBinary, nullable=False),
+    Column("ledger_index", _Place, nullable=True),
+    UniqueConstraint("kind", "head_cid", "key", name="documents_one_a_key"),
+    Index("documents_by_key", "kind", "key"),
+)
+
+
+_log = logging.getLogger(__name__)
+_TABLES_LOCK = 7306001
+_BLOBS_LOCK = 7306002
+"""The key of PostgreSQL's lock in `lock_blobs`."""
+_NAMES_LOCK = 7306003
+"""The first key of those in `lock_name`."""
+
+
+class Database:
+    """Transactions, from any thread. SQLite takes its one writer at the beginning, so that none has to be repeated."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        # SQLite's own lock between threads is a sleeping loop; ours is a queue.
+        self._writer = threading.Lock() if engine.dialect.name == "sqlite" else nullcontext()
+        self._outage = Outage(_log, "use the catalogue's database", SQLAlchemyError)
+
+    @classmethod
+    def open(cls, url: str) -> Database:
+        """`sqlite:///path` or `postgresql+psycopg://…`, its tables made where missing.
+
+        Raises SQLAlchemyError, OSError.
+        """
+        return cls(open_database(make_url(url), metadata, _TABLES_LOCK))
+
+    @contextmanager
+    def writing(self) -> Iterator[Connection]:
+        """A transaction that commits where the block ends and rolls back where it raises. Raises Unavailable."""
+        with self._writer, self._errors(), self._engine.begin() as connection:
+            yield connection
+
+    @contextmanager
+    def reading(self) -> Iterator[Connection]:
+        """A transaction that only reads. Raises Unavailable."""
+        with (
+            self._errors(),
+            self._engine.connect().execution_options(reads_only=True) as connection,
+            connection.begin(),
+        ):
+            yield connection
+
+    def close(self) -> None:
+        self._engine.dispose()
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        with self._outage:
+            yield
+            return
+        raise Unavailable("the registry's database failed; try again", reason="CATALOGUE_UNAVAILABLE")
+
+
+def lock_blobs(connection: Connection, *, alone: bool) -> None:
+    """For the rest of the transaction, a remover of blobs is alone; others are together with their like.
+
+    SQLite has one writer, who is alone anyway.
+    """
+    if connection.dialect.name == "postgresql":
+        lock = "pg_advisory_xact_lock" if alone else "pg_advisory_xact_lock_shared"
+        connection.execute(text(f"SELECT {lock}({_BLOBS_LOCK})"))
+
+
+def lock_name(connection: Connection, name: str) -> None:
+    """For the rest of the transaction, nobody else publishes under this name. SQLite has one writer anyway."""
+    if connection.dialect.name == "postgresql":
+        lock = text("SELECT pg_advisory_xact_lock(:lock, hashtext(:name))")
+        connection.execute(lock, {"lock": _NAMES_LOCK, "name": name})
+
+
+_ROWS_AT_ONCE = 100  # a manifest has at most 256 KiB
+
+_IS_PUBLISHED = exists().where(
+    documents.c.head_cid == heads.c.head_cid,
+    documents.c.kind == PUBLICATION,
+    documents.c.ledger_index.is_not(None),
+)
+_IS_WITHDRAWN = exists().where(
+    documents.c.head_cid == heads.c.head_cid,
+    documents.c.kind == WITHDRAWAL,
+    documents.c.ledger_index.is_not(None),
+)
+
+
+class Catalogue:
     """Heads and signed documents about them. From any thread, and from several processes on one database.
 
     A document is proposed, then appended to the ledger, then confirmed; a crash in between leaves a proposal that the
@@ -108,46 +249,159 @@ class Catalogue(Protocol):
     is one transaction and survives a crash once it has returned. Errors: Unavailable (CATALOGUE_UNAVAILABLE).
     """
 
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    @classmethod
+    def open(cls, url: str) -> Catalogue:
+        """Raises SQLAlchemyError, OSError."""
+        return cls(Database.open(url))
+
     def propose(self, row: HeadRow, document: Signed, check: Check = lambda first: None) -> Signed:
         """Keep a document, and its head where it is new; the one that stands under its key from now on: the first.
 
         `check` runs within, while nobody is `removing` and nobody else publishes under the same name; it is given the
         first publication of that name, of whatever head. Its errors are raised, and nothing is kept.
         """
-        ...
+        with self._database.writing() as connection:
+            lock_blobs(connection, alone=False)
+            check(_first_of_name(connection, document))
+            _insert_new(connection, heads, head_cid=row.head_cid, base_cid=row.base_cid, manifest=row.manifest)
+            _insert_new(
+                connection,
+                documents,
+                kind=document.kind,
+                head_cid=document.head_cid,
+                key=document.key,
+                envelope=document.envelope,
+            )
+            return _signed(connection.execute(select(documents).where(_same(document))).one())
 
     def rows(self) -> Iterator[HeadRow]:
         """Every head that a document is about, proposed ones included."""
-        ...
+        with self._database.reading() as connection:
+            yield from _rows(connection)
 
-    def removing(self) -> AbstractContextManager[Iterator[HeadRow]]:
+    @contextmanager
+    def removing(self) -> Iterator[Iterator[HeadRow]]:
         """`rows`, and nothing is proposed until the block ends."""
-        ...
+        with self._database.writing() as connection:
+            lock_blobs(connection, alone=True)
+            yield _rows(connection)
 
     def confirm(self, document: Signed, ledger_index: int) -> None:
         """The ledger has it at this index. Confirming again changes nothing."""
-        ...
+        with self._database.writing() as connection:
+            connection.execute(documents.update().where(_same(document)).values(ledger_index=ledger_index))
 
     def retract(self, document: Signed) -> None:
         """The ledger will not take it. Confirmed documents stay."""
-        ...
+        with self._database.writing() as connection:
+            connection.execute(
+                documents.delete().where(
+                    _same(document),
+                    documents.c.ledger_index.is_(None),
+                    documents.c.envelope == document.envelope,
+                )
+            )
 
     def proposals(self) -> Sequence[Signed]:
         """Unconfirmed documents, oldest first."""
-        ...
+        with self._database.reading() as connection:
+            unconfirmed = select(documents).where(documents.c.ledger_index.is_(None)).order_by(documents.c.id)
+            return [_signed(row) for row in connection.execute(unconfirmed)]
 
     def head(self, head_cid: str) -> CataloguedHead | None:
         """A head that was published, withdrawn or not."""
-        ...
+        found = self._read(select(heads).where(heads.c.head_cid == head_cid, _IS_PUBLISHED))
+        return found[0] if found else None
 
     def heads(self, narrow: HeadFilter, after: int, limit: int) -> Sequence[CataloguedHead]:
         """Up to `limit` heads with a position greater than `after` (-1 for the first page), by position."""
-        ...
+        query = select(heads).where(heads.c.position > after, _IS_PUBLISHED)
+        if narrow.base_cid is not None:
+            query = query.where(heads.c.base_cid == narrow.base_cid)
+        if narrow.name is not None:
+            query = query.where(_bears(narrow.name))
+        if not narrow.withdrawn:
+            query = query.where(~_IS_WITHDRAWN)
+        return self._read(query.order_by(heads.c.position).limit(limit))
 
     def candidates(self, reference: HeadReference, base_cid: str | None, limit: int) -> Sequence[CataloguedHead]:
         """Up to `limit` heads, withdrawn ones included, that answer to a reference; the newest publication first."""
-        ...
+        newest = func.max(documents.c.ledger_index)
+        published = (documents.c.kind == PUBLICATION) & documents.c.ledger_index.is_not(None)
+        query = select(heads).join(documents, documents.c.head_cid == heads.c.head_cid).where(published)
+        # A range instead of LIKE: digits are never patterns, and the index serves it.
+        query = query.where(heads.c.head_cid >= reference.cid_prefix, heads.c.head_cid < reference.cid_prefix + "\x7f")
+        if reference.name is not None:
+            query = query.where(documents.c.key == reference.name)
+        if base_cid is not None:
+            query = query.where(heads.c.base_cid == base_cid)
+        return self._read(query.group_by(*heads.c).order_by(newest.desc()).limit(limit))
 
     def close(self) -> None:
         """Release connections. Closing twice changes nothing."""
-        ...
+        self._database.close()
+
+    def _read(self, query: Select[tuple[object, ...]]) -> list[CataloguedHead]:
+        """The heads of a query, with everything confirmed about them."""
+        with self._database.reading() as connection:
+            rows = connection.execute(query).all()
+            confirmed = (
+                select(documents)
+                .where(documents.c.head_cid.in_([row.head_cid for row in rows]), documents.c.ledger_index.is_not(None))
+                .order_by(documents.c.ledger_index)
+            )
+            about: dict[str, list[Signed]] = {row.head_cid: [] for row in rows}
+            for found in connection.execute(confirmed):
+                about[found.head_cid].append(_signed(found))
+        return [
+            CataloguedHead(
+                row.position, HeadRow(row.head_cid, row.base_cid, bytes(row.manifest)), tuple(about[row.head_cid])
+            )
+            for row in rows
+        ]
+
+
+def _first_of_name(connection: Connection, document: Signed) -> Signed | None:
+    """The first publication under the name that the document gives, if it is one and there is one."""
+    if document.kind != PUBLICATION:
+        return None
+    lock_name(connection, document.key)
+    named = select(documents).where(documents.c.kind == PUBLICATION, documents.c.key == document.key)
+    row = connection.execute(named.order_by(documents.c.id).limit(1)).first()
+    return None if row is None else _signed(row)
+
+
+def _rows(connection: Connection) -> Iterator[HeadRow]:
+    any_document = exists().where(documents.c.head_cid == heads.c.head_cid)
+    query = select(heads).where(any_document).execution_options(yield_per=_ROWS_AT_ONCE)
+    for row in connection.execute(query):
+        yield HeadRow(row.head_cid, row.base_cid, bytes(row.manifest))
+
+
+def _insert_new(connection: Connection, table: object, **values: object) -> None:
+    insert = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
+    connection.execute(insert(table).values(**values).on_conflict_do_nothing())  # type: ignore[arg-type]
+
+
+def _same(document: Signed) -> ColumnElement[bool]:
+    return (
+        (documents.c.kind == document.kind)
+        & (documents.c.head_cid == document.head_cid)
+        & (documents.c.key == document.key)
+    )
+
+
+def _bears(name: str) -> ColumnElement[bool]:
+    return exists().where(
+        documents.c.head_cid == heads.c.head_cid,
+        documents.c.kind == PUBLICATION,
+        documents.c.key == name,
+        documents.c.ledger_index.is_not(None),
+    )
+
+
+def _signed(row: Row[tuple[object, ...]]) -> Signed:
+    return Signed(row.kind, row.head_cid, row.key, bytes(row.envelope), row.ledger_index)

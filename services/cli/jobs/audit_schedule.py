@@ -9,7 +9,7 @@ from pathlib import Path
 from sqlalchemy import make_url
 
 from services.auditor.audit_error import ScheduleError
-from services.auditor.schedule import SqlSchedule, open_database, sqlite_url
+from services.auditor.schedule import Schedule, open_database, sqlite_url
 from services.cli.failures.exits import Failed, Missing, UsageError
 
 _ELSEWHERE = "name it with --schedule, or the --data-dir of the auditor; one in a container is asked there"
@@ -23,13 +23,13 @@ def schedule_url(named: str | None, data_dir: Path) -> str:
 
 
 @contextmanager
-def open_schedule(url: str) -> Iterator[SqlSchedule]:
+def open_schedule(url: str) -> Iterator[Schedule]:
     """Raises Missing for a file that is not there, Failed if the database cannot be opened."""
     parsed = make_url(url)
     if parsed.drivername == "sqlite" and not Path(parsed.database or "").is_file():
         raise Missing(f"there is no auditor's schedule at {parsed.database}", _ELSEWHERE)
     try:
-        with closing(SqlSchedule(open_database(url))) as schedule:
+        with closing(Schedule(open_database(url))) as schedule:
             yield schedule
     except ScheduleError as error:
         raise Failed(str(error), _ELSEWHERE) from error

@@ -9,25 +9,28 @@ with Runtime.connect("127.0.0.1:50051") as runtime:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from copy import copy
-from typing import Any, Generic, Self, TypeVar
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar, cast
 
-import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from kolm.generation.v1 import generation_pb2 as pb
 from kolm.generation.v1.generation_pb2_grpc import GenerationServiceStub
 from services.client.channel import (
     OPTIONS,
+    AsyncStream,
     Connection,
     Stream,
     async_channel,
     check_size,
     endpoint,
+    nobody_there,
+    serves,
     shown_to,
 )
-from services.client.errors import DeadlineExceeded, Unavailable, decode_error, decoded_errors
+from services.client.errors import DeadlineExceeded, Unavailable, decoded_errors
 from services.client.generation import completion_wire
 from services.client.generation.completion import Completion, Event, Load, ModelInfo, Tokens
 from services.client.generation.completion_wire import Collection, checked_completion, checked_events
@@ -41,106 +44,7 @@ SERVICE = "kolm.generation.v1.GenerationService"
 _GENERATE_SECONDS = 600.0
 _LOOKUP_SECONDS = 10.0
 
-
-class Runtime:
-    """One connection to a generation server. Every method raises KolmError; timeouts are in seconds."""
-
-    def __init__(self, connection: Connection) -> None:
-        self.connection = connection
-        self._stub = GenerationServiceStub(connection.channel)
-
-    @classmethod
-    def connect(cls, target: str, *, wait: float = 0.0, token: str | None = None, tls: ClientTls | None = None) -> Self:
-        """Connect as `Connection` does: waits `wait` seconds for the server, or connects lazily."""
-        return cls(Connection(target, token, wait, tls))
-
-    def serve(
-        self,
-        request: Request | str | Mapping[str, Any],
-        *,
-        spec_decode: SpecDecodeConfig | Mapping[str, Any] | None = None,
-        timeout: float | None = _GENERATE_SECONDS,
-        on_promise: Callable[[bytes | None], None] | None = None,
-    ) -> Completion:
-        """Generate every choice and return when all have finished. A plain string is a prompt with every
-        default; a mapping has the fields of a Request, or of a SpecDecodeConfig.
-
-        gRPC hands `Completion.promise` over together with the answer. With `on_promise` the answer is streamed instead,
-        and `on_promise` gets the promise, or None from a server that makes none, before the first token; if it raises,
-        the request is cancelled. A stream takes no idempotency key.
-
-        Raises ReceiptMismatch where the promise or a receipt is not about this request and this answer.
-        """
-        request, spec_decode = as_request(request), as_config(spec_decode)
-        if on_promise is not None:
-            collection = Collection(request.params.n or 1, on_promise)
-            with self.stream(request, spec_decode=spec_decode, timeout=timeout) as events:
-                for event in events:
-                    collection.add(event)
-            return with_calls(collection.completion(), request)
-        message = generate_request(request, spec_decode)
-        answer, metadata = self.connection.call_with_metadata(self._stub.Generate, message, timeout)
-        return checked_completion(answer, metadata, request, spec_decode)
-
-    def stream(
-        self,
-        request: Request | str | Mapping[str, Any],
-        *,
-        spec_decode: SpecDecodeConfig | Mapping[str, Any] | None = None,
-        timeout: float | None = _GENERATE_SECONDS,
-    ) -> Stream[Event]:
-        """Started with its promise, then chunks, then one Finished per choice. Closing the stream cancels the request.
-
-        Its iteration raises ReceiptMismatch as `serve` does.
-        """
-        request, spec_decode = as_request(request), as_config(spec_decode)
-        message = pb.GenerateStreamRequest(request=generate_request(request, spec_decode))
-        check_size(message)
-        call = self._stub.GenerateStream(message, timeout=timeout, metadata=self.connection.metadata)
-        return Stream(call, checked_events(request, spec_decode))
-
-    def model_info(self, timeout: float | None = _LOOKUP_SECONDS) -> ModelInfo:
-        """The model, its numerics profile, its methods and heads."""
-        return completion_wire.model_info(
-            self.connection.call(self._stub.GetModelInfo, pb.GetModelInfoRequest(), timeout)
-        )
-
-    def load(self, timeout: float | None = _LOOKUP_SECONDS) -> Load:
-        """How busy the server is."""
-        return completion_wire.load(self.connection.call(self._stub.GetLoad, pb.GetLoadRequest(), timeout))
-
-    def tokenize(
-        self,
-        request: Request | str | Mapping[str, Any],
-        *,
-        add_special_tokens: bool | None = None,
-        timeout: float | None = _LOOKUP_SECONDS,
-    ) -> Tokens:
-        """The tokens of a request's prompt or messages, as `serve` would have them read."""
-        message = tokenize_request(as_request(request), add_special_tokens)
-        return completion_wire.tokens(self.connection.call(self._stub.Tokenize, message, timeout))
-
-    def detokenize(
-        self, token_ids: Sequence[int], *, model: str | None = None, timeout: float | None = _LOOKUP_SECONDS
-    ) -> str:
-        """The text of tokens, special ones included."""
-        return self.connection.call(self._stub.Detokenize, detokenize_request(token_ids, model), timeout).text
-
-    def serving(self, timeout: float = 5.0) -> bool:
-        """Whether the server is there and says that it serves."""
-        return self.connection.serving(SERVICE, timeout)
-
-    def close(self) -> None:
-        """Cancel running calls and disconnect."""
-        self.connection.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
+_Given = ParamSpec("_Given")
 _Value = TypeVar("_Value")
 
 
@@ -157,7 +61,7 @@ class AsyncRuntime:
         self.target = target
         self._token = token
         self._where = endpoint(target, tls)
-        self._channel = async_channel(self._where, OPTIONS)
+        self._channel: Any = async_channel(self._where, OPTIONS)
         self._stub: Any = GenerationServiceStub(self._channel)
 
     @classmethod
@@ -171,7 +75,7 @@ class AsyncRuntime:
             async with asyncio.timeout(timeout):
                 await self._channel.channel_ready()
         except TimeoutError:
-            raise Unavailable(f"no server at {self.target} within {timeout:g} s", reason="UNAVAILABLE") from None
+            raise nobody_there(self.target, timeout) from None
 
     def with_token(self, token: str | None) -> Self:
         """The same connection for another caller. Close only the one that was connected."""
@@ -184,23 +88,25 @@ class AsyncRuntime:
         request: Request | str | Mapping[str, Any],
         *,
         spec_decode: SpecDecodeConfig | Mapping[str, Any] | None = None,
-        timeout: float | None = _GENERATE_SECONDS,  # noqa: ASYNC109 (a deadline that the server knows, as Runtime's)
+        timeout: float | None = _GENERATE_SECONDS,  # noqa: ASYNC109 (a deadline that the server knows, as below)
         on_promise: Callable[[bytes | None], None] | None = None,
     ) -> Completion:
-        """Generate every choice and return when all have finished: as `Runtime.serve` does."""
+        """Generate every choice and return when all have finished. A plain string is a prompt with every
+        default; a mapping has the fields of a Request, or of a SpecDecodeConfig.
+
+        gRPC hands `Completion.promise` over together with the answer. With `on_promise` the answer is streamed instead,
+        and `on_promise` gets the promise, or None from a server that makes none, before the first token; if it raises,
+        the request is cancelled. A stream takes no idempotency key.
+
+        Raises ReceiptMismatch where the promise or a receipt is not about this request and this answer.
+        """
         request, spec_decode = as_request(request), as_config(spec_decode)
         if on_promise is not None:
             collection = Collection(request.params.n or 1, on_promise)
-            async with self.stream(request, spec_decode=spec_decode, timeout=timeout) as events:
-                async for event in events:
-                    collection.add(event)
+            await self._each(*self._opened(request, spec_decode, timeout), collection.add)
             return with_calls(collection.completion(), request)
         message = generate_request(request, spec_decode)
-        check_size(message)
-        with decoded_errors():
-            call = self._stub.Generate(message, timeout=timeout, metadata=self._metadata)
-            answer = await call
-            metadata = dict(await call.initial_metadata())
+        answer, metadata = await self._call_with_metadata(self._stub.Generate, message, timeout)
         return checked_completion(answer, metadata, request, spec_decode)
 
     def stream(
@@ -214,15 +120,12 @@ class AsyncRuntime:
 
         Its iteration raises ReceiptMismatch as `serve` does.
         """
-        request, spec_decode = as_request(request), as_config(spec_decode)
-        message = pb.GenerateStreamRequest(request=generate_request(request, spec_decode))
-        check_size(message)
-        call = self._stub.GenerateStream(message, timeout=timeout, metadata=self._metadata)
-        return AsyncStream(call, checked_events(request, spec_decode))
+        return AsyncStream(*self._opened(as_request(request), as_config(spec_decode), timeout))
 
     async def model_info(self, timeout: float | None = _LOOKUP_SECONDS) -> ModelInfo:  # noqa: ASYNC109
         """The model, its numerics profile, its methods and heads."""
-        return completion_wire.model_info(await self._call(self._stub.GetModelInfo, pb.GetModelInfoRequest(), timeout))
+        answer = await self._call(self._stub.GetModelInfo, pb.GetModelInfoRequest(), timeout)
+        return completion_wire.model_info(answer)
 
     async def load(self, timeout: float | None = _LOOKUP_SECONDS) -> Load:  # noqa: ASYNC109
         """How busy the server is."""
@@ -247,27 +150,45 @@ class AsyncRuntime:
         timeout: float | None = _LOOKUP_SECONDS,  # noqa: ASYNC109
     ) -> str:
         """The text of tokens, special ones included."""
-        answer = await self._call(self._stub.Detokenize, detokenize_request(token_ids, model), timeout)
-        return str(answer.text)
+        message = detokenize_request(token_ids, model)
+        return str((await self._call(self._stub.Detokenize, message, timeout)).text)
 
     async def serving(self, timeout: float = 5.0) -> bool:  # noqa: ASYNC109
         """Whether the server is there and says that it serves."""
-        check: Callable[..., Awaitable[Any]] = health_pb2_grpc.HealthStub(self._channel).Check
+        check = health_pb2_grpc.HealthStub(self._channel).Check
         try:
-            with decoded_errors():
-                answer = await check(health_pb2.HealthCheckRequest(service=SERVICE), timeout=timeout)
+            return serves(await self._call(check, health_pb2.HealthCheckRequest(service=SERVICE), timeout))
         except (Unavailable, DeadlineExceeded):
             return False
-        return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
+
+    def _opened(
+        self, request: Request, spec_decode: SpecDecodeConfig | None, timeout: float | None
+    ) -> tuple[Any, Callable[[pb.GenerateStreamResponse], Event]]:
+        """The call of a stream, and what makes events of its messages."""
+        message = pb.GenerateStreamRequest(request=generate_request(request, spec_decode))
+        check_size(message)
+        call = self._stub.GenerateStream(message, timeout=timeout, metadata=self._metadata)
+        return call, checked_events(request, spec_decode)
+
+    @property
+    def _metadata(self) -> Metadata:
+        return shown_to(self._where, self._token)
 
     async def _call(self, method: Any, request: Any, timeout: float | None) -> Any:  # noqa: ASYNC109
         check_size(request)
         with decoded_errors():
             return await method(request, timeout=timeout, metadata=self._metadata)
 
-    @property
-    def _metadata(self) -> Metadata:
-        return shown_to(self._where, self._token)
+    async def _call_with_metadata(self, method: Any, request: Any, timeout: float | None) -> Any:  # noqa: ASYNC109
+        check_size(request)
+        with decoded_errors():
+            call = method(request, timeout=timeout, metadata=self._metadata)
+            return await call, dict(await call.initial_metadata())
+
+    async def _each(self, call: Any, convert: Callable[[Any], _Value], take: Callable[[_Value], None]) -> None:
+        async with AsyncStream(call, convert) as values:
+            async for value in values:
+                take(value)
 
     async def close(self) -> None:
         """Cancel running calls and disconnect."""
@@ -280,31 +201,80 @@ class AsyncRuntime:
         await self.close()
 
 
-class AsyncStream(Generic[_Value]):
-    """The values of a server stream, in order. Leaving its `async with` block, or `close`, cancels the call."""
+class _Blocking(AsyncRuntime):
+    """The same over a blocking connection: its coroutines never wait, and end at their first step."""
 
-    def __init__(self, call: Any, convert: Callable[[Any], _Value]) -> None:
-        self._call = call
-        self._convert = convert
+    def __init__(self, connection: Connection) -> None:
+        self._connection, self._channel = connection, connection.channel
+        self._stub = GenerationServiceStub(connection.channel)
 
-    def __aiter__(self) -> Self:
-        return self
+    @property
+    def _metadata(self) -> Metadata:
+        return self._connection.metadata
 
-    async def __anext__(self) -> _Value:
+    async def _call(self, method: Any, request: Any, timeout: float | None) -> Any:  # noqa: ASYNC109
+        return self._connection.call(method, request, timeout)
+
+    async def _call_with_metadata(self, method: Any, request: Any, timeout: float | None) -> Any:  # noqa: ASYNC109
+        return self._connection.call_with_metadata(method, request, timeout)
+
+    async def _each(self, call: Any, convert: Callable[[Any], _Value], take: Callable[[_Value], None]) -> None:
+        with Stream(call, convert) as values:
+            for value in values:
+                take(value)
+
+
+def _blocking(
+    method: Callable[Concatenate[AsyncRuntime, _Given], Coroutine[Any, Any, _Value]],
+) -> Callable[Concatenate[Runtime, _Given], _Value]:
+    """The same method for callers without an event loop: its coroutine never waits (`_Blocking`)."""
+
+    @wraps(method)
+    def called(runtime: Runtime, /, *given: _Given.args, **named: _Given.kwargs) -> _Value:
         try:
-            message = await self._call.read()
-        except grpc.RpcError as error:
-            raise decode_error(error) from None
-        if message is grpc.aio.EOF:
-            raise StopAsyncIteration
-        return self._convert(message)
+            method(runtime._calls, *given, **named).send(None)
+        except StopIteration as end:
+            return cast(_Value, end.value)
+        raise AssertionError("a coroutine over a blocking connection has waited")
+
+    return called
+
+
+class Runtime:
+    """One connection to a generation server. Every method raises KolmError; timeouts are in seconds. Thread-safe."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self._calls = _Blocking(connection)
+
+    @classmethod
+    def connect(cls, target: str, *, wait: float = 0.0, token: str | None = None, tls: ClientTls | None = None) -> Self:
+        """Connect as `Connection` does: waits `wait` seconds for the server, or connects lazily."""
+        return cls(Connection(target, token, wait, tls))
+
+    serve = _blocking(AsyncRuntime.serve)
+    model_info = _blocking(AsyncRuntime.model_info)
+    load = _blocking(AsyncRuntime.load)
+    tokenize = _blocking(AsyncRuntime.tokenize)
+    detokenize = _blocking(AsyncRuntime.detokenize)
+    serving = _blocking(AsyncRuntime.serving)
+
+    def stream(
+        self,
+        request: Request | str | Mapping[str, Any],
+        *,
+        spec_decode: SpecDecodeConfig | Mapping[str, Any] | None = None,
+        timeout: float | None = _GENERATE_SECONDS,
+    ) -> Stream[Event]:
+        """As `AsyncRuntime.stream`."""
+        return Stream(*self._calls._opened(as_request(request), as_config(spec_decode), timeout))
 
     def close(self) -> None:
-        """Cancel the call; the server stops working on it."""
-        self._call.cancel()
+        """Cancel running calls and disconnect."""
+        self.connection.close()
 
-    async def __aenter__(self) -> Self:
+    def __enter__(self) -> Self:
         return self
 
-    async def __aexit__(self, *_: object) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()

@@ -22,7 +22,7 @@ from services.auditor.auditor import Auditor
 from services.auditor.backlog import Backlog
 from services.auditor.examination import Examiner, Replayed, Replayer
 from services.auditor.journal import Announcement, Journal, Terms
-from services.auditor.schedule import Schedule, SqlSchedule, open_database, sqlite_url
+from services.auditor.schedule import Schedule, open_database, sqlite_url
 from services.client import Content as SentContent
 from services.client import LedgerClient
 from services.ledger.__main__ import opened_servicer
@@ -128,7 +128,7 @@ def opened_deployment(directory: Path, others: Sequence[SigningKey] = (KEYS["ope
         with (
             serving(mount, on_drain=servicer.close) as served,
             LedgerClient.connect(served.address, wait=60) as ledger,
-            closing(SqlSchedule(open_database(sqlite_url(directory / "auditor.sqlite3")))) as schedule,
+            closing(Schedule(open_database(sqlite_url(directory / "auditor.sqlite3")))) as schedule,
         ):
             yield Deployment(ledger, served.address, trusted, Replays(), schedule)
 

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from ledger.documents.signed_document import sign_document
 from ledger.keys.ed25519 import SigningKey
 from services.auditor.journal import Terms
-from services.auditor.schedule import SqlSchedule, open_database, sqlite_url
+from services.auditor.schedule import Schedule, open_database, sqlite_url
 from services.cli.main import app
 from services.client.errors import InvalidArgument
 from tests.integration.auditor.deployment import Deployment, opened_deployment
@@ -81,7 +81,7 @@ def test_a_verdict_that_never_came_is_overdue_and_exits_with_3(deployment: Deplo
 
 
 def test_what_was_given_up_is_shown_and_can_be_tried_afresh(deployment: Deployment, kolm: Kolm) -> None:
-    schedule = SqlSchedule(open_database(sqlite_url(deployment.trusted.parent / "auditor.sqlite3")), max_attempts=1)
+    schedule = Schedule(open_database(sqlite_url(deployment.trusted.parent / "auditor.sqlite3")), max_attempts=1)
     lease = schedule.lease([4])
     assert lease is not None
     schedule.put_back(lease, "out of memory")

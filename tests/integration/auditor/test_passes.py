@@ -17,7 +17,7 @@ from ledger.documents.spec_decode import SpecDecode
 from ledger.keys.envelope import Envelope
 from ledger.keys.trusted_keys import TrustedKeys
 from services.auditor.journal import Journal, Terms
-from services.auditor.schedule import SqlSchedule, open_database, sqlite_url
+from services.auditor.schedule import Schedule, open_database, sqlite_url
 from services.auditor.serving import follow
 from services.cli.jobs.audit_pass import examine
 from services.client import LedgerClient
@@ -215,7 +215,7 @@ def test_a_lost_schedule_loses_nothing(deployment: Deployment, tmp_path: Path) -
         deployment.receive(number)
     passes = deployment.auditor().run_pass()
     next(passes)
-    with closing(SqlSchedule(open_database(sqlite_url(tmp_path / "another.sqlite3")))) as empty:
+    with closing(Schedule(open_database(sqlite_url(tmp_path / "another.sqlite3")))) as empty:
         assert [each.receipt_index for each in deployment.auditor(schedule=empty).run_pass()] == [1, 2]
         assert empty.jobs() == ()
 
@@ -269,7 +269,7 @@ def test_a_receipt_that_ends_its_auditors_is_given_up_and_stays_without_a_verdic
     deployment.receive(1)
     now = [0.0]
     engine = open_database(sqlite_url(deployment.trusted.parent / "auditor.sqlite3"))
-    with closing(SqlSchedule(engine, max_attempts=2, clock=lambda: now[0])) as schedule:
+    with closing(Schedule(engine, max_attempts=2, clock=lambda: now[0])) as schedule:
         deployment.replays.failure = RuntimeError("out of memory")
         for _ in range(2):
             with pytest.raises(RuntimeError):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from services.auditor.audit_error import ScheduleError
-from services.auditor.schedule import DEAD, LEASED, WAITING, Schedule, SqlSchedule, open_database, sqlite_url
+from services.auditor.schedule import DEAD, LEASED, WAITING, Schedule, open_database, sqlite_url
 
 LEASE, PAUSE, ATTEMPTS = 60.0, 30.0, 3
 
@@ -36,10 +36,10 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def auditors(url: str, clock: Clock) -> Iterator[list[SqlSchedule]]:
+def auditors(url: str, clock: Clock) -> Iterator[list[Schedule]]:
     """Two auditors, each with connections of its own."""
     opened = [
-        SqlSchedule(open_database(url), lease_seconds=LEASE, pause_seconds=PAUSE, max_attempts=ATTEMPTS, clock=clock)
+        Schedule(open_database(url), lease_seconds=LEASE, pause_seconds=PAUSE, max_attempts=ATTEMPTS, clock=clock)
         for _ in range(2)
     ]
     yield opened
@@ -51,7 +51,7 @@ def states(schedule: Schedule) -> dict[int, str]:
     return {job.receipt_index: job.state for job in schedule.jobs()}
 
 
-def test_candidates_are_leased_in_order_and_to_one_auditor_each(auditors: list[SqlSchedule]) -> None:
+def test_candidates_are_leased_in_order_and_to_one_auditor_each(auditors: list[Schedule]) -> None:
     one, other = auditors
     candidates = list(range(3, 200, 3))
     leased = [auditor.lease(candidates) for auditor in (one, other, one)]
@@ -61,7 +61,7 @@ def test_candidates_are_leased_in_order_and_to_one_auditor_each(auditors: list[S
     assert one.lease([3, 6, 9]) is None
 
 
-def test_only_what_is_asked_for_is_leased(auditors: list[SqlSchedule]) -> None:
+def test_only_what_is_asked_for_is_leased(auditors: list[Schedule]) -> None:
     one, other = auditors
     lease = one.lease([1, 2])
     assert lease is not None
@@ -70,7 +70,7 @@ def test_only_what_is_asked_for_is_leased(auditors: list[SqlSchedule]) -> None:
     assert other.lease([7]) is None
 
 
-def test_more_candidates_than_fit_one_statement_are_tried_to_the_end(auditors: list[SqlSchedule]) -> None:
+def test_more_candidates_than_fit_one_statement_are_tried_to_the_end(auditors: list[Schedule]) -> None:
     one, other = auditors
     candidates = list(range(150))
     held = {lease.receipt_index for lease in (one.lease([index]) for index in range(149)) if lease is not None}
@@ -81,7 +81,7 @@ def test_more_candidates_than_fit_one_statement_are_tried_to_the_end(auditors: l
 
 
 def test_a_lease_that_is_renewed_holds_and_one_that_is_not_is_taken_over(
-    auditors: list[SqlSchedule], clock: Clock
+    auditors: list[Schedule], clock: Clock
 ) -> None:
     one, other = auditors
     lease = one.lease([5])
@@ -101,7 +101,7 @@ def test_a_lease_that_is_renewed_holds_and_one_that_is_not_is_taken_over(
     assert other.renew(taken)
 
 
-def test_a_finished_job_is_gone_and_one_given_back_has_not_been_tried(auditors: list[SqlSchedule]) -> None:
+def test_a_finished_job_is_gone_and_one_given_back_has_not_been_tried(auditors: list[Schedule]) -> None:
     one, other = auditors
     lease = one.lease([5])
     assert lease is not None
@@ -114,7 +114,7 @@ def test_a_finished_job_is_gone_and_one_given_back_has_not_been_tried(auditors: 
 
 
 def test_a_failed_attempt_pauses_ever_longer_and_the_last_one_is_a_dead_letter(
-    auditors: list[SqlSchedule], clock: Clock
+    auditors: list[Schedule], clock: Clock
 ) -> None:
     one, other = auditors
     for attempt in range(1, ATTEMPTS + 1):
@@ -132,7 +132,7 @@ def test_a_failed_attempt_pauses_ever_longer_and_the_last_one_is_a_dead_letter(
 
 
 def test_auditors_that_die_again_and_again_on_one_receipt_make_it_a_dead_letter(
-    auditors: list[SqlSchedule], clock: Clock
+    auditors: list[Schedule], clock: Clock
 ) -> None:
     one, other = auditors
     for auditor in (one, other, one):
@@ -144,7 +144,7 @@ def test_auditors_that_die_again_and_again_on_one_receipt_make_it_a_dead_letter(
     assert "ended while examining it" in job.error
 
 
-def test_what_somebody_holds_is_not_forgotten(auditors: list[SqlSchedule]) -> None:
+def test_what_somebody_holds_is_not_forgotten(auditors: list[Schedule]) -> None:
     one, other = auditors
     assert one.lease([5]) is not None
     other.lease([6, 7])
@@ -152,10 +152,10 @@ def test_what_somebody_holds_is_not_forgotten(auditors: list[SqlSchedule]) -> No
     assert states(one) == {5: LEASED, 6: LEASED}
 
 
-def test_many_threads_at_once_never_hold_the_same_receipt(auditors: list[SqlSchedule]) -> None:
+def test_many_threads_at_once_never_hold_the_same_receipt(auditors: list[Schedule]) -> None:
     taken: list[int] = []
 
-    def work(schedule: SqlSchedule) -> None:
+    def work(schedule: Schedule) -> None:
         while (lease := schedule.lease(range(24))) is not None:
             taken.append(lease.receipt_index)
 
@@ -168,7 +168,7 @@ def test_many_threads_at_once_never_hold_the_same_receipt(auditors: list[SqlSche
 
 
 def test_one_auditor_draws_at_a_time_and_a_draw_that_was_kept_outlives_it(
-    auditors: list[SqlSchedule], clock: Clock
+    auditors: list[Schedule], clock: Clock
 ) -> None:
     one, other = auditors
     turn = one.take_draw()

@@ -21,7 +21,7 @@ from services.auditor.auditor import Auditor
 from services.auditor.backlog import Backlog
 from services.auditor.examination import Examiner, Replayed
 from services.auditor.journal import Announcement, Journal
-from services.auditor.schedule import SqlSchedule, open_database
+from services.auditor.schedule import Schedule, open_database
 from services.auditor.serving import follow
 from services.client import LedgerClient
 from tests.unit.ledger.builders import KEYS
@@ -56,7 +56,7 @@ def main(address: str, trusted: str, url: str, hang: str = "") -> None:
     signal.signal(signal.SIGUSR1, pass_an_hour)
     with (
         LedgerClient.connect(address, wait=60) as ledger,
-        closing(SqlSchedule(open_database(url), clock=lambda: time.time() + passed)) as schedule,
+        closing(Schedule(open_database(url), clock=lambda: time.time() + passed)) as schedule,
     ):
 
         def content(receipt_id: str) -> Content | None:

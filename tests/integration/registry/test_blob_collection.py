@@ -26,11 +26,10 @@ from services.client.channel import Connection
 from services.client.errors import InvalidArgument, decoded_errors
 from services.client.registry import RegistryClient
 from services.registry.blob_collection import BlobCollection, check_whole
-from services.registry.blobs import BlobStore, ObjectBlobStore
+from services.registry.blobs import BlobStore
 from services.registry.catalogue import PUBLICATION, Catalogue, HeadRow, Signed
 from services.registry.errors import BadDocument, BaseUnknown, BlobMissing, HeadWithdrawn
 from services.registry.publishing import Publishing
-from services.registry.sql_catalogue import SqlCatalogue
 from services.runtime.errors import DataLoss, NotFound, Unavailable
 from tests.fakes.memory_blobs import MemoryBlobs
 from tests.fakes.tiny_head import BASE_CONFIG, TinyHead, tiny_head
@@ -93,7 +92,7 @@ class Histories(RuleBasedStateMachine):
         super().__init__()
         self.folder = Path(tempfile.mkdtemp())
         shutil.copy(self.template, self.folder / "registry.sqlite3")
-        self.catalogue = SqlCatalogue.open(f"sqlite:///{self.folder / 'registry.sqlite3'}")
+        self.catalogue = Catalogue.open(f"sqlite:///{self.folder / 'registry.sqlite3'}")
         self.blobs, self.log = MemoryBlobs(), MoodyLog()
         self.publishing = Publishing(self.catalogue, self.blobs, self.log, TRUSTED)
         self.written: dict[str, datetime] = {}
@@ -180,7 +179,7 @@ class Histories(RuleBasedStateMachine):
 
 def test_no_history_loses_a_blob_of_a_head_on_record(tmp_path: Path) -> None:
     Histories.template = tmp_path / "template.sqlite3"
-    SqlCatalogue.open(f"sqlite:///{Histories.template}").close()
+    Catalogue.open(f"sqlite:///{Histories.template}").close()
     case = Histories.TestCase
     case.settings = settings(max_examples=30, stateful_step_count=25, deadline=None)
     case().runTest()
@@ -189,7 +188,7 @@ def test_no_history_loses_a_blob_of_a_head_on_record(tmp_path: Path) -> None:
 @pytest.fixture(params=["sqlite", "postgresql"])
 def catalogue(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Catalogue]:
     file = f"sqlite:///{tmp_path / 'registry.sqlite3'}"
-    opened = SqlCatalogue.open(file if request.param == "sqlite" else request.getfixturevalue("postgres_url"))
+    opened = Catalogue.open(file if request.param == "sqlite" else request.getfixturevalue("postgres_url"))
     yield opened
     opened.close()
 
@@ -317,7 +316,7 @@ def test_an_operator_collects_and_heads_stay_whole(
         assert [blob.digest for blob in would.removed] == [digest(GONE.weights)]
         assert would.freed == len(GONE.weights)
         assert operator.collect(NOW) == would
-        assert {blob.digest for blob in ObjectBlobStore.open(blobs).listed()} == {digest(data) for data in KEPT.blobs}
+        assert {blob.digest for blob in BlobStore.open(blobs).listed()} == {digest(data) for data in KEPT.blobs}
         assert operator.collect(NOW).removed == ()
         publish(publisher, GONE)
         assert operator.collect(NOW).referenced == 5

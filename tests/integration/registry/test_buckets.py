@@ -19,7 +19,7 @@ from services.client import LedgerClient
 from services.client.errors import KolmError, NotFound, Unavailable
 from services.client.head_folder import fetch_head, find_head
 from services.client.registry import RegistryClient, upload
-from services.registry.blobs import ObjectBlobStore
+from services.registry.blobs import BlobStore
 from tests.fakes.tiny_head import tiny_head
 from tests.integration.auditor.deployment import Deployment
 from tests.integration.registry.conftest import Serve
@@ -50,7 +50,7 @@ def test_a_cut_upload_goes_on_after_a_restart_and_shows_in_the_bucket_once_it_is
 ) -> None:
     with serve(blobs=s3_url) as served, RegistryClient.connect(served.address, wait=60) as registry:
         cut_off(registry, 3)
-        assert list(ObjectBlobStore.open(s3_url).listed()) == []
+        assert list(BlobStore.open(s3_url).listed()) == []
     with serve(blobs=s3_url) as served, RegistryClient.connect(served.address, wait=60) as registry:
         with pytest.raises(NotFound):
             list(registry.download(digest(DATA)))
@@ -59,7 +59,7 @@ def test_a_cut_upload_goes_on_after_a_restart_and_shows_in_the_bucket_once_it_is
         assert seen[0] == 3 * CHUNK
         assert b"".join(registry.download(digest(DATA))) == DATA
         assert b"".join(registry.download(digest(DATA), 9 * CHUNK + 5)) == DATA[9 * CHUNK + 5 :]
-    assert [blob.digest for blob in ObjectBlobStore.open(s3_url).listed()] == [digest(DATA)]
+    assert [blob.digest for blob in BlobStore.open(s3_url).listed()] == [digest(DATA)]
 
 
 def test_a_head_in_a_bucket_is_published_pulled_and_verified(
@@ -120,7 +120,7 @@ def test_a_bucket_that_goes_away_is_said_to_be_away_and_costs_no_bytes(
             raise Unavailable("away", reason="BLOBS_UNAVAILABLE")
 
         with monkeypatch.context() as patched:
-            patched.setattr(ObjectBlobStore, "_write", fail)
+            patched.setattr(BlobStore, "_write", fail)
             with pytest.raises(KolmError):
                 registry.upload(
                     digest(DATA), len(DATA), 0, (DATA[at : at + CHUNK] for at in range(0, len(DATA), CHUNK))

@@ -18,7 +18,6 @@ from services.registry.catalogue import (
     HeadRow,
     Signed,
 )
-from services.registry.sql_catalogue import SqlCatalogue
 from services.runtime.errors import Unavailable
 from tests.unit.ledger.builders import BASE
 
@@ -46,7 +45,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.fixture
 def catalogue(url: str) -> Iterator[Catalogue]:
-    opened = SqlCatalogue.open(url)
+    opened = Catalogue.open(url)
     yield opened
     opened.close()
     opened.close()
@@ -142,7 +141,7 @@ def test_references_mean_the_newest_publication_first(catalogue: Catalogue) -> N
 def test_everything_is_there_again_after_opening_again(catalogue: Catalogue, url: str) -> None:
     publish(catalogue, 1, 0)
     waiting = catalogue.propose(row(2), publication(2))
-    again = SqlCatalogue.open(url)
+    again = Catalogue.open(url)
     assert again.head(cid(1)) == catalogue.head(cid(1))
     assert list(again.proposals()) == [waiting]
     again.close()
@@ -152,7 +151,7 @@ def test_a_database_that_fails_is_unavailable_in_our_words(tmp_path: Path) -> No
     import sqlite3
 
     path = tmp_path / "registry.sqlite3"
-    catalogue = SqlCatalogue.open(f"sqlite:///{path}")
+    catalogue = Catalogue.open(f"sqlite:///{path}")
     with sqlite3.connect(path) as connection:
         connection.execute("DROP TABLE documents")
     with pytest.raises(Unavailable) as caught:

@@ -24,7 +24,7 @@ from services.generation.drafting.eagle3.loading import load_head
 from services.generation.target.config.config import TargetConfig, read_config
 from services.generation.target.identity import base_manifest
 from services.registry.__main__ import opened_servicer
-from services.registry.blobs import ObjectBlobStore
+from services.registry.blobs import BlobStore
 from services.registry.errors import BaseMismatch
 from services.registry.head_check import HeadConfig, check_fits, check_head
 from services.registry.settings import RegistrySettings
@@ -379,7 +379,7 @@ def base(model: Path) -> TargetConfig:
     return read_config(model)
 
 
-def keep(store: ObjectBlobStore, paths: dict[str, Path]) -> None:
+def keep(store: BlobStore, paths: dict[str, Path]) -> None:
     for digest, path in paths.items():
         store.put(digest, path)
 
@@ -392,7 +392,7 @@ def test_what_the_loader_takes_the_registry_takes(model: Path, base: TargetConfi
     assert HeadConfig.from_bytes((folder / "config.json").read_bytes()).shapes() == head_shapes(config)
     load_head(folder, base)
 
-    described, store = base_manifest(model), ObjectBlobStore.open(str(tmp_path / "blobs"))
+    described, store = base_manifest(model), BlobStore.open(str(tmp_path / "blobs"))
     manifest = manifest_of(folder, described.cid)
     (tmp_path / "base").write_bytes(described.to_bytes())
     keep(store, {part.digest: folder / part.name for part in manifest.files})

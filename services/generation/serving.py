@@ -191,6 +191,7 @@ async def _engine(settings: GenerationSettings, model: Model) -> AsyncIterator[A
     bounds = EngineSettings(
         max_sequences=settings.max_sequences,
         max_waiting=settings.max_waiting,
+        prefill_seconds=settings.prefill_seconds,
         prefix_caching=settings.prefix_caching,
         prefix_share=settings.prefix_share,
         feature_bytes=feature_bytes(settings.cache_bytes),

@@ -130,6 +130,12 @@ class GenerationSettings(RpcServerSettings):
     )
     max_sequences: int = Field(32, ge=1, description="Sequences that run at once.")
     max_waiting: int = Field(256, ge=1, description="Sequences of one tenant that may wait beyond those.")
+    prefill_seconds: float = Field(
+        0.025,
+        gt=0,
+        description="Time that a pass may take for prompts, while other requests get their tokens from it: less makes "
+        "their gaps shorter and first tokens later. Where the pass takes longer without prompts, they get as long.",
+    )
     quota: tuple[_Quota, ...] = Field(
         (),
         description="Quota of a tenant, may be repeated: requests in flight (one of n choices counts n), tokens "

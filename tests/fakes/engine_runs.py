@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import queue
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from services.generation.engine.core import EngineCore, EngineSettings
 from services.generation.engine.cost import PassCost
 from services.generation.engine.drafter import Drafter
-from services.generation.engine.events import Chunk, Event, Outcome
+from services.generation.engine.engine import Engine
+from services.generation.engine.events import Chunk, Event, Outcome, Sink
 from services.generation.engine.request import EngineRequest
 from services.generation.engine.sequence import TokenDecoder
 from services.generation.target.target import Target
@@ -63,3 +65,11 @@ def run(
     collected.preemptions = core.preemptions
     assert target.blocks.used == 0, "cache blocks leaked"
     return collected
+
+
+def submit(engine: Engine, request: EngineRequest, sink: Sink) -> None:
+    """Returns once the engine's thread has taken it; raises why it has not."""
+    answers: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+    engine.submit_all((request,), sink, answers.put)
+    if (error := answers.get(timeout=30.0)) is not None:
+        raise error

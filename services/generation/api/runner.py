@@ -198,14 +198,8 @@ class Generation:
         }
 
     async def _submit(self, run: Run, events: asyncio.Queue[Event]) -> list[Ticket]:
-        """Submit all choices, or none: if the engine refuses one, those before it are cancelled."""
-        tickets: list[Ticket] = []
-        try:
-            for choice in range(run.resolved.choices):
-                tickets.append(await self._engine.submit(run.resolved.engine_request(run.engine_id, choice), events))
-        except Exception:
-            self._engine.cancel(run.engine_id)
-            raise
+        choices = [run.resolved.engine_request(run.engine_id, choice) for choice in range(run.resolved.choices)]
+        tickets = await self._engine.submit_all(choices, events)
         if run.cancelled:  # the call ended before the engine had taken everything
             self._engine.cancel(run.engine_id)
         return tickets

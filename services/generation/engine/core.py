@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from heapq import heappop, heappush
+from itertools import count
+from weakref import ref
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +16,7 @@ from numpy.typing import NDArray
 from services.generation.engine.cost import PassCost, breakeven
 from services.generation.engine.drafter import Budget, Drafter
 from services.generation.engine.events import Counts, Sink
+from services.generation.engine.prefill import Prompt, rows_of_prompts
 from services.generation.engine.prefixes import PrefixSharing
 from services.generation.engine.request import EngineRequest, InvalidRequest
 from services.generation.engine.sequence import Sequence, TokenDecoder
@@ -23,6 +28,10 @@ from services.generation.target.errors import CacheFull
 from services.generation.target.program.team import team
 from services.generation.target.rows import RowsBuilder
 from services.generation.target.target import PassOutput, Target
+
+log = logging.getLogger(__name__)
+
+Float32 = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +52,6 @@ class Work:
         return self.tree is not None or len(self.chunk) == self.sequence.pending
 
 
-log = logging.getLogger(__name__)
-
-
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
     """None of these can change a token; hypothesis tests vary them all."""
@@ -53,13 +59,11 @@ class EngineSettings:
     max_sequences: int = 32  # running at once
     max_waiting: int = 256  # of one tenant, queued beyond that
     max_rows: int = 256  # rows of a pass: prefill, roots and drafts together
-    prefill_rows: int = 128  # of them for prompts while other sequences are decoding
+    prefill_rows: int = 256  # of them for prompts while other sequences are decoding
+    prefill_seconds: float = 0.025  # that prompts may add to such a pass, where it takes no longer itself
     prefix_caching: bool = True  # whether sequences that begin alike share what was computed
     feature_bytes: int = 1 << 27  # of features kept with cached prefixes
     prefix_share: float = 0.25  # of the cache, `BlockPool.resident`
-
-
-Float32 = NDArray[np.float32]
 
 
 class EngineCore:
@@ -90,10 +94,16 @@ class EngineCore:
         self._clock = clock
         self._waiting = WaitingQueue(settings.max_waiting)
         self._running: list[Sequence] = []  # by arrival; the last is preempted first
+        self._deadlines: list[tuple[float, int, ref[Sequence]]] = []  # a heap
+        self._added = count()
         target.blocks.resident = int(settings.prefix_share * target.blocks.total)
         self._sharing = PrefixSharing(target, self._speculation, settings.feature_bytes, on=settings.prefix_caching)
         self.preemptions = 0
         self.totals = Counts()
+
+    @property
+    def _most_running(self) -> int:
+        return min(self._settings.max_sequences, self._settings.max_rows)
 
     @property
     def idle(self) -> bool:
@@ -121,13 +131,33 @@ class EngineCore:
         return self._target.blocks.total
 
     def add(self, request: EngineRequest, sink: Sink) -> None:
-        """Queue a sequence.
+        """Queue a sequence. Raises as `add_all` does."""
+        self.add_all((request,), sink)
+
+    def add_all(self, requests: Collection[EngineRequest], sink: Sink) -> None:
+        """Queue the sequences of one tenant's request, or none of them.
 
         Raises:
-            InvalidRequest: it can never be served; the error names the field.
-            EngineFull: too many of its tenant are waiting.
+            InvalidRequest: one can never be served; the error names the field.
+            EngineFull: too many of the tenant are waiting.
         """
         team().keep_subnormals()  # biases are rounded to float32 here
+        for request in requests:
+            self._check(request)
+        tenant = next(request.tenant for request in requests)
+        free = 0 if self._waiting else self._most_running - len(self._running)
+        self._waiting.check(tenant, len(requests), free)
+        sequences = [self._sequence(request, sink) for request in requests]
+        for sequence in sequences:
+            self._waiting.add(sequence)
+            if sequence.request.deadline < math.inf:
+                heappush(self._deadlines, (sequence.request.deadline, next(self._added), ref(sequence)))
+
+    def _sequence(self, request: EngineRequest, sink: Sink) -> Sequence:
+        decoder, ends = self._new_decoder(request.prompt), self._target.config.eos_token_ids
+        return Sequence(request, sink, decoder, ends, self._clock(), self.totals)
+
+    def _check(self, request: EngineRequest) -> None:
         config = self._target.config
         request.check(config.vocab_size, config.context_length)
         if blocks_for(len(request.prompt) + request.sampling.max_tokens) > self._target.blocks.total:
@@ -137,16 +167,19 @@ class EngineCore:
                 raise InvalidRequest("method", f"{method!r} is not loaded; loaded: {', '.join(self._methods)}")
         if request.adapter is not None and request.adapter not in self._adapters:
             raise InvalidRequest("adapter", f"{request.adapter!r} is not loaded; loaded: {list(self._adapters)}")
-        self._waiting.check(request.tenant)
-        decoder = self._new_decoder(request.prompt)
-        sequence = Sequence(request, sink, decoder, config.eos_token_ids, self._clock(), self.totals)
-        self._waiting.add(sequence)
 
     def cancel(self, request_id: str) -> None:
         """End all choices of a request at the next step; unknown ids are ignored, the request may just have ended."""
         for sequence in (*self._running, *self._waiting):
             if sequence.request.request_id == request_id:
-                sequence.cancel()
+                self._cancel(sequence)
+
+    def _cancel(self, sequence: Sequence) -> None:
+        """End it at the next step, or at once where it only waits."""
+        sequence.cancel()
+        if sequence in self._waiting:
+            self._waiting.remove(sequence)
+            self._end(sequence)
 
     def step(self) -> None:
         """One pass: admit, share, plan, compute, walk, stream, retire. On whatever thread, in one mode of floats."""
@@ -163,22 +196,25 @@ class EngineCore:
                 last = logit + (len(work.tree) if work.tree is not None else int(work.completes))
                 self._advance(work, computed.logits[logit:last], computed.features[row : row + work.rows], layers)
                 logit, row = last, row + work.rows
+            self._speculation.load.passed(sum(work.tree is not None for work in plan))
         self.retire()
 
     def _expire(self) -> None:
         """End those that nobody waits for any more: their callers may be gone before their cancellation comes."""
         now = self._clock()
-        for sequence in (*self._running, *self._waiting):
-            if sequence.request.deadline < now:
-                sequence.cancel()
+        while self._deadlines and self._deadlines[0][0] < now:
+            sequence = heappop(self._deadlines)[-1]()
+            if sequence is not None and not sequence.finished:
+                self._cancel(sequence)
 
     def _admit(self) -> None:
-        most = min(self._settings.max_sequences, self._settings.max_rows)
-        while len(self._running) < most and (sequence := self._waiting.next) is not None:
+        while len(self._running) < self._most_running and self._waiting:
+            sequence = self._waiting.next(self._running)
             self._speculation.begin(sequence)
             if self._running and self._sharing.room_for(sequence) > self._target.blocks.free:
                 return
-            self._running.append(self._waiting.take())
+            self._waiting.take(sequence)
+            self._running.append(sequence)
             sequence.tracker.admitted(self._clock())
             self._sharing.enter(sequence)
 
@@ -187,12 +223,11 @@ class EngineCore:
         roots = [sequence for sequence in self._running if sequence.pending == 1]
         rows_left = self._settings.max_rows - len(roots)
         plan: list[Work] = []
-        prefill_left = min(rows_left, self._settings.prefill_rows) if roots else rows_left
-        for sequence in [s for s in self._running if s.pending > 1 and s not in waiting]:
-            chunk = sequence.tokens[sequence.cached : sequence.cached + max(prefill_left, 0)]
+        prefilling = [sequence for sequence in self._running if sequence.pending > 1 and sequence not in waiting]
+        for sequence, rows in zip(prefilling, self._prefill_rows(prefilling, rows_left, len(roots)), strict=True):
+            chunk = sequence.tokens[sequence.cached : sequence.cached + rows]
             if chunk and sequence in self._running and self._reserve(sequence, len(chunk)):
                 plan.append(Work(sequence, chunk, None))
-                prefill_left -= len(chunk)
         prefill_rows = sum(work.rows for work in plan)
         rows_left -= prefill_rows
         trees = self._speculation.propose(self._budgets(roots, rows_left, prefill_rows))
@@ -206,8 +241,17 @@ class EngineCore:
                 plan.append(Work(sequence, [], tree))
         return [work for work in plan if work.sequence in self._running]
 
+    def _prefill_rows(self, sequences: list[Sequence], rows_left: int, decoding: int) -> list[int]:
+        prompts = [Prompt(s.pending, s.cached, self._waiting.given(s.request.tenant)) for s in sequences]
+        most = min(rows_left, self._settings.prefill_rows) if decoding else rows_left
+        return rows_of_prompts(
+            prompts, most=most, seconds=self._settings.prefill_seconds, cost=self._cost, decoding=decoding
+        )
+
     def _budgets(self, roots: list[Sequence], rows_left: int, prefill_rows: int) -> dict[Sequence, Budget]:
         """The budget of each sequence that drafts: an equal share of the rows, no deeper than it may still emit."""
+        if not self._speculation.load.is_open(len(roots)):
+            return {}
         drafting = [s for s in roots if s in self._running and self._speculation.drafts_for(s)]
         if not drafting:
             return {}
@@ -261,10 +305,12 @@ class EngineCore:
         sequence, tree, start = work.sequence, work.tree, work.sequence.cached
         if not work.completes or sequence.finished:
             sequence.cached += len(work.chunk)
+            self._waiting.prefilled(sequence, len(work.chunk))
             self._read(sequence, start, features, layers)
             return
         if tree is None:
             sequence.cached += len(work.chunk) - 1
+            self._waiting.prefilled(sequence, len(work.chunk))
             tree = TokenTree.root(work.chunk[-1])
         path = self._walked(sequence, tree, logits)
         self._keep(sequence, path)
@@ -307,15 +353,17 @@ class EngineCore:
         for sequence in (*self._running, *self._waiting):
             if error is not None and not sequence.finished:
                 sequence.fail(error)
-            sequence.cancel()
+            self._cancel(sequence)
         self.retire()
 
     def retire(self) -> None:
-        """Take out what has ended, free its cache, hand out its last events."""
-        for queue in (self._running, self._waiting):
-            for sequence in [s for s in queue if s.finished]:
-                queue.remove(sequence)
-                self._sharing.leave(sequence)
-                self._target.blocks.release(sequence.table)
-                self._speculation.end(sequence)
-                sequence.finish(self._clock())
+        """Take out of those running what has ended, free its cache, hand out its last events."""
+        for sequence in [s for s in self._running if s.finished]:
+            self._running.remove(sequence)
+            self._end(sequence)
+
+    def _end(self, sequence: Sequence) -> None:
+        self._sharing.leave(sequence)
+        self._target.blocks.release(sequence.table)
+        self._speculation.end(sequence)
+        sequence.finish(self._clock())

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import queue
 import threading
-from concurrent.futures import ThreadPoolExecutor
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from services.generation.engine.core import EngineCore
-from services.generation.engine.events import Counts, Event, Finished, Outcome, Sink
+from services.generation.engine.events import Chunk, Counts, Event, Finished, Outcome, Sink
 from services.generation.engine.request import EngineRequest, EngineStopped
 
 log = logging.getLogger(__name__)
@@ -28,25 +31,30 @@ class Load:
     reused_tokens: int  # of prompts, since the start: an earlier request had computed them
 
 
-@dataclass(slots=True)
+Answer = Callable[[BaseException | None], None]
+"""Called on the engine's thread: None where it has taken the sequences, else why not."""
+
+
+@dataclass(frozen=True, slots=True)
 class _Submission:
-    request: EngineRequest
+    requests: Sequence[EngineRequest]
     sink: Sink
-    taken: threading.Event
-    error: BaseException | None = None
+    answer: Answer
 
 
 class Engine:
     """Owns the thread that the target runs on; nothing here touches an event loop, and a slow reader cannot hold it up.
 
-    `submit` and `cancel` may be called from any thread.
+    `submit_all` and `cancel` may be called from any thread.
     """
 
     def __init__(self, core: EngineCore) -> None:
         self._core = core
         self._mail: queue.SimpleQueue[_Submission | str | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._door = threading.Lock()  # who puts a submission into the mail is sure that it is read
         self._stopping = False
+        self.between_passes: Callable[[], None] = lambda: None  # on the engine's thread, after what sinks were given
         self._fault: BaseException | None = None
 
     def start(self) -> None:
@@ -63,22 +71,14 @@ class Engine:
     def alive(self) -> bool:
         return self._thread.is_alive() and not self._stopping
 
-    def submit(self, request: EngineRequest, sink: Sink) -> None:
-        """Queue a sequence; returns once the engine has taken it, between two passes.
-
-        Raises:
-            InvalidRequest, EngineFull: see `EngineCore.add`; nothing was queued.
-            EngineStopped: the engine is not running.
+    def submit_all(self, requests: Sequence[EngineRequest], sink: Sink, answer: Answer) -> None:
+        """Queue the sequences of a request, or none of them. `answer` comes between two passes, before any event; with
+        an error of `EngineCore.add_all`, or EngineStopped. Raises EngineStopped where the engine is not running.
         """
-        if not self.alive:
-            raise EngineStopped("request_id", "the engine is not running")
-        submission = _Submission(request, sink, threading.Event())
-        self._mail.put(submission)
-        while not submission.taken.wait(1.0):
-            if not self._thread.is_alive():
-                raise EngineStopped("request_id", "the engine stopped")
-        if submission.error is not None:
-            raise submission.error
+        with self._door:
+            if not self.alive:
+                raise EngineStopped("request_id", "the engine is not running")
+            self._mail.put(_Submission(requests, sink, answer))
 
     def cancel(self, request_id: str) -> None:
         """End a request with finish reason `cancelled`; its sink still gets the events."""
@@ -101,13 +101,16 @@ class Engine:
                 self._take_mail()
                 if not self._core.idle:
                     self._core.step()
+                    self.between_passes()
         except BaseException as fault:  # a bug here must end the requests, not leave their callers waiting
             log.exception("the engine stopped")
             self._fault = fault
         finally:
-            self._stopping = True
+            with self._door:
+                self._stopping = True
             self._core.abandon(None if self._fault is None else f"the engine stopped: {self._fault!r}")
             self._refuse_mail()
+            self.between_passes()
 
     def _take_mail(self) -> None:
         """Take all mail; wait for some if there is nothing else to do."""
@@ -119,22 +122,23 @@ class Engine:
             if isinstance(message, str):
                 self._core.cancel(message)
                 self._core.retire()
+                self.between_passes()
             elif message is not None:
                 self._take(message)
 
     def _take(self, submission: _Submission) -> None:
         try:
-            self._core.add(submission.request, submission.sink)
+            self._core.add_all(submission.requests, submission.sink)
         except BaseException as error:  # a panic in the grammars' library is no Exception
-            submission.error = error
-        submission.taken.set()
+            submission.answer(error)
+        else:
+            submission.answer(None)
 
     def _refuse_mail(self) -> None:
         while not self._mail.empty():
             message = self._mail.get()
             if isinstance(message, _Submission):
-                message.error = EngineStopped("request_id", "the engine stopped")
-                message.taken.set()
+                message.answer(EngineStopped("request_id", "the engine stopped"))
 
 
 @dataclass(slots=True, eq=False)
@@ -144,13 +148,45 @@ class Ticket:
     alone: bool = True
 
 
-class AsyncEngine:
-    """On one event loop. A queue holds at most what its own sequences emit, so a slow reader costs memory, not time."""
+_MANY = 8  # running sequences from which on chunks are put together
+_APART = 0.02  # seconds between two hand-overs of one of them: a chunk costs the event loop half a millisecond
 
-    def __init__(self, engine: Engine, submitters: int = 32) -> None:
-        self._engine = engine
-        self._threads = ThreadPoolExecutor(submitters, thread_name_prefix="submit")
+
+@dataclass(slots=True, eq=False)
+class _Stream:
+    """A sequence's events on their way to `queue`. `chunk` and `finished` wait on the engine's thread."""
+
+    ticket: Ticket
+    queue: asyncio.Queue[Event]
+    chunk: Chunk | None = None
+    finished: Finished | None = None
+    handed_over: float = -math.inf
+
+    def put(self, event: Event) -> None:
+        if isinstance(event, Finished):
+            self.finished = event
+        else:
+            self.chunk = event if self.chunk is None else self.chunk.followed_by(event)
+
+    def take(self, now: float) -> list[Event]:
+        events = [event for event in (self.chunk, self.finished) if event is not None]
+        self.chunk, self.handed_over = None, now
+        return events
+
+
+class AsyncEngine:
+    """On one event loop. A queue holds at most what its own sequences emit, so a slow reader costs memory, not time.
+
+    The events of a pass reach the loop together. While many sequences run, a chunk may wait for those of the next
+    passes, up to `_APART`; the first of a sequence and its end never do.
+    """
+
+    def __init__(self, engine: Engine, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._engine, self._clock = engine, clock
         self._open: set[Ticket] = set()
+        self._held: dict[_Stream, None] = {}  # of the engine's thread: streams with events that wait, in their order
+        self._loop: asyncio.AbstractEventLoop
+        engine.between_passes = self._hand_over
 
     @property
     def alive(self) -> bool:
@@ -164,28 +200,49 @@ class AsyncEngine:
         """Counts of all sequences since the start."""
         return self._engine.totals
 
-    async def submit(self, request: EngineRequest, events: asyncio.Queue[Event]) -> Ticket:
-        """Queue a sequence; its events go into `events`. Do not cancel this call. Raises as `Engine.submit` does."""
-        loop = asyncio.get_running_loop()
-        ticket = Ticket(alone=not self._open)
+    async def submit_all(self, requests: Sequence[EngineRequest], events: asyncio.Queue[Event]) -> list[Ticket]:
+        """Queue the sequences of a request, numbered as its choices are, or none; their events go into `events`.
+
+        Do not cancel this call. Raises InvalidRequest, EngineFull, EngineStopped.
+        """
+        self._loop = loop = asyncio.get_running_loop()
+        tickets = [Ticket(alone=not self._open and len(requests) == 1) for _ in requests]
         for other in self._open:
             other.alone = False
-        self._open.add(ticket)
-
-        def arrived(event: Event) -> None:
-            if isinstance(event, Finished):
-                self._open.discard(ticket)
-            events.put_nowait(event)
+        self._open.update(tickets)
+        streams = {each.choice: _Stream(ticket, events) for each, ticket in zip(requests, tickets, strict=True)}
 
         def sink(event: Event) -> None:
-            loop.call_soon_threadsafe(arrived, event)
+            stream = streams[event.choice]
+            stream.put(event)
+            self._held[stream] = None
 
+        taken: asyncio.Future[None] = loop.create_future()
         try:
-            await loop.run_in_executor(self._threads, self._engine.submit, request, sink)
+            self._engine.submit_all(requests, sink, lambda error: _call(loop, _settle, taken, error))
+            await taken
         except BaseException:
-            self._open.discard(ticket)
+            self._open.difference_update(tickets)
             raise
-        return ticket
+        return tickets
+
+    def _hand_over(self) -> None:
+        """On the engine's thread: what is due goes to the event loop, all at once."""
+        if not self._held:
+            return
+        now, many = self._clock(), self._engine.load().running >= _MANY
+        due = [each for each in self._held if each.finished or not many or now - each.handed_over >= _APART]
+        for stream in due:
+            del self._held[stream]
+        if due:
+            _call(self._loop, self._arrived, [(stream, stream.take(now)) for stream in due])
+
+    def _arrived(self, events: list[tuple[_Stream, list[Event]]]) -> None:
+        for stream, each in events:
+            for event in each:
+                stream.queue.put_nowait(event)
+            if stream.finished is not None:
+                self._open.discard(stream.ticket)
 
     def cancel(self, request_id: str) -> None:
         """End all sequences of a request, if there are any; their last events still come."""
@@ -194,9 +251,9 @@ class AsyncEngine:
     async def complete(self, request: EngineRequest) -> tuple[Outcome, Ticket]:
         """Run one sequence to its end. A caller that is cancelled cancels it."""
         events: asyncio.Queue[Event] = asyncio.Queue()
-        submitted = asyncio.ensure_future(self.submit(request, events))
+        submitted = asyncio.ensure_future(self.submit_all((request,), events))
         try:
-            ticket = await asyncio.shield(submitted)
+            (ticket,) = await asyncio.shield(submitted)
             while not isinstance(event := await events.get(), Finished):
                 pass
         except asyncio.CancelledError:
@@ -207,4 +264,18 @@ class AsyncEngine:
     async def stop(self) -> None:
         """Sequences still running end as cancelled, their events delivered."""
         await asyncio.to_thread(self._engine.stop)
-        self._threads.shutdown(wait=False)
+
+
+def _call(loop: asyncio.AbstractEventLoop, function: Callable[..., None], *arguments: object) -> None:
+    """On the loop, from the engine's thread; nothing where the loop is gone, and nobody waits."""
+    with suppress(RuntimeError):
+        loop.call_soon_threadsafe(function, *arguments)
+
+
+def _settle(taken: asyncio.Future[None], error: BaseException | None) -> None:
+    if taken.done():
+        return
+    if error is None:
+        taken.set_result(None)
+    else:
+        taken.set_exception(error)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from ledger.encoding.stream_digest import StreamDigest
@@ -67,6 +67,15 @@ class Chunk:
     token_ids: tuple[int, ...]
     text: str
     logprobs: tuple[TokenLogprobs, ...] = ()
+
+    def followed_by(self, later: Chunk) -> Chunk:
+        """Both in one."""
+        return replace(
+            self,
+            token_ids=self.token_ids + later.token_ids,
+            text=self.text + later.text,
+            logprobs=self.logprobs + later.logprobs,
+        )
 
 
 @dataclass(frozen=True, slots=True)

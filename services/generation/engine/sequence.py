@@ -142,6 +142,7 @@ class Sequence:
         self.request = request
         self.tokens = list(request.prompt)
         self.cached = 0
+        self.counted = 0  # tokens of the prompt that were counted for its tenant, see `WaitingQueue`
         self.table: list[int] = []
         self.draft_begun = False
         self.finish_reason: FinishReason | None = None

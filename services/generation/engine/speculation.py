@@ -91,6 +91,7 @@ log = logging.getLogger(__name__)
 
 _TRIAL = 8  # passes after which a method is judged, again and again
 _TOLERATED = 0.03  # loss per pass, in times of a token without drafts, up to which a method keeps its turn
+_FEW = 4  # sequences that drafts are not judged by the load for
 _REST, _LONGEST_REST = 16, 256  # passes without drafts once every method was tried; each rest is twice as long
 
 
@@ -157,6 +158,35 @@ class _Drafts:
     warm: set[str] = field(default_factory=set)  # methods that have read what there was to read when they began
 
 
+class LoadJudge:
+    """Whether drafts pay at all among so many sequences: one judgement a pass, before any drafter is asked.
+
+    A loaded pass has no room to spare, so that a draft costs what it saves. As a method of one sequence is (`Switch`),
+    all drafts of the passes with 5 to 8 sequences, 9 to 16 and so on are judged by what they gained.
+    """
+
+    def __init__(self) -> None:
+        self._switches: dict[int, Switch] = {}  # by the number of sequences, in powers of two
+        self._gains: list[float] = []  # of the drafts of the pass in flight
+
+    def is_open(self, sequences: int) -> bool:
+        """Whether drafters are asked for a pass over so many; a few are not judged."""
+        return sequences <= _FEW or self._switch(sequences).method is not None
+
+    def gained(self, gain: float) -> None:
+        """See `Switch.passed`: of one sequence of the pass."""
+        self._gains.append(gain)
+
+    def passed(self, sequences: int) -> None:
+        """The pass is done."""
+        gains, self._gains = self._gains, []
+        if sequences > _FEW and (gains or not self.is_open(sequences)):
+            self._switch(sequences).passed(sum(gains) / len(gains) if gains else 0.0)
+
+    def _switch(self, sequences: int) -> Switch:
+        return self._switches.setdefault((sequences - 1).bit_length(), Switch(("drafts",)))
+
+
 class Speculation:
     """Drafts by sequence. A drafter's bug costs no request: its sequence goes on without it, to the same tokens."""
 
@@ -167,6 +197,7 @@ class Speculation:
         self._drafters, self._clock = drafters, clock
         self._vocab_size, self._hidden_size = vocab_size, hidden_size
         self._drafts: dict[Sequence, _Drafts] = {}
+        self.load = LoadJudge()
 
     def begin(self, sequence: Sequence) -> None:
         """Once in a sequence's life: one that was preempted keeps its drafts, or its lack of them."""
@@ -325,7 +356,9 @@ class Speculation:
             drafts.switch.passed(0.0)
         elif budget is not None and method == drafts.switch.method:
             cost = budget.seconds_of(len(tree) - 1) + seconds
-            drafts.switch.passed(len(path) - 1 - cost / budget.shares[0])
+            gain = len(path) - 1 - cost / float(budget.shares[0])
+            drafts.switch.passed(gain)
+            self.load.gained(gain)
 
     def method(self, sequence: Sequence) -> str:
         """The method whose draft the pass in flight verifies, if it verifies one."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from bisect import insort
-from collections import deque
-from collections.abc import Iterator
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator
 
 from services.generation.engine.request import EngineFull
 from services.generation.engine.sequence import Sequence
@@ -18,9 +18,10 @@ _QueueEntry = tuple[int, int, Sequence]  # priority, arrival
 class WaitingQueue:
     """Virtual token counters (Sheng et al., Fairness in Serving Large Language Models, OSDI 2024, algorithm 2).
 
-    Each tenant has a counter of the tokens that it was given. The one with the lowest comes next, with its sequence of
-    the lowest priority number, the first to come among equals. A tenant that had nothing waiting begins no lower than
-    those who wait: it cannot save up. Preempted sequences come before all others.
+    Each tenant has a counter of the tokens that it was given: of prompts as they are computed, of outputs as they come.
+    The one with the lowest comes next, with its sequence of the lowest priority number, the first to come among equals;
+    for that, the prompts of those that run count whole. A tenant that had nothing waiting begins no lower than those
+    who wait: it cannot save up. Preempted sequences come before all others.
     """
 
     def __init__(self, most_of_tenant: int) -> None:
@@ -40,10 +41,10 @@ class WaitingQueue:
         for line in self._queues.values():
             yield from (sequence for _, _, sequence in line)
 
-    def check(self, tenant: str | None) -> None:
-        """Raises EngineFull where a tenant has too many here."""
+    def check(self, tenant: str | None, count: int = 1, free: int = 0) -> None:
+        """Raises EngineFull where a tenant would have too many here, though `free` of `count` more need not wait."""
         waiting = len(self._queues.get(tenant, ()))
-        if waiting >= self._most:
+        if waiting + count > self._most + free:
             raise EngineFull("request_id", f"{waiting} requests of yours are waiting already; try again later")
 
     def add(self, sequence: Sequence) -> None:
@@ -58,22 +59,24 @@ class WaitingQueue:
         """One that was preempted. The last to be put back is the first to come."""
         self._preempted.appendleft(sequence)
 
-    @property
-    def next(self) -> Sequence | None:
+    def next(self, running: Iterable[Sequence]) -> Sequence:
+        """Whose turn it is, while these are `running`. Of tenants that are equal, the first sequence to have come."""
         if self._preempted:
             return self._preempted[0]
-        return self._queues[self._whose_turn][0][-1] if self._queues else None
+        due = Counter[str | None]()
+        for sequence in running:
+            due[sequence.request.tenant] += sequence.prompt_length - sequence.counted
+        tenant = min(self._queues, key=lambda each: (self._counters[each] + due[each], self._queues[each][0][1]))
+        return self._queues[tenant][0][-1]
 
-    def take(self) -> Sequence:
-        """Takes out `next`, and counts its prompt. One that was preempted has been counted."""
+    def take(self, sequence: Sequence) -> None:
+        """Take out the `next` one."""
         if self._preempted:
-            return self._preempted.popleft()
-        tenant = self._whose_turn
-        sequence = self._queues[tenant][0][-1]
+            self._preempted.popleft()
+            return
+        tenant = sequence.request.tenant
         self._floor = self._counters[tenant]
         self._leave(tenant, self._queues[tenant][0])
-        self._counters[tenant] += sequence.prompt_length
-        return sequence
 
     def remove(self, sequence: Sequence) -> None:
         """One that ended while it waited."""
@@ -83,15 +86,25 @@ class WaitingQueue:
         tenant = sequence.request.tenant
         self._leave(tenant, next(place for place in self._queues[tenant] if place[-1] is sequence))
 
+    def given(self, tenant: str | None) -> float:
+        """The tenant's counter."""
+        return self._counters.get(tenant, self._floor)
+
+    def prefilled(self, sequence: Sequence, rows: int) -> None:
+        """`rows` of a sequence that runs were computed. Tokens that others had computed do not count, and none does
+        twice, computed again after a preemption.
+        """
+        new = min(sequence.cached, sequence.prompt_length) - sequence.counted
+        if new > 0:
+            sequence.counted += new
+            self._count(sequence.request.tenant, min(new, rows))
+
     def emitted(self, sequence: Sequence, tokens: int) -> None:
         """A sequence that runs has got so many tokens."""
-        tenant = sequence.request.tenant
-        self._counters[tenant] = self._counters.get(tenant, self._floor) + _EMITTED_WEIGHT * tokens
+        self._count(sequence.request.tenant, _EMITTED_WEIGHT * tokens)
 
-    @property
-    def _whose_turn(self) -> str | None:
-        """The tenant with the least counter; among equals the one whose first sequence has waited longest."""
-        return min(self._queues, key=lambda tenant: (self._counters[tenant], self._queues[tenant][0][1]))
+    def _count(self, tenant: str | None, tokens: int) -> None:
+        self._counters[tenant] = self.given(tenant) + tokens
 
     def _lift(self, tenant: str | None) -> None:
         lowest = min((self._counters[each] for each in self._queues), default=self._floor)

@@ -150,7 +150,7 @@ def _trials(server: int) -> list[int]:
     found = []
     for task in Path(f"/proc/{server}/task").iterdir():
         for child in map(int, (task / "children").read_text().split()):
-            if b"grammars.trial" in Path(f"/proc/{child}/cmdline").read_bytes():
+            if b"grammar_compiler" in Path(f"/proc/{child}/cmdline").read_bytes():
                 found.append(child)
     return found
 

@@ -22,7 +22,7 @@ from services.generation.target.kernels.machine import this_machine
 from services.generation.target.kernels.team import float_mode
 from tests.fakes.decoder import LetterDecoder
 from tests.fakes.drafters import LyingDrafter
-from tests.fakes.engine_runs import CHEAP_ROWS, Collected, run
+from tests.fakes.engine_runs import CHEAP_ROWS, Collected, run, submit
 from tests.fakes.table_target import TableTarget
 
 VOCAB = 8
@@ -301,7 +301,7 @@ def subnormal_outcome() -> Outcome:
     engine, events = Engine(core), queue.SimpleQueue[Event]()
     engine.start()
     try:
-        engine.submit(EngineRequest("r", (1, 2), sampling), events.put)
+        submit(engine, EngineRequest("r", (1, 2), sampling), events.put)
         while not isinstance(event := events.get(timeout=60), Finished):
             pass
     finally:

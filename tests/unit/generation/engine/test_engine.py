@@ -16,7 +16,7 @@ from services.generation.engine.request import EngineRequest, EngineStopped, Inv
 from services.generation.target.rows import Rows
 from services.generation.target.target import PassOutput
 from tests.fakes.decoder import LetterDecoder
-from tests.fakes.engine_runs import CHEAP_ROWS
+from tests.fakes.engine_runs import CHEAP_ROWS, submit
 from tests.fakes.table_target import TableTarget
 
 SOON = 30.0  # seconds after which a test that waits has failed
@@ -30,9 +30,11 @@ class GatedTarget(TableTarget):
         self.gate = threading.Event()
         self.gate.set()
         self.broken = False
+        self.passes = 0
 
     def forward(self, rows: Rows, feature_layers: Sequence[int] = ()) -> PassOutput:
         assert self.gate.wait(SOON)
+        self.passes += 1
         if self.broken:
             raise RuntimeError("the device is gone")
         return super().forward(rows, feature_layers)
@@ -67,14 +69,14 @@ def last(events: queue.Queue[Event]) -> Finished:
 
 def test_events_arrive_from_the_engine_thread(engine: Engine) -> None:
     events: queue.Queue[Event] = queue.Queue()
-    engine.submit(request(), events.put)
+    submit(engine, request(), events.put)
     assert last(events).outcome.token_ids == (0,) * 5
     assert engine.load().blocks_used == 0
 
 
 def test_an_invalid_request_raises_where_it_was_submitted(engine: Engine) -> None:
     with pytest.raises(InvalidRequest, match="max_tokens"):
-        engine.submit(request(max_tokens=0), print)
+        submit(engine, request(max_tokens=0), print)
     assert engine.alive
 
 
@@ -89,7 +91,7 @@ def held_after_its_first_chunk(engine: Engine, target: GatedTarget) -> queue.Que
         seen.set()
         events.put(event)
 
-    engine.submit(request(max_tokens=4000), sink)
+    submit(engine, request(max_tokens=4000), sink)
     assert seen.wait(SOON)
     return events
 
@@ -112,13 +114,13 @@ def test_stopping_ends_what_runs_as_cancelled(engine: Engine, target: GatedTarge
     stopping.join(SOON)
     assert last(events).outcome.finish_reason == "cancelled"
     with pytest.raises(EngineStopped):
-        engine.submit(request("late"), events.put)
+        submit(engine, request("late"), events.put)
 
 
 def test_a_fault_in_the_target_ends_every_request_with_it(engine: Engine, target: GatedTarget) -> None:
     events: queue.Queue[Event] = queue.Queue()
     target.gate.clear()
-    engine.submit(request("a", 4000), events.put)
+    submit(engine, request("a", 4000), events.put)
     target.broken = True
     target.gate.set()
     finished = last(events)
@@ -126,4 +128,4 @@ def test_a_fault_in_the_target_ends_every_request_with_it(engine: Engine, target
     assert "the device is gone" in str(finished.outcome.error)
     engine.stop()
     with pytest.raises(EngineStopped):
-        engine.submit(request("late"), events.put)
+        submit(engine, request("late"), events.put)

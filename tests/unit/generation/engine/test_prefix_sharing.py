@@ -307,4 +307,4 @@ def check(seed: int) -> int:
 
 @pytest.mark.slow
 def test_the_battery_does_share() -> None:
-    assert sum(check(seed) > 300 for seed in range(12)) >= 8
+    assert sum(check(seed) > 300 for seed in range(16)) >= 8

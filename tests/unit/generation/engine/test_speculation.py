@@ -13,18 +13,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from services.generation.engine.core import EngineSettings
+from services.generation.engine.core import EngineCore, EngineSettings
 from services.generation.engine.cost import PassCost
 from services.generation.engine.drafter import Ask, Budget, Draft, Drafter
 from services.generation.engine.request import EngineRequest, SamplingParams, StructuredOutputs
 from services.generation.engine.sampling.processors import GrammarMask
-from services.generation.engine.speculation import GrammarGuide, Switch
+from services.generation.engine.speculation import GrammarGuide, LoadJudge, Switch
 from services.generation.engine.tree import TokenTree
 from services.generation.target.cpu import CpuTarget
 from services.generation.target.rows import RowsBuilder
 from tests.examples import examples
+from tests.fakes.decoder import LetterDecoder
 from tests.fakes.engine_runs import Collected, run
 from tests.fakes.grammars import CONSTRAINTS, VOCAB, encoded, grammar, ids
+from tests.fakes.table_target import TableTarget
 
 
 @dataclass
@@ -323,3 +325,51 @@ def _allowed(source: StructuredOutputs, output: list[int]) -> list[int]:
             return []
         laid.accept(token)
     return ids(laid)
+
+
+def test_where_drafts_lose_among_many_none_is_asked_for_until_the_load_has_rested() -> None:
+    judge = LoadJudge()
+    for _ in range(8):
+        assert judge.is_open(16)
+        judge.gained(-0.5)
+        judge.passed(16)
+    assert not judge.is_open(16)
+    assert judge.is_open(8)
+    for _ in range(16):
+        judge.passed(16)
+    assert judge.is_open(16)
+
+
+def test_among_a_few_each_sequence_judges_for_itself() -> None:
+    judge = LoadJudge()
+    for _ in range(100):
+        judge.gained(-1.0)
+        judge.passed(4)
+    assert judge.is_open(4)
+
+
+def test_a_sequence_that_comes_into_a_load_under_which_drafts_lose_is_not_asked() -> None:
+    class Wrong(Drafter):
+        def __init__(self) -> None:
+            self.asked: list[int] = []
+
+        def begin(self, request: EngineRequest) -> Draft:
+            return Draft()
+
+        def propose(self, asks: Sequence[Ask]) -> list[TokenTree]:
+            self.asked.append(len(asks))
+            return [TokenTree.chain((ask.tokens[-1], 3)) for ask in asks]
+
+    wrong, sampling = Wrong(), SamplingParams(max_tokens=60, ignore_eos=True)
+    target = TableTarget(np.zeros((8, 8), np.float32))
+    core = EngineCore(target, {"wrong": wrong}, LetterDecoder, PassCost.line(1.0, 0.1), EngineSettings(), lambda: 0.0)
+    for number in range(16):
+        core.add(EngineRequest(f"r{number}", (0,), sampling, method="wrong"), lambda _: None)
+    for _ in range(12):
+        core.step()
+    assert wrong.asked == [16] * 8
+    core.add(EngineRequest("late", (0,), sampling, method="wrong"), lambda _: None)
+    core.cancel("r0")
+    for _ in range(6):
+        core.step()
+    assert wrong.asked == [16] * 8

@@ -151,7 +151,7 @@ def test_a_cancelled_sequence_frees_its_place_within_a_step() -> None:
     served.core.cancel(running)
     served.core.cancel(waiting)
     served.steps(1)
-    assert served.ended == [running, waiting, other]
+    assert served.ended == [waiting, running, other]
 
 
 def test_what_was_preempted_comes_back_before_those_who_wait() -> None:

@@ -45,7 +45,6 @@ SMOLLM2 = (
     "kolm halts list",
     "kolm retention",
     "kolm ledger verify --obligations",
-    "kolm audit jobs",
     'kolm status && kolm generate "Where is my parcel?" && kolm ledger verify',
     "kolm ledger head --note > seen.checkpoint",
     "kolm ledger export log.tar.gz",

@@ -15,7 +15,6 @@ from demo.main_job.scenes import Stage, Stream
 from ledger.keys.trusted_keys import TrustedKeys
 from services.auditor.auditor import Examined
 from services.auditor.examination import EnginePlan
-from services.auditor.schedule import sqlite_url
 from services.auditor.serving import AuditorPlan, connected
 from services.cli.jobs.ledger.log_verification import check_log
 from services.cli.jobs.receipts.receipt_proof import prove
@@ -145,7 +144,7 @@ class Demo:
             engine=EnginePlan(model_path(self._services.model)),
             key_file=directory / "keys" / "auditor.pem",
             trusted_directory=directory / "trusted",
-            database=sqlite_url(directory / "auditor.sqlite3"),
+            folder=directory,
             spot_checks=1.0,
         )
         spare_torch()

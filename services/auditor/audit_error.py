@@ -2,7 +2,7 @@
 
 AuditError
 ├── BrokenLog      the entries do not follow from one another; the ledger is unreliable
-├── ScheduleError  the auditor's own database failed; the log is not concerned
+├── FolderError    the auditor's own folder failed; the log is not concerned
 ├── EngineFailed   the base of the auditor's own engine does not load
 ├── CannotReplay   this receipt has no replay here; an examination turns it into UNREPLAYABLE
 └── Interrupted    asked to stop in the middle of an examination; no verdict was written
@@ -19,8 +19,8 @@ class BrokenLog(AuditError):
     """The log contradicts itself, or what it signed."""
 
 
-class ScheduleError(AuditError):
-    """The auditor's own database cannot be opened, or failed. Nothing is lost with it: the log says what is owed."""
+class FolderError(AuditError):
+    """The auditor's own folder cannot be read or written. Nothing is lost with it: the log says what is owed."""
 
 
 class EngineFailed(AuditError):

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Self
 
 from ledger.documents.halt import Scope, scopes_of
 from ledger.documents.receipt import Receipt
@@ -16,52 +13,15 @@ from ledger.documents.signed_document import read_document
 from ledger.documents.verdict import DEVIATION, Verdict
 from ledger.errors import LedgerError
 from ledger.keys.envelope import Envelope
-from services.auditor.audit_error import AuditError, BrokenLog, ScheduleError
+from services.auditor.audit_error import AuditError, BrokenLog
 from services.auditor.backlog import Backlog, Due
 from services.auditor.examination import Examiner, Finding
+from services.auditor.held_folder import HeldFolder, Share
 from services.auditor.journal import Announcement, Journal
-from services.auditor.schedule import DEAD, LEASED, Job, Lease, Schedule
 from services.client.errors import KolmError
 from services.client.ledger.ledger import LedgerClient
-from services.runtime.process import Outage
 
 _log = logging.getLogger(__name__)
-
-
-class Heartbeat:
-    """Renews a lease every `seconds` from a thread of its own, for as long as the block runs.
-
-    with Heartbeat(schedule, lease, 20.0):
-        finding = examine(…)
-    """
-
-    def __init__(self, schedule: Schedule, lease: Lease, seconds: float) -> None:
-        self._schedule = schedule
-        self._lease = lease
-        self._seconds = seconds
-        self._done = threading.Event()
-        self._thread = threading.Thread(target=self._beat, name="lease heartbeat", daemon=True)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._done.set()
-        self._thread.join()
-
-    def _beat(self) -> None:
-        outage = Outage(_log, f"renew the lease on entry {self._lease.receipt_index}", ScheduleError)
-        while not self._done.wait(self._seconds):
-            with outage:
-                if not self._schedule.renew(self._lease):
-                    return  # its new holder examines it; we ask once more before anything is written
-
-
-_FIRST = 64
-"""Receipts among which to look for a free one first, before looking among all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +37,9 @@ class Examined:
 
 
 class Auditor:
-    """One auditor on one ledger. Not for several threads; auditors that share a schedule share the work."""
+    """One auditor on one ledger. Not for several threads. Several divide the work by shares. One whose folder is held
+    by another process leaves draws, and halts for earlier deviations, to that process.
+    """
 
     def __init__(
         self,
@@ -85,36 +47,23 @@ class Auditor:
         backlog: Backlog,
         examiner: Examiner,
         journal: Journal,
-        schedule: Schedule,
+        folder: HeldFolder,
         promise: Announcement,
-        *,
-        heartbeat_seconds: float = 20.0,
+        share: Share = Share(),  # noqa: B008 - a frozen value
     ) -> None:
         self._ledger = ledger
         self._backlog = backlog
         self._examiner = examiner
         self._journal = journal
-        self._schedule = schedule
+        self._folder = folder
         self._promise = promise
-        self._heartbeat_seconds = heartbeat_seconds
-        self._given_up: set[int] = set()
+        self._share = share
+        self._named: set[int] = set()
 
     @property
     def remaining(self) -> tuple[int, ...]:
-        """Receipts that are due and have no verdict: given up, or in another auditor's hands."""
-        return self._backlog.due()
-
-    def in_other_hands(self) -> dict[int, str]:
-        """What is due, was not given up and does not pause after a failure, each with the auditor that has it; an
-        empty name where that one has ended since.
-        """
-        jobs = {job.receipt_index: job for job in self._schedule.jobs()}
-        theirs = ((index, jobs.get(index)) for index in self.remaining)
-        return {
-            index: "" if job is None else job.label
-            for index, job in theirs
-            if job is None or job.state == LEASED or not job.error
-        }
+        """Receipts of this auditor's share that are due and have no verdict."""
+        return tuple(filter(self._share.has, self._backlog.due()))
 
     @property
     def undecided(self) -> int:
@@ -126,66 +75,53 @@ class Auditor:
         """The log as far as it was read, and the work that is left. For its own thread."""
         return self._backlog
 
+    def in_other_hands(self) -> tuple[str, tuple[int, ...]]:
+        """The process that holds this auditor's folder, and what the log owes that it therefore examines; the log is
+        read for it. Nothing where this auditor holds its folder. Raises KolmError, AuditError.
+        """
+        if self._folder.try_hold():
+            return "", ()
+        self._catch_up()
+        return self._folder.holder or "", tuple(filter(self._share.has, self._backlog.owed()))
+
     def run_pass(self) -> Iterator[Examined]:
-        """Everything that is due now and that no other auditor is at, one by one, each with its verdict in the ledger.
+        """Everything that is due now, one by one, each with its verdict in the ledger.
 
         Raises KolmError, AuditError; receipts that were not examined are still due at the next pass.
         """
         self._catch_up()
-        if self._promise.announce() | self._promise.draw(self._catch_up):
-            self._catch_up()
-        jobs = self._schedule.jobs()
-        self._answer_deviations({job.receipt_index for job in jobs if job.state == LEASED})
-        self._tidy(jobs)
-        while (leased := self._lease()) is not None:
-            due, lease = leased
-            if (examined := self._examine_leased(due, lease)) is not None:
-                yield examined
+        if self._folder.try_hold():
+            if self._share.draws and self._promise.announce() | self._promise.draw(self._catch_up):
+                self._catch_up()
+            self._answer_deviations()
+        while (due := self._next()) is not None:
+            yield self._examine(due)
 
-    def _lease(self) -> tuple[Due, Lease] | None:
-        """The next receipt that is ours to examine, as the log stands now."""
-        while True:
-            lease = self._schedule.lease(self._backlog.due(_FIRST)) or self._schedule.lease(self._backlog.due())
-            if lease is None:
-                if self._backlog.due(1):  # other auditors may have finished theirs by now
-                    self._catch_up()
-                return None
-            # Its holder before may have appended the verdict, and died before it could finish the lease.
-            self._catch_up()
-            if (due := self._backlog.receipt(lease.receipt_index)) is not None:
-                return due, lease
-            self._schedule.finish(lease)
+    def _next(self) -> Due | None:
+        """The oldest receipt of the share that is due as the log stands now, and was not given up."""
+        self._catch_up()
+        given_up = self._folder.given_up
+        for index in self.remaining:
+            if index not in given_up:
+                return self._backlog.receipt(index)
+            if index not in self._named:
+                _log.error("entry %d stays unexamined: every attempt to replay it failed", index)
+                self._named.add(index)
+        return None
 
-    def _examine_leased(self, due: Due, lease: Lease) -> Examined | None:
-        """None where the lease was lost meanwhile: the receipt is another auditor's now, and so is the verdict."""
+    def _examine(self, due: Due) -> Examined:
+        self._folder.begin(due.index)
+        started, failed = time.monotonic(), False
         try:
-            started = time.monotonic()
-            with Heartbeat(self._schedule, lease, self._heartbeat_seconds):
-                finding = self._examiner.examine(due.envelope, due.erased)
-            seconds = time.monotonic() - started
-            if not self._schedule.renew(lease):
-                _log.warning("the lease on entry %d was lost while it was examined", due.index)
-                return None
-            examined = self._judge(due, finding, seconds)
-        except (KolmError, AuditError, KeyboardInterrupt):  # this says nothing about the receipt
-            self._schedule.give_back(lease)
+            finding = self._examiner.examine(due.envelope, due.erased)
+            return self._judge(due, finding, time.monotonic() - started)
+        except (KolmError, AuditError, KeyboardInterrupt, GeneratorExit):  # these say nothing about the receipt
             raise
-        except Exception as error:
-            self._schedule.put_back(lease, f"{type(error).__name__}: {error}")
+        except Exception:
+            failed = True
             raise
-        self._schedule.finish(lease)
-        return examined
-
-    def _tidy(self, jobs: Sequence[Job]) -> None:
-        """Take receipts that are not due off the schedule, and log those that were given up."""
-        due = set(self._backlog.due())
-        self._schedule.forget(job.receipt_index for job in jobs if job.receipt_index not in due)
-        for job in jobs:
-            if job.state == DEAD and job.receipt_index in due - self._given_up:
-                _log.error(
-                    "entry %d stays unexamined after %d attempts: %s", job.receipt_index, job.attempts, job.error
-                )
-                self._given_up.add(job.receipt_index)
+        finally:
+            self._folder.end(due.index, failed=failed)
 
     def _catch_up(self) -> None:
         head = self._ledger.checkpoint()
@@ -210,13 +146,10 @@ class Auditor:
             halt_index = self._halt(receipt, due.index, verdict_index, finding.reason or "")
         return Examined(receipt, due.index, finding, verdict_index, halt_index, seconds)
 
-    def _answer_deviations(self, in_hand: Set[int]) -> None:
-        """The halts that an auditor, stopped between a verdict and its halt, still owes.
-
-        An auditor still holds the receipts `in_hand` and is about to halt by itself.
-        """
+    def _answer_deviations(self) -> None:
+        """The halts that an auditor of this share, stopped between a verdict and its halt, still owes."""
         for verdict_index, verdict in self._backlog.deviations():
-            if verdict.receipt_index in in_hand:
+            if not self._share.has(verdict.receipt_index):
                 continue
             receipt = _receipt_in(Envelope.from_bytes(self._receipt_envelope(verdict)))
             self._halt(receipt, verdict.receipt_index, verdict_index, verdict.reason or "")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 import logging
 import random
 from dataclasses import dataclass, replace
@@ -94,10 +93,13 @@ class Backlog:
         owed = self._obligations.owed()
         return (*self.undrawn(), *(one for one in owed if one.index not in self._settled))
 
-    def due(self, most: int | None = None) -> tuple[int, ...]:
-        """The receipts to examine, oldest first, at most so many: owed ones and spot checks."""
-        wanted = (self._obligations.owed_by_index().keys() | self._picked) - self._settled
-        return tuple(sorted(wanted) if most is None else heapq.nsmallest(most, wanted))
+    def owed(self) -> tuple[int, ...]:
+        """Receipts without a verdict that the announced policy owes one, oldest first."""
+        return tuple(sorted(self._obligations.owed_by_index().keys() - self._settled))
+
+    def due(self) -> tuple[int, ...]:
+        """The receipts to examine, oldest first: owed ones and spot checks."""
+        return tuple(sorted((self._obligations.owed_by_index().keys() | self._picked) - self._settled))
 
     def receipt(self, index: int) -> Due | None:
         """The receipt at `index`; None where it is not due."""

@@ -20,7 +20,7 @@ from ledger.keys.envelope import Envelope
 from ledger.keys.signer import Signer
 from services.auditor.backlog import Backlog
 from services.auditor.examination import Finding
-from services.auditor.schedule import DrawTurn, Schedule
+from services.auditor.held_folder import HeldFolder
 from services.client.ledger.ledger import LedgerClient
 
 
@@ -77,7 +77,7 @@ class Announcement:
         self,
         backlog: Backlog,
         journal: Journal,
-        schedule: Schedule,
+        folder: HeldFolder,
         terms: Terms | None,
         draw_seconds: float,
         clock: Callable[[], float] = time.monotonic,
@@ -85,7 +85,7 @@ class Announcement:
         """`terms` None announces nothing and goes by the policy that stands in the log; `clock` counts seconds."""
         self._backlog = backlog
         self._journal = journal
-        self._schedule = schedule
+        self._folder = folder
         self._terms = terms
         self._draw_seconds = draw_seconds
         self._clock = clock
@@ -107,22 +107,18 @@ class Announcement:
         return True
 
     def draw(self, catch_up: Callable[[], None]) -> bool:
-        """Draw where it is due and nobody else is at it; `catch_up` reads the log. Whether the log has a new draw.
+        """Draw where it is due; `catch_up` reads the log. Whether the log has a new draw.
 
         A draw is kept before it is sent: a ledger that loses it gets the same one again, so nobody can make the auditor
         sign until a draw suits. Raises KolmError, AuditError.
         """
-        if not self._is_due() or (turn := self._schedule.take_draw()) is None:
+        if not self._is_due():
             return False
-        done = False
-        try:
-            catch_up()
-            envelope = self._kept(turn) or self._signed(turn)
-            if envelope is not None:
-                _log.info("drew: entry %d", self._journal.append(envelope))
-            done = True
-        finally:
-            self._schedule.end_draw(turn, done=done)
+        catch_up()
+        envelope = self._kept() or self._signed()
+        if envelope is not None:
+            _log.info("drew: entry %d", self._journal.append(envelope))
+        self._folder.forget_draw()
         return envelope is not None
 
     def _is_due(self) -> bool:
@@ -138,12 +134,12 @@ class Announcement:
         self._started = True
         return oldest is not None and now - self._since >= self._draw_seconds
 
-    def _kept(self, turn: DrawTurn) -> Envelope | None:
-        """The draw that was signed before, unless it is over another log: a database that belongs to another ledger."""
-        if turn.envelope is None:
+    def _kept(self) -> Envelope | None:
+        """The draw that was signed before, unless it is over another log: the folder belongs to another ledger then."""
+        if (kept := self._folder.kept_draw()) is None:
             return None
         try:
-            envelope = Envelope.from_bytes(turn.envelope)
+            envelope = Envelope.from_bytes(kept)
             draw = read_document(envelope)
         except LedgerError:
             return None
@@ -151,12 +147,13 @@ class Announcement:
             return None
         return envelope
 
-    def _signed(self, turn: DrawTurn) -> Envelope | None:
-        """A new draw over everything observed; None where none is needed any more, or the turn has been lost."""
+    def _signed(self) -> Envelope | None:
+        """A new draw over everything observed; None where none is needed any more."""
         if not self._backlog.undrawn():
             return None
         envelope = self._journal.signed_draw(self._backlog.position, self._backlog.root)
-        return envelope if self._schedule.keep_draw(turn, envelope.to_bytes()) else None
+        self._folder.keep_draw(envelope.to_bytes())
+        return envelope
 
 
 def _changes(policy: AuditPolicy | None, terms: Terms) -> bool:

@@ -10,7 +10,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -24,12 +24,12 @@ from ledger.documents.verdict import OUTCOMES
 from ledger.encoding.timestamp import timestamp
 from ledger.errors import LedgerError
 from ledger.keys.signer import open_signer
-from services.auditor.audit_error import AuditError, EngineFailed, Interrupted, ScheduleError
+from services.auditor.audit_error import AuditError, EngineFailed, FolderError, Interrupted
 from services.auditor.auditor import Auditor, Examined
 from services.auditor.backlog import Backlog
 from services.auditor.examination import ContentReader, EnginePlan, Examiner, Replayer
+from services.auditor.held_folder import HeldFolder, Share
 from services.auditor.journal import Announcement, Journal, Terms
-from services.auditor.schedule import Schedule, open_database
 from services.auditor.settings import AuditorSettings
 from services.client.errors import (
     Cancelled,
@@ -49,7 +49,7 @@ from services.runtime.trusted_directory import TrustedDirectory
 
 @dataclass(frozen=True, slots=True)
 class AuditorPlan:
-    """Everything an auditor needs to know, as in its settings; `draw_seconds` and `lease_seconds` are seconds. `terms`
+    """Everything an auditor needs to know, as in its settings; `folder` holds what it keeps between starts. `terms`
     are announced where they are new; None goes by what the log says. `spot_checks` is the share of receipts to examine
     beyond those that are owed.
     """
@@ -57,14 +57,14 @@ class AuditorPlan:
     ledger: str
     key_file: Path
     trusted_directory: Path
-    database: str
+    folder: Path
     engine: EnginePlan
+    share: Share = Share()  # noqa: RUF009 - a frozen value
     public_directory: Path | None = None
     decode_share: float = 0.0
     terms: Terms | None = None
     spot_checks: float = 0.0
     draw_seconds: float = 0.0
-    lease_seconds: float = 60.0
     max_attempts: int = 5
     key_passphrase_file: Path | None = None
 
@@ -74,7 +74,7 @@ def connected(plan: AuditorPlan, stop: threading.Event) -> Iterator[Auditor]:
     """An auditor with its connections; they close, and running calls end, with the block.
 
     Its key is made at first use; the public half goes into the plan's folder for it. Raises KeyFileError,
-    ScheduleError, EngineFailed.
+    FolderError, EngineFailed.
     """
     key = open_signer(plan.key_file, "auditor", plan.key_passphrase_file, create=True)
     if plan.public_directory is not None:
@@ -83,7 +83,7 @@ def connected(plan: AuditorPlan, stop: threading.Event) -> Iterator[Auditor]:
     trust = TrustedDirectory(plan.trusted_directory, own=key, key_entries=partial(key_entries, plan.ledger)).trusted()
     with (
         LedgerClient.connect(plan.ledger) as ledger,
-        closing(_schedule(plan)) as schedule,
+        HeldFolder(plan.folder, plan.max_attempts) as folder,
     ):
         examiner = Examiner(trust, _content_reader(ledger), _replayer(plan.engine, stop), plan.decode_share)
         journal = Journal(ledger, key, lambda: datetime.now(UTC))
@@ -93,9 +93,9 @@ def connected(plan: AuditorPlan, stop: threading.Event) -> Iterator[Auditor]:
             backlog,
             examiner,
             journal,
-            schedule,
-            Announcement(backlog, journal, schedule, plan.terms, plan.draw_seconds),
-            heartbeat_seconds=plan.lease_seconds / 3,
+            folder,
+            Announcement(backlog, journal, folder, plan.terms, plan.draw_seconds),
+            plan.share,
         )
 
 
@@ -105,11 +105,6 @@ def _replayer(engine: EnginePlan, stop: threading.Event) -> Replayer:
     except ModuleNotFoundError as error:
         raise EngineFailed(f"an engine of its own needs {error.name}, of the extra generation") from error
     return OwnEngine.load(engine, stop)
-
-
-def _schedule(plan: AuditorPlan) -> Schedule:
-    engine = open_database(plan.database)
-    return Schedule(engine, lease_seconds=plan.lease_seconds, max_attempts=plan.max_attempts)
 
 
 def _content_reader(ledger: LedgerClient) -> ContentReader:
@@ -180,7 +175,7 @@ _log = logging.getLogger(__name__)
 _UNTRUSTED = "UNTRUSTED_SIGNATURE"
 """The ledger's answer until a person has said that this auditor's key counts, which may happen at any moment."""
 
-_AWAY = (Unavailable, ResourceExhausted, DeadlineExceeded, Cancelled, ScheduleError)
+_AWAY = (Unavailable, ResourceExhausted, DeadlineExceeded, Cancelled, FolderError)
 
 
 def follow(
@@ -190,8 +185,8 @@ def follow(
     on_examined: Callable[[Examined], None],
     on_read: Callable[[Backlog], None] = lambda _: None,
 ) -> None:
-    """Audit until `stop` is set. A ledger or schedule that is away is waited for; every other failure ends
-    this with its error. `on_read` is told what is left to do each time that the log has been read to its end.
+    """Audit until `stop` is set. A ledger that is away and a folder that fails are waited for; every other failure
+    ends this with its error. `on_read` is told what is left to do each time that the log has been read to its end.
     """
     away = False
     while not stop.is_set():
@@ -204,7 +199,7 @@ def follow(
             return
         except _AWAY as error:
             if not stop.is_set() and not away:
-                _log.warning("waiting for the ledger and the schedule: %s", error)
+                _log.warning("waiting for the ledger or the auditor's folder: %s", error)
             away = True
         except InvalidArgument as error:
             if error.reason != _UNTRUSTED:
@@ -261,10 +256,10 @@ def plan(settings: AuditorSettings) -> AuditorPlan:
         key_passphrase_file=settings.key_passphrase_file,
         trusted_directory=settings.trusted_directory,
         public_directory=settings.public_directory,
-        database=settings.schedule_url,
+        folder=settings.data_dir,
+        share=settings.auditor_share,
         terms=Terms(settings.rate, settings.within_seconds),
         draw_seconds=settings.draw_seconds,
-        lease_seconds=settings.lease_seconds,
         max_attempts=settings.max_attempts,
     )
 

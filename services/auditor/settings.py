@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, SecretStr, field_validator
+from pydantic import Field, field_validator
 
 from ledger.documents.audit_policy import LONGEST_PROMISE_SECONDS
 from services.auditor.examination import EnginePlan
-from services.auditor.schedule import sqlite_url
+from services.auditor.held_folder import Share
 from services.generation.target.beside import MODEL, NAMED_ADAPTER
 from services.runtime.setting_kind import Adapter, Target
 from services.runtime.settings import Address, RpcServerSettings, settings_config
@@ -47,7 +47,7 @@ class AuditorSettings(RpcServerSettings):
         description="Share of replays that decode token by token. The others compute along the recorded output, which "
         "decides the same in a fraction of the time.",
     )
-    data_dir: Path = Field(description="Where the auditor's key and its schedule live; the schedule may be lost.")
+    data_dir: Path = Field(description="Where an auditor's key lives, and what it keeps between starts.")
     key_file: Path | None = Field(
         None,
         description="The auditor's private key, made at first start, or the PKCS#11 URI of one in a device. "
@@ -60,11 +60,11 @@ class AuditorSettings(RpcServerSettings):
         None,
         description="Public keys that may sign, put there by `kolm trust add`. Default: <data-dir>/trusted.",
     )
-    database: SecretStr | None = Field(
-        None,
-        description="The schedule that auditors share, sqlite:///PATH or postgresql+psycopg://…. "
-        "Default: <data-dir>/auditor.sqlite3.",
-        examples=["postgresql+psycopg://kolm:change-me@postgres/auditor"],
+    share: str = Field(
+        "1/1",
+        description="This auditor's share of the receipts where several work on one log: 2/3 is the second of three. "
+        "Each has a folder of its own, all have one key and one rate; the first one draws.",
+        examples=["2/3"],
     )
     rate: float = Field(
         1.0, ge=0.0, le=1.0, description="Share of receipts to replay, announced in the log; 1 replays all of them."
@@ -78,11 +78,8 @@ class AuditorSettings(RpcServerSettings):
     draw_seconds: float = Field(
         30.0, ge=0.0, le=86_400.0, description="How long receipts wait for the draw that decides which are replayed."
     )
-    lease_seconds: float = Field(
-        60.0, ge=1.0, description="How long an auditor may be silent before another one takes over its receipts."
-    )
     max_attempts: int = Field(
-        5, ge=1, le=1000, description="How often a receipt is tried that ends the auditors examining it."
+        5, ge=1, le=1000, description="How often a receipt is tried whose examination fails or ends the auditor."
     )
     poll_seconds: float = Field(0.5, gt=0.0, le=3600.0, description="How often to look for new entries, in seconds.")
 
@@ -92,6 +89,16 @@ class AuditorSettings(RpcServerSettings):
         if wrong := [each for each in adapters if not all(each.partition("="))]:
             raise ValueError(f"expected NAME=DIRECTORY, got {wrong[0]!r}")
         return adapters
+
+    @field_validator("share")
+    @classmethod
+    def _part(cls, share: str) -> str:
+        Share.parse(share)
+        return share
+
+    @property
+    def auditor_share(self) -> Share:
+        return Share.parse(self.share)
 
     @property
     def engine(self) -> EnginePlan:
@@ -104,10 +111,6 @@ class AuditorSettings(RpcServerSettings):
     @property
     def auditor_key(self) -> Path:
         return self.key_file or self.data_dir / "keys" / "auditor.pem"
-
-    @property
-    def schedule_url(self) -> str:
-        return self.database.get_secret_value() if self.database else sqlite_url(self.data_dir / "auditor.sqlite3")
 
     @property
     def public_directory(self) -> Path:

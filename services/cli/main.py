@@ -44,7 +44,7 @@ _COMMANDS: dict[str, Member] = {
     ),
     "audit": Group(
         "Compute receipted requests again, now.",
-        {"run": "audit:run", "jobs": "audit:jobs"},
+        {"run": "audit:run"},
     ),
     "trust": Group(
         "Say whose keys count here: add, list, remove.",

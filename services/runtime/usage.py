@@ -36,7 +36,6 @@ FOR_EVERY_PROCESS = {
 OF_COMMANDS = frozenset(
     [
         "KOLM_AUDITOR",
-        "KOLM_AUDITOR_DATABASE",
         "KOLM_DATA_DIR",
         "KOLM_GENERATION",
         "KOLM_KEY_PASSPHRASE_FILE",

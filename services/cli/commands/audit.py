@@ -1,4 +1,4 @@
-"""`kolm audit`: compute receipted requests again, and see what auditors owe."""
+"""`kolm audit`: compute receipted requests again."""
 
 from __future__ import annotations
 
@@ -10,15 +10,6 @@ import typer
 from services.cli.failures import exits
 from services.cli.options import options
 from services.cli.options.engine_options import ENGINE, EngineOptions
-
-_Schedule = Annotated[
-    str | None,
-    typer.Option(
-        "--schedule",
-        envvar="KOLM_AUDITOR_DATABASE",
-        help="The schedule that auditors share, a database URL. Default: <data-dir>/auditor.sqlite3.",
-    ),
-]
 
 
 def run(
@@ -38,7 +29,6 @@ def run(
         typer.Option(help="The auditor's key, or a PKCS#11 URI. Default: <data-dir>/keys/auditor.pem."),
     ] = None,
     key_passphrase_file: options.KeyPassphrase = None,
-    schedule: _Schedule = None,
     json: options.Json = False,
 ) -> None:
     """Make one pass over the ledger: replay owed receipts and spot checks without a verdict, append the verdicts.
@@ -48,7 +38,6 @@ def run(
     """
     from services.auditor.serving import AuditorPlan
     from services.cli.jobs.audit_pass import run_pass
-    from services.cli.jobs.audit_schedule import schedule_url
     from services.cli.jobs.trust import trust_own
     from services.cli.terminal.output import print_json
     from services.cli.views.log.audits import pass_json, show_pass
@@ -65,7 +54,7 @@ def run(
         key_file=home.key("auditor", key),
         key_passphrase_file=key_passphrase_file,
         trusted_directory=directory,
-        database=schedule_url(schedule, home.data_dir),
+        folder=home.data_dir,
         spot_checks=sample,
     )
     done = run_pass(plan, quiet=json)
@@ -74,24 +63,3 @@ def run(
     else:
         show_pass(done)
     raise typer.Exit(exits.VERIFICATION_FAILED if done.deviated else exits.OK if done.passed else exits.FAILED)
-
-
-def jobs(
-    retry: Annotated[
-        list[int] | None, typer.Option("--retry", min=0, help="Try the receipt at this entry again; may be repeated.")
-    ] = None,
-    data_dir: options.DataDir = options.DATA_DIR,
-    schedule: _Schedule = None,
-    json: options.Json = False,
-) -> None:
-    """List what auditors have in hand and what they gave up. Exit code 1 if something was given up."""
-    from services.auditor.schedule import DEAD
-    from services.cli.jobs.audit_schedule import open_schedule, schedule_url
-    from services.cli.terminal.output import answer
-    from services.cli.views.log.audits import jobs_json, jobs_view
-
-    with open_schedule(schedule_url(schedule, data_dir)) as opened:
-        opened.forget(retry or ())
-        listed = opened.jobs()
-    answer(json, lambda: jobs_json(listed), lambda: jobs_view(listed))
-    raise typer.Exit(exits.FAILED if any(job.state == DEAD for job in listed) else exits.OK)

@@ -131,7 +131,7 @@ class Stored:
             raise HeadWeightsInvalid(f"weights: missing {missing}, unknown {unknown}; does config.json fit them?")
 
     def tensors(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Float32]:
-        """Those of these shapes, in float32. Raises HeadWeightsInvalid for another shape or dtype, NaN and infinity."""
+        """The tensors of these shapes, in float32. Raises HeadWeightsInvalid for another shape or dtype, or a NaN."""
         for name, shape in shapes.items():
             self._check(name, shape, FLOATS)
         tensors = {name: floats(name, self.parts[name]) for name in shapes}

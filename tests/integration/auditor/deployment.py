@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,8 +21,8 @@ from ledger.keys.trusted_keys import TrustedKeys
 from services.auditor.auditor import Auditor
 from services.auditor.backlog import Backlog
 from services.auditor.examination import Examiner, Replayed, Replayer
+from services.auditor.held_folder import HeldFolder, Share
 from services.auditor.journal import Announcement, Journal, Terms
-from services.auditor.schedule import Schedule, open_database, sqlite_url
 from services.client import Content as SentContent
 from services.client import LedgerClient
 from services.ledger.__main__ import opened_servicer
@@ -79,7 +79,7 @@ class Deployment:
     address: str
     trusted: Path
     replays: Replays
-    schedule: Schedule
+    folder: HeldFolder
 
     def receive(self, number: int, *, with_content: bool = True, **changes: Any) -> int:
         """Append the builders' `number`-th receipt, with `changes`; its index."""
@@ -93,19 +93,21 @@ class Deployment:
         spot_checks: float = 1.0,
         journal: Callable[..., Journal] = Journal,
         replayer: Replayer | None = None,
-        schedule: Schedule | None = None,
+        folder: HeldFolder | None = None,
+        share: Share | None = None,
     ) -> Auditor:
-        """A new auditor, which knows nothing but what the ledger and the deployment's schedule show it."""
+        """A new auditor, which knows nothing but what the ledger and the deployment's folder show it."""
         trust = TrustedKeys.load(self.trusted)
-        backlog, schedule = Backlog(trust, spot_checks), schedule or self.schedule
+        backlog, folder = Backlog(trust, spot_checks), folder or self.folder
         writes = journal(self.ledger, KEYS["auditor"], lambda: datetime.now(UTC))
         return Auditor(
             self.ledger,
             backlog,
             Examiner(trust, self._content, replayer or self.replays),
             writes,
-            schedule,
-            Announcement(backlog, writes, schedule, terms, draw_seconds=0.0),
+            folder,
+            Announcement(backlog, writes, folder, terms, draw_seconds=0.0),
+            share or Share(),
         )
 
     def _content(self, receipt_id: str) -> Content | None:
@@ -128,9 +130,9 @@ def opened_deployment(directory: Path, others: Sequence[SigningKey] = (KEYS["ope
         with (
             serving(mount, on_drain=servicer.close) as served,
             LedgerClient.connect(served.address, wait=60) as ledger,
-            closing(Schedule(open_database(sqlite_url(directory / "auditor.sqlite3")))) as schedule,
+            HeldFolder(directory / "auditor") as folder,
         ):
-            yield Deployment(ledger, served.address, trusted, Replays(), schedule)
+            yield Deployment(ledger, served.address, trusted, Replays(), folder)
 
 
 def stopped_after(count: int) -> tuple[threading.Event, Callable[[object], None]]:

@@ -1,4 +1,4 @@
-"""`kolm ledger verify --obligations`, `kolm audit jobs` and `kolm halts resume` against a real ledger."""
+"""`kolm ledger verify --obligations` and `kolm halts resume` against a real ledger."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from typer.testing import CliRunner
 from ledger.documents.signed_document import sign_document
 from ledger.keys.ed25519 import SigningKey
 from services.auditor.journal import Terms
-from services.auditor.schedule import Schedule, open_database, sqlite_url
 from services.cli.main import app
 from services.client.errors import InvalidArgument
 from tests.integration.auditor.deployment import Deployment, opened_deployment
@@ -78,18 +77,6 @@ def test_a_verdict_that_never_came_is_overdue_and_exits_with_3(deployment: Deplo
     code, done = answer
     assert (code, done["overdue"], done["obligations"][0]["state"]) == (3, [1], "OVERDUE")
     assert "has no verdict" in kolm.text("ledger", "verify", "--obligations")
-
-
-def test_what_was_given_up_is_shown_and_can_be_tried_afresh(deployment: Deployment, kolm: Kolm) -> None:
-    schedule = Schedule(open_database(sqlite_url(deployment.trusted.parent / "auditor.sqlite3")), max_attempts=1)
-    lease = schedule.lease([4])
-    assert lease is not None
-    schedule.put_back(lease, "out of memory")
-    schedule.close()
-    code, (job,) = kolm("audit", "jobs")
-    assert (code, job["receipt_index"], job["state"], job["error"]) == (1, 4, "DEAD", "out of memory")
-    assert "given up" in kolm.text("audit", "jobs")
-    assert kolm("audit", "jobs", "--retry", "4") == (0, [])
 
 
 def halted(deployment: Deployment) -> int:

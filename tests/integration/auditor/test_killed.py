@@ -1,8 +1,7 @@
-"""Two auditor processes on one schedule, one killed in the middle of a replay: nothing is lost or judged twice."""
+"""Auditor processes that are killed in the middle of a replay: nothing is lost, and nothing is judged twice."""
 
 from __future__ import annotations
 
-import signal
 import subprocess
 import sys
 from collections import Counter
@@ -12,25 +11,18 @@ from pathlib import Path
 
 import pytest
 
+from services.auditor.held_folder import HeldFolder
 from services.auditor.journal import Terms
-from services.auditor.schedule import sqlite_url
+from services.cli.jobs.audit_pass import examine
 from tests.e2e.command import until
 from tests.integration.auditor.deployment import Deployment
 
-RECEIPTS = 8
-
 
 @contextmanager
-def worker(deployment: Deployment, url: str, *flags: str) -> Iterator[subprocess.Popen[str]]:
-    command = [
-        sys.executable,
-        "-m",
-        "tests.integration.auditor.worker",
-        deployment.address,
-        str(deployment.trusted),
-        url,
-        *flags,
-    ]
+def worker(deployment: Deployment, folder: Path, *flags: str) -> Iterator[subprocess.Popen[str]]:
+    """An auditor process on the deployment's ledger, killed at the end."""
+    module = "tests.integration.auditor.worker"
+    command = [sys.executable, "-m", module, deployment.address, str(deployment.trusted), str(folder), *flags]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         yield process
@@ -39,34 +31,70 @@ def worker(deployment: Deployment, url: str, *flags: str) -> Iterator[subprocess
         process.communicate()
 
 
-def judged(deployment: Deployment, count: int, by: subprocess.Popen[str]) -> list[int]:
-    """The receipts that have verdicts, once there are `count`."""
-    found: list[int] = []
-
-    def enough() -> bool:
-        assert by.poll() is None
-        found[:] = [verdict.receipt_index for verdict in deployment.ledger.verdicts()]
-        return len(found) >= count
-
-    until(enough)
-    return found
+def said(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline()
 
 
-@pytest.mark.parametrize("database", ["sqlite", "postgres"])
-def test_the_receipts_of_a_killed_auditor_are_picked_up_and_none_is_judged_twice(
-    deployment: Deployment, database: str, request: pytest.FixtureRequest, tmp_path: Path
-) -> None:
-    url = sqlite_url(tmp_path / "shared.sqlite3")
-    if database == "postgres":
-        url = request.getfixturevalue("postgres_url")
+def promised(deployment: Deployment, count: int) -> list[int]:
+    """Receipts that all have to be replayed."""
     list(deployment.auditor(Terms(1.0, 86_400)).run_pass())
-    indexes = [deployment.receive(number) for number in range(RECEIPTS)]
-    with worker(deployment, url, "hang") as doomed:
-        assert doomed.stdout is not None
-        assert doomed.stdout.readline() == f"examining {indexes[0]}\n"
-        with worker(deployment, url) as survivor:
-            assert sorted(judged(deployment, RECEIPTS - 1, survivor)) == indexes[1:]
-            doomed.send_signal(signal.SIGKILL)
-            survivor.send_signal(signal.SIGUSR1)
-            assert Counter(judged(deployment, RECEIPTS, survivor)) == Counter(indexes)
+    return [deployment.receive(number) for number in range(count)]
+
+
+def judged(deployment: Deployment) -> Counter[int]:
+    return Counter(verdict.receipt_index for verdict in deployment.ledger.verdicts())
+
+
+def test_a_killed_auditor_goes_on_at_its_next_start_and_gives_up_what_killed_it_twice(
+    deployment: Deployment, tmp_path: Path
+) -> None:
+    first, *others = promised(deployment, 4)
+    for _ in range(2):
+        with worker(deployment, tmp_path / "own", "hang") as doomed:
+            assert said(doomed) == f"examining {first}\n"
+    with worker(deployment, tmp_path / "own") as survivor:
+        until(lambda: survivor.poll() is not None or len(judged(deployment)) == len(others))
+        assert judged(deployment) == Counter(others)
+    with HeldFolder(tmp_path / "own", max_attempts=2) as folder:
+        assert folder.given_up == {first}
+        folder.try_again()
+        assert [each.receipt_index for each in deployment.auditor(folder=folder).run_pass()] == [first]
+        assert folder.given_up == frozenset()
     assert {verdict.outcome for verdict in deployment.ledger.verdicts()} == {"EXACT"}
+
+
+def test_a_pass_by_hand_waits_for_the_process_that_holds_the_folder_until_that_is_gone(
+    deployment: Deployment, tmp_path: Path
+) -> None:
+    indexes, steps = promised(deployment, 2), list[str]()
+    with worker(deployment, tmp_path / "own", "hang") as doomed:
+        assert said(doomed) == f"examining {indexes[0]}\n"
+        with HeldFolder(tmp_path / "own") as folder:
+            assert (folder.held, folder.holder) == (False, f"process {doomed.pid}")
+            looks: list[float] = []
+
+            def look(seconds: float) -> None:
+                looks.append(seconds)
+                if len(looks) == 3:
+                    doomed.kill()
+                    doomed.wait()
+
+            ours: list[int] = []
+            auditor = deployment.auditor(folder=folder)
+            other, waited = examine(auditor, lambda each: ours.append(each.receipt_index), steps.append, look)
+    assert (other, waited, ours) == (f"process {doomed.pid}", tuple(indexes), indexes)
+    assert len(looks) >= 3
+    assert judged(deployment) == Counter(indexes)
+
+
+def test_a_pass_by_hand_leaves_what_is_owed_to_the_process_that_holds_the_folder(
+    deployment: Deployment, tmp_path: Path
+) -> None:
+    indexes = promised(deployment, 2)
+    with worker(deployment, tmp_path / "own") as other:
+        assert said(other) == f"examining {indexes[0]}\n"
+        with HeldFolder(tmp_path / "own") as folder:
+            found, _ = examine(deployment.auditor(folder=folder), pytest.fail, str)
+    assert found == f"process {other.pid}"
+    assert (judged(deployment), deployment.replays.asked) == (Counter(indexes), [])

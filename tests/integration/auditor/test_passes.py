@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
@@ -16,10 +15,10 @@ from ledger.documents.signed_document import read_document
 from ledger.documents.spec_decode import SpecDecode
 from ledger.keys.envelope import Envelope
 from ledger.keys.trusted_keys import TrustedKeys
+from services.auditor.audit_error import FolderError
+from services.auditor.held_folder import HeldFolder, Share
 from services.auditor.journal import Journal, Terms
-from services.auditor.schedule import Schedule, open_database, sqlite_url
 from services.auditor.serving import follow
-from services.cli.jobs.audit_pass import examine
 from services.client import LedgerClient
 from services.client.errors import Unavailable
 from tests.integration.auditor.deployment import Deployment, InterruptedJournal, OneHaltJournal, stopped_after
@@ -201,88 +200,65 @@ def test_a_ledger_that_loses_a_draw_gets_the_same_one_again_and_not_another_to_c
     assert {envelope.to_bytes() for envelope in LosingJournal.lost} == {drawn[0]}
 
 
-def test_two_auditors_on_one_schedule_judge_every_receipt_once(deployment: Deployment) -> None:
-    for number in range(6):
-        deployment.receive(number)
-    passes = [deployment.auditor().run_pass(), deployment.auditor().run_pass()]
-    examined = [each.receipt_index for pair in zip(*passes, strict=True) for each in pair]
-    assert sorted(examined) == [0, 1, 2, 3, 4, 5]
-    assert len(outcomes(deployment)) == 6
+def test_auditors_with_shares_judge_every_receipt_once_and_the_first_alone_draws(
+    deployment: Deployment, tmp_path: Path
+) -> None:
+    terms = Terms(0.999999, 3600)
+    with HeldFolder(tmp_path / "one") as one, HeldFolder(tmp_path / "two") as two:
+        auditors = [
+            deployment.auditor(terms, 0.0, folder=folder, share=Share(part, 2)) for part, folder in ((2, two), (1, one))
+        ]
+        assert [list(auditor.run_pass()) for auditor in auditors] == [[], []]
+        receipts = [deployment.receive(number) for number in range(6)]
+        assert list(auditors[0].run_pass()) == []
+        examined = [[each.receipt_index for each in auditor.run_pass()] for auditor in reversed(auditors)]
+    assert examined == [[each for each in receipts if each % 2 == part] for part in (0, 1)]
+    assert (kinds(deployment).count("audit_policy"), kinds(deployment).count("draw")) == (1, 1)
 
 
-def test_a_lost_schedule_loses_nothing(deployment: Deployment, tmp_path: Path) -> None:
-    for number in range(3):
-        deployment.receive(number)
-    passes = deployment.auditor().run_pass()
-    next(passes)
-    with closing(Schedule(open_database(sqlite_url(tmp_path / "another.sqlite3")))) as empty:
-        assert [each.receipt_index for each in deployment.auditor(schedule=empty).run_pass()] == [1, 2]
-        assert empty.jobs() == ()
+def test_a_deviation_is_halted_by_the_auditor_whose_share_it_is_in(deployment: Deployment, tmp_path: Path) -> None:
+    deployment.receive(0)
+    deployment.replays.lies = {receipt_id(0)}
+    with pytest.raises(KeyboardInterrupt):
+        list(deployment.auditor(journal=InterruptedJournal).run_pass())
+    with HeldFolder(tmp_path / "two") as two:
+        assert list(deployment.auditor(folder=two, share=Share(2, 2)).run_pass()) == []
+        assert deployment.ledger.halt_state().halts == ()
+    assert list(deployment.auditor(share=Share(1, 2)).run_pass()) == []
+    assert len(deployment.ledger.halt_state().halts) == 1
 
 
-def test_what_another_auditor_has_in_hand_is_left_to_it(deployment: Deployment) -> None:
+def test_a_receipt_that_makes_its_examination_fail_is_given_up_and_stays_without_a_verdict(
+    deployment: Deployment, tmp_path: Path
+) -> None:
     deployment.receive(0)
     deployment.receive(1)
-    deployment.schedule.lease([0])
-    auditor = deployment.auditor()
-    assert [each.receipt_index for each in auditor.run_pass()] == [1]
-    assert auditor.remaining == (0,)
-
-
-@pytest.mark.parametrize("it_ends", [False, True])
-def test_a_pass_by_hand_waits_for_the_auditor_that_has_a_receipt(it_ends: bool, deployment: Deployment) -> None:
-    deployment.receive(0)
-    deployment.receive(1)
-    lease = deployment.schedule.lease([0])
-    assert lease is not None
-    ours: list[int] = []
-    looks: list[float] = []
-
-    def look(seconds: float) -> None:
-        looks.append(seconds)
-        if len(looks) == 3:
-            deployment.schedule.give_back(lease)
-            if not it_ends:
-                list(deployment.auditor().run_pass())
-
-    auditor = deployment.auditor()
-    said: list[str] = []
-    waited = examine(auditor, lambda each: ours.append(each.receipt_index), said.append, look)
-    assert any(waited[0] in line for line in said)
-    assert (list(waited), waited[0] != "", len(looks)) == ([0], True, 3)
-    assert ours == ([1, 0] if it_ends else [1])
-    assert (auditor.remaining, outcomes(deployment)) == ((), [(1, "EXACT"), (0, "EXACT")])
-
-
-def test_a_pass_by_hand_does_not_wait_for_what_was_given_up(deployment: Deployment) -> None:
-    deployment.receive(0)
-    lease = deployment.schedule.lease([0])
-    assert lease is not None
-    deployment.schedule.put_back(lease, "out of memory")
-    auditor = deployment.auditor()
-    assert examine(auditor, pytest.fail, str, pytest.fail) == {}
-    assert (auditor.remaining, auditor.in_other_hands()) == ((0,), {})
-
-
-def test_a_receipt_that_ends_its_auditors_is_given_up_and_stays_without_a_verdict(deployment: Deployment) -> None:
-    deployment.receive(0)
-    deployment.receive(1)
-    now = [0.0]
-    engine = open_database(sqlite_url(deployment.trusted.parent / "auditor.sqlite3"))
-    with closing(Schedule(engine, max_attempts=2, clock=lambda: now[0])) as schedule:
+    for attempt in range(2):
         deployment.replays.failure = RuntimeError("out of memory")
-        for _ in range(2):
-            with pytest.raises(RuntimeError):
-                list(deployment.auditor(schedule=schedule).run_pass())
-            now[0] += 1000.0
-        deployment.replays.failure = None
-        auditor = deployment.auditor(schedule=schedule)
-        (job,) = [job for job in schedule.jobs() if job.state == "DEAD"]
-        assert (job.receipt_index, job.attempts, job.error) == (0, 2, "RuntimeError: out of memory")
+        with HeldFolder(tmp_path / "own", max_attempts=2) as folder, pytest.raises(RuntimeError):
+            list(deployment.auditor(folder=folder).run_pass())
+        assert len(deployment.replays.asked) == attempt + 1
+    deployment.replays.failure = None
+    with HeldFolder(tmp_path / "own", max_attempts=2) as folder:
+        auditor = deployment.auditor(folder=folder)
         assert [each.receipt_index for each in auditor.run_pass()] == [1]
         assert auditor.remaining == (0,)
-        schedule.forget([0])
-        assert [each.receipt_index for each in auditor.run_pass()] == [0]
+    (tmp_path / "own" / "attempts.json").write_text("[damaged")
+    with HeldFolder(tmp_path / "own", max_attempts=2) as folder:
+        assert [each.receipt_index for each in deployment.auditor(folder=folder).run_pass()] == [0]
+
+
+def test_a_folder_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(FolderError, match=str(tmp_path / "file")), HeldFolder(tmp_path / "file"):
+        pass
+
+
+@pytest.mark.parametrize("text", ["", "2", "0/1", "3/2", "-1/2", "1/2/3", "1/0", "a/b", "1/99999"])
+def test_a_share_that_is_not_part_of_a_whole_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="PART/OF"):
+        Share.parse(text)
+    assert Share.parse("2/3") == Share(2, 3)
 
 
 def test_following_examines_what_arrives_until_it_is_stopped(deployment: Deployment) -> None:

@@ -1,16 +1,12 @@
-"""An auditor process with scripted replays: `python -m tests.integration.auditor.worker LEDGER TRUSTED URL [hang]`.
+"""An auditor process with scripted replays: `python -m tests.integration.auditor.worker LEDGER TRUSTED FOLDER [hang]`.
 
-Says `examining N` for each receipt that it starts on, and with `hang` stays in the first one for ever. At SIGUSR1 an
-hour has passed for its schedule.
+Says `examining N` for each receipt that it starts on, and with `hang` stays in the first one for ever.
 """
 
 from __future__ import annotations
 
-import signal
 import sys
 import threading
-import time
-from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -20,8 +16,8 @@ from ledger.keys.trusted_keys import TrustedKeys
 from services.auditor.auditor import Auditor
 from services.auditor.backlog import Backlog
 from services.auditor.examination import Examiner, Replayed
+from services.auditor.held_folder import HeldFolder
 from services.auditor.journal import Announcement, Journal
-from services.auditor.schedule import Schedule, open_database
 from services.auditor.serving import follow
 from services.client import LedgerClient
 from tests.unit.ledger.builders import KEYS
@@ -45,19 +41,9 @@ class HangingReplays:
         return Replayed(tokens, receipt.output.finish_reason, digest, receipt.profile_cid, 0.25, (0.5, 0.25))
 
 
-def main(address: str, trusted: str, url: str, hang: str = "") -> None:
+def main(address: str, trusted: str, folder: str, hang: str = "") -> None:
     trust = TrustedKeys.load(Path(trusted))
-    passed = 0
-
-    def pass_an_hour(*_: object) -> None:
-        nonlocal passed
-        passed += 3600
-
-    signal.signal(signal.SIGUSR1, pass_an_hour)
-    with (
-        LedgerClient.connect(address, wait=60) as ledger,
-        closing(Schedule(open_database(url), clock=lambda: time.time() + passed)) as schedule,
-    ):
+    with LedgerClient.connect(address, wait=60) as ledger, HeldFolder(Path(folder), max_attempts=2) as held:
 
         def content(receipt_id: str) -> Content | None:
             kept = ledger.receipt(receipt_id, include_content=True).content
@@ -71,8 +57,8 @@ def main(address: str, trusted: str, url: str, hang: str = "") -> None:
             backlog,
             Examiner(trust, content, HangingReplays(ledger, bool(hang))),
             journal,
-            schedule,
-            Announcement(backlog, journal, schedule, None, draw_seconds=0.0),
+            held,
+            Announcement(backlog, journal, held, None, draw_seconds=0.0),
         )
         follow(auditor, threading.Event(), 0.05, lambda _: None)
 

@@ -22,8 +22,6 @@ def kolm(*words: object) -> tuple[int, str]:
         ("verify", "{}", "--trusted", "{keys}"),
         ("ledger", "verify", "--database", "{}", "--trusted", "{keys}"),
         ("ledger", "verify", "--depth", "quick", "--database", "{}", "--trusted", "{keys}"),
-        ("audit", "jobs", "--data-dir", "{}"),
-        ("audit", "jobs", "--schedule", "sqlite:///{}"),
         ("datastore", "show", "{}"),
         ("datastore", "show", "{}", "--verify"),
     ],
@@ -42,8 +40,6 @@ def test_what_a_command_is_asked_about_is_4(tmp_path: Path, words: tuple[str, ..
     ("words", "said"),
     [
         (("datastore", "build", "{}", "--out", "{}-store"), "nothing: No such file or directory"),
-        (("audit", "jobs", "--schedule", "{}"), "--schedule: expected sqlite:///PATH or postgresql+psycopg://"),
-        (("audit", "jobs", "--schedule", "mysql://x"), "--schedule: expected sqlite:///PATH"),
     ],
 )
 def test_what_else_is_named_is_2(tmp_path: Path, words: tuple[str, ...], said: str) -> None:

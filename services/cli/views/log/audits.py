@@ -1,17 +1,14 @@
-"""Audits: what a pass found, and the schedule that auditors share."""
+"""What a pass of an auditor found."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from rich.console import RenderableType
 from rich.markup import escape
-from rich.text import Text
 
-from services.auditor.schedule import DEAD, Job
 from services.cli.terminal.output import data, outcome, table, talk
 
 if TYPE_CHECKING:
@@ -28,9 +25,9 @@ def pass_json(done: Pass) -> dict[str, Any]:
                 "receipt_index": verdict.receipt_index,
                 "verdict_index": verdict.index,
                 "outcome": verdict.outcome,
-                "auditor": label,
+                "auditor": done.other,
             }
-            for label, verdict in done.elsewhere
+            for verdict in done.elsewhere
         ],
         "undecided": done.undecided,
         "remaining": list(done.remaining),
@@ -69,11 +66,12 @@ def show_pass(done: Pass) -> None:
     if done.undecided:
         console.print(f"[dim]{done.undecided} receipts wait for a draw[/]")
     if done.elsewhere:
-        theirs = Counter(outcome(verdict.outcome, verdict.tokens_compared) for _, verdict in done.elsewhere)
-        whose = ", ".join(sorted({label for label, _ in done.elsewhere}))
-        console.print(f"{theirs.total()} replayed meanwhile by {escape(whose)}: {_counts(theirs)}")
+        theirs = Counter(outcome(verdict.outcome, verdict.tokens_compared) for verdict in done.elsewhere)
+        console.print(f"{theirs.total()} replayed meanwhile by {escape(done.other)}: {_counts(theirs)}")
     if done.remaining:
-        console.print(f"[yellow]{len(done.remaining)} left: replaying them failed, `kolm audit jobs` says how[/]")
+        console.print(
+            f"[yellow]{len(done.remaining)} left: every attempt to replay them failed; the auditor's log says how[/]"
+        )
     for halt in done.halts:
         console.print(f"[bold red]halted:[/] {halt.scope.method}, entry {halt.halt_index}; `kolm halts list` says why")
 
@@ -94,29 +92,3 @@ def _verdict_table(examined: Sequence[Examined]) -> RenderableType:
 def _counts(found: Counter[str]) -> str:
     """By outcome, as it is shown."""
     return ", ".join(f"{count} {name}" for name, count in sorted(found.items())) or "nothing was due"
-
-
-def jobs_json(jobs: Sequence[Job]) -> list[dict[str, Any]]:
-    """The schedule's rows; `until` is when a lease or a pause ends."""
-    return [
-        {
-            "receipt_index": job.receipt_index,
-            "state": job.state,
-            "auditor": job.label,
-            "until": datetime.fromtimestamp(job.until, UTC).isoformat(timespec="seconds"),
-            "attempts": job.attempts,
-            "error": job.error or None,
-        }
-        for job in jobs
-    ]
-
-
-def jobs_view(jobs: Sequence[Job]) -> RenderableType:
-    """One line for each; usually there is none."""
-    if not jobs:
-        return Text("nothing is in hand and nothing was given up")
-    made = table("entry", "state", "attempts", "auditor", "", right=("entry", "attempts"))
-    for job in jobs:
-        state = Text("given up", style="bold red") if job.state == DEAD else Text(job.state.lower())
-        made.add_row(str(job.receipt_index), state, str(job.attempts), escape(job.label), escape(job.error))
-    return made

@@ -1,0 +1,160 @@
+"""An auditor's share of the receipts, and the folder that one process of it holds.
+
+The folder has a draw that is on its way, and a count of attempts. Nothing else is lost with it: the log says which
+receipts are owed and judged.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from ledger.durable_file import write_durably
+from services.auditor.audit_error import FolderError
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Part `part` of `of` auditors, counted from 1. Each examines the receipts whose index leaves its remainder; the
+    first one alone announces the policy and draws.
+    """
+
+    part: int = 1
+    of: int = 1
+
+    @classmethod
+    def parse(cls, text: str) -> Share:
+        """`2/3` is the second of three. Raises ValueError."""
+        found = re.fullmatch(r"(\d{1,4})/(\d{1,4})", text)
+        part, of = (int(found[1]), int(found[2])) if found else (0, 0)
+        if not 1 <= part <= of:
+            raise ValueError(f"expected PART/OF such as 2/3, the second of three auditors, got {text!r}")
+        return cls(part, of)
+
+    def has(self, index: int) -> bool:
+        return index % self.of == self.part - 1
+
+    @property
+    def draws(self) -> bool:
+        return self.part == 1
+
+
+class HeldFolder:
+    """`with HeldFolder(path) as folder:` holds the folder where no other process does; else `holder` names that one.
+
+    Only the holder draws, halts for deviations found earlier, and counts attempts. Raises FolderError.
+    """
+
+    def __init__(self, path: Path, max_attempts: int = 5) -> None:
+        self.holder: str | None = None
+        self._path = path
+        self._max_attempts = max_attempts
+        self._lock: int | None = None
+        self._attempts: dict[int, int] = {}
+
+    def __enter__(self) -> Self:
+        self.try_hold()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    @property
+    def held(self) -> bool:
+        """Whether it is this process that holds the folder."""
+        return self._lock is not None
+
+    def try_hold(self) -> bool:
+        """Hold the folder, unless another process does; the lock goes with its process, however that ends."""
+        if self._lock is not None:
+            return True
+        try:
+            self._path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            lock = os.open(self._path / "auditor.lock", os.O_RDWR | os.O_CREAT, 0o600)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                self.holder = f"process {os.pread(lock, 64, 0).decode(errors='replace').strip() or 'unknown'}"
+                os.close(lock)
+                return False
+            os.ftruncate(lock, 0)
+            os.pwrite(lock, str(os.getpid()).encode(), 0)
+        except OSError as error:
+            raise FolderError(f"cannot use the auditor's folder {self._path}: {error.strerror}") from error
+        self._lock, self.holder, self._attempts = lock, None, self._read_attempts()
+        return True
+
+    @property
+    def given_up(self) -> frozenset[int]:
+        """Receipts whose examination failed, or ended its process, `max_attempts` times."""
+        return frozenset(index for index, attempts in self._attempts.items() if attempts >= self._max_attempts)
+
+    def begin(self, index: int) -> None:
+        """An attempt begins. It counts until `end` says that the receipt was not the reason for its end."""
+        self._count(index, self._attempts.get(index, 0) + 1)
+
+    def end(self, index: int, *, failed: bool) -> None:
+        """The attempt is over; `failed` says that it was the receipt that made it fail."""
+        if not failed:
+            self._count(index, 0)
+
+    def try_again(self) -> None:
+        """Forget the attempts on what was given up."""
+        for index in self.given_up:
+            self._count(index, 0)
+
+    def kept_draw(self) -> bytes | None:
+        """The signed draw that may not have reached the log."""
+        try:
+            return self._draw.read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise FolderError(f"cannot read {self._draw}: {error.strerror}") from error
+
+    def keep_draw(self, envelope: bytes) -> None:
+        """Keep a signed draw before it is sent: a ledger that could make an auditor sign again could choose."""
+        try:
+            write_durably(self._draw, envelope)
+        except OSError as error:
+            raise FolderError(f"cannot write {self._draw}: {error.strerror}") from error
+
+    def forget_draw(self) -> None:
+        """The kept draw is in the log, or void."""
+        self._draw.unlink(missing_ok=True)
+
+    @property
+    def _draw(self) -> Path:
+        return self._path / "draw.json"
+
+    def _count(self, index: int, attempts: int) -> None:
+        """Kept for the case that the process dies, not the machine: it is not synced to the disk."""
+        if not self.held:
+            return
+        self._attempts.pop(index, None)
+        if attempts:
+            self._attempts[index] = attempts
+        try:
+            draft = self._path / "attempts.json.draft"
+            draft.write_text(json.dumps({str(one): count for one, count in self._attempts.items()}))
+            draft.replace(self._path / "attempts.json")
+        except OSError as error:
+            raise FolderError(f"cannot write {self._path / 'attempts.json'}: {error.strerror}") from error
+
+    def _read_attempts(self) -> dict[int, int]:
+        """A file that cannot be read counts nothing: everything is tried again."""
+        try:
+            kept = json.loads((self._path / "attempts.json").read_bytes())
+            return {int(index): int(count) for index, count in kept.items()}
+        except (OSError, ValueError, AttributeError, TypeError):
+            return {}

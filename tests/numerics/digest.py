@@ -1,4 +1,4 @@
-"""Holds this machine's kernels against the vectors, and says what the logits of a model's text are.
+"""Holds this machine's kernels against the vectors and the reference, and says what the logits of a model's text are.
 
     python -m tests.numerics.digest <model directory>
 
@@ -10,18 +10,25 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import numpy as np
+
 from services.generation.target.config.config import read_config
 from services.generation.target.cpu import CpuTarget
+from services.generation.target.files.stored_tensor import LAYOUTS, StoredTensor
 from services.generation.target.kernels.machine import this_machine
+from services.generation.target.kernels.storages import GROUP, packed_as
 from services.generation.target.rows import RowsBuilder
 from services.generation.target.weights import open_weights
+from tests.fakes.tiny_gguf import random_rows
 from tests.numerics.bits import assert_same_bits
 from tests.numerics.exponential import exponential_by_kernel
 from tests.numerics.kernels import KernelArithmetic
 from tests.numerics.model import by_kernels, check_model, digest
+from tests.numerics.reference import ReferenceArithmetic
 from tests.numerics.vectors import SECTIONS, check, read, values_of
 
 _LENGTH = 200
+_ROWS = (*range(1, 19), 24, 31, 32, 33, 47)
 
 
 def logits_digest(directory: Path) -> str:
@@ -46,8 +53,28 @@ def check_vectors() -> None:
     check_model(read("model"), by_kernels)
 
 
+def check_integer_layers() -> None:
+    """Raises AssertionError where linear layers of int8 in any storage, shape or number of rows give other bits than
+    the reference.
+    """
+    for storage, layout in LAYOUTS.items():
+        if not packed_as(storage).quantised:
+            continue
+        random = np.random.default_rng(0)
+        for outputs, inputs in ((70, 96), (33, 1568)) if layout.weights == GROUP else ((70, 256), (33, 768)):
+            weights = StoredTensor("weights", storage, (outputs, inputs), random_rows(storage, outputs, inputs, random))
+            x, bias = (
+                random.standard_normal((_ROWS[-1], inputs), np.float32),
+                random.standard_normal(outputs, np.float32),
+            )
+            expected = ReferenceArithmetic().linear(x, weights, bias, "int8")
+            for rows in _ROWS:
+                assert_same_bits(KernelArithmetic().linear(x[:rows], weights, bias, "int8"), expected[:rows])
+
+
 def main() -> None:
     check_vectors()
+    check_integer_layers()
     print(this_machine().name, logits_digest(Path(sys.argv[1])))
 
 

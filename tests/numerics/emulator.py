@@ -11,12 +11,11 @@ from pathlib import Path
 import numpy as np
 
 from services.generation.target.kernels import compilation
-from services.generation.target.kernels.machine import MACHINES
+from services.generation.target.kernels.machine import Machine
 from tests.numerics.call import Call
 from tests.numerics.image import Image
 
 _CC, _OBJCOPY, _QEMU = "aarch64-linux-gnu-gcc", "aarch64-linux-gnu-objcopy", "qemu-aarch64"
-_MACHINE = MACHINES["neon"]
 
 
 def missing() -> str | None:
@@ -33,9 +32,9 @@ class Emulator:
     kernels: tuple[tuple[str, str], ...]  # (module, kernel), by number
 
     @classmethod
-    def build(cls, folder: Path, modules: Sequence[str]) -> Emulator:
+    def build(cls, folder: Path, modules: Sequence[str], machine: Machine) -> Emulator:
         kernels = tuple((module, name) for module in modules for name in compilation.exports(module))
-        objects = [_object(folder, module) for module in modules]
+        objects = [_object(folder, module, machine) for module in modules]
         symbols = [_symbol(module, name) for module, name in kernels]
         table = "".join(f"extern kernel {symbol};\n" for symbol in symbols)
         table += f"kernel *const KERNELS[] = {{{', '.join(symbols)}}};\n"
@@ -65,14 +64,14 @@ class Emulator:
         with source.open("wb") as file:
             for part in (sizes, image.relocations, turns, image.memory):
                 file.write(part.tobytes())
-        subprocess.run([_QEMU, str(self.folder / "driver"), str(source), str(result)], check=True)
+        subprocess.run([_QEMU, "-cpu", "max", str(self.folder / "driver"), str(source), str(result)], check=True)
         image.give_back(np.fromfile(result, np.uint8))
 
 
-def _object(folder: Path, module: str) -> Path:
+def _object(folder: Path, module: str, machine: Machine) -> Path:
     """The module's object file, its kernels renamed: all linear modules have kernels of the same names."""
     path = folder / f"{module}.o"
-    path.write_bytes(compilation.object_code(_MACHINE, module))
+    path.write_bytes(compilation.object_code(machine, module))
     renames = [f"--redefine-sym={name}={_symbol(module, name)}" for name in compilation.exports(module)]
     subprocess.run([_OBJCOPY, *renames, str(path)], check=True)
     return path

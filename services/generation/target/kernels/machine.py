@@ -6,6 +6,7 @@ import os
 import platform
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 
 import llvmlite.binding as llvm
 
@@ -22,26 +23,38 @@ class Machine:
     name: str
     triple: str  # LLVM's architecture, vendor and system
     cpu: str
-    features: str
     lanes: int  # float32 in a vector register
     registers: int  # vector registers
     letter: str  # LLVM's constraint for a vector register in inline assembly
-    products: str = "plain"  # of bytes: four at a time into int32 ("vnni"), two into int16 ("pairs"), one by one
+    products: (
+        str  # of bytes: four at a time into int32 ("vnni", "sdot"), two into int16 ("pairs"), one by one ("plain")
+    )
+    needs: tuple[str, ...]  # features beyond those of `cpu`, as LLVM names them
+
+    @property
+    def features(self) -> str:
+        """What kernels may use, for LLVM."""
+        return ",".join([f"+{feature}" for feature in self.needs] + ["-prefer-256-bit"] * (self.lanes == 16))
 
 
 _X86, _ARM = "x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu"
-_AVX512 = "+avx512f,+avx512bw,+avx512dq,+avx512vl,+avx2,+fma,+f16c,-prefer-256-bit"
+_FMA = ("fma", "f16c")
+_AVX2 = ("avx2", *_FMA)
+_AVX512 = ("avx512f", "avx512bw", "avx512dq", "avx512vl", *_AVX2)
 
 MACHINES = {
     machine.name: machine
     for machine in (
-        Machine("avx512vnni", _X86, "icelake-server", _AVX512 + ",+avx512vnni", 16, 32, "v", "vnni"),
-        Machine("avx512", _X86, "skylake-avx512", _AVX512, 16, 32, "v", "pairs"),
-        Machine("avx2", _X86, "x86-64", "+avx2,+fma,+f16c", 8, 16, "x", "pairs"),
-        Machine("scalar", _X86, "x86-64", "+fma,+f16c", 1, 16, "x"),
-        Machine("neon", _ARM, "generic", "+neon,+fp-armv8", 4, 32, "w"),
+        Machine("avx512vnni", _X86, "icelake-server", 16, 32, "v", "vnni", (*_AVX512, "avx512vnni")),
+        Machine("avx512", _X86, "skylake-avx512", 16, 32, "v", "pairs", _AVX512),
+        Machine("avxvnni", _X86, "x86-64", 8, 16, "x", "vnni", (*_AVX2, "avxvnni")),
+        Machine("avx2", _X86, "x86-64", 8, 16, "x", "pairs", _AVX2),
+        Machine("scalar", _X86, "x86-64", 1, 16, "x", "plain", _FMA),
+        Machine("neondot", _ARM, "generic", 4, 32, "w", "sdot", ("dotprod",)),
+        Machine("neon", _ARM, "generic", 4, 32, "w", "plain", ()),
     )
 }
+"""The best first, of each architecture."""
 
 
 @cache
@@ -63,18 +76,20 @@ def this_machine() -> Machine:
 
 def _able() -> list[str]:
     """Names of the instruction sets of this CPU, the best first."""
-    if platform.machine() in ("aarch64", "arm64"):
-        return ["neon"]
-    if platform.machine() not in ("x86_64", "AMD64"):
-        return []
-    has = llvm.get_host_cpu_features()
-    needs = {
-        "avx512vnni": ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512vnni", "fma", "f16c"),
-        "avx512": ("avx512f", "avx512bw", "avx512dq", "avx512vl", "fma", "f16c"),
-        "avx2": ("avx2", "fma", "f16c"),
-        "scalar": ("fma", "f16c"),
-    }
-    return [name for name, features in needs.items() if all(has.get(feature) for feature in features)]
+    architecture = {"arm64": "aarch64", "AMD64": "x86_64"}.get(platform.machine(), platform.machine())
+    has = dict(llvm.get_host_cpu_features()) | {"dotprod": " asimddp" in _linux_says()}  # LLVM does not read that one
+    return [
+        machine.name
+        for machine in MACHINES.values()
+        if machine.triple.startswith(architecture) and all(has.get(feature) for feature in machine.needs)
+    ]
+
+
+def _linux_says() -> str:
+    try:
+        return Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return ""
 
 
 def cpus() -> int:

@@ -59,10 +59,15 @@ def _round_group(c: Code, storage: Storage, x: Value, place: Value) -> None:
     total = b.add(*sums)
     c.store(scale, place, SCALE)
     c.store(b.fmul(scale, b.sitofp(total, F32)), place, SCALED_SUM)
-    middle = ir.Constant(I32, -MIDDLE.get(storage.name, 0))
+    middle = ir.Constant(I32, -_middle(c.machine, storage))
     parts = sums if storage.name == "q6_k" else (total, ir.Constant(I32, 0))
     for part, at in zip(parts, STARTS, strict=True):
         c.store(b.mul(part, middle), place, at)
+
+
+def _middle(machine: Machine, storage: Storage) -> int:
+    """What weights are too large by, as `IntegerProducts` multiplies them."""
+    return 0 if machine.products == "sdot" and BITS[storage.name] == 8 else MIDDLE.get(storage.name, 0)
 
 
 _LARGEST_PAIRS = 32767 // (2 * 127)  # the largest weight whose products with two x fit an int16 together
@@ -73,7 +78,8 @@ class IntegerProducts:
 
     All ways give the same integers: none of them saturates. Two products of a weight up to w and |x| up to 127 sum up
     to 254 w in an int16, so 4-bit weights are added up eight times, 5-bit ones four times, 6-bit ones twice before
-    they are widened; 8-bit weights are taken apart into two halves of 4 bits.
+    they are widened; 8-bit weights are taken apart into two halves of 4 bits. Where both
+    bytes are signed ("sdot"), 8-bit weights have their middle taken away here, else it is what sums begin with.
     """
 
     def __init__(self, code: Code, words: Sequence[Value], bits: int, lanes: int) -> None:
@@ -82,6 +88,9 @@ class IntegerProducts:
         self._way = code.machine.products
         self._sets = [(list(words), 1, bits)]
         self._weights: dict[tuple[int, int], Value] = {}
+        if self._way == "sdot" and bits == 8:
+            middle = self._int(0x80808080)
+            self._sets = [([code.b.xor(word, middle) for word in words], 1, bits)]
         if self._way == "pairs" and bits == 8:
             four, mask = self._int(4), self._int(0x0F0F0F0F)
             low = [code.b.and_(word, mask) for word in words]
@@ -90,7 +99,7 @@ class IntegerProducts:
 
     def sum(self, x: Value, first: int, last: int, start: Value) -> Value:
         """start + the products of words [first, last) with as many times four bytes at x, int32 [lanes]."""
-        if self._way == "vnni":
+        if self._way in _FOURS:
             return self._by_fours(x, range(first, last), start)
         if self._way == "pairs":
             for words, factor, bits in self._sets:
@@ -99,10 +108,10 @@ class IntegerProducts:
         return self._one_by_one(x, range(first, last), start)
 
     def _by_fours(self, x: Value, places: range, total: Value) -> Value:
-        c, wide = self._c, ir.VectorType(I8, 64)
+        c, lanes = self._c, self._lanes
         words = self._sets[0][0]
-        kind = ir.VectorType(I32, 16)
-        function = c.external("llvm.x86.avx512.vpdpbusd.512", kind, (kind, wide, wide))
+        kind, wide = ir.VectorType(I32, lanes), ir.VectorType(I8, 4 * lanes)
+        function = c.external(_FOURS[self._way][lanes], kind, (kind, wide, wide))
         for i in places:
             total = c.call(function, total, c.b.bitcast(words[i], wide), c.b.bitcast(self._four(x, i), wide))
         return total
@@ -147,6 +156,12 @@ class IntegerProducts:
     def _int(self, value: int) -> Value:
         return self._c.vector(I32, value, self._lanes)
 
+
+_FOURS = {
+    "vnni": {8: "llvm.x86.avx512.vpdpbusd.256", 16: "llvm.x86.avx512.vpdpbusd.512"},  # unsigned weights, signed x
+    "sdot": {4: "llvm.aarch64.neon.sdot.v4i32.v16i8"},  # both signed
+}
+"""By machine and lanes: products of bytes summed by fours and added."""
 
 _PAIRS = {
     8: ("llvm.x86.avx2.pmadd.ub.sw", "llvm.x86.avx2.pmadd.wd"),
@@ -261,7 +276,7 @@ def _add_group(c: Code, storage: Storage, weights: QuantisedGroup, xs: list[Valu
         value = c.get(total)
         for part, scale in enumerate(weights.scales):
             start = c.vector(I32, 0, lanes)
-            if storage.name in MIDDLE:
+            if _middle(c.machine, storage):
                 start = c.repeated(c.load(x, STARTS[part], I32), lanes)
             whole = products.sum(x, part * share, (part + 1) * share, start)
             value = c.fma(c.b.fmul(scale, d), c.b.sitofp(whole, vector), value)

@@ -33,14 +33,14 @@ def test_modules_are_compiled_for_it(module: str) -> None:
     assert all(name.encode() in code for name in compilation.exports(module))
 
 
-@pytest.fixture(scope="module")
-def emulator(tmp_path_factory: pytest.TempPathFactory) -> Emulator:
+@pytest.fixture(scope="module", params=["neon", "neondot"])
+def emulator(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Emulator:
     if missing():
         pytest.skip(f"not installed: {missing()}")
     with pytest.MonkeyPatch.context() as patch:
         # Of the tiles of products of bytes, which take long to compile, those that the files' rows and their turns run.
         patch.setattr(integer, "_tiles", lambda machine: (2, 6, 8))
-        return Emulator.build(tmp_path_factory.mktemp("aarch64"), MODULES)
+        return Emulator.build(tmp_path_factory.mktemp("aarch64"), MODULES, MACHINES[request.param])
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from services.generation.target.kernels.machine import RESTRICTION, _able, this_machine
+from services.generation.target.kernels.machine import MACHINES, RESTRICTION, _able, this_machine
 from tests.fakes.tiny_model import make_tiny_model
 from tests.numerics.digest import logits_digest
 
@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[5]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["avx512vnni", "avx512", "avx2", "scalar", "neon"])
+@pytest.mark.parametrize("name", [*MACHINES])
 def test_vectors_and_a_whole_model_on_one_instruction_set(tmp_path: Path, name: str) -> None:
     if name not in _able():
         pytest.skip(f"this CPU has no {name}")

@@ -59,6 +59,11 @@ class Kolm:
         assert done.returncode == code, done.stderr
         return json.loads(done.stdout)
 
+    def kinds(self) -> dict[str, int]:
+        """How many entries of each kind are in the log."""
+        counted: dict[str, int] = self.json("ledger", "verify")["kinds"]
+        return counted
+
 
 def local_services(data_dir: Path, model: Path, **changes: Any) -> LocalServices:
     """Services on free ports, whose products take one thread; nothing is audited unless `changes` say so."""

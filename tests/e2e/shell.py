@@ -22,7 +22,7 @@ from services.cli.jobs.running.local_services import Addresses
 from services.cli.main import app
 from services.generation.target.model_path import model_path
 from tests.documented import ROOT
-from tests.e2e.command import PATIENCE, Kolm, until, up
+from tests.e2e.command import PATIENCE, Kolm, children, is_running, until, up
 
 _SHORTER = {
     "generate": ("--max-tokens=64",),
@@ -115,16 +115,17 @@ class Shell:
 @contextmanager
 def started(
     line: str, folder: Path, *more: str, places: Mapping[str, str] = MappingProxyType({})
-) -> Iterator[tuple[subprocess.Popen[str], Shell]]:
-    """`kolm up …` on free ports, and a shell that asks its services. It ends with exit code 0 on SIGTERM."""
+) -> Iterator[Shell]:
+    """A shell that asks the services of `kolm up …`, on free ports. SIGTERM ends them all, with exit code 0."""
     shell = Shell(folder, places=places)
     flags = shell.words(line)[2:]
     with up(folder / ".kolm", model_path(Path("smollm2")), *flags, *more) as (process, kolm):
         shell.addresses = {name: address for name, address in asdict(kolm.addresses).items() if address}
-        yield process, shell
-        if process.poll() is None:
-            process.terminate()
-            assert process.wait(PATIENCE) == 0
+        yield shell
+        services = children(process)
+        process.terminate()
+        assert process.wait(PATIENCE) == 0
+        assert not any(map(is_running, services))
 
 
 def _shorter(words: Sequence[str]) -> list[str]:

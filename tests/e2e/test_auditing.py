@@ -17,17 +17,17 @@ def test_every_receipt_that_was_drawn_is_replayed_in_time_and_anybody_can_recomp
     with running(local_services(tmp_path / "data", model, audit_rate=0.5, environment=environment)) as kolm:
         until(lambda: obligations(kolm)["policies"])
         kolm.json("generate", PROMPT, "--max-tokens=4", "--temperature=0.8", "--n=12")
-        until(lambda: kinds(kolm).get("receipt") == 12)
+        until(lambda: kolm.kinds().get("receipt") == 12)
         until(lambda: settled(obligations(kolm)))
         done = obligations(kolm)
         assert (done["kept"], done["policies"][0]["rate"], done["unpromised"]) == (True, 0.5, 0)
-        assert len(done["obligations"]) == done["outcomes"]["EXACT"] == kinds(kolm).get("verdict", 0)
+        assert len(done["obligations"]) == done["outcomes"]["EXACT"] == kolm.kinds().get("verdict", 0)
         assert {one["draw_index"] is not None for one in done["obligations"]} <= {True}
-        assert kinds(kolm)["draw"] >= 1
+        assert kolm.kinds()["draw"] >= 1
         until(lambda: kolm.json("audit", "jobs") == [])  # a lease ends after its verdict
         assert done["independent"] == done["outcomes"]["EXACT"]
         assert kolm("audit", "run", f"--model={model}").returncode == 0
-        assert kinds(kolm)["verdict"] == 12
+        assert kolm.kinds()["verdict"] == 12
         drawn = {one["index"] for one in done["obligations"]}
         assert ways(kolm) == {index: "decode" if index in drawn else "prefill" for index in ways(kolm)}
 
@@ -39,10 +39,10 @@ def test_a_pass_by_hand_right_after_a_request_passes_beside_the_auditor_that_is_
         until(lambda: obligations(kolm)["policies"])
         for _ in range(3):
             kolm.json("generate", PROMPT, "--max-tokens=16", "--n=4")
-            until(lambda: kinds(kolm).get("receipt", 0) % 4 == 0)
+            until(lambda: kolm.kinds().get("receipt", 0) % 4 == 0)
             done = kolm.json("audit", "run", f"--model={model}")
             assert (done["remaining"], obligations(kolm)["owed"]) == ([], 0)
-        assert kinds(kolm)["verdict"] == 12
+        assert kolm.kinds()["verdict"] == 12
 
 
 def ways(kolm: Kolm) -> dict[int, str]:
@@ -54,11 +54,6 @@ def ways(kolm: Kolm) -> dict[int, str]:
 def obligations(kolm: Kolm) -> dict[str, Any]:
     found: dict[str, Any] = kolm.json("ledger", "verify", "--obligations")["obligations"]
     return found
-
-
-def kinds(kolm: Kolm) -> dict[str, int]:
-    counted: dict[str, int] = kolm.json("ledger", "verify")["kinds"]
-    return counted
 
 
 def settled(found: dict[str, Any]) -> bool:

@@ -24,7 +24,7 @@ from tests.fakes.tiny_model import make_tiny_model
 
 
 def test_every_command_for_the_bundled_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with _folder(tmp_path, monkeypatch), started(shown_up(), tmp_path) as (_, shell):
+    with _folder(tmp_path, monkeypatch), started(shown_up(), tmp_path) as shell:
         assert _asked_by_curl(shell.addresses["http"])["kolm"]["receipts"]
         shell.places = _places(shell)
         for line in SMOLLM2:
@@ -35,28 +35,22 @@ def test_every_command_for_the_bundled_model(tmp_path: Path, monkeypatch: pytest
                 shell.run(line)
 
 
-def test_every_command_for_a_base_with_all_that_goes_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    start, *lines = WITH_ADAPTERS
-    with _folder(tmp_path, monkeypatch):
-        base = _small_base(tmp_path, monkeypatch)
-        places = {"demo/smollm2/head": "head", "path/to/smaller": str(base)}
-        with started(start, tmp_path, "--model", str(base), "--audit-rate=0", places=places) as (_, shell):
-            for line in lines:
-                shell.run(line)
-
-
-def test_a_head_is_trained_tried_published_and_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_base_with_all_that_goes_with_it_and_a_head_that_is_trained_tried_published_and_served(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     train, try_it, *publish, serve = TRAINED_HEAD
+    start, *lines = WITH_ADAPTERS
     with _folder(tmp_path, monkeypatch):
         base = str(_small_base(tmp_path, monkeypatch))
         Shell(tmp_path, places={"smollm2": base}).run(train)
-        with started(try_it, tmp_path, "--model", base, "--audit-rate=0") as (_, shell):
-            for line in publish:
+        places, flags = {"demo/smollm2/head": "head", "path/to/smaller": base}, ("--model", base, "--audit-rate=0")
+        with started(f"{start} {try_it.removeprefix('kolm up ')}", tmp_path, *flags, places=places) as shell:
+            for line in (*lines, *publish):
                 shell.run(line)
-        with started(serve, tmp_path, "--model", base, "--audit-rate=0") as (_, shell):
+        with started(serve, tmp_path, *flags) as shell:
             answer = shell.kolm.json("generate", "def area(", "--method=eagle3", "--max-tokens=4")
-            (head,) = shell.kolm.json("heads", "list")
-        assert answer["receipt"]["document"]["spec_decode"]["head_cid"] == head["head_cid"]
+            newest = shell.kolm.json("heads", "list")[0]
+        assert answer["receipt"]["document"]["spec_decode"]["head_cid"] == newest["head_cid"]
 
 
 def _small_base(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

@@ -16,7 +16,6 @@ from services.cli.views.receipts.documents import envelope_json
 from services.client import Chunk, LedgerClient, Request, Runtime, SamplingParams
 from tests.documented import CONFIGURED, LONG_CONTEXT
 from tests.e2e.command import PATIENCE, Kolm, children, is_running, until, up
-from tests.e2e.shell import started
 from tests.e2e.tenancy import no_secret_is_written, strangers_get_nothing, tenants_come_and_go
 from tests.fakes.tiny_model import make_tiny_model
 
@@ -24,12 +23,15 @@ PROMPT = "The ledger keeps one receipt for every request"
 
 
 def test_one_command_serves_and_every_request_is_receipted_replayed_and_verified(
-    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """At the end one service dies, which stops all and says which; `started` ends others by SIGTERM."""
+    model = make_tiny_model(tmp_path / "model", context=32_768)
     (tmp_path / "kolm.toml").write_text('[generation]\nmodel_name = "configured"\n')
     monkeypatch.chdir(tmp_path)
     data, configured = tmp_path / "data", shlex.split(CONFIGURED)[2:]
-    with up(data, model, *configured, "--metrics-port=0", "--audit-rate=0") as (process, kolm):
+    larger = [word for word in shlex.split(LONG_CONTEXT)[2:] if word not in ("--model", "path/to/model")]
+    with up(data, model, *configured, *larger, "--metrics-port=0", "--audit-rate=0") as (process, kolm):
         assert kolm.json("status", "--check")["serving"]
         plain = kolm.json("generate", PROMPT, "--max-tokens=48", "--method=off")
         speculated = kolm.json("generate", PROMPT, "--max-tokens=48", "--method=lookahead", "--verify=inline")
@@ -58,9 +60,11 @@ def test_one_command_serves_and_every_request_is_receipted_replayed_and_verified
         strangers_get_nothing(kolm)
         tokens = tenants_come_and_go(kolm)
         services = children(process)
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(PATIENCE) == 0
+        assert len(services) == 6  # ledger, registry, generation, auditor, explorer, http
+        os.kill(services[0], signal.SIGKILL)
+        assert process.wait(PATIENCE) == 1
         assert not any(map(is_running, services))
+    assert "ledger service was killed by SIGKILL" in (tmp_path / "up.log").read_text()
     no_secret_is_written(tmp_path, tokens)
 
 
@@ -92,15 +96,3 @@ def _cancel_a_request(kolm: Kolm) -> int:
         ended |= {receipt["document"]["output"]["finish_reason"] for receipt in receipts}
     assert "cancelled" in ended
     return choices * attempts
-
-
-def test_one_service_that_dies_stops_all_and_says_which(tmp_path: Path) -> None:
-    model = make_tiny_model(tmp_path / "model", context=32_768)
-    places, fewer = {"path/to/model": str(model)}, ("--no-explorer", "--no-http")
-    with started(LONG_CONTEXT, tmp_path, *fewer, places=places) as (process, _):
-        services = children(process)
-        assert len(services) == 4  # ledger, registry, generation, auditor
-        os.kill(services[0], signal.SIGKILL)
-        assert process.wait(PATIENCE) == 1
-        assert not any(map(is_running, services))
-    assert "the ledger service was killed by SIGKILL; everything was stopped" in (tmp_path / "up.log").read_text()

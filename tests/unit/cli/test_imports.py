@@ -5,97 +5,94 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from pathlib import Path
+from dataclasses import dataclass
 
 import pytest
 
 from ledger.keys.ed25519 import SigningKey
 
-_HEAVY = ("torch", "numpy", "numba", "sqlalchemy", "matplotlib", "pydantic", "transformers")
+_HEAVY = {"torch", "numpy", "numba", "sqlalchemy", "matplotlib", "pydantic", "transformers"}
 _PROBE = """
-import json, sys
+import json, os, sys
 from services.cli.main import app
-try:
-    app(sys.argv[1:], prog_name="kolm")
-except SystemExit as end:
-    print(json.dumps([end.code, [name for name in sys.modules if "." not in name]]))
+for line in sys.argv[2:]:
+    if os.fork() == 0:
+        try:
+            app(line.split(), prog_name="kolm")
+        except SystemExit as end:
+            with open(sys.argv[1], "a") as found:
+                print(json.dumps([line, end.code, [name for name in sys.modules if "." not in name]]), file=found)
+        os._exit(0)
+    os.wait()
 """
+"""Each call is a fork of one process, which has imported the command line and nothing else."""
 
-
-def imported(*words: str | Path) -> tuple[int, set[str]]:
-    """Exit code, and the packages that are there at the end."""
-    command = [sys.executable, "-c", _PROBE, *map(str, words)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env={"PYTHONPATH": ":".join(sys.path)})
-    code, names = json.loads(done.stdout.splitlines()[-1])
-    return code, set(names)
-
-
-@pytest.mark.parametrize(
-    ("words", "code"),
-    [
-        (("generate", "x", "--max-tokens", "8", "-t", "0.5", "--stop", "y", "--generation", "127.0.0.1:1"), 5),
-        (("generate", "x", "--stream", "--generation", "127.0.0.1:1"), 5),
-        (("receipts", "list", "-n", "3", "--ledger", "127.0.0.1:1"), 5),
-        (("up", "--model", "no/such/model"), 2),
-        (("models", "list"), 0),
-    ],
-    ids=lambda words: words[0] if isinstance(words, tuple) else "",
+ASKING = {
+    "generate x --max-tokens 8 -t 0.5 --stop y --generation 127.0.0.1:1": 5,
+    "generate x --stream --generation 127.0.0.1:1": 5,
+    "receipts list -n 3 --ledger 127.0.0.1:1": 5,
+    "up --model no/such/model": 2,
+    "models list": 0,
+}
+VERIFYING = "verify bundle --trusted trusted"
+CHECKED = (
+    "heads train",
+    "heads train model --prompts prompts --out out",
+    "heads train model --prompts prompts --out out --steps 0",
+    "heads train model --prompts none --out out --steps 1",
+    "heads train model --prompts prompts --out model --steps 1",
+    "heads train none --prompts prompts --out out --steps 1",
+    "heads train model --prompts prompts --out out --steps 1 --held-out 7",
+    "heads train model --prompts prompts --out out --steps 1 --max-tokens 0",
+    "heads train model --prompts prompts --out out --steps 1 --start-from none",
+    "heads kscore ./none --model model --prompts prompts",
+    "heads kscore x --model none",
+    "datastore build none --out out --base model",
+    "datastore build prompts --out out --base none",
+    "doctor --model none",
+    "replay none",
+    "up --model model --head none/",
 )
-def test_a_call_imports_nothing_heavy_before_it_asks(words: tuple[str, ...], code: int) -> None:
-    found, names = imported(*words)
-    assert found == code
-    assert names.isdisjoint(_HEAVY), names.intersection(_HEAVY)
 
 
-def test_verifying_needs_no_server_and_no_engine(tmp_path: Path) -> None:
-    (tmp_path / "bundle").mkdir()
-    SigningKey.generate("log").publish(tmp_path / "trusted")
-    code, names = imported("verify", tmp_path / "bundle", "--trusted", tmp_path / "trusted")
-    assert code == 3
-    assert "ledger" in names
-    assert names.isdisjoint({*_HEAVY, "grpc", "google"}), names
+@dataclass(frozen=True)
+class Ended:
+    """The exit code of a call, and the packages that were there at its end."""
+
+    code: int
+    packages: set[str]
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("heads", "train"),
-        ("heads", "train", "{model}", "--prompts", "{prompts}", "--out", "{out}"),
-        ("heads", "train", "{model}", "--prompts", "{prompts}", "--out", "{out}", "--steps", "0"),
-        ("heads", "train", "{model}", "--prompts", "{none}", "--out", "{out}", "--steps", "1"),
-        ("heads", "train", "{model}", "--prompts", "{prompts}", "--out", "{model}", "--steps", "1"),
-        ("heads", "train", "{none}", "--prompts", "{prompts}", "--out", "{out}", "--steps", "1"),
-        ("heads", "train", "{model}", "--prompts", "{prompts}", "--out", "{out}", "--steps", "1", "--held-out", "7"),
-        ("heads", "train", "{model}", "--prompts", "{prompts}", "--out", "{out}", "--steps", "1", "--max-tokens", "0"),
-        (
-            "heads",
-            "train",
-            "{model}",
-            "--prompts",
-            "{prompts}",
-            "--out",
-            "{out}",
-            "--steps",
-            "1",
-            "--start-from",
-            "{none}",
-        ),
-        ("heads", "kscore", "{none}", "--model", "{model}", "--prompts", "{prompts}"),
-        ("heads", "kscore", "x", "--model", "{none}"),
-        ("datastore", "build", "{none}", "--out", "{out}", "--base", "{model}"),
-        ("datastore", "build", "{prompts}", "--out", "{out}", "--base", "{none}"),
-        ("doctor", "--model", "{none}"),
-        ("replay", "{none}"),
-        ("up", "--model", "{model}", "--head", "{none}/"),
-    ],
-    ids=" ".join,
-)
-def test_flags_and_files_are_checked_before_torch_is_imported(tmp_path: Path, words: tuple[str, ...]) -> None:
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "config.json").write_text("{}")
-    (tmp_path / "prompts").write_text("{}")
-    names = {name: tmp_path / name for name in ("model", "prompts", "out", "none")}
-    code, imports = imported(*(word.format(**names) for word in words))
-    assert code in (2, 4)
-    assert imports.isdisjoint({"torch", "numpy", "numba", "transformers"})
-    assert not (tmp_path / "out").exists()
+@pytest.fixture(scope="module")
+def calls(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ended]:
+    """Every call, made in a folder with a model that is none, a text, a key and an empty bundle."""
+    folder = tmp_path_factory.mktemp("calls")
+    for name in ("model", "bundle"):
+        (folder / name).mkdir()
+    (folder / "model" / "config.json").write_text("{}")
+    (folder / "prompts").write_text("{}")
+    SigningKey.generate("log").publish(folder / "trusted")
+    command = [sys.executable, "-c", _PROBE, "found", *ASKING, VERIFYING, *CHECKED]
+    subprocess.run(command, cwd=folder, capture_output=True, check=True, env={"PYTHONPATH": ":".join(sys.path)})
+    assert not (folder / "out").exists()
+    found = map(json.loads, (folder / "found").read_text().splitlines())
+    return {line: Ended(code, set(packages)) for line, code, packages in found}
+
+
+@pytest.mark.parametrize("line", ASKING)
+def test_a_call_imports_nothing_heavy_before_it_asks(line: str, calls: dict[str, Ended]) -> None:
+    assert calls[line].code == ASKING[line]
+    assert calls[line].packages & _HEAVY == set()
+
+
+def test_verifying_needs_no_server_and_no_engine(calls: dict[str, Ended]) -> None:
+    found = calls[VERIFYING]
+    assert found.code == 3
+    assert "ledger" in found.packages
+    assert found.packages & {*_HEAVY, "grpc", "google"} == set()
+
+
+@pytest.mark.parametrize("line", CHECKED)
+def test_flags_and_files_are_checked_before_torch_is_imported(line: str, calls: dict[str, Ended]) -> None:
+    assert calls[line].code in (2, 4)
+    assert calls[line].packages & {"torch", "numpy", "numba", "transformers"} == set()

@@ -113,9 +113,7 @@ class Shell:
 
 
 @contextmanager
-def started(
-    line: str, folder: Path, *more: str, places: Mapping[str, str] = MappingProxyType({})
-) -> Iterator[Shell]:
+def started(line: str, folder: Path, *more: str, places: Mapping[str, str] = MappingProxyType({})) -> Iterator[Shell]:
     """A shell that asks the services of `kolm up …`, on free ports. SIGTERM ends them all, with exit code 0."""
     shell = Shell(folder, places=places)
     flags = shell.words(line)[2:]

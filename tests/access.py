@@ -1,4 +1,4 @@
-"""Principals of servers under test, and their tokens."""
+"""Whom servers under test let in, principals with their tokens, and whom they trust: the log's key."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import tempfile
 from datetime import UTC, datetime
 from pathlib import Path
 
+from ledger.keys.ed25519 import SigningKey
+from services.ledger.settings import LedgerSettings
 from services.runtime.access import Access
 from services.runtime.credentials import (
     DEFAULT_TENANT,
@@ -55,3 +57,15 @@ def token_of(file: Path, *roles: Role, tenant: str | None = None, expires_at: da
             )
         )  # fmt: skip
     return token
+
+
+def trust_log(settings: LedgerSettings) -> LedgerSettings:
+    """Make the log's key, and trust it; the settings."""
+    settings.trusted_directory.mkdir(parents=True, exist_ok=True)
+    SigningKey.load_or_create(settings.log_key, "log").publish(settings.trusted_directory)
+    return settings
+
+
+def trust_log_in(data_dir: Path) -> None:
+    """The same for a ledger with the default places."""
+    trust_log(LedgerSettings(data_dir=data_dir))

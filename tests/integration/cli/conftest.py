@@ -6,11 +6,15 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from kolm.registry.v1.registry_pb2_grpc import add_RegistryServiceServicer_to_server
 from ledger.keys.ed25519 import SigningKey
 from services.cli.main import app
+from services.registry.__main__ import opened_servicer
+from services.registry.servicer import SERVICE
+from services.registry.settings import RegistrySettings
+from services.runtime.server import Mount
 from tests.integration.auditor.deployment import Deployment, opened_deployment
 from tests.integration.cli.scripted import ScriptedGeneration, mount
-from tests.registry import serving_registry
 from tests.serving import serving
 from tests.unit.ledger.builders import KEYS
 
@@ -57,5 +61,10 @@ def address(scripted: ScriptedGeneration) -> Iterator[str]:
 @pytest.fixture
 def registry(deployment: Deployment, tmp_path: Path) -> Iterator[str]:
     """The address of a registry beside the deployment."""
-    with serving_registry(tmp_path, deployment.address) as address:
-        yield address
+    settings = RegistrySettings(
+        data_dir=tmp_path / "registry", ledger=deployment.address, trusted_keys=tmp_path / "trusted"
+    )
+    with opened_servicer(settings) as (servicer, *_):
+        mounted = Mount(SERVICE, lambda server: add_RegistryServiceServicer_to_server(servicer, server))
+        with serving(mounted) as served:
+            yield served.address

@@ -25,8 +25,8 @@ from services.ledger.__main__ import opened_servicer
 from services.ledger.servicer import SERVICE
 from services.ledger.settings import LedgerSettings
 from services.runtime.server import Mount
+from tests.access import trust_log
 from tests.serving import serving
-from tests.trust import trust_log
 from tests.unit.ledger.builders import KEYS, OFF, ORIGIN, halt, policy, receipt, receipt_id, signed, verdict
 
 HEADS = (cid(b"first head"), cid(b"second head"))

@@ -31,9 +31,8 @@ from services.generation.target.cpu import load_target
 from services.ledger.__main__ import opened_servicer as opened_ledger
 from services.ledger.settings import LedgerSettings
 from services.runtime.server import Mount, start_server
-from tests.access import everybody
-from tests.ports import known_port
-from tests.trust import trust_log
+from tests.access import everybody, trust_log
+from tests.processes import known_port
 
 PATIENCE = 240.0  # seconds; only a test that fails gets there
 _PAUSE = 0.01  # seconds between two questions, for whoever is asked needs the CPU

@@ -15,9 +15,8 @@ from services.ledger.settings import LedgerSettings
 from services.runtime.access import Access
 from services.runtime.credentials import write_principals
 from services.runtime.server import Mount
-from tests.access import anybodys, token_of
+from tests.access import anybodys, token_of, trust_log
 from tests.serving import Served, serving
-from tests.trust import trust_log
 from tests.unit.ledger.builders import KEYS, ORIGIN
 
 Serve = Callable[[], AbstractContextManager[Served]]

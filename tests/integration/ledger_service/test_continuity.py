@@ -16,7 +16,7 @@ from services.cli.main import app
 from services.ledger.__main__ import opened_servicer
 from services.ledger.settings import LedgerSettings
 from services.runtime.process import CannotStart
-from tests.trust import trust_log
+from tests.access import trust_log
 from tests.unit.ledger.builders import KEYS, ORIGIN, STRANGER, signed_receipt
 
 

@@ -19,9 +19,8 @@ from typer.testing import CliRunner
 
 from services.cli.main import app
 from services.client import LedgerClient
-from tests.access import everybodys_file
+from tests.access import everybodys_file, trust_log_in
 from tests.processes import PATIENCE, started
-from tests.trust import trust_log_in
 from tests.unit.ledger.builders import KEYS, ORIGIN
 
 

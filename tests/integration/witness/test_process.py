@@ -17,11 +17,10 @@ from ledger.witness.cosignature import cosigners
 from ledger.witness.tlog_policy import Policy, PolicyGroup, PolicyLog, PolicyWitness
 from services.client import LedgerClient
 from services.client.errors import NotFound
-from tests.access import everybodys_file
+from tests.access import everybodys_file, trust_log_in
 from tests.fakes.dripping_server import dripping
 from tests.integration.monitor.processes import until
 from tests.processes import PATIENCE, started
-from tests.trust import trust_log_in
 from tests.unit.ledger.builders import KEYS, ORIGIN, receipt, signed_receipt
 from tests.unit.ledger.witness.test_witness import LOG, Log
 

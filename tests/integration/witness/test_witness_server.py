@@ -46,9 +46,8 @@ from services.runtime.server import Mount
 from services.witness.app import witness_app
 from services.witness.memory import SqliteWitnessMemory
 from services.witness.witness_metrics import watch
-from tests.exporting import exported, listed
-from tests.serving import serving
-from tests.trust import trust_log
+from tests.access import trust_log
+from tests.serving import exported, listed, serving
 from tests.unit.ledger.builders import KEYS, ORIGIN, TRUSTED, signed_receipt
 from tests.unit.ledger.log.memory_store import MemoryEntryStore
 from tests.unit.ledger.witness.test_witness import LOG, Log

@@ -10,7 +10,7 @@ from ledger.documents.verdict import EXACT
 from services.auditor.auditor import Examined
 from services.auditor.examination import Finding
 from services.auditor.serving import AuditorMetrics
-from tests.exporting import exported, listed
+from tests.serving import exported, listed
 from tests.unit.auditor.logs import entries, folded
 from tests.unit.ledger.builders import policy, receipt
 

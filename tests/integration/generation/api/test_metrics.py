@@ -5,8 +5,8 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry
 
 from kolm.generation.v1 import generation_pb2 as pb
-from tests.exporting import exported, listed
 from tests.integration.generation.deployment import Deployment, asking, until
+from tests.serving import exported, listed
 
 WITNESSES = {"kolm_ledger_witness_lag_entries", "kolm_ledger_witness_silent"}  # where a policy names some
 

@@ -13,7 +13,7 @@ from starlette.routing import Mount, Route
 
 from services.runtime.http.serving import MeasuredApp
 from services.runtime.metrics import Metrics
-from tests.exporting import exported, listed
+from tests.serving import exported, listed
 
 
 async def one(request: Request) -> Response:

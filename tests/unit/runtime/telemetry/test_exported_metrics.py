@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from services.runtime.metrics import BY_NAME, EXPORTED, CallMetrics, Metrics
-from tests.exporting import exported, listed
+from tests.serving import exported, listed
 
 SOURCES = Path("services")
 

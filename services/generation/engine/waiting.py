@@ -60,7 +60,7 @@ class WaitingQueue:
         self._preempted.appendleft(sequence)
 
     def next(self, running: Iterable[Sequence]) -> Sequence:
-        """Whose turn it is, while these are `running`. Of tenants that are equal, the first sequence to have come."""
+        """The sequence whose turn it is, while these are `running`; among equal tenants the first one to have come."""
         if self._preempted:
             return self._preempted[0]
         due = Counter[str | None]()

@@ -15,7 +15,7 @@ from services.generation.drafting.heads import rotation_of_head
 
 
 class HeadModule(nn.Module):
-    """One decoder layer over fused features (docs/eagle3.md), without biases; reads the base's embeddings.
+    """One decoder layer over fused features (docs/heads.md), without biases; reads the base's embeddings.
 
     Positions, `p` below, are the head's own: entry i holds the features of token i and the embedding of token i + 1.
     """

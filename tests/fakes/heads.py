@@ -1,4 +1,4 @@
-"""EAGLE-3 heads with random weights, written as the three layouts are published: their key names, their configs."""
+"""Heads with random weights, written as their layouts are published: their key names, their configs."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
+from services.generation.drafting.block.block_checkpoint import BlockConfig, BlockHead, block_shapes
+from services.generation.drafting.block.block_drafter import BlockDraft, BlockDrafter
 from services.generation.drafting.draft_tree.candidates import Candidates
 from services.generation.drafting.eagle3.checkpoint import HeadConfig, head_shapes, write_head
 from services.generation.drafting.eagle3.drafter import Eagle3Draft, Eagle3Drafter
@@ -40,13 +42,22 @@ def head_config(base: TargetConfig, **choices: Any) -> HeadConfig:
 
 def head_tensors(config: HeadConfig, seed: int = 0) -> dict[str, torch.Tensor]:
     """Random tensors under kolm's names, `d2t` included; norms near 1, so that they matter."""
+    tensors = _random_tensors(head_shapes(config), config.vocab_size, config.draft_vocab_size, seed)
+    return {"d2t": torch.zeros(config.draft_vocab_size, dtype=torch.int64)} | tensors
+
+
+def _random_tensors(
+    shapes: Mapping[str, tuple[int, ...]], vocab_size: int, draft_vocab_size: int, seed: int
+) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
     tensors = {
         name: torch.randn(shape, generator=generator) * 0.15 + (1.0 if len(shape) == 1 and "bias" not in name else 0.0)
-        for name, shape in head_shapes(config).items()
+        for name, shape in shapes.items()
     }
-    ids = torch.randperm(config.vocab_size, generator=generator)[: config.draft_vocab_size].sort().values
-    return {**tensors, "d2t": ids - torch.arange(config.draft_vocab_size)}
+    if draft_vocab_size == vocab_size:
+        return tensors
+    ids = torch.randperm(vocab_size, generator=generator)[:draft_vocab_size].sort().values
+    return {**tensors, "d2t": ids - torch.arange(draft_vocab_size)}
 
 
 def random_head(base: TargetConfig, seed: int = 0, **choices: Any) -> Head:
@@ -58,7 +69,7 @@ def random_head(base: TargetConfig, seed: int = 0, **choices: Any) -> Head:
 
 
 class InformedDrafter(Drafter):
-    """An `Eagle3Drafter` whose head is told what comes next, most of the time: some of its paths are accepted.
+    """A drafter by a head that is told what comes next, most of the time: some of its paths are accepted.
 
     `truth` are the tokens that each request really emits. The rest of the time the head says what its random weights
     say, or raises, in a share of its steps given by `bugs`.
@@ -66,7 +77,7 @@ class InformedDrafter(Drafter):
 
     def __init__(
         self,
-        drafter: Eagle3Drafter,
+        drafter: Eagle3Drafter | BlockDrafter,
         seed: int,
         truth: Mapping[tuple[str, int], Sequence[int]],
         *,
@@ -76,13 +87,13 @@ class InformedDrafter(Drafter):
         self._drafter, self._rng, self._truth = drafter, random.Random(seed), truth
         self._right, self._bugs = right, bugs
         self._known: dict[int, tuple[int, Sequence[int]]] = {}  # by draft: where its output begins, and the output
-        self._drafts: list[Eagle3Draft] = []  # of the sequences that draft now
+        self._drafts: Sequence[Eagle3Draft | BlockDraft] = []  # of the sequences that draft now
         self.feature_layers = drafter.feature_layers
         self._says, self._expand = drafter._candidates, drafter._expand
         drafter._candidates = self._candidates  # type: ignore[method-assign]
         drafter._expand = self._noted  # type: ignore[method-assign]
 
-    def begin(self, request: EngineRequest) -> Eagle3Draft:
+    def begin(self, request: EngineRequest) -> Eagle3Draft | BlockDraft:
         draft = self._drafter.begin(request)
         self._known[id(draft)] = len(request.prompt), self._truth.get(request.key, ())
         return draft
@@ -90,7 +101,7 @@ class InformedDrafter(Drafter):
     def propose(self, asks: Sequence[Ask]) -> list[TokenTree]:
         return self._drafter.propose(asks)
 
-    def _noted(self, drafts: list[Eagle3Draft]) -> None:
+    def _noted(self, drafts: Any) -> None:
         self._drafts = drafts
         self._expand(drafts)
 
@@ -115,6 +126,39 @@ class InformedDrafter(Drafter):
 def eagle3(target: Target, cost: PassCost, *, seed: int = 0, copies: bool = False, **choices: Any) -> Eagle3Drafter:
     """A drafter by a random head for `target`."""
     return Eagle3Drafter(random_head(target.config, seed, **choices), target, cost, copies=copies)
+
+
+def block_config(base: TargetConfig, **choices: Any) -> BlockConfig:
+    """A small block head for `base`, as DSpark has them: half of its vocabulary, a Markov head, confidence."""
+    members: dict[str, Any] = {
+        "layers": 2, "hidden_size": base.hidden_size, "target_hidden_size": base.hidden_size, "intermediate_size": 96,
+        "heads": 4, "kv_heads": 2, "head_dim": 16, "norm_epsilon": 1e-6, "vocab_size": base.vocab_size,
+        "draft_vocab_size": base.vocab_size // 2, "feature_layers": (0, base.layers), "block_size": 5,
+        "mask_token": 3, "from_first": True, "rope": {"rope_type": "default", "rope_theta": 10000.0},
+        "trained_length": 256, "attention_bias": False, "markov_rank": 32, "confidence": True,
+        "confidence_reads_token": True, "own_embeddings": False, "own_output": True,
+    }  # fmt: skip
+    members |= choices
+    return BlockConfig(**{"windows": (0,) * members["layers"]} | members)
+
+
+def block_tensors(config: BlockConfig, seed: int = 0) -> dict[str, torch.Tensor]:
+    """Random tensors, `d2t` included where the head has a vocabulary of its own."""
+    return _random_tensors(block_shapes(config), config.vocab_size, config.draft_vocab_size, seed)
+
+
+def random_block(base: TargetConfig, seed: int = 0, **choices: Any) -> BlockHead:
+    """A head in memory."""
+    config = block_config(base, **choices)
+    tensors = block_tensors(config, seed)
+    own = np.arange(config.draft_vocab_size)
+    ids = own + tensors.pop("d2t").numpy() if "d2t" in tensors else own
+    return BlockHead("kolm", config, {name: tensor.numpy() for name, tensor in tensors.items()}, ids)
+
+
+def block(target: Target, cost: PassCost, *, seed: int = 0, copies: bool = False, **choices: Any) -> BlockDrafter:
+    """A drafter by a random head for `target`."""
+    return BlockDrafter(random_block(target.config, seed, **choices), target, cost, copies=copies)
 
 
 def write_kolm(directory: Path, config: HeadConfig, seed: int = 0) -> dict[str, torch.Tensor]:

@@ -44,5 +44,8 @@ class TableTarget:
     def embed(self, tokens: NDArray[np.int64]) -> NDArray[np.float32]:
         return tokens[:, None].astype(np.float32)
 
+    def unembed(self, states: NDArray[np.float32]) -> NDArray[np.float32]:
+        raise NotImplementedError
+
     def move(self, sources: list[int], targets: list[int]) -> None:
         pass

@@ -33,6 +33,9 @@ class WrappedTarget:
     def embed(self, tokens: NDArray[np.int64]) -> Float32:
         return self._target.embed(tokens)
 
+    def unembed(self, states: Float32) -> Float32:
+        return self._target.unembed(states)
+
     def move(self, sources: list[int], targets: list[int]) -> None:
         self._target.move(sources, targets)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from services.generation.drafting import draft_model, lookahead, rest, suffix
+from services.generation.drafting.block import block_drafter as block
 from services.generation.drafting.eagle3 import drafter as eagle3
 from services.generation.drafting.heads import DraftHead, HeadConfigInvalid, HeadError, read_document
 from services.generation.drafting.method_spec import MethodSpec, Parts
@@ -17,7 +18,14 @@ from services.generation.engine.drafter import Drafter
 from services.generation.target.config.config import TargetConfig
 from services.generation.target.errors import TargetError
 
-METHODS: tuple[MethodSpec, ...] = (eagle3.METHOD, rest.METHOD, lookahead.METHOD, draft_model.METHOD, suffix.METHOD)
+METHODS: tuple[MethodSpec, ...] = (
+    eagle3.METHOD,
+    block.METHOD,
+    rest.METHOD,
+    lookahead.METHOD,
+    draft_model.METHOD,
+    suffix.METHOD,
+)
 
 
 class CannotDraft(Exception):

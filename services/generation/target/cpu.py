@@ -25,7 +25,7 @@ from services.generation.target.program.buffers import Buffers, Cache, ReusedMem
 from services.generation.target.program.kernel_probe import blocks_to_probe, probe_kernels
 from services.generation.target.program.layer import load_layer
 from services.generation.target.program.matrices import matrix_of, vector
-from services.generation.target.program.program import EmbeddingTable, LayerInputsTable, ModelWeights, Program
+from services.generation.target.program.program import EmbeddingTable, LayerInputsTable, ModelWeights, Product, Program
 from services.generation.target.program.team import Passes, team
 from services.generation.target.rows import Rows
 from services.generation.target.target import Float32, KernelReport, PassOutput
@@ -83,6 +83,7 @@ class CpuTarget:
         self._programs: dict[tuple[tuple[int, ...], bool], Program] = {}
         self._logits = ReusedMemory()
         self._embedding = EmbeddingTable(self._parts.embedding, config.hidden_size)
+        self._unembedding = Product(self._parts.head, config.vocab_size, self.threads, arithmetic)
         name = ARITHMETIC if arithmetic == "float32" else f"{ARITHMETIC}+{arithmetic}"
         self.numerics: Mapping[str, Any] = {"arithmetic": name, "cache": cache_dtype}
 
@@ -134,6 +135,9 @@ class CpuTarget:
 
     def embed(self, tokens: NDArray[np.int64]) -> Float32:
         return self._embedding.rows(tokens)
+
+    def unembed(self, states: Float32) -> Float32:
+        return self._unembedding.rows(states)
 
     def move(self, sources: list[int], targets: list[int]) -> None:
         places = [np.array(slots, np.int64) for slots in (sources, targets)]

@@ -147,11 +147,13 @@ class RowsBuilder:
         if want_last:
             self._wanted.append(len(self._tokens) - 1)
 
-    def add_block(self, table: Sequence[int], length: int, tokens: Sequence[int]) -> None:
-        """Add tokens behind `length` cached ones that all see each other; every one's logits are wanted."""
+    def add_block(self, table: Sequence[int], length: int, tokens: Sequence[int], *, want_first: bool = True) -> None:
+        """Add tokens behind `length` cached ones that all see each other; logits are wanted of all, or of all but the
+        first.
+        """
         first, end = len(self._tokens), length + len(tokens)
         self._add_run(table, length, tokens, [end] * len(tokens), adapter=-1)
-        self._wanted += range(first, first + len(tokens))
+        self._wanted += range(first + (not want_first), first + len(tokens))
 
     def _add_run(
         self, table: Sequence[int], length: int, tokens: Sequence[int], lengths: Sequence[int], adapter: int

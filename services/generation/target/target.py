@@ -65,6 +65,12 @@ class Target(Protocol):
         """Token embeddings, [n] ids to [n, hidden_size] float32; drafters on this model's features read them too."""
         ...
 
+    def unembed(self, states: Float32) -> Float32:
+        """What the output matrix makes of normed states, [n, hidden_size] to [n, vocab_size] float32: the logits of
+        drafters that have no output matrix of their own.
+        """
+        ...
+
     def move(self, sources: list[int], targets: list[int]) -> None:
         """Copy cache slots, in the order given: the accepted path of a tree becomes the sequence."""
         ...

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.generation.drafting.eagle3.checkpoint import (
+    ARCHITECTURES,
     LAYOUT,
     HeadConfig,
     default_layers,
@@ -128,7 +129,7 @@ _VERIFIER = ("verifier_norm.weight", "verifier_lm_head.weight")  # speculators' 
 def is_eagle3(document: Mapping[str, Any]) -> bool:
     """Whether a config.json is in one of the three layouts."""
     try:
-        return bool(origin_of(document))
+        return origin_of(document) != "safeailab" or document["architectures"][:1] in [[each] for each in ARCHITECTURES]
     except HeadConfigInvalid:
         return False
 
@@ -139,7 +140,7 @@ def origin_of(document: Mapping[str, Any]) -> Origin:
         return "kolm"
     if document.get("speculators_model_type", "eagle3") == "eagle3" and "transformer_layer_config" in document:
         return "speculators"
-    if "draft_vocab_size" in document and "architectures" in document and "block_size" not in document:
+    if "draft_vocab_size" in document and "architectures" in document:
         return "safeailab"
     raise HeadConfigInvalid(
         f"config.json: of no known layout; expected layout {LAYOUT}, speculators_model_type eagle3, or a Llama config "

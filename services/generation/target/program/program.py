@@ -13,12 +13,22 @@ from services.generation.target.config.config import TargetConfig
 from services.generation.target.config.layer_specs import LAYER_EMBEDDING, LAYER_NORM, LAYER_PROJECTION
 from services.generation.target.config.rope import inverse_root
 from services.generation.target.kernels import compilation
+from services.generation.target.kernels.linear.linear import scratch_bytes
 from services.generation.target.kernels.records import KERNEL, PASS
 from services.generation.target.kernels.storages import PANEL, padded
 from services.generation.target.program.buffers import Buffers, Cache, on_huge_pages
 from services.generation.target.program.layer import Layer
-from services.generation.target.program.matrices import Matrix, Read, bind_output, embedding_record, matrix_of, vector
+from services.generation.target.program.matrices import (
+    Matrix,
+    Read,
+    bind_output,
+    embedding_record,
+    linear_record,
+    matrix_of,
+    vector,
+)
 from services.generation.target.program.operations import NOWHERE, Operations
+from services.generation.target.program.team import Passes
 
 Float32 = NDArray[np.float32]
 
@@ -156,3 +166,28 @@ class EmbeddingTable:
 
 
 _ROWS, _TOKENS = PASS.index("rows"), PASS.index("tokens")
+
+
+_PRODUCT_ROWS = 256  # that go through at a time
+
+
+class Product:
+    """A packed matrix [outputs, inputs] that rows outside of any program are multiplied with. Used by one thread."""
+
+    def __init__(self, matrix: Matrix, outputs: int, threads: int, arithmetic: str = "float32") -> None:
+        inputs = matrix.weights.inputs
+        scratch_size = padded(scratch_bytes(inputs), 4096)
+        self._x = on_huge_pages(4 * _PRODUCT_ROWS * padded(inputs, PANEL)).view(np.float32).reshape(_PRODUCT_ROWS, -1)
+        own = {"scratch": on_huge_pages(scratch_size * threads), "scratch_size": scratch_size}
+        self._record = linear_record(matrix, self._x, NOWHERE, "rows", 1, own, True, arithmetic)
+        self._kept, self._outputs, self._passes = (matrix, own), outputs, Passes(threads)
+
+    def rows(self, x: Float32) -> Float32:
+        """[n, inputs] to [n, outputs]."""
+        y = np.empty((len(x), padded(self._outputs, PANEL)), np.float32)
+        for first in range(0, len(x), _PRODUCT_ROWS):
+            some = x[first : first + _PRODUCT_ROWS]
+            self._x[: len(some), : some.shape[1]] = some
+            bind_output(self._record, "linear", "y", y[first:])
+            self._passes.run_plain(self._record[None], len(some))
+        return y[:, : self._outputs]

@@ -118,7 +118,11 @@ class Passes:
         for name, array in arrays.items():
             assert array.flags.c_contiguous
             self._words[_PLACE[name]] = array.ctypes.data
-        self._words[_PLACE["rows"]], self._words[_PLACE["wanted"]] = len(rows), len(rows.wanted)
-        self._words[_PLACE["table_stride"]] = rows.tables.shape[1]
+        self._words[_PLACE["wanted"]], self._words[_PLACE["table_stride"]] = len(rows.wanted), rows.tables.shape[1]
+        self.run_plain(records, len(rows))
+
+    def run_plain(self, records: NDArray[np.int64], rows: int) -> None:
+        """Run operations that ask for nothing about their rows but how many there are."""
+        self._words[_PLACE["rows"]] = rows
         self._words[_PLACE["program"]], self._words[_PLACE["operations"]] = records.ctypes.data, len(records)
         self._team.run(self._words, self._threads)

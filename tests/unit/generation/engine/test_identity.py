@@ -12,6 +12,7 @@ import torch
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from services.generation.drafting.block.block_drafter import BlockDrafter
 from services.generation.drafting.eagle3.drafter import Eagle3Drafter
 from services.generation.drafting.lookahead import LookaheadDrafter
 from services.generation.drafting.rest import RestDrafter
@@ -22,10 +23,10 @@ from services.generation.target.cpu import CpuTarget
 from tests.examples import examples
 from tests.fakes.drafters import LyingDrafter
 from tests.fakes.engine_runs import CHEAP_ROWS, run
-from tests.fakes.heads import InformedDrafter, eagle3
+from tests.fakes.heads import InformedDrafter, block, eagle3
 
 ONE_ROW = EngineSettings(max_sequences=1, max_rows=1, prefill_rows=1)
-METHODS = ("off", "lookahead", "lying", "wide lookahead", "eagle3 chain", "eagle3 tree")
+METHODS = ("off", "lookahead", "lying", "wide lookahead", "eagle3 chain", "eagle3 tree", "block", "narrow block")
 
 battery = settings(
     max_examples=examples(60),
@@ -64,6 +65,7 @@ def requests_of(rng: random.Random, count: int) -> list[EngineRequest]:
         prompt = (unit * length)[:length] if rng.random() < 0.5 else [rng.randrange(384) for _ in range(length)]
         method = rng.choice(METHODS)
         wide = method == "wide lookahead"
+        block_width = {"block": rng.choice((2, 5)), "narrow block": 1}.get(method)
         width = {"eagle3 chain": 1, "eagle3 tree": rng.choice((2, 3, 8))}.get(method)
         shape = {"window": 3, "ngram": 4, "guesses": 4} if wide else {"tree_width": width} if width else {}
         requests.append(
@@ -72,10 +74,10 @@ def requests_of(rng: random.Random, count: int) -> list[EngineRequest]:
                 prompt=tuple(prompt),
                 sampling=parameters(rng),
                 choice=rng.randrange(3),
-                method="lookahead" if wide else "eagle3" if width else method,
+                method="lookahead" if wide else "eagle3" if width else "block" if block_width else method,
                 next_methods=("lying", "lookahead") if method != "off" and rng.random() < 0.3 else (),
-                k=rng.choice((None, 1, 4)) if width else None,
-                parameters=shape,
+                k=rng.choice((None, 1, 4)) if width or block_width else None,
+                parameters={"block_width": block_width} if block_width else shape,
                 tenant=rng.choice((None, "acme", "globex")),
                 priority=rng.choice((-1, 0, 0, 7)),
             )
@@ -99,7 +101,14 @@ def drafters_of(target: CpuTarget, seed: int, truth: dict[tuple[str, int], tuple
     head = InformedDrafter(
         eagle3(target, CHEAP_ROWS, seed=seed, copies=seed % 3 > 0), seed, truth, bugs=0.02 * (seed % 2)
     )
-    return {"lookahead": LookaheadDrafter(CHEAP_ROWS), "lying": LyingDrafter(seed, 384, truth), "eagle3": head}
+    shape = {"from_first": False, "draft_vocab_size": 384, "own_output": False} if seed % 2 else {}
+    drafted = block(target, CHEAP_ROWS, seed=seed, copies=seed % 3 > 0, **shape)
+    return {
+        "lookahead": LookaheadDrafter(CHEAP_ROWS),
+        "lying": LyingDrafter(seed, 384, truth),
+        "eagle3": head,
+        "block": InformedDrafter(drafted, seed, truth, bugs=0.02 * (seed % 2)),
+    }
 
 
 def check_identity(target: CpuTarget, reference: CpuTarget, seed: int) -> None:
@@ -176,6 +185,43 @@ def test_a_head_that_knows_the_answer_saves_passes_and_changes_nothing(
     assert metrics.target_passes < 60
     assert 2 <= len(metrics.num_accepted_tokens_per_pos) <= 4
     assert not caplog.records
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
+@pytest.mark.parametrize("width", [1, 4])
+def test_a_block_that_knows_the_answer_saves_passes_and_changes_nothing(
+    target: CpuTarget, temperature: float, width: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    sampling = SamplingParams(temperature=temperature, seed=5, max_tokens=100, ignore_eos=True)
+    request = EngineRequest("r", tuple(range(70)), sampling, method="block", parameters={"block_width": width})
+    expected = alone(target, request)
+    informed = InformedDrafter(block(target, CHEAP_ROWS), 1, {request.key: expected[0]}, right=0.9)
+    collected = run(target, [request], drafters={"block": informed})
+    metrics = collected.outcomes[request.key].metrics
+    assert signature(collected, request) == expected
+    assert metrics.target_passes < 60
+    assert 2 <= len(metrics.num_accepted_tokens_per_pos) <= 5
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("poison", [None, 3e38, -1e30])  # sums of the latter two are infinite or no numbers
+def test_blocks_of_noise_and_a_block_head_gone_mad_change_nothing(
+    target: CpuTarget, temperature: float, poison: float | None
+) -> None:
+    drafter = block(target, CHEAP_ROWS)
+    if poison is not None:
+        for tensor in drafter.head.tensors.values():
+            tensor.fill(poison)
+        drafter = BlockDrafter(drafter.head, target, CHEAP_ROWS)
+    sampling = SamplingParams(temperature=temperature, seed=5, max_tokens=40, ignore_eos=True)
+    requests = [
+        EngineRequest(f"r{n}", tuple(range(n, n + 30 * n + 1)), sampling, method="block", k=1 + n) for n in range(4)
+    ]
+    collected = run(target, requests, drafters={"block": drafter})
+    assert [signature(collected, request) for request in requests] == [alone(target, request) for request in requests]
+    if poison is None:
+        assert any(collected.outcomes[request.key].metrics.num_draft_tokens for request in requests)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
@@ -274,12 +320,13 @@ def test_choices_of_one_request_differ_and_each_is_reproducible(target: CpuTarge
     assert [alone(target, request)[0] for request in requests] == outputs
 
 
-@pytest.mark.parametrize("method", ["lookahead", "rest", "eagle3"])
+@pytest.mark.parametrize("method", ["lookahead", "rest", "eagle3", "block"])
 def test_copies_that_run_far_change_no_bit(target: CpuTarget, method: str) -> None:
     drafters: dict[str, Drafter] = {
         "lookahead": LookaheadDrafter(CHEAP_ROWS),
         "rest": RestDrafter({}),
         "eagle3": eagle3(target, CHEAP_ROWS, copies=True),
+        "block": block(target, CHEAP_ROWS, copies=True),
     }
     sampling = SamplingParams(max_tokens=200, ignore_eos=True, logit_bias=((9, 100.0),))
     request = EngineRequest("r", (9,) * 40, sampling, method=method)

@@ -253,3 +253,28 @@ def test_with_nothing_loaded_everything_is_off() -> None:
 def test_a_halt_of_another_base_halts_nothing_here() -> None:
     elsewhere = replace(TODAY, halted=(Scope("cidv1:sha256:" + "bb" * 32, "lookahead", None),))
     assert outcome(SpeculationRequest("auto"), elsewhere) == ("lookahead", "no_head")
+
+
+BLOCK = replace(SECOND, kind="block")
+
+
+def test_a_named_head_s_method_is_its_kind() -> None:
+    now = replace(EVERYTHING, heads=HeadState((FIRST, BLOCK)))
+    for method in ("auto", "block"):
+        named = decide(SpeculationRequest(method=method, eagle_head=BLOCK.cid), 0.0, now)
+        assert (named.requested_method, named.method, named.head_cid) == ("block", "block", BLOCK.cid)
+        assert named.drafters == (f"block/{BLOCK.cid}",)
+    with pytest.raises(FailedPrecondition) as refused:
+        decide(SpeculationRequest(method="eagle3", eagle_head=BLOCK.cid), 0.0, now)
+    assert refused.value.reason == "HEAD_OF_ANOTHER_METHOD"
+
+
+def test_heads_of_both_kinds_draft_and_nobody_misses_a_kind_that_there_is_none_of() -> None:
+    both = decide(SpeculationRequest(), 0.0, replace(EVERYTHING, heads=HeadState((BLOCK, FIRST))))
+    assert both.drafters[:2] == (FIRST.drafter, BLOCK.drafter)
+    only = replace(EVERYTHING, heads=HeadState((BLOCK,)))
+    assert outcome(SpeculationRequest(), only) == ("block", None)
+    assert outcome(SpeculationRequest(workload="structured"), only) == ("block", None)
+    with pytest.raises(FailedPrecondition) as refused:
+        decide(SpeculationRequest(method="eagle3"), 0.0, only)
+    assert refused.value.metadata["missing"] == "no_head"

@@ -1,0 +1,416 @@
+"""A block head: its configuration, and how it is read from kolm's layout and from those that heads are published in.
+
+Of the published layouts, that of speculators (`dflash`, `dspark`) nests the layers' configuration; DeepSpec and z-lab
+write one flat Qwen3 configuration.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+from transformers import Qwen3Config
+
+from services.generation.drafting.heads import (
+    CONFIG_FILE,
+    WEIGHTS_FILE,
+    HeadConfigInvalid,
+    HeadWeightsInvalid,
+    Stored,
+    check_base,
+    layer_numbers,
+    read_document,
+    read_weights,
+    rotation_of_head,
+    typed,
+    typed_or,
+)
+from services.generation.target.config.config import TargetConfig
+from services.generation.target.config.layer_specs import LayerSpec, decoder_layer
+from services.generation.target.sizes import expected, fits
+
+if TYPE_CHECKING:
+    import torch
+
+MOST_BLOCK = 64  # positions of a block; published heads have 7 to 16
+
+
+@dataclass(frozen=True, slots=True)
+class BlockConfig:
+    """Shapes and choices of one head (DFlash; DSpark, arXiv 2607.05147). Sizes in elements.
+
+    `fc` takes the target's residual streams after `feature_layers` decoder layers, side by side, to `hidden_size`; all
+    layers take keys and values of it, normed. The rows of a block are the last committed token and mask tokens.
+    """
+
+    layers: int
+    hidden_size: int
+    target_hidden_size: int
+    intermediate_size: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    norm_epsilon: float
+    vocab_size: int  # the target's
+    draft_vocab_size: int
+    feature_layers: tuple[int, ...]
+    block_size: int
+    mask_token: int
+    from_first: bool  # whether the first row drafts too: row i then the token after its own, else a mask row its own
+    rope: dict[str, Any]
+    trained_length: int
+    attention_bias: bool
+    windows: tuple[int, ...]  # of each layer, context that its rows see besides the block; 0 is all
+    markov_rank: int  # of what the token before adds to logits; 0 is nothing
+    confidence: bool  # whether it says how likely its tokens are to hold
+    confidence_reads_token: bool  # besides the state, of the token before
+    own_embeddings: bool
+    own_output: bool
+
+    mlp_bias: ClassVar[bool] = False
+    head_norms: ClassVar[bool] = True
+
+    @property
+    def output_bias(self) -> bool:
+        return self.attention_bias
+
+    @property
+    def drafts(self) -> int:
+        """Tokens that a block drafts."""
+        return self.block_size if self.from_first else self.block_size - 1
+
+    def check(self) -> None:
+        """Raises HeadConfigInvalid, naming the field, for sizes that no head can have."""
+        sizes = {
+            "layers": "num_hidden_layers", "hidden_size": "hidden_size", "target_hidden_size": "hidden_size",
+            "intermediate_size": "intermediate_size", "heads": "num_attention_heads", "kv_heads": "num_key_value_heads",
+            "head_dim": "head_dim", "vocab_size": "vocab_size", "draft_vocab_size": "vocab_size",
+            "trained_length": "max_position_embeddings",
+        }  # fmt: skip
+        for name, size in sizes.items():
+            if not fits(size, getattr(self, name)):
+                raise HeadConfigInvalid(f"{name} is {getattr(self, name)!r:.80}; expected {expected(size)}")
+        least = 1 if self.from_first else 2
+        _within("block_size", self.block_size, least, MOST_BLOCK)
+        _within("mask_token_id", self.mask_token, 0, self.vocab_size - 1)
+        _within("markov_rank", self.markov_rank, 0, self.hidden_size)
+        if self.heads % self.kv_heads:
+            raise HeadConfigInvalid(f"{self.heads} attention heads are not a multiple of {self.kv_heads} key heads")
+        if self.head_dim % 2:
+            raise HeadConfigInvalid(f"head_dim is {self.head_dim}; RoPE needs an even one")
+        if not 0.0 < self.norm_epsilon < 1.0:
+            raise HeadConfigInvalid(f"rms_norm_eps is {self.norm_epsilon!r}; expected a number between 0 and 1")
+        if self.draft_vocab_size > self.vocab_size:
+            raise HeadConfigInvalid(f"draft_vocab_size {self.draft_vocab_size} exceeds vocab_size {self.vocab_size}")
+        if len(self.windows) != self.layers or any(type(window) is not int or window < 0 for window in self.windows):
+            raise HeadConfigInvalid(f"windows is {list(self.windows)!r:.80}; expected {self.layers} whole numbers")
+        if self.confidence_reads_token and not (self.confidence and self.markov_rank):
+            raise HeadConfigInvalid("confidence_head_with_markov: expected a confidence head and a markov_rank")
+        if not self.feature_layers:
+            raise HeadConfigInvalid("feature layers: expected at least one")
+        rotation_of_head(self)
+
+
+def _within(name: str, value: int, least: int, most: int) -> None:
+    if type(value) is not int or not least <= value <= most:
+        raise HeadConfigInvalid(f"{name} is {value!r:.80}; expected a whole number from {least} to {most}")
+
+
+FC, CONTEXT_NORM, NORM = "fc.weight", "hidden_norm.weight", "norm.weight"
+EMBEDDING, OUTPUT = "embed_tokens.weight", "lm_head.weight"
+MARKOV_IN, MARKOV_OUT = "markov_head.markov_w1.weight", "markov_head.markov_w2.weight"
+CONFIDENCE, CONFIDENCE_BIAS = "confidence_head.proj.weight", "confidence_head.proj.bias"
+
+
+def block_shapes(config: BlockConfig) -> dict[str, tuple[int, ...]]:
+    """Name and shape of every float tensor of a head; weights are [out, in]. All layouts have the same names."""
+    hidden, rank = config.hidden_size, config.markov_rank
+    shapes: dict[str, tuple[int, ...]] = {
+        FC: (hidden, len(config.feature_layers) * config.target_hidden_size),
+        CONTEXT_NORM: (hidden,),
+        NORM: (hidden,),
+    }
+    for number in range(config.layers):
+        spec = block_layer(config, number)
+        for norm in (spec.attention_norm, spec.mlp_norm):
+            shapes[f"{spec.prefix}{norm}.weight"] = (hidden,)
+        for norm in spec.head_norms:
+            shapes[f"{spec.prefix}{norm}.weight"] = (config.head_dim,)
+        for module in spec.modules:
+            shapes[f"{spec.prefix}{module.name}.weight"] = (module.outputs, module.inputs)
+            if module.bias:
+                shapes[f"{spec.prefix}{module.name}.bias"] = (module.outputs,)
+    if config.own_embeddings:
+        shapes[EMBEDDING] = (config.vocab_size, hidden)
+    if config.own_output:
+        shapes[OUTPUT] = (config.draft_vocab_size, hidden)
+    if rank:
+        shapes |= {MARKOV_IN: (config.vocab_size, rank), MARKOV_OUT: (config.draft_vocab_size, rank)}
+    if config.confidence:
+        reads = hidden + (rank if config.confidence_reads_token else 0)
+        shapes |= {CONFIDENCE: (1, reads), CONFIDENCE_BIAS: (1,)}
+    return shapes
+
+
+def block_layer(config: BlockConfig, number: int) -> LayerSpec:
+    """A layer as the target's kernels know it. Its rows see a window's context beside their block."""
+    spec = decoder_layer(config, f"layers.{number}.", inputs=config.hidden_size)
+    window = config.windows[number]
+    return replace(spec, window=window + config.block_size if window else 0)
+
+
+@dataclass(frozen=True, slots=True)
+class BlockHead:
+    """Checked against its own config and its base; pure data, `BlockPass` computes with it."""
+
+    kind: ClassVar[str] = "block"
+
+    origin: str
+    config: BlockConfig
+    tensors: dict[str, NDArray[np.float32]]  # under the names that `block_shapes` lists
+    target_ids: NDArray[np.int64]  # [draft_vocab_size] token of the target for each of the head's own
+
+
+LAYOUT = "kolm.block.v1"
+SPECULATORS = ("dflash", "dspark")
+ARCHITECTURES = ("DFlashDraftModel", "Qwen3DFlashModel", "Qwen3DSparkModel")
+KNOWN_BY = (
+    f"layout {LAYOUT}, speculators_model_type {' or '.join(SPECULATORS)}, or architectures {', '.join(ARCHITECTURES)}"
+)
+
+
+def is_block(document: Mapping[str, Any]) -> bool:
+    """Whether a config.json is in one of the three layouts."""
+    return _origin(document) is not None
+
+
+def _origin(document: Mapping[str, Any]) -> str | None:
+    if document.get("layout") == LAYOUT:
+        return "kolm"
+    if document.get("speculators_model_type") in SPECULATORS:
+        return "speculators"
+    architectures = document.get("architectures")
+    if isinstance(architectures, list) and architectures and architectures[0] in ARCHITECTURES:
+        return "deepspec"
+    return None
+
+
+def load_block_head(directory: Path, base: TargetConfig) -> BlockHead:
+    """Read a head's folder in any of the three layouts; its weights come out in float32.
+
+    Raises:
+        HeadNotFound: the folder, config.json or model.safetensors is missing.
+        HeadConfigInvalid: config.json is of no known layout, or a member is missing or wrong; the message names it.
+        HeadWeightsInvalid: the file is truncated; a tensor is missing, unknown, or of another shape, dtype or range.
+        HeadForAnotherBase: vocabulary, hidden size or layers are not those of `base`.
+    """
+    document = read_document(directory)
+    origin = _origin(document)
+    if origin is None:
+        raise HeadConfigInvalid(f"config.json: no block head; expected {KNOWN_BY}")
+    stored = Stored({name: part for name, part in read_weights(directory).items() if name not in _VERIFIER})
+    names = stored.parts.keys()
+    if origin == "kolm":
+        config = parse_block_config(document)
+    elif origin == "speculators":
+        config = _read_speculators(document, names)
+    else:
+        config = _read_flat(document, names)
+    check_base(config, base)
+    shapes = block_shapes(config)
+    stored.check_names(shapes, d2t_required=config.draft_vocab_size < config.vocab_size)
+    target_ids = stored.target_ids(config.draft_vocab_size, config.vocab_size)
+    return BlockHead(origin, config, stored.tensors(shapes), target_ids)
+
+
+_VERIFIER = ("verifier_norm.weight", "verifier_lm_head.weight")  # speculators' copies of the base, for training only
+
+# Member of config.json: (attribute of BlockConfig, type). All are required, and no other is allowed.
+_MEMBERS: dict[str, tuple[str, type]] = {
+    "num_hidden_layers": ("layers", int),
+    "hidden_size": ("hidden_size", int),
+    "target_hidden_size": ("target_hidden_size", int),
+    "intermediate_size": ("intermediate_size", int),
+    "num_attention_heads": ("heads", int),
+    "num_key_value_heads": ("kv_heads", int),
+    "head_dim": ("head_dim", int),
+    "rms_norm_eps": ("norm_epsilon", float),
+    "vocab_size": ("vocab_size", int),
+    "draft_vocab_size": ("draft_vocab_size", int),
+    "feature_layers": ("feature_layers", list),
+    "block_size": ("block_size", int),
+    "mask_token_id": ("mask_token", int),
+    "sample_from_anchor": ("from_first", bool),
+    "rope_parameters": ("rope", dict),
+    "max_position_embeddings": ("trained_length", int),
+    "attention_bias": ("attention_bias", bool),
+    "windows": ("windows", list),
+    "markov_rank": ("markov_rank", int),
+    "confidence_head": ("confidence", bool),
+    "confidence_head_with_markov": ("confidence_reads_token", bool),
+    "own_embeddings": ("own_embeddings", bool),
+    "own_output": ("own_output", bool),
+}
+_FIXED = {"layout": LAYOUT, "architectures": ["Qwen3DSparkModel"], "model_type": "qwen3", "hidden_act": "silu"}
+
+
+def block_document(config: BlockConfig) -> dict[str, Any]:
+    """config.json of a head in kolm's layout."""
+    values = {member: getattr(config, attribute) for member, (attribute, _) in _MEMBERS.items()}
+    return {**_FIXED, **values, "feature_layers": list(config.feature_layers), "windows": list(config.windows)}
+
+
+def parse_block_config(document: Mapping[str, Any]) -> BlockConfig:
+    """Raises HeadConfigInvalid, naming what is missing, unknown, mistyped or out of range."""
+    known = _MEMBERS.keys() | _FIXED.keys()
+    missing, unknown = sorted(known - document.keys()), sorted(document.keys() - known)
+    if missing or unknown:
+        raise HeadConfigInvalid(f"config.json: missing {missing}, unknown {unknown}; {LAYOUT} has {sorted(known)}")
+    for member, value in _FIXED.items():
+        if document[member] != value:
+            raise HeadConfigInvalid(f"config.json: {member} is {document[member]!r:.80}; expected {value!r}")
+    values = {attribute: typed(document, member, kind) for member, (attribute, kind) in _MEMBERS.items()}
+    values["feature_layers"] = layer_numbers(document, "feature_layers")
+    config = BlockConfig(**values | {"windows": tuple(values["windows"])})
+    config.check()
+    return config
+
+
+def _read_speculators(document: Mapping[str, Any], names: Any) -> BlockConfig:
+    """Layer ids are taken as they stand: id i is the stream after i layers. The nested config holds differences from
+    transformers' defaults only.
+    """
+    nested = document.get("transformer_layer_config")
+    if not isinstance(nested, dict):
+        raise HeadConfigInvalid(f"config.json: transformer_layer_config is {nested!r:.80}; expected an object")
+    dspark = document["speculators_model_type"] == "dspark"
+    sees_all = typed_or(document, "sliding_window_non_causal", False, bool)
+    return _config(
+        nested, names,
+        target_hidden_size=typed_or(document, "target_hidden_size", 0, int),
+        draft_vocab_size=typed_or(document, "draft_vocab_size", 32_000, int),
+        feature_layers=layer_numbers(document, "aux_hidden_state_layer_ids"),
+        block_size=typed_or(document, "block_size", 8, int),
+        mask_token=_required(document, "mask_token_id"),
+        from_first=typed_or(document, "sample_from_anchor", dspark, bool),
+        markov_rank=typed_or(document, "markov_rank", 256, int) if dspark else 0,
+        markov_kind=typed_or(document, "markov_head_type", "vanilla", str),
+        confidence=dspark and typed_or(document, "enable_confidence_head", True, bool),
+        confidence_reads_token=dspark and typed_or(document, "confidence_head_with_markov", True, bool),
+        windows_see_all=sees_all,
+    )  # fmt: skip
+
+
+def _read_flat(document: Mapping[str, Any], names: Any) -> BlockConfig:
+    """Layer ids name layers whose output is read: id i is the stream after i + 1 layers, -1 the embeddings. z-lab puts
+    some members into `dflash_config`, and its heads draft from masks alone; DeepSpec's draft from the first row on.
+    """
+    nested = document.get("dflash_config")
+    members = {**document, **nested} if isinstance(nested, dict) else document
+    deepspec = "target_layer_ids" in document
+    confidence = typed_or(members, "enable_confidence_head", False, bool)
+    return _config(
+        document, names,
+        target_hidden_size=0,
+        draft_vocab_size=typed_or(members, "draft_vocab_size", 0, int),
+        feature_layers=tuple(layer + 1 for layer in layer_numbers(members, "target_layer_ids")),
+        block_size=_required(members, "block_size"),
+        mask_token=_required(members, "mask_token_id"),
+        from_first=deepspec,
+        markov_rank=typed_or(members, "markov_rank", 0, int),
+        markov_kind=typed_or(members, "markov_head_type", "vanilla", str),
+        confidence=confidence,
+        confidence_reads_token=confidence and typed_or(members, "confidence_head_with_markov", False, bool),
+        windows_see_all=True,
+    )  # fmt: skip
+
+
+def _required(members: Mapping[str, Any], member: str) -> int:
+    if members.get(member) is None:
+        raise HeadConfigInvalid(f"config.json: {member} is missing; expected a whole number")
+    return int(typed(members, member, int))
+
+
+def _config(
+    layer: Mapping[str, Any], names: Any, *, target_hidden_size: int, draft_vocab_size: int, markov_kind: str,
+    windows_see_all: bool, **choices: Any,
+) -> BlockConfig:  # fmt: skip
+    """Tensors decide whether there are biases, embeddings and an output matrix. A size of 0 follows from the layers."""
+    kind = layer.get("model_type", "qwen3")
+    if kind != "qwen3":
+        raise HeadConfigInvalid(f"config.json: model_type is {kind!r:.80}; expected qwen3")
+    if markov_kind != "vanilla":
+        raise HeadConfigInvalid(f"config.json: markov_head_type is {markov_kind!r:.80}; supported: vanilla")
+    if layer.get("hidden_act", "silu") != "silu":
+        raise HeadConfigInvalid(f"config.json: hidden_act is {layer['hidden_act']!r:.80}; supported: silu")
+    try:
+        parsed = Qwen3Config(**{name: value for name, value in layer.items() if name not in ("architectures", "dtype")})
+    except Exception as error:  # transformers raises many kinds here, each of them about these members
+        raise HeadConfigInvalid(f"config.json: {error}") from error
+    windows = _windows(parsed, windows_see_all)
+    config = BlockConfig(
+        layers=parsed.num_hidden_layers,
+        hidden_size=parsed.hidden_size,
+        target_hidden_size=target_hidden_size or parsed.hidden_size,
+        intermediate_size=parsed.intermediate_size,
+        heads=parsed.num_attention_heads,
+        kv_heads=parsed.num_key_value_heads or parsed.num_attention_heads,
+        head_dim=parsed.head_dim,
+        norm_epsilon=float(parsed.rms_norm_eps),
+        vocab_size=parsed.vocab_size,
+        draft_vocab_size=draft_vocab_size or parsed.vocab_size,
+        rope=dict(parsed.rope_parameters or {}),
+        trained_length=parsed.max_position_embeddings,
+        attention_bias="layers.0.self_attn.q_proj.bias" in names,
+        windows=windows,
+        own_embeddings=EMBEDDING in names,
+        own_output=OUTPUT in names,
+        **choices,
+    )
+    config.check()
+    return config
+
+
+def _windows(parsed: Qwen3Config, see_all: bool) -> tuple[int, ...]:
+    kinds = list(parsed.layer_types or [])
+    windows = tuple(int(parsed.sliding_window or 0) if kind == "sliding_attention" else 0 for kind in kinds)
+    if any(windows) and not see_all:
+        raise HeadConfigInvalid(
+            "config.json: layer_types has sliding_attention without sliding_window_non_causal; rows that do not see "
+            "all of their block are not supported"
+        )
+    return windows
+
+
+def write_block_head(directory: Path, config: BlockConfig, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Write a head in kolm's layout.
+
+    `tensors` are the floats that `block_shapes(config)` lists, and `d2t` [draft_vocab_size] int64 where the head has a
+    vocabulary of its own. `t2d` [vocab_size] bool, which other engines ask for, is derived.
+
+    Raises:
+        HeadWeightsInvalid: a tensor is missing, unknown or of another shape.
+    """
+    import torch
+    from safetensors.torch import save_file
+
+    config.check()
+    shapes, own = dict(block_shapes(config)), config.draft_vocab_size
+    if own < config.vocab_size:
+        shapes["d2t"] = (own,)
+    found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    wrong = sorted(name for name in shapes.keys() | found.keys() if shapes.get(name) != found.get(name))
+    if wrong:
+        raise HeadWeightsInvalid(f"tensors {wrong} are missing, unknown or of another shape than the config says")
+    whole = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    if "d2t" in whole:
+        whole["t2d"] = torch.zeros(config.vocab_size, dtype=torch.bool)
+        whole["t2d"][torch.arange(own) + whole["d2t"]] = True
+    directory.mkdir(parents=True, exist_ok=True)
+    save_file(whole, directory / WEIGHTS_FILE)
+    (directory / CONFIG_FILE).write_text(json.dumps(block_document(config), indent=2) + "\n")

@@ -1,0 +1,232 @@
+"""A block head's passes: context into its cache, blocks to states and logits, and what the token before adds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from services.generation.drafting.block.block_checkpoint import (
+    CONFIDENCE,
+    CONFIDENCE_BIAS,
+    CONTEXT_NORM,
+    EMBEDDING,
+    FC,
+    MARKOV_IN,
+    MARKOV_OUT,
+    NORM,
+    OUTPUT,
+    BlockConfig,
+    BlockHead,
+    block_layer,
+)
+from services.generation.drafting.draft_tree.candidates import Vocabulary
+from services.generation.drafting.heads import rotation_of_head
+from services.generation.target.blocks import BLOCK, BlockPool
+from services.generation.target.config.rope import inverse_root, query_scales, rotations
+from services.generation.target.files.stored_tensor import StoredTensor
+from services.generation.target.kernels import compilation
+from services.generation.target.kernels.attention.layout import CACHED
+from services.generation.target.kernels.storages import PANEL, padded
+from services.generation.target.program.buffers import Buffers, Cache, ReusedMemory
+from services.generation.target.program.layer import Layer, load_layer
+from services.generation.target.program.matrices import Matrix, bind_output, matrix_of, vector
+from services.generation.target.program.operations import NOWHERE, Operations
+from services.generation.target.program.program import EmbeddingTable, Product
+from services.generation.target.program.team import Passes
+from services.generation.target.rows import Rows
+from services.generation.target.target import Target
+
+Float32 = NDArray[np.float32]
+Int64 = NDArray[np.int64]
+
+_CACHED = "float32"  # in which keys and values are kept
+_MOST_ROWS = 256  # of a pass; more go through in several
+
+
+@dataclass(frozen=True, slots=True)
+class BlockOutput:
+    """Of the rows of blocks that draft: `states` [rows, hidden], normed; logits [rows, draft vocabulary]."""
+
+    states: Float32
+    logits: Float32
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Parts:
+    """All that the passes point to. `context_layers` compute keys and values alone."""
+
+    config: BlockConfig
+    arithmetic: str
+    fc: Matrix
+    context_norm: Float32
+    layers: Sequence[Layer]
+    context_layers: Sequence[Layer]
+    norm: Float32
+    output: Matrix | None  # None: the target's
+    cache: Cache
+
+    @classmethod
+    def of(cls, head: BlockHead, arithmetic: str, cache_blocks: int, positions: int) -> _Parts:
+        config = head.config
+        matrices = head.tensors.keys() - {EMBEDDING, MARKOV_IN, MARKOV_OUT, CONFIDENCE, CONFIDENCE_BIAS}
+        stored = {name: StoredTensor.of_values(name, head.tensors[name]) for name in matrices}
+        if arithmetic == "int8":
+            stored = {name: tensor.rounded() for name, tensor in stored.items()}
+        read = stored.__getitem__
+        storages = {tensor.storage for tensor in stored.values() if len(tensor.shape) == 2}
+        linear = sorted(compilation.linear_module(storage, arithmetic) for storage in storages)
+        compilation.compile_ahead(["rows", f"cache_{_CACHED}", *linear])
+        rotation, specs = rotation_of_head(config), [block_layer(config, n) for n in range(config.layers)]
+        turns = rotations(rotation.inverse_frequencies, rotation.factor, positions)
+        scales = query_scales(inverse_root(config.head_dim), None, positions)
+        layers = [load_layer(spec, number, (), read) for number, spec in enumerate(specs)]
+        keys_only = [replace(spec, heads=0, qkv=spec.qkv[1:]) for spec in specs]
+        return cls(
+            config=config,
+            arithmetic=arithmetic,
+            fc=matrix_of(read(FC)),
+            context_norm=vector(read, CONTEXT_NORM),
+            layers=layers,
+            context_layers=[
+                replace(layer, spec=spec, qkv=load_layer(spec, number, (), read).qkv)
+                for number, (layer, spec) in enumerate(zip(layers, keys_only, strict=True))
+            ],
+            norm=vector(read, NORM),
+            output=matrix_of(read(OUTPUT)) if config.own_output else None,
+            cache=Cache.empty(
+                specs, cache_blocks, [turns] * config.layers, [scales] * config.layers, CACHED[_CACHED]
+            ),
+        )  # fmt: skip
+
+
+class _Programs:
+    """`stores` takes `streams` [rows, feature layers * target hidden] to keys and values of context; `drafts` takes
+    embeddings in `buffers.x` to states, in `buffers.normed`, and logits.
+    """
+
+    def __init__(self, parts: _Parts, members: int, positions: int) -> None:
+        config = parts.config
+        features = len(config.feature_layers) * config.target_hidden_size
+        specs = [layer.spec for layer in parts.layers]
+        self.buffers = Buffers(config, _MOST_ROWS, members, positions, widest=features, layers=specs)
+        self.streams, self._parts = self.buffers.lines(features), parts
+        self.stores, self.drafts = self._stores(), self._drafts()
+
+    def _operations(self) -> Operations:
+        return Operations(self._parts.config, self.buffers, self._parts.cache, arithmetic=self._parts.arithmetic)
+
+    def _stores(self) -> Int64:
+        parts, buffers, operations = self._parts, self.buffers, self._operations()
+        operations.linear(parts.fc, self.streams, buffers.x)
+        operations.norm(buffers.x, buffers.normed, parts.context_norm)
+        for number, layer in enumerate(parts.context_layers):
+            operations.store(layer, number, buffers.normed)
+        return np.stack(operations.records)
+
+    def _drafts(self) -> Int64:
+        parts, buffers, operations = self._parts, self.buffers, self._operations()
+        for number, layer in enumerate(parts.layers):
+            operations.norm(buffers.x, buffers.normed, layer.attention_norm)
+            operations.store(layer, number, buffers.normed)
+            operations.attend(layer, number)
+            operations.mlp(layer)
+        operations.norm(buffers.x, buffers.normed, parts.norm, wanted=True)
+        if parts.output is not None:
+            operations.linear(parts.output, buffers.normed, NOWHERE, count="wanted")
+        return np.stack(operations.records)
+
+    def bind(self, logits: Float32) -> None:
+        """Say where logits [wanted, padded draft vocabulary] go, where the head has an output matrix."""
+        bind_output(self.drafts[-1], "linear", "y", logits)
+
+
+class BlockPass:
+    """Computes blocks over a cache of its own (`blocks`): keys and values of committed tokens, and behind them those of
+    the block, which the next context overwrites. Used by one thread.
+    """
+
+    def __init__(
+        self, head: BlockHead, target: Target, cache_blocks: int, context_length: int, *, arithmetic: str = "float32"
+    ) -> None:
+        """The target's embeddings and output matrix are read where the head has none. `arithmetic`: of linear layers;
+        for int8 their weights are rounded to 8 bits.
+
+        Raises:
+            WeightsInvalid: a weight is NaN or infinite.
+        """
+        config, tensors = head.config, head.tensors
+        self.config, self.blocks = config, BlockPool(cache_blocks)
+        draft_ids = np.full(config.vocab_size, -1, np.int64)
+        draft_ids[head.target_ids] = np.arange(len(head.target_ids))
+        self.vocabulary = Vocabulary(head.target_ids, draft_ids)
+        self._target, ahead = target, context_length + config.block_size
+        parts = _Parts.of(head, arithmetic, cache_blocks, ahead)
+        self._embed = target.embed
+        if config.own_embeddings:
+            table = matrix_of(StoredTensor.of_values(EMBEDDING, tensors[EMBEDDING]))
+            self._embed = EmbeddingTable(table, config.hidden_size).rows
+        self._markov = _markov(head, target.threads, arithmetic) if config.markov_rank else None
+        self._before = tensors.get(MARKOV_IN, np.zeros((0, 0), np.float32))
+        self._confidence = tensors.get(CONFIDENCE, np.zeros((1, 0), np.float32))[0]
+        self._confidence_bias = float(tensors[CONFIDENCE_BIAS][0]) if config.confidence else 0.0
+        self._passes, self._logits = Passes(target.threads), ReusedMemory()
+        self._programs = _Programs(parts, target.threads, min(cache_blocks * BLOCK, ahead))
+
+    def store(self, rows: Rows, features: Float32) -> None:
+        """Keys and values of committed tokens, of their `features` [rows, feature layers * target hidden]."""
+        programs = self._programs
+        for first in range(0, len(rows), _MOST_ROWS):
+            some = rows.part(first, min(first + _MOST_ROWS, len(rows)))
+            programs.buffers.check(some)
+            programs.streams[: len(some), : features.shape[1]] = features[first : first + len(some)]
+            self._passes.run(programs.stores, some)
+
+    def draft(self, rows: Rows) -> BlockOutput:
+        """Compute whole blocks, the rows of `RowsBuilder.add_block`; of wanted rows states and logits."""
+        whole = _MOST_ROWS // self.config.block_size * self.config.block_size
+        starts = range(0, len(rows), whole)
+        pieces = [self._draft(rows.part(first, min(first + whole, len(rows)))) for first in starts]
+        states = np.concatenate([states for states, _ in pieces])
+        if not self.config.own_output:
+            return BlockOutput(states, self._target.unembed(states))
+        return BlockOutput(states, np.concatenate([logits for _, logits in pieces]))
+
+    def _draft(self, rows: Rows) -> tuple[Float32, Float32]:
+        config, programs, wanted = self.config, self._programs, len(rows.wanted)
+        programs.buffers.check(rows)
+        programs.buffers.x[: len(rows), : config.hidden_size] = self._embed(rows.tokens)
+        logits = np.zeros((0, 0), np.float32)
+        if config.own_output:
+            logits = self._logits.take(wanted, padded(config.draft_vocab_size, PANEL))
+            programs.bind(logits)
+        self._passes.run(programs.drafts, rows)
+        return programs.buffers.normed[:wanted, : config.hidden_size].copy(), logits[:, : config.draft_vocab_size]
+
+    def add_previous(self, logits: Float32, tokens: Sequence[int]) -> Float32:
+        """Logits [n, draft vocabulary] once the tokens before them are known: a new array."""
+        if self._markov is None:
+            return logits.copy()
+        bias = self._markov.rows(self._before[tokens])
+        bias += logits
+        return np.ascontiguousarray(bias)
+
+    def confidence(self, states: Float32, tokens: Sequence[int]) -> Float32 | None:
+        """[n] how likely the tokens after `tokens` are to hold, by states [n, hidden]; None where it is not known."""
+        if not self.config.confidence:
+            return None
+        wide = self.config.hidden_size
+        with np.errstate(over="ignore", invalid="ignore"):  # of weights that nobody would train
+            found = states @ self._confidence[:wide] + np.float32(self._confidence_bias)
+            if self.config.confidence_reads_token:
+                found = found + self._before[tokens] @ self._confidence[wide:]
+        return np.asarray(1.0 / (1.0 + np.exp(-np.nan_to_num(found).clip(-30.0, 30.0))), np.float32)
+
+
+def _markov(head: BlockHead, threads: int, arithmetic: str) -> Product:
+    tensor = StoredTensor.of_values(MARKOV_OUT, head.tensors[MARKOV_OUT])
+    tensor = tensor.rounded() if arithmetic == "int8" else tensor
+    compilation.compile_ahead([compilation.linear_module(tensor.storage, arithmetic)])
+    return Product(matrix_of(tensor), head.config.draft_vocab_size, threads, arithmetic)

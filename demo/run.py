@@ -21,8 +21,8 @@ from rich.console import Console
 
 from demo.main_job.scenes import Stage
 from demo.main_job.script import Demo, needed
-from services.cli.jobs.running.local_services import LocalServices
-from services.cli.jobs.running.supervisor import NotReady, ServiceDied, Supervisor
+from services.cli.up.local_services import LocalServices
+from services.cli.up.supervisor import NotReady, ServiceDied, Supervisor
 from services.client import KolmError
 
 _REPOSITORY = Path(__file__).resolve().parent.parent

@@ -3,6 +3,7 @@
     LedgerError
     ├── FormatError       bytes or values are not of the format; names the field
     ├── SignatureError    a signature is missing, wrong, or by a key that may not sign this
+    │   └── SignaturesMissing      fewer operators have signed than have to
     ├── KeyFileError      a key file cannot be read, is malformed, or others can read it
     ├── SignerUnavailable a key in a device cannot be reached now
     ├── ChainError        an entry does not follow from the one before it; names the index
@@ -50,6 +51,10 @@ class FormatError(LedgerError):
 
 class SignatureError(LedgerError):
     """A signature is missing, does not verify, or is by a key that is not trusted for this role."""
+
+
+class SignaturesMissing(SignatureError):
+    """Fewer operators have signed than have to."""
 
 
 class KeyFileError(LedgerError):

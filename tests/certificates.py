@@ -6,7 +6,7 @@ import os
 from datetime import UTC, datetime
 from pathlib import Path
 
-from services.cli.jobs.certificates import Authority, Pair
+from services.cli.init import Authority, Pair
 from services.client.identity import ClientTls
 from services.runtime.listening import ServerTls
 

@@ -14,10 +14,9 @@ from pathlib import Path
 
 from benchmarks.load.two_ports import CERTIFICATES, secure_address
 from benchmarks.machine import resident
-from services.cli.jobs.initial_folder import CALLER, InitialFolder
-from services.cli.jobs.running.local_services import LocalServices
-from services.cli.jobs.running.own_principals import OWNER, token_file
-from services.cli.jobs.running.supervisor import Plan
+from services.cli.init import CALLER, InitialFolder
+from services.cli.up.local_services import OWNER, LocalServices, token_file
+from services.cli.up.supervisor import Plan
 from services.client.identity import ClientTls
 
 _START_SECONDS = 600.0

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import grpc
 
-from services.cli.jobs.initial_folder import InitialFolder
+from services.cli.init import InitialFolder
 from services.generation.__main__ import main
 from services.generation.settings import GenerationSettings
 from services.runtime import server as runtime

@@ -7,11 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.table import Table
-
-from services.cli.jobs.receipts.receipt_proof import Proof
-from services.cli.terminal.output import MARKS, outcome, short, whose_replay
-from services.cli.views.receipts.documents import envelope_json
+from services.cli.frame.views import MARKS, Line, Table, facts, joined, outcome, short, whose_replay
+from services.cli.ledger.receipt_files import Proof
+from services.cli.ledger.receipts import envelope_document
 from services.client import Finished, KolmError, Message, Receipt, Request, Runtime, SamplingParams, SpecDecodeConfig
 from services.client.generation.completion import Chunk, Metrics
 from services.client.ledger.log import ReceiptDetails
@@ -127,10 +125,10 @@ def _decode_seconds(answers: Sequence[Answer]) -> float:
 
 def explained(details: ReceiptDetails, proof: Proof) -> Table:
     """Identifiers are cut here, and nowhere else: `kolm receipts show` has them whole."""
-    document = envelope_json(details.receipt.envelope)["document"]
+    document = envelope_document(details.receipt.envelope)["document"]
     prompt, output, block = document["prompt"], document["output"], document["spec_decode"]
     verdict = details.verdicts[-1] if details.verdicts else None
-    rows = [
+    rows: list[tuple[Line, ...]] = [
         ("the model", short(document["base_cid"]), "digest of weights and tokenizer"),
         ("the arithmetic", short(document["profile_cid"]), "how to compute the same bits again"),
         (
@@ -146,8 +144,6 @@ def explained(details: ReceiptDetails, proof: Proof) -> Table:
     ]
     if verdict is not None:
         whose = whose_replay(verdict.verification, verdict.replayed_by)
-        rows.append(("audited", outcome(verdict.outcome), f"{verdict.tokens_compared} tokens again, {whose}"))
-    made = Table.grid(padding=(0, 2))
-    for row in rows:
-        made.add_row(*row)
-    return made
+        again = joined((f"{verdict.tokens_compared} tokens again, ", whose), "")
+        rows.append(("audited", outcome(verdict.outcome), again))
+    return facts(*rows)

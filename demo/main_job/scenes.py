@@ -6,16 +6,18 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
+from rich import box
 from rich.cells import cell_len
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
 from rich.text import Text
 
 from demo.main_job.measurement import Prompt, Row
-from services.cli.terminal.output import table
-from services.cli.terminal.steering import printable
+from services.cli.frame.process import printable
 
+_NUMBERS = ("tokens/s", "tokens a pass", "speedup")
 _PIECES = re.compile(r"\s|\S+")
 
 
@@ -98,10 +100,9 @@ class Stage:
             self.console.print(Text(_cut(line, 4 * self.console.width), style="dim"))
 
     def table(self, rows: Sequence[Row], totals: Sequence[Row]) -> None:
-        made = table(
-            "kind", "method", "tokens/s", "tokens a pass", "speedup", "identical to off",
-            right=("tokens/s", "tokens a pass", "speedup"),
-        )  # fmt: skip
+        made = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="bold")
+        for title in ("kind", "method", "tokens/s", "tokens a pass", "speedup", "identical to off"):
+            made.add_column(title, justify="right" if title in _NUMBERS else "left")
         for row in rows:
             made.add_row(*_cells(row), end_section=row is rows[-1])
         for row in totals:

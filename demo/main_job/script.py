@@ -16,13 +16,12 @@ from ledger.keys.trusted_keys import TrustedKeys
 from services.auditor.auditor import Examined
 from services.auditor.examination import EnginePlan
 from services.auditor.serving import AuditorPlan, connected
-from services.cli.jobs.ledger.log_verification import check_log
-from services.cli.jobs.receipts.receipt_proof import prove
-from services.cli.jobs.running.local_services import LocalServices
-from services.cli.jobs.running.own_principals import OWNER, token_file
-from services.cli.jobs.running.supervisor import Supervisor
-from services.cli.terminal.output import counted
-from services.cli.views.log.log_report import report_view
+from services.cli.frame.rendering import print_view
+from services.cli.frame.views import counted
+from services.cli.ledger.log import check_log, report_document, report_view
+from services.cli.ledger.receipt_files import prove
+from services.cli.up.local_services import OWNER, LocalServices, token_file
+from services.cli.up.supervisor import Supervisor
 from services.client import LedgerClient, ModelInfo, Runtime, SamplingParams
 from services.generation.target.errors import ModelNotFound
 from services.generation.target.kernels.compilation import kernels_are_compiled
@@ -165,14 +164,14 @@ class Demo:
         self._stage.step("Verify the ledger, every entry, trusting only the public keys")
         trusted = TrustedKeys.load(self._services.data_dir / "trusted")
         report = check_log(ledger, None, trusted)
-        self._stage.console.print(report_view(report))
+        print_view(report_view(report_document(report)), self._stage.console)
         return report.ok
 
     def _show_receipt(self, ledger: LedgerClient, shown: Answer) -> None:
         self._stage.step(f"One receipt, that of {shown.prompt.id} with {shown.method}")
         details = ledger.receipt(shown.receipt.receipt_id)
         proof = prove(details, self._services.data_dir / "trusted")
-        self._stage.console.print(explained(details, proof))
+        print_view(explained(details, proof), self._stage.console)
         self._stage.remark(f"all of it, while services run: kolm receipts show {details.receipt.receipt_id}")
 
 

@@ -23,7 +23,7 @@ from ledger.documents.retention import Expiry, Retention
 from ledger.documents.verdict import Verdict
 from ledger.encoding.canonical import canonical, parse
 from ledger.encoding.fields import Fields
-from ledger.errors import FormatError, SignatureError
+from ledger.errors import FormatError, SignatureError, SignaturesMissing
 from ledger.keys.ed25519 import ROLES, PublicKey
 from ledger.keys.envelope import Envelope, pae, sign
 from ledger.keys.signer import Signer
@@ -164,7 +164,7 @@ def open_document(envelope: Envelope, trusted: TrustedKeys, index: int | None = 
     if isinstance(document, KeyEntry):
         _check_key_entry(document, signers, trusted, index)
     if isinstance(document, Resume) and len(signers) < (needed := trusted.threshold.at(index)):
-        raise SignatureError(f"{len(signers)} of the {needed} operators that have to sign a resume have signed it")
+        raise SignaturesMissing(f"{len(signers)} of the {needed} operators that have to sign a resume have signed it")
     return document
 
 

@@ -2,34 +2,59 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated
 
 import typer
 
-from services.cli.group import Group, KolmGroup, Member
+from services.cli.frame.command_tree import Forwarded, Group, KolmGroup, Member
 
 
-def _services() -> typer.Typer:
-    from services.cli.commands.serve import group
+def _serve(context: typer.Context) -> None:
+    """As `python -m services.<service>` would; the service exits with its own code."""
+    import runpy
+    from importlib.util import find_spec
 
-    return group()
+    module = f"services.{context.info_name}"
+    if find_spec(f"{module}.__main__") is None:  # kolm-verify has folders of services, without the services
+        raise ModuleNotFoundError(f"No module named {module}.__main__", name=f"{module}.__main__")
+    sys.argv = [f"kolm serve {context.info_name}", *context.args]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
 _COMMANDS: dict[str, Member] = {
     "up": "up.up:up",
-    "serve": _services,
+    "serve": Group(
+        "Run one service in the foreground, with all of its own flags.",
+        {
+            "generation": Forwarded("The model: generates, signs receipts, replays for auditors.", _serve),
+            "ledger": Forwarded("The append-only log of receipts, verdicts, halts and resumes.", _serve),
+            "auditor": Forwarded("Samples receipts, has them replayed, appends verdicts and halts.", _serve),
+            "registry": Forwarded("Draft heads: manifests, blobs, and what publishers have signed about them.", _serve),
+            "witness": Forwarded(
+                "Cosigns checkpoints of logs that only ever grew (HTTP, C2SP tlog-witness); run it away from the log.",
+                _serve,
+            ),
+            "http": Forwarded(
+                "OpenAI's API over a generation server: chats and completions, streamed or whole.", _serve
+            ),
+            "explorer": Forwarded(
+                "Read-only web pages over a ledger; a receipt's proof is checked in the browser.", _serve
+            ),
+        },
+    ),
     "init": "init:init",
     "status": "status:status",
     "doctor": "doctor:doctor",
-    "generate": "generate:generate",
-    "chat": "chat:chat",
+    "generate": "generation.generate:generate",
+    "chat": "generation.chat:chat",
     "receipts": Group(
         "List receipts, show, check and export one, check a promise.",
         {
-            "list": "receipts:list_",
-            "show": "receipts:show",
-            "export": "receipts:export",
-            "promised": "receipts:promised",
+            "list": "ledger.receipts:list_",
+            "show": "ledger.receipts:show",
+            "export": "ledger.receipts:export",
+            "promised": "ledger.receipts:promised",
         },
     ),
     "ledger": Group(
@@ -37,15 +62,12 @@ _COMMANDS: dict[str, Member] = {
         {
             "verify": "ledger.log:verify",
             "head": "ledger.log:head",
-            "erase": "ledger.erase:erase",
+            "erase": "ledger.contents:erase",
             "export": "ledger.export:export",
-            "rotate-key": "ledger.rotate_key:rotate_key",
+            "rotate-key": "ledger.key_rotation:rotate_key",
         },
     ),
-    "audit": Group(
-        "Compute receipted requests again, now.",
-        {"run": "audit:run"},
-    ),
+    "audit": Group("Compute receipted requests again, now.", {"run": "audit:run"}),
     "trust": Group(
         "Say whose keys count here: add, list, remove.",
         {"add": "trust:add", "list": "trust:list_", "remove": "trust:remove"},
@@ -56,12 +78,11 @@ _COMMANDS: dict[str, Member] = {
     ),
     "halts": Group(
         "List what audits have halted, resume it; see a halt in a drill.",
-        {"list": "halts:list_", "resume": "halts:resume", "drill": "halts:drill"},
+        {"list": "halts.halts:list_", "resume": "halts.halts:resume", "drill": "halts.drill:drill"},
     ),
-    "retention": "retention:retention",
+    "retention": "ledger.contents:retention",
     "models": Group(
-        "Models that --model can name: list, import.",
-        {"list": "models:list_", "import": "models:import_"},
+        "Models that --model can name: list, import.", {"list": "models:list_", "import": "models:import_"}
     ),
     "heads": Group(
         "Draft heads: train, publish, fetch, check, withdraw.",
@@ -79,8 +100,8 @@ _COMMANDS: dict[str, Member] = {
         "Datastores for the method rest: build, show, check.",
         {"build": "datastore:build", "show": "datastore:show"},
     ),
-    "verify": "verify:verify",
-    "monitor": "monitor:monitor",
+    "verify": "verify.verify:verify",
+    "monitor": "monitor.monitor:monitor",
     "replay": "replay:replay",
 }
 
@@ -121,8 +142,6 @@ def _global(
 ) -> None:
     """Options of `kolm` itself."""
     if context.invoked_subcommand not in ("up", "serve"):  # which say it in their logs
-        import sys
-
         from services.runtime.usage import unread_variables
 
         for line in unread_variables():

@@ -15,6 +15,7 @@ from ledger.errors import (
     NotFound,
     ProofError,
     SignatureError,
+    SignaturesMissing,
     SignerUnavailable,
     Stopped,
     StoreDamaged,
@@ -39,6 +40,8 @@ def to_kolm_error(error: LedgerError, resource: str, name: str) -> errors.KolmEr
     match error:
         case FormatError():
             return _bad_document(error)
+        case SignaturesMissing():
+            return errors.InvalidArgument("envelope", str(error), reason="SIGNATURES_MISSING")
         case SignatureError():
             return errors.InvalidArgument("envelope", str(error), reason="UNTRUSTED_SIGNATURE")
         case Conflict():

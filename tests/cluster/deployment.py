@@ -11,9 +11,8 @@ from typing import Any
 
 from sqlalchemy import create_engine, text
 
-from services.cli.jobs.running.local_services import Addresses, LocalServices
-from services.cli.jobs.running.own_principals import principals_file, token_file
-from services.cli.views.receipts.documents import envelope_json
+from services.cli.ledger.receipts import envelope_document
+from services.cli.up.local_services import Addresses, LocalServices, principals_file, token_file
 from services.client import Completion, LedgerClient, Receipt, Request, Runtime, SamplingParams, SpecDecodeConfig
 from services.client.channel import Connection
 from services.client.health import read_metrics
@@ -104,7 +103,7 @@ class Deployment:
     def _documents(self, kind: str) -> Iterator[tuple[int, dict[str, Any]]]:
         with LedgerClient.connect(self.kolm.addresses.ledger, token=self.kolm.token) as ledger:
             for entry in ledger.watch():
-                document = envelope_json(entry.envelope)["document"]
+                document = envelope_document(entry.envelope)["document"]
                 if document["type"] == f"kolm.{kind}.v1":
                     yield entry.index, document
 

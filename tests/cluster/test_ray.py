@@ -16,9 +16,8 @@ import pytest
 from ledger.documents.receipt import Receipt
 from ledger.documents.signed_document import read_document
 from ledger.keys.envelope import Envelope
-from services.cli.jobs.running.local_services import Addresses, LocalServices
-from services.cli.jobs.running.own_principals import principals_file, token_file
-from services.cli.jobs.running.supervisor import Supervisor
+from services.cli.up.local_services import Addresses, LocalServices, principals_file, token_file
+from services.cli.up.supervisor import Supervisor
 from services.client import Completion, KolmError, LedgerClient, Request, Runtime, SamplingParams, SpecDecodeConfig
 from services.client.errors import ResourceExhausted, Unavailable
 from tests.e2e.command import Kolm, local_services, say, until

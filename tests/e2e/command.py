@@ -15,10 +15,9 @@ from typing import Any
 
 from typer.testing import CliRunner
 
-from services.cli.jobs.running.local_services import Addresses, LocalServices, bring_up
-from services.cli.jobs.running.own_principals import OWNER, token_file
-from services.cli.jobs.running.supervisor import Supervisor
 from services.cli.main import app
+from services.cli.up.local_services import OWNER, Addresses, LocalServices, bring_up, token_file
+from services.cli.up.supervisor import Supervisor
 
 PATIENCE = 240.0
 """Seconds that anything may take on a busy machine; only a test that fails gets there."""

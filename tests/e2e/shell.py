@@ -17,9 +17,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 
-from services.cli.jobs.initial_folder import PORTS
-from services.cli.jobs.running.local_services import Addresses
+from services.cli.init import PORTS
 from services.cli.main import app
+from services.cli.up.local_services import Addresses
 from services.generation.target.model_path import model_path
 from tests.documented import ROOT
 from tests.e2e.command import PATIENCE, Kolm, children, is_running, until, up

@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from ledger.encoding.canonical import canonical
-from services.cli.jobs.running.local_services import Addresses
+from services.cli.up.local_services import Addresses
 from services.generation.target.kernels.machine import RESTRICTION
 from tests.documented import OWN_MODEL
 from tests.e2e.command import KOLM, Kolm, local_services, running, until

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from services.cli.jobs.certificates import Authority
+from services.cli.init import Authority
 from services.generation.target.config.config import read_config
 from tests import documented
 from tests.documented import ROOT

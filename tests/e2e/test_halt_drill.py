@@ -16,9 +16,9 @@ from ledger.documents.receipt import Receipt
 from ledger.documents.signed_document import read_document
 from ledger.sql.store import SqlEntryStore
 from ledger.tree.entry import Entry
-from services.cli.jobs.drill.broken_server import load
-from services.cli.jobs.drill.steps import ORIGIN, TENANT
-from services.cli.values.parsing import database_place
+from services.cli.frame.values import database_place
+from services.cli.halts.drill import ORIGIN, TENANT
+from services.cli.halts.drill_engine import load
 from services.runtime.process import CannotStart
 from tests.documented import DRILL
 from tests.e2e.command import KOLM, PATIENCE

@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from services.cli.jobs.running.local_services import Addresses
-from services.cli.jobs.running.own_principals import OWNER, principals_file, token_file
-from services.cli.jobs.running.supervisor import Supervisor
+from services.cli.up.local_services import OWNER, Addresses, principals_file, token_file
+from services.cli.up.supervisor import Supervisor
 from services.client import Finished, LedgerClient, Receipt, Request, Runtime, SamplingParams
 from tests.e2e.command import ENVIRONMENT, KOLM, PATIENCE, Kolm, local_services, say, until
 from tests.processes import known_port

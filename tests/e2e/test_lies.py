@@ -20,9 +20,8 @@ import pytest
 from ledger.documents.signed_document import sign_document
 from ledger.encoding.timestamp import timestamp
 from ledger.keys.ed25519 import SigningKey
-from services.cli.jobs.running.local_services import Addresses, LocalServices
-from services.cli.jobs.running.own_principals import OWNER, make_own_principals, token_file
-from services.cli.jobs.running.supervisor import Supervisor
+from services.cli.up.local_services import OWNER, Addresses, LocalServices, make_local_principals, token_file
+from services.cli.up.supervisor import Supervisor
 from services.client import LedgerClient
 from services.client.errors import KolmError
 from tests.e2e.command import PATIENCE, Kolm, say, until
@@ -88,7 +87,7 @@ def told(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Iterator[Told
         ledgers, generations = (Supervisor(say) for _ in range(2))
         running.callback(ledgers.stop, 10.0)
         running.callback(generations.stop, 10.0)
-        make_own_principals(data)
+        make_local_principals(data)
         ledger = ledgers.start(services.ledger(), PATIENCE)
         append(ledger, policy(1.0, within_seconds=3600), keys["auditor"], data)
         generation = generations.start(services.generation(ledger), PATIENCE)

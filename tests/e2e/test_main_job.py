@@ -12,7 +12,7 @@ import pytest
 
 from ledger.audit.log_verification import verify_receipt
 from ledger.keys.trusted_keys import TrustedKeys
-from services.cli.views.receipts.documents import envelope_json
+from services.cli.ledger.receipts import envelope_document
 from services.client import Chunk, LedgerClient, Request, Runtime, SamplingParams
 from tests.documented import CONFIGURED, LONG_CONTEXT
 from tests.e2e.command import PATIENCE, Kolm, children, is_running, until, up
@@ -92,7 +92,7 @@ def _cancel_a_request(kolm: Kolm) -> int:
             assert any(isinstance(event, Chunk) for event in events)
         with LedgerClient.connect(kolm.addresses.ledger, token=kolm.token) as ledger:
             until(lambda name=name: len(list(ledger.receipts(request_id=name))) == choices)  # type: ignore[misc]
-            receipts = [envelope_json(receipt.envelope) for receipt in ledger.receipts(request_id=name)]
+            receipts = [envelope_document(receipt.envelope) for receipt in ledger.receipts(request_id=name)]
         ended |= {receipt["document"]["output"]["finish_reason"] for receipt in receipts}
     assert "cancelled" in ended
     return choices * attempts

@@ -11,8 +11,8 @@ import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from services.cli.jobs.running.own_principals import OWNER, token_file
-from services.cli.jobs.running.supervisor import Plan
+from services.cli.up.local_services import OWNER, token_file
+from services.cli.up.supervisor import Plan
 from services.client import Finished, LedgerClient, Request, Runtime, SamplingParams, Started
 from services.client.errors import Cancelled, Internal, Unavailable
 from tests.e2e.command import ENVIRONMENT, PATIENCE, local_services, until

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from services.cli.jobs.running.local_services import LocalServices
+from services.cli.up.local_services import LocalServices
 from tests.documented import ROOT, WITHOUT_CONTAINERS
 from tests.e2e.shell import Shell
 from tests.e2e.test_incidents import append

@@ -13,7 +13,7 @@ import pytest
 
 from services.auditor.held_folder import HeldFolder
 from services.auditor.journal import Terms
-from services.cli.jobs.audit_pass import examine
+from services.cli.audit import examine
 from tests.e2e.command import until
 from tests.integration.auditor.deployment import Deployment
 

@@ -33,7 +33,7 @@ from ledger.tree.entry import Entry
 from ledger.tree.merkle import inclusion_proof, leaf_hash
 from ledger.tree.tile import TileHashes
 from ledger.tree.tlog_proof import TlogProof
-from services.cli.jobs.ledger import key_rotation
+from services.cli.ledger import key_rotation
 from services.cli.main import app
 from services.generation.receipts.journal import Journal, Kind
 from tests.integration.auditor.deployment import Deployment

@@ -74,7 +74,7 @@ def no_tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
     def loaded(directory: Path) -> None:
         raise AssertionError(f"the tokenizer of {directory} is loaded")
 
-    monkeypatch.setattr("services.cli.jobs.datastore.fast_tokenizer", loaded)
+    monkeypatch.setattr("services.datastores.tokenising.fast_tokenizer", loaded)
 
 
 @pytest.mark.usefixtures("no_tokenizer")

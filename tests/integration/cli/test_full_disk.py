@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from services.cli.failures.exits import Failed
-from services.cli.jobs.receipts.receipt_export import write_new
+from services.cli.frame.exits import Failed
+from services.cli.ledger.receipt_files import write_new
 
 
 class _Full(io.BytesIO):

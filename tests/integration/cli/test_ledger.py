@@ -153,7 +153,7 @@ def test_a_whole_ledger_verifies_over_the_wire_and_from_its_file(
         assert report["kinds"] == {"receipt": 1, "verdict": 1, "halt": 1}
         assert all(check["passed"] for check in report["checks"])
         _, out, err = kolm("ledger", "verify", *source)
-        assert "the ledger holds what it signed" in out
+        assert "ledger verified" in out
         assert ("--depth deep" in err) == bool(source)  # a file holds more than what is signed
 
 
@@ -207,7 +207,8 @@ def test_halts_are_listed_and_resumed_with_the_operator_s_key(
     assert (code, "lookahead" in out) == (3, True)
     code, out, _ = kolm("halts", "resume", str(index), "--reason=the kernel was replaced", "--json")
     assert code == 0
-    assert json.loads(out) == [{"halt_index": index, "resume_index": index + 1}]
+    (resumed,) = json.loads(out)
+    assert (resumed["halt_index"], resumed["resume_index"]) == (index, index + 1)
     assert deployment.ledger.halt_state().halts == ()
     assert (tmp_path / "keys" / "operator.pem").stat().st_mode & 0o777 == 0o600
     assert kolm("ledger", "verify")[0] == 0

@@ -15,8 +15,8 @@ from ledger.documents.promise import Promise, sign_promise
 from ledger.documents.signed_document import sign_document
 from ledger.encoding.commitment import MESSAGES_DOMAIN, commit_text
 from ledger.keys.ed25519 import SigningKey
-from services.cli.failures.exits import UsageError
-from services.cli.jobs.receipts import receipt_saving
+from services.cli.frame.exits import UsageError
+from services.cli.ledger import receipt_files as receipt_saving
 from services.client import Message, Receipt
 from tests.integration.auditor.deployment import Deployment
 from tests.unit.client.generation.test_answer_check import CONTENT, TEXT, signed

@@ -12,7 +12,7 @@ import pytest
 
 from ledger.documents.signed_document import sign_document
 from ledger.keys.ed25519 import SigningKey
-from services.cli.jobs.receipts import receipt_saving
+from services.cli.ledger import receipt_files as receipt_saving
 from services.client import Receipt
 from services.generation.target.identity import tokenizer_cid
 from tests.fakes.tiny_model import make_tiny_model

@@ -13,7 +13,7 @@ from scitt_cose.statement import extract_receipts
 from ledger.errors import LedgerError
 from ledger.keys.ed25519 import SigningKey
 from ledger.tree.entry import Entry
-from services.cli.jobs.receipts import statement_export
+from services.cli.ledger import receipt_files as statement_export
 from services.client import LedgerClient
 from services.client.ledger.log import CoseReceipt
 from tests.integration.auditor.deployment import Deployment

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from services.cli.jobs.running.supervisor import NotReady, Plan, ServiceDied, StopRequested, Supervisor
+from services.cli.up.supervisor import NotReady, Plan, ServiceDied, StopRequested, Supervisor
 from tests.e2e.command import children, is_running, until
 
 PATIENCE = 240.0

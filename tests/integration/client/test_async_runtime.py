@@ -12,7 +12,7 @@ import pytest
 from kolm.generation.v1 import generation_pb2 as pb
 from services.client import AsyncRuntime, Request, Runtime
 from services.client.errors import DeadlineExceeded
-from services.client.errors import Unavailable as Away
+from services.client.errors import Unavailable as Unreachable
 from services.runtime.errors import Unavailable
 from tests.integration.cli.scripted import ScriptedGeneration, mount
 from tests.serving import serving
@@ -21,7 +21,7 @@ PATIENCE = 240.0
 
 
 class Shaky(ScriptedGeneration):
-    """Away for so many calls."""
+    """Unreachable for so many calls."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ async def test_a_look_up_is_asked_again_and_not_for_ever(server: Shaky, address:
         if away < calls:
             assert (await runtime.model_info()).model == "scripted"
         else:
-            with pytest.raises(Away, match="away for a moment"):
+            with pytest.raises(Unreachable, match="away for a moment"):
                 await runtime.model_info()
     assert server.calls == calls
 
@@ -67,7 +67,7 @@ async def test_a_look_up_is_asked_again_and_not_for_ever(server: Shaky, address:
 async def test_a_generation_is_asked_for_once_because_each_has_a_receipt(server: Shaky, address: str) -> None:
     server.away = 1
     async with AsyncRuntime.connect(address) as runtime:
-        with pytest.raises(Away):
+        with pytest.raises(Unreachable):
             await runtime.serve(Request(prompt="hello"))
         assert (server.calls, (await runtime.serve(Request(prompt="hello"))).finish_reason) == (1, "length")
 
@@ -107,7 +107,7 @@ async def test_what_runtime_asks_it_asks_too(address: str) -> None:
 
 async def test_nobody_there_is_said_in_time() -> None:
     async with AsyncRuntime.connect("127.0.0.1:1") as runtime:
-        with pytest.raises(Away, match="no server at"):
+        with pytest.raises(Unreachable, match="no server at"):
             await runtime.wait_ready(0.05)
 
 

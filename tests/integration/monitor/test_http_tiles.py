@@ -11,7 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from ledger.errors import FormatError, NotFound
-from services.cli.jobs.monitor.http_tiles import HttpTiles
+from services.cli.monitor.sources import HttpTiles
 
 Answer = Callable[[BaseHTTPRequestHandler], None]
 

@@ -15,7 +15,7 @@ from zipfile import ZipFile
 import pytest
 from packaging.requirements import Requirement
 
-from services.cli.failures.exits import brought_by
+from services.cli.frame.exits import brought_by
 from tests.unit.ledger.vectors import VECTORS
 
 ROOT = Path(__file__).parents[3]

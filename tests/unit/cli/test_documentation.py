@@ -9,7 +9,7 @@ from typing import Any
 
 import typer
 
-from services.cli.failures import exits
+from services.cli.frame import exits
 from services.cli.main import app
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "command-line.md").read_text(encoding="utf-8")
@@ -36,5 +36,5 @@ def test_every_exit_code_is_documented() -> None:
 
 
 def test_every_environment_variable_is_documented() -> None:
-    options = (Path(__file__).resolve().parents[3] / "services/cli/options/options.py").read_text(encoding="utf-8")
+    options = (Path(__file__).resolve().parents[3] / "services/cli/frame/options.py").read_text(encoding="utf-8")
     assert all(name in PAGE for name in re.findall(r'envvar="(\w+)"', options))

@@ -39,9 +39,10 @@ TEXTS = [f"Ship {number} left the harbour at {number % 24} with {number * 7} ton
 def test_a_build_needs_neither_torch_nor_transformers_nor_a_compiler(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("\n".join(TEXTS))
     code = (
-        "import sys; from pathlib import Path; from services.cli.jobs import datastore as c;"
-        f"c.build([Path({str(tmp_path)!r})], [], Path({str(BASE)!r}), Path({str(tmp_path / 'out')!r}),"
-        "c.BuildParameters());"
+        "import sys; from pathlib import Path; from services.cli import datastore as c;"
+        "from services.datastores.builder import BuildParameters;"
+        f"c.build_datastore([Path({str(tmp_path)!r})], [], Path({str(BASE)!r}), Path({str(tmp_path / 'out')!r}),"
+        "BuildParameters());"
         "print(sorted({'torch', 'transformers', 'numba', 'scipy'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

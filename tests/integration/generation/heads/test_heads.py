@@ -19,7 +19,7 @@ from ledger.documents.kscore import KScore
 from ledger.documents.signed_document import sign_document
 from ledger.encoding.cid import cid
 from ledger.keys.ed25519 import SigningKey
-from services.cli.jobs.heads.publishing import Description, push
+from services.cli.heads.publish import Description, push_head
 from services.client.registry import RegistryClient
 from services.generation.drafting.eagle3.checkpoint import write_head
 from services.generation.target.config.config import read_config
@@ -54,7 +54,7 @@ class Shelf:
 
     async def push(self, model: Path, folder: Path, name: str = NAME) -> str:
         """Publish; the head's identifier."""
-        pushed = await asyncio.to_thread(push, self.client, Description(folder, model, name, "acme"), PUBLISHER)
+        pushed = await asyncio.to_thread(push_head, self.client, Description(folder, model, name, "acme"), PUBLISHER)
         return pushed.head.head_cid
 
     async def withdraw(self, head_cid: str) -> None:

@@ -1,0 +1,240 @@
+"""`kolm audit`: compute receipted requests again."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from services.cli.frame import exits, options
+from services.cli.frame.exits import Failed, UsageError, VerificationFailed
+from services.cli.frame.options import ENGINE, EngineOptions
+from services.cli.frame.output import print_json, remark, show, steps
+from services.cli.frame.views import Column, Styled, joined, outcome, table
+
+if TYPE_CHECKING:
+    from services.auditor.auditor import Auditor, Examined
+    from services.auditor.serving import AuditorPlan
+    from services.client.ledger.log import Halt, Verdict
+
+
+def run(
+    sample: Annotated[
+        float, typer.Option(min=0.0, max=1.0, help="Share of receipts to replay beyond those owed, 1 for all.")
+    ] = 1.0,
+    model: Annotated[
+        Path | None,
+        options.model("--model", "The audited base, loaded here: a transformers directory, a GGUF file, or smollm2."),
+    ] = None,
+    engine: EngineOptions = ENGINE,
+    decode: Annotated[bool, typer.Option("--decode", help="Decode token by token, all of them.")] = False,
+    ledger: options.Ledger = options.LEDGER,
+    paths: options.Paths = options.PATHS,
+    key: Annotated[
+        Path | None,
+        typer.Option(help="The auditor's key, or a PKCS#11 URI. Default: <data-dir>/keys/auditor.pem."),
+    ] = None,
+    key_passphrase_file: options.KeyPassphrase = None,
+    json: options.Json = False,
+) -> None:
+    """Make one pass over the ledger: replay owed receipts and spot checks without a verdict, append the verdicts.
+
+    Exit code 3 if a replay deviates, something has been tampered with, or an earlier deviation is still halted;
+    1 if a receipt could not be replayed, which is no pass.
+    """
+    from services.auditor.serving import AuditorPlan
+    from services.cli.trust import trust_own
+
+    if model is None:
+        raise exits.UsageError("expected --model: the audited base, with the same weights")
+    directory = paths.trusted
+    if key is None:  # an auditor with a key of this data directory is trusted here
+        trust_own(paths.key("auditor"), "auditor", directory, key_passphrase_file)
+    plan = AuditorPlan(
+        ledger=ledger,
+        engine=engine.plan(model),
+        decode_share=float(decode),
+        key_file=paths.key("auditor", key),
+        key_passphrase_file=key_passphrase_file,
+        trusted_directory=directory,
+        folder=paths.data_dir,
+        spot_checks=sample,
+    )
+    done = run_pass(plan, quiet=json)
+    document = done.document()
+    if json:
+        print_json(document)
+    else:
+        _show_pass(document)
+    raise typer.Exit(exits.VERIFICATION_FAILED if done.deviated else exits.OK if done.passed else exits.FAILED)
+
+
+_POLL_SECONDS = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """The results of a pass.
+
+    `elsewhere` are the verdicts of another process that were waited for, which is `other`. `undecided` counts receipts
+    that no draw has decided on yet. `remaining` are entries that were due and were given up. `before` counts the
+    verdicts from before by outcome. `halts` are open.
+    """
+
+    examined: list[Examined]
+    other: str
+    elsewhere: tuple[Verdict, ...]
+    undecided: int
+    remaining: tuple[int, ...]
+    before: Counter[str]
+    halts: tuple[Halt, ...]
+
+    @property
+    def deviated(self) -> bool:
+        """Whether a replay deviates, something has been tampered with, or a scope is still halted."""
+        found = [each.finding for each in self.examined]
+        outcomes = [*(each.outcome for each in found), *(verdict.outcome for verdict in self.elsewhere)]
+        return bool(self.halts) or "DEVIATION" in outcomes or any(each.tampered for each in found)
+
+    @property
+    def passed(self) -> bool:
+        """Whether everything that was due was replayed, exactly."""
+        exact = all(each.finding.passed for each in self.examined) and all(
+            verdict.outcome == "EXACT" for verdict in self.elsewhere
+        )
+        return exact and not self.remaining and not self.deviated
+
+    def document(self) -> dict[str, Any]:
+        """Every verdict, and what is left."""
+        return {
+            "verdicts": [_examined(each) for each in self.examined],
+            "elsewhere": [
+                {
+                    "receipt_index": verdict.receipt_index,
+                    "verdict_index": verdict.index,
+                    "outcome": verdict.outcome,
+                    "tokens_compared": verdict.tokens_compared,
+                    "auditor": self.other,
+                }
+                for verdict in self.elsewhere
+            ],
+            "undecided": self.undecided,
+            "remaining": list(self.remaining),
+            "before": dict(self.before),
+            "open_halts": [halt.halt_index for halt in self.halts],
+            "halted_methods": [halt.scope.method for halt in self.halts],
+        }
+
+
+def run_pass(plan: AuditorPlan, *, quiet: bool = False) -> Pass:
+    """Examine what is due and append the verdicts, saying on a terminal what is being done.
+
+    Raises KolmError, LedgerError, CommandError.
+    """
+    from services.auditor.audit_error import AuditError, BrokenLog, EngineFailed
+    from services.auditor.serving import connected
+    from services.client import LedgerClient
+    from services.generation.target.without_torch import spare_torch
+
+    with LedgerClient.connect(plan.ledger) as ledger:
+        before = Counter(verdict.outcome for verdict in ledger.verdicts())
+        examined: list[Examined] = []
+        try:
+            with steps("loading and probing the base", quiet=quiet) as step:
+                spare_torch()
+                with connected(plan, threading.Event()) as auditor:
+                    other, waited = examine(auditor, examined.append, step)
+                    undecided, remaining = auditor.undecided, auditor.remaining
+        except BrokenLog as error:
+            raise VerificationFailed(str(error), "`kolm ledger verify` says more") from error
+        except EngineFailed as error:
+            raise UsageError(str(error), "name the audited base with --model") from error
+        except AuditError as error:
+            raise Failed(str(error)) from error
+        newest = {verdict.receipt_index: verdict for verdict in ledger.verdicts()} if waited else {}
+        ours = {each.receipt_index for each in examined}
+        elsewhere = tuple(newest[index] for index in waited if index in newest.keys() - ours)
+        return Pass(examined, other, elsewhere, undecided, remaining, before, ledger.halt_state().halts)
+
+
+def examine(
+    auditor: Auditor,
+    done: Callable[[Examined], None],
+    step: Callable[[str], None],
+    pause: Callable[[float], None] = time.sleep,
+) -> tuple[str, tuple[int, ...]]:
+    """Wait until the process that holds the auditor's folder has done what the log owes, or is gone; then examine what
+    is left. Returns that process, and the receipts that were waited for.
+    """
+    step("reading the ledger")
+    other, waited = auditor.in_other_hands()
+    still = waited
+    while still:
+        step(f"waiting for {other}, which replays entry {still[0]}")
+        pause(_POLL_SECONDS)
+        still = auditor.in_other_hands()[1]
+    for count, each in enumerate(auditor.run_pass(), start=1):
+        done(each)
+        step(f"replayed {count}, entry {each.receipt_index}; {len(auditor.remaining)} left")
+    return other, waited
+
+
+def _examined(each: Examined) -> dict[str, Any]:
+    finding = each.finding
+    return {
+        "receipt_id": each.receipt.receipt_id,
+        "receipt_index": each.receipt_index,
+        "verdict_index": each.verdict_index,
+        "halt_index": each.halt_index,
+        "method": each.receipt.spec_decode.method,
+        "outcome": finding.outcome,
+        "tokens_compared": finding.tokens_compared,
+        "deviation": None if finding.deviation is None else finding.deviation.to_document(),
+        "verification": finding.verification,
+        "replayed_by": finding.replayed_by,
+        "reason": finding.reason,
+        "tampered": finding.tampered,
+    }
+
+
+def _show_pass(done: dict[str, Any]) -> None:
+    """The verdicts on stdout, the rest on stderr."""
+    if done["verdicts"]:
+        show(
+            table(
+                done["verdicts"],
+                Column("entry", "receipt_index", right=True),
+                Column("method", "method"),
+                Column("tokens", "tokens_compared", right=True),
+                Column("verdict", _outcome),
+                Column("", lambda row: Styled(row["reason"] or "", "dim")),
+            )
+        )
+    remark((f"{len(done['verdicts'])} replayed: ", *_counts(map(_outcome, done["verdicts"]))))
+    if before := Counter({outcome(name): count for name, count in done["before"].items()}):
+        remark((f"{before.total()} had a verdict before: ", *_counts(before.elements())))
+    if done["undecided"]:
+        remark(Styled(f"{done['undecided']} receipts wait for a draw", "dim"))
+    if theirs := done["elsewhere"]:
+        whose = ", ".join(sorted({each["auditor"] for each in theirs}))
+        remark((f"{len(theirs)} replayed meanwhile by {whose}: ", *_counts(map(_outcome, theirs))))
+    if left := len(done["remaining"]):
+        remark(Styled(f"{left} left: every attempt to replay them failed; the auditor's log says how", "yellow"))
+    for index, method in zip(done["open_halts"], done["halted_methods"], strict=True):
+        remark((Styled("halted:", "bold red"), f" {method}, entry {index}; `kolm halts list` says why"))
+
+
+def _outcome(row: dict[str, Any]) -> Styled:
+    return outcome(row["outcome"], row["tokens_compared"])
+
+
+def _counts(found: Iterable[Styled]) -> tuple[str | Styled, ...]:
+    """How many there are of each."""
+    counts = sorted(Counter(found).items(), key=lambda each: each[0].text)
+    return joined((f"{count} ", name) for name, count in counts) or ("nothing was due",)

@@ -1,1 +1,0 @@
-"""Functions for typer: one for each command, with its options; `services.cli.main` puts them together."""

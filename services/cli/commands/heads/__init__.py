@@ -1,1 +1,0 @@
-"""`kolm heads …`: draft heads, from a folder to the registry and back."""

@@ -1,1 +1,0 @@
-"""`kolm up`: all services on this machine."""

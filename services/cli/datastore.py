@@ -1,0 +1,163 @@
+"""`kolm datastore`: datastores for the method rest; built, shown, checked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from services.cli.frame import exits, options
+from services.cli.frame.exits import Failed, UsageError, VerificationFailed
+from services.cli.frame.output import answer, remark, stderr_console
+from services.cli.frame.views import MARKS, View, counted, facts
+
+if TYPE_CHECKING:
+    from services.datastores.builder import BuildParameters, BuildProgress
+    from services.generation.drafting.retrieval.manifest import Manifest
+
+
+Store = Annotated[Path, typer.Argument(help="A datastore's folder.")]
+Base = Annotated[Path, options.model("--base", "The base whose tokenizer it uses.")]
+
+
+def build(
+    paths: Annotated[list[Path], typer.Argument(help="Files and folders: text, Markdown, JSON lines, HTML.")],
+    out: Annotated[Path, typer.Option(help="Folder for the datastore; must not exist.")],
+    exclude: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PATTERN", help="Leave out files and folders of this name, as in *.css; may be repeated."),
+    ] = None,
+    base: Base = options.MODEL,
+    shard_tokens: Annotated[int, typer.Option(min=1000, help="Tokens of a shard; more need more memory.")] = 4_000_000,
+    passage_tokens: Annotated[int, typer.Option(min=8, help="Tokens of a passage.")] = 128,
+    json: options.Json = False,
+) -> None:
+    """Tokenize, sort suffixes, embed passages. The folder appears once it is complete."""
+    if missing := [str(path) for path in paths if not path.exists()]:
+        raise UsageError(f"{', '.join(missing)}: No such file or directory; expected files and folders of text")
+
+    from services.datastores.builder import BuildParameters
+
+    parameters = BuildParameters(shard_tokens, passage_tokens)
+    manifest = build_datastore(paths, exclude or [], base, out, parameters)
+    answer(json, _document(out, manifest, verified=False), _manifest_view)
+
+
+def show(
+    store: Store,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Hash every file again. Exit code 3, and the file's name, if one changed.")
+    ] = False,
+    json: options.Json = False,
+) -> None:
+    """Show what a datastore holds and what it was built with."""
+
+    if not store.is_dir():
+        raise exits.NotFound(f"there is no datastore at {store}", "`kolm datastore build` makes one")
+
+    from services.generation.drafting.retrieval.manifest import Manifest
+
+    with _explained():
+        manifest = Manifest.read(store)
+        for blob in manifest.blobs if verify else ():
+            blob.check(store, contents=True)
+    answer(json, _document(store, manifest, verified=verify), _manifest_view)
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    """Turns errors of datastores, texts and bases into those of commands."""
+    from services.datastores.builder import BuildFailed
+    from services.datastores.documents import CorpusInvalid
+    from services.generation.drafting.retrieval.manifest import StoreInvalid, StoreMismatch
+    from services.generation.target.errors import TargetError
+
+    try:
+        yield
+    except (CorpusInvalid, StoreMismatch, TargetError) as error:
+        raise UsageError(str(error)) from error
+    except StoreInvalid as error:
+        raise VerificationFailed(str(error)) from error
+    except BuildFailed as error:
+        raise Failed(str(error)) from error
+
+
+def build_datastore(
+    paths: list[Path], exclude: list[str], base: Path, out: Path, parameters: BuildParameters
+) -> Manifest:
+    """Build with progress bars on stderr. Needs no torch."""
+    from services.datastores.builder import DatastoreBuilder, check_out
+    from services.datastores.documents import find_files, read_documents, with_text
+    from services.datastores.tokenising import fast_tokenizer
+    from services.generation.target.identity import tokenizer_cid
+
+    skipped: list[Path] = []
+    with _explained():
+        check_out(out)
+        files = find_files(paths, exclude)
+        documents = with_text(read_documents(files, paths, skipped.append))
+        tokenizer = fast_tokenizer(base)  # takes seconds: everything that can be refused was refused before
+        builder = DatastoreBuilder(base, tokenizer, tokenizer_cid(base), parameters)
+        with _progress(files) as progress:
+            manifest = builder.build(documents, out, progress)
+    if skipped:
+        remark(f"{len(skipped):,} files are not UTF-8 text and were left out, {skipped[0]} among them")
+    return manifest
+
+
+@contextmanager
+def _progress(files: list[Path]) -> Iterator[BuildProgress]:
+    """A bar for the files, and one for the passages while they are embedded."""
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+    from services.datastores.builder import BuildProgress
+
+    columns = TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn()
+    with Progress(*columns, console=stderr_console()) as bars:
+        total = sum(file.stat().st_size for file in files if file.exists())
+        reading = bars.add_task(f"{len(files):,} files", total=total)
+        embedding = bars.add_task("embedding", total=None, visible=False)
+
+        def embedded(done: int, count: int) -> None:
+            bars.update(reading, completed=total)
+            bars.update(embedding, description=f"{count:,} passages", total=count, completed=done, visible=True)
+
+        yield BuildProgress(lambda done: bars.update(reading, advance=done), embedded)
+
+
+def _document(store: Path, manifest: Manifest, *, verified: bool) -> dict[str, Any]:
+    """Sizes in bytes. `verified` says that every file was hashed again, and is as the manifest says."""
+    return {
+        "store": str(store),
+        "cid": manifest.cid,
+        "tokenizer_cid": manifest.tokenizer_cid,
+        "vocab_size": manifest.vocab_size,
+        "documents": manifest.documents,
+        "tokens": manifest.tokens,
+        "shards": len(manifest.shards),
+        "files": len(manifest.blobs),
+        "bytes": sum(blob.size for blob in manifest.blobs),
+        "embedding": manifest.embedding.to_document(),
+        "embedding_cid": manifest.embedding.cid,
+        "parameters": manifest.parameters,
+        "verified": verified,
+    }
+
+
+def _manifest_view(store: dict[str, Any]) -> View:
+    return facts(
+        ("store", store["store"]),
+        ("cid", store["cid"]),
+        ("tokenizer", store["tokenizer_cid"]),
+        ("documents", f"{store['documents']:,}"),
+        ("tokens", f"{store['tokens']:,} in {counted(store['shards'], 'shard')}"),
+        ("on disk", f"{store['bytes'] / 1e6:,.1f} MB"),
+        ("embedded by", store["embedding_cid"]),
+        ("built with", ", ".join(f"{key} {value}" for key, value in sorted(store["parameters"].items()))),
+        ("verified", (MARKS[True], f" {counted(store['files'], 'file')} as in the manifest"))
+        if store["verified"]
+        else None,
+    )

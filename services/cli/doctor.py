@@ -1,0 +1,258 @@
+"""`kolm doctor`: whether this machine keeps the contract for a model, and what a pass costs on it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import platform
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+
+from services.cli.frame import exits, options
+from services.cli.frame.exits import Failed, UsageError
+from services.cli.frame.output import answer, stderr_console
+from services.cli.frame.views import MARKS, Column, Line, Styled, Table, View, facts, joined, table
+
+if TYPE_CHECKING:
+    from rich.status import Status
+
+    from services.generation.target.probe import NumericsProfile
+    from services.generation.target.target import Target
+
+
+def _compile(asked: bool) -> None:
+    """Before any other option is looked at: no model has to be there."""
+    if not asked:
+        return
+
+    print(f"all kernels are compiled: {compile_here()}")
+    raise typer.Exit
+
+
+def doctor(
+    model: options.Model = options.MODEL,
+    threads: Annotated[int | None, typer.Option(min=1, help="Threads to compute with. Default: all CPUs.")] = None,
+    compile: Annotated[
+        bool,
+        typer.Option(
+            "--compile",
+            is_eager=True,
+            callback=_compile,
+            help="Only compile every kernel ahead, for any model; the first start then need not.",
+        ),
+    ] = False,
+    json: options.Json = False,
+) -> None:
+    """Load a model, probe its numerics bit by bit, and time its passes. Exit code 3 if the probe fails."""
+
+    found = diagnose(model, threads)
+    answer(json, found.document(), _diagnosis_view)
+    raise typer.Exit(exits.OK if found.profile.passed else exits.VERIFICATION_FAILED)
+
+
+def compile_here() -> Path:
+    """The folder of the kernels. Raises Failed on a CPU that cannot run them."""
+    from services.generation.engine.numba_cache import compile_log
+    from services.generation.target.errors import TargetError
+    from services.generation.target.kernels.compilation import cache_folder
+    from services.generation.warm_up import compile_everything
+
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    try:
+        with compile_log():
+            compile_everything()
+    except TargetError as error:
+        raise Failed(str(error)) from error
+    return cache_folder()
+
+
+T = TypeVar("T")
+
+_LIBRARIES = ("torch", "numpy", "numba", "transformers", "tokenizers", "safetensors", "grpcio", "cryptography")
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """The machine that this runs on; memory in bytes."""
+
+    python: str
+    system: str
+    processor: str
+    cores: int
+    threads: int
+    memory: int
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """The findings. `passes` are (rows, seconds); `seconds` are the times of loading, probing and timing."""
+
+    machine: Machine
+    libraries: dict[str, str | None]
+    model: Path
+    architecture: str
+    size: str
+    base_cid: str
+    tokenizer_cid: str
+    profile: NumericsProfile
+    passes: list[tuple[int, float]]
+    seconds: dict[str, float]
+
+    def document(self) -> dict[str, Any]:
+        """Times in seconds, memory in bytes."""
+        profile = self.profile
+        return {
+            "machine": asdict(self.machine),
+            "libraries": self.libraries,
+            "model": {
+                "path": str(self.model),
+                "architecture": self.architecture,
+                "size": self.size,
+                "base_cid": self.base_cid,
+                "tokenizer_cid": self.tokenizer_cid,
+            },
+            "probe": {
+                "passed": profile.passed,
+                "compared": profile.report.compared,
+                "failures": list(profile.report.failures),
+            },
+            "profile_cid": profile.cid,
+            "profile": profile.document,
+            "passes": [{"rows": rows, "seconds": seconds} for rows, seconds in self.passes],
+            "seconds": self.seconds,
+        }
+
+
+def diagnose(model: Path, threads: int | None) -> Diagnosis:
+    """Raises UsageError for a model that cannot be loaded anywhere, Failed for one that this machine cannot run."""
+    from services.generation.target.calibration import time_passes
+    from services.generation.target.kernels.machine import cpus
+    from services.generation.target.probe import measure_profile
+
+    threads = threads or cpus()
+    seconds: dict[str, float] = {}
+    with stderr_console().status("") as status:
+        target = _timed("loading", seconds, status, lambda: _load(model, threads))
+        profile = _timed("probing", seconds, status, lambda: measure_profile(target))
+        passes = _timed("timing", seconds, status, lambda: time_passes(target))
+    return Diagnosis(
+        machine=_machine(threads),
+        libraries={name: _version(name) for name in _LIBRARIES},
+        model=model,
+        architecture=target.config.architecture,
+        size=f"{target.config.layers} layers, vocabulary {target.config.vocab_size}, "
+        f"context {target.config.context_length}",
+        base_cid=target.base_cid,
+        tokenizer_cid=target.tokenizer_cid,
+        profile=profile,
+        passes=passes,
+        seconds=seconds,
+    )
+
+
+def _load(model: Path, threads: int) -> Target:
+    """The target. Its tokenizer is loaded too, because no request is served without one."""
+    from services.generation.engine.text.tokenizer import Tokenizer
+    from services.generation.target.cpu import load_target
+    from services.generation.target.errors import TargetError
+
+    try:
+        target = load_target(model, threads=threads)
+        Tokenizer(model)
+        return target
+    except TargetError as error:
+        raise UsageError(f"--model: {error}") from error
+    except (ImportError, OSError, RuntimeError) as error:
+        raise Failed(f"cannot load {model} here: {error}") from error
+
+
+def _timed(what: str, seconds: dict[str, float], status: Status, work: Callable[[], T]) -> T:
+    status.update(f"{what} …")
+    started = time.perf_counter()
+    result = work()
+    seconds[what] = time.perf_counter() - started
+    return result
+
+
+def _machine(threads: int) -> Machine:
+    return Machine(
+        python=platform.python_version(),
+        system=f"{platform.system()} {platform.release()}",
+        processor=_processor(),
+        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        threads=threads,
+        memory=_memory(),
+    )
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.machine())
+
+
+def _memory() -> int:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError):
+        return 0
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def _diagnosis_view(found: dict[str, Any]) -> View:
+    """Machine, model, probe, cost of a pass; the conclusion last."""
+    one = found["passes"][0]["seconds"]
+    costs = table(
+        found["passes"],
+        Column("rows", "rows", right=True),
+        Column("pass", lambda row: f"{1e3 * row['seconds']:.2f} ms", right=True),
+        Column("of one row", lambda row: f"{row['seconds'] / one:.2f} ×", right=True),
+    )
+    if found["probe"]["passed"]:
+        return [_facts(found), "", costs, Styled("speculation may be served here", "green")]
+    text = "bits of a row depend on its neighbours here: the service would compute one row a pass, without speculation"
+    failures = [f"  {failure}" for failure in found["probe"]["failures"][:_MOST_FAILURES]]
+    return [_facts(found), "", costs, Styled(text, "bold red"), *failures]
+
+
+_MOST_FAILURES = 5
+
+
+def _facts(found: dict[str, Any]) -> Table:
+    machine, model, seconds, libraries = found["machine"], found["model"], found["seconds"], found["libraries"]
+    versions = joined((f"{name} ", number or Styled("missing", "red")) for name, number in libraries.items())
+    passed = found["probe"]["passed"]
+    processor = f"{machine['processor']}, {machine['cores']} cores, {machine['memory'] / 2**30:.1f} GiB"
+    rows: tuple[tuple[bool, str, Line], ...] = (
+        (True, "machine", processor),
+        (True, "system", f"{machine['system']}, Python {machine['python']}, {machine['threads']} threads"),
+        (all(libraries.values()), "libraries", versions),
+        (True, "model", f"{model['path']}: {model['architecture']}, {model['size']}"),
+        (True, "base", model["base_cid"]),
+        (True, "loaded", f"in {seconds['loading']:.1f} s"),
+        (passed, "probe", _probe(found["probe"], seconds["probing"])),
+        (passed, "profile", found["profile_cid"]),
+        (True, "numerics", found["profile"]["arithmetic"]),
+    )
+    return facts(*((MARKS[mark], Styled(name, "bold"), value) for mark, name, value in rows))
+
+
+def _probe(probe: dict[str, Any], seconds: float) -> Line:
+    differ = len(probe["failures"])
+    wrong = Styled(f", {differ} differ", "red") if differ else ", every bit the same"
+    return (f"{probe['compared']} rows against the one-row stream", wrong, f", in {seconds:.1f} s")

@@ -1,1 +1,0 @@
-"""Errors as exit codes and as lines for people."""

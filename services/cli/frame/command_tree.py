@@ -1,0 +1,350 @@
+"""The tree of commands: each is imported once it is asked for, and its errors end as readable lines on stderr."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from functools import wraps
+from importlib import import_module
+from pathlib import Path
+from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
+
+import typer
+from typer import BadParameter
+from typer.core import TyperCommand, TyperGroup
+from typer.main import get_command
+
+from services.cli.frame import exits
+from services.cli.frame.options import SERVER, ServerOptions
+from services.cli.frame.process import discard_stdout, make_usable
+from services.cli.frame.values import expect_address
+from services.runtime.usage import Row, Section, help_page
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A word with commands below it."""
+
+    summary: str
+    commands: Mapping[str, Member]
+
+
+@dataclass(frozen=True, slots=True)
+class Forwarded:
+    """A command that leaves all flags to another program, --help too."""
+
+    summary: str
+    run: Callable[[typer.Context], None]
+
+
+Member = str | Group | Forwarded
+"""Where a command is, `module:function` in `services.cli`; commands below a word; or a command of another program."""
+
+
+class Commands(Mapping[str, Any]):
+    """The commands of a group, made as typer asks for them: forty that nobody asks for cost a tenth of a second."""
+
+    def __init__(self, members: Mapping[str, Member]) -> None:
+        self._members = members
+        self._made: dict[str, Any] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._made:
+            self._made[name] = _command(name, self._members[name])
+        return self._made[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._members)
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+
+def _command(name: str, member: Member) -> Any:
+    if isinstance(member, Group):
+        group: Any = _GroupCommand(name=name, help=member.summary, no_args_is_help=True)
+        group.commands = Commands(member.commands)
+        return group
+    alone = typer.Typer(add_completion=False)
+    if isinstance(member, Forwarded):
+        settings = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+        alone.command(name, help=member.summary, context_settings=settings, add_help_option=False)(member.run)
+    else:
+        module, _, function = member.partition(":")
+        command = getattr(import_module(f"services.cli.{module}"), function)
+        alone.command(name, cls=_Command)(with_option_groups(_with_server_options(command)))
+    return get_command(alone)
+
+
+class _Command(TyperCommand):
+    def get_params(self, ctx: Any) -> list[Any]:
+        params = _coerced_quickly(super().get_params(ctx))
+        for param in params:
+            if param.param_type_name == "argument" and param.metavar is None:
+                param.metavar = param.name.upper()
+        return params
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        _write_help(self, ctx, formatter)
+
+
+class _GroupCommand(TyperGroup):
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _coerced_quickly(super().get_params(ctx))
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        _write_help(self, ctx, formatter)
+
+
+def _write_help(command: Any, ctx: Any, formatter: Any) -> None:
+    formatter.write(_command_page(command, ctx))
+
+
+class KolmGroup(_GroupCommand):
+    """The outermost group. Imports what explains an error only once there is one."""
+
+    members: ClassVar[Mapping[str, Member]] = {}
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        self.commands: Any = Commands(self.members)
+
+    def main(self, *arguments: Any, **more: Any) -> Any:
+        make_usable()
+        return super().main(*arguments, **more)
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            try:
+                return super().invoke(ctx)
+            finally:
+                sys.stdout.flush()  # a failing write is noticed here, and not at the interpreter's end
+        except KeyboardInterrupt:
+            print("interrupted", file=sys.stderr)
+            raise typer.Exit(exits.INTERRUPTED) from None
+        except BrokenPipeError:  # the reader of our output has closed it
+            discard_stdout()
+            raise typer.Exit(exits.OK) from None
+        except Exception as error:
+            from services.cli.frame.failures import explain
+
+            raise typer.Exit(explain(error)) from error
+
+
+def with_option_groups(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The command with a flag for each field in the place of parameters that are dataclasses.
+
+    Such a parameter gets its values as one object. It is made before the command runs, and may raise UsageError.
+    """
+    signature = inspect.signature(command, eval_str=True)
+    own = signature.parameters.values()
+    groups: dict[str, Any] = {each.name: each.annotation for each in own if is_dataclass(each.annotation)}
+
+    @wraps(command)
+    def run(**given: Any) -> Any:
+        made: dict[str, Any] = {}
+        for name, kind in groups.items():
+            made[name] = kind(**{each.name: given.pop(each.name) for each in fields(kind)})
+        return command(**given, **made)
+
+    flags = []
+    for each in own:
+        flags += _flags(groups[each.name]) if each.name in groups else [_by_name(each)]
+    vars(run)["__signature__"] = signature.replace(parameters=flags)
+    run.__annotations__ = {}  # typer takes them from the signature
+    return run
+
+
+def _flags(group: Any) -> list[inspect.Parameter]:
+    hints, kind, none = get_type_hints(group, include_extras=True), inspect.Parameter.KEYWORD_ONLY, inspect.Parameter
+    return [
+        inspect.Parameter(
+            each.name,
+            kind,
+            default=none.empty if each.default is MISSING else each.default,
+            annotation=hints[each.name],
+        )
+        for each in fields(group)
+    ]
+
+
+def _by_name(parameter: inspect.Parameter) -> inspect.Parameter:
+    return parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+
+
+def _with_server_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The command with `ServerOptions` more; itself where none of its parameters is the address of a server."""
+    signature = inspect.signature(command, eval_str=True)
+    own = signature.parameters.values()
+    addresses = [
+        each.name for each in own if any(getattr(said, "metavar", None) == SERVER for said in get_args(each.annotation))
+    ]
+    if not addresses:
+        return command
+
+    @wraps(command)
+    def connecting(*, servers: ServerOptions, **given: Any) -> Any:
+        for name in addresses:
+            expect_address(f"--{name}", given[name])
+        servers.for_process()
+        return command(**given)
+
+    more = inspect.Parameter("servers", inspect.Parameter.KEYWORD_ONLY, annotation=ServerOptions)
+    vars(connecting)["__signature__"] = signature.replace(parameters=[*own, more])
+    return connecting
+
+
+def _coerced_quickly(params: list[Any]) -> list[Any]:
+    """The parameters of one command, where typer has not coerced any yet."""
+    for param in params:
+        if param._runtime_param is None:
+            param._runtime_param = _Quick()
+    return params
+
+
+class _Quick:
+    """Words as values without pydantic, which typer imports for that: a third of what a call costs. Stands where typer
+    keeps what coerces a parameter.
+
+    Only what is certainly right is taken here: no value, one that has its type already (a default), text for text,
+    plain digits within bounds, a path. Everything else, and every refusal but that of a number, is typer's.
+    """
+
+    def coerce(self, value: Any, param: Any, ctx: Any) -> Any:
+        several, kind = param.multiple or param.nargs == -1, param.type_descriptor
+        if value is None:
+            return () if several else None
+        if kind.parameter_info.parser is None:
+            found = _list(value, kind) if several else _value(value, kind.annotation, kind.parameter_info)
+            if found is not None:
+                return found
+        param._runtime_param = None
+        try:
+            return param.get_runtime_param().coerce(value, param=param, ctx=ctx)
+        except BadParameter:
+            if several or kind.annotation not in (int, float):
+                raise
+            raise exits.UsageError(f"{param.opts[0]}: is {value}; expected {_expected(kind)}") from None
+
+
+def _expected(kind: Any) -> str:
+    """The numbers that a parameter takes, as servers say it of theirs."""
+    least, most = kind.parameter_info.min, kind.parameter_info.max
+    noun = "a whole number" if kind.annotation is int else "a number"
+    if least is None:
+        return noun if most is None else f"{noun} at most {most:g}"
+    return f"{noun} at least {least:g}" if most is None else f"{noun} from {least:g} to {most:g}"
+
+
+def _list(values: Any, kind: Any) -> list[Any] | None:
+    if get_origin(kind.annotation) is not list or not isinstance(values, list | tuple):
+        return None
+    found = [_value(value, get_args(kind.annotation)[0], kind.parameter_info) for value in values]
+    return None if None in found else found
+
+
+def _value(value: Any, annotation: Any, given: Any) -> Any:
+    """None for what typer has to look at."""
+    if annotation is Path:
+        return _path(value, given)
+    if annotation in (int, float):
+        number = _number(value, annotation)
+        within = number is not None and (given.min is None or number >= given.min)
+        return number if within and (given.max is None or number <= given.max) else None
+    return value if annotation in (str, bool) and type(value) is annotation else None
+
+
+def _number(value: Any, kind: type[Any]) -> Any:
+    if type(value) is kind:
+        return value
+    if not isinstance(value, str) or not value.isascii():
+        return None
+    digits = value if kind is int else value.replace(".", "", 1)
+    return kind(value) if digits.isdecimal() else None
+
+
+def _path(value: Any, given: Any) -> Path | None:
+    if given.exists or given.resolve_path or given.writable or given.allow_dash or not given.file_okay:
+        return None
+    path = Path(value)
+    if path.exists() and not (os.access(path, os.R_OK) and (given.dir_okay or not path.is_dir())):
+        return None
+    return path
+
+
+_METAVARS = {int: "N", float: "NUMBER", str: "TEXT", Path: "PATH"}
+_OPTIONS = "Options"
+
+
+def _command_page(command: Any, context: Any) -> str:
+    """The help of one command, or of a group with the commands below it."""
+    from services.runtime.usage import Row
+
+    options: dict[str, list[Row]] = {_OPTIONS: []}
+    arguments = []
+    for param in command.get_params(context):
+        if param.param_type_name == "argument":
+            arguments.append(Row(_argument(param), param.help or "", _notes(param)))
+        elif not param.hidden:
+            panel = options.setdefault(param.rich_help_panel or _OPTIONS, [])
+            panel.append(Row(_flag_names(param), param.help or "", _notes(param)))
+    below = getattr(command, "commands", {})
+    sections = [
+        Section("Arguments", tuple(arguments)),
+        Section("Commands", tuple(Row(name, _summary(below[name])) for name in below)),
+        *(Section(title, tuple(rows)) for title, rows in options.items() if title != _OPTIONS),
+        Section(_OPTIONS, tuple(options[_OPTIONS])),
+    ]
+    return help_page(_usage(command, context), command.help or "", sections, command.epilog or "")
+
+
+def _usage(command: Any, context: Any) -> str:
+    arguments = [param for param in command.get_params(context) if param.param_type_name == "argument"]
+    words = [each if (each := _argument(param)) and param.required else f"[{each}]" for param in arguments]
+    words += ["COMMAND"] if hasattr(command, "commands") else []
+    return " ".join([context.command_path, "[OPTIONS]", *words])
+
+
+def _argument(param: Any) -> str:
+    return f"{param.metavar or param.name.upper()}{'...' if param.nargs == -1 else ''}"
+
+
+def _summary(command: Any) -> str:
+    """The first sentence or line of what a command says of itself."""
+    text = " ".join((command.help or "").split())
+    first, stop, _ = text.partition(". ")
+    return first + "." if stop else text
+
+
+def _flag_names(param: Any) -> str:
+    names = ", ".join(sorted(param.opts, key=len)) + "".join(f", {each}" for each in param.secondary_opts)
+    return names if param.is_flag else f"{names} {_metavar(param)}"
+
+
+def _metavar(param: Any) -> str:
+    if param.metavar is not None:
+        return str(param.metavar)
+    annotation = param.type_descriptor.annotation
+    if get_origin(annotation) is list:
+        (annotation,) = get_args(annotation)
+    if get_origin(annotation) is Literal:
+        return "|".join(get_args(annotation))
+    return _METAVARS.get(annotation, "TEXT")
+
+
+def _notes(param: Any) -> tuple[str, ...]:
+    notes = [param.envvar] if param.envvar else []
+    given = param.type_descriptor.parameter_info
+    low, high = given.min, given.max
+    if low is not None:
+        notes.append(f"at least {low:g}" if high is None else f"{low:g} to {high:g}")
+    if param.required:
+        notes.append("required")
+    elif isinstance(param.default, bool):
+        notes += [f"default: {param.opts[0]}"] if param.default else []
+    elif param.default:
+        notes.append(f"default: {param.default:g}" if isinstance(param.default, float) else f"default: {param.default}")
+    return tuple(notes)

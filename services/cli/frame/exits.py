@@ -1,0 +1,62 @@
+"""Exit codes, and the errors that commands raise themselves.
+
+CommandError
+├── Failed              1  it was tried and failed
+├── UsageError          2  the command line, or a file it names, is wrong; nothing was tried
+├── VerificationFailed  3  something is not as it claims to be
+├── NotFound            4  the thing asked for is not there
+└── Unreachable         5  a service cannot be reached
+"""
+
+from __future__ import annotations
+
+OK, FAILED, USAGE, VERIFICATION_FAILED, NOT_FOUND, UNAVAILABLE = 0, 1, 2, 3, 4, 5
+INTERRUPTED, TERMINATED = 130, 143
+"""128 + SIGINT, 128 + SIGTERM, as a shell reports them."""
+
+
+def brought_by(extra: str) -> str:
+    """How to install what an extra has. No name of a package index: the wheels are not published."""
+    return (
+        f"the full wheel with its extra {extra} brings it: `make wheels` in a checkout, then "
+        f"pip install 'dist/kolm_serve-….whl[{extra}]'"
+    )
+
+
+class CommandError(Exception):
+    """`message` says what went wrong, in one line; `hint` says what to do, if there is something to do."""
+
+    exit_code = FAILED
+
+    def __init__(self, message: str, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+class Failed(CommandError):
+    """It was tried and failed."""
+
+
+class UsageError(CommandError):
+    """The command line is wrong, or a file that it names."""
+
+    exit_code = USAGE
+
+
+class VerificationFailed(CommandError):
+    """Something is not as it claims to be."""
+
+    exit_code = VERIFICATION_FAILED
+
+
+class NotFound(CommandError):
+    """The thing asked for is not there."""
+
+    exit_code = NOT_FOUND
+
+
+class Unreachable(CommandError):
+    """A service cannot be reached."""
+
+    exit_code = UNAVAILABLE

@@ -1,0 +1,211 @@
+"""Errors as exit codes and as lines for people: what is wrong, with the flag's name, and what to do."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from services.client.errors import FieldViolation, KolmError
+
+
+import errno
+import re
+import sys
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+from ledger.errors import KeyFileError, LedgerError, NotFound, StoreError
+from services.cli.frame import exits
+from services.cli.frame.exits import CommandError
+from services.cli.frame.process import discard_stdout, printable
+
+_EXTRAS = {
+    **dict.fromkeys(("grpc", "google", "sqlalchemy", "alembic", "pydantic_settings", "cbor2"), "cli"),
+    "starlette": "web",
+    "uvicorn": "web",
+    "obstore": "registry",
+    "torch": "generation",
+    "numpy": "generation",
+    "transformers": "generation",
+}
+"""The extra that installs each optional package."""
+_UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+"""The reason that stdout cannot be written, where it is a file or a terminal; an error in a named file has its name."""
+
+
+def explain(error: Exception) -> int:
+    """Print what went wrong; returns the exit code. Raises `error` again if it is a bug."""
+    failure = as_command_error(error)
+    if failure is None:
+        raise error
+    if isinstance(error, OSError):
+        discard_stdout()  # or it would fail once more, at the interpreter's end
+    print(f"kolm: {printable(failure.message)}", file=sys.stderr)
+    if failure.hint:
+        print(f"      {printable(failure.hint)}", file=sys.stderr)
+    return failure.exit_code
+
+
+def as_command_error(error: Exception) -> CommandError | None:
+    """The error for people; None for a bug, which needs its traceback."""
+    if isinstance(error, CommandError):
+        return error
+    if isinstance(error, ImportError):
+        return _not_installed(error)
+    if "services.client.errors" in sys.modules:  # else no server was called, and importing the client would need grpc
+        from services.client.errors import KolmError
+
+        if isinstance(error, KolmError):
+            return of_server(error)
+    if isinstance(error, NotFound):
+        return exits.NotFound(str(error))
+    if isinstance(error, KeyFileError):
+        return exits.UsageError(str(error))
+    if isinstance(error, StoreError):
+        return exits.Failed(str(error))
+    if isinstance(error, LedgerError):
+        return exits.VerificationFailed(str(error))
+    if isinstance(error, OSError) and error.filename is not None:  # a folder that is a file, or that we may not write
+        return exits.Failed(f"{error.filename}: {error.strerror}")
+    if isinstance(error, OSError) and error.errno in _UNWRITABLE:
+        return exits.Failed(f"cannot write the output: {error.strerror}")
+    return None
+
+
+def _not_installed(error: ImportError) -> CommandError | None:
+    """How to install an optional package, or a part of kolm where only kolm-verify is installed; None for neither."""
+    module = error.name or ""
+    package = module.partition(".")[0]
+    if package in _EXTRAS and isinstance(error, ModuleNotFoundError):
+        return exits.UsageError(f"this needs {package}, which is not installed", exits.brought_by(_EXTRAS[package]))
+    if package in ("services", "ledger") and find_spec("services.ledger") is None:
+        return exits.UsageError(f"this needs {module}, which kolm-verify leaves out", exits.brought_by("cli"))
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Fallback:
+    """A reason as receipts have it (`spec_decode.fallback_reason`), explained."""
+
+    sentence: str
+    remedy: str
+
+
+FALLBACKS = {
+    "no_head": Fallback(
+        "no draft head is loaded for this model", "kolm up --head DIR, or publish one: kolm heads push"
+    ),
+    "no_datastore": Fallback("no datastore is loaded", "kolm datastore build, then kolm up --shared-datastore DIR"),
+    "no_draft_model": Fallback("no smaller model is loaded", "kolm up --draft-model DIR"),
+    "head_withdrawn": Fallback("its publisher has withdrawn the head", "kolm heads list shows others"),
+    "head_needs_retraining": Fallback(
+        "too few of the head's drafts hold with this adapter", "kolm heads train; --method eagle3 drafts with it anyway"
+    ),
+    "temperature": Fallback(
+        "drafts hardly ever hold at this temperature",
+        "lower --temperature, or raise the server's --speculation-max-temperature",
+    ),
+    "profile_unproven": Fallback(
+        "this machine's numerics failed their probe, so nothing may draft", "kolm doctor names what differs"
+    ),
+    "halt_state_unknown": Fallback(
+        "the ledger has not told the server lately what is halted", "kolm status shows whether the ledger answers"
+    ),
+    "halted": Fallback("an audit has halted it", "kolm halts list shows why, kolm halts resume lifts it"),
+    "not_loaded": Fallback("no method is loaded", "kolm status shows which there are"),
+}
+
+
+def explained(reason: str | None) -> str | None:
+    """A line for people; None where there is no reason, or a server that is newer than this command has another."""
+    found = FALLBACKS.get(reason or "")
+    return None if found is None else f"{reason}: {found.sentence}; {found.remedy}"
+
+
+_HINTS = {
+    "SPEC_DECODE_HALTED": "`kolm halts list` shows why; `kolm halts resume` lifts it; --method off is served meanwhile",
+    "LOSSY_ACCEPTANCE": "leave accept_threshold out: kolm accepts only tokens that the target would have chosen",
+    "UNTRUSTED_SIGNATURE": (
+        "the ledger trusts the keys in its --trusted-keys directory; is it the one of --data-dir? A ledger that runs "
+        "takes another key of a role at its next start"
+    ),
+}
+
+_NO_SERVER = (
+    re.compile(
+        r"last error: \w+: (?:ipv[46]:)?(?P<address>\S+:\d+): (?:Failed to connect to remote host: )?(?P<why>.+)"
+    ),
+    re.compile(r"address lookup failed for (?P<address>\S+): (?P<why>[^\]]+)"),
+)
+_NO_METHOD = "Method not found!"
+
+_FIELDS = (
+    *(
+        f"sampling.{name}"
+        for name in ("max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "n")
+    ),
+    *(f"sampling.{name}_penalty" for name in ("presence", "frequency", "repetition")),
+    *("sampling.stop", "sampling.logprobs", "sampling.ignore_eos"),
+    *(f"spec_decode.{name}" for name in ("method", "k", "verify", "eagle_head")),
+    *("workload", "model", "tenant", "request_id", "outcome", "commitment", "older_than"),
+)
+_FLAGS = {field: f"--{field.rpartition('.')[2].replace('_', '-')}" for field in _FIELDS} | {
+    "spec_decode.parameters": "--parameter",
+    "sampling.structured_outputs.json": "--json-schema",
+    **{f"sampling.structured_outputs.{kind}": f"--{kind}" for kind in ("regex", "choice", "grammar")},
+    "base_cid": "--base",
+    "start_time": "--since",
+    "end_time": "--until",
+}
+"""The flag that sets a field of a request."""
+
+
+def of_server(error: KolmError) -> CommandError:
+    """The exit code is that of the error's kind."""
+    from services.client import errors as client
+
+    codes = {
+        client.InvalidArgument: exits.USAGE,
+        client.NotFound: exits.NOT_FOUND,
+        client.DataLoss: exits.VERIFICATION_FAILED,
+        client.Unavailable: exits.UNAVAILABLE,
+        client.DeadlineExceeded: exits.UNAVAILABLE,
+        client.ResourceExhausted: exits.UNAVAILABLE,
+    }
+    message = "; ".join(map(_violation, error.violations)) or _plain(error.message)
+    failure = CommandError(message, _hint(error))
+    failure.exit_code = next((code for kind, code in codes.items() if isinstance(error, kind)), exits.FAILED)
+    return failure
+
+
+def _plain(message: str) -> str:
+    """Without gRPC's own words for a server that is not there, or is another one."""
+    if message == _NO_METHOD:
+        return "the server that was asked is of another kind, or older"
+    found = next(filter(None, (pattern.search(message) for pattern in _NO_SERVER)), None)
+    return message if found is None else f"no server at {found['address']}: {found['why'].lower()}"
+
+
+def _violation(violation: FieldViolation) -> str:
+    return f"{_FLAGS.get(violation.field, violation.field)}: {violation.description}"
+
+
+def _hint(error: KolmError) -> str | None:
+    from services.client import errors as client
+
+    if error.reason in ("METHOD_NOT_LOADED", "METHOD_CANNOT_RUN"):
+        fallback = FALLBACKS.get(error.metadata.get("missing", ""))
+        return None if fallback is None else f"{fallback.sentence}: {fallback.remedy}"
+    if error.reason in _HINTS:
+        return _HINTS[error.reason]
+    if isinstance(error, client.Unavailable):
+        return "is it running? `kolm up` starts all services, `kolm status` shows which answer"
+    if error.message == _NO_METHOD:
+        return "is its address that of another service? `kolm status` shows which answers where"
+    if isinstance(error, client.DeadlineExceeded):
+        return "`kolm status` shows which services answer"
+    if isinstance(error, client.Internal) and error.request_id:
+        return f"the server's log has it under request id {error.request_id}"
+    if error.retry_after:
+        return f"try again in {error.retry_after:g} s"
+    return None

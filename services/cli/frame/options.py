@@ -1,0 +1,210 @@
+"""Options that several commands share, each with one name, one environment variable and one meaning."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from services.cli.frame.exits import UsageError
+from services.cli.frame.values import expect_files, named_adapters
+
+if TYPE_CHECKING:
+    from services.auditor.examination import EnginePlan
+
+
+GENERATION, LEDGER, AUDITOR = "127.0.0.1:50051", "127.0.0.1:50052", "127.0.0.1:50053"
+REGISTRY = "127.0.0.1:50054"
+SERVER = "HOST:PORT"
+"""Metavar for the address of a server; `https://HOST:PORT` is one too."""
+DATA_DIR = Path(".kolm")
+MODEL = Path("smollm2")
+
+
+def found_model(context: typer.Context, param: typer.CallbackParam, named: Path | None) -> Path | None:
+    """Callback of options that take a model: its directory or file, also if a package was named.
+
+    Where nobody named one and the default's package is not installed, the one that was imported, if there is one.
+    """
+    if named is None:
+        return None
+    from services.generation.target.errors import ModelNotFound
+    from services.generation.target.model_path import imported, model_path
+
+    name = param.opts[0] if param.opts[0].startswith("-") else param.opts[0].upper()
+    try:
+        return model_path(named)
+    except ModelNotFound as error:
+        others = imported()
+        source = context.get_parameter_source(param.name or "")
+        if len(others) == 1 and source is not None and source.name == "DEFAULT":
+            return next(iter(others.values()))
+        named_ones = f"or name another with {name}: {', '.join(others)}" if others else None
+        hint = named_ones or "`kolm models list` shows which have a name"
+        raise UsageError(f"{name}: {error}", hint) from error
+
+
+def model(name: str, description: str) -> Any:
+    """An option that takes a model, by default from the environment."""
+    return typer.Option(name, envvar="KOLM_MODEL", metavar="DIR|GGUF|NAME", callback=found_model, help=description)
+
+
+Model = Annotated[Path, model("--model", "A transformers directory, a GGUF file, or smollm2.")]
+TrainedOn = Annotated[
+    Path, model("--model", "The base it was trained on: a transformers directory, a GGUF file, or smollm2.")
+]
+Adapters = Annotated[
+    list[str] | None,
+    typer.Option("--adapter", metavar="NAME=DIR", help="LoRA adapter in peft's layout; may be repeated."),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON to stdout instead of text.")]
+Generation = Annotated[
+    str, typer.Option("--generation", envvar="KOLM_GENERATION", metavar=SERVER, help="The generation service.")
+]
+Ledger = Annotated[str, typer.Option("--ledger", envvar="KOLM_LEDGER", metavar=SERVER, help="The ledger service.")]
+Auditor = Annotated[str, typer.Option("--auditor", envvar="KOLM_AUDITOR", metavar=SERVER, help="The auditor.")]
+Registry = Annotated[
+    str, typer.Option("--registry", envvar="KOLM_REGISTRY", metavar=SERVER, help="The registry of heads.")
+]
+DataDir = Annotated[
+    Path,
+    typer.Option(
+        "--data-dir", envvar="KOLM_DATA_DIR", metavar="DIR", help="Where `kolm up` keeps keys, ledger and state."
+    ),
+]
+Database = Annotated[
+    str | None,
+    typer.Option(
+        "--database", metavar="FILE|URL", help="A ledger's database, without a server: a file or postgresql+psycopg://…"
+    ),
+]
+Origin = Annotated[str | None, typer.Option("--origin", help="Expect this name of the log in its checkpoints.")]
+Trusted = Annotated[
+    Path | None,
+    typer.Option(
+        "--trusted", envvar="KOLM_TRUSTED", metavar="DIR", help="Public keys to trust. Default: <data-dir>/trusted."
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Paths:
+    """The data directory, and the folder of the keys that count."""
+
+    data_dir: DataDir = DATA_DIR
+    trusted_keys: Trusted = None
+
+    @property
+    def trusted(self) -> Path:
+        return self.trusted_keys or self.data_dir / "trusted"
+
+    def trusted_beside(self, folder: Path) -> Path:
+        """The keys that somebody named, those in this folder where there are any, or those here."""
+        beside = folder / "trusted"
+        return beside if self.trusted_keys is None and beside.is_dir() else self.trusted
+
+    def key(self, role: str, named: Path | None = None) -> Path:
+        """The private key that somebody named, or the one of this role that is kept here."""
+        return named or self.data_dir / "keys" / f"{role}.pem"
+
+
+PATHS = Paths()
+Remember = Annotated[
+    Path | None,
+    typer.Option(
+        "--remember", metavar="FILE", help="Keep the newest checkpoint here; refuse a log that does not extend it."
+    ),
+]
+OperatorKey = Annotated[
+    Path | None,
+    typer.Option("--key", help="The operator's key, or a PKCS#11 URI. Default: <data-dir>/keys/operator.pem."),
+]
+KeyPassphrase = Annotated[
+    Path | None,
+    typer.Option(
+        "--key-passphrase-file",
+        envvar="KOLM_KEY_PASSPHRASE_FILE",
+        metavar="FILE",
+        help="The passphrase of an encrypted key, or the PIN of a device, in the first line of a file.",
+    ),
+]
+PublisherKey = Annotated[
+    Path | None,
+    typer.Option("--key", help="The publisher's key, or a PKCS#11 URI. Default: <data-dir>/keys/publisher.pem."),
+]
+Receipt = Annotated[
+    str, typer.Argument(help="A receipt's id, the beginning of one (8 digits or more), or the index of its entry.")
+]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """The values that the audited server has."""
+
+    adapter: Adapters = None
+    context_length: Annotated[
+        int | None, typer.Option(min=1, metavar="TOKENS", help="The server's, where it was given one.")
+    ] = None
+    cache_dtype: Annotated[
+        str | None, typer.Option(metavar="float32|bfloat16", help="The server's, where not float32.")
+    ] = None
+    arithmetic: Annotated[str | None, typer.Option(metavar="float32|int8", help="The server's, where not float32.")] = (
+        None
+    )
+
+    def plan(self, model: Path) -> EnginePlan:
+        """Raises UsageError for an adapter without a name."""
+        from services.auditor.examination import EnginePlan
+
+        return EnginePlan(
+            model, named_adapters(self.adapter or ()), self.context_length, self.cache_dtype, self.arithmetic
+        )
+
+
+ENGINE = EngineOptions()
+
+
+@dataclass(frozen=True, slots=True)
+class ServerOptions:
+    """How this process speaks with servers, and as whom."""
+
+    tls_ca: Annotated[
+        Path | None,
+        typer.Option(
+            "--tls-ca", envvar="KOLM_TLS_CA", metavar="FILE", help="The authority (PEM) of the servers: speak TLS."
+        ),
+    ] = None
+    tls_cert: Annotated[
+        Path | None,
+        typer.Option(
+            "--tls-cert", envvar="KOLM_TLS_CERT", metavar="FILE", help="Your certificate (PEM), where they ask for one."
+        ),
+    ] = None
+    tls_key: Annotated[
+        Path | None,
+        typer.Option("--tls-key", envvar="KOLM_TLS_KEY", metavar="FILE", help="The private key of --tls-cert (PEM)."),
+    ] = None
+    token: Annotated[
+        str | None, typer.Option("--token", metavar="TOKEN", help="Who you are. Other users here can see flags.")
+    ] = None
+    token_file: Annotated[
+        Path | None,
+        typer.Option("--token-file", metavar="FILE", help="A file with the token. Default: what `kolm up` left you."),
+    ] = None
+
+    def for_process(self) -> None:
+        """From here on, clients of this process use them. Raises UsageError for files that are not there."""
+        pem = "a file in PEM; `kolm init` makes them for development"
+        for name, path in (("--tls-ca", self.tls_ca), ("--tls-cert", self.tls_cert), ("--tls-key", self.tls_key)):
+            expect_files(name, [path] if path else [], pem)
+        expect_files("--token-file", [self.token_file] if self.token_file else [], "a file with a token")
+        if self.tls_ca or self.tls_cert or self.tls_key:
+            from services.client.identity import ClientTls
+
+            ClientTls(self.tls_ca, self.tls_cert, self.tls_key).for_process()
+        if self.token is not None or self.token_file is not None:
+            from services.client.identity import show
+
+            show(self.token, self.token_file)

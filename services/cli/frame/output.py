@@ -1,0 +1,108 @@
+"""What a command says: its document to stdout, as JSON or as a view, remarks and progress to stderr.
+
+rich is imported once something is shown.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from services.cli.frame.views import View
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress, ProgressColumn, TaskID
+
+FileProgress = Callable[[str, int, int], None]
+"""Takes a file's name, how many of its bytes are done, and how many it has."""
+
+
+def answer(as_json: bool, document: Any, view: Callable[[Any], View]) -> None:
+    """Print a command's document: as JSON for programs, or as a view of it for people."""
+    if as_json:
+        print_json(document)
+    else:
+        show(view(document))
+
+
+def print_json(document: Any) -> None:
+    """One JSON document, indented on a terminal."""
+    indent = 2 if sys.stdout.isatty() else None
+    print(json.dumps(document, indent=indent, ensure_ascii=sys.stdout.encoding.lower() != "utf-8"), flush=True)
+
+
+def show(view: View) -> None:
+    """Print a view to stdout. Lines are not wrapped."""
+    from services.cli.frame.rendering import print_view
+
+    print_view(view, stdout_console())
+
+
+def remark(*lines: View) -> None:
+    """Print lines to stderr: what was done beside the result."""
+    from services.cli.frame.rendering import print_view
+
+    print_view(list(lines), stderr_console())
+
+
+def stdout_console() -> Console:
+    """A new one for each call, so that it follows a redirected sys.stdout."""
+    from services.cli.frame.rendering import ShownConsole
+
+    return ShownConsole(highlight=False)
+
+
+def stderr_console() -> Console:
+    """The console for progress and remarks."""
+    from services.cli.frame.rendering import ShownConsole
+
+    return ShownConsole(stderr=True, highlight=False)
+
+
+def bars(*columns: ProgressColumn, quiet: bool = False) -> Progress:
+    """Progress with these columns, gone when all is done; shown only if stderr is a terminal and it is not `quiet`."""
+    from rich.progress import Progress
+
+    console = stderr_console()
+    return Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal)
+
+
+@contextmanager
+def steps(first: str, *, quiet: bool = False) -> Iterator[Callable[[str], None]]:
+    """A line of what is being done, and for how long by now: takes each next step."""
+    from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    with bars(SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), quiet=quiet) as progress:
+        task = progress.add_task(first, total=None)
+        yield lambda step: progress.update(task, description=step)
+
+
+@contextmanager
+def verifying_entries() -> Iterator[Callable[[int], None]]:
+    """Counts entries: takes how many more are verified."""
+    from rich.progress import TextColumn
+
+    with bars(TextColumn("verifying entry {task.completed:.0f}")) as progress:
+        task = progress.add_task("", total=None)
+        yield lambda count: progress.advance(task, count)
+
+
+@contextmanager
+def transfers(verb: str) -> Iterator[FileProgress]:
+    """A bar for each file."""
+    from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn(f"{verb} {{task.description}}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with bars(*columns) as progress:
+        tasks: dict[str, TaskID] = {}
+
+        def show(name: str, position: int, size: int) -> None:
+            if name not in tasks:
+                tasks[name] = progress.add_task(name, total=size)
+            progress.update(tasks[name], completed=position)
+
+        yield show

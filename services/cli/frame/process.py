@@ -1,0 +1,103 @@
+"""The process that a command runs in: standard streams, what may be written to a terminal, signals, Ctrl-C."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import signal
+import sys
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from queue import SimpleQueue
+from threading import Thread
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from services.client.channel import Stream
+
+
+def make_usable() -> None:
+    """A closed stream leads nowhere from here on, or else the next file or socket would have its number. What an
+    encoding does not have is written as an escape.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
+        elif mode == "w" and isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def discard_stdout() -> None:
+    """Stdout goes nowhere from here on: the interpreter writes what is left of it at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+"""Control characters other than tab and newline, characters that reverse the direction of text, lone surrogates."""
+
+
+def printable(text: str) -> str:
+    """`text` for a terminal, with a replacement for each character that would control it."""
+    return STEERING.sub("\N{REPLACEMENT CHARACTER}", text)
+
+
+@contextmanager
+def stop_signals(
+    on_signal: Callable[[int], None], numbers: Sequence[int] = (signal.SIGINT, signal.SIGTERM)
+) -> Iterator[None]:
+    """Calls `on_signal` with the number of each that comes during the block. Only on the main thread."""
+    before = {number: signal.signal(number, lambda came, frame: on_signal(came)) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+_Value = TypeVar("_Value")
+
+
+class _End(Exception):
+    """The values have ended."""
+
+
+def until_interrupted(stream: Stream[_Value]) -> Generator[_Value, None, None]:
+    """The values of the stream, which is closed at the end. Raises KeyboardInterrupt after Ctrl-C, and what it raises.
+
+    Another thread reads: a KeyboardInterrupt inside of gRPC would leave its locks held, and the next call would wait
+    for them for ever. Only on the main thread.
+    """
+    return _interruptible(stream, stream.close)
+
+
+def unless_interrupted(call: Callable[[], _Value], cancel: Callable[[], None]) -> _Value:
+    """The call's result, in the same way; `cancel` ends it, and is called at the end in any case."""
+    (value,) = _interruptible((each() for each in (call,)), cancel)
+    return value
+
+
+def _interruptible(values: Iterable[_Value], stop: Callable[[], None]) -> Generator[_Value, None, None]:
+    arrived: SimpleQueue[_Value | BaseException] = SimpleQueue()  # its put may interrupt its own get
+    reader = Thread(target=_read, args=(values, arrived), daemon=True)
+    before = signal.signal(signal.SIGINT, lambda number, frame: arrived.put(KeyboardInterrupt()))
+    try:
+        reader.start()
+        while not isinstance(value := arrived.get(), _End):
+            if isinstance(value, BaseException):
+                raise value
+            yield value
+    finally:
+        stop()
+        reader.join()
+        signal.signal(signal.SIGINT, before)
+
+
+def _read(values: Iterable[_Value], arrived: SimpleQueue[_Value | BaseException]) -> None:
+    try:
+        for value in values:
+            arrived.put(value)
+        arrived.put(_End())
+    except BaseException as error:  # raised again by whoever waits
+        arrived.put(error)

@@ -1,0 +1,121 @@
+"""Words of the command line as values, and the files and folders that it names. All functions raise UsageError."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import TypeVar
+
+from services.cli.frame.exits import UsageError
+from services.generation.target.model_path import ADAPTER_FOLDER, FolderKind
+
+Number = TypeVar("Number", int, float)
+
+_AGE = re.compile(r"(\d{1,6})([smhd])")
+_SCHEME = re.compile(r"(unix|dns|ipv4|ipv6|xds|http):")
+_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
+
+
+def database_place(text: str) -> Path | str:
+    """A database's file, or its URL."""
+    return text if "://" in text else Path(text)
+
+
+def expect_address(option: str, text: str | None) -> None:
+    """HOST:PORT, alone or after https://. Other schemes of gRPC's are left to gRPC."""
+    place = "" if text is None else text.removeprefix("https://")
+    if text is None or _SCHEME.match(place):
+        return
+    host, _, port = place.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise UsageError(f"{option}: expected HOST:PORT, for example 127.0.0.1:50051, got {text!r}")
+
+
+def moment(option: str, text: str) -> datetime:
+    """A time in ISO 8601; it is in UTC if it names no offset."""
+    try:
+        time = datetime.fromisoformat(text)
+        return time.astimezone(UTC) if time.tzinfo else time.replace(tzinfo=UTC)
+    except (ValueError, OverflowError):  # the year 1 in a time zone further east is no year in UTC
+        expected = "expected a time like 2026-01-02 or 2026-01-02T03:04:05Z"
+        raise UsageError(f"{option}: {expected}, got {text!r}") from None
+
+
+def age(option: str, text: str) -> timedelta:
+    """A number with its unit: 90s, 15m, 24h, 7d."""
+    match = _AGE.fullmatch(text)
+    if match is None:
+        raise UsageError(f"{option}: expected a number and s, m, h or d, for example 24h, got {text!r}")
+    return timedelta(**{_UNITS[match[2]]: int(match[1])})
+
+
+def numbers(option: str, text: str, kind: Callable[[str], Number]) -> tuple[Number, ...]:
+    """Numbers with commas between them."""
+    try:
+        return tuple(kind(part) for part in text.split(","))
+    except ValueError:
+        raise UsageError(f"{option}: expected numbers with commas between them, got {text!r}") from None
+
+
+def expect_files(flag: str, paths: Iterable[Path], expected: str) -> None:
+    """Each is a file."""
+    if missing := [str(path) for path in paths if not path.is_file()]:
+        raise UsageError(f"{flag}: {', '.join(missing)}: no such file; expected {expected}")
+
+
+def read_text(flag: str, path: Path) -> str:
+    """The text of a file in UTF-8."""
+    try:
+        return path.read_bytes().decode()
+    except OSError as error:
+        raise UsageError(f"{flag}: cannot read {path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{flag}: {path} is not UTF-8: byte {error.start}") from None
+
+
+def expect_folder(flag: str, path: Path, kind: FolderKind) -> None:
+    """A folder of this kind."""
+    try:
+        kind.check(path)
+    except ValueError as error:
+        raise UsageError(f"{flag}: {error}") from None
+
+
+def named_adapters(settings: Iterable[str]) -> dict[str, Path]:
+    """Folders by name, from settings of the form NAME=DIR."""
+
+    found = {}
+    for setting in settings:
+        name, _, folder = setting.partition("=")
+        if not (name and folder):
+            raise UsageError(f"--adapter: expected NAME=DIR of an adapter in peft's layout, got {setting}")
+        expect_folder("--adapter", Path(folder), ADAPTER_FOLDER)
+        found[name] = Path(folder)
+    return found
+
+
+def expect_writable(flag: str, folder: Path) -> None:
+    """A folder, made where missing, in which files can be made."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        hint = "name another folder, or let its owner make it yours"
+        raise UsageError(f"{flag}: cannot write in {folder}: {error.strerror}", hint) from None
+
+
+def require_writable_new_file(flag: str, path: Path) -> Path:
+    """The folder of a file that is to be written: an answer must not be lost for want of it."""
+    if not path.parent.is_dir():
+        raise UsageError(f"{flag}: {path.parent} is not a directory", "make it first, or name a file in another folder")
+    return path
+
+
+def expect_new(flag: str, path: Path) -> None:
+    """Nothing is there yet, or an empty folder."""
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise UsageError(f"{flag}: {path}: exists already; choose another folder or remove it")

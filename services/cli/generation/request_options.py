@@ -1,0 +1,204 @@
+"""Options of a request for text, which `kolm generate` and `kolm chat` share, and its prompt."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from services.cli.frame.exits import UsageError
+from services.cli.frame.values import read_text
+
+if TYPE_CHECKING:
+    from services.client import Request, SamplingParams, SpecDecodeConfig, StructuredOutputs
+
+
+SAMPLING, SPECULATION = "Sampling (defaults are the server's)", "Speculation (never changes the text)"
+STRUCTURE = "Structured output (one of them)"
+
+
+def _sampling(name: str, help: str, *more: str) -> Any:
+    return typer.Option(name, *more, help=help, rich_help_panel=SAMPLING)
+
+
+def _structure(name: str, help: str, metavar: str | None = None) -> Any:
+    return typer.Option(name, help=help, metavar=metavar, rich_help_panel=STRUCTURE)
+
+
+def _speculation(name: str, help: str, metavar: str | None = None) -> Any:
+    return typer.Option(name, help=help, metavar=metavar, rich_help_panel=SPECULATION)
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOptions:
+    """The values of the options, each with its flag. None leaves a choice to the server, which checks all ranges."""
+
+    max_tokens: Annotated[int | None, _sampling("--max-tokens", "Tokens of an output at most.")] = None
+    min_tokens: Annotated[int | None, _sampling("--min-tokens", "Nothing ends an output before these.")] = None
+    temperature: Annotated[float | None, _sampling("--temperature", "0: the likeliest token.", "-t")] = None
+    top_p: Annotated[float | None, _sampling("--top-p", "Above 0, up to 1.")] = None
+    top_k: Annotated[int | None, _sampling("--top-k", "0: no limit.")] = None
+    min_p: Annotated[float | None, _sampling("--min-p", "0 to 1.")] = None
+    seed: Annotated[int | None, _sampling("--seed", "The same seed, the same text.")] = None
+    stop: Annotated[list[str] | None, _sampling("--stop", "A text that ends the output. May be repeated.")] = None
+    presence_penalty: Annotated[float | None, _sampling("--presence-penalty", "-2 to 2.")] = None
+    frequency_penalty: Annotated[float | None, _sampling("--frequency-penalty", "-2 to 2.")] = None
+    repetition_penalty: Annotated[float | None, _sampling("--repetition-penalty", "0.01 to 10; 1: none.")] = None
+    ignore_eos: Annotated[bool, _sampling("--ignore-eos", "Go on past the end-of-sequence token.")] = False
+    json_schema: Annotated[
+        Path | None, _structure("--json-schema", "JSON that a schema allows, members in its order.", "FILE")
+    ] = None
+    json_object: Annotated[bool, _structure("--json-object", "Any JSON object.")] = False
+    regex: Annotated[str | None, _structure("--regex", "What a regular expression matches as a whole.", "REGEX")] = None
+    choice: Annotated[list[str] | None, _structure("--choice", "One of these texts. May be repeated.", "TEXT")] = None
+    grammar: Annotated[Path | None, _structure("--grammar", "What a Lark or GBNF grammar allows.", "FILE")] = None
+    method: Annotated[str | None, _speculation("--method", "auto, off or a method of the server.", "METHOD")] = None
+    k: Annotated[int | None, _speculation("--k", "Draft depth in tokens.")] = None
+    eagle_head: Annotated[str | None, _speculation("--eagle-head", "Head of eagle3.", "HEAD")] = None
+    parameter: Annotated[
+        list[str] | None,
+        _speculation("--parameter", "A parameter of the method, see kolm doctor. May be repeated.", "NAME=VALUE"),
+    ] = None
+    verify: Annotated[
+        str | None, _speculation("--verify", "inline: replay before the receipt is signed.", "sampled|inline")
+    ] = None
+    workload: Annotated[
+        str | None,
+        _speculation(
+            "--workload",
+            "For auto: code and many_adapters prefer lookahead, rag (answers that quote passages) rest, structured and "
+            "single_tenant eagle3.",
+            "WORKLOAD",
+        ),
+    ] = None
+    model: Annotated[str | None, typer.Option("--model", help="Name or base_cid; the one served by default.")] = None
+    adapter: Annotated[str | None, typer.Option("--adapter", help="Name or adapter_cid; the bare base by default.")] = (
+        None
+    )
+    tenant: Annotated[str, typer.Option("--tenant", help="The tenant of the request; goes into the receipt.")] = ""
+    timeout: Annotated[float, typer.Option("--timeout", help="Give up after this many seconds.")] = 600.0
+
+    def __post_init__(self) -> None:
+        """Raises UsageError."""
+        if not self.timeout > 0:
+            raise UsageError(f"--timeout: is {self.timeout:g}; expected a number of seconds above 0")
+
+    def request(self, n: int | None = None, logprobs: int | None = None) -> Request:
+        """A request without its prompt. Raises UsageError as `sampling` does."""
+        from services.client import Request
+
+        return Request(
+            sampling=self.sampling(n, logprobs),
+            model=self.model,
+            adapter=self.adapter,
+            tenant=self.tenant,
+            workload=self.workload,
+        )
+
+    def sampling(self, n: int | None = None, logprobs: int | None = None) -> SamplingParams:
+        """How tokens are chosen. Raises UsageError for constraints that cannot be read or contradict each other."""
+        from services.client import SamplingParams
+
+        own = {each.name: getattr(self, each.name) for each in fields(self)}
+        shared = {each.name: own[each.name] for each in fields(SamplingParams) if each.name in own}
+        shared |= {"stop": tuple(self.stop or ()), "ignore_eos": self.ignore_eos or None}
+        return SamplingParams(**shared, n=n, logprobs=logprobs, structured_outputs=self._structured_outputs())
+
+    def _structured_outputs(self) -> StructuredOutputs | None:
+        from services.client import StructuredOutputs
+
+        given = {
+            "json": ("--json-schema", self.json_schema),
+            "json_object": ("--json-object", self.json_object or None),
+            "regex": ("--regex", self.regex),
+            "choice": ("--choice", self.choice or None),
+            "grammar": ("--grammar", self.grammar),
+        }
+        asked = {kind: (flag, value) for kind, (flag, value) in given.items() if value is not None}
+        if len(asked) > 1:
+            flags = " and ".join(flag for flag, _ in asked.values())
+            raise UsageError(f"{flags}: expected one constraint on the output")
+        for kind, (flag, value) in asked.items():
+            read: Any = read_text(flag, value) if isinstance(value, Path) else value
+            return StructuredOutputs(**{kind: read})
+        return None
+
+    def spec_decode(self) -> SpecDecodeConfig:
+        """How to speculate. Raises UsageError for a `--parameter` that is no NAME=VALUE."""
+        from services.client import SpecDecodeConfig
+
+        return SpecDecodeConfig(
+            method=self.method,
+            eagle_head=self.eagle_head,
+            k=self.k,
+            verify=self.verify,
+            parameters=_method_parameters(self.parameter or []),
+        )
+
+
+def _method_parameters(given: list[str]) -> dict[str, int]:
+    pairs = [each.partition("=") for each in given]
+    for name, equals, value in pairs:
+        if not name or not value.isdecimal():
+            raise UsageError(
+                f"--parameter: expected NAME=VALUE with a whole number, as window=4, got {name}{equals}{value}"
+            )
+    return {name: int(value) for name, _, value in pairs}
+
+
+MAX_PROMPT_BYTES = 4 * 1024 * 1024
+"""The most that the generation service takes (`GenerateRequest.prompt`, `.prediction`)."""
+
+
+_NO_PROMPT = UsageError(
+    "expected a prompt: PROMPT, -f FILE or standard input", 'try: kolm generate --chat "What is gravity?"'
+)
+
+
+def read_prompt(argument: str | None, file: Path | None) -> str:
+    """The prompt from exactly one of both; "-" is standard input, and so is neither where that is no terminal.
+
+    Raises UsageError, which names the source.
+    """
+    if argument is not None and file is not None:
+        raise UsageError("expected one prompt: either PROMPT or -f FILE")
+    if argument is not None and argument != "-":
+        return argument
+    piped = argument is None and file is None
+    if piped and (sys.stdin is None or sys.stdin.isatty()):
+        raise _NO_PROMPT
+    name, raw = _read("-f", file)
+    if piped and not raw:
+        raise _NO_PROMPT
+    if not raw:
+        raise UsageError(f"prompt: {name} is empty")
+    return _decoded("-f" if file else "prompt", name, raw)
+
+
+def read_prediction(file: Path | None) -> str:
+    """The output that is expected, none where no file is named. Raises UsageError."""
+    return "" if file is None else _decoded("--prediction", *_read("--prediction", file))
+
+
+def _decoded(flag: str, name: str, raw: bytes) -> str:
+    if len(raw) > MAX_PROMPT_BYTES:
+        raise UsageError(f"{flag}: {name} has more than the {MAX_PROMPT_BYTES:,} bytes that can be sent")
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        at = f"byte 0x{raw[error.start]:02x} at offset {error.start}"
+        raise UsageError(f"{flag}: {name} is not UTF-8: {at}") from None
+
+
+def _read(flag: str, file: Path | None) -> tuple[str, bytes]:
+    """A name for messages and the bytes, up to one more than may be sent, which shows that there are too many."""
+    if file is None or str(file) == "-":
+        return "standard input", sys.stdin.buffer.read(MAX_PROMPT_BYTES + 1)
+    try:
+        with file.open("rb") as opened:
+            return str(file), opened.read(MAX_PROMPT_BYTES + 1)
+    except OSError as error:
+        raise UsageError(f"{flag}: cannot read {file}: {error.strerror}") from None

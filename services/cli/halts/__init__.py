@@ -1,0 +1,1 @@
+"""Halts, their resumption, and a drill of both."""

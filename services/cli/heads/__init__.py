@@ -1,0 +1,1 @@
+"""Draft heads: trained, measured, published, fetched."""

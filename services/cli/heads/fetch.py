@@ -1,0 +1,397 @@
+"""`kolm heads pull`, `list` and `gc`: heads that are published, fetched and checked."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import tempfile
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ledger.audit.draft_head_evidence import (
+    PROVENANCE,
+    DraftHeadEvidence,
+    PublishedDraftHead,
+    check_files,
+    verify_draft_head,
+)
+from ledger.documents.draft_head_manifest import DraftHeadManifest
+from ledger.encoding.canonical import canonical
+from ledger.errors import DraftHeadRefused
+from ledger.keys.trusted_keys import TrustedKeys
+from services.cli.frame import options
+from services.cli.frame.exits import UsageError
+from services.cli.frame.output import answer, transfers
+from services.cli.frame.views import DASH, MARKS, Column, Line, Styled, Table, View, counted, facts, size, table
+from services.cli.trust import load_trusted
+
+if TYPE_CHECKING:
+    from services.client import LedgerClient
+    from services.client.registry import Head, RegistryClient
+
+
+Reference = Annotated[str, typer.Argument(help="name, name@sha256:<digits>, or cidv1:sha256:…")]
+Base = Annotated[str | None, typer.Option("--base", metavar="CID", help="Only heads for this base.")]
+
+
+def pull(
+    reference: Annotated[
+        str, typer.Argument(help="name, name@sha256:<digits>, or cidv1:sha256:…; with --check also a pulled folder.")
+    ],
+    out: Annotated[Path | None, typer.Option(help="Folder to fill. Default: <data-dir>/heads/<digits>.")] = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Keep nothing: only check publisher, place in the log and every byte.")
+    ] = False,
+    offline: Annotated[
+        bool, typer.Option("--offline", help="With --check of a folder: do not ask the ledger about withdrawals.")
+    ] = False,
+    base: Base = None,
+    registry: options.Registry = options.REGISTRY,
+    ledger: options.Ledger = options.LEDGER,
+    paths: options.Paths = options.PATHS,
+    json: options.Json = False,
+) -> None:
+    """Fetch a head and check all of it against the ledger's signed tree. Exit code 3 if something is wrong."""
+    if check and out is not None:
+        raise UsageError("--out: is filled by a pull; --check keeps nothing")
+    if offline and not check:
+        raise UsageError("--offline: nothing can be fetched without a server; use it with --check")
+
+    from services.cli.trust import load_trusted
+    from services.client import LedgerClient
+    from services.client.registry import RegistryClient
+
+    keys = load_trusted(paths.trusted)
+    if check:
+        checked = verified(reference, keys, registry, None if offline else ledger, base)
+        return answer(json, checked.document(), _checked_view)
+    with RegistryClient.connect(registry) as client, LedgerClient.connect(ledger) as log:
+        pulled = pull_head(client, log, keys, reference, base_cid=base, out=out, cache=paths.data_dir / "heads")
+    answer(json, pulled.document(), lambda head: [head["folder"], head["head_cid"]])
+
+
+def list_(
+    reference: Annotated[
+        str | None, typer.Argument(help="All that is on record about this head, withdrawn or not.")
+    ] = None,
+    base: Base = None,
+    name: Annotated[str | None, typer.Option(help="Only heads of this name.")] = None,
+    every: Annotated[bool, typer.Option("--all", help="Include withdrawn heads.")] = False,
+    registry: options.Registry = options.REGISTRY,
+    json: options.Json = False,
+) -> None:
+    """List heads, the oldest first, or show one."""
+    if reference is not None and (name is not None or every):
+        raise UsageError("--name and --all: choose among heads; leave them out where one is named")
+
+    from services.client.registry import RegistryClient
+
+    with RegistryClient.connect(registry) as client:
+        if reference is not None:
+            head = client.resolve(reference, base_cid=base, include_withdrawn=True)
+            return answer(json, head_document(head), _head_view)
+        heads = [head_document(head) for head in client.heads(base_cid=base, name=name, include_withdrawn=every)]
+    answer(json, heads, _heads_view)
+
+
+def gc(
+    older_than: Annotated[
+        str,
+        typer.Option(
+            metavar="DURATION",
+            help="Only blobs at least this old: 90m, 24h, 7d. An upload may still need younger ones.",
+        ),
+    ] = "24h",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be removed, and remove nothing.")] = False,
+    registry: options.Registry = options.REGISTRY,
+    json: options.Json = False,
+) -> None:
+    """Remove the registry's blobs that no head refers to: uploads that were never published. Safe while it serves.
+
+    Heads keep theirs, withdrawn ones too: an auditor may still want to verify them.
+    """
+    from services.cli.frame.values import age
+    from services.client.registry import RegistryClient
+
+    oldest = age("--older-than", older_than)
+    with RegistryClient.connect(registry) as client:
+        collected = client.collect(oldest, dry_run=dry_run)
+    document = asdict(collected) | {"freed": collected.freed, "dry_run": dry_run}
+    answer(json, document, _collected_view)
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """A head that is as published. `withdrawn` is None if the ledger could not be asked."""
+
+    head: PublishedDraftHead
+    withdrawn: bool | None
+    folder: Path | None = None
+
+    def document(self) -> dict[str, Any]:
+        """`withdrawn` is null if the ledger could not be asked."""
+        publication, manifest = self.head.publication, self.head.manifest
+        return {
+            "head_cid": self.head.cid,
+            "name": publication.name,
+            "base_cid": manifest.subject,
+            "publisher": publication.publisher,
+            "issued_at": publication.issued_at,
+            "ledger_index": self.head.index,
+            "tree_size": self.head.tree_size,
+            "size": manifest.size,
+            "withdrawn": self.withdrawn,
+            "folder": None if self.folder is None else str(self.folder),
+        }
+
+
+def pull_head(
+    registry: RegistryClient,
+    ledger: LedgerClient,
+    trusted: TrustedKeys,
+    reference: str,
+    *,
+    base_cid: str | None = None,
+    out: Path | None = None,
+    cache: Path,
+) -> Checked:
+    """Fetch a head into `out`, or into `cache/<digits of its identifier>`, and check it.
+
+    Raises KolmError, DraftHeadRefused, UsageError, OSError.
+    """
+    from services.client.errors import DataLoss, NotFound
+    from services.client.head_folder import fetch_head, find_head
+
+    evidence, published = find_head(registry, ledger, trusted, reference, base_cid)
+    folder = out or cache / published.cid.removeprefix("cidv1:sha256:")
+    _check_place(folder, published)
+    is_new = not folder.exists()
+    try:
+        with transfers("downloading") as progress:
+            fetch_head(registry, evidence, published, folder, lambda part, at: progress(part.name, at, part.size))
+    except (DataLoss, NotFound, DraftHeadRefused):
+        _clear(folder, published, is_new=is_new)
+        raise
+    return Checked(published, False, folder)
+
+
+def _clear(folder: Path, published: PublishedDraftHead, *, is_new: bool) -> None:
+    """After a failure that trying again does not mend. An interrupted pull keeps what has arrived."""
+    if is_new:
+        shutil.rmtree(folder, ignore_errors=True)
+    for part in published.manifest.files:
+        (folder / f"{part.name}.part").unlink(missing_ok=True)
+
+
+def _check_place(folder: Path, published: PublishedDraftHead) -> None:
+    """Refuse to overwrite files that came from no registry. Raises UsageError, OSError."""
+    if (folder / PROVENANCE).exists():
+        return
+    for part in published.manifest.files:
+        path = folder / part.name
+        if path.exists() and (path.stat().st_size != part.size or _digest(path) != part.digest):
+            raise UsageError(f"--out: {path} exists and is no file of this head", "name another folder")
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return "sha256:" + hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _verify_folder(folder: Path, trusted: TrustedKeys, ledger: LedgerClient | None) -> Checked:
+    """Check the head in a folder; without an answer from the ledger, withdrawals stay unknown.
+
+    Raises DraftHeadRefused, FormatError.
+    """
+    evidence = DraftHeadEvidence.read(folder)
+    published = verify_draft_head(evidence, trusted)
+    check_files(published.manifest, folder)
+    return Checked(published, _withdrawn(ledger, published), folder)
+
+
+def _withdrawn(ledger: LedgerClient | None, published: PublishedDraftHead) -> bool | None:
+    from services.client.errors import DeadlineExceeded, Unavailable
+    from services.client.head_folder import check_withdrawals
+
+    if ledger is None:
+        return None
+    try:
+        check_withdrawals(ledger, published.cid)
+    except (Unavailable, DeadlineExceeded):
+        return None
+    return False
+
+
+def verified(
+    head: str, trusted: TrustedKeys, registry: str, ledger: str | None, base_cid: str | None = None
+) -> Checked:
+    """Check a folder, or the head that a reference names.
+
+    Raises DraftHeadRefused, FormatError, KolmError, UsageError.
+    """
+    from services.client import LedgerClient
+    from services.client.registry import RegistryClient
+
+    folder = _folder_of(head)
+    if folder is not None:
+        with LedgerClient.connect(ledger) if ledger else nullcontext() as log:
+            return _verify_folder(folder, trusted, log)
+    if ledger is None:
+        raise UsageError(f"{head} is no folder; a reference cannot be checked with --offline")
+    with (
+        RegistryClient.connect(registry) as client,
+        LedgerClient.connect(ledger) as log,
+        tempfile.TemporaryDirectory() as scratch,
+    ):
+        checked = pull_head(client, log, trusted, head, base_cid=base_cid, cache=Path(scratch))
+        return Checked(checked.head, checked.withdrawn)
+
+
+def local_folder(head: str, trusted: Path, registry: str, ledger: str, cache: Path) -> Path:
+    """Where a head's files are. The head that a reference names is fetched into the cache and checked first.
+
+    Raises what `pull` and `load_trusted` raise.
+    """
+    from services.client import LedgerClient
+    from services.client.registry import RegistryClient
+
+    given = _folder_of(head)
+    if given is not None:
+        return given
+    keys = load_trusted(trusted)
+    with RegistryClient.connect(registry) as client, LedgerClient.connect(ledger) as log:
+        folder = pull_head(client, log, keys, head, cache=cache).folder
+    assert folder is not None
+    return folder
+
+
+def _folder_of(head: str) -> Path | None:
+    """The folder that `head` names, None for a reference. Raises UsageError if it can be neither.
+
+    A reference holds no slash. A word without a slash is a folder only if there is a head in it: a head with the name
+    of some directory here (`demo`, in this repository) is found by its name.
+    """
+    folder = Path(head)
+    if "/" in head and not folder.is_dir():
+        raise UsageError(f"there is no folder {head}", "a reference is a name, name@sha256:<digits> or cidv1:sha256:…")
+    return folder if "/" in head or (folder / "config.json").is_file() else None
+
+
+def head_document(head: Head) -> dict[str, Any]:
+    """A head with its full identifiers and its manifest."""
+    withdrawal = head.withdrawal
+    return {
+        "head_cid": head.head_cid,
+        "base_cid": head.base_cid,
+        "size": head.size,
+        "names": list(head.names),
+        "publications": [
+            {
+                "name": each.name,
+                "publisher": each.publisher,
+                "issued_at": each.issued_at.isoformat(),
+                "ledger_index": each.ledger_index,
+            }
+            for each in head.publications
+        ],
+        "withdrawal": withdrawal
+        and {
+            "reason": withdrawal.reason,
+            "issued_at": withdrawal.issued_at.isoformat(),
+            "ledger_index": withdrawal.ledger_index,
+        },
+        "kscores": [
+            {
+                "adapter_cid": score.adapter_cid,
+                "mean_acceptance": score.mean_acceptance,
+                "status": score.status,
+                "ledger_index": score.ledger_index,
+            }
+            for score in head.kscores
+        ],
+        "manifest": DraftHeadManifest.from_bytes(head.manifest).to_document(),
+    }
+
+
+def _heads_view(heads: list[dict[str, Any]]) -> View:
+    """One line for each head; `name@sha256:<digits>` takes the digits."""
+    return table(
+        heads,
+        Column("name", lambda head: ", ".join(head["names"])),
+        Column("head", lambda head: _digits(head["head_cid"])),
+        Column("base", lambda head: _digits(head["base_cid"])),
+        Column("size", lambda head: size(head["size"]), right=True),
+        Column("published", _dates),
+        Column("by", lambda head: head["publications"][0]["publisher"]),
+        Column("k-score", lambda head: _score(head["kscores"][0]) if head["kscores"] else DASH, right=True),
+        empty="no heads",
+    )
+
+
+def _head_view(head: dict[str, Any]) -> Table:
+    """All that is on record about one head."""
+    manifest = DraftHeadManifest.from_bytes(canonical(head["manifest"]))
+    layers = ", ".join(map(str, manifest.feature_layers))
+    rows: list[tuple[Line, ...]] = [
+        ("head", head["head_cid"]),
+        ("base", head["base_cid"]),
+        ("reads", f"features of layers {layers}, drafts {manifest.draft_vocab_size} of {manifest.vocab_size}"),
+    ]
+    rows += [(part.name, f"{size(part.size)}, {part.digest}") for part in manifest.files]
+    for each in head["publications"]:
+        rows.append(("published", f"{each['name']} by {each['publisher']}, entry {each['ledger_index']}"))
+    for score in head["kscores"]:
+        adapter = score["adapter_cid"] or "the bare base"
+        rows.append(("k-score", (_score(score), f" for {adapter}, entry {score['ledger_index']}")))
+    if (gone := head["withdrawal"]) is not None:
+        rows.append((Styled("withdrawn", "red"), f"{gone['reason']}, entry {gone['ledger_index']}"))
+    return facts(*rows)
+
+
+def _checked_view(checked: dict[str, Any]) -> View:
+    """The checklist: all have passed, but withdrawals may be unknown."""
+    return [
+        facts(
+            (MARKS[True], "The manifest is well-formed and names its base"),
+            (MARKS[True], "A trusted publisher has signed its publication"),
+            (MARKS[True], "The publication stands in the signed log"),
+            (MARKS[True], "Every file has the size and digest of the manifest"),
+            (MARKS[None if checked["withdrawn"] is None else True], "No publisher has withdrawn it"),
+        ),
+        f"{checked['name']}: {checked['head_cid']}",
+    ]
+
+
+def _collected_view(collected: dict[str, Any]) -> View:
+    """The blobs that were removed, and the numbers of those that were kept."""
+    removed, verb = collected["removed"], "would remove" if collected["dry_run"] else "removed"
+    kept, young = counted(collected["referenced"], "blob"), counted(collected["young"], "blob")
+    blobs = table(removed, Column("blob", "digest"), Column("size", lambda blob: size(blob["size"]), right=True))
+    return [
+        *([blobs] if removed else []),
+        f"{verb} {counted(len(removed), 'blob')}, {size(collected['freed'])}",
+        f"kept {kept} of heads and {young} that no head refers to yet",
+    ]
+
+
+def _digits(identifier: str) -> str:
+    return f"{identifier.removeprefix('cidv1:sha256:')[:8]}…"
+
+
+def _dates(head: dict[str, Any]) -> Line:
+    published, gone = _day(head["publications"][0]), head["withdrawal"]
+    return published if gone is None else (f"{published} ", Styled(f"withdrawn {_day(gone)}", "red"))
+
+
+def _day(signed: dict[str, Any]) -> str:
+    return str(signed["issued_at"][: len("2026-01-02")])
+
+
+def _score(score: dict[str, Any]) -> Styled:
+    if score["status"] == "GOOD":
+        return Styled(f"{score['mean_acceptance']:.2f}", "green")
+    return Styled(f"{score['mean_acceptance']:.2f} needs retraining", "yellow")

@@ -1,0 +1,236 @@
+"""`kolm heads kscore`: how well a head drafts, bare and under adapters, measured and put on record."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ledger.audit.draft_head_evidence import DraftHeadEvidence
+from ledger.documents.draft_head_manifest import DraftHeadManifest
+from ledger.documents.kscore import THRESHOLD, KScore
+from ledger.documents.signed_document import sign_document
+from ledger.encoding.timestamp import timestamp
+from ledger.errors import DraftHeadUnlogged
+from ledger.keys.signer import Signer
+from services.cli.frame import options
+from services.cli.frame.exits import Failed, UsageError
+from services.cli.frame.output import answer, bars, stderr_console
+from services.cli.frame.values import expect_files, expect_folder
+from services.cli.frame.views import Column, Styled, View, table
+from services.generation.target.model_path import HEAD_FOLDER
+
+if TYPE_CHECKING:
+    from services.client.registry import RegistryClient
+    from services.generation.drafting.eagle3.head_pass import Head
+    from services.generation.target.cpu import CpuTarget
+    from services.training.kscore import Measured, Prompt
+
+
+def kscore(
+    head: Annotated[str, typer.Argument(help="A folder with a head, or a reference that is fetched and checked.")],
+    prompts: Annotated[list[Path], typer.Option(metavar="FILE", help="JSON lines with prompt or messages.")],
+    adapters: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="DIR", help="An adapter in peft's layout, or a folder of them; repeat it for more."),
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, help="Prompts to take from each file.")] = 16,
+    max_tokens: Annotated[int, typer.Option(min=2, help="Tokens of an answer at most.")] = 64,
+    model: options.TrainedOn = options.MODEL,
+    record: Annotated[bool, typer.Option("--record/--no-record", help="Sign the scores and keep them.")] = True,
+    registry: options.Registry = options.REGISTRY,
+    ledger: options.Ledger = options.LEDGER,
+    paths: options.Paths = options.PATHS,
+    key: options.PublisherKey = None,
+    key_passphrase_file: options.KeyPassphrase = None,
+    json: options.Json = False,
+) -> None:
+    """Measure how much of a head's drafts the base accepts, bare and under adapters (k = 4, temperature 0).
+
+    Below 0.5 the head needs retraining for that adapter: generation services no longer pick it there by themselves.
+    """
+
+    files = tuple(prompts)
+    expect_files("--prompts", files, "JSON lines with prompt or messages")
+    if "/" in head:
+        expect_folder("HEAD", Path(head), HEAD_FOLDER)
+
+    from services.cli.heads.fetch import local_folder
+    from services.cli.heads.publish import Publisher
+    from services.client.registry import RegistryClient
+
+    keys, adapted = paths.trusted, adapters_in(adapters or [])
+    folder = local_folder(head, keys, registry, ledger, paths.data_dir / "heads")
+    on = loaded(Plan(folder, model, adapted, files, limit, max_tokens))
+    if record:
+        us = Publisher.load(paths.key("publisher", key), keys, passphrase_file=key_passphrase_file)
+        with RegistryClient.connect(registry) as client, us.explaining():
+            client.head(on.head_cid)  # before the measurement: the registry takes no score of a head that is not there
+            scores = recorded(measured(on), client, us.key)
+    else:
+        scores = measured(on)
+    answer(json, [each.document() for each in scores], _scores_view)
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """The score for one adapter, None for the bare base; `ledger_index` is None if it was not recorded."""
+
+    adapter: str | None
+    score: KScore
+    ledger_index: int | None = None
+
+    def document(self) -> dict[str, Any]:
+        """The document that was signed, or would be, with its adapter's name and place in the ledger."""
+        judged = {"adapter": self.adapter, "ledger_index": self.ledger_index, "status": self.score.status}
+        return self.score.to_document() | judged
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A measurement. `adapters` are directories by name; `limit` is the number of prompts from each file."""
+
+    head: Path
+    model: Path
+    adapters: Mapping[str, Path]
+    prompts: tuple[Path, ...]
+    limit: int
+    max_tokens: int
+
+
+def adapters_in(directories: Sequence[Path]) -> dict[str, Path]:
+    """Adapters by the names of their directories; a directory of adapters stands for all of them. Raises UsageError."""
+    found: dict[str, Path] = {}
+    for directory in directories:
+        inside = [directory, *(sorted(directory.iterdir()) if directory.is_dir() else ())]
+        adapters = [each for each in inside if (each / "adapter_config.json").is_file()]
+        if not adapters:
+            raise UsageError(f"--adapters: no adapter_config.json in {directory} or in a directory of it")
+        found |= {adapter.resolve().name: adapter for adapter in adapters}
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """Everything that a measurement needs, in memory."""
+
+    target: CpuTarget
+    head: Head
+    head_cid: str
+    profile_cid: str
+    prompts: tuple[Prompt, ...]
+    max_tokens: int
+
+
+def loaded(plan: Plan) -> Loaded:
+    """Load the target, the head and the prompts. Raises UsageError."""
+    from services.client.head_folder import HeadFolderInvalid
+    from services.generation.drafting.eagle3.loading import load_head
+    from services.generation.drafting.heads import HeadError
+    from services.generation.target.cpu import load_target
+    from services.generation.target.errors import TargetError
+    from services.generation.target.probe import measure_profile
+
+    with stderr_console().status("loading and probing the base"):
+        try:
+            target = load_target(plan.model, adapters=plan.adapters)
+            head, manifest = load_head(plan.head, target.config), _manifest(plan.head, target.base_cid)
+        except (TargetError, HeadError, HeadFolderInvalid, OSError) as error:
+            raise UsageError(str(error)) from error
+        prompts = _prompts(plan, target.config.context_length)
+        return Loaded(target, head, manifest.cid, measure_profile(target).cid, prompts, plan.max_tokens)
+
+
+def measured(on: Loaded) -> list[Scored]:
+    """Scores for the bare base first, then for every adapter. Raises Failed."""
+    adapted: list[tuple[str | None, str | None]] = [(None, None)]
+    adapted += [(adapter.name, adapter.cid) for adapter in on.target.adapters]
+    return [Scored(name, _score(on, name, cid)) for name, cid in adapted]
+
+
+def recorded(scored: Sequence[Scored], registry: RegistryClient, key: Signer) -> list[Scored]:
+    """The scores with their places in the ledger, once they are signed and recorded. Raises KolmError."""
+    kept = []
+    for each in scored:
+        envelope = sign_document(each.score, key).to_bytes()
+        head = registry.record_kscore(envelope)
+        index = next(score.ledger_index for score in head.kscores if score.envelope == envelope)
+        kept.append(replace(each, ledger_index=index))
+    return kept
+
+
+def _manifest(folder: Path, base_cid: str) -> DraftHeadManifest:
+    """The published manifest, if the folder came from a registry, for it may hold annotations; else a new one."""
+    from services.client.head_folder import manifest_of
+
+    try:
+        return DraftHeadManifest.from_bytes(DraftHeadEvidence.read(folder).manifest)
+    except DraftHeadUnlogged:
+        return manifest_of(folder, base_cid)
+
+
+def _prompts(plan: Plan, context_length: int) -> tuple[Prompt, ...]:
+    from services.generation.engine.text.tokenizer import Tokenizer
+    from services.training.answering import read_prompts
+    from services.training.plan import PromptsInvalid
+
+    tokenizer, longest = Tokenizer(plan.model), context_length - plan.max_tokens
+    try:
+        files = [read_prompts([path], tokenizer, longest)[: plan.limit] for path in plan.prompts]
+    except PromptsInvalid as error:
+        raise UsageError(f"--prompts: {error}") from error
+    return tuple(prompt.tokens for prompts in files for prompt in prompts)
+
+
+def _score(on: Loaded, name: str | None, adapter_cid: str | None) -> KScore:
+    from services.training.kscore import DEPTH, prompts_digest
+
+    found = _measure(on, name or "the bare base", adapter_cid)
+    return KScore(
+        manifest_cid=on.head_cid,
+        base_cid=on.target.base_cid,
+        adapter_cid=adapter_cid,
+        profile_cid=on.profile_cid,
+        k=DEPTH,
+        prompts=found.prompts,
+        prompts_digest=prompts_digest(on.prompts),
+        tokens=found.tokens,
+        mean_acceptance=found.mean_acceptance,
+        mean_acceptance_length=found.mean_acceptance_length,
+        acceptance_by_depth=found.acceptance_by_depth,
+        threshold=THRESHOLD,
+        measured_at=timestamp(datetime.now(UTC)),
+    )
+
+
+def _measure(on: Loaded, name: str, adapter_cid: str | None) -> Measured:
+    from services.training.kscore import NothingMeasured, measure
+
+    with bars() as progress:
+        task = progress.add_task(name, total=len(on.prompts))
+
+        def show(done: int) -> None:
+            progress.update(task, completed=done)
+
+        try:
+            return measure(on.target, on.head, on.prompts, adapter_cid, max_tokens=on.max_tokens, progress=show)
+        except NothingMeasured as error:
+            raise Failed(f"{name}: {error}") from error
+
+
+def _scores_view(scores: list[dict[str, Any]]) -> View:
+    """One line for each adapter, the bare base first."""
+    good, bad = Styled("good", "green"), Styled("needs retraining", "yellow")
+    return table(
+        scores,
+        Column("adapter", lambda each: each["adapter"] or "none"),
+        Column("accepted", lambda each: f"{each['mean_acceptance']:.2f}", right=True),
+        Column("by depth", lambda each: " ".join(f"{share:.2f}" for share in each["acceptance_by_depth"])),
+        Column("length", lambda each: f"{each['mean_acceptance_length']:.2f}", right=True),
+        Column("", lambda each: good if each["status"] == "GOOD" else bad),
+        Column("entry", "ledger_index", right=True),
+    )

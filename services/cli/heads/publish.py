@@ -1,0 +1,377 @@
+"""`kolm heads push` and `kolm heads withdraw`, signed by publishers."""
+
+from __future__ import annotations
+
+import getpass
+import hashlib
+import io
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ledger.documents.base_manifest import BaseManifest
+from ledger.documents.draft_head_manifest import DraftHeadManifest
+from ledger.documents.draft_head_publication import DraftHeadPublication, DraftHeadWithdrawal
+from ledger.documents.named_file import NamedFile
+from ledger.documents.signed_document import sign_document
+from ledger.encoding.canonical import parse_json
+from ledger.encoding.timestamp import timestamp
+from ledger.errors import FormatError
+from ledger.keys.signer import Signer, is_device, open_signer
+from services.cli.frame import options
+from services.cli.frame.exits import UsageError
+from services.cli.frame.output import answer, remark, stderr_console, transfers
+from services.cli.frame.values import expect_folder, numbers
+from services.cli.frame.views import View
+from services.cli.heads.fetch import Base, Reference, head_document
+from services.generation.target.model_path import HEAD_FOLDER
+
+if TYPE_CHECKING:
+    from services.client.registry import Head, RegistryClient
+    from services.generation.drafting.eagle3.head_pass import Head as LoadedHead
+
+
+def push(
+    folder: Annotated[
+        Path,
+        typer.Argument(
+            help="A head: config.json, model.safetensors. SafeAILab's, SpecForge's and speculators' layouts are "
+            "written in kolm's."
+        ),
+    ],
+    name: Annotated[str, typer.Option(help="The name to publish it under.")],
+    model: options.TrainedOn = options.MODEL,
+    feature_layers: Annotated[
+        str | None, typer.Option(metavar="N,N,N", help="Layers that a head in another layout reads, if it says wrong.")
+    ] = None,
+    publisher: Annotated[str | None, typer.Option(help="The publisher's name. Default: the user's name.")] = None,
+    annotate: Annotated[
+        list[str] | None, typer.Option(metavar="KEY=TEXT", help="For the manifest; may be repeated.")
+    ] = None,
+    registry: options.Registry = options.REGISTRY,
+    paths: options.Paths = options.PATHS,
+    key: options.PublisherKey = None,
+    key_passphrase_file: options.KeyPassphrase = None,
+    json: options.Json = False,
+) -> None:
+    """Publish a head: upload the missing files, sign, put it on record. If interrupted, run it again to continue."""
+
+    expect_folder("FOLDER", folder, HEAD_FOLDER)
+    layers = None if feature_layers is None else numbers("--feature-layers", feature_layers, int)
+
+    from services.client.registry import RegistryClient
+
+    us = Publisher.load(paths.key("publisher", key), paths.trusted, passphrase_file=key_passphrase_file)
+    notes = _annotations(annotate or [])
+    with (
+        RegistryClient.connect(registry) as client,
+        us.explaining(),
+        in_own_layout(folder, model, layers) as own,
+    ):
+        pushed = push_head(client, Description(own, model, name, publisher, notes), us.key)
+    document = head_document(pushed.head) | {"created": pushed.created, "sent": list(pushed.sent)}
+    index = next(each["ledger_index"] for each in document["publications"] if each["name"] == name)
+    verb = "published" if pushed.created else "was published already:"
+    answer(json, document, lambda head: [f"{verb} {name}, entry {index}", head["head_cid"]])
+    if pushed.created and not json:
+        remark(f"services that generate load heads when they start: start them again, perhaps with --head {name}")
+
+
+def withdraw(
+    reference: Reference,
+    reason: Annotated[str, typer.Option(help="The reason; goes into the log.")],
+    base: Base = None,
+    registry: options.Registry = options.REGISTRY,
+    paths: options.Paths = options.PATHS,
+    key: options.PublisherKey = None,
+    key_passphrase_file: options.KeyPassphrase = None,
+    by_operator: Annotated[
+        bool,
+        typer.Option(
+            "--by-operator", help="An operator signs, whoever published it. Default key: <data-dir>/keys/operator.pem."
+        ),
+    ] = False,
+    json: options.Json = False,
+) -> None:
+    """Withdraw a head for good, under all of its names: no generation service loads it again."""
+    from services.client.registry import RegistryClient
+
+    role = "operator" if by_operator else "publisher"
+    us = Publisher.load(paths.key(role, key), paths.trusted, role, key_passphrase_file)
+    with RegistryClient.connect(registry) as client, us.explaining():
+        found = client.resolve(reference, base_cid=base, include_withdrawn=True)
+        head = withdraw_head(client, found.head_cid, reason, us.key)
+    verb = "withdrawn" if found.withdrawal is None else "was withdrawn already"
+    answer(json, head_document(head), partial(_withdrawn_view, verb))
+
+
+def _withdrawn_view(verb: str, head: dict[str, Any]) -> View:
+    withdrawal = head["withdrawal"]
+    return [f"{verb}, entry {withdrawal['ledger_index']}: {withdrawal['reason']}", head["head_cid"]]
+
+
+def _annotations(words: list[str]) -> dict[str, str]:
+    pairs = [word.partition("=") for word in words]
+    if not all(equals and key for key, equals, _ in pairs):
+        raise UsageError("--annotate: expected KEY=TEXT")
+    return {key: text for key, _, text in pairs}
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """A publication: a folder in kolm's layout, the base it was trained on, and annotations."""
+
+    folder: Path
+    model: Path
+    name: str
+    publisher: str | None = None
+    annotations: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Pushed:
+    """`created` is False if the head had the name already; `sent` are the files that were uploaded."""
+
+    head: Head
+    created: bool
+    sent: tuple[str, ...]
+
+
+@contextmanager
+def in_own_layout(folder: Path, model: Path, feature_layers: tuple[int, ...] | None) -> Iterator[Path]:
+    """The folder of a head in kolm's layout: the given one, or one for the time being. Raises UsageError."""
+    from services.client.head_folder import CONFIG_FILE
+    from services.registry.head_check import LAYOUT
+
+    try:
+        config = parse_json((folder / CONFIG_FILE).read_bytes(), CONFIG_FILE)
+    except FormatError:
+        config = None  # which is refused where it is read in full
+    if not isinstance(config, dict) or config.get("layout") == LAYOUT:
+        if feature_layers is not None:
+            raise UsageError(f"--feature-layers: {folder} is in kolm's layout, which names them", "leave the flag out")
+        yield folder
+        return
+
+    with tempfile.TemporaryDirectory() as scratch:
+        written = convert(folder, Path(scratch) / "head", model, feature_layers)
+        layers = ", ".join(map(str, written.feature_layers))
+        remark(f"{written.origin}'s layout, written in kolm's: it reads the features of layers {layers}")
+        yield Path(scratch) / "head"
+
+
+def push_head(registry: RegistryClient, head: Description, key: Signer) -> Pushed:
+    """Raises UsageError, KolmError."""
+    from services.client.errors import FailedPrecondition
+
+    base = _describe_base(head.model)
+    manifest = _describe_head(head, base.cid)
+    who = head.publisher or getpass.getuser()
+    publication = DraftHeadPublication(manifest.cid, head.name, base.cid, who, timestamp(datetime.now(UTC)))
+    envelope = _signed(publication, key)  # before the upload, which a wrong name need not wait for
+    sources, sent = _sources(manifest, head.folder, base, head.model), list[str]()
+    for last in (False, True):
+        sent += _send(registry, sources)
+        try:
+            published, created = registry.publish(manifest.to_bytes(), envelope)
+        except FailedPrecondition as error:  # a collection has removed an old blob meanwhile
+            if last or error.reason not in ("BLOB_MISSING", "BASE_UNKNOWN"):
+                raise
+        else:
+            break
+    return Pushed(published, created, tuple(sent))
+
+
+def withdraw_head(registry: RegistryClient, head_cid: str, reason: str, key: Signer) -> Head:
+    """Raises UsageError, KolmError."""
+
+    return registry.withdraw(_signed(DraftHeadWithdrawal(head_cid, reason, timestamp(datetime.now(UTC))), key))
+
+
+def _signed(document: DraftHeadPublication | DraftHeadWithdrawal, key: Signer) -> bytes:
+    try:
+        return sign_document(document, key).to_bytes()
+    except FormatError as error:
+        raise UsageError(f"--{error.field}: {error.problem}") from error
+
+
+def _describe_base(model: Path) -> BaseManifest:
+    """The manifest of a model. Raises UsageError."""
+    from services.generation.target.errors import TargetError
+    from services.generation.target.identity import FileDigests, base_manifest
+
+    if not model.exists():
+        raise UsageError(f"--model: there is no folder or file {model}", "name the base that the head was trained on")
+    with transfers("hashing") as progress:
+        digests = FileDigests(progress=lambda path, at: progress(path.name, at, path.stat().st_size))
+        try:
+            return base_manifest(model, digests)
+        except (TargetError, OSError) as error:
+            raise UsageError(f"--model: {error}") from error
+
+
+def _describe_head(head: Description, base_cid: str) -> DraftHeadManifest:
+    """Raises UsageError if the folder holds no head, or says that the head was trained on another base."""
+    from services.client.head_folder import TRAINING_FILE, HeadFolderInvalid, manifest_of, training_of
+
+    try:
+        said = training_of(head.folder).get("base_cid")
+        if said not in (None, base_cid):
+            place = head.folder / TRAINING_FILE
+            raise UsageError(
+                f"--model: {head.model} is {base_cid}; {place} says that the head was trained on {said}",
+                "name the base that it was trained on",
+            )
+        manifest = manifest_of(head.folder, base_cid, head.annotations)
+        _check_fits(head)
+        return manifest
+    except HeadFolderInvalid as error:
+        raise UsageError(str(error)) from error
+
+
+def _check_fits(head: Description) -> None:
+    """Makes the registry's checks before the upload. Raises UsageError, which names head and base."""
+    from services.client.head_folder import CONFIG_FILE
+    from services.generation.target.identity import model_config
+    from services.registry.errors import BaseMismatch
+    from services.registry.head_check import HeadConfig, check_fits
+
+    try:
+        config = HeadConfig.from_bytes((head.folder / CONFIG_FILE).read_bytes())
+        check_fits(config, model_config(head.model))
+    except BaseMismatch as error:
+        raise UsageError(
+            f"the head {head.folder} is not for the base {head.model} (--model): {error.message}",
+            "name the base that it was trained on",
+        ) from error
+    except FormatError as error:
+        raise UsageError(f"{head.folder / CONFIG_FILE}: {error}") from error
+
+
+_Source = tuple[NamedFile, Callable[[], IO[bytes]]]
+
+
+def _sources(manifest: DraftHeadManifest, folder: Path, base: BaseManifest, model: Path) -> list[_Source]:
+    """Everything that the registry needs: the head's files, the base's manifest, the base's config.json."""
+    from services.generation.target.identity import model_config
+
+    described = base.to_bytes()
+    base_part = NamedFile("base manifest", len(described), f"sha256:{hashlib.sha256(described).hexdigest()}")
+    files: list[_Source] = [(part, lambda name=part.name: (folder / name).open("rb")) for part in manifest.files]  # type: ignore[misc]
+    config = model_config(model)
+    return [*files, (base_part, lambda: io.BytesIO(described)), (base.model_config, lambda: io.BytesIO(config))]
+
+
+def _send(registry: RegistryClient, sources: list[_Source]) -> list[str]:
+    from services.client.registry import upload
+
+    sent = []
+    with transfers("uploading") as progress:
+        for part, opened in sources:
+            if upload(registry, part, opened, lambda at, part=part: progress(part.name, at, part.size)):  # type: ignore[misc]
+                sent.append(part.name)
+    return sent
+
+
+@dataclass(frozen=True, slots=True)
+class Publisher:
+    """A publisher's key; `public` is the file with its public half."""
+
+    key: Signer
+    public: Path
+
+    @classmethod
+    def load(cls, path: Path, trusted: Path, role: str = "publisher", passphrase_file: Path | None = None) -> Publisher:
+        """The key at `path`, created if it is missing; its public half goes to the trusted keys of this machine.
+
+        Without such a directory it goes beside the key. Raises KeyFileError.
+        """
+        is_new = not (is_device(path) or path.exists())
+        key = open_signer(path, role, passphrase_file, create=True)
+        public = key.publish(trusted if trusted.is_dir() else Path() if is_device(path) else path.parent)
+        if is_new:
+            kind = f"{'an' if role == 'operator' else 'a'} {role}'s"
+            remark(f"made {kind} key, {path}; others need {public} to trust it")
+        return cls(key, public)
+
+    @contextmanager
+    def explaining(self) -> Iterator[None]:
+        """Turns the refusal of an unknown key into UsageError, which says who has to trust the key."""
+        from services.client.errors import InvalidArgument
+
+        try:
+            yield
+        except InvalidArgument as error:
+            if error.reason != "UNTRUSTED_SIGNATURE":
+                raise
+            raise UsageError(
+                error.message,
+                f"have {self.public} added to the trusted keys of the registry and the ledger (`kolm trust add`); "
+                "where they run and trust a publisher already, start them again",
+            ) from error
+
+
+_PROBE_TOKENS = 512
+_PROBE = """The server writes a receipt for every request. A reader who doubts one looks it up and checks the signature.
+
+def total(prices, discount):
+    \"\"\"The sum of all prices after the discount.\"\"\"
+    return sum(prices) * (1 - discount)
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Converted:
+    """A head that was written in kolm's layout, whose layout it had, and the layers that it reads."""
+
+    origin: str
+    feature_layers: tuple[int, ...]
+
+
+def convert(source: Path, out: Path, model: Path, feature_layers: tuple[int, ...] | None) -> Converted:
+    """Weights become float32, which holds every value of the other formats exactly.
+
+    If the layout leaves open which layers the head reads, both choices are tried on the base: the one under which the
+    head predicts more of the base's tokens is kept. Raises UsageError.
+    """
+    import numpy as np
+    import torch
+
+    from services.generation.drafting.eagle3.checkpoint import write_head
+    from services.generation.drafting.eagle3.loading import load_head, with_layers
+    from services.generation.drafting.heads import HeadError, check_base
+    from services.generation.target.config.config import read_config
+    from services.generation.target.errors import TargetError
+    from services.runtime.process import reason
+
+    try:
+        base = read_config(model)
+        head = load_head(source, base)
+        if feature_layers is not None:
+            head = with_layers(head, feature_layers)
+            check_base(head.config, base)
+        elif head.other_layers:
+            head = _confirmed(head, model)
+        own = np.arange(head.config.draft_vocab_size, dtype=np.int64)
+        tensors = {**head.tensors, "d2t": head.target_ids - own}
+        write_head(out, head.config, {name: torch.from_numpy(values) for name, values in tensors.items()})
+    except (HeadError, TargetError, OSError) as error:
+        raise UsageError(reason(error)) from error
+    return Converted(head.origin, tuple(head.config.feature_layers))
+
+
+def _confirmed(head: LoadedHead, model: Path) -> LoadedHead:
+    from services.generation.drafting.eagle3.loading import confirm_layers
+    from services.generation.engine.text.tokenizer import Tokenizer
+    from services.generation.target.cpu import load_target
+
+    target = load_target(model, cache_tokens=_PROBE_TOKENS)
+    with stderr_console().status("trying which layers of the base the head reads"):
+        return confirm_layers(head, target, Tokenizer(model).encode(_PROBE)[: _PROBE_TOKENS // 4])

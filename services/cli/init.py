@@ -1,0 +1,296 @@
+"""`kolm init`: keys and certificates with which services speak TLS to each other."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Self
+
+import typer
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from ledger.durable_file import sync_path, write_durably
+from services.cli.frame import options
+from services.cli.frame.exits import Failed, UsageError
+from services.cli.frame.output import answer
+from services.cli.up.local_services import SERVICE_ROLES
+
+if TYPE_CHECKING:
+    from services.runtime.credentials import Credential
+
+
+_MOST_DAYS = 3650
+
+
+def init(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Made, with mode 0700; refused where it has files.")],
+    host: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="A name or an address that services are reached by; may be repeated."),
+    ] = None,
+    days: Annotated[int, typer.Option(min=1, max=_MOST_DAYS, help="How long certificates are valid.")] = 365,
+    renew: Annotated[
+        bool, typer.Option("--renew", help="Replace the certificates of a FOLDER; services that run take them.")
+    ] = False,
+    json: options.Json = False,
+) -> None:
+    """Write a development authority, a certificate for each service and for you, and settings with mutual TLS."""
+    from datetime import UTC, datetime
+
+    made = InitialFolder(folder)
+    (made.renew if renew else made.create)(host or [], datetime.now(UTC), days)
+    document = {"folder": str(folder), "settings": str(made.settings), "environment": str(made.environment)}
+    written = (
+        f"wrote {folder}\n\n"
+        f"  kolm serve ledger --config {made.settings}      # and the other services\n"
+        f"  . {made.environment}      # for your own commands\n\n"
+        f"{made.key('ca')} makes certificates that every service believes: keep it away from them."
+    )
+    answer(json, document, lambda _: f"renewed the certificates in {folder / 'tls'}" if renew else written)
+
+
+CALLER = "client"
+PORTS = {"generation": 50051, "ledger": 50052, "auditor": 50053, "registry": 50054, "explorer": 50056, "http": 50057}
+_BROWSED = ("explorer", "http")
+"""Their callers are browsers and clients of OpenAI's API, which bring no certificate."""
+_CALLS = {
+    "generation": ("ledger", "registry"),
+    "auditor": ("ledger",),
+    "registry": ("ledger",),
+    "explorer": ("ledger",),
+    "http": ("generation",),
+}
+_HERE = ("localhost", "127.0.0.1", "::1")
+
+
+@dataclass(frozen=True, slots=True)
+class InitialFolder:
+    """Where everything is. Private keys have mode 0600, the folders 0700."""
+
+    path: Path
+
+    @property
+    def settings(self) -> Path:
+        """For `kolm serve SERVICE --config`."""
+        return self.path / "kolm.toml"
+
+    @property
+    def environment(self) -> Path:
+        """Variables of a caller, for a shell to source."""
+        return self.path / "client.env"
+
+    @property
+    def principals(self) -> Path:
+        """The principals, by their certificates' names."""
+        return self.path / "principals.json"
+
+    @property
+    def authority(self) -> Path:
+        return self.path / "tls" / "ca.pem"
+
+    def certificate(self, name: str) -> Path:
+        return self.path / "tls" / f"{name}.pem"
+
+    def key(self, name: str) -> Path:
+        return self.path / "tls" / f"{name}.key"
+
+    def create(self, hosts: Sequence[str], now: datetime, days: int) -> None:
+        """Writes everything, or nothing. Raises UsageError where something is there already, Failed."""
+        from services.runtime.credentials import write_principals
+
+        if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+            raise UsageError(f"{self.path} is there already, and is not overwritten", "--renew replaces certificates")
+        draft = self.path.with_name(f".{self.path.name}.{os.getpid()}")
+        try:
+            draft.mkdir(mode=0o700, parents=True)
+            (draft / "tls").mkdir(mode=0o700)
+            authority = Authority.create(now)
+            _write_pair(InitialFolder(draft), "ca", authority.pair())
+            _issue_all(InitialFolder(draft), authority, hosts, now, days)
+            write_durably(draft / self.settings.name, self._settings().encode(), 0o600)
+            write_durably(draft / self.environment.name, self._environment().encode(), 0o600)
+            write_principals(draft / self.principals.name, _principals(now))
+            os.rename(draft, self.path)  # takes the place of an empty folder as well
+            sync_path(self.path.parent)
+        except OSError as error:
+            raise Failed(f"cannot write {self.path}: {error.strerror}") from None
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)
+
+    def renew(self, hosts: Sequence[str], now: datetime, days: int) -> None:
+        """New certificates of the folder's authority and keys. Running services take them at their next
+        handshake. Raises UsageError, Failed.
+        """
+        try:
+            pair = Pair(self.authority.read_bytes(), self.key("ca").read_bytes())
+            _issue_all(self, Authority.load(pair), hosts, now, days)
+        except FileNotFoundError as error:
+            raise UsageError(f"no {error.filename}: there is nothing to renew") from None
+        except ValueError as error:
+            raise UsageError(f"{self.authority}, {self.key('ca')}: {error}") from None
+        except OSError as error:
+            raise Failed(f"cannot write {self.path}: {error.strerror}") from None
+
+    def _settings(self) -> str:
+        return "\n".join(line for service in PORTS for line in (*self._table(service), ""))
+
+    def _table(self, service: str) -> Iterator[str]:
+        root = self.path.resolve()
+        state = "state_dir" if service == "generation" else "data_dir"
+        yield f"[{service}]"
+        yield f'listen = "127.0.0.1:{PORTS[service]}"'
+        if service not in _BROWSED:
+            yield f"{state} = {json.dumps(str(root / service))}"
+        if service in ("generation", "auditor"):
+            yield 'model = "smollm2"'
+        yield f"trusted_keys = {json.dumps(str(root / 'trusted'))}"
+        if service in ("generation", "ledger", "registry"):
+            yield f"principals = {json.dumps(str(root / self.principals.name))}"
+        yield from (f'{called} = "https://localhost:{PORTS[called]}"' for called in _CALLS.get(service, ()))
+        for name, path in (
+            ("tls_cert", self.certificate(service)),
+            ("tls_key", self.key(service)),
+            *(() if service in _BROWSED else (("tls_client_ca", self.authority),)),
+            *((("tls_ca", self.authority),) if service in _CALLS else ()),
+        ):
+            yield f"{name} = {json.dumps(str(path.resolve()))}"
+
+    def _environment(self) -> str:
+        files = (("CA", self.authority), ("CERT", self.certificate(CALLER)), ("KEY", self.key(CALLER)))
+        return "".join(f"export KOLM_TLS_{name}={json.dumps(str(path.resolve()))}\n" for name, path in files)
+
+
+def _principals(now: datetime) -> list[Credential]:
+    """Each service by its certificate, and the caller with every role."""
+    from services.runtime.credentials import ROLES, Credential
+
+    roles = {name: SERVICE_ROLES[name] for name in PORTS if name in SERVICE_ROLES} | {CALLER: ROLES}
+    return [
+        Credential(name=name, tenant=None, roles=each, certificate=name, created_at=now) for name, each in roles.items()
+    ]
+
+
+def _issue_all(folder: InitialFolder, authority: Authority, hosts: Sequence[str], now: datetime, days: int) -> None:
+    for service in (*PORTS, "witness"):
+        _write_pair(folder, service, authority.issue(service, (*_HERE, *hosts), now, days))
+    _write_pair(folder, CALLER, authority.issue(CALLER, (), now, days))
+
+
+def _write_pair(folder: InitialFolder, name: str, pair: Pair) -> None:
+    """The key first: a service that looks in between finds a pair that does not belong together, and keeps its own."""
+    write_durably(folder.key(name), pair.key, 0o600)
+    write_durably(folder.certificate(name), pair.certificate, 0o644)
+
+
+_CLOCKS_DIFFER = timedelta(minutes=5)
+_AUTHORITY_DAYS = 3650
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A certificate and its private key, unencrypted, as PEM."""
+
+    certificate: bytes
+    key: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Authority:
+    """Signs certificates. Keys are P-256, which browsers and every TLS library take."""
+
+    certificate: x509.Certificate
+    key: ec.EllipticCurvePrivateKey
+
+    @classmethod
+    def create(cls, now: datetime) -> Self:
+        """A new one, for ten years; it may sign certificates of servers and callers, and no further authorities."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        name = _name("kolm development authority")
+        builder = (
+            _builder(name, key.public_key(), now, _AUTHORITY_DAYS)
+            .issuer_name(name)
+            .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+            .add_extension(_usage(authority=True), critical=True)
+        )
+        return cls(builder.sign(key, hashes.SHA256()), key)
+
+    @classmethod
+    def load(cls, pair: Pair) -> Self:
+        """Raises ValueError for what is no certificate with a P-256 key."""
+        key = serialization.load_pem_private_key(pair.key, None)
+        certificate = x509.load_pem_x509_certificate(pair.certificate)
+        if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != certificate.public_key():
+            raise ValueError("the key of the authority does not belong to its certificate")
+        return cls(certificate, key)
+
+    def pair(self) -> Pair:
+        return _pair(self.certificate, self.key)
+
+    def issue(self, name: str, hosts: Sequence[str], now: datetime, days: int) -> Pair:
+        """For a server at `hosts` (DNS names, addresses) or, without any, for a caller: both are called `name`."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        uses = [ExtendedKeyUsageOID.CLIENT_AUTH, *([ExtendedKeyUsageOID.SERVER_AUTH] if hosts else [])]
+        names = [_general_name(each) for each in dict.fromkeys((name, *hosts))]
+        builder = (
+            _builder(_name(name), key.public_key(), now, days)
+            .issuer_name(self.certificate.subject)
+            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            .add_extension(_usage(authority=False), critical=True)
+            .add_extension(x509.ExtendedKeyUsage(uses), critical=False)
+            .add_extension(x509.SubjectAlternativeName(names), critical=False)
+            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(self.key.public_key()), critical=False)
+        )
+        return _pair(builder.sign(self.key, hashes.SHA256()), key)
+
+
+def _builder(subject: x509.Name, key: ec.EllipticCurvePublicKey, now: datetime, days: int) -> x509.CertificateBuilder:
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - _CLOCKS_DIFFER)
+        .not_valid_after(now + timedelta(days=days))
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
+    )
+
+
+def _pair(certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> Pair:
+    private = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    return Pair(certificate.public_bytes(serialization.Encoding.PEM), private)
+
+
+def _name(common: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common)])
+
+
+def _general_name(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)
+
+
+def _usage(*, authority: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not authority,
+        key_cert_sign=authority,
+        crl_sign=authority,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )

@@ -1,1 +1,0 @@
-"""The work of the commands, without typer."""

@@ -1,1 +1,0 @@
-"""The ledger: verified, exported, erased from, its keys replaced."""

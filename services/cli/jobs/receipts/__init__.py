@@ -1,1 +1,0 @@
-"""Receipts and promises: found, checked, saved, exported, replayed."""

@@ -1,1 +1,0 @@
-"""The services of this machine as child processes."""

@@ -1,0 +1,274 @@
+"""`kolm ledger export`: the log or a part of it, as a bundle, a proof file or tiles; completely or not at all."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, BinaryIO, Literal
+
+import typer
+
+from ledger.bundle.draft_heads import draft_head_file, draft_heads_named
+from ledger.bundle.folder import BundleFolder
+from ledger.bundle.layout import TRANSCRIPT, BundleFile
+from ledger.bundle.tar_archive import add_file, archive, unpack
+from ledger.bundle.tile_folder import TileFolder
+from ledger.bundle.tlog_tiles import CHECKPOINT, export_tiles
+from ledger.errors import LedgerError
+from ledger.tree.tlog_proof import TlogProof
+from services.cli.frame import options
+from services.cli.frame.exits import Failed, UsageError
+from services.cli.frame.output import answer, print_json, remark
+from services.cli.frame.values import require_writable_new_file
+from services.cli.frame.views import Styled
+
+if TYPE_CHECKING:
+    from services.client import LedgerClient
+    from services.client.ledger.log import SignedCheckpoint
+    from services.client.registry import RegistryClient
+
+
+def export(
+    path: Annotated[
+        Path,
+        typer.Argument(
+            help="A new folder, .tar.gz or .tar, or (with --receipt) a .tlog-proof file. For tiles a folder, new or "
+            "written by this command before."
+        ),
+    ],
+    format_name: Annotated[
+        Literal["bundle", "tiles"],
+        typer.Option("--format", help="A bundle, or the log as C2SP tlog-tiles for any web server: only what is new."),
+    ] = "bundle",
+    receipt: Annotated[
+        list[str] | None, typer.Option("--receipt", help="Only these receipts, with the entries to verify them.")
+    ] = None,
+    start: Annotated[int | None, typer.Option(min=0, help="Only entries from this index on.")] = None,
+    end: Annotated[int | None, typer.Option(min=0, help="Only entries before this index.")] = None,
+    content: Annotated[
+        bool, typer.Option("--content", help="Include prompts and outputs that are not erased.")
+    ] = False,
+    ledger: options.Ledger = options.LEDGER,
+    registry: options.Registry = options.REGISTRY,
+    json: options.Json = False,
+) -> None:
+    """Write a bundle for `kolm verify`: the whole log, a range of it, or some receipts.
+
+    The registry adds the manifests of the heads that the receipts name; missing ones are listed.
+    """
+    receipts = tuple(receipt or ())
+    if format_name == "tiles":
+        if receipts or content or (start, end) != (None, None):
+            raise UsageError("--format tiles: is the whole log without content; leave the other flags out")
+        return _write_tiles(path, ledger, json)
+    require_writable_new_file("PATH", path)
+    check_new(path)
+    missing: tuple[str, ...] = ()
+    if path.suffix == ".tlog-proof":
+        if len(receipts) != 1:
+            raise UsageError("a .tlog-proof is about one receipt: name it with --receipt")
+        export_proof_to(path, ledger, receipts[0])
+    else:
+        wanted = BundleRequest(receipts, start, end, content)
+        missing = export_bundle_to(path, ledger, registry, wanted)
+    if json:
+        return print_json({"path": str(path), "missing": missing})
+    for absent in missing:
+        remark((Styled("not in the bundle:", "yellow"), f" {absent}"))
+    remark(f"wrote {path}")
+
+
+def _write_tiles(folder: Path, ledger: str, json: bool) -> None:
+    from dataclasses import asdict
+
+    written = write_tiles(folder, ledger)
+    new = written.size - written.before
+    answer(json, asdict(written), lambda _: f"{folder} stands at {written.size} entries, {new} of them new")
+
+
+TAR_GZ, TAR = (".tar.gz", ".tgz"), (".tar",)
+ARCHIVES = (*TAR_GZ, *TAR)
+"""Endings of names that mean an archive; any other name is a folder's."""
+
+_OTHER_ARCHIVES = frozenset((".gz", ".zip", ".xz", ".bz2", ".zst", ".7z", ".rar", ".txz", ".tbz2", ".tzst"))
+
+
+@dataclass(frozen=True, slots=True)
+class BundleRequest:
+    """Receipts, or the entries from `start` up to `end`; content, for auditors and the receipts' own tenant.
+
+    `transcript` are the bytes of the conversation that the receipts are about.
+    """
+
+    receipts: tuple[str, ...] = ()
+    start: int | None = None
+    end: int | None = None
+    content: bool = False
+    transcript: bytes | None = None
+
+
+def check_new(path: Path) -> None:
+    """Raises UsageError unless a bundle can be written there: a new file or folder, or an empty one."""
+    if path.exists() and not (path.is_dir() and not any(path.iterdir())):
+        raise UsageError(f"{path} exists already", "name a new file, or a new or empty folder")
+    if path.suffix in _OTHER_ARCHIVES and not path.name.endswith(ARCHIVES):
+        raise UsageError(f"{path.name}: no archive that `kolm verify` reads", "write .tar.gz, .tar, or a folder")
+
+
+def export_bundle_to(path: Path, ledger: str, registry: str, wanted: BundleRequest) -> tuple[str, ...]:
+    """Write a bundle, with the manifests of its heads: an archive if the name says so, else a folder.
+
+    Returns, in words, which manifests are missing and why. Raises KolmError, Failed, FormatError, StoreError.
+    """
+    with draft_of(path) as draft:
+        _download(draft, ledger, wanted)
+        with tempfile.TemporaryDirectory(dir=draft.parent, prefix=".export.") as folder:
+            unpacked = BundleFolder(Path(folder) / "bundle")
+            unpacked.folder.mkdir()
+            unpack(draft, unpacked.folder, bounded_by_its_size=False)  # repetitive prompts swell, too
+            absent = _add_manifests(unpacked, registry)
+            if wanted.transcript is not None:
+                add_file(unpacked.folder, BundleFile(TRANSCRIPT, wanted.transcript))
+            if path.name.endswith(ARCHIVES):
+                with draft.open("wb") as out:
+                    _pack(unpacked, path.name, out)
+                os.replace(draft, path)
+            else:
+                os.replace(unpacked.folder, path)
+    return absent
+
+
+def _download(draft: Path, ledger: str, wanted: BundleRequest) -> None:
+    from services.client import LedgerClient
+
+    with LedgerClient.connect(ledger) as client:
+        pieces = client.export(
+            wanted.receipts, start_index=wanted.start, end_index=wanted.end, include_content=wanted.content
+        )
+        with draft.open("wb") as file, pieces:
+            file.writelines(pieces)
+
+
+def _pack(bundle: BundleFolder, name: str, out: BinaryIO) -> None:
+    out.writelines(archive(bundle.files(), compressed=name.endswith(TAR_GZ)))
+
+
+def _add_manifests(bundle: BundleFolder, registry: str) -> tuple[str, ...]:
+    """Add the manifests that the registry has; returns, in words, which are missing and why.
+
+    A manifest is left out unless its digest is right, so the registry need not be trusted. Raises FormatError for a
+    bundle that is not in form, StoreError.
+    """
+    from services.client.registry import RegistryClient
+
+    heads = draft_heads_named(bundle)
+    if not heads:
+        return ()
+    with RegistryClient.connect(registry) as client:
+        return tuple(why for head in heads if (why := _add_manifest(bundle, head, client, registry)) is not None)
+
+
+def _add_manifest(bundle: BundleFolder, head: str, client: RegistryClient, registry: str) -> str | None:
+    """Add a head's manifest; returns why it is not in the bundle, None if it is."""
+    from services.client.errors import KolmError, NotFound
+
+    name = f"the manifest of {head}"
+    try:
+        file = draft_head_file(head, client.head(head).manifest)
+    except NotFound:
+        return f"{name}: the registry at {registry} does not know this head"
+    except KolmError as error:
+        return f"{name}: the registry at {registry} does not answer ({error.message}); name it with --registry"
+    except LedgerError as error:
+        return f"{name}: the registry at {registry} gave something else: {error}"
+    add_file(bundle.folder, file)
+    return None
+
+
+def export_proof_to(path: Path, ledger: str, receipt: str) -> None:
+    """A tlog-proof with the receipt's entry as its extra data. Raises KolmError, Failed."""
+    from services.client import LedgerClient
+
+    with LedgerClient.connect(ledger) as client:
+        proof = proof_of(client, client.receipt(receipt).receipt.index)
+    with draft_of(path) as draft:
+        draft.write_bytes(proof.to_bytes())
+        os.replace(draft, path)
+
+
+def proof_of(client: LedgerClient, index: int) -> TlogProof:
+    """A proof that the newest tree holds an entry, with the entry as extra data. Raises KolmError."""
+    entry = client.entry(index).entry
+    proven = client.inclusion_proof(index)
+    newest = client.checkpoint()
+    # The newest checkpoint is the same one with its cosignatures, unless the log has grown in between.
+    same = newest.tree_size == proven.proof.tree_size
+    return TlogProof(index, tuple(proven.proof.hashes), newest.note if same else proven.checkpoint, entry)
+
+
+@contextmanager
+def draft_of(path: Path) -> Iterator[Path]:
+    """A temporary file beside `path`, deleted at the end."""
+    folder = path.parent
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=folder, prefix=".export.")
+        os.close(handle)
+    except OSError as error:
+        raise Failed(f"cannot write to {folder}: {error.strerror}") from None
+    draft = Path(name)
+    try:
+        yield draft
+    except OSError as error:
+        raise Failed(f"cannot write {path}: {error.strerror}") from None
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenTiles:
+    """How many entries the folder showed before, and shows now."""
+
+    before: int
+    size: int
+
+
+def write_tiles(folder: Path, ledger: str) -> WrittenTiles:
+    """Raises ProofError for a log that does not extend what the folder shows, which then stays as it is; UsageError,
+    KolmError, FormatError, NotFound, StoreError.
+    """
+    from services.client import LedgerClient
+
+    tiles = TileFolder(folder)
+    published = tiles.published()
+    _check_own(folder)
+    with LedgerClient.connect(ledger) as client:
+        checkpoint = _newest(client, published.size)
+
+        def entries() -> Iterator[bytes]:
+            with client.watch(published.start) as watched:
+                for each in watched:
+                    yield each.entry
+
+        tiles.write(export_tiles(entries(), checkpoint.note, published))
+    return WrittenTiles(published.size, checkpoint.tree_size)
+
+
+def _check_own(folder: Path) -> None:
+    if folder.exists() and any(each.name.lstrip(".") not in (CHECKPOINT, "tile") for each in folder.iterdir()):
+        raise UsageError(f"{folder} holds other files than tiles", "name a new or empty folder")
+
+
+def _newest(client: LedgerClient, size: int) -> SignedCheckpoint:
+    """The newest checkpoint that enough witnesses have cosigned, unless the folder is beyond that already."""
+    from services.client.errors import NotFound
+
+    try:
+        witnessed = client.checkpoint(witnessed=True)
+    except NotFound:
+        return client.checkpoint()
+    return witnessed if witnessed.tree_size >= size else client.checkpoint()

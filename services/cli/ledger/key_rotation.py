@@ -1,0 +1,252 @@
+"""`kolm ledger rotate-key`: a new key in the place of an old one, first in the log, then in the files."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ledger.documents.key_entry import KeyEntry
+from ledger.documents.signed_document import read_document, sign_rotation
+from ledger.durable_file import sync_path, write_durably
+from ledger.encoding.timestamp import timestamp
+from ledger.errors import StoreLocked
+from ledger.keys.ed25519 import ROLES, PublicKey
+from ledger.keys.key_file import publish_key
+from ledger.keys.note import Note, VerifierKey
+from ledger.keys.signer import Signer, is_device, open_signer
+from ledger.keys.trusted_keys import RETIRED, TrustedKeys
+from ledger.tree.checkpoint import Checkpoint
+from ledger.tree.entry import Entry
+from services.cli.frame import exits, options
+from services.cli.frame.exits import Failed, UsageError
+from services.cli.frame.output import answer, remark
+
+if TYPE_CHECKING:
+    from ledger.sql.store import SqlEntryStore
+
+
+def rotate_key(
+    role: Annotated[str, typer.Argument(help="receipts, log, auditor, operator or publisher.")],
+    paths: options.Paths = options.PATHS,
+    key_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--key-file",
+            metavar="FILE|URI",
+            help="The private key to replace, a file or a PKCS#11 URI. Default: <data-dir>/keys/<role>.pem.",
+        ),
+    ] = None,
+    new_key: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE|URI", help="The key that follows, made before; one in a device has to be named."),
+    ] = None,
+    log_key: Annotated[
+        Path | None, typer.Option(metavar="FILE|URI", help="The log's key. Default: <data-dir>/keys/log.pem.")
+    ] = None,
+    by_operator: Annotated[
+        bool,
+        typer.Option("--by-operator", help="Operators sign in the place of the old key, if that was lost or stolen."),
+    ] = False,
+    operator_key: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--operator-key",
+            help="An operator's private key, for --by-operator; repeat it until operator.threshold is met. "
+            "Default: <data-dir>/keys/operator.pem.",
+        ),
+    ] = None,
+    key_passphrase_file: options.KeyPassphrase = None,
+    database_url: Annotated[
+        str | None, typer.Option(envvar="KOLM_LEDGER_DATABASE_URL", help="Default: <data-dir>/ledger.sqlite3.")
+    ] = None,
+    guard_url: Annotated[
+        str | None, typer.Option(envvar="KOLM_LEDGER_GUARD_URL", help="Default: <data-dir>/guard.sqlite3.")
+    ] = None,
+    json: options.Json = False,
+) -> None:
+    """Replace a key, with the services stopped. Later signatures of the old key are refused and flagged."""
+
+    data_dir = paths.data_dir
+    files = LedgerFiles(
+        data_dir=data_dir,
+        trusted=paths.trusted,
+        database=database_url or data_dir / "ledger.sqlite3",
+        guard=guard_url or data_dir / "guard.sqlite3",
+        key_file=key_file,
+        new_key=new_key,
+        log_key=log_key,
+        passphrase_file=key_passphrase_file,
+    )
+    if operator_key and not by_operator:
+        raise UsageError("--operator-key: belongs to --by-operator")
+    operators = tuple(operator_key or [data_dir / "keys/operator.pem"]) if by_operator else ()
+    rotated = rotate(files, role, operators)
+    said = f"entry {rotated.index}: from here on {rotated.new} signs for {role}, and {rotated.old} no longer"
+    answer(json, asdict(rotated) | {"role": role}, lambda _: said)
+    if new_key is not None and not json:
+        remark(f"name it from now on: --key-file '{new_key}'")
+    if role == "log" and not json:
+        remark(f"{data_dir / 'log.vkey'} says so: witnesses and policies need it beside the old one")
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerFiles:
+    """Where the keys, the trusted keys and the ledger are. Keys are files, or PKCS#11 URIs of keys in a device.
+
+    `passphrase_file` holds the passphrase of the files, or the PIN of the device. `new_key` is a successor that is
+    there already, as one in a device has to be.
+    """
+
+    data_dir: Path
+    trusted: Path
+    database: Path | str
+    guard: Path | str
+    key_file: Path | None = None
+    new_key: Path | None = None
+    log_key: Path | None = None
+    passphrase_file: Path | None = None
+
+    def key(self, role: str) -> Path:
+        return self.key_file or self.data_dir / "keys" / f"{role}.pem"
+
+    def signer(self, key: Path, role: str, *, create: bool = False) -> Signer:
+        """Raises KeyFileError. A PIN is the device's: beside one, files are read without a passphrase."""
+        pin = any(each is not None and is_device(each) for each in (self.key_file, self.new_key, self.log_key))
+        secret = None if pin and not is_device(key) else self.passphrase_file
+        return open_signer(key, role, secret, create=create)
+
+    @property
+    def generation(self) -> Path:
+        """The state of the service that signs receipts: its key is in its folder `keys`, or a stack's key beside it."""
+        own = self.key_file is not None and self.key_file.parent.name == "keys"
+        return self.key_file.parent.parent if self.key_file and own else self.data_dir / "generation"
+
+
+@dataclass(frozen=True, slots=True)
+class Rotated:
+    """The rotation's entry, and the ids of the two keys."""
+
+    index: int
+    old: str
+    new: str
+
+
+def rotate(files: LedgerFiles, role: str, operators: tuple[Path, ...] = ()) -> Rotated:
+    """Replace the role's key. `operators`, if there are any, sign in the place of the old key.
+
+    Raises UsageError, NotFound, Failed, LedgerError.
+    """
+    if role not in ROLES or role == "witness":
+        raise UsageError(f"{role!r}: expected one of {', '.join(each for each in ROLES if each != 'witness')}")
+    path = files.key(role)
+    if not is_device(path) and not path.is_file():
+        raise exits.NotFound(f"there is no {role} key at {path}")
+    if is_device(path) and files.new_key is None:
+        raise UsageError("--new-key: expected the key that follows one in a device", "make it there, and name it")
+    _refuse_waiting_receipts(files, role)
+    old = files.signer(path, role)
+    new = files.signer(files.new_key or _next_to(path), role, create=True)
+    if new.public == old.public:
+        raise UsageError("--new-key: is the key that it should replace")
+    signers = [files.signer(operator, "operator") for operator in operators] or [old]
+    index = _record(files, old, new, signers)
+    _swap(files, path, old, new)
+    if role == "log":
+        _publish_name(files, new)
+    return Rotated(index, old.key_id, new.key_id)
+
+
+def _refuse_waiting_receipts(files: LedgerFiles, role: str) -> None:
+    """Raises Failed if receipts wait: they would arrive signed by a key that is no longer valid."""
+    from services.generation.receipts.journal import JOURNAL, open_records, read_records
+
+    journals = files.generation.glob(f"**/{JOURNAL}") if role == "receipts" else ()
+    waiting = sum(len(open_records(read_records(path.read_bytes())[0])) for path in journals)
+    if waiting:
+        raise Failed(
+            f"{waiting} receipts signed with this key have not reached the ledger",
+            "start the services, wait until all have arrived, stop them, and run this again",
+        )
+
+
+def _next_to(path: Path) -> Path:
+    return path.with_suffix(".next.pem")
+
+
+def _record(files: LedgerFiles, old: Signer, new: Signer, signers: Sequence[Signer]) -> int:
+    """Append the rotation, unless an interrupted run has done it. Returns its index."""
+    from ledger.log.guard import check_continuity
+    from ledger.log.sequencer import Sequencer
+    from ledger.sql.guard import SqlGuard
+    from ledger.sql.store import SqlEntryStore
+
+    try:
+        store = SqlEntryStore.open(files.database)
+    except StoreLocked as error:
+        raise Failed(str(error), "stop the services first") from None
+    with closing(store), closing(SqlGuard.open(files.guard)) as guard:
+        recorded = _recorded(store, old, new)
+        if recorded is not None:
+            return recorded
+        log_key = new if new.role == "log" else files.signer(files.log_key or files.data_dir / "keys/log.pem", "log")
+        trusted = _with(TrustedKeys.load(files.trusted), old, new)
+        origin = _origin(store)
+        check_continuity(store, guard, trusted, origin, files.data_dir / "witnessed")
+        entry = KeyEntry(new.role, new.public, timestamp(datetime.now(UTC)), replaces=old.key_id)
+        with closing(Sequencer(store, log_key, trusted, origin, guard=guard)) as sequencer:
+            return sequencer.append(sign_rotation(entry, new, *signers).to_bytes()).result().index
+
+
+def _recorded(store: SqlEntryStore, old: Signer, new: Signer) -> int | None:
+    for index, data in store.entries_of(("key",)):
+        document = read_document(Entry.from_bytes(data).envelope)
+        if isinstance(document, KeyEntry) and (document.public_key, document.replaces) == (new.public, old.key_id):
+            return index
+    return None
+
+
+def _publish_name(files: LedgerFiles, new: Signer) -> None:
+    """Write the log's key for witnesses and policies, as the ledger service does at its next start."""
+    from ledger.sql.store import SqlEntryStore
+
+    with closing(SqlEntryStore.open_for_reading(files.database)) as store:
+        name = VerifierKey(_origin(store), new.public).to_text()
+    for folder in (files.data_dir, files.data_dir / "public"):
+        write_durably(folder / "log.vkey", f"{name}\n".encode(), mode=0o644)
+
+
+def _with(trusted: TrustedKeys, *keys: Signer) -> TrustedKeys:
+    def more(role: str) -> tuple[PublicKey, ...]:
+        own = [key.public for key in keys if key.role == role]
+        return tuple(dict.fromkeys([*trusted.keys(role), *own]))
+
+    return TrustedKeys({role: more(role) for role in ROLES}, trusted.threshold)
+
+
+def _origin(store: SqlEntryStore) -> str:
+    note = store.latest_checkpoint()
+    if note is None:
+        raise exits.NotFound("the ledger is empty; start it once, for a name and a first checkpoint")
+    return Checkpoint.from_text(Note.from_bytes(note).text).origin
+
+
+def _swap(files: LedgerFiles, path: Path, old: Signer, new: Signer) -> None:
+    """The public keys come first: a service that starts meanwhile finds its own key trusted, the old or the new one."""
+    trusted = TrustedKeys.load(files.trusted).find(old.role, old.key_id) or old.public
+    for key, folder in ((new.public, files.trusted), (old.public, files.trusted / RETIRED)):
+        publish_key(replace(key, scope=trusted.scope).to_pem(), key.key_id, old.role, folder)
+    for published in files.trusted.glob(f"{old.role}*.pub"):
+        if PublicKey.from_pem(published.read_bytes()) == old.public:
+            published.unlink()
+    if not is_device(path):
+        os.replace(path, path.with_name(f"{path.stem}.{old.key_id.rpartition(':')[2][:16]}.retired.pem"))
+    if files.new_key is None:
+        os.replace(_next_to(path), path)
+        sync_path(path.parent)

@@ -1,0 +1,467 @@
+"""`kolm ledger verify` and `kolm ledger head`: the whole log or its database, and its signed head."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from ledger.audit.log_verification import Report, verify_log
+from ledger.audit.obligation import Completeness, Obligation
+from ledger.audit.obligation_fold import ObligationFold
+from ledger.documents.signed_document import counted as counted_kinds
+from ledger.documents.signed_document import read_document
+from ledger.errors import ChainError, LedgerError, StoreDamaged
+from ledger.keys.trusted_keys import TrustedKeys
+from ledger.tree.checkpoint import Checkpoint
+from ledger.tree.entry import Entry
+from ledger.tree.merkle import leaf_hash
+from ledger.witness.cosignature_store import newest_signed
+from services.cli.frame import exits, options
+from services.cli.frame.exits import VerificationFailed
+from services.cli.frame.output import answer, remark, verifying_entries
+from services.cli.frame.values import database_place
+from services.cli.frame.views import DASH, MARKS, Column, Line, Styled, View, facts, joined, outcome, table
+
+if TYPE_CHECKING:
+    from ledger.audit.log_verification import Report
+    from ledger.fsck import report as fsck_report
+    from ledger.fsck.report import FsckReport
+    from ledger.log.store import EntryStore
+    from services.client import LedgerClient
+
+
+_UNGUARDED = (
+    "whether this is an old backup was not checked. Name the guard with --guard; without one, a ledger service with "
+    "entries starts only with --new-guard"
+)
+Depth = Literal["quick", "structure", "deep"]
+
+
+def verify(
+    database: options.Database = None,
+    depth: Annotated[
+        Depth | None,
+        typer.Option(
+            "--depth",
+            help="Check the database itself, stopped or running, by default the one in <data-dir>: quick, that head, "
+            "tiles and guard agree; structure, every row too; deep, every hash, signature and content too.",
+        ),
+    ] = None,
+    guard: Annotated[
+        str | None,
+        typer.Option(
+            "--guard", metavar="FILE|URL", help="The guard, for --depth. Default: guard.sqlite3 beside the file."
+        ),
+    ] = None,
+    content_keys: Annotated[
+        str | None,
+        typer.Option(
+            "--content-keys",
+            metavar="FILE|URL",
+            help="The keys of the contents, for --depth deep. Default: content-keys/keys.sqlite3 beside the file.",
+        ),
+    ] = None,
+    obligations: Annotated[
+        bool,
+        typer.Option(
+            "--obligations",
+            help="Recompute, too, which receipts had to be replayed. Exit code 3 if a verdict is overdue or late, a "
+            "draw is over another log, or a document is dated ahead.",
+        ),
+    ] = False,
+    ledger: options.Ledger = options.LEDGER,
+    paths: options.Paths = options.PATHS,
+    origin: options.Origin = None,
+    json: options.Json = False,
+) -> None:
+    """Check every entry, every signature and the signed head. Exit code 3, and which entry, if something is wrong."""
+    if depth is not None:
+        if obligations:
+            raise exits.UsageError("--obligations: follow from the entries; use it without --depth")
+        return _verify_database(database, depth, guard, content_keys, paths, origin, json)
+    if guard is not None or content_keys is not None:
+        raise exits.UsageError("--guard and --content-keys: belong to a database's check; name its --depth")
+
+    from services.cli.trust import load_trusted
+
+    place = None if database is None else database_place(database)
+    keys = load_trusted(paths.trusted_beside(place.parent) if isinstance(place, Path) else paths.trusted)
+    if not obligations:
+        report = check_log(ledger, database, keys, origin)
+        answer(json, report_document(report), report_view)
+        if report.ok and place is not None and not json:
+            remark(
+                Styled("what is beside the entries (content, indexes, tiles): kolm ledger verify --depth deep", "dim")
+            )
+        raise typer.Exit(exits.OK if report.ok else exits.VERIFICATION_FAILED)
+    report, book = check_obligations(ledger, database, keys, origin)
+    now = datetime.now(UTC)
+    done, ahead = book.completeness(now), book.dated_ahead(now)
+    answer(json, report_document(report) | {"obligations": _obligations(book.all(), done, ahead)}, _obligations_view)
+    kept = report.ok and done.kept and ahead is None
+    raise typer.Exit(exits.OK if kept else exits.VERIFICATION_FAILED)
+
+
+def _verify_database(
+    database: str | None,
+    depth: Depth,
+    guard: str | None,
+    content_keys: str | None,
+    paths: options.Paths,
+    origin: str | None,
+    json: bool,
+) -> None:
+    from ledger.fsck.report import Depth as Depths
+    from services.cli.trust import load_trusted
+
+    place = database_place(database) if database else paths.data_dir / "ledger.sqlite3"
+    folder = place.parent if isinstance(place, Path) else paths.data_dir
+    keys = load_trusted(paths.trusted_beside(folder))
+    usual_guard, usual_keys = folder / "guard.sqlite3", folder / "content-keys" / "keys.sqlite3"
+    guard_place = database_place(guard) if guard else usual_guard if usual_guard.is_file() else None
+    keys_place = database_place(content_keys) if content_keys else usual_keys if usual_keys.is_file() else None
+    report = check_database(place, guard_place, folder / "witnessed", keys, Depths[depth.upper()], origin, keys_place)
+    guarded = guard_place is not None
+    document = {
+        "ok": report.ok,
+        "depth": depth,
+        "size": report.size,
+        "unsigned": report.unsigned,  # entries that the ledger's next start signs
+        "guarded": guarded,
+        "findings": [asdict(finding) | {"said": str(finding)} for finding in report.findings],
+    }
+    answer(json, document, _database_view)
+    if report.size and not guarded:
+        remark((Styled("no guard", "yellow"), f" at {usual_guard}: {_UNGUARDED}"))
+    if depth == "deep" and report.size and keys_place is None:
+        remark((Styled("no content keys", "yellow"), f" at {usual_keys}: no content was opened"))
+    raise typer.Exit(exits.OK if report.ok else exits.VERIFICATION_FAILED)
+
+
+def head(
+    ledger: options.Ledger = options.LEDGER,
+    paths: options.Paths = options.PATHS,
+    note: Annotated[
+        bool, typer.Option("--note", help="Only the signed note, byte for byte, for `kolm verify --checkpoint`.")
+    ] = False,
+    json: options.Json = False,
+) -> None:
+    """Show the newest signed checkpoint, and check its signature where the log's key is trusted."""
+    from services.cli.trust import opened_checkpoint
+    from services.client import LedgerClient
+
+    if note and json:
+        raise exits.UsageError("--note and --json: name one of them")
+    with LedgerClient.connect(ledger) as client:
+        newest = client.checkpoint().note
+    opened = opened_checkpoint(newest, paths.trusted)
+    if note:
+        sys.stdout.flush()
+        sys.stdout.buffer.write(newest)  # as it is, whatever the terminal's encoding
+    else:
+        document = {
+            "origin": opened.checkpoint.origin,
+            "size": opened.checkpoint.size,
+            "root": opened.checkpoint.root.hex(),
+            "signature_checked": opened.checked,
+            "checkpoint": newest.decode("utf-8"),
+        }
+        unchecked = f"not checked: no trusted keys in {paths.trusted}"
+        signature = "by a trusted key of the log" if opened.checked else unchecked
+        answer(
+            json,
+            document,
+            lambda shown: facts(
+                ("origin", shown["origin"]),
+                ("entries", str(shown["size"])),
+                ("root", shown["root"]),
+                ("signature", (MARKS[opened.checked or None], f" {signature}")),
+            ),
+        )
+
+
+_PAGE = 512
+
+Seen = Callable[[bytes], None]
+
+
+def check_log(
+    server: str, database: str | None, trusted: TrustedKeys, origin: str | None = None, seen: Seen | None = None
+) -> Report:
+    """Verify the log in a database (file or URL; its ledger may run), or without one the log that a server shows.
+
+    The server is not trusted. `seen` gets every entry just before it is checked, so its results hold only if the report
+    is good. Raises KolmError, NotFound, StoreError.
+    """
+    from ledger.sql.store import SqlEntryStore
+    from services.client import LedgerClient
+
+    if database is None:
+        with LedgerClient.connect(server) as ledger:
+            return _check(_streamed(ledger), ledger.checkpoint().note, trusted, origin, seen)
+    with closing(SqlEntryStore.open_for_reading(database_place(database))) as store:
+        return _check(_stored(store), store.latest_checkpoint(), trusted, origin, seen)
+
+
+def _check(
+    entries: Iterator[bytes], checkpoint: bytes | None, trusted: TrustedKeys, origin: str | None, seen: Seen | None
+) -> Report:
+    with verifying_entries() as advance:
+
+        def shown() -> Iterator[bytes]:
+            for entry in entries:
+                advance(1)
+                if seen is not None:
+                    seen(entry)
+                yield entry
+
+        return verify_log(shown(), checkpoint, trusted, origin, datetime.now(UTC))
+
+
+def _streamed(ledger: LedgerClient) -> Iterator[bytes]:
+    """An entry that the server itself cannot read is a fault of the log, not of the connection."""
+    from services.client.errors import DataLoss
+
+    position = 0
+    with ledger.watch(0) as entries:
+        try:
+            for entry in entries:
+                yield entry.entry
+                position += 1
+        except DataLoss as error:
+            raise ChainError(position, f"the ledger cannot read it: {error.message}") from error
+
+
+def _stored(store: EntryStore) -> Iterator[bytes]:
+    position = 0
+    while page := store.entries(position, _PAGE):
+        yield from page
+        position += len(page)
+
+
+def check_obligations(
+    server: str, database: str | None, trusted: TrustedKeys, origin: str | None = None
+) -> tuple[Report, ObligationFold]:
+    """`check_log`, and the obligations of auditors, recomputed from the same entries. Raises VerificationFailed for a
+    log that does not verify.
+    """
+    book = ObligationFold()
+
+    def seen(data: bytes) -> None:
+        try:
+            envelope = Entry.from_bytes(data).envelope
+            book.observe(leaf_hash(data), envelope, read_document(envelope))
+        except LedgerError:
+            return  # the verification, which follows, reports it
+
+    report = check_log(server, database, trusted, origin, seen=seen)
+    if not report.ok:
+        raise VerificationFailed(f"the log does not verify: {report.problem}", "`kolm ledger verify` says more")
+    return report, book
+
+
+def check_database(
+    place: Path | str,
+    guard: Path | str | None,
+    notes: Path,
+    keys: TrustedKeys,
+    depth: fsck_report.Depth,
+    origin: str | None,
+    content_keys: Path | str | None = None,
+) -> FsckReport:
+    """Check a database. `place`, `guard` and `content_keys` are files or URLs. `notes` is a folder of checkpoints.
+
+    Guard and notes are read first: the database of a running ledger may be ahead of them, but never behind.
+
+    Raises NotFound, StoreError.
+    """
+    from ledger.fsck.fsck import fsck
+    from ledger.fsck.report import unreadable
+    from ledger.sql.inspection import SqlInspection
+
+    newest = newest_signed(notes, keys.keys("log"), origin)
+    try:
+        guarded = () if guard is None else _guarded(guard)
+    except StoreDamaged as damage:
+        return unreadable(depth, damage, "guard")
+    try:
+        inspection = SqlInspection.open(place, content_keys)
+    except StoreDamaged as damage:
+        return unreadable(depth, damage)
+    witnessed = () if newest is None else (newest,)
+    with closing(inspection):
+        return fsck(inspection, keys, depth, guarded=guarded, witnessed=witnessed, origin=origin)
+
+
+def _guarded(guard: Path | str) -> Sequence[Checkpoint]:
+    from ledger.sql.guard import SqlGuard
+
+    with closing(SqlGuard.open_for_reading(guard)) as opened:
+        return opened.heads()
+
+
+def report_document(report: Report) -> dict[str, Any]:
+    """Everything that the check of a whole log says; `bad_index` is the first entry that is wrong."""
+    return {
+        "ok": report.ok,
+        "problem": report.problem,
+        "bad_index": report.bad_index,
+        "size": report.size,
+        "root": report.root.hex(),
+        "kinds": dict(report.kinds),
+        "halt_epoch": report.halts.epoch,
+        "open_halts": [halt.halt_index for halt in report.halts.open],
+        "defied_halts": [{"index": index, "halt_index": halt} for index, halt in report.defied_halts],
+        "checks": [asdict(check) for check in report.checks],
+    }
+
+
+def report_view(report: dict[str, Any]) -> list[View]:
+    """The checklist, the log's contents, and the verdict on it."""
+    checklist = table(
+        report["checks"],
+        Column("", lambda check: MARKS[check["passed"]]),
+        Column("check", "title"),
+        Column("", lambda check: Styled("" if check["passed"] is False else check["detail"], "dim")),
+    )
+    kinds = counted_kinds(Counter(report["kinds"]))
+    return [
+        checklist,
+        (f"{report['size']} entries", Styled(f" ({kinds or 'empty'})", "dim")),
+        *(
+            Styled(
+                f"entry {each['index']} was served in a scope that entry {each['halt_index']} had halted", "bold red"
+            )
+            for each in report["defied_halts"]
+        ),
+        Styled("ledger verified", "green") if report["ok"] else Styled(report["problem"] or "", "bold red"),
+    ]
+
+
+def _database_view(report: dict[str, Any]) -> View:
+    """One line for each finding, and the verdict."""
+    unsigned = f"; {report['unsigned']} not signed yet, which the next start does" if report["unsigned"] else ""
+    wrong = f"{len(report['findings'])} wrong"
+    return [
+        *(Styled(finding["said"], "red") for finding in report["findings"]),
+        f"{report['size']} entries, {report['depth']} check{unsigned}",
+        Styled("nothing wrong", "green") if report["ok"] else Styled(wrong, "bold red"),
+    ]
+
+
+def _obligations(listed: Sequence[Obligation], done: Completeness, ahead: str | None) -> dict[str, Any]:
+    """What auditors promised, what they owe, and the verdicts. `dated_ahead` names a document of a time to come, which
+    puts off what is owed.
+    """
+    return {
+        "kept": done.kept,
+        "problem": done.problem,
+        "as_of": done.as_of,
+        "outcomes": done.outcomes,
+        "independent": done.independent,
+        "owed": done.owed,
+        "undrawn": done.undrawn,
+        "unreplayable": done.unreplayable,
+        "late": [one.index for one in done.late],
+        "overdue": [one.index for one in done.overdue],
+        "void_draws": list(done.void_draws),
+        "unpromised": done.unpromised,
+        "dated_ahead": ahead,
+        "policies": [
+            {
+                "index": index,
+                "rate": policy.rate,
+                "within_seconds": policy.within_seconds,
+                "issued_at": policy.issued_at,
+            }
+            for index, policy in done.policies
+        ],
+        "obligations": [
+            {
+                "index": one.index,
+                "receipt_id": one.receipt_id,
+                "state": one.state(done.as_of),
+                "sampled": one.sampled,
+                "rate": one.rate,
+                "due_by": one.due_by or None,
+                "policy_index": one.policy_index,
+                "draw_index": one.draw_index,
+                "verdict_index": one.verdict_index,
+                "outcome": one.outcome,
+                "independent": one.independent,
+                "judged_at": one.judged_at,
+            }
+            for one in listed
+        ],
+    }
+
+
+_STATE_STYLES = {"JUDGED": "dim", "OWED": "", "UNDRAWN": "dim", "OVERDUE": "bold red", "LATE": "red"}
+
+
+def _obligations_view(report: dict[str, Any]) -> View:
+    """Below the log's own report, one line for each sampled receipt, and whether the promise is kept."""
+    done = report["obligations"]
+    rows = table(
+        done["obligations"],
+        Column("entry", "index", right=True),
+        Column("receipt", "receipt_id", whole=True),
+        Column("state", _state),
+        Column("due by", lambda one: (one["due_by"] or "–").replace("T", " ")[: len("2026-01-02 03:04")]),
+        Column("chosen by", _chosen_by),
+    )
+    dated = [] if done["dated_ahead"] is None else [Styled(done["dated_ahead"], "bold red")]
+    return [*report_view(report), *([rows] if done["obligations"] else []), *_summary(done), *dated]
+
+
+def _state(one: dict[str, Any]) -> Line:
+    """The verdict, where there is one, and whether it came in time."""
+    state = one["state"]
+    parts: list[Line] = [outcome(one["outcome"])] if one["outcome"] else []
+    return joined([*parts, *([] if state == "JUDGED" else [Styled(state.lower(), _STATE_STYLES[state])])], " ")
+
+
+def _summary(done: dict[str, Any]) -> list[Line]:
+    outcomes = done["outcomes"]
+    counts = joined((f"{count} ", outcome(name)) for name, count in outcomes.items() if count) or ("none yet",)
+    lines: list[Line] = [
+        _promise(done["policies"]),
+        ("sampled and judged: ", *counts, f"; {done['owed']} owed, {done['undrawn']} undrawn"),
+    ]
+    if believed := outcomes.get("EXACT", 0) - done["independent"]:
+        rest = f"{believed} of the EXACT verdicts rest on the word of the audited server, or do not say whose"
+        lines.append(Styled(rest, "yellow"))
+    if done["unreplayable"]:
+        lines.append(Styled(f"{done['unreplayable']} could not be replayed, which is no pass", "yellow"))
+    if done["unpromised"]:
+        lines.append(Styled(f"{done['unpromised']} receipts stand before any policy: nothing was promised", "dim"))
+    if done["problem"] is not None:
+        lines.append(Styled(done["problem"], "bold red"))
+    elif done["policies"]:
+        lines.append(Styled("the promise is kept so far", "green"))
+    return lines
+
+
+def _promise(policies: list[dict[str, Any]]) -> Line:
+    if not policies:
+        return Styled("no auditor has announced a policy: nothing is promised", "yellow")
+    *before, policy = policies
+    earlier = f"; {len(before)} policies before it" if before else ""
+    terms = f"{policy['rate']:g} of all receipts, within {policy['within_seconds']} s"
+    return f"promised in entry {policy['index']}: {terms}{earlier}"
+
+
+def _chosen_by(one: dict[str, Any]) -> Line:
+    if one["draw_index"] is not None:
+        return Styled(f"draw {one['draw_index']}", "dim")
+    if not one["sampled"]:
+        return DASH
+    return Styled("all are", "dim") if one["rate"] == 1.0 else "its issuer"

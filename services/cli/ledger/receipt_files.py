@@ -1,0 +1,273 @@
+"""Receipts found, proven, and written to files."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ledger.audit.log_verification import verify_appended, verify_receipt
+from ledger.bundle.receipt_file import ReceiptFile, Turns
+from ledger.documents.sent import sent_turn
+from ledger.errors import LedgerError, ProofError
+from ledger.keys.envelope import Envelope
+from ledger.keys.signer import Signer
+from ledger.keys.trusted_keys import TrustedKeys
+from ledger.statements.scitt import Place, check_cose_receipt, transparent_statement
+from ledger.tree.checkpoint import open_checkpoint
+from ledger.tree.tlog_proof import TlogProof
+from services.cli.frame import exits
+from services.cli.frame.exits import Failed, UsageError
+from services.cli.frame.values import require_writable_new_file
+from services.cli.ledger.export import proof_of
+from services.cli.trust import load_trusted
+
+if TYPE_CHECKING:
+    from services.client import LedgerClient, Message, Receipt
+    from services.client.ledger.log import ReceiptDetails, ReceiptEntry, ReceiptQuery
+
+
+_BEGINNING = re.compile(r"0[0-9a-f]{7}[0-9a-f-]*", re.IGNORECASE)
+_ID_LENGTH, _TIME_DIGITS = 36, 12
+_LONGEST_REQUEST, _ROUNDING = timedelta(days=1), timedelta(seconds=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """`signature` and `inclusion` are None if there were no keys to check them with; `problem` says what failed."""
+
+    signature: bool | None
+    inclusion: bool | None
+    tree_size: int
+    problem: str | None = None
+
+    @property
+    def ok(self) -> bool:
+        return self.problem is None
+
+
+def find(ledger: LedgerClient, name: str) -> ReceiptDetails:
+    """The receipt with this id, the only one whose id begins so, or the one at this entry.
+
+    Raises NotFound, UsageError for an entry that is no receipt and for what several ids begin with.
+    """
+    if _is_beginning(name):
+        return ledger.receipt(_only_id(ledger, name))
+    if not name.isdecimal():
+        return ledger.receipt(name)
+    found = list(ledger.receipts(min_index=int(name), max_index=int(name)))
+    if not found:
+        raise UsageError(f"entry {name} is a {ledger.entry(int(name)).kind}, not a receipt")
+    return ledger.receipt(found[0].receipt_id)
+
+
+def _is_beginning(name: str) -> bool:
+    """Whether it is eight digits or more of an id, and not all of it. Until the year 2527 ids begin with 0; an entry's
+    index does not, or is shorter.
+    """
+    return _BEGINNING.fullmatch(name) is not None and len(name) < _ID_LENGTH
+
+
+def _only_id(ledger: LedgerClient, beginning: str) -> str:
+    earliest, latest = _times(beginning)
+    listed = ledger.receipts(start_time=earliest, end_time=latest)
+    found = list(islice((each.receipt_id for each in listed if each.receipt_id.startswith(beginning.lower())), 2))
+    if not found:
+        raise exits.NotFound(f"no receipt's id begins with {beginning}", "`kolm receipts list` shows the newest")
+    if len(found) > 1:
+        raise UsageError(
+            f"the ids of several receipts begin with {beginning}: {found[0]}, {found[1]}", "give more of it"
+        )
+    return found[0]
+
+
+def _times(beginning: str) -> tuple[datetime, datetime]:
+    """When receipts with such ids were issued: a UUIDv7 begins with 48 bits of milliseconds. The id is drawn as the
+    request is taken, and the receipt issued once its output has ended.
+    """
+    digits = beginning.replace("-", "")[:_TIME_DIGITS]
+    first, last = (int(digits.ljust(_TIME_DIGITS, fill), 16) / 1000 for fill in "0f")
+    return datetime.fromtimestamp(first, UTC) - _ROUNDING, datetime.fromtimestamp(last, UTC) + _LONGEST_REQUEST
+
+
+def prove(details: ReceiptDetails, directory: Path) -> Proof:
+    """Check the signature, then that the entry is in the tree of a checkpoint that the log signed."""
+    from services.client.ledger.receipt_checks import entry_of
+
+    proof = details.inclusion_proof
+    tree_size = 0 if proof is None else proof.tree_size
+    if not directory.is_dir():
+        return Proof(None, None, tree_size)
+    trusted = load_trusted(directory)
+    envelope = details.receipt.envelope
+    signed = _problem(lambda: verify_receipt(envelope, trusted))
+    if signed is not None:
+        return Proof(False, None, tree_size, signed)
+    if proof is None:
+        return Proof(True, False, tree_size, "the ledger shows no proof that the log holds it")
+    hashes, log_keys = proof.hashes, trusted.keys("log")
+    included = _problem(
+        lambda: verify_appended(envelope, entry_of(details.receipt).to_bytes(), hashes, details.checkpoint, log_keys)
+    )
+    return Proof(True, included is None, tree_size, included)
+
+
+def _problem(check: Callable[[], object]) -> str | None:
+    try:
+        check()
+    except LedgerError as error:
+        return str(error)
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class SearchResult:
+    """The receipts, the newest last; `proven_in` is the size of the tree that all of them are proven to be in."""
+
+    receipts: list[ReceiptEntry]
+    proven_in: int | None
+
+
+def search(ledger: LedgerClient, query: ReceiptQuery, limit: int) -> SearchResult:
+    """The ledger's answer, unproven."""
+
+    def believed(narrowed: ReceiptQuery) -> Iterator[ReceiptEntry]:
+        return (receipt for page in ledger.receipt_pages(narrowed) for receipt in page.receipts)
+
+    return SearchResult(newest_receipts(believed, query, limit, ledger.checkpoint().tree_size), None)
+
+
+def proven_search(
+    ledger: LedgerClient, query: ReceiptQuery, limit: int, trusted: Path, remember: Path | None, *, complete: bool
+) -> SearchResult:
+    """The part that the ledger can prove. Raises UsageError if there are no keys to check with, LedgerError."""
+    from services.client.ledger.remembered import RememberedCheckpoint
+    from services.client.ledger.verified import VerifiedLedger
+
+    proving = VerifiedLedger(ledger, load_trusted(trusted), RememberedCheckpoint(remember))
+    size = proving.head().size
+    found = newest_receipts(partial(proving.receipts, complete=complete), query, limit, size)
+    return SearchResult(found, proving.head().size)
+
+
+def newest_receipts(
+    list_: Callable[[ReceiptQuery], Iterable[ReceiptEntry]], query: ReceiptQuery, limit: int, size: int
+) -> list[ReceiptEntry]:
+    """Up to `limit` matches among the first `size` entries, the newest last.
+
+    Looks at ever longer ends of the log until there are enough. If `list_` proves that it left nothing out, the result
+    is proven to be the newest.
+    """
+    lowest = query.min_index or 0
+    end = size if query.max_index is None else min(size, query.max_index + 1)
+    window = 4 * limit
+    while True:
+        start = max(lowest, end - window)
+        found = list(list_(replace(query, min_index=start, max_index=max(end - 1, 0))))
+        if len(found) >= limit or start == lowest:
+            return found[-limit:]
+        window *= 8
+
+
+def export_receipt(ledger: LedgerClient, named: str, path: Path) -> str:
+    """Write the file, readable for its owner only; returns the receipt's id.
+
+    Raises NotFound without content, UsageError where a file is there, KolmError, LedgerError.
+    """
+    receipt = find(ledger, named).receipt
+    details = ledger.receipt(receipt.receipt_id, include_content=True)
+    if (content := details.content) is None:
+        raise exits.NotFound(f"the ledger keeps no content of {receipt.receipt_id}", "it was erased, or never given")
+    file = ReceiptFile(Envelope.from_bytes(receipt.envelope), content, proof=proof_of(ledger, receipt.index))
+    write_new(path, file.to_bytes())
+    return receipt.receipt_id
+
+
+def write_new(path: Path, data: bytes) -> None:
+    """Readable for its owner only; whole, or not there. Raises UsageError where one is there, Failed on a full disk."""
+    try:
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError as error:
+        raise UsageError(f"{path} exists already") from error
+    try:
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(data)
+    except OSError as error:
+        path.unlink(missing_ok=True)
+        raise Failed(f"cannot write {path}: {error.strerror}") from None
+
+
+_PATIENCE = 10.0  # seconds in which a receipt on its way should have arrived
+_PAUSE = 0.25
+
+
+def check_writable(path: Path) -> None:
+    """Before anything is asked: an answer must not be lost for want of a folder. Raises UsageError."""
+    if path.exists():
+        raise UsageError(f"--save: {path} exists already; name another file")
+    require_writable_new_file("--save", path)
+
+
+def save(path: Path, receipt: Receipt, sent: str | Sequence[Message], ledger: str) -> str | None:
+    """Write a receipt file, readable for its owner only, with the proof of its entry; returns why it has no proof.
+
+    Raises Failed, or UsageError where a file is there by now.
+    """
+    turns: str | Turns = sent if isinstance(sent, str) else tuple(sent_turn(each.role, each.content) for each in sent)
+    proof, why = _proof(receipt, ledger)
+    file = ReceiptFile(Envelope.from_bytes(receipt.envelope), receipt.content, turns, receipt.text, proof)
+    write_new(path, file.to_bytes())
+    return why
+
+
+def _proof(receipt: Receipt, ledger: str) -> tuple[TlogProof | None, str]:
+    from services.client import LedgerClient
+    from services.client.errors import KolmError, NotFound
+
+    deadline = time.monotonic() + _PATIENCE
+    try:
+        with LedgerClient.connect(ledger) as client:
+            while True:
+                try:
+                    return proof_of(client, client.receipt(receipt.receipt_id).receipt.index), ""
+                except NotFound:
+                    if time.monotonic() > deadline:
+                        return None, f"the log has not taken the receipt within {_PATIENCE:.0f} s"
+                time.sleep(_PAUSE)
+    except KolmError as error:
+        return None, f"the ledger at {ledger} does not answer: {error.message}"
+
+
+def export_statement(ledger: LedgerClient, named: str, path: Path, key: Signer, trusted_folder: Path) -> str:
+    """Write the statement; returns the receipt's id. Signs only what it has checked: the receipt, its place in the
+    log, the verdicts.
+
+    Raises NotFound, UsageError, KolmError, LedgerError.
+    """
+    from services.client.ledger.verified import VerifiedLedger
+
+    trusted = load_trusted(trusted_folder)
+    receipt_id = find(ledger, named).receipt.receipt_id
+    details = VerifiedLedger(ledger, trusted).receipt(receipt_id)
+    made = _cose(ledger, details, trusted, key)
+    write_new(path, made)
+    return receipt_id
+
+
+def _cose(ledger: LedgerClient, details: ReceiptDetails, trusted: TrustedKeys, key: Signer) -> bytes:
+    from services.client.ledger.receipt_checks import entry_of
+
+    receipt_id, entry = details.receipt.receipt_id, entry_of(details.receipt).to_bytes()
+    answer, logs = ledger.cose_receipt(receipt_id), trusted.keys("log")
+    if answer.entry != entry:
+        raise ProofError("the ledger shows the COSE Receipt of another entry")
+    place = Place(entry, answer.proof.index, answer.proof.hashes, open_checkpoint(answer.checkpoint, logs))
+    check_cose_receipt(answer.cose_receipt, place, receipt_id, logs)
+    return transparent_statement(entry, receipt_id, key, [answer.cose_receipt])

@@ -1,0 +1,376 @@
+"""`kolm receipts`: what was served, for whom, how, and what audits said about it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from json import loads
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from ledger.documents.promise import open_promise
+from ledger.documents.receipt import Receipt
+from ledger.keys.envelope import Envelope
+from services.cli.frame import exits, options
+from services.cli.frame.failures import explained
+from services.cli.frame.output import answer, remark
+from services.cli.frame.values import require_writable_new_file
+from services.cli.frame.views import MARKS, Column, Line, Styled, View, facts, joined, outcome, table, whose_replay
+from services.cli.trust import load_trusted
+from services.cli.verify.sources import read_promise_file
+from services.cli.verify.verify import fulfilment_document
+
+if TYPE_CHECKING:
+    from services.client import LedgerClient
+    from services.client.ledger.log import ReceiptEntry, ReceiptQuery, Verdict
+    from services.client.ledger.promised import Promised
+
+
+@dataclass(frozen=True, slots=True)
+class Filters:
+    """Which receipts to list: those that match every one that is given."""
+
+    tenant: Annotated[str | None, typer.Option(help="Only those of this tenant.")] = None
+    method: Annotated[str | None, typer.Option(help="Only those served with this method.")] = None
+    base: Annotated[str | None, typer.Option(metavar="CID", help="Only those of this base.")] = None
+    head: Annotated[str | None, typer.Option(metavar="CID", help="Only those that used this draft head.")] = None
+    adapter: Annotated[str | None, typer.Option(metavar="CID", help="Only those with this adapter.")] = None
+    profile: Annotated[str | None, typer.Option(metavar="CID", help="Only those of this numerics profile.")] = None
+    outcome: Annotated[
+        str | None,
+        typer.Option(metavar="EXACT|DEVIATION|UNREPLAYABLE", help="Only those whose newest verdict is this one."),
+    ] = None
+    since: Annotated[str | None, typer.Option(metavar="TIME", help="Only those issued then or later; UTC.")] = None
+    until: Annotated[str | None, typer.Option(metavar="TIME", help="Only those issued before this time; UTC.")] = None
+    first: Annotated[int | None, typer.Option(min=0, metavar="ENTRY", help="From this entry of the log on.")] = None
+    last: Annotated[int | None, typer.Option(min=0, metavar="ENTRY", help="Up to this entry of the log.")] = None
+    commitment: Annotated[
+        str | None,
+        typer.Option(metavar="sha256:HEX", help="Only those that commit to this prompt or output."),
+    ] = None
+    request_id: Annotated[str | None, typer.Option(help="Only those of this request.")] = None
+
+    def query(self) -> ReceiptQuery:
+        """Raises UsageError for a time that is none."""
+        from services.cli.frame.values import moment
+        from services.client.ledger.log import ReceiptQuery
+
+        return ReceiptQuery(
+            tenant=self.tenant,
+            method=self.method,
+            base_cid=self.base,
+            head_cid=self.head,
+            adapter_cid=self.adapter,
+            profile_cid=self.profile,
+            request_id=self.request_id,
+            outcome=self.outcome,
+            start_time=None if self.since is None else moment("--since", self.since),
+            end_time=None if self.until is None else moment("--until", self.until),
+            min_index=self.first,
+            max_index=self.last,
+            commitment=self.commitment,
+        )
+
+
+ANY = Filters()
+
+
+def list_(
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="How many; the newest is last.")] = 20,
+    filters: Filters = ANY,
+    prove: Annotated[
+        bool, typer.Option("--prove", help="Check that each is signed and in the signed log. Exit code 3 if not.")
+    ] = False,
+    complete: Annotated[
+        bool, typer.Option("--complete", help="Check as well that none of the newest was left out.")
+    ] = False,
+    remember: options.Remember = None,
+    ledger: options.Ledger = options.LEDGER,
+    paths: options.Paths = options.PATHS,
+    json: options.Json = False,
+) -> None:
+    """List the newest receipts that match every filter."""
+    from services.cli.ledger.receipt_files import proven_search, search
+    from services.client import LedgerClient
+
+    query = filters.query()
+    with LedgerClient.connect(ledger) as client:
+        if prove or complete or remember is not None:
+            keys = paths.trusted
+            found = proven_search(client, query, limit, keys, remember, complete=complete)
+        else:
+            found = search(client, query, limit)
+
+    answer(json, [_listed(each) for each in found.receipts], _list_view)
+    if found.proven_in is not None:
+        proven = f" {len(found.receipts)} receipts, each signed and in the signed log of {found.proven_in} entries"
+        remark((MARKS[True], proven, ", and none of the newest was left out" if complete else ""))
+
+
+def export(
+    receipt: options.Receipt,
+    path: Annotated[Path, typer.Argument(help="The file to write; it must not exist.")],
+    format_name: Annotated[
+        Literal["file", "cose"],
+        typer.Option("--format", help="A receipt file, or a SCITT transparent statement."),
+    ] = "file",
+    key: Annotated[
+        Path | None,
+        typer.Option(help="The key that signs a statement, or a PKCS#11 URI. Default: <data-dir>/keys/receipts.pem."),
+    ] = None,
+    key_passphrase_file: options.KeyPassphrase = None,
+    ledger: options.Ledger = options.LEDGER,
+    paths: options.Paths = options.PATHS,
+    json: options.Json = False,
+) -> None:
+    """Write one receipt: with its content, for `kolm replay`, or as a signed statement without."""
+    from ledger.keys.signer import open_signer
+    from services.cli.ledger.receipt_files import export_receipt, export_statement
+    from services.client import LedgerClient
+
+    require_writable_new_file("PATH", path)
+    if format_name != "file":
+        with LedgerClient.connect(ledger) as client:
+            signer = open_signer(paths.key("receipts", key), "receipts", key_passphrase_file)
+            receipt_id = export_statement(client, receipt, path, signer, paths.trusted)
+        document = {"path": str(path), "receipt_id": receipt_id, "issuer": signer.key_id}
+        return answer(json, document, lambda _: f"wrote {path}, a statement by {signer.key_id}")
+    if key is not None:
+        raise exits.UsageError("--key: signs a statement; a receipt file is not signed anew")
+    with LedgerClient.connect(ledger) as client:
+        written = export_receipt(client, receipt, path)
+    held = f"wrote {path}, which holds the tokens of prompt and answer"
+    said = f"{held}; with the base anybody can replay it: kolm replay {path} --model …"
+    answer(json, {"path": str(path), "receipt_id": written}, lambda _: said)
+
+
+def promised(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="What `kolm generate --promise` kept.", dir_okay=False)],
+    remember: options.Remember = None,
+    answer_file: Annotated[
+        Path | None,
+        typer.Option("--answer", metavar="FILE", help="Keep the log's signed word that receipts are missing here."),
+    ] = None,
+    ledger: options.Ledger = options.LEDGER,
+    paths: options.Paths = options.PATHS,
+    json: options.Json = False,
+) -> None:
+    """Whether the log holds the receipts that were promised before an answer. Exit code 3 if due and missing."""
+    from datetime import UTC, datetime
+
+    from services.cli.ledger.receipt_files import write_new
+    from services.client import LedgerClient
+
+    with LedgerClient.connect(ledger) as client:
+        found = check_promise(client, file, paths.trusted, remember, datetime.now(UTC))
+    if answer_file is not None and found.answer is not None:
+        write_new(answer_file, found.answer.envelope)
+    log_said = None if found.answer is None else found.answer.answer.to_document()
+    document = {"state": found.state, "tree_size": found.tree_size, "answer": log_said}
+    answer(json, document | fulfilment_document(found.fulfilment), _promised_view)
+    raise typer.Exit(exits.VERIFICATION_FAILED if found.state == "BROKEN" else exits.OK)
+
+
+def show(
+    receipt: options.Receipt,
+    ledger: options.Ledger = options.LEDGER,
+    paths: options.Paths = options.PATHS,
+    json: options.Json = False,
+) -> None:
+    """Show one receipt and check its signature and its place in the log. Exit code 3 if either is wrong."""
+    from services.cli.ledger.receipt_files import find, prove
+    from services.client import LedgerClient
+
+    with LedgerClient.connect(ledger) as client:
+        details = find(client, receipt)
+        proof = prove(details, paths.trusted)
+    document = _listed(details.receipt) | {
+        "verdicts": [_verdict(verdict) for verdict in details.verdicts],
+        "content": details.content_state.lower() or None,
+        "erasure_index": details.erasure_index,
+        "proof": asdict(proof),
+    }
+    answer(json, document, _receipt_view)
+    raise typer.Exit(exits.OK if proof.ok else exits.VERIFICATION_FAILED)
+
+
+def check_promise(ledger: LedgerClient, file: Path, trusted: Path, remember: Path | None, now: datetime) -> Promised:
+    """The state of the promise in `file`. `now` is the verifier's own clock.
+
+    Raises UsageError without a promise or keys, LedgerError for a wrong signature or proof, KolmError.
+    """
+    from services.client.ledger.promised import look_up
+    from services.client.ledger.remembered import RememberedCheckpoint
+    from services.client.ledger.verified import VerifiedLedger
+
+    keys, envelope = load_trusted(trusted), read_promise_file(file)
+    verified = VerifiedLedger(ledger, keys, RememberedCheckpoint(remember))
+    return look_up(verified, open_promise(envelope, keys), now, envelope)
+
+
+def envelope_document(envelope: bytes) -> dict[str, Any]:
+    """`document` is the payload, parsed; `envelope` the DSSE JSON as text, which is what a verifier reads."""
+    return {"document": loads(Envelope.from_bytes(envelope).payload), "envelope": envelope.decode("utf-8")}
+
+
+def _listed(receipt: ReceiptEntry) -> dict[str, Any]:
+    return {
+        "receipt_id": receipt.receipt_id,
+        "ledger_index": receipt.index,
+        "outcome": receipt.outcome,
+        **envelope_document(receipt.envelope),
+    }
+
+
+def _verdict(verdict: Verdict) -> dict[str, Any]:
+    return {"ledger_index": verdict.index, **envelope_document(verdict.envelope)}
+
+
+def _list_view(receipts: list[dict[str, Any]]) -> View:
+    """One line for each receipt."""
+    return table(
+        receipts,
+        Column("entry", "ledger_index", right=True),
+        Column("receipt", "receipt_id", whole=True),
+        Column("method", "document.spec_decode.method"),
+        Column("tokens", "document.output.tokens", right=True),
+        Column("verdict", lambda row: outcome(row["outcome"], row["document"]["output"]["tokens"])),
+        empty="no receipts",
+    )
+
+
+def _receipt_view(shown: dict[str, Any]) -> View:
+    """A receipt, section by section: who and what, how it was computed, what came out, what is proven. Its content is
+    never printed: it is for auditors.
+    """
+    document = shown["document"]
+    rows = (*_request(document), *_output(document), *_content(shown), *_speculation(document), *_proven(shown))
+    title = (Styled("receipt ", "bold"), shown["receipt_id"])
+    problem = shown["proof"]["problem"]
+    grid = facts(*((Styled(name, "dim"), value) for name, value in rows))
+    return [title, grid, *([] if problem is None else [Styled(problem, "bold red")])]
+
+
+Rows = list[tuple[str, Line]]
+
+
+def _request(document: dict[str, Any]) -> Rows:
+    sampling = document["sampling"]
+    names = ("temperature", "top_p", "top_k", "min_p", "seed", "max_tokens")
+    failed = (Styled("had failed its probe", "bold"), ": one row a pass, speculation off")
+    said: dict[bool, Line] = {True: "passed its probe at the server's start", False: failed}
+    return [
+        ("issued", f"{document['issued_at']} for {document['tenant']}"),
+        ("request", document["request_id"]),
+        ("base", document["base_cid"]),
+        ("numerics profile", document["profile_cid"]),
+        *([("", said[document["profile_proven"]])] if "profile_proven" in document else []),
+        ("sampling", ", ".join(f"{name} {sampling[name]}" for name in names)),
+    ]
+
+
+def _output(document: dict[str, Any]) -> Rows:
+    prompt, output = document["prompt"], document["output"]
+    margin = "" if output["min_margin"] is None else f", least margin {output['min_margin']:.4g}"
+    return [
+        ("prompt", f"{prompt['tokens']} tokens, commitment {prompt['commitment']}"),
+        ("output", f"{output['tokens']} tokens, commitment {output['commitment']}"),
+        ("", f"finished by {output['finish_reason']}{margin}"),
+        ("stream digest", output["stream_digest"]),
+    ]
+
+
+def _content(shown: dict[str, Any]) -> Rows:
+    said: dict[str, Line] = {
+        "kept": "kept, for auditors",
+        "erased": (Styled("erased", "bold"), f" by entry {shown['erasure_index']}"),
+        "never_given": "never given to the ledger",
+    }
+    return [("content", said[shown["content"]])] if shown["content"] in said else []
+
+
+def _speculation(document: dict[str, Any]) -> Rows:
+    block = document["spec_decode"]
+    asked = "" if block["requested_method"] == block["method"] else f" (asked for {block['requested_method']})"
+    fallback = f", because of {block['fallback_reason']}" if block["fallback_reason"] else ""
+    length = block["mean_acceptance_length"]
+    passes = f"{block['target_passes']} passes of the target" + (f", {length:.2f} tokens each" if length else "")
+    rows: Rows = [("method", (Styled(block["method"], "bold"), f"{asked}{fallback}: {passes}"))]
+    if (why := explained(block["fallback_reason"])) is not None:
+        rows.append(("why not", why))
+    if "passes_by_method" in block:
+        rows.append(("passes by", _passes(block["passes_by_method"])))
+    if block["tokens_proposed"]:
+        rows.append(("drafts", f"{block['tokens_accepted']} of {block['tokens_proposed']} tokens accepted"))
+    if block["wall_clock_speedup"] is not None:
+        rows.append(("speedup", f"{block['wall_clock_speedup']:.2f} × off ({block['speedup_basis']})"))
+    if (over := Receipt.from_document(document).overclaim) is not None:
+        rows.append(("", Styled(f"the receipt {over}, which nobody measured", "yellow")))
+    verified: dict[bool | None, Line] = {
+        True: "yes, replayed before signing",
+        False: Styled("no", "bold red"),
+        None: "left to the audit",
+    }
+    return [*rows, ("identical to off", verified[block["verified_identical_to_off"]])]
+
+
+def _passes(by_method: dict[str, int]) -> str:
+    """Passes of the target by the method that drafted for them; off is a pass that nothing was drafted for."""
+    counts = ", ".join(f"{method} {count}" for method, count in by_method.items())
+    return f"{counts} (off: nothing was drafted)" if len(by_method) > 1 and "off" in by_method else counts
+
+
+def _proven(shown: dict[str, Any]) -> Rows:
+    proof = shown["proof"]
+    unchecked = " (no trusted keys to check with)" if proof["signature"] is None else ""
+    place = f" entry {shown['ledger_index']} of {proof['tree_size']}{unchecked}"
+    rows: Rows = [
+        ("signature", (MARKS[proof["signature"]], f" by a trusted key of role receipts{unchecked}")),
+        ("in the log", (MARKS[proof["inclusion"]], place)),
+    ]
+    rows += [("verdict", _judged(verdict)) for verdict in shown["verdicts"]]
+    return rows if shown["verdicts"] else [*rows, ("verdict", "not yet: no auditor has computed it again")]
+
+
+def _judged(verdict: dict[str, Any]) -> Line:
+    found = verdict["document"]
+    compared = found["tokens_compared"]
+    whose = whose_replay(found.get("verification"), found.get("replayed_by"))
+    reason = f": {found['reason']}" if found.get("reason") else ""
+    return joined(
+        (
+            outcome(found["outcome"], compared),
+            f", {compared} tokens compared ",
+            whose,
+            f" (entry {verdict['ledger_index']}){reason}",
+        ),
+        "",
+    )
+
+
+def _promised_view(found: dict[str, Any]) -> View:
+    """The promise, each choice, and the state."""
+    promise, places, endings = found["document"], found["entries"], found["finish_reasons"]
+    choices: Rows = [
+        (f"choice {each}", f"entry {places[each]}, ended by {endings[each]}" if each in places else "not in the log")
+        for each in map(str, range(promise["choices"]))
+    ]
+    said = {
+        "KEPT": (Styled("KEPT", "green"), ": the log holds every promised receipt"),
+        "OPEN": (Styled("OPEN", "bold"), ": not all of the receipts are in the log, and they are not due yet"),
+        "BROKEN": (Styled("BROKEN", "bold red"), ": receipts are due, and proven to be missing from the log"),
+    }[found["state"]]
+    if found["answer"] is not None:
+        signed = ": receipts are due, and, as the log has signed (`--answer FILE` keeps it), not in its tree"
+        said = (Styled("BROKEN", "bold red"), signed)
+    prompt = promise["prompt"]
+    return facts(
+        ("promised", f"{promise['promised_at']} for {promise['tenant']}, due {promise['due']}"),
+        ("request", promise["request_id"]),
+        ("nonce", "none" if promise["nonce"] is None else promise["nonce"]),
+        ("prompt", f"{prompt['tokens']} tokens, commitment {prompt['commitment']}"),
+        *choices,
+        ("state", (*said, f" of {found['tree_size']} entries")),
+    )

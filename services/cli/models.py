@@ -1,0 +1,230 @@
+"""`kolm models`: the models that `--model` can name."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections import Counter
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from services.cli.frame import options
+from services.cli.frame.exits import UsageError
+from services.cli.frame.output import answer
+from services.cli.frame.views import Column, Styled, View, facts, size, table
+
+if TYPE_CHECKING:
+    pass
+
+
+def list_(
+    name: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="[DIR|GGUF|NAME]",
+            callback=options.found_model,
+            help="What this one is: family, digests, storage, memory at a context length, its heads.",
+        ),
+    ] = None,
+    context_length: Annotated[
+        int | None, typer.Option(min=1, help="Tokens that the cache is to hold. Default: the model's, at most 8192.")
+    ] = None,
+    registry: Annotated[
+        str | None, typer.Option(envvar="KOLM_REGISTRY", metavar=options.SERVER, help="Ask it for heads of this base.")
+    ] = None,
+    json: options.Json = False,
+) -> None:
+    """List the models that have a name: those of installed packages, and those that were imported. Or show one."""
+    if name is not None:
+        return _show(name, context_length, registry, json)
+    if context_length is not None:
+        raise UsageError("--context-length: is that of one model; name it")
+    from services.generation.target.model_path import named_models
+
+    found = named_models()
+    listed = [{"name": each.name, "from": each.origin, "path": each.path and str(each.path)} for each in found]
+    answer(json, listed, _models_view)
+
+
+def _show(model: Path, context_length: int | None, registry: str | None, json: bool) -> None:
+    from services.generation.target.without_torch import spare_torch
+
+    spare_torch()
+    from services.client.registry import RegistryClient
+
+    found = describe(model, context_length)
+    heads = None
+    if registry is not None:
+        with RegistryClient.connect(registry) as client:
+            heads = list(client.heads(base_cid=found.base_cid))
+    document = {
+        **asdict(found),
+        "path": str(found.path),
+        "parameters": found.parameters,
+        "heads": None if heads is None else [head.head_cid for head in heads],
+        "head_names": None if heads is None else [list(head.names) for head in heads],
+    }
+    answer(json, document, _model_view)
+
+
+def import_(
+    source: Annotated[
+        Path,
+        typer.Argument(
+            metavar="DIR|GGUF|NAME",
+            callback=options.found_model,
+            help="A transformers directory, a GGUF file or a name.",
+        ),
+    ],
+    name: Annotated[str, typer.Option(help="The name for --model.")],
+    json: options.Json = False,
+) -> None:
+    """Check a model and copy it to the folder of models ($KOLM_MODELS), where --model finds it by name."""
+    from services.generation.target.without_torch import spare_torch
+
+    spare_torch()
+
+    path = import_model(source, name)
+    answer(
+        json,
+        {"name": name, "path": str(path)},
+        lambda _: f"{name} is in {path}; serve it with: kolm up --model {name}",
+    )
+
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_CACHED_BYTES = 4  # of a key or value in float32
+
+
+@dataclass(frozen=True, slots=True)
+class ModelDescription:
+    """A model. Sizes in bytes; `cache_bytes` are keys and values of one sequence of `context_length` tokens.
+
+    `storages` count the weights, by how they are stored.
+    """
+
+    path: Path
+    family: str
+    base_cid: str
+    tokenizer_cid: str
+    arithmetic: str
+    layers: int
+    hidden_size: int
+    vocab_size: int
+    model_context_length: int
+    storages: dict[str, int]
+    weight_bytes: int
+    context_length: int
+    cache_bytes: int
+
+    @property
+    def parameters(self) -> int:
+        return sum(self.storages.values())
+
+
+def describe(path: Path, context_length: int | None = None) -> ModelDescription:
+    """Reads the configuration and the table of weights, and hashes what was not hashed before.
+
+    Raises UsageError for what is no model, or a context that it does not have.
+    """
+    from services.generation.target.blocks import BLOCK
+    from services.generation.target.config.config import block_bytes, bounded, read_config
+    from services.generation.target.cpu import ARITHMETIC
+    from services.generation.target.errors import TargetError, about
+    from services.generation.target.files.gguf_file import is_gguf
+    from services.generation.target.files.safetensors import weight_files
+    from services.generation.target.identity import base_cid, tokenizer_cid
+    from services.generation.target.weights import checked_weights
+
+    try:
+        whole = read_config(path)
+        config = bounded(whole, context_length)
+        weights = checked_weights(path, config)
+        storages: Counter[str] = Counter()
+        for name in weights.names():
+            count = 1
+            for extent in weights.shape(name):
+                count *= extent
+            storages[weights.storage(name)] += count
+        files = [path] if is_gguf(path) else weight_files(path)
+        return ModelDescription(
+            path=path,
+            family=config.architecture,
+            base_cid=base_cid(path),
+            tokenizer_cid=tokenizer_cid(path),
+            arithmetic=ARITHMETIC,
+            layers=config.layers,
+            hidden_size=config.hidden_size,
+            vocab_size=config.vocab_size,
+            model_context_length=whole.context_length,
+            storages=dict(storages.most_common()),
+            weight_bytes=sum(file.stat().st_size for file in files),
+            context_length=config.context_length,
+            cache_bytes=block_bytes(config, _CACHED_BYTES) * config.context_length // BLOCK,
+        )
+    except TargetError as error:
+        raise UsageError(about(path, error)) from error
+
+
+def import_model(source: Path, name: str) -> Path:
+    """Copy a model that can be served into the folder of models; it has no name there before all of it is copied.
+
+    Raises UsageError for a name that is none or taken, and for what is no model.
+    """
+    from services.generation.engine.text.tokenizer import Tokenizer
+    from services.generation.target.errors import TargetError, about
+    from services.generation.target.files.gguf_file import is_gguf
+    from services.generation.target.model_path import models_folder, named_models, packaged
+
+    if _NAME.fullmatch(name) is None or name in packaged():
+        raise UsageError(f"--name: {name!r} cannot be a model's; expected letters, digits, . _ - and no package")
+    folder = models_folder()
+    target = folder / (f"{name}.gguf" if is_gguf(source) else name)
+    if any(each.name == name for each in named_models()):
+        raise UsageError(f"--name: there is a model {name} in {folder} already", "choose another name, or remove it")
+    describe(source)
+    try:
+        Tokenizer(source)
+    except TargetError as error:
+        raise UsageError(about(source, error)) from error
+    folder.mkdir(parents=True, exist_ok=True)
+    draft = folder / f".{name}.part"
+    shutil.rmtree(draft, ignore_errors=True)
+    draft.unlink(missing_ok=True)
+    if source.is_dir():
+        shutil.copytree(source, draft)
+    else:
+        shutil.copyfile(source, draft)
+    return draft.rename(target)
+
+
+def _models_view(models: list[dict[str, Any]]) -> View:
+    """One line for each name; without a path, its package is not installed."""
+    return table(
+        models,
+        Column("name", "name"),
+        Column("from", "from"),
+        Column("path", lambda model: model["path"] or Styled("not installed", "yellow")),
+    )
+
+
+def _model_view(found: dict[str, Any]) -> View:
+    stored = ", ".join(f"{name} {count / found['parameters']:.0%}" for name, count in found["storages"].items())
+    cached = f"{size(found['cache_bytes'])} of cache for {found['context_length']:,} tokens"
+    shape = f"{found['layers']} layers of {found['hidden_size']}, vocabulary {found['vocab_size']:,}"
+    heads = zip(found["head_names"] or (), found["heads"] or (), strict=True)
+    listed = "\n".join(f"{', '.join(names)} {cid}" for names, cid in heads)
+    return facts(
+        ("path", found["path"]),
+        ("family", f"{found['family']}, {shape}"),
+        ("weights", f"{found['parameters'] / 1e6:.0f} M, stored as {stored}"),
+        ("context", f"{found['model_context_length']:,} tokens"),
+        ("memory", f"{size(found['weight_bytes'])} of weights, {cached}"),
+        ("arithmetic", found["arithmetic"]),
+        ("base", found["base_cid"]),
+        ("tokenizer", found["tokenizer_cid"]),
+        None if found["heads"] is None else ("heads", listed or "none"),
+    )

@@ -1,0 +1,284 @@
+"""`kolm monitor`: follows a log and says when something is wrong. Over tiles it needs what `kolm verify` needs."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ledger.errors import NotFound
+from ledger.keys.trusted_keys import TrustedKeys
+from ledger.monitor.finding import Finding
+from ledger.monitor.judgement import Limits
+from ledger.monitor.monitor import Monitor
+from services.cli.frame import exits, options
+from services.cli.frame.exits import CommandError, Unreachable
+from services.cli.frame.output import print_json
+from services.cli.frame.process import printable, stop_signals
+from services.cli.frame.values import age
+from services.cli.monitor.memory import SqliteMonitorMemory
+from services.cli.monitor.sources import LogFiles, Webhook, opened_log, read_promises
+
+if TYPE_CHECKING:
+    from ledger.monitor.judgement import Limits
+    from ledger.witness.tlog_policy import Policy
+
+
+@dataclass(frozen=True, slots=True)
+class LimitOptions:
+    """Limits beyond which a log is wrong."""
+
+    max_age: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DURATION", help="Tell when the log is older: by its witnesses' word, or else unchanged so long."
+        ),
+    ] = None
+    max_unreplayable: Annotated[
+        int, typer.Option(min=0, metavar="N", help="Accept this many receipts that could not be replayed.")
+    ] = 0
+    since: Annotated[int, typer.Option(min=0, metavar="ENTRY", help="What is found about earlier ones is known.")] = 0
+    lag: Annotated[
+        str,
+        typer.Option(metavar="DURATION", help="How far the files may be behind the log; what is due waits as long."),
+    ] = "0s"
+
+    def limits(self, policy: Policy | None, origin: str | None) -> Limits:
+        """Raises UsageError."""
+        from ledger.monitor.judgement import Limits
+
+        max_age = None if self.max_age is None else age("--max-age", self.max_age)
+        lag = age("--lag", self.lag)
+        return Limits(policy, origin, max_age, self.max_unreplayable, self.since, lag)
+
+
+LIMITS = LimitOptions()
+
+
+def monitor(
+    tiles: Annotated[
+        str | None,
+        typer.Option(
+            "--tiles", metavar="URL|DIR", help="Follow the log behind a URL or in a folder (C2SP tlog-tiles)."
+        ),
+    ] = None,
+    ledger: options.Ledger = options.LEDGER,
+    state: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="What was seen of the log. Default: <data-dir>/monitor.sqlite3."),
+    ] = None,
+    promise: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="FILE|DIR", help="A promise that the log must keep, or a folder of them (*.json)."),
+    ] = None,
+    limits: LimitOptions = LIMITS,
+    policy: Annotated[
+        Path | None,
+        typer.Option(help="The expected log and witnesses (C2SP tlog-policy). Default: <trusted>/policy."),
+    ] = None,
+    origin: options.Origin = None,
+    once: Annotated[bool, typer.Option("--once", help="Poll once, for cron.")] = False,
+    every: Annotated[str, typer.Option(metavar="DURATION", help="Poll interval.")] = "10s",
+    webhook: Annotated[
+        str | None,
+        typer.Option(
+            envvar="KOLM_MONITOR_WEBHOOK", metavar="URL", help="POST each new finding there as JSON, and go on."
+        ),
+    ] = None,
+    paths: options.Paths = options.PATHS,
+    json: options.Json = False,
+) -> None:
+    """Follow a log: each checkpoint, entry, owed replay and promise. Exit code 3, and a line, when one is wrong."""
+    from services.cli.verify.sources import TrustSources, own_trust
+
+    trust = own_trust(TrustSources(paths.trusted, policy))
+    watched = Watched(
+        ledger,
+        tiles,
+        state or paths.data_dir / "monitor.sqlite3",
+        trust.keys,
+        limits.limits(trust.policy, origin),
+        tuple(promise or ()),
+        webhook,
+    )
+    seconds = age("--every", every).total_seconds()
+    report = PollReport(watched.place, as_json=json, once=once, goes_on=webhook is not None and not once)
+    with watching(watched) as work:
+        ended = follow(work, None if once else seconds, report.show)
+    if once and not ended:
+        raise typer.Exit(exits.TERMINATED)
+    if report.wrong or report.away is None:
+        raise typer.Exit(exits.VERIFICATION_FAILED if report.wrong else exits.OK)
+    if once:
+        raise report.away
+    raise typer.Exit(report.away.exit_code)  # it was said as it began
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """The log that is followed, and how, as in the help of `kolm monitor`."""
+
+    ledger: str
+    tiles: str | None
+    state: Path
+    trusted: TrustedKeys
+    limits: Limits
+    promises: tuple[Path, ...] = ()
+    webhook: str | None = None
+
+    @property
+    def place(self) -> str:
+        return self.tiles or self.ledger
+
+
+@dataclass(frozen=True, slots=True)
+class Poll:
+    """All that was wrong after a poll at `size` entries. `new` is what the webhook had not been told before. `away` is
+    why the log could not be read, `undelivered` why the webhook did not take a finding.
+    """
+
+    size: int
+    findings: tuple[Finding, ...]
+    new: tuple[Finding, ...]
+    away: CommandError | None
+    undelivered: str | None
+
+    def document(self) -> dict[str, Any]:
+        """All findings; `ok` where there is none and the log could be read."""
+        return {
+            "ok": not self.findings and self.away is None,
+            "size": self.size,
+            "away": None if self.away is None else self.away.message,
+            "findings": [each.to_document() for each in self.findings],
+        }
+
+
+class Watching:
+    """A log that is being followed."""
+
+    def __init__(self, watched: Watched, files: LogFiles, memory: SqliteMonitorMemory) -> None:
+        self._watched = watched
+        self._files = files
+        self._memory = memory
+        self._monitor = Monitor(memory, watched.trusted, watched.limits)
+        self._webhook = None if watched.webhook is None else Webhook(watched.webhook, watched.place)
+
+    def poll(self) -> Poll:
+        """Read what is new, judge, and tell the webhook, if there is one, what it has not been told.
+
+        Raises UsageError for a promise that cannot be read, StoreError for the monitor's own state.
+        """
+        now, away = datetime.now(UTC), None
+        promised = read_promises(self._watched.promises)
+        try:
+            self._monitor.look(self._files, now)
+        except (Unreachable, NotFound) as error:
+            away = error if isinstance(error, Unreachable) else exits.NotFound(str(error))
+        findings = tuple(self._monitor.findings(promised, now))
+        told = self._memory.told()
+        new = tuple(each for each in findings if each.key not in told)
+        undelivered = self._tell(new, now, told & {each.key for each in findings})
+        return Poll(self._monitor.size, findings, new, away, undelivered)
+
+    def _tell(self, new: tuple[Finding, ...], now: datetime, told: set[str]) -> str | None:
+        """A finding that the webhook refuses is sent again after the next poll, with those after it; no look waits."""
+        if self._webhook is None:
+            return None
+        problem = None
+        for finding in new:
+            problem = self._webhook.tell(finding, self._monitor.size, now)
+            if problem is not None:
+                break
+            told.add(finding.key)
+        self._memory.tell(sorted(told))
+        return problem
+
+
+@contextmanager
+def watching(watched: Watched) -> Iterator[Watching]:
+    """Raises UsageError, StoreError."""
+    with (
+        closing(SqliteMonitorMemory(watched.state)) as memory,
+        opened_log(watched.ledger, watched.tiles, witnessed=watched.limits.witnessed) as files,
+    ):
+        yield Watching(watched, files, memory)
+
+
+class _Stopped(BaseException):
+    """SIGTERM came."""
+
+
+def follow(work: Watching, seconds: float | None, shown: Callable[[Poll], bool]) -> bool:
+    """Poll again and again, `seconds` apart, until `shown` says that it is enough; only once without seconds. SIGTERM
+    ends it wherever it is but while it shows, for the next poll goes on where this one was; returns whether the last
+    look went to its end.
+    """
+
+    came, showing = False, False
+
+    def stop(_: int) -> None:
+        nonlocal came
+        came = True
+        if not showing:
+            raise _Stopped
+
+    with suppress(_Stopped), stop_signals(stop, (signal.SIGTERM,)):
+        while True:
+            poll = work.poll()
+            showing = True
+            enough = shown(poll)
+            showing = False
+            if enough or came or seconds is None:
+                return True
+            time.sleep(seconds)
+    return False
+
+
+class PollReport:
+    """Shows polls, each thing once. `goes_on` after a finding, because somebody else is told of it."""
+
+    def __init__(self, place: str, *, as_json: bool, once: bool, goes_on: bool) -> None:
+        self._place = place
+        self._as_json = as_json
+        self._once = once
+        self._goes_on = goes_on
+        self._size: int | None = None
+        self.wrong = False
+        """Whether the last poll has found anything."""
+        self.away: CommandError | None = None
+        """Why the last poll could not read the log."""
+
+    def show(self, poll: Poll) -> bool:
+        """Returns whether this was the last poll."""
+        if self._as_json:
+            self._show_json(poll)
+        else:
+            self._show_lines(poll)
+        self.wrong, self.away, self._size = bool(poll.findings), poll.away, poll.size
+        return self.wrong and not self._goes_on
+
+    def _show_json(self, poll: Poll) -> None:
+        if poll.new or poll.size != self._size or (poll.away is None) != (self.away is None):
+            print_json(poll.document())
+
+    def _show_lines(self, poll: Poll) -> None:
+        for finding in poll.new if self._goes_on else poll.findings:
+            _log_line(str(finding))
+        if poll.undelivered is not None:
+            _log_line(f"--webhook did not take a finding and will be told again: {poll.undelivered}")
+        if poll.away is not None and self.away is None and (poll.findings or not self._once):
+            _log_line(poll.away.message)
+        if poll.away is None and not poll.findings and poll.size != self._size:
+            print(printable(f"{self._place}: {poll.size} entries checked, nothing is wrong"), flush=True)
+
+
+def _log_line(line: str) -> None:
+    print(f"kolm: {printable(line)}", file=sys.stderr, flush=True)

@@ -1,0 +1,151 @@
+"""Where a monitor reads its log and its promises, and where it tells findings."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from ledger.bundle.tile_files import TileFiles
+from ledger.bundle.tile_folder import TileFolder
+from ledger.encoding.timestamp import timestamp
+from ledger.errors import FormatError, NotFound, StoreError
+from ledger.monitor.finding import Finding
+from ledger.monitor.judgement import Promised
+from services.cli.frame.exits import Unreachable, UsageError
+from services.runtime.http.http_call import get, on_own_thread, post
+
+
+class LogFiles:
+    """TileFiles that say in one way where the log cannot be reached. A read that hangs is left by an exception of a
+    signal's handler: another thread waits for the answer, with gRPC's locks.
+    """
+
+    def __init__(self, files: TileFiles, place: str, failures: tuple[type[Exception], ...]) -> None:
+        self._files = files
+        self._place = place
+        self._failures = failures
+
+    def read(self, path: str, most: int) -> bytes:
+        """Raises Unreachable, and LedgerError for what is not there or not in form."""
+
+        try:
+            return on_own_thread(partial(self._files.read, path, most)).result()
+        except self._failures as error:
+            raise Unreachable(f"the log at {self._place} cannot be read: {error}") from None
+
+
+@contextmanager
+def opened_log(ledger: str, tiles: str | None, *, witnessed: bool) -> Iterator[LogFiles]:
+    """The log at `tiles` (a URL or a folder), or without that the one of a ledger service, whose checkpoints then are
+    those that enough witnesses have cosigned, if `witnessed`. Raises UsageError.
+    """
+    if tiles is None:
+        # Imported here: following tiles needs no gRPC.
+        from services.client import LedgerClient
+        from services.client.errors import KolmError
+        from services.client.ledger.ledger_tiles import LedgerTiles
+
+        with LedgerClient.connect(ledger) as client:
+            yield LogFiles(LedgerTiles(client, witnessed=witnessed), ledger, (KolmError,))
+    elif tiles.startswith(("http://", "https://")):
+        yield LogFiles(HttpTiles(tiles), tiles, (OSError,))
+    elif "://" in tiles:
+        raise UsageError(f"--tiles: expected http://…, https://… or a folder, got {tiles!r}")
+    else:
+        yield LogFiles(TileFolder(Path(tiles)), tiles, (StoreError,))
+
+
+_READ_SECONDS = 30.0
+
+
+class HttpTiles:
+    """TileFiles over HTTP."""
+
+    def __init__(self, prefix: str) -> None:
+        self._prefix = prefix.rstrip("/")
+
+    def read(self, path: str, most: int) -> bytes:
+        """Raises NotFound (404, 410), FormatError for more than `most` bytes, OSError."""
+
+        url = f"{self._prefix}/{path}"
+        answer = get(url, _READ_SECONDS, most + 1)
+        if answer.status in (404, 410):
+            raise NotFound(f"there is no {url}")
+        if answer.status != 200:
+            raise OSError(f"{url} answers {answer.status}")
+        if len(answer.body) > most:
+            raise FormatError(path, f"measures more than {most} bytes")
+        return answer.body
+
+
+_MOST_BYTES = 64 * 1024
+
+
+def read_promises(places: Iterable[Path]) -> tuple[Promised, ...]:
+    """The promises as they are by now; in a folder, its `*.json`. Raises UsageError for one that cannot be read.
+
+    An empty one in a folder is still being written.
+    """
+    return tuple(_promises(places))
+
+
+def _promises(places: Iterable[Path]) -> Iterator[Promised]:
+    for place in places:
+        if place.is_dir():
+            yield from (promise for path in sorted(place.glob("*.json")) if (promise := _promise(path)).data)
+        else:
+            yield _promise(place)
+
+
+def _promise(path: Path) -> Promised:
+    try:
+        with path.open("rb") as file:
+            return Promised(str(path), file.read(_MOST_BYTES))
+    except OSError as error:
+        raise UsageError(f"--promise: cannot read {path}: {error.strerror}") from None
+
+
+_POST_SECONDS = 10.0
+_PAUSES = (0.0, 1.0, 4.0)
+"""Before each try, in seconds."""
+
+
+class Webhook:
+    """A place that takes findings."""
+
+    def __init__(self, url: str, log: str) -> None:
+        """`log` names what is followed. Raises UsageError."""
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise UsageError(f"--webhook: expected http://… or https://…, got {url!r}")
+        self._url = url
+        self._log = log
+
+    def tell(self, finding: Finding, size: int, now: datetime) -> str | None:
+        """None once the other side has taken it (2xx), else why it has not."""
+
+        body = json.dumps(webhook_body(finding, self._log, size, now), ensure_ascii=False).encode()
+        problem = ""
+        for pause in _PAUSES:
+            time.sleep(pause)
+            try:
+                status, _ = post(self._url, body, "application/json", _POST_SECONDS)
+            except OSError as error:
+                problem = str(error)
+                continue
+            if 200 <= status < 300:
+                return None
+            problem = f"answers {status}"
+        return problem
+
+
+def webhook_body(finding: Finding, log: str, size: int, now: datetime) -> dict[str, Any]:
+    """The body of a POST (docs/monitoring.md)."""
+    return {"type": "kolm.finding.v1", "log": log, "size": size, "found_at": timestamp(now), **finding.to_document()}

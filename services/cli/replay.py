@@ -1,0 +1,174 @@
+"""`kolm replay`: compute a receipted request again, offline."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ledger.bundle.receipt_file import ReceiptFile
+from ledger.documents.receipt import Receipt
+from ledger.documents.signed_document import open_document
+from ledger.documents.verdict import DEVIATION, UNREPLAYABLE
+from services.cli.frame import exits, options
+from services.cli.frame.exits import Failed
+from services.cli.frame.options import ENGINE, EngineOptions
+from services.cli.frame.output import answer, steps
+from services.cli.frame.views import MARKS, Styled, View, counted, outcome
+from services.cli.trust import load_trusted
+from services.cli.verify.checks import Texts, compared_texts
+
+if TYPE_CHECKING:
+    from services.auditor.examination import EnginePlan, Finding
+    from services.auditor.own_engine import OwnEngine
+
+
+def replay(
+    file: Annotated[Path, typer.Argument(help="A receipt file, as `kolm generate --save` writes.")],
+    model: Annotated[
+        Path | None,
+        options.model("--model", "The base that the receipt names: a transformers directory, a GGUF file, or smollm2."),
+    ] = None,
+    engine: EngineOptions = ENGINE,
+    any_storage: Annotated[
+        bool, typer.Option("--any-storage", help="Take the base's values from other files than the receipt names.")
+    ] = False,
+    decode: Annotated[bool, typer.Option("--decode", help="Token by token, in place of along the output.")] = False,
+    paths: options.Paths = options.PATHS,
+    json: options.Json = False,
+) -> None:
+    """Compute a receipted request again, here, and compare every token, the digest and the texts. Asks no service.
+
+    Exit code 3 if it differs, or the content is not what the receipt commits to; 1 if it cannot be computed here.
+    """
+    if not file.is_file():
+        raise exits.NotFound(
+            f"there is no {file}", "`kolm generate --save` and `kolm receipts export` write such files"
+        )
+    if model is None:
+        raise exits.UsageError("expected --model: the base that the receipt names, with the same values")
+
+    plan = engine.plan(model)
+    done = replay_file(file, plan, paths.trusted, decode=decode, any_storage=any_storage, quiet=json)
+    answer(json, done.document(), _replay_view)
+    if done.differs:
+        raise typer.Exit(exits.VERIFICATION_FAILED)
+    raise typer.Exit(exits.OK if done.finding.outcome == "EXACT" else exits.FAILED)
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """The result of a replay.
+
+    `index` is None where the file has no proof of a place in the log, `signed` where there were no trusted keys to
+    check the receipt's signature with, `texts` where nothing could be computed.
+    """
+
+    receipt: Receipt
+    index: int | None
+    signed: bool | None
+    finding: Finding
+    texts: Texts | None
+
+    @property
+    def differs(self) -> bool:
+        """Whether something is not as the receipt, or who served it, says."""
+        found = self.finding
+        return found.outcome == DEVIATION or found.tampered or (self.texts is not None and self.texts.same is False)
+
+    def document(self) -> dict[str, Any]:
+        """`signature` is null where there were no keys to check it with, `texts` where there were none to compare."""
+        finding = self.finding
+        return {
+            "receipt_id": self.receipt.receipt_id,
+            "ledger_index": self.index,
+            "signature": self.signed,
+            "outcome": finding.outcome,
+            "verification": finding.verification,
+            "tokens_compared": finding.tokens_compared,
+            "tokens": self.receipt.output.tokens,
+            "deviation": None if finding.deviation is None else finding.deviation.to_document(),
+            "reason": finding.reason,
+            "texts": None if self.texts is None else self.texts.same,
+            "texts_compared": None if self.texts is None else self.texts.said,
+        }
+
+
+def replay_file(
+    file: Path, plan: EnginePlan, trusted: Path, *, decode: bool, any_storage: bool, quiet: bool = False
+) -> Replay:
+    """Check the file, load the base, compute, saying on a terminal what is being done. Raises Failed, LedgerError."""
+    read = ReceiptFile.from_bytes(file.read_bytes())
+    keys = load_trusted(trusted) if trusted.is_dir() else None
+    receipt = read.receipt()
+    if keys is not None:
+        open_document(read.envelope, keys)
+    with steps("loading and probing the base", quiet=quiet) as step:
+        engine = _loaded(plan, any_storage=any_storage)
+        step(f"computing {counted(receipt.output.tokens, 'token')} again")
+        finding = _judged(engine, receipt, read, decode=decode)
+        computed = finding.outcome != UNREPLAYABLE and not any_storage
+        step("reading the texts")
+        texts = compared_texts(receipt, read.content, read.sent, read.text, plan.model) if computed else None
+    index = None if read.entry is None else read.entry.index
+    return Replay(receipt, index, None if keys is None else True, finding, texts)
+
+
+def _loaded(plan: EnginePlan, *, any_storage: bool) -> OwnEngine:
+    from services.generation.target.without_torch import spare_torch
+
+    spare_torch()
+    from services.auditor.own_engine import OwnEngine
+
+    with _expected():
+        return OwnEngine.load(plan, threading.Event(), any_storage=any_storage)
+
+
+def _judged(engine: OwnEngine, receipt: Receipt, read: ReceiptFile, *, decode: bool) -> Finding:
+    from services.auditor.examination import Judge
+
+    with _expected():
+        finding = Judge(engine, float(decode)).judge(receipt, read.content)
+    return finding if engine.base_cid == receipt.base_cid else _by_other_files(finding, receipt, engine.base_cid)
+
+
+@contextmanager
+def _expected() -> Iterator[None]:
+    from services.auditor.audit_error import AuditError
+
+    try:
+        yield
+    except AuditError as error:
+        raise Failed(str(error), "name the base that the receipt is about with --model") from error
+
+
+def _by_other_files(finding: Finding, receipt: Receipt, own: str) -> Finding:
+    """Weights of the same values give the same bits, whatever their files; from others nothing follows."""
+    from services.auditor.examination import Finding
+
+    if finding.outcome == DEVIATION:
+        return Finding.unreplayable(f"these files, {own}, do not hold the values that the receipt was computed with")
+    if finding.outcome == UNREPLAYABLE:
+        return finding
+    return finding.noting(f"by the same values from other files, {own}; the receipt names {receipt.base_cid}")
+
+
+def _replay_view(done: dict[str, Any]) -> View:
+    """The outcome first, then why."""
+    compared = done["tokens_compared"]
+    how = f" by {done['verification']}" if done["verification"] else ""
+    lines: list[Any] = [(outcome(done["outcome"], compared), f": {compared} of {done['tokens']} tokens compared{how}")]
+    if done["reason"]:
+        lines.append(done["reason"])
+    if done["texts_compared"]:
+        lines.append((MARKS[done["texts"]], f" {done['texts_compared']}"))
+    unsigned = "signature not checked: no trusted keys (--trusted)"
+    signed = "signed by a trusted key of role receipts" if done["signature"] else unsigned
+    index = done["ledger_index"]
+    place = "without a proof of its place" if index is None else f"said to be entry {index}"
+    return [*lines, Styled(f"receipt {done['receipt_id']}, {place}; {signed}", "dim")]

@@ -1,0 +1,259 @@
+"""`kolm tokens`: who may call services, and what."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, cast
+
+import typer
+
+from services.cli.frame import exits, options
+from services.cli.frame.exits import Failed, UsageError
+from services.cli.frame.output import answer
+from services.cli.frame.views import DASH, Column, Line, View, table
+
+if TYPE_CHECKING:
+    from services.runtime.credentials import Credential
+
+
+Principals = Annotated[
+    Path | None,
+    typer.Option(
+        "--principals",
+        envvar="KOLM_PRINCIPALS",
+        metavar="FILE",
+        help="The file to change. Default: <data-dir>/principals.json.",
+    ),
+]
+
+
+def create(
+    name: Annotated[str, typer.Argument(help="Whose it is; servers name them by it in refusals.")],
+    role: Annotated[
+        list[str],
+        typer.Option(metavar="ROLE", help="generate, append, read, audit, publish or operate; may be repeated."),
+    ],
+    tenant: Annotated[
+        str, typer.Option(help="On whose behalf they call; '*' is for whoever acts for every tenant.")
+    ] = "default",
+    expires: Annotated[
+        str | None,
+        typer.Option(metavar="DURATION", help="After how long it ends: 12h, 90d. Default: when it is revoked."),
+    ] = None,
+    certificate: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="No token: a subject name of their client certificate proves who they are."),
+    ] = None,
+    anybody: Annotated[
+        bool,
+        typer.Option("--anybody", help="No token: for anybody who reaches a server's port, also through a proxy."),
+    ] = False,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the token there (mode 0600) instead of showing it.")
+    ] = None,
+    data_dir: options.DataDir = options.DATA_DIR,
+    principals: Principals = None,
+    json: options.Json = False,
+) -> None:
+    """Let somebody in. The token is shown this once; servers keep its digest, and need no restart."""
+    from services.cli.frame.values import age
+
+    spec = CredentialSpec(
+        name, tuple(role), tenant, age("--expires", expires) if expires else None, certificate, anybody, out
+    )
+    made = create_credential(principals or data_dir / "principals.json", spec)
+    secret = {"token": made.token, "token_file": None if made.file is None else str(made.file)}
+    answer(json, _document(made.credential) | secret, _created_view)
+
+
+def list_(
+    data_dir: options.DataDir = options.DATA_DIR,
+    principals: Principals = None,
+    json: options.Json = False,
+) -> None:
+    """List who may call: names, tenants, roles, when they end. Shows no secret."""
+
+    listed = list_credentials(principals or data_dir / "principals.json")
+    answer(json, [_document(each) for each in listed], _credentials_view)
+
+
+def revoke(
+    credential: Annotated[
+        str, typer.Argument(metavar="ID|NAME", help="Its id, or a name: then everything of that name.")
+    ],
+    data_dir: options.DataDir = options.DATA_DIR,
+    principals: Principals = None,
+    json: options.Json = False,
+) -> None:
+    """Let somebody in no longer, from the next call on; 'anybody': callers without a token."""
+
+    gone = revoke_credentials(principals or data_dir / "principals.json", credential)
+    answer(
+        json,
+        [_document(each) for each in gone],
+        lambda revoked: [f"revoked {each['id']}, of {each['name']}" for each in revoked],
+    )
+
+
+EVERY_TENANT = "*"
+
+
+@dataclass(frozen=True, slots=True)
+class CredentialSpec:
+    """A credential to be made: a token, which goes into the file `out` where that is set, or `certificate`, or
+    `anybody`'s.
+    """
+
+    name: str
+    roles: tuple[str, ...]
+    tenant: str
+    lasts: timedelta | None = None
+    certificate: str | None = None
+    anybody: bool = False
+    out: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Created:
+    """A new credential; `token` is None for a certificate, and where it was written to a file."""
+
+    credential: Credential
+    token: str | None
+    file: Path | None
+
+
+def create_credential(file: Path, spec: CredentialSpec) -> Created:
+    """Add a credential to a file, which is made if need be. Raises UsageError, Failed."""
+    from services.runtime.credentials import new_token, write_private
+
+    if spec.anybody and spec.certificate is not None:
+        raise UsageError("--anybody: takes no --certificate: it is for callers who show nothing")
+    token = new_token() if spec.certificate is None and not spec.anybody else None
+    credential = _credential(spec, token)
+    if spec.out is not None:
+        if token is None:
+            raise UsageError("--out: no token is made; there is nothing to write")
+        if spec.out.exists():
+            raise UsageError(f"--out: {spec.out} exists already")
+    with _edited(file) as credentials:
+        if any(each.id == credential.id for each in credentials):
+            raise UsageError(f"{file} has {spec.certificate or 'anybody'} already: revoke {credential.id} first")
+        if token is not None and spec.out is not None:  # first: a token that nobody can read is of no use
+            write_private(spec.out, token + "\n")
+        credentials.append(credential)
+    return Created(credential, token if spec.out is None else None, spec.out)
+
+
+def list_credentials(file: Path) -> tuple[Credential, ...]:
+    """The credentials in a file. Raises Failed."""
+    from services.runtime.credentials import PrincipalsError, read_principals
+
+    try:
+        return read_principals(file)
+    except PrincipalsError as error:
+        raise Failed(str(error)) from None
+
+
+def revoke_credentials(file: Path, named: str) -> Sequence[Credential]:
+    """Remove the credential of an id, or all of a name; returns them. Raises NotFound, Failed."""
+    if not file.exists():
+        raise exits.NotFound(f"there is no {file}: nobody has a credential")
+    with _edited(file) as credentials:
+        gone = [each for each in credentials if named in (each.id, each.name)]
+        if not gone:
+            raise exits.NotFound(f"no credential {named!r} in {file}", "`kolm tokens list` shows them")
+        credentials[:] = [each for each in credentials if each not in gone]
+    return gone
+
+
+def _credential(spec: CredentialSpec, token: str | None) -> Credential:
+    from pydantic import ValidationError
+
+    from services.runtime.credentials import ROLES, Credential, Role, token_digest
+
+    unknown = [role for role in spec.roles if role not in ROLES]
+    if unknown:
+        raise UsageError(f"--role: {unknown[0]!r}: expected one of {', '.join(ROLES)}")
+    now = datetime.now(UTC).replace(microsecond=0)
+    try:
+        return Credential(
+            name=spec.name,
+            tenant=None if spec.tenant == EVERY_TENANT else spec.tenant,
+            roles=tuple(dict.fromkeys(cast(tuple[Role, ...], spec.roles))),
+            token_sha256=None if token is None else token_digest(token),
+            certificate=spec.certificate,
+            anybody=spec.anybody,
+            created_at=now,
+            expires_at=None if spec.lasts is None else now + spec.lasts,
+        )
+    except (ValidationError, OverflowError) as error:
+        if isinstance(error, OverflowError):
+            raise UsageError("--expires: reaches beyond the year 9999") from None
+        field = str(error.errors()[0]["loc"][0])
+        expected = "1 to 128 characters" if field == "tenant" else "1 to 128 printable ASCII characters"
+        raise UsageError(f"{field}: expected {expected}") from None
+
+
+@contextmanager
+def _edited(file: Path) -> Iterator[list[Credential]]:
+    from services.runtime.credentials import PrincipalsError, edited_principals
+
+    try:
+        with edited_principals(file) as credentials:
+            yield credentials
+    except PrincipalsError as error:
+        raise Failed(str(error)) from None
+
+
+def _document(credential: Credential) -> dict[str, Any]:
+    """A credential without what proves it."""
+    return {
+        "id": credential.id,
+        "name": credential.name,
+        "tenant": credential.tenant,
+        "roles": list(credential.roles),
+        "kind": "anybody" if credential.anybody else "certificate" if credential.certificate else "token",
+        "certificate": credential.certificate,
+        "created_at": credential.created_at.isoformat(),
+        "expires_at": None if credential.expires_at is None else credential.expires_at.isoformat(),
+        "valid": credential.valid_at(datetime.now(UTC)),
+    }
+
+
+def _created_view(made: dict[str, Any]) -> View:
+    """The token alone, so that it can be piped; else what was done."""
+    if made["token"] is not None:
+        return str(made["token"])
+    if made["token_file"] is not None:
+        return f"wrote {made['token_file']}, the token of {made['name']} ({made['id']})"
+    if made["kind"] == "anybody":
+        return f"anybody who reaches the servers' ports, also through a proxy, has: {', '.join(made['roles'])}"
+    return f"a caller with a certificate for {made['certificate']} is {made['name']}"
+
+
+def _credentials_view(credentials: list[dict[str, Any]]) -> View:
+    return table(
+        credentials,
+        Column("id", "id", whole=True),
+        Column("name", "name"),
+        Column("tenant", lambda each: each["tenant"] or EVERY_TENANT),
+        Column("roles", lambda each: ", ".join(each["roles"])),
+        Column("proven by", lambda each: _proof(each)),
+        Column("ends", _end),
+    )
+
+
+def _end(credential: dict[str, Any]) -> Line:
+    if credential["expires_at"] is None:
+        return DASH
+    day = credential["expires_at"][: len("2026-01-02")]
+    return str(day) if credential["valid"] else f"ended {day}"
+
+
+def _proof(credential: dict[str, Any]) -> str:
+    named = {"anybody": "nothing", "token": "token"}
+    return named.get(credential["kind"]) or f"certificate {credential['certificate']}"

@@ -1,0 +1,323 @@
+"""`kolm trust`: a person says whose keys count on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from os.path import commonpath, dirname, relpath
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ledger.durable_file import write_durably
+from ledger.errors import FormatError, SignatureError
+from ledger.keys.ed25519 import ROLES, PublicKey
+from ledger.keys.key_file import write_public_file
+from ledger.keys.key_scope import EVERYTHING, KeyScope
+from ledger.keys.note import Note
+from ledger.keys.signer import Signer, is_device, open_signer
+from ledger.keys.threshold import FixedThreshold
+from ledger.keys.trusted_keys import RETIRED, SCOPED, TrustedKeys
+from ledger.tree.checkpoint import Checkpoint, open_checkpoint
+from services.cli.frame import exits, options
+from services.cli.frame.exits import UsageError
+from services.cli.frame.output import answer
+from services.cli.frame.views import Column, View, table
+
+if TYPE_CHECKING:
+    from services.client import LedgerClient
+
+
+def add(
+    keys: Annotated[
+        list[Path],
+        typer.Argument(metavar="KEYFILE…", help="Public keys, or folders with some."),
+    ],
+    role: Annotated[
+        str | None,
+        typer.Option(metavar="ROLE", help="What they may sign for. Default: as each file's name says, ROLE-….pub."),
+    ] = None,
+    tenant: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Keys of role receipts: for these tenants alone.")
+    ] = None,
+    base: Annotated[
+        list[str] | None, typer.Option(metavar="CID", help="Keys of role receipts: for these bases alone.")
+    ] = None,
+    profile: Annotated[
+        list[str] | None, typer.Option(metavar="CID", help="Keys of role receipts: for these profiles alone.")
+    ] = None,
+    paths: options.Paths = options.PATHS,
+    json: options.Json = False,
+) -> None:
+    """Trust public keys, each for one role. Running services that know a key of the role take it when they restart."""
+    from ledger.keys.ed25519 import ROLES
+    from services.cli.frame.exits import UsageError
+
+    if role is not None and role not in ROLES:
+        raise UsageError(f"--role: {role!r}: expected one of {', '.join(ROLES)}")
+    try:
+        scope = KeyScope.of(base_cid=base, profile_cid=profile, tenant=tenant)
+    except FormatError as error:
+        raise UsageError(str(error)) from None
+    added = add_files(keys, role, paths.trusted, scope)
+    answer(
+        json,
+        [key.document() for key in added],
+        lambda keys: [
+            f"{key['key_id']} {'may sign' if key['new'] else 'could sign before'} for {key['role']}: {key['file']}"
+            for key in keys
+        ],
+    )
+
+
+def list_(
+    paths: options.Paths = options.PATHS,
+    json: options.Json = False,
+) -> None:
+    """List the trusted keys: role, id, file, and what they are trusted for where that is not everything."""
+
+    keys = list_trusted(paths.trusted)
+    answer(json, [key.document() for key in keys], _keys_view)
+
+
+def remove(
+    key: Annotated[str, typer.Argument(help="Its id, the first digits of it, or its file's name.")],
+    retire: Annotated[
+        bool, typer.Option("--retire", help="Keep it for what it has signed so far: move it to the folder retired/.")
+    ] = False,
+    paths: options.Paths = options.PATHS,
+    json: options.Json = False,
+) -> None:
+    """Trust a key no longer, in running services too. Without --retire, what it has signed does not verify any more."""
+
+    removed = remove_trusted(key, paths.trusted, retire=retire)
+    said = f"{removed.key_id} of role {removed.role} is {'retired' if retire else 'trusted no longer'}"
+    answer(json, [removed.document()], lambda _: said)
+
+
+@dataclass(frozen=True, slots=True)
+class TrustedKey:
+    """A public key among the trusted ones; `retired` where another has replaced it. `is_new`: it came in just now, or
+    its scope did.
+    """
+
+    role: str
+    key_id: str
+    path: Path
+    retired: bool = False
+    is_new: bool = False
+    scope: KeyScope = EVERYTHING
+
+    def document(self) -> dict[str, Any]:
+        return {
+            "role": self.role,
+            "key_id": self.key_id,
+            "file": str(self.path),
+            "retired": self.retired,
+            "new": self.is_new,
+            "scope": self.scope.to_document(),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedCheckpoint:
+    """A checkpoint and its signed note. `checked` is False if there is no directory of keys at `trusted`."""
+
+    checkpoint: Checkpoint
+    note: bytes
+    checked: bool
+    trusted: Path
+
+
+def load_trusted(directory: Path) -> TrustedKeys:
+    """Raises UsageError if there is no directory of keys, KeyFileError for a file that is no key."""
+    if not directory.is_dir():
+        raise _no_directory(directory)
+    return TrustedKeys.load(directory)
+
+
+def opened_checkpoint(note: bytes, trusted: Path) -> OpenedCheckpoint:
+    """Raises SignatureError, FormatError for a note that is no checkpoint of a trusted log."""
+    if not trusted.is_dir():
+        return OpenedCheckpoint(Checkpoint.from_text(Note.from_bytes(note).text), note, False, trusted)
+    return OpenedCheckpoint(open_checkpoint(note, load_trusted(trusted).keys("log")), note, True, trusted)
+
+
+def trust_own(key: Path, role: str, trusted: Path, passphrase_file: Path | None = None) -> TrustedKey:
+    """Trust the key of what the same person runs from this data directory, made where missing. Raises KeyFileError."""
+    return add_trusted(open_signer(key, role, passphrase_file, create=True).public, role, trusted)
+
+
+def add_files(
+    places: Iterable[Path], role: str | None, trusted: Path, scope: KeyScope = EVERYTHING
+) -> tuple[TrustedKey, ...]:
+    """Trust the public keys in files, or in the `<role>-….pub` files of folders and what is below them.
+
+    `role` None: each file's name says it. `scope` takes the place of the files' own, unless it is empty. Raises
+    UsageError, NotFound, KeyFileError; then nothing is added.
+    """
+    found = [(_public_key(path), role or _named_role(path)) for place in places for path in _key_files(place)]
+    if scope != EVERYTHING:
+        found = [(replace(key, scope=scope), key_role) for key, key_role in found]
+    for key, key_role in found:
+        if key.scope != EVERYTHING and key_role not in SCOPED:
+            raise UsageError(f"{key.key_id} is of role {key_role}: a scope is for keys of role {', '.join(SCOPED)}")
+    return tuple(add_trusted(key, key_role, trusted) for key, key_role in found)
+
+
+def add_trusted(key: PublicKey, role: str, trusted: Path) -> TrustedKey:
+    """Put a public key among the trusted ones of a directory; made where missing. Raises KeyFileError.
+
+    One that is there takes the scope of `key`; where that is empty it keeps its own.
+    """
+    for known in list_trusted(trusted) if trusted.is_dir() else ():
+        if (known.role, known.key_id, known.retired) == (role, key.key_id, False):
+            if key.scope in (EVERYTHING, known.scope):
+                return known
+            write_durably(known.path, key.to_pem(), mode=0o644)
+            return replace(known, scope=key.scope, is_new=True)
+    path = trusted / f"{role}-{key.key_id.removeprefix('ed25519:')[:16]}.pub"
+    write_public_file(path, key.to_pem())
+    return TrustedKey(role, key.key_id, path, is_new=True, scope=key.scope)
+
+
+def list_trusted(trusted: Path) -> tuple[TrustedKey, ...]:
+    """The keys of a directory, retired ones last. Raises UsageError, KeyFileError for a file that is no key."""
+    if not trusted.is_dir():
+        raise _no_directory(trusted)
+    places = [(path, False) for path in sorted(trusted.glob("*.pub"))]
+    places += [(path, True) for path in sorted((trusted / RETIRED).glob("*.pub"))]
+    return tuple(_trusted(path, old) for path, old in places)
+
+
+def _trusted(path: Path, retired: bool) -> TrustedKey:
+    key = _public_key(path)
+    return TrustedKey(_named_role(path), key.key_id, path, retired, scope=key.scope)
+
+
+def remove_trusted(name: str, trusted: Path, *, retire: bool) -> TrustedKey:
+    """Trust a key no longer; with `retire` only for what it has signed so far.
+
+    `name` is its id, the beginning of its digits, or its file's name. Raises NotFound, UsageError for several.
+    """
+    named = [key for key in list_trusted(trusted) if not (retire and key.retired) and _is_called(key, name)]
+    if not named:
+        raise exits.NotFound(f"no trusted key in {trusted} is called {name}", "`kolm trust list` names them")
+    if len(named) > 1:
+        raise UsageError(f"{name}: {len(named)} keys are called so", "write more digits of the one that is meant")
+    (key,) = named
+    if retire:
+        write_public_file(trusted / RETIRED / key.path.name, key.path.read_bytes())
+    key.path.unlink()
+    return key
+
+
+def operator_key(path: Path, trusted: Path, passphrase_file: Path | None, ledger: LedgerClient | None) -> Signer:
+    """The operator's key, made at first use. Raises KeyFileError, KolmError, and UsageError where there is no key and
+    none is made.
+
+    One is made, and where one operator is enough its public half published, only beside trusted keys by which the
+    checkpoint of this `ledger` is signed: a mistyped data directory, or another ledger's, gets no operator. On another
+    machine the ledger's operator has to put the public half there. If several have to sign, keys are trusted
+    deliberately: nobody becomes a second operator by signing.
+    """
+    own = ledger is not None and _is_of(trusted, ledger)
+    there = is_device(path) or path.exists()
+    if not there and not own:
+        raise UsageError(
+            f"there is no operator's key at {path}, and none is made: {trusted} is not where this ledger's keys are",
+            "is --data-dir the ledger's? Else name the key with --key",
+        )
+    key = open_signer(path, "operator", passphrase_file, create=not there)
+    if own and operators_needed(trusted) == 1:
+        key.publish(trusted)
+    return key
+
+
+def co_signer(path: Path, trusted: Path, passphrase_file: Path | None, ledger: str) -> Signer:
+    """The key of one more operator, who needs no ledger for it but at its first use. Raises as `operator_key` does."""
+    from services.client import LedgerClient
+
+    if is_device(path) or path.exists():
+        return operator_key(path, trusted, passphrase_file, None)
+    with LedgerClient.connect(ledger) as client:
+        return operator_key(path, trusted, passphrase_file, client)
+
+
+def _is_of(trusted: Path, ledger: LedgerClient) -> bool:
+    """Whether one of the keys in `trusted` has signed the checkpoint of a ledger."""
+    if not trusted.is_dir():
+        return False
+    try:
+        open_checkpoint(ledger.checkpoint().note, TrustedKeys.load(trusted).keys("log"))
+    except (FormatError, SignatureError):
+        return False
+    return True
+
+
+def operators_needed(trusted: Path) -> int:
+    """How many have to sign, by the trusted keys of this machine. Raises KeyFileError."""
+    return FixedThreshold.load(trusted).at(None)
+
+
+def _is_called(key: TrustedKey, name: str) -> bool:
+    digits = name.removeprefix("ed25519:")
+    return key.path.name == name or (len(digits) >= 4 and key.key_id.removeprefix("ed25519:").startswith(digits))
+
+
+def _key_files(place: Path) -> list[Path]:
+    if not place.is_dir():
+        return [place]
+    found = sorted(path for path in place.rglob("*.pub"))
+    if not found:
+        raise exits.NotFound(
+            f"there is no public key (*.pub) in {place}", "services put theirs there when they first start"
+        )
+    return found
+
+
+def _named_role(path: Path) -> str:
+    role = path.stem.split("-", 1)[0]
+    if role not in ROLES:
+        raise UsageError(f"{path}: its name does not say a role", f"name one with --role: {', '.join(ROLES)}")
+    return role
+
+
+def _public_key(path: Path) -> PublicKey:
+    try:
+        return PublicKey.from_pem(path.read_bytes())
+    except OSError as error:
+        raise exits.NotFound(f"cannot read {path}: {error.strerror}") from None
+    except FormatError as error:
+        raise UsageError(f"{path} is not a PEM public key: {error}") from None
+
+
+def _no_directory(directory: Path) -> UsageError:
+    return UsageError(
+        f"no trusted keys: {directory} is not a directory",
+        "name one with --trusted, or the --data-dir of `kolm up`",
+    )
+
+
+def _keys_view(keys: list[dict[str, Any]]) -> View:
+    """The folder, and one line for each key in it."""
+    if not keys:
+        return "no key is trusted"
+    folder = commonpath([dirname(key["file"]) for key in keys])
+    shown = len("ed25519:") + 12  # enough for `kolm trust remove`, and a line of 80 columns; --json has all of it
+    return [
+        f"in {folder}:",
+        table(
+            keys,
+            Column("role", "role"),
+            Column("key", lambda key: f"{key['key_id'][:shown]}…", whole=True),
+            Column("file", lambda key: relpath(key["file"], folder), whole=True),
+            Column("for", _trusted_for),
+        ),
+    ]
+
+
+def _trusted_for(key: dict[str, Any]) -> str:
+    scope = [f"{name} {value}" for name, values in key["scope"].items() for value in values]
+    return "\n".join([*(["retired"] if key["retired"] else []), *scope])

@@ -1,0 +1,308 @@
+"""The services on this machine, sharing one data directory: keys, trusted keys, ledger, state, and tokens."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from services.cli.frame.exits import UsageError
+from services.cli.trust import TrustedKey, trust_own
+from services.cli.up.supervisor import Plan, Supervisor
+
+if TYPE_CHECKING:
+    from services.runtime.credentials import Role
+
+
+_KEYS = (("LEDGER", "log"), ("GENERATION", "receipts"), ("AUDITOR", "auditor"))
+"""Which service signs with the key of which role."""
+
+_NAMES = ("ledger", "registry", "generation", "auditor", "explorer", "http")
+_QUICK_SECONDS = 60.0
+_MODEL_SECONDS = 900.0  # loading and probing a large model on a slow disk
+
+
+@dataclass(frozen=True, slots=True)
+class LocalServices:
+    """The services to run. Port 0 takes a free one. `environment` is added to the services' own.
+
+    `explorer_port` None serves no auditor's page, `http_port` None no OpenAI front. `shared_flags` go to all. Metrics
+    are served from `metrics_port` on, a port for each service in the order of `_NAMES`; from 0, on free ones.
+    """
+
+    data_dir: Path
+    model: Path
+    host: str = "127.0.0.1"
+    generation_port: int = 50051
+    ledger_port: int = 50052
+    auditor_port: int = 50053
+    registry_port: int = 50054
+    audit_rate: float = 1.0
+    auditor_flags: tuple[str, ...] = ()
+    generation_module: str = "services.generation"
+    generation_flags: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    explorer_port: int | None = None
+    http_port: int | None = None
+    shared_flags: tuple[str, ...] = ()
+    metrics_port: int | None = None
+
+    def check_model(self) -> None:
+        """Before anything is made or started. Raises UsageError for what cannot be served, by its files' headers."""
+        from services.generation.target.errors import TargetError
+        from services.generation.target.weights import check_headers
+
+        try:
+            check_headers(self.model)
+        except TargetError as error:
+            raise UsageError(f"--model: {error}") from error
+
+    def trust_own_keys(self) -> tuple[TrustedKey, ...]:
+        """The user of these services trusts their keys, and lets them call each other: keys and tokens are made and
+        added before anything starts. Returns the new keys.
+
+        Raises KeyFileError, PrincipalsError, OSError.
+        """
+        make_local_principals(self.data_dir)
+        own = (self._trusted(service, role) for service, role in _KEYS)
+        return tuple(key for key in own if key.is_new)
+
+    def _trusted(self, service: str, role: str) -> TrustedKey:
+        passphrase = {**os.environ, **self.environment}.get(f"KOLM_{service}_KEY_PASSPHRASE_FILE")
+        file = Path(passphrase) if passphrase else None
+        return trust_own(self.data_dir / "keys" / f"{role}.pem", role, self.data_dir / "trusted", file)
+
+    @property
+    def local_token(self) -> Path:
+        """The file with the token of this start, for browsers and API keys. Made by `trust_own_keys`."""
+        return token_file(self.data_dir, LOCAL)
+
+    def ledger(self) -> Plan:
+        return self._plan("ledger", self.ledger_port, data_dir=self.data_dir)
+
+    def registry(self, ledger: str) -> Plan:
+        data_dir, trusted = self.data_dir / "registry", self.data_dir / "trusted"
+        return self._plan("registry", self.registry_port, data_dir=data_dir, ledger=ledger, trusted_keys=trusted)
+
+    def generation(self, ledger: str, registry: str | None = None) -> Plan:
+        return self._plan(
+            "generation",
+            self.generation_port,
+            self.generation_flags,
+            module=self.generation_module,
+            model=self.model,
+            ledger=ledger,
+            state_dir=self.data_dir / "generation",
+            keys_dir=self.data_dir / "keys",
+            trusted_keys=self.data_dir / "trusted",
+            registry=registry,
+        )
+
+    def auditor(self, ledger: str) -> Plan:
+        return self._plan(
+            "auditor",
+            self.auditor_port,
+            self.auditor_flags,
+            data_dir=self.data_dir,
+            ledger=ledger,
+            rate=self.audit_rate,
+            model=self.model,
+        )
+
+    def explorer(self, ledger: str) -> Plan:
+        return self._plan("explorer", self.explorer_port, ledger=ledger, trusted_keys=self.data_dir / "trusted")
+
+    def http(self, generation: str, explorer: str | None = None) -> Plan:
+        page = None if explorer is None else f"http://{explorer}"
+        trusted = self.data_dir / "trusted"
+        return self._plan("http", self.http_port, generation=generation, trusted_keys=trusted, explorer_url=page)
+
+    def _plan(
+        self, name: str, port: int | None, more: tuple[str, ...] = (), *, module: str | None = None, **flags: object
+    ) -> Plan:
+        """With its token, if it calls others, and the file that says who may call it."""
+        ready_file = self.data_dir / "run" / f"{name}.address"
+        listens_at = f"{self.host}:{port}"
+        given = words(
+            **flags,
+            listen=listens_at,
+            ready_file=ready_file,
+            principals=principals_file(self.data_dir),
+            token_file=token_file(self.data_dir, name) if name in SERVICE_ROLES else None,
+            metrics_port=self.metrics_ports.get(name),
+        )
+        module = module or f"services.{name}"
+        flags_ = (*given, *more, *self.shared_flags)
+        return Plan(name, module, flags_, listens_at, ready_file, self.environment)
+
+    @property
+    def metrics_ports(self) -> dict[str, int]:
+        """By service; empty where none serves metrics."""
+        if self.metrics_port is None:
+            return {}
+        return {name: self.metrics_port and self.metrics_port + place for place, name in enumerate(_NAMES)}
+
+    def plans(self) -> tuple[Plan, ...]:
+        """All plans of `kolm up`, with addresses left open."""
+        front = () if self.http_port is None else (self.http("", None if self.explorer_port is None else ""),)
+        page = () if self.explorer_port is None else (self.explorer(""),)
+        return (self.ledger(), self.registry(""), self.generation("", ""), self.auditor(""), *page, *front)
+
+
+@dataclass(frozen=True, slots=True)
+class Addresses:
+    """Where the services listen, host:port."""
+
+    generation: str
+    ledger: str
+    auditor: str
+    registry: str | None = None
+    explorer: str | None = None
+    http: str | None = None
+
+
+def bring_up(
+    services: LocalServices, supervisor: Supervisor, told: Callable[[TrustedKey], None] = lambda key: None
+) -> Addresses:
+    """Start all services together, those first that others ask. One whose port is to be a free one has to be there
+    before those that are told of it.
+
+    Their keys are trusted first; `told` gets those that are new. Raises KeyFileError, PrincipalsError, OSError, and
+    what Supervisor.start raises.
+    """
+    for key in services.trust_own_keys():
+        told(key)
+    ledger = _Launched(supervisor, services.ledger(), _QUICK_SECONDS)
+    registry = _Launched(supervisor, services.registry(ledger.place), _QUICK_SECONDS)
+    generation = _Launched(supervisor, services.generation(ledger.place, registry.place), _MODEL_SECONDS)
+    auditor = _Launched(supervisor, services.auditor(ledger.place), _MODEL_SECONDS)
+    pages = services.explorer_port is not None
+    explorer = _Launched(supervisor, services.explorer(ledger.place), _QUICK_SECONDS) if pages else None
+    fronted = services.http_port is not None
+    front = services.http(generation.place, explorer.place if explorer else None)
+    http = _Launched(supervisor, front, _QUICK_SECONDS) if fronted else None
+    return Addresses(
+        generation=generation.address,
+        ledger=ledger.address,
+        auditor=auditor.address,
+        registry=registry.address,
+        explorer=explorer.address if explorer else None,
+        http=http.address if http else None,
+    )
+
+
+@contextmanager
+def tokens_left(services: LocalServices, addresses: Addresses) -> Iterator[None]:
+    """In this block clients of this user find the owner's token by the services' ports, from any folder."""
+    from services.runtime.credentials import token_left
+
+    token = token_file(services.data_dir, OWNER).read_text(encoding="ascii").strip()
+    with ExitStack() as stack:
+        for address in (addresses.generation, addresses.ledger, addresses.auditor, addresses.registry):
+            if address is not None:
+                stack.enter_context(token_left(address, token))
+        yield
+
+
+class _Launched:
+    """A service that has been started and may not be there yet. Both properties raise as Supervisor.address does."""
+
+    def __init__(self, supervisor: Supervisor, plan: Plan, seconds: float) -> None:
+        self._supervisor, self._plan, self._seconds = supervisor, plan, seconds
+        supervisor.launch(plan)
+
+    @property
+    def place(self) -> str:
+        """Where it will be: known already, unless it takes a free port."""
+        return self.address if self._plan.listens_at.endswith(":0") else self._plan.listens_at
+
+    @property
+    def address(self) -> str:
+        """Where it is, once it serves."""
+        return self._supervisor.address(self._plan, self._seconds)
+
+
+OWNER = "owner"
+"""The owner of the services: the client finds this token by itself (`services.client.identity`)."""
+
+LOCAL = "local"
+"""Generates for the default tenant, until the next start: the token that `kolm up` prints for browsers and API keys."""
+
+SERVICE_ROLES: Mapping[str, tuple[Role, ...]] = {
+    "generation": ("append", "read"),
+    "auditor": ("append", "read", "audit"),
+    "registry": ("append", "read"),
+    "explorer": ("read",),
+}
+"""The roles of each service that calls others. The HTTP front has no rights: it shows its callers' tokens."""
+
+
+def principals_file(data_dir: Path) -> Path:
+    """The principals of a data directory's services."""
+    return data_dir / "principals.json"
+
+
+def token_file(data_dir: Path, name: str) -> Path:
+    """Where the token of a service, or of the owner, lies (mode 0600)."""
+    return data_dir / "tokens" / name
+
+
+def make_local_principals(data_dir: Path) -> None:
+    """Make the tokens that are missing, as well as those that are no longer valid. Everything else there stays.
+
+    The token `LOCAL` is made anew each time. Raises PrincipalsError, OSError.
+    """
+    from services.runtime.credentials import (
+        LOCAL_CALLER,
+        ROLES,
+        Credential,
+        edited_principals,
+        new_token,
+        token_digest,
+        write_private,
+    )
+
+    needed: dict[str, tuple[Role, ...]] = {**SERVICE_ROLES, OWNER: ROLES, LOCAL: ("generate",)}
+    file, now = principals_file(data_dir), datetime.now(UTC)
+    with edited_principals(file) as credentials:
+        valid = {each.token_sha256 for each in credentials if each.valid_at(now)}
+        for name, roles in needed.items():
+            if name == LOCAL or _kept_digest(token_file(data_dir, name)) not in valid:
+                token = new_token()
+                write_private(token_file(data_dir, name), token + "\n")
+                credentials[:] = [each for each in credentials if each.name != f"kolm up: {name}"]
+                credentials.append(
+                    Credential(
+                        name=f"kolm up: {name}",
+                        tenant=LOCAL_CALLER.tenant if name == LOCAL else None,
+                        roles=roles,
+                        token_sha256=token_digest(token),
+                        created_at=now,
+                    )
+                )
+
+
+def _kept_digest(file: Path) -> str | None:
+    from services.runtime.credentials import token_digest
+
+    try:
+        return token_digest(file.read_text(encoding="ascii").strip())
+    except (OSError, UnicodeDecodeError):
+        return None
+
+
+def words(**flags: object) -> tuple[str, ...]:
+    """`--the-name VALUE` each, for a list once for each value; the bare flag for True, nothing for None and False."""
+    found: list[str] = []
+    for name, given in flags.items():
+        flag = f"--{name.replace('_', '-')}"
+        for value in given if isinstance(given, list) else [given]:
+            if value is True:
+                found.append(flag)
+            elif value is not None and value is not False:
+                found += (flag, str(value))
+    return tuple(found)

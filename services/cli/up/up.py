@@ -1,0 +1,233 @@
+"""`kolm up`: ledger, registry, generation, auditor, their page and OpenAI's API on this machine, in the foreground."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from services.cli.frame import options
+from services.cli.frame.exits import FAILED, Failed
+from services.cli.frame.output import print_json, stderr_console
+from services.cli.frame.values import expect_writable
+from services.cli.up.up_options import LISTEN, SERVED, ListenOptions, ServedOptions
+
+if TYPE_CHECKING:
+    from services.cli.up.local_services import Addresses, LocalServices
+    from services.runtime.settings import LogFormat
+
+
+_GRACE_SECONDS = 20.0
+
+
+def _defaults_from(context: typer.Context, config: Path | None) -> Path | None:
+    """Settings of the generation service that the auditor has to load as well are flags here: both get them."""
+    if config is not None:
+        from services.cli.up.up_options import Configuration
+
+        context.default_map = Configuration.read(config).shared_with_the_auditor()
+    return config
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceOptions:
+    """Options of every service."""
+
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="KOLM_CONFIG",
+            metavar="FILE",
+            is_eager=True,
+            callback=_defaults_from,
+            help="TOML with a table of settings for each service.",
+        ),
+    ] = None
+    metrics_port: Annotated[
+        int | None,
+        typer.Option(min=0, max=65530, help="Serve metrics from this port on, a port a service; 0 takes free ones."),
+    ] = None
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"] | None, typer.Option(help="Of the services. Default: info.")
+    ] = None
+    log_format: Annotated[Literal["text", "json"], typer.Option(help="Lines as text or JSON.")] = "text"
+
+    def flags(self, *, insecure: bool) -> tuple[str, ...]:
+        from services.cli.up.local_services import words
+
+        log_format = None if self.log_format == "text" else self.log_format
+        return words(insecure=insecure, config=self.config, log_level=self.log_level, log_format=log_format)
+
+
+SERVICES = ServiceOptions()
+
+
+def up(
+    data_dir: options.DataDir = options.DATA_DIR,
+    served: ServedOptions = SERVED,
+    listen: ListenOptions = LISTEN,
+    audit_rate: Annotated[float, typer.Option(min=0.0, max=1.0, help="Share of receipts that are replayed.")] = 1.0,
+    every: ServiceOptions = SERVICES,
+    json: options.Json = False,
+) -> None:
+    """Run all services until Ctrl-C. If one of them dies, all stop: exit code 1, with its reason."""
+    from services.cli.up.local_services import LocalServices
+    from services.cli.up.up_options import Configuration
+
+    own, found = served.server_flags(), served.adapters_beside()
+    same = served.auditor_flags(found)
+    listen.check_host()
+    services = LocalServices(
+        data_dir,
+        served.model,
+        listen.host,
+        generation_port=listen.generation_port,
+        ledger_port=listen.ledger_port,
+        auditor_port=listen.auditor_port,
+        registry_port=listen.registry_port,
+        explorer_port=listen.page(),
+        http_port=listen.front(),
+        audit_rate=audit_rate,
+        auditor_flags=same,
+        generation_flags=(*same, *own),
+        shared_flags=every.flags(insecure=listen.insecure),
+        metrics_port=every.metrics_port,
+    )
+    if every.config is not None:
+        Configuration.read(every.config).refuse_what_up_sets(services.plans())
+    listen.check_ports(services.metrics_ports)
+    _run(services, found, UpReporter(every.log_format), as_json=json)
+
+
+def _run(services: LocalServices, found: dict[str, Path], reporter: UpReporter, *, as_json: bool) -> None:
+    """`found` are adapters that nobody named.
+
+    Returns after Ctrl-C or SIGTERM. Raises UsageError for a model that cannot be served, Failed if a service ends by
+    itself. Leaves none running.
+    """
+    from services.cli.up.local_services import bring_up, tokens_left
+    from services.cli.up.supervisor import NotReady, ServiceDied, StopRequested, Supervisor
+    from services.runtime.usage import unread_variables
+
+    services.check_model()
+    expect_writable("--data-dir", services.data_dir)
+    supervisor = Supervisor(reporter.line, reporter.still_starting)
+    with supervisor.listening():  # in the background too, where a shell has SIGINT ignored
+        try:
+            for line in unread_variables():
+                reporter.log_line(line)
+            reporter.starting(services, found)
+            addresses = bring_up(
+                services, supervisor, lambda key: reporter.log_line(f"trusts its own {key.role} key: {key.path}")
+            )
+            with tokens_left(services, addresses):
+                reporter.announce(addresses, services, seconds_since_start(), as_json=as_json)
+                supervisor.wait()
+        except StopRequested as request:
+            reporter.log_line(f"{request}: stopping")
+        except ServiceDied as error:
+            hint = f"its last line: {error.last_line}" if error.last_line else None
+            raise reporter.failure(f"{error}; everything was stopped", hint) from error
+        except NotReady as error:
+            raise reporter.failure(f"{error}; everything was stopped") from error
+        finally:
+            supervisor.stop(_GRACE_SECONDS)
+
+
+_COLOURS = {
+    "ledger": "cyan",
+    "generation": "green",
+    "auditor": "magenta",
+    "registry": "yellow",
+    "explorer": "blue",
+    "http": "white",
+}
+
+
+class UpReporter:
+    """Output of `kolm up` and its services on stderr: text behind the service's name, or one JSON object a line."""
+
+    def __init__(self, form: LogFormat) -> None:
+        self._json = form == "json"
+        self._console = stderr_console()
+
+    def line(self, service: str, line: str) -> None:
+        """A line of a service; from any thread. JSON goes through as it is. Services go on where nobody reads them any
+        more, or the terminal is gone.
+        """
+        from rich.text import Text
+
+        with suppress(OSError):
+            if not self._json:
+                prefix = Text(f"{service:>10} │ ", style=_COLOURS.get(service, "bold"))
+                self._console.print(prefix + Text.from_ansi(line), soft_wrap=True)
+            elif line.startswith("{") and line.endswith("}"):
+                print(line, file=sys.stderr, flush=True)
+            else:
+                said = {"time": datetime.now(UTC).isoformat(), "level": "INFO", "service": service, "message": line}
+                print(json.dumps(said, ensure_ascii=False), file=sys.stderr, flush=True)
+
+    def log_line(self, line: str) -> None:
+        """A line of `kolm up` itself, among those of the services."""
+        self.line("kolm", line)
+
+    def failure(self, message: str, hint: str | None = None) -> Failed | SystemExit:
+        """The exception for a failure; with JSON lines it is one of them, already printed."""
+        if not self._json:
+            return Failed(message, hint)
+        self.log_line(f"{message}; {hint}" if hint else message)
+        return SystemExit(FAILED)
+
+    def starting(self, services: LocalServices, adapters: Mapping[str, Path]) -> None:
+        """Prints the first lines; `adapters` lie beside the model."""
+        self.log_line(f"starting with {services.model}; keys, ledger and state are in {services.data_dir}")
+        if adapters:
+            self.log_line(f"adapters beside the model, for kolm generate --adapter: {', '.join(adapters)}")
+
+    def still_starting(self, service: str, seconds: float, last_line: str | None) -> None:
+        """Prints a line for a service that prints none itself."""
+        doing = "importing" if last_line is None else last_line.partition("] ")[2] or last_line
+        self.log_line(f"{service}, {seconds:.0f} s: {doing} …")
+
+    def announce(self, addresses: Addresses, services: LocalServices, seconds: float, *, as_json: bool) -> None:
+        """Say that every service serves, where, and how long after the start of the command."""
+        if as_json:
+            print_json(asdict(addresses))
+            return
+        self.log_line(f"ready after {seconds:.1f} s: generation {addresses.generation}, ledger {addresses.ledger}")
+        self.log_line(f"       auditor {addresses.auditor}, registry {addresses.registry}")
+        if addresses.explorer is not None:
+            self.log_line(f"       the auditor's page: http://{addresses.explorer}/")
+        if addresses.http is not None:
+            if self._json:  # lines of a log, which gets no secret
+                self.log_line(f"       OpenAI's API: http://{addresses.http}/v1, api_key in {services.local_token}")
+            else:
+                key = services.local_token.read_text(encoding="ascii").strip()
+                self.log_line(f"       OpenAI's API: http://{addresses.http}/v1 api_key {key}")
+                self.log_line(f"       a page to chat on: http://{addresses.http}/#key={key}")
+        rest = "on its own engine; `kolm audit run --sample 1` the others"
+        all_of_them = "the auditor replays every receipt, on an engine of its own"
+        some = f"the auditor replays {services.audit_rate:.0%} of the receipts, {rest}"
+        self.log_line(all_of_them if services.audit_rate >= 1.0 else some)
+        self.log_line('try: kolm generate --chat "What is gravity?"      Ctrl-C stops everything')
+
+
+_IMPORTED = time.monotonic()
+
+
+def seconds_since_start() -> float:
+    """By the kernel's clock (proc(5), `starttime`); elsewhere than on Linux since this module was imported."""
+    try:
+        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    except (OSError, AttributeError, ValueError):
+        return time.monotonic() - _IMPORTED

@@ -1,0 +1,251 @@
+"""Options of `kolm up` that it hands on to its services, and the TOML file of their settings."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from services.cli.frame import options
+from services.cli.frame.exits import Failed, UsageError
+from services.cli.frame.values import expect_folder, named_adapters
+from services.cli.up.supervisor import Plan
+from services.generation.target.model_path import HEAD_FOLDER, STORE_FOLDER
+
+if TYPE_CHECKING:
+    from services.runtime.settings import ServerSettings, TomlTable
+
+
+Port = Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.", show_default=True)]
+
+_PAGE_PORT, _HTTP_PORT = 50056, 50057
+
+
+@dataclass(frozen=True, slots=True)
+class ListenOptions:
+    """One host for all, and a port for each."""
+
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1"
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="With a --host that others reach: everybody there can read all of it.")
+    ] = False
+    generation_port: Port = 50051
+    ledger_port: Port = 50052
+    auditor_port: Port = 50053
+    registry_port: Port = 50054
+    explorer_port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="0 takes a free one. Default: 50056, or a free one.")
+    ] = None
+    explorer: Annotated[bool, typer.Option(help="Serve the auditor's page as well.")] = True
+    http_port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="0 takes a free one. Default: 50057, or a free one.")
+    ] = None
+    http: Annotated[bool, typer.Option(help="Serve OpenAI's API as well.")] = True
+
+    def check_host(self) -> None:
+        """Raises UsageError for one that other machines reach, where nobody has said that they may."""
+        from services.runtime.listening import is_loopback
+
+        if not self.insecure and not is_loopback(self.host):
+            hint = "kolm init writes settings with TLS for `kolm serve`; --insecure lets everybody there read all of it"
+            raise UsageError(f"--host: {self.host} is reached from other machines, and `kolm up` speaks no TLS", hint)
+
+    def page(self) -> int | None:
+        """The explorer's port; None without it."""
+        return usual_port(self.host, self.explorer_port, _PAGE_PORT) if self.explorer else None
+
+    def front(self) -> int | None:
+        """The HTTP front's port; None without it."""
+        return usual_port(self.host, self.http_port, _HTTP_PORT) if self.http else None
+
+    def check_ports(self, metrics: Mapping[str, int]) -> None:
+        """Raises UsageError for a port that is given twice, Failed for one that somebody has."""
+        from services.runtime.listening import CannotListen, check_free
+
+        asked = {
+            "--generation-port": self.generation_port,
+            "--ledger-port": self.ledger_port,
+            "--auditor-port": self.auditor_port,
+            "--registry-port": self.registry_port,
+            "--explorer-port": self.explorer_port if self.explorer else None,
+            "--http-port": self.http_port if self.http else None,
+            **{f"--metrics-port, {service}": port for service, port in metrics.items()},
+        }
+        ports = {flag: port for flag, port in asked.items() if port is not None}
+        for flag, port in ports.items():
+            if port and list(ports.values()).count(port) > 1:
+                raise UsageError(f"{flag}: {port} is given to two services")
+            try:
+                check_free(f"{self.host}:{port}")
+            except CannotListen as error:
+                hint = "is another `kolm up` running? `kolm status` shows it; port 0 takes a free one"
+                raise Failed(f"{flag}: {error}", hint) from None
+
+
+LISTEN = ListenOptions()
+
+
+def usual_port(host: str, asked: int | None, usual: int) -> int:
+    """The port that was asked for, or the usual one: a free one if another program has it."""
+    if asked is not None:
+        return asked
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host.strip("[]"), usual))
+        except OSError:
+            return 0
+    return usual
+
+
+@dataclass(frozen=True, slots=True)
+class ServedOptions:
+    """Options of what the generation service loads, and with it the auditor."""
+
+    model: options.Model = options.MODEL
+    adapter: options.Adapters = None
+    head: Annotated[
+        list[str] | None,
+        typer.Option(metavar="HEAD", help="Draft head: a reference, or a folder. Default: the registry's newest."),
+    ] = None
+    context_length: Annotated[
+        int | None,
+        typer.Option(
+            min=1, metavar="TOKENS", help="Longest prompt with its output. Default: the model's own, at most 8192."
+        ),
+    ] = None
+    cache_bytes: Annotated[
+        str | None,
+        typer.Option(metavar="SIZE", help="Memory for keys, values and cached prefixes, such as 4GiB. Default: 1GiB."),
+    ] = None
+    cache_dtype: Annotated[
+        Literal["float32", "bfloat16"] | None, typer.Option(help="What keys and values are kept in.")
+    ] = None
+    arithmetic: Annotated[
+        Literal["float32", "int8"] | None, typer.Option(help="Of linear layers with quantised weights (GGUF).")
+    ] = None
+    draft_model: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR|GGUF|NAME",
+            callback=options.found_model,
+            help="A smaller model, for the method draft.",
+        ),
+    ] = None
+    shared_datastore: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="DIR", help="Datastore for the method rest, for all tenants; may be repeated."),
+    ] = None
+    beside: Annotated[
+        bool, typer.Option(help="Use the head, the adapters and the datastore beside the model, where none is named.")
+    ] = True
+
+    def adapters_beside(self) -> dict[str, Path]:
+        """By name; empty where somebody named adapters or wants none."""
+        from services.generation.target.beside import adapters_beside
+
+        return {} if self.adapter or not self.beside else adapters_beside(self.model)
+
+    def auditor_flags(self, found: dict[str, Path]) -> tuple[str, ...]:
+        """Flags that the auditor and the server share; `found` are adapters that nobody named."""
+        from services.cli.up.local_services import words
+
+        return words(
+            adapter=[f"{name}={folder}" for name, folder in (named_adapters(self.adapter or ()) or found).items()],
+            context_length=self.context_length,
+            cache_dtype=self.cache_dtype,
+            arithmetic=self.arithmetic,
+        )
+
+    def server_flags(self) -> tuple[str, ...]:
+        """Flags of the generation service alone. Raises UsageError for folders that are missing."""
+        from services.cli.up.local_services import words
+
+        _check_folders(self.head or [], self.shared_datastore or [])
+        return words(
+            head=self.head,
+            no_beside=not self.beside,
+            cache_bytes=self.cache_bytes,
+            draft_model=self.draft_model,
+            shared_datastore=self.shared_datastore,
+        )
+
+
+SERVED = ServedOptions()
+
+
+def _check_folders(heads: list[str], datastores: list[Path]) -> None:
+    """Raises UsageError for one that is not there, or holds something else."""
+
+    for store in datastores:
+        expect_folder("--shared-datastore", store, STORE_FOLDER)
+    for head in heads:
+        if "/" in head:
+            expect_folder("--head", Path(head), HEAD_FOLDER)
+
+
+_SHARED = ("model", "adapter", "context_length", "cache_dtype", "arithmetic")
+_INSTEAD = {
+    "listen": "--host and the port's flag",
+    "rate": "--audit-rate",
+    "metrics_port": "--metrics-port",
+    "data_dir": "--data-dir",
+    "state_dir": "--data-dir",
+    "insecure": "--insecure",
+    "log_level": "--log-level",
+    "log_format": "--log-format",
+}
+"""The flag of `kolm up` for what it sets itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """One table for each service, by its name."""
+
+    tables: Mapping[str, TomlTable]
+
+    @classmethod
+    def read(cls, path: Path) -> Configuration:
+        """Raises UsageError with file and line for a name that nothing reads."""
+        from services.runtime.settings import SettingsError, TomlTable
+        from services.runtime.usage import SERVICES
+
+        try:
+            return cls({name: TomlTable.read(path, name, _settings(name).model_fields) for name in SERVICES})
+        except SettingsError as error:
+            raise UsageError(str(error)) from error
+
+    def shared_with_the_auditor(self) -> dict[str, Any]:
+        """The settings of the generation service that the auditor has to load as well."""
+        return {name: value for name, value in self.tables["generation"].values.items() if name in _SHARED}
+
+    def refuse_what_up_sets(self, plans: Iterable[Plan]) -> None:
+        """Raises UsageError for a setting that a flag of its service's plan would win over, and for TLS."""
+        for plan in plans:
+            table = self.tables[plan.name]
+            flags = {word[2:].partition("=")[0].replace("-", "_") for word in plan.flags if word.startswith("--")}
+            taken = flags - set(_SHARED) if plan.name == "generation" else flags
+            for name in table.values:
+                if name.startswith("tls_"):
+                    raise UsageError(f"{table.place(name)}: `kolm up` speaks no TLS", "`kolm serve` does")
+                if name in taken:
+                    raise UsageError(f"{table.place(name)}: `kolm up` sets this itself", _hint(name))
+
+
+def _hint(name: str) -> str | None:
+    if name in _SHARED:
+        return "it is read from [generation]"
+    return f"use {_INSTEAD[name]}" if name in _INSTEAD else None
+
+
+def _settings(service: str) -> type[ServerSettings]:
+    from services.runtime.settings import ServerSettings
+
+    module = import_module(f"services.{service}.settings")
+    found = (each for each in vars(module).values() if isinstance(each, type) and each.__module__ == module.__name__)
+    return next(each for each in found if issubclass(each, ServerSettings))

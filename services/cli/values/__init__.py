@@ -1,1 +1,0 @@
-"""Words of the command line as values, and the files that they name."""

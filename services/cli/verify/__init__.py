@@ -1,0 +1,1 @@
+"""Offline verification of what somebody was given."""

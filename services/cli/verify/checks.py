@@ -1,0 +1,309 @@
+"""Offline checks of files: bundles in several processes, proofs, statements, receipt files, answers to promises."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import chain, islice
+from pathlib import Path
+
+from ledger.bundle.evidence import CheckFiles, Evidence, read_evidence
+from ledger.bundle.file_checks import CheckedFile, FileCheck
+from ledger.bundle.folder import opened_bundle
+from ledger.bundle.proven_entry import ProvenEntry, prove_entry
+from ledger.bundle.proven_statement import ProvenStatement, prove_statement
+from ledger.bundle.receipt_file import MAX_FILE_BYTES, ReceiptFile
+from ledger.bundle.report import BundleReport, Trust
+from ledger.bundle.text_check import another_tokenizer, is_answer, is_prompt
+from ledger.bundle.verification import verify_bundle
+from ledger.documents.content import Content, check_opened, check_sent
+from ledger.documents.promise import Promise, open_promise
+from ledger.documents.promise_answer import PAYLOAD_TYPE, PromiseAnswer, open_answer
+from ledger.documents.receipt import Receipt
+from ledger.documents.receipt import Receipt as ReceiptDocument
+from ledger.documents.sent import MEMBERS, Turn
+from ledger.errors import SignatureError
+from ledger.tree.checkpoint import Checkpoint
+from ledger.tree.tlog_proof import TlogProof
+from services.cli.frame.exits import UsageError, VerificationFailed
+from services.cli.frame.output import verifying_entries
+from services.cli.verify.sources import ModelTextReader, TrustSources, claimed_trust, own_trust
+
+_ALONE = 4
+"""Files of entries that are checked before other processes are started, which takes longer than these files."""
+
+
+_KEYS_HINT = (
+    "was a key replaced since you got yours? name a bundle of this log with --history (`kolm ledger export`), which "
+    "holds the entries about it"
+)
+
+
+def check_bundle(path: Path, sources: TrustSources, workers: int = 0) -> BundleReport:
+    """Raises NotFound, FormatError for an archive that cannot be read, UsageError."""
+    trust = None if sources.as_claimed else own_trust(sources)
+    with opened_bundle(path) as bundle, verifying_entries() as advance:
+        check_files = _counted(_parallel(workers or os.cpu_count() or 1), advance)
+        return verify_bundle(bundle, trust or claimed_trust(sources, bundle), check_files)
+
+
+def check_proof(path: Path, sources: TrustSources, history: Path | None = None) -> ProvenEntry:
+    """Check a proof file that carries its entry, as ours do.
+
+    `history` is a bundle of the same log, which is verified first and shows which keys replaced which.
+
+    Raises LedgerError for what does not hold, UsageError, VerificationFailed.
+    """
+    if sources.as_claimed:
+        raise UsageError("--as-claimed: a proof file holds no keys")
+    return check_tlog_proof(TlogProof.from_bytes(path.read_bytes()), sources, history)
+
+
+def check_tlog_proof(proof: TlogProof, sources: TrustSources, history: Path | None = None) -> ProvenEntry:
+    """The same of a proof that has been read."""
+    trust = own_trust(sources)
+    evidence = None if history is None else _history(history, trust)
+    with _hinted(history):
+        proven = prove_entry(proof, trust, evidence)
+    if evidence is not None:
+        _check_same_log(evidence, proven.witnessed.checkpoint)
+    return proven
+
+
+def check_statement(data: bytes, sources: TrustSources, history: Path | None = None) -> ProvenStatement:
+    """Check a SCITT statement. Raises LedgerError for what does not hold, UsageError, VerificationFailed."""
+    if sources.as_claimed:
+        raise UsageError("--as-claimed: a statement holds no keys")
+    trust = own_trust(sources)
+    with _hinted(history):
+        return prove_statement(data, trust, None if history is None else _history(history, trust))
+
+
+@contextmanager
+def _hinted(history: Path | None) -> Iterator[None]:
+    try:
+        yield
+    except SignatureError as error:
+        raise VerificationFailed(str(error), _KEYS_HINT if history is None else None) from error
+
+
+def _history(history: Path, trust: Trust) -> Evidence:
+    """The evidence of a bundle. Raises VerificationFailed if the bundle does not hold.
+
+    It is asked for its keys: what an auditor still owes, or could not replay, does not matter here.
+    """
+    trust = replace(trust, as_of=None, max_unreplayable=None, max_age=None)
+    with opened_bundle(history) as bundle:
+        report = verify_bundle(bundle, trust)
+        if report.problem is not None:
+            raise VerificationFailed(f"--history: {history} does not hold: {report.problem}")
+        return read_evidence(bundle, trust)
+
+
+def _check_same_log(evidence: Evidence, checkpoint: Checkpoint) -> None:
+    """Raises VerificationFailed if the bundle may lack keys of the proof, or is of another history."""
+    known = evidence.checkpoint
+    if known.size < checkpoint.size:
+        raise VerificationFailed(
+            f"--history: holds {known.size} entries, the proof is over {checkpoint.size}: a key may have been replaced "
+            "in between",
+            "export a newer bundle",
+        )
+    if evidence.roots().get(checkpoint.size, checkpoint.root) != checkpoint.root:
+        raise VerificationFailed(f"the log has signed two trees of {checkpoint.size} entries: here and in --history")
+
+
+def _parallel(workers: int) -> CheckFiles:
+    def check_files(check: Callable[[FileCheck], CheckedFile], jobs: Iterable[FileCheck]) -> Iterator[CheckedFile]:
+        remaining = iter(jobs)
+        yield from map(check, islice(remaining, _ALONE))
+        first = next(remaining, None)
+        if first is not None:
+            yield from _in_processes(check, chain([first], remaining), workers)
+
+    return check_files
+
+
+def _in_processes(
+    check: Callable[[FileCheck], CheckedFile], jobs: Iterable[FileCheck], workers: int
+) -> Iterator[CheckedFile]:
+    """Results in the order of the jobs, of which only a few wait at a time, for memory's sake."""
+    waiting: deque[Future[CheckedFile]] = deque()
+    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
+        for job in jobs:
+            waiting.append(pool.submit(check, job))
+            if len(waiting) > 2 * workers:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+
+
+def _counted(check_files: CheckFiles, advance: Callable[[int], None]) -> CheckFiles:
+    def counted(check: Callable[[FileCheck], CheckedFile], jobs: Iterable[FileCheck]) -> Iterator[CheckedFile]:
+        for checked in check_files(check, jobs):
+            advance(len(checked.entries))
+            yield checked
+
+    return counted
+
+
+_TYPE = f'"{ReceiptFile.TYPE}"'.encode()
+
+
+def is_receipt_file(path: Path) -> bool:
+    """Whether a file claims to be one, in whatever layout."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_FILE_BYTES + 1)
+    except OSError:
+        return False
+    return data.lstrip()[:1] == b"{" and _TYPE in data
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedReceipt:
+    """A receipt that holds, its place in the log, the promises that it keeps, and its texts where a model's tokenizer
+    has compared them with the tokens.
+    """
+
+    document: ReceiptDocument
+    place: ProvenEntry
+    promises: tuple[Promise, ...]
+    texts: Texts | None
+
+
+def check_receipt_file(
+    path: Path, sources: TrustSources, history: Path | None, prompt: Path | None, output: Path | None
+) -> CheckedReceipt:
+    """`prompt` and `output` are files with what the holder remembers; a prompt in JSON is a conversation's messages.
+
+    Raises LedgerError for what does not hold, UsageError, VerificationFailed.
+    """
+    file = ReceiptFile.from_bytes(path.read_bytes())
+    document, text = file.receipt(), file.text
+    sent: str | Sequence[Turn] | None = file.sent
+    if prompt is not None:
+        sent = remembered = _sent(prompt, chat=document.prompt.chat_template is not None)
+        check_sent(document, file.content.prompt_salt, remembered)
+    if output is not None:
+        text = _text(output)
+        check_opened(document, file.content, text)
+    texts = None if sources.model is None else compared_texts(document, file.content, sent, text, sources.model)
+    if texts is not None and texts.same is False:
+        raise VerificationFailed(texts.said)
+    if file.proof is None:
+        raise VerificationFailed(
+            "the file opens the receipt, but holds no proof that the log took it",
+            "fetch one: kolm ledger export --proof",
+        )
+    place = check_tlog_proof(file.proof, sources, history)
+    return CheckedReceipt(document, place, _kept_promises(document, sources), texts)
+
+
+def _kept_promises(document: ReceiptDocument, sources: TrustSources) -> tuple[Promise, ...]:
+    """The promises that were named, if the receipt keeps each of them.
+
+    Raises LedgerError for a signature that does not hold, VerificationFailed for a promise of another request.
+    """
+    trust = own_trust(sources)
+    promises = tuple(open_promise(data, trust.keys) for data in trust.promises)
+    for promise in promises:
+        if not promise.is_kept_by(document):
+            raise VerificationFailed(
+                f"the promise of {promise.promised_at} is about request {promise.request_id} and not kept by this "
+                f"receipt, which is about {document.request_id}",
+                "hold it against the log: kolm receipts promised, or kolm verify of a bundle",
+            )
+    return promises
+
+
+def _sent(path: Path, *, chat: bool) -> str | list[dict[str, str]]:
+    text = _text(path)
+    if not chat:
+        return text
+    try:
+        return [
+            {name: str(each[name]) for name in ("role", "content", *(more for more in MEMBERS if more in each))}
+            for each in json.loads(text)
+        ]
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise UsageError(f'--prompt: {path}: expected the messages, [{{"role": …, "content": …}}, …]') from error
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_bytes().decode()
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path} is not UTF-8") from error
+
+
+_LONGEST = 1 << 20  # bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """A promise, and what the log has signed about it."""
+
+    promise: Promise
+    answer: PromiseAnswer
+
+    @property
+    def broken(self) -> bool:
+        return self.answer.breaks(self.promise)
+
+
+def read_answer(path: Path) -> bytes | None:
+    """The bytes of an answer; None for anything else."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(_LONGEST)
+    except OSError:
+        return None
+    return data if data[:1] == b"{" and PAYLOAD_TYPE.encode() in data else None
+
+
+def check_answer(data: bytes, sources: TrustSources) -> Answered:
+    """Raises LedgerError for a signature that does not hold and for another promise, UsageError without one."""
+    trust = own_trust(sources)
+    if len(trust.promises) != 1:
+        raise UsageError("which promise is this the answer to?", "name it with --promise")
+    (envelope,) = trust.promises
+    return Answered(open_promise(envelope, trust.keys), open_answer(data, envelope, trust.keys))
+
+
+@dataclass(frozen=True, slots=True)
+class Texts:
+    """The result, in words. `same` is None where something could not be compared, and nothing differs."""
+
+    same: bool | None
+    said: str
+
+
+def compared_texts(
+    receipt: Receipt, content: Content, sent: str | Sequence[Turn] | None, answer: str | None, model: Path
+) -> Texts:
+    """The receipt commits to `content`, to what was `sent` and to the `answer`; None is what nobody has kept.
+
+    Raises UsageError for a model without a tokenizer, ProofError for a conversation that it cannot read.
+    """
+    reader = ModelTextReader(model)
+    if (problem := another_tokenizer(receipt, reader)) is not None:
+        return Texts(False, f"the prompt {problem}")
+    if answer is not None and not is_answer(receipt, content, answer, reader):
+        return Texts(False, "the answer is not the text of the tokens that the receipt is about")
+    if sent is not None and not is_prompt(content, sent, reader):
+        if not isinstance(sent, str) and any("tools" in turn for turn in sent):
+            return Texts(None, "the prompt was not compared: which tools the model was told of is not in the receipt")
+        return Texts(False, "the model was given another prompt than the one that was sent")
+    missing = [name for name, text in (("the prompt", sent), ("the answer", answer)) if text is None]
+    if missing:
+        return Texts(None, f"the file lacks the text of {' and '.join(missing)}: nothing to compare the tokens with")
+    return Texts(True, "prompt and answer are the texts of these tokens")

@@ -1,0 +1,244 @@
+"""Whom a verifier trusts: files that the command line names. The bundle's own keys count only with --as-claimed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from functools import cached_property
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
+
+from ledger.bundle import layout
+from ledger.bundle.folder import BundleFolder
+from ledger.bundle.proven_statement import is_statement
+from ledger.bundle.report import Trust
+from ledger.documents.promise import read_promise
+from ledger.documents.sent import Turn
+from ledger.errors import FormatError, ProofError
+from ledger.keys.ed25519 import ROLES, PublicKey
+from ledger.keys.note import Note
+from ledger.keys.trusted_keys import TrustedKeys
+from ledger.tree.checkpoint import Checkpoint
+from ledger.witness.tlog_policy import Policy
+from services.cli.frame.exits import UsageError, brought_by
+
+if TYPE_CHECKING:
+    from kolm.generation.v1 import generation_pb2 as pb
+    from services.generation.engine.text.tokenizer import Tokenizer
+
+
+_LONGEST_STATEMENT = 1 << 20  # bytes
+_PROOF_BEGINS = b"c2sp.org/tlog-proof@"
+
+
+@dataclass(frozen=True, slots=True)
+class TrustSources:
+    """The command line's options about trust, as in the help of `kolm verify`. `as_of` None is now, unless replays are
+    counted `by_log_clock`.
+    """
+
+    trusted: Path
+    policy: Path | None = None
+    checkpoints: tuple[Path, ...] = ()
+    as_of: datetime | None = None
+    by_log_clock: bool = False
+    max_unreplayable: int = 0
+    max_age: timedelta | None = None
+    tsa: Path | None = None
+    as_claimed: bool = False
+    model: Path | None = None
+    promises: tuple[Path, ...] = ()
+
+
+def is_proof(path: Path) -> bool:
+    """Whether a file is a tlog-proof, by its first line."""
+    return _beginning(path, len(_PROOF_BEGINS)) == _PROOF_BEGINS
+
+
+def is_json(path: Path) -> bool:
+    """Whether a file may be JSON, which no bundle is."""
+    return _beginning(path, 1) in (b"{", b"[")
+
+
+def read_statement(path: Path) -> bytes | None:
+    """The bytes of a SCITT statement; None for anything else."""
+    data = _beginning(path, _LONGEST_STATEMENT)
+    return data if is_statement(data) else None
+
+
+def _beginning(path: Path, size: int) -> bytes:
+    """At most so many bytes; none of what cannot be read."""
+    try:
+        with path.open("rb") as file:
+            return file.read(size)
+    except OSError:
+        return b""
+
+
+def own_trust(sources: TrustSources) -> Trust:
+    """Raises UsageError for files that are missing or wrong, KeyFileError."""
+    if not sources.trusted.is_dir():
+        raise UsageError(
+            f"whose signatures do you trust? {sources.trusted} is not a directory",
+            "name one with --trusted; --as-claimed takes the bundle's own, which shows only that it agrees with itself",
+        )
+    keys, policy = TrustedKeys.load(sources.trusted, retired=True), _own_policy(sources)
+    if policy is None and not keys.keys("log"):
+        raise UsageError(
+            f"whose signatures do you trust? {sources.trusted} holds no public key of a log (log-….pub)",
+            "kolm trust add FILE, or name the folder with --trusted",
+        )
+    return _trust(sources, keys, policy)
+
+
+def claimed_trust(sources: TrustSources, bundle: BundleFolder) -> Trust:
+    """The keys and the policy that came with the bundle. Raises FormatError, UsageError."""
+    keys: dict[str, list[PublicKey]] = {role: [] for role in ROLES}
+    paths = bundle.paths()
+    for path in paths:
+        role = PurePosixPath(path).stem.split("-", 1)[0]
+        if path.startswith("keys/") and role in keys:
+            keys[role].append(PublicKey.from_pem(bundle.read(path)))
+    policy = Policy.from_bytes(bundle.read(layout.POLICY)) if layout.POLICY in paths else None
+    return _trust(sources, TrustedKeys({role: tuple(found) for role, found in keys.items()}), policy)
+
+
+def _own_policy(sources: TrustSources) -> Policy | None:
+    path = sources.policy or sources.trusted / "policy"
+    if sources.policy is None and not path.is_file():
+        return None
+    try:
+        return Policy.from_bytes(_read(path, "--policy"))
+    except FormatError as error:
+        raise UsageError(f"--policy: {path} is no policy: {error}") from None
+
+
+def _trust(sources: TrustSources, keys: TrustedKeys, policy: Policy | None) -> Trust:
+    now = datetime.now(UTC)
+    return Trust(
+        keys=keys,
+        policy=policy,
+        earlier=tuple(_checkpoint(path) for path in sources.checkpoints),
+        as_of=None if sources.by_log_clock else sources.as_of or now,
+        check_timestamp=None if sources.tsa is None else _timestamp_check(sources.tsa),
+        now=now,
+        max_unreplayable=sources.max_unreplayable,
+        max_age=sources.max_age,
+        reader=None if sources.model is None else ModelTextReader(sources.model),
+        promises=tuple(map(read_promise_file, sources.promises)),
+    )
+
+
+def _timestamp_check(path: Path) -> Callable[[bytes, bytes], datetime]:
+    try:
+        from ledger.witness.timestamp_token import Authority
+    except ImportError:
+        raise UsageError("--tsa: timestamps need rfc3161-client", brought_by("timestamp")) from None
+    try:
+        return Authority.from_pem(_read(path, "--tsa")).check
+    except FormatError as error:
+        raise UsageError(f"--tsa: {path} holds no certificates: {error}") from None
+
+
+def _checkpoint(path: Path) -> bytes:
+    data = _read(path, "--checkpoint")
+    try:
+        Checkpoint.from_text(Note.from_bytes(data).text)
+    except FormatError as error:
+        hint = "a bundle's file `checkpoint` is one; `kolm ledger head --note` prints another"
+        raise UsageError(f"--checkpoint: {path} is no checkpoint: {error}", hint) from None
+    return data
+
+
+def _read(path: Path, option: str) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise UsageError(f"{option}: cannot read {path}: {error.strerror}") from None
+
+
+def read_promise_file(path: Path) -> bytes:
+    """The signed bytes of a promise in form; nobody has checked its signature. Raises UsageError."""
+    try:
+        data = path.read_bytes()
+        read_promise(data)
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from None
+    except FormatError as error:
+        raise UsageError(f"{path} is no promise: {error}", "`kolm generate --promise FILE` keeps one") from None
+    return data
+
+
+class ModelTextReader:
+    """Implements `ledger.bundle.text_check.TextReader`. Loads the tokenizer when it is asked for.
+
+    Its methods raise UsageError where the model has no tokenizer that loads, ProofError for what it cannot read.
+    """
+
+    def __init__(self, model: Path) -> None:
+        self._model = model
+
+    @cached_property
+    def tokenizer_cid(self) -> str:
+        from services.generation.target.identity import tokenizer_cid
+
+        with _model_errors():
+            return tokenizer_cid(self._model)
+
+    def prompt(self, sent: str | Sequence[Turn]) -> list[int]:
+        if isinstance(sent, str):
+            return self._tokenizer.encode(sent)
+        from services.generation.requests.prompt import chat_turns, read_tools
+        from services.runtime.errors import InvalidArgument
+
+        try:
+            messages = _messages(sent)
+            tools = read_tools(messages)
+            described = tools.described() if tools else []
+            return self._tokenizer.encode_chat(chat_turns(messages.messages), described)
+        except (ValueError, InvalidArgument) as error:
+            raise ProofError(f"the conversation cannot be read: {error}") from error
+
+    def text(self, prompt_token_ids: Sequence[int], output_token_ids: Sequence[int]) -> str:
+        stream = self._tokenizer.stream(prompt_token_ids)
+        return "".join(map(stream.feed, output_token_ids)) + stream.flush()
+
+    @cached_property
+    def _tokenizer(self) -> Tokenizer:
+        from services.generation.target.without_torch import spare_torch
+
+        spare_torch()
+        from services.generation.engine.text.tokenizer import Tokenizer
+
+        with _model_errors():
+            return Tokenizer(self._model)
+
+
+@contextmanager
+def _model_errors() -> Iterator[None]:
+    from services.generation.target.errors import TargetError
+
+    try:
+        yield
+    except TargetError as error:
+        raise UsageError(f"--model: {error}") from error
+
+
+def _messages(sent: Sequence[Turn]) -> pb.ChatMessages:
+    """The messages that were sent. Raises ValueError for calls and tools that are not as a receipt has them."""
+    from kolm.generation.v1 import generation_pb2 as pb
+
+    messages = pb.ChatMessages()
+    for turn in sent:
+        if "tools" in turn:
+            for name, description, parameters, strict in json.loads(turn["tools"]):
+                messages.tools.add(name=name, description=description, parameters=parameters, strict=strict)
+            continue
+        message = messages.messages.add(role=turn["role"], content=turn["content"])
+        message.tool_call_id = turn.get("tool_call_id", "")
+        for call_id, name, arguments in json.loads(turn.get("tool_calls", "[]")):
+            message.tool_calls.add(id=call_id, name=name, arguments=arguments)
+    return messages

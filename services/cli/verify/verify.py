@@ -1,0 +1,411 @@
+"""`kolm verify`: a bundle or a proof file, offline. Needs nothing but what the wheel kolm-verify brings."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ledger.audit.fulfilment import Fulfilment
+from ledger.bundle.limits import erased_in_words, owed_in_words
+from ledger.bundle.report import BundleReport
+from ledger.encoding.timestamp import timestamp
+from services.cli.frame import exits, options
+from services.cli.frame.output import answer
+from services.cli.frame.views import MARKS, Column, Line, Styled, View, facts, table
+
+if TYPE_CHECKING:
+    from ledger.bundle.proven_entry import ProvenEntry
+    from services.cli.verify.sources import TrustSources
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyOptions:
+    """The keys, files and limits that a file is checked against."""
+
+    policy: Annotated[
+        Path | None,
+        typer.Option("--policy", help="The expected log and witnesses (C2SP tlog-policy). Default: <trusted>/policy."),
+    ] = None
+    checkpoint: Annotated[
+        list[Path] | None,
+        typer.Option("--checkpoint", help="A checkpoint of the log that you got earlier; the bundle must extend it."),
+    ] = None
+    as_of: Annotated[
+        str | None,
+        typer.Option(
+            "--as-of",
+            metavar="TIME|log",
+            help="Count the replays owed at this time, or (log) at the latest that the log names. Default: now.",
+        ),
+    ] = None
+    max_unreplayable: Annotated[
+        int, typer.Option(min=0, metavar="N", help="Accept this many receipts that could not be replayed.")
+    ] = 0
+    max_age: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DURATION", help="Refuse a checkpoint that witnesses cosigned longer ago, for example 24h."
+        ),
+    ] = None
+    tsa: Annotated[
+        Path | None, typer.Option("--tsa", help="Certificates (PEM) of the timestamping authority that you trust.")
+    ] = None
+    as_claimed: Annotated[
+        bool, typer.Option("--as-claimed", help="Use the bundle's own keys; shows only that it agrees with itself.")
+    ] = False
+    history: Annotated[
+        Path | None,
+        typer.Option("--history", help="For a proof: a bundle of the log that shows which keys replaced which."),
+    ] = None
+    model: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR|GGUF|NAME",
+            callback=options.found_model,
+            help="For a receipt file or a conversation: the model whose tokenizer compares texts and tokens.",
+        ),
+    ] = None
+    prompt: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="For a receipt file: the prompt that you sent, or its messages.")
+    ] = None
+    output: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="For a receipt file: the text that you were served.")
+    ] = None
+    promise: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="FILE", help="A promise that you were given before an answer: is its receipt there?"),
+    ] = None
+
+    def sources(self, trusted: Path) -> TrustSources:
+        """Raises UsageError for a time or an age that is none."""
+        from services.cli.frame.values import age, moment
+        from services.cli.verify.sources import TrustSources
+
+        return TrustSources(
+            trusted,
+            self.policy,
+            tuple(self.checkpoint or ()),
+            as_of=None if self.as_of in (None, "log") else moment("--as-of", self.as_of),
+            by_log_clock=self.as_of == "log",
+            max_unreplayable=self.max_unreplayable,
+            max_age=None if self.max_age is None else age("--max-age", self.max_age),
+            tsa=self.tsa,
+            as_claimed=self.as_claimed,
+            model=self.model,
+            promises=tuple(self.promise or ()),
+        )
+
+
+GIVEN = VerifyOptions()
+
+
+@dataclass(frozen=True, slots=True)
+class _Checked:
+    """The result of a check, and how it is shown."""
+
+    ok: bool
+    document: dict[str, Any]
+    view: Callable[[dict[str, Any]], View]
+
+
+def verify(
+    path: Annotated[
+        Path,
+        typer.Argument(help="A bundle (folder, .tar.gz, .tar), a receipt file, a .tlog-proof, a SCITT statement."),
+    ],
+    paths: options.Paths = options.PATHS,
+    given: VerifyOptions = GIVEN,
+    workers: Annotated[int, typer.Option(min=0, help="Processes that check signatures; 0 is one for each core.")] = 0,
+    json: options.Json = False,
+) -> None:
+    """Check a bundle, a receipt file or a proof against the keys that you trust, offline. Exit code 3 if not."""
+    if not path.exists():
+        raise exits.NotFound(f"there is no {path}; expected a bundle, a receipt file, a proof or a statement")
+
+    from services.cli.verify.checks import is_receipt_file, read_answer
+
+    if not (path.is_file() or path.is_dir()):  # such as a pipe, which can be read but once
+        raise exits.UsageError(f"{path} is neither a file nor a folder; save what it brings to a file")
+    sources = given.sources(paths.trusted)
+    if is_receipt_file(path):
+        checked = _receipt_file(path, sources, given)
+    elif (answered := read_answer(path)) is not None:
+        checked = _promise_answer(answered, sources)
+    else:
+        checked = _bundle_or_proof(path, sources, given, workers)
+    answer(json, checked.document, checked.view)
+    raise typer.Exit(exits.OK if checked.ok else exits.VERIFICATION_FAILED)
+
+
+def _promise_answer(answered: bytes, sources: TrustSources) -> _Checked:
+    from services.cli.verify.checks import check_answer
+
+    judged = check_answer(answered, sources)
+    document = {
+        "ok": not judged.broken,
+        "broken": judged.broken,
+        "missing": judged.answer.missing,
+        "answer": judged.answer.to_document(),
+        "promise": judged.promise.to_document(),
+    }
+    return _Checked(not judged.broken, document, _answer_view)
+
+
+def _receipt_file(path: Path, sources: TrustSources, given: VerifyOptions) -> _Checked:
+    from services.cli.verify.checks import check_receipt_file
+
+    found = check_receipt_file(path, sources, given.history, given.prompt, given.output)
+    document = {
+        "ok": True,
+        "receipt": found.document.to_document(),
+        "overclaim": found.document.overclaim,  # what is said of a speedup that cannot be measured
+        "proof": _proof_document(found.place),
+        "promises": [promise.to_document() for promise in found.promises],  # those that the receipt keeps
+        "texts": found.texts and found.texts.same,  # null where no model's tokenizer has compared them with the tokens
+        "texts_compared": found.texts and found.texts.said,
+    }
+    return _Checked(True, document, _receipt_file_view)
+
+
+def _bundle_or_proof(path: Path, sources: TrustSources, given: VerifyOptions, workers: int) -> _Checked:
+    """Raises UsageError for options that belong to another kind of file."""
+    from services.cli.verify.sources import is_json, is_proof, read_statement
+
+    if given.prompt is not None or given.output is not None:
+        raise exits.UsageError("--prompt and --output belong to a receipt file")
+    statement = read_statement(path)
+    alone = statement is not None or is_proof(path)
+    if not alone and is_json(path):
+        raise exits.VerificationFailed(
+            f"{path} is no receipt file or statement, or only a part of one",
+            "a promise is held against a bundle or a receipt file: --promise",
+        )
+    if given.promise and alone:
+        raise exits.UsageError("--promise belongs to a bundle or a receipt file")
+    if given.history is not None and not alone:
+        raise exits.UsageError("--history: belongs to a proof file; a bundle brings its own")
+    if statement is not None:
+        return _statement(statement, sources, given.history)
+    return _proof(path, sources, given.history) if alone else _bundle(path, sources, workers)
+
+
+def _statement(statement: bytes, sources: TrustSources, history: Path | None) -> _Checked:
+    from services.cli.verify.checks import check_statement
+
+    stated = check_statement(statement, sources, history)
+    document = {
+        "ok": True,
+        "issuer": stated.issuer.key_id,
+        "receipt": stated.receipt.to_document(),
+        "index": stated.index,
+        "origin": stated.origin,
+        "size": stated.size,
+    }
+    return _Checked(True, document, _statement_view)
+
+
+def _proof(path: Path, sources: TrustSources, history: Path | None) -> _Checked:
+    from services.cli.verify.checks import check_proof
+
+    return _Checked(True, _proof_document(check_proof(path, sources, history)), _proof_view)
+
+
+def _bundle(path: Path, sources: TrustSources, workers: int) -> _Checked:
+    from services.cli.verify.checks import check_bundle
+
+    report, claimed = check_bundle(path, sources, workers), sources.as_claimed
+    return _Checked(report.ok, _report_document(report, as_claimed=claimed), _report_view)
+
+
+def _report_document(report: BundleReport, *, as_claimed: bool) -> dict[str, Any]:
+    """Everything the report says. `cosigned` are POSIX seconds by witness; `promises` are the verifier's own, each as
+    `kolm receipts promised` shows it. `as_of` is the time for which owed replays were counted; enough witnesses have
+    had the checkpoint since `vouched_at`. `scope` says what a green result is about: how much of the log, which audits
+    as of when, how old a log. `remarks` are no error of the bundle, but a reader has to know them.
+
+    Counts: `unproven_profiles` and `overclaimed_speedups` of receipts, `independent` of EXACT verdicts by an engine of
+    the auditor's own, `unreplayable` of receipts with that newest verdict. `erased` are those of the last whose content
+    an entry had erased by then, with that entry.
+    """
+    checkpoint, owed, freshness = report.checkpoint, report.completeness, report.freshness
+    return {
+        "ok": report.ok,
+        "problem": report.problem,
+        "trust": "claimed" if as_claimed else "own",
+        "origin": checkpoint and checkpoint.origin,
+        "size": checkpoint and checkpoint.size,
+        "root": checkpoint and checkpoint.root.hex(),
+        "range": report.manifest and [report.manifest.start, report.manifest.end],
+        "cosigned": dict(report.cosigned),
+        "kinds": dict(report.kinds),
+        "outcomes": dict(report.outcomes),
+        "independent": report.independent,
+        "unproven_profiles": report.unproven,
+        "overclaimed_speedups": report.overclaims,
+        "halt_epoch": report.halts.epoch,
+        "open_halts": [halt.halt_index for halt in report.halts.open],
+        "defied_halts": [{"index": index, "halt_index": halt} for index, halt in report.defied_halts],
+        "as_of": None if owed is None else owed.as_of,
+        "unreplayable": len(report.unreplayable),
+        "erased": {str(index): entry for index, entry in report.unreplayable.items() if entry is not None},
+        "promises": [{"state": each.state} | fulfilment_document(each.found) for each in report.promises],
+        "vouched_at": freshness and freshness.vouched_at and timestamp(freshness.vouched_at),
+        "checks": [asdict(check) for check in report.checks],
+        "scope": _scope(report),
+        "remarks": _remarks(report),
+    }
+
+
+def fulfilment_document(found: Fulfilment) -> dict[str, Any]:
+    """A promise, and the entries and finish reasons by choice."""
+    return {
+        "entries": {str(choice): index for choice, index in sorted(found.entries.items())},
+        "finish_reasons": {str(choice): ending for choice, ending in sorted(found.endings.items())},
+        "missing": found.missing,
+        "document": found.promise.to_document(),
+    }
+
+
+def _scope(report: BundleReport) -> list[str]:
+    held, size, owed = report.manifest, report.checkpoint.size if report.checkpoint else 0, report.completeness
+    if held is None or held.start == held.end < size:
+        said = [f"{sum(report.kinds.values())} chosen entries of a log of {size}"]
+    elif (held.start, held.end) == (0, size):
+        said = [f"the whole log of {size} entries"]
+    else:
+        said = [f"entries {held.start} to {held.end - 1} of a log of {size}"]
+    if owed is None:
+        said.append("audits were not judged, which takes the whole log")
+    else:
+        said.append(f"replays owed: {owed_in_words(owed)}" if owed.policies else "no audit was promised")
+    if report.freshness:
+        said.append(str(report.freshness))
+    if report.promises:
+        kept = sum(each.state == "KEPT" for each in report.promises)
+        said.append(f"{kept} of your {len(report.promises)} promises kept, the others not due")
+    return said
+
+
+def _remarks(report: BundleReport) -> list[str]:
+    outcomes, remarks = report.outcomes, []
+    if outcomes.get("DEVIATION"):
+        remarks.append(f"{outcomes['DEVIATION']} replays came out differently (DEVIATION)")
+    if outcomes.get("UNREPLAYABLE"):
+        found = f"{outcomes['UNREPLAYABLE']} receipts could not be replayed, which is no pass"
+        remarks.append(found + erased_in_words(report.unreplayable))
+    if believed := outcomes.get("EXACT", 0) - report.independent:
+        remarks.append(f"{believed} of the EXACT verdicts rest on the word of the audited server, or do not say whose")
+    if report.unproven:
+        remarks.append(f"{report.unproven} receipts are from servers whose numerics profile had failed its probe")
+    if report.overclaims:
+        remarks.append(f"{report.overclaims} receipts claim a speedup that no replay can have measured")
+    if report.halts.open:
+        remarks.append(f"{len(report.halts.open)} halts are open")
+    return remarks
+
+
+_DIGITS = re.compile(r"\b([0-9a-f]{16})[0-9a-f]{48}\b")
+"""A digest: lines of 80 columns have room for its beginning; --json has all of it."""
+
+_CLAIMED = "keys and policy are the bundle's own: this shows that it agrees with itself, not who made it"
+
+
+def _report_view(report: dict[str, Any]) -> View:
+    """The numbered checklist and the verdict on the bundle."""
+
+    def detail(check: dict[str, Any]) -> Line:
+        return Styled(_DIGITS.sub(r"\1…", check["detail"]), "red" if check["passed"] is False else "dim")
+
+    claimed = [_CLAIMED] if report["trust"] == "claimed" else []
+    return [
+        table(
+            report["checks"],
+            Column("", "number"),
+            Column("", lambda check: MARKS[check["passed"]]),
+            Column("check", "title"),
+            Column("", detail),
+        ),
+        *(Styled(note, "yellow") for note in (*claimed, *report["remarks"])),
+        Styled(f"verified: {'; '.join(report['scope'])}", "green")
+        if report["ok"]
+        else Styled(f"not verified: {report['problem']}", "bold red"),
+    ]
+
+
+def _proof_document(proof: ProvenEntry) -> dict[str, Any]:
+    checkpoint = proof.witnessed.checkpoint
+    return {
+        "ok": True,
+        "index": proof.index,
+        "kind": proof.kind,
+        "origin": checkpoint.origin,
+        "size": checkpoint.size,
+        "cosigned": dict(proof.witnessed.cosigned),
+    }
+
+
+def _proof_view(proof: dict[str, Any]) -> View:
+    place = f"entry {proof['index']} of {proof['origin']} is this {proof['kind']}"
+    cosigned = ", ".join(proof["cosigned"]) or "no witness"
+    return Styled(f"{place}; checkpoint of {proof['size']} entries, cosigned by {cosigned}", "green")
+
+
+def _receipt_file_view(found: dict[str, Any]) -> View:
+    """The receipt's subject, its place in the log, and the promises that it keeps."""
+    receipt, over = found["receipt"], found["overclaim"]
+    sampled, prompt, output = receipt["sampling"], receipt["prompt"], receipt["output"]
+    said = (
+        f"signed on {receipt['issued_at']}: {prompt['tokens']} tokens of this prompt gave these "
+        f"{output['tokens']} tokens, at temperature {sampled['temperature']:g} with seed {sampled['seed']}, "
+        f"by {receipt['spec_decode']['method']} on {receipt['base_cid'][:22]}…"
+    )
+    return [
+        Styled(said, "green"),
+        *([] if found["texts_compared"] is None else [(MARKS[found["texts"]], f" {found['texts_compared']}")]),
+        *([] if over is None else [Styled(f"the receipt {over}", "yellow")]),
+        _proof_view(found["proof"]),
+        *(
+            Styled(
+                f"keeps the promise of {promise['promised_at']} for request {promise['request_id']}, as choice "
+                f"{sampled['choice']} of {promise['choices']}",
+                "green",
+            )
+            for promise in found["promises"]
+        ),
+    ]
+
+
+def _statement_view(stated: dict[str, Any]) -> View:
+    """The signer, the statement and its place."""
+    receipt = stated["receipt"]
+    place = f"entry {stated['index']} of {stated['origin']} is this receipt"
+    lines = (
+        f"stated by {stated['issuer'][:20]}…, a key that you trust",
+        f"receipt {receipt['receipt_id']} of {receipt['issued_at']}, signed by its issuer",
+        f"{place}, by the log's signature over {stated['size']} entries",
+    )
+    return [Styled(line, "green") for line in lines]
+
+
+def _answer_view(found: dict[str, Any]) -> View:
+    """The promise, the log's answer and the conclusion."""
+    promise, answered, missing = found["promise"], found["answer"], len(found["missing"])
+    held = (
+        f"{promise['choices'] - missing} of {promise['choices']} receipts, in a tree of {answered['tree_size']} entries"
+    )
+    state: Line = "not due when the log answered"
+    if found["broken"]:
+        state = (Styled("BROKEN", "bold red"), ": receipts were missing when they were due, by the log's own word")
+    elif not missing:
+        state = (Styled("KEPT", "green"), ", by the log's own word")
+    return facts(
+        ("promised", f"{promise['promised_at']} for {promise['tenant']}, due {promise['due']}"),
+        ("request", promise["request_id"]),
+        ("answered", f"{answered['answered_at']}: {held}"),
+        ("state", state),
+    )

@@ -1,1 +1,0 @@
-"""Views for people and for programs: tables, text and JSON."""

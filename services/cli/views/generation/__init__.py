@@ -1,1 +1,0 @@
-"""Completions, batches and chats, as they come and at the end."""

@@ -1,1 +1,0 @@
-"""Draft heads: lists, training, how well they draft."""

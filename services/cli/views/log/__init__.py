@@ -1,1 +1,0 @@
-"""The log: checkpoints, checks, halts, audits, policies."""

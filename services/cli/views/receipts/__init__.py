@@ -1,1 +1,0 @@
-"""Receipts and promises, and results of their verification."""

@@ -1,0 +1,142 @@
+"""Errors as people read them, and as exit codes."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from ledger.errors import KeyFileError, NotFound, ProofError, StoreError
+from services.cli.frame.exits import CommandError, Unreachable, brought_by
+from services.cli.frame.failures import FALLBACKS, as_command_error, explained
+from services.client import errors as client
+from services.generation.drafting.methods import METHODS
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (client.InvalidArgument("wrong"), 2),
+        (client.NotFound("none"), 4),
+        (client.Unavailable("away"), 5),
+        (client.DeadlineExceeded("late"), 5),
+        (client.ResourceExhausted("full", retry_after=2.0), 5),
+        (client.DataLoss("broken"), 3),
+        (client.FailedPrecondition("halted", reason="SPEC_DECODE_HALTED"), 1),
+        (client.Internal("bug", request_id="42"), 1),
+        (Unreachable("nobody"), 5),
+        (NotFound("no ledger"), 4),
+        (KeyFileError("unreadable"), 2),
+        (ProofError("no proof"), 3),
+        (StoreError("disk"), 1),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else str(value),
+)
+def test_every_error_has_its_exit_code(error: Exception, code: int) -> None:
+    explained = as_command_error(error)
+    assert explained is not None
+    assert explained.exit_code == code
+
+
+def failure_of(error: Exception) -> CommandError:
+    failure = as_command_error(error)
+    assert failure is not None
+    return failure
+
+
+def test_a_wrong_field_is_named_with_the_flag_that_sets_it() -> None:
+    violation = client.FieldViolation("spec_decode.k", "is 0; expected a whole number from 1 to 16")
+    error = failure_of(client.InvalidArgument("…", violations=(violation,)))
+    assert error.message == "--k: is 0; expected a whole number from 1 to 16"
+
+
+def test_every_wrong_field_is_named() -> None:
+    violations = (client.FieldViolation("sampling.top_p", "is 2"), client.FieldViolation("messages[0].role", "is x"))
+    error = failure_of(client.InvalidArgument("…", violations=violations))
+    assert error.message == "--top-p: is 2; messages[0].role: is x"
+
+
+@pytest.mark.parametrize("reason", ["METHOD_NOT_LOADED", "METHOD_CANNOT_RUN"])
+def test_a_method_that_cannot_run_says_what_brings_it(reason: str) -> None:
+    error = client.FailedPrecondition("eagle3 is not loaded here", reason=reason, metadata={"missing": "no_head"})
+    assert "kolm up --head" in (failure_of(error).hint or "")
+    assert failure_of(client.FailedPrecondition("eagle3 …", reason=reason, metadata={"missing": "else"})).hint is None
+
+
+def test_a_halt_says_what_an_operator_can_do() -> None:
+    error = failure_of(client.FailedPrecondition("an audit has halted lookahead", reason="SPEC_DECODE_HALTED"))
+    assert "kolm halts resume" in (error.hint or "")
+
+
+def test_a_full_queue_says_when_to_come_back() -> None:
+    assert "try again in 2 s" in (failure_of(client.ResourceExhausted("full", retry_after=2.0)).hint or "")
+
+
+def test_no_answer_in_time_says_where_to_look() -> None:
+    assert "kolm status" in (failure_of(client.DeadlineExceeded("Deadline Exceeded")).hint or "")
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:50051", "[::1]:50051"])
+def test_a_server_that_is_not_there_is_named_without_grpc_s_words(address: str) -> None:
+    last = f"last error: UNKNOWN: ipv{6 if '[' in address else 4}:{address}: Failed to connect to remote host: "
+    found = failure_of(client.Unavailable(f"connections to all backends failing; {last}Connection refused"))
+    assert found.message == f"no server at {address}: connection refused"
+    assert found.hint is not None
+    assert "kolm up" in found.hint
+
+
+def test_a_host_without_an_address_is_named_without_the_resolver_s_words() -> None:
+    why = "[field:hostname lookup error:address lookup failed for nohost:1: Domain name not found]"
+    found = failure_of(client.Unavailable(f"errors resolving nohost:1: {why}"))
+    assert found.message == "no server at nohost:1: domain name not found"
+
+
+def test_another_service_s_address_is_said_to_be_one() -> None:
+    found = failure_of(client.Unimplemented("Method not found!"))
+    assert (found.exit_code, found.message) == (1, "the server that was asked is of another kind, or older")
+    assert found.hint is not None
+    assert "kolm status" in found.hint
+
+
+def test_a_path_that_the_system_refuses_is_named() -> None:
+    error = failure_of(NotADirectoryError(20, "Not a directory", "notes.txt/run/ledger.address"))
+    assert (error.exit_code, error.message) == (1, "notes.txt/run/ledger.address: Not a directory")
+
+
+def test_a_bug_is_not_explained_away() -> None:
+    assert as_command_error(ValueError("a bug")) is None
+    assert as_command_error(OSError("no file in it")) is None
+    assert as_command_error(ModuleNotFoundError("No module named 'services.typo'", name="services.typo")) is None
+
+
+def test_a_package_that_is_not_installed_is_named_with_what_brings_it() -> None:
+    error = failure_of(ModuleNotFoundError("No module named 'grpc'", name="grpc"))
+    assert (error.exit_code, error.hint) == (2, brought_by("cli"))
+
+
+ROOT = Path(__file__).resolve().parents[3]
+SOURCES = ("requests/policy.py", "heads/served_heads.py")
+
+
+def reasons() -> set[str]:
+    """Those of methods that lack something, and those that the policy and the heads give."""
+    written = "".join((ROOT / "services" / "generation" / name).read_text(encoding="utf-8") for name in SOURCES)
+    stated = set(
+        re.findall(r'"(no_head|head_(?!cid)\w+|temperature|profile_unproven|halt\w*_?\w*|not_loaded)"', written)
+    )
+    return {spec.missing for spec in METHODS if spec.missing} | stated
+
+
+def test_every_reason_is_explained_and_no_other() -> None:
+    assert reasons() == set(FALLBACKS)
+
+
+def test_every_reason_is_documented() -> None:
+    page = (ROOT / "docs" / "serving.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"^\| `(\w+)` \| [a-z]", page, flags=re.MULTILINE)) >= set(FALLBACKS)
+
+
+def test_a_reason_that_only_a_newer_server_knows_is_left_as_it_is() -> None:
+    assert explained("another") is None
+    assert explained(None) is None

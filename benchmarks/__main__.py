@@ -73,17 +73,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--prompts", type=int, default=16, help="of eagle3: prompts of each kind (16)")
     parser.add_argument("--max-tokens", type=int, default=128, help="tokens generated for each at most (128)")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for JSON and plot (benchmarks/results)")
-    parser.add_argument(
-        "--only",
-        nargs="+",
-        choices=tuple(MEASUREMENTS),
-        default=_UNASKED,
-        help="measurements to make (all but specbench)",
-    )
+    parser.add_argument("--only", nargs="+", choices=tuple(MEASUREMENTS), default=_UNASKED, help="all but specbench")
     parser.add_argument("--gguf", type=Path, help="of specbench: a GGUF file (SmolLM2-135M-Instruct, 4 bits)")
-    parser.add_argument(
-        "--questions", type=Path, default=OWN, help="of specbench: a question.jsonl of Spec-Bench (ours)"
-    )
+    parser.add_argument("--questions", type=Path, default=OWN, help="of specbench: Spec-Bench's question.jsonl (ours)")
     parser.add_argument(
         "--cases", nargs="+", type=specbench.Case.parse, default=(), metavar="T:BATCH[:CONTEXT]",
         help="of specbench: these alone, as 0:1 1:16 0:1:2048",
@@ -91,15 +83,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--alone", action="store_true", help="of specbench: kolm without its peers")
     parser.add_argument("--storage", choices=STORAGES, help="of specbench: of the same values (q4_1, as published)")
     parser.add_argument("--arithmetic", choices=ARITHMETICS, help="of specbench: kolm's (float32)")
-    parser.add_argument(
-        "--quick", action="store_true", help="of specbench, load and tls: a few requests, minutes instead of hours"
-    )
-    parser.add_argument(
-        "--serve", default="smollm2", help="of load and tls: the model, as `kolm serve generation` (smollm2)"
-    )
-    parser.add_argument(
-        "--soak-minutes", type=float, default=0.0, help="of load: so long the same again, for the memory (0)"
-    )
+    parser.add_argument("--quick", action="store_true", help="of specbench, load and tls: minutes instead of hours")
+    parser.add_argument("--serve", default="smollm2", help="of load and tls: the model that is served (smollm2)")
+    parser.add_argument("--soak-minutes", type=float, default=0.0, help="of load: so long again, for the memory (0)")
     return parser.parse_args()
 
 

@@ -19,8 +19,6 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 
 from benchmarks.arithmetic import ARITHMETICS
 from benchmarks.engines import Kolm, KolmEngine, Run
@@ -125,13 +123,7 @@ def main() -> None:
         if arithmetic == "float32" or storage in QUANTISED
     ]
     (RESULTS / "predicted.json").write_text(json.dumps({"machine": machine(), "predicted": results}, indent=1) + "\n")
-    for result in results:
-        table = Table(title=f"{result['storage']}, {result['arithmetic']}: off {result['off, ms a token']} ms a token")
-        for column in ("method, prediction", "decoding over off", "request over off", "tokens a pass"):
-            table.add_column(column)
-        for name, row in result["methods"].items():
-            table.add_row(name, *(f"{value:.2f}" for value in row.values()))
-        Console().print(table)
+    print(json.dumps(results, indent=1))
 
 
 if __name__ == "__main__":

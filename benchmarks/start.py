@@ -20,9 +20,6 @@ import sys
 import tempfile
 from pathlib import Path
 
-from rich.console import Console
-from rich.table import Table
-
 from benchmarks.machine import RESULTS, machine
 
 _RUNS = 10
@@ -44,10 +41,7 @@ _CALLS = (
 def measure_calls() -> None:
     seconds = {call: cpu_seconds(call.split()) for call in _CALLS}
     (RESULTS / "calls.json").write_text(json.dumps({"machine": machine(), "cpu_seconds": seconds}, indent=2) + "\n")
-    shown = Table("kolm", "CPU, s")
-    for call, value in seconds.items():
-        shown.add_row(call, f"{value:.3f}")
-    Console().print(shown)
+    print(json.dumps(seconds, indent=1))
 
 
 def cpu_seconds(words: list[str]) -> float:
@@ -74,10 +68,7 @@ def main() -> None:
         first, *later = [started(Path(folder), sys.argv[1:]) for _ in range(1 + _LATER)]
     found = {"first": first, "later": later}
     (RESULTS / "start.json").write_text(json.dumps({"machine": machine(), "load": os.getloadavg(), **found}, indent=2))
-    shown = Table("kolm up", "ready after, s", "CPU, s")
-    for name, (wall, cpu) in (("first", first), *(("later", each) for each in later)):
-        shown.add_row(name, f"{wall:.1f}", f"{cpu:.1f}")
-    Console().print(shown)
+    print(json.dumps(found, indent=1))
 
 
 def started(folder: Path, flags: list[str]) -> tuple[float, float]:

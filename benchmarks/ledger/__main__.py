@@ -16,8 +16,6 @@ from typing import Any
 
 import matplotlib
 import matplotlib.pyplot as plt
-from rich.console import Console
-from rich.table import Table
 
 from benchmarks.ledger.load import prove, streaming, unary, verify
 from benchmarks.ledger.service import STORES, LedgerLocation, LedgerLocations, fill, opened, running
@@ -41,7 +39,7 @@ def main() -> None:
     arguments.out.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({"machine": machine(), "ledger": results}, indent=1) + "\n")
     _draw(results, arguments.out / "ledger.png")
-    _show({store: results[store] for store in arguments.only})
+    print(json.dumps({store: results[store] for store in arguments.only}, indent=1))
 
 
 def _arguments() -> argparse.Namespace:
@@ -71,22 +69,6 @@ def _measure(locations: LedgerLocations, appends: int, most: int, rounds: int) -
     sizes = [size for size in (10**power for power in range(3, 10)) if size <= most]
     growth = grow(locations, sizes, appends, rounds)
     return {"clients": clients, "streaming": stream, "growth": growth, "verification": verify(location, 20_000)}
-
-
-def _show(results: dict[str, Any]) -> None:
-    names = ("entries", "clients", "appends_per_second", "median_ms", "p99_ms", "server_ms_per_append")
-    table = Table("store", "entries", "clients", "appends/s", "median ms", "p99 ms", "server ms", "proof p99", "cost")
-    for store, found in results.items():
-        for row in (*found["clients"], found["streaming"]):
-            table.add_row(store, *(str(row.get(name, "–")) for name in names), "–", "–")
-        for row in found["growth"]:
-            stream = {"entries": row["entries"], **row["streaming"]}
-            ratio, proof = row["over_the_first"], str(row["proof"]["p99_ms"])
-            table.add_row(store, *(str(row.get(name, "–")) for name in names), proof, str(ratio["unary"]))
-            table.add_row(store, *(str(stream.get(name, "–")) for name in names), "–", str(ratio["streaming"]))
-    Console().print(table)
-    for store, found in results.items():
-        Console().print(f"{store}: verification of {found['verification']}")
 
 
 _CLIENTS = 64

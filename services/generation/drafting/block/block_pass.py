@@ -48,7 +48,7 @@ _MOST_ROWS = 256  # of a pass; more go through in several
 
 @dataclass(frozen=True, slots=True)
 class BlockOutput:
-    """Of the rows of blocks that draft: `states` [rows, hidden], normed; logits [rows, draft vocabulary]."""
+    """Rows of blocks that draft: `states` [rows, hidden], normed; logits [rows, draft vocabulary]."""
 
     states: Float32
     logits: Float32

@@ -313,6 +313,27 @@ def test_forbidden_tokens_get_minus_infinity_and_no_other_bit_changes(bits: list
     np.testing.assert_array_equal(masked, np.where(bits, logits, np.float32(-np.inf)))
 
 
+def test_what_reads_an_output_in_ever_more_ways_ends_before_it_holds_up_the_engine() -> None:
+    laid = mask(StructuredOutputs("grammar", 'start: e\ne: e e | e e e | "x" | "y" | "x" e'))
+    token = encoded("x")[0]
+
+    def say(times: int) -> None:
+        for _ in range(times):
+            laid.apply(np.zeros(VOCAB, np.float32))
+            laid.accept(token)
+
+    with pytest.raises(UnusableLogits):
+        say(200)  # of 8,192 that a context may hold; each takes longer than the one before
+
+
+def test_an_object_of_two_hundred_members_of_several_kinds_is_within_the_bounds() -> None:
+    members = {f"p{n}": {"type": ["string", "integer", "null"]} for n in range(200)}
+    laid = mask(StructuredOutputs("json", json.dumps({"type": "object", "properties": members})))
+    for token in encoded('{"p0": "x", "p199": 7}'):
+        laid.apply(np.zeros(VOCAB, np.float32))
+        laid.accept(token)
+
+
 def test_a_token_that_the_grammar_does_not_know_ends_in_an_error_that_says_so() -> None:
     laid = mask(StructuredOutputs("regex", "[0-9]{2}"))
     laid.accept(encoded("x")[0])

@@ -22,7 +22,7 @@ from services.explorer.log_page import HaltsPage, LogPage, PromisePage, Retentio
 from services.explorer.pages import HERE, Pages, Source
 from services.explorer.receipts import ReceiptList, ReceiptPage, VerdictList, evidence, trusted_keys
 from services.explorer.trends import TrendsPage
-from services.runtime.http.browsers import OwnName, SecurityHeaders, static_files
+from services.runtime.http.browsers import RefuseRebound, SecurityHeaders, static_files
 
 _AT_ONCE = 8
 """Entry bundles measure up to 16.8 MB, twice that while they are packed."""
@@ -129,7 +129,7 @@ def explorer_app(source: Source) -> ASGIApp:
         ],
         exception_handlers={KolmError: failed, LedgerError: failed, HTTPException: failed},
     )
-    return OwnName(SecurityHeaders(app))
+    return RefuseRebound(SecurityHeaders(app))
 
 
 def _failure(pages: Pages, error: Exception) -> Response:

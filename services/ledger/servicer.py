@@ -253,7 +253,7 @@ class LedgerServicer(LedgerServiceServicer):
             except StoreError as error:
                 self._unreadable.failed(error)
                 raise
-            self._unreadable.works()
+            self._unreadable.recovered()
             return value
 
 

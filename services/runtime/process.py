@@ -129,7 +129,7 @@ def return_large_blocks() -> None:
 class Outage:
     """`with outage: ask()` for work that is tried again and again: swallows `errors`, and logs each change of state.
 
-    Where the error has to go on, `failed` and `works` tell it. Two threads at once may cost a line too many.
+    Where the error has to go on, `failed` and `recovered` tell it. Two threads at once may cost a line too many.
     """
 
     def __init__(self, log: logging.Logger, what: str, *errors: type[Exception], bugs: bool = False) -> None:
@@ -145,7 +145,7 @@ class Outage:
             self._log.warning("cannot %s, tried again until it works: %s", self._what, error, exc_info=traceback)
         self._goes_on = True
 
-    def works(self) -> None:
+    def recovered(self) -> None:
         """It does, perhaps again."""
         if self._goes_on:
             self._log.info("can %s again", self._what)
@@ -158,7 +158,7 @@ class Outage:
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> bool:
         if error is None:
-            self.works()
+            self.recovered()
         elif isinstance(error, self._errors):
             self.failed(error)
         elif self._bugs and isinstance(error, Exception):

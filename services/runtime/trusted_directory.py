@@ -109,7 +109,7 @@ class TrustedDirectory(Mapping[str, tuple[PublicKey, ...]]):
         except KeyFileError as error:
             self._reading.failed(error)
             return
-        self._reading.works()
+        self._reading.recovered()
         new = {role: [key for key in found.keys(role) if key not in self._taken[role]] for role in ROLES}
         for role in ROLES:
             if not self._taken[role]:

@@ -38,7 +38,7 @@ def _is_name_of_dns(host: str) -> bool:
     return False
 
 
-class OwnName:
+class RefuseRebound:
     """Refuses callers on this machine that call it by a name of DNS, without a proxy between."""
 
     def __init__(self, app: ASGIApp) -> None:

@@ -1,19 +1,25 @@
-"""The auditor as a process: it answers health, and ends when and as it should."""
+"""The auditor's processes: their start and end, and those that are killed."""
 
 from __future__ import annotations
 
 import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from services.auditor.held_folder import HeldFolder
+from services.auditor.journal import Terms
+from services.cli.audit import examine
 from services.client.channel import Connection
+from tests.e2e.command import until
 from tests.fakes.tiny_model import make_tiny_model
 from tests.fuzzing import flood
+from tests.integration.auditor.deployment import Deployment
 
 PATIENCE = 240.0
 
@@ -93,3 +99,85 @@ def test_a_base_that_is_not_there_is_named_without_a_traceback(tmp_path: Path) -
         said = process.stderr.read()
     assert f"--model: there is no model {tmp_path / 'nothing'}" in said
     assert "Traceback" not in said
+
+
+@contextmanager
+def worker(deployment: Deployment, folder: Path, *flags: str) -> Iterator[subprocess.Popen[str]]:
+    """An auditor process on the deployment's ledger, killed at the end."""
+    module = "tests.integration.auditor.worker"
+    command = [sys.executable, "-m", module, deployment.address, str(deployment.trusted), str(folder), *flags]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def said(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline()
+
+
+def promised(deployment: Deployment, count: int) -> list[int]:
+    """Receipts that all have to be replayed."""
+    list(deployment.auditor(Terms(1.0, 86_400)).run_pass())
+    return [deployment.receive(number) for number in range(count)]
+
+
+def judged(deployment: Deployment) -> Counter[int]:
+    return Counter(verdict.receipt_index for verdict in deployment.ledger.verdicts())
+
+
+def test_a_killed_auditor_goes_on_at_its_next_start_and_gives_up_what_killed_it_twice(
+    deployment: Deployment, tmp_path: Path
+) -> None:
+    first, *others = promised(deployment, 4)
+    for _ in range(2):
+        with worker(deployment, tmp_path / "own", "hang") as doomed:
+            assert said(doomed) == f"examining {first}\n"
+    with worker(deployment, tmp_path / "own") as survivor:
+        until(lambda: survivor.poll() is not None or len(judged(deployment)) == len(others))
+        assert judged(deployment) == Counter(others)
+    with HeldFolder(tmp_path / "own", max_attempts=2) as folder:
+        assert folder.given_up == {first}
+        folder.try_again()
+        assert [each.receipt_index for each in deployment.auditor(folder=folder).run_pass()] == [first]
+        assert folder.given_up == frozenset()
+    assert {verdict.outcome for verdict in deployment.ledger.verdicts()} == {"EXACT"}
+
+
+def test_a_pass_by_hand_waits_for_the_process_that_holds_the_folder_until_that_is_gone(
+    deployment: Deployment, tmp_path: Path
+) -> None:
+    indexes, steps = promised(deployment, 2), list[str]()
+    with worker(deployment, tmp_path / "own", "hang") as doomed:
+        assert said(doomed) == f"examining {indexes[0]}\n"
+        with HeldFolder(tmp_path / "own") as folder:
+            assert (folder.held, folder.holder) == (False, f"process {doomed.pid}")
+            looks: list[float] = []
+
+            def look(seconds: float) -> None:
+                looks.append(seconds)
+                if len(looks) == 3:
+                    doomed.kill()
+                    doomed.wait()
+
+            ours: list[int] = []
+            auditor = deployment.auditor(folder=folder)
+            other, waited = examine(auditor, lambda each: ours.append(each.receipt_index), steps.append, look)
+    assert (other, waited, ours) == (f"process {doomed.pid}", tuple(indexes), indexes)
+    assert len(looks) >= 3
+    assert judged(deployment) == Counter(indexes)
+
+
+def test_a_pass_by_hand_leaves_what_is_owed_to_the_process_that_holds_the_folder(
+    deployment: Deployment, tmp_path: Path
+) -> None:
+    indexes = promised(deployment, 2)
+    with worker(deployment, tmp_path / "own") as other:
+        assert said(other) == f"examining {indexes[0]}\n"
+        with HeldFolder(tmp_path / "own") as folder:
+            found, _ = examine(deployment.auditor(folder=folder), pytest.fail, str)
+    assert found == f"process {other.pid}"
+    assert (judged(deployment), deployment.replays.asked) == (Counter(indexes), [])

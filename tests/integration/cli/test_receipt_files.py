@@ -19,7 +19,7 @@ from services.cli.frame.exits import UsageError
 from services.cli.ledger import receipt_files as receipt_saving
 from services.client import Message, Receipt
 from tests.integration.auditor.deployment import Deployment
-from tests.unit.client.generation.test_answer_check import CONTENT, TEXT, signed
+from tests.unit.client.test_answer_check import CONTENT, TEXT, signed
 from tests.unit.ledger.builders import STRANGER, at, content, receipt
 
 Kolm = Callable[..., tuple[int, str, str]]

@@ -17,7 +17,7 @@ from services.client import Receipt
 from services.generation.target.identity import tokenizer_cid
 from tests.fakes.tiny_model import make_tiny_model
 from tests.integration.auditor.deployment import Deployment
-from tests.unit.client.generation.test_answer_check import CONTENT, TEXT, signed
+from tests.unit.client.test_answer_check import CONTENT, TEXT, signed
 
 COMMANDS = {
     "models list": ("models", "list", "{model}"),

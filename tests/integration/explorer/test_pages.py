@@ -1,15 +1,32 @@
-"""The other pages in a real browser, at phone and desktop width, and what holds for every page."""
+"""Pages of the explorer: what they show, promises, retention."""
 
 from __future__ import annotations
 
+import re
+import urllib.error
+import urllib.parse
+import urllib.request
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
 from playwright.sync_api import Browser, expect
 
+from ledger.documents.promise import Promise, sign_promise
+from ledger.documents.signed_document import sign_document
+from ledger.errors import SignatureError
+from ledger.keys.ed25519 import SigningKey
+from ledger.keys.trusted_keys import TrustedKeys
+from services.client import LedgerClient
+from services.client.ledger.verified import VerifiedLedger
+from services.explorer.log_page import RetentionPage
+from services.explorer.pages import Pages, Source
+from tests.integration.auditor.deployment import Deployment, opened_deployment
 from tests.integration.explorer.browsing import DESKTOP, PHONE, browsing
-from tests.integration.explorer.site import Site, id_of
+from tests.integration.explorer.site import RECEIPTS, Site, id_of
+from tests.unit.ledger.builders import KEYS, STRANGER, at, expiry, receipt, retention, signed
 
 PAGES = (
     "/receipts",
@@ -172,3 +189,90 @@ _CONTRAST = """() => {
   return low;
 }"""
 """Text with less contrast than WCAG 2.2 asks for (1.4.3, level AA)."""
+
+
+NUMBER = 24
+
+
+def promised(number: int, key: SigningKey = KEYS["receipts"], **changes: Any) -> str:
+    """A promise of the site's receipt of this number; those from RECEIPTS on are not in its log."""
+    kept = receipt(number, tenant="acme")
+    promise = Promise(
+        promised_at=at(0), due=at(3600), tenant="acme", request_id=kept.request_id, nonce=None,
+        base_cid=kept.base_cid, profile_cid=kept.profile_cid, prompt=kept.prompt, choices=1,
+    )  # fmt: skip
+    return sign_promise(replace(promise, **changes), key).to_bytes().decode()
+
+
+def asked(site: Site, promise: str) -> tuple[int, str]:
+    """Status and page."""
+    try:
+        with urllib.request.urlopen(f"{site.url}/promises?{urllib.parse.urlencode({'promise': promise})}") as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def test_a_kept_promise_leads_to_its_receipt(browser: Browser, site: Site) -> None:
+    with browsing(browser, site.url, viewport=PHONE) as page:
+        page.goto("/promises")
+        page.get_by_label("The promise").fill(promised(NUMBER))
+        page.get_by_role("button", name="Check").click()
+        expect(page.get_by_role("status")).to_have_text("Kept: the log holds every promised receipt.")
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        page.get_by_role("link", name="entry 25").click()
+        expect(page.locator("tbody tr")).to_have_count(1)
+
+
+@pytest.mark.parametrize(
+    ("promise", "status", "said"),
+    [
+        (promised(NUMBER), 200, "Kept: "),
+        (promised(RECEIPTS + 1), 200, "Broken: "),
+        (promised(RECEIPTS + 1, due="2100-01-01T00:00:00.000Z"), 200, "Open: "),
+        (promised(NUMBER, choices=2), 200, "Broken: "),
+        (promised(NUMBER, STRANGER), 400, "not trusted to sign a promise"),
+        ("{}", 400, "payload: is missing"),
+        ("\u202ehello", 400, 'class="problem"'),
+    ],
+)
+def test_what_became_of_a_promise(site: Site, promise: str, status: int, said: str) -> None:
+    code, text = asked(site, promise)
+    assert (code, said in text) == (status, True), text
+
+
+def test_a_ledger_that_hides_the_receipt_breaks_no_promise(site: Site) -> None:
+    def hide(response: Any) -> None:
+        del response.receipts[:]
+
+    with site.lying(ListReceipts=hide):
+        code, text = asked(site, promised(NUMBER))
+    assert (code, "does not hold" in text) == (502, True)
+
+
+def shown(deployment: Deployment, trusted: TrustedKeys) -> str:
+    source = Source(deployment.ledger, VerifiedLedger(deployment.ledger, trusted), trusted)
+    request: Any = None
+    body = bytes(RetentionPage(source, Pages(source.freshness)).answer(request).body).decode()
+    return re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", body.split("<main")[1]))
+
+
+def test_policies_and_what_came_of_them_are_shown(tmp_path: Path) -> None:
+    with opened_deployment(tmp_path) as deployment:
+        trusted = TrustedKeys.load(tmp_path / "trusted")
+        assert "There is no policy: contents are kept without limit." in shown(deployment, trusted)
+        deployment.receive(0)
+        with LedgerClient.connect(deployment.address) as operator:
+            for policy in (retention(30), retention(1, "acme <b>"), retention(None, "acme <b>")):
+                operator.append(signed(policy))
+        log = SigningKey.load(tmp_path / "keys/log.pem", "log")
+        deployment.ledger.append(sign_document(expiry(1, 1, except_tenants=("acme <b>",)), log).to_bytes())
+        text = shown(deployment, trusted)
+        assert "30 days for all tenants without a policy of their own (entry 1)" in text
+        assert "without limit for acme &lt;b&gt; (entry 3)" in text
+        assert "Every policy, and 1 entry by which the log has erased contents" in text
+        assert "erased what was issued before 2026-01-02 03:04:06, by entry 1" in text
+
+        without = TrustedKeys({**trusted.by_role, "operator": ()})
+        with pytest.raises(SignatureError):
+            shown(deployment, without)

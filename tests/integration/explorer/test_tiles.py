@@ -1,9 +1,12 @@
-"""The log over HTTP, as C2SP tlog-tiles has it, fetched while it grows."""
+"""Tiles of the log over HTTP, for clients of others."""
 
 from __future__ import annotations
 
 import gzip
 import http.client
+import os
+import shutil
+import subprocess
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -15,6 +18,7 @@ import pytest
 from ledger.bundle.tile_files import TiledTree, read_checkpoint
 from ledger.bundle.tlog_tiles import read_entry_bundle
 from ledger.errors import NotFound
+from ledger.keys.ed25519 import PublicKey
 from ledger.keys.note import COSIGNATURE, VerifierKey
 from ledger.tree.checkpoint import open_checkpoint
 from ledger.tree.merkle import consistency_proof, leaf_hash, tree_root, verify_consistency
@@ -23,7 +27,7 @@ from ledger.witness.tlog_policy import Policy, PolicyWitness
 from services.cli.monitor.sources import HttpTiles
 from services.client.errors import Unavailable
 from tests.integration.explorer.site import Site, explored, running_site
-from tests.unit.ledger.builders import KEYS, receipt, signed
+from tests.unit.ledger.builders import KEYS, ORIGIN, receipt, signed
 
 
 @pytest.fixture(scope="module")
@@ -113,3 +117,57 @@ def test_with_witnesses_the_checkpoint_is_one_that_they_have_cosigned(site: Site
     policy = Policy(logs=(), witnesses=(PolicyWitness("w", witness),), quorum="w")
     with explored(replace(site.source, policy=policy)) as url, pytest.raises(NotFound):
         read_checkpoint(HttpTiles(url))  # there is none, and nothing newer is shown in its place
+
+
+PROGRAM = Path(__file__).parent / "sumdb_client.go"
+ROOT = Path(__file__).parents[3]
+DEBIAN = Path("/usr/share/gocode")  # where its packages put sources
+SUMDB = DEBIAN / "src" / "golang.org" / "x" / "mod" / "sumdb" / "tlog"
+REQUIRED = "KOLM_TESTS_NEED_LANGUAGES"
+"""Set where missing tools are a failure and not a reason to skip (continuous integration)."""
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if shutil.which("go") is None or not SUMDB.is_dir():
+        if os.environ.get(REQUIRED):
+            raise AssertionError(f"{REQUIRED} asks for Go and golang-golang-x-mod-dev; .ci/run installs them")
+        pytest.skip("Go and its sumdb are not installed")
+    built = tmp_path_factory.mktemp("client") / "sumdb_client"
+    places = {"GO111MODULE": "off", "GOPATH": str(DEBIAN), "GOCACHE": str(ROOT / ".cache" / "go-build")}
+    subprocess.run(["go", "build", "-o", str(built), str(PROGRAM)], env={**os.environ, **places}, check=True)
+    return built
+
+
+@pytest.fixture
+def growing(tmp_path: Path) -> Iterator[Site]:
+    with running_site(tmp_path) as running:
+        yield running
+
+
+def followed(client: Path, growing: Site, state: Path, key: PublicKey) -> subprocess.CompletedProcess[str]:
+    command = [str(client), growing.url, VerifierKey(ORIGIN, key).to_text(), str(state)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_it_follows_the_growing_log_and_refuses_another_key_and_another_log(
+    client: Path, growing: Site, tmp_path: Path
+) -> None:
+    (key,) = growing.source.trusted.keys("log")
+    state, size = tmp_path / "state", growing.client.checkpoint().tree_size
+    seen = []
+    for more in (0, 1, 500):
+        with growing.client.append_many(
+            (signed(receipt(1_000 * more + number)), None) for number in range(more)
+        ) as done:
+            assert sum(1 for _ in done) == more
+        answer = followed(client, growing, state, key)
+        assert answer.returncode == 0, answer.stderr
+        seen.append(tuple(map(int, answer.stdout.split())))
+    assert seen == [(0, size), (size, 1), (size + 1, 500)]
+
+    unsigned = followed(client, growing, state, KEYS["witness"].public)
+    assert (unsigned.returncode, "unverified" in unsigned.stderr or "no verifiable" in unsigned.stderr) == (1, True)
+    with growing.lying(GetTile=lambda answer: setattr(answer, "hashes", bytes(len(answer.hashes)))):
+        lied = followed(client, growing, tmp_path / "afresh", key)
+    assert (lied.returncode, "downloaded inconsistent tile" in lied.stderr) == (1, True)

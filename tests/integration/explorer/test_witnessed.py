@@ -16,7 +16,7 @@ from ledger.witness.cosignature import cosign
 from ledger.witness.tlog_policy import Policy, PolicyWitness
 from tests.integration.explorer.browsing import browsing
 from tests.integration.explorer.site import Site, explored
-from tests.integration.explorer.test_one_receipt import concluded, states
+from tests.integration.explorer.test_receipts import concluded, states
 from tests.unit.ledger.builders import KEYS, receipt_id
 
 NAME = "witness.example/w"

@@ -1,14 +1,20 @@
-"""`/v1/completions`, `/v1/models` and `/health` by OpenAI's own client."""
+"""`/v1/completions`, `/tokenize`, `/v1/models` and refusals, as OpenAI's client sees them."""
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
+import httpx2
 import openai
 import pytest
 from openai.types import Completion
 
+from services.client import AsyncRuntime, Message, Request
+from tests.integration.generation.deployment import Deployment
 from tests.integration.http.front import Front, fronting
+from tests.integration.http.test_chat import ASKED as CHAT
+from tests.integration.http.test_chat import streamed
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -96,3 +102,207 @@ async def status_of(front: Front, path: str) -> int:
     answer = await reader.read()
     writer.close()
     return int(answer.split()[1])
+
+
+async def post(front: Front, path: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+    async with httpx2.AsyncClient(trust_env=False) as http:
+        answer = await http.post(f"http://127.0.0.1:{front.port}{path}", json=body)
+        return answer.status_code, answer.json()
+
+
+async def test_tokens_are_those_that_are_counted_and_give_the_text_back(
+    front: Front, client: openai.AsyncOpenAI
+) -> None:
+    turns: Any = [{"role": "user", "content": "hello world"}]
+    _, chat = await post(front, "/tokenize", {"messages": turns})
+    _, text = await post(front, "/tokenize", {"prompt": "hello world", "model": "tiny"})
+    answers = (
+        await client.chat.completions.create(model="tiny", messages=turns, max_completion_tokens=1),
+        await client.completions.create(model="tiny", prompt="hello world", max_tokens=1),
+    )
+    for tokens, answer in zip((chat, text), answers, strict=True):
+        assert answer.usage is not None
+        assert tokens["count"] == len(tokens["tokens"]) == answer.usage.prompt_tokens
+        assert tokens["max_model_len"] == 512
+    assert (await post(front, "/detokenize", {"tokens": text["tokens"]})) == (200, {"prompt": "hello world"})
+    status, laid_out = await post(front, "/detokenize", {"tokens": chat["tokens"]})
+    assert (status, "hello world" in laid_out["prompt"]) == (200, True)
+    assert len(laid_out["prompt"]) > len("hello world"), "the template's own tokens are shown"
+    assert await post(front, "/tokenize", {"prompt": laid_out["prompt"], "add_special_tokens": False}) == (200, chat)
+    assert (await post(front, "/tokenize", {"prompt": ""}))[1]["count"] == 0
+
+
+async def test_tokens_of_messages_have_the_tools_that_the_model_is_told_of(
+    front: Front, client: openai.AsyncOpenAI
+) -> None:
+    turns: Any = [{"role": "user", "content": "hello"}]
+    tools: Any = [{"type": "function", "function": {"name": "clock", "parameters": {"type": "object"}}}]
+    _, told = await post(front, "/tokenize", {"messages": turns, "tools": tools})
+    answer = await client.chat.completions.create(model="tiny", messages=turns, tools=tools, max_completion_tokens=1)
+    assert answer.usage is not None
+    assert (
+        told["count"] == answer.usage.prompt_tokens > (await post(front, "/tokenize", {"messages": turns}))[1]["count"]
+    )
+    status, refused = await post(front, "/tokenize", {"messages": turns, "tools": [*tools, *tools]})
+    assert (status, refused["error"]["param"]) == (400, "tools[1].function.name")
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/tokenize", {}, "prompt"),
+        ("/tokenize", {"prompt": "x", "messages": []}, "prompt"),
+        ("/tokenize", {"messages": []}, "messages"),
+        ("/tokenize", {"prompt": "x", "tools": [{"type": "function", "function": {"name": "a"}}]}, "tools"),
+        ("/tokenize", {"prompt": "x", "return_token_strs": True}, "return_token_strs"),
+        ("/tokenize", {"prompt": "x", "model": "other"}, "model"),
+        ("/detokenize", {"tokens": [384]}, "tokens"),
+        ("/detokenize", {"tokens": [-1]}, "tokens[0]"),
+        ("/detokenize", {"tokens": [2**32]}, "tokens[0]"),
+        ("/detokenize", {"tokens": "x"}, "tokens"),
+    ],
+)
+async def test_other_bodies_are_refused(front: Front, path: str, body: dict[str, Any], param: str) -> None:
+    status, answer = await post(front, path, body)
+    assert (status, answer["error"]["param"]) == (404 if param == "model" else 400, param)
+
+
+async def test_the_python_client_has_them_too(deployment: Deployment) -> None:
+    async with AsyncRuntime.connect(deployment.generation_address) as runtime:
+        tokens = await runtime.tokenize("hello")
+        assert await runtime.detokenize(tokens.token_ids) == "hello"
+        assert (await runtime.tokenize(Request(messages=[Message("user", "hello")]))).token_ids != tokens.token_ids
+
+
+SCHEMA = {"name": "bad", "schema": {"type": "object", "properties": {"a": {"format": "ean"}}}}
+IMAGE = {"type": "image_url", "image_url": {"url": "https://example.org/x.png"}}
+
+
+@pytest.mark.parametrize(
+    ("members", "param", "code"),
+    [
+        ({"functions": [{"name": "look_up"}]}, "functions", "unsupported_value"),
+        ({"tool_choice": "required"}, "tool_choice", "invalid_argument"),
+        ({"response_format": {"type": "yaml"}}, "response_format.type", "invalid_value"),
+        ({"response_format": {"type": "json_schema"}}, "response_format", "invalid_value"),
+        ({"response_format": {"type": "text", "json_schema": SCHEMA}}, "response_format.json_schema", "invalid_value"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": SCHEMA}},
+            "response_format.json_schema.schema",
+            "invalid_argument",
+        ),
+        ({"extra_body": {"structured_outputs": {"regex": "(a"}}}, "structured_outputs.regex", "invalid_argument"),
+        ({"extra_body": {"structured_outputs": {}}}, "structured_outputs", "invalid_argument"),
+        (
+            {"response_format": {"type": "json_object"}, "extra_body": {"structured_outputs": {"regex": "a"}}},
+            "response_format",
+            "invalid_value",
+        ),
+        ({"prediction": {"type": "text", "content": "x"}}, "prediction.type", "invalid_value"),
+        ({"prediction": {"type": "content", "content": 7}}, "prediction.content", "invalid_value"),
+        ({"reasoning_effort": "low"}, "reasoning_effort", "unsupported_value"),
+        ({"extra_body": {"temprature": 1}}, "temprature", "unsupported_parameter"),
+        ({"extra_body": {"kolm": {"metod": "off"}}}, "kolm.metod", "unsupported_parameter"),
+        ({"messages": [{"role": "user", "content": [IMAGE]}]}, "messages[0].content", "invalid_value"),
+        ({"messages": [{"role": "poet", "content": "x"}]}, "messages[0].role", "invalid_value"),
+        ({"messages": [{"role": "user", "content": "x", "name": "y"}]}, "messages[0].name", "unsupported_value"),
+        ({"messages": []}, "messages", "invalid_argument"),
+        ({"temperature": "hot"}, "temperature", "invalid_value"),
+        ({"temperature": -1}, "temperature", "invalid_argument"),
+        ({"top_p": 1.5}, "top_p", "invalid_argument"),
+        ({"seed": -(2**63) - 1}, "seed", "invalid_argument"),
+        ({"extra_body": {"top_k": -2}}, "top_k", "invalid_argument"),
+        ({"stop": ["x", ""]}, "stop", "invalid_argument"),
+        ({"tool_choice": {"type": "custom"}}, "tool_choice.type", "invalid_value"),
+        ({"seed": True}, "seed", "invalid_value"),
+        ({"n": 17}, "n", "invalid_argument"),
+        ({"stop": ["x"] * 17}, "stop", "invalid_argument"),
+        ({"logit_bias": {"x": 1}}, "logit_bias.x", "invalid_value"),
+        ({"logit_bias": {"400": 1}}, "logit_bias", "invalid_argument"),
+        ({"max_completion_tokens": 600}, "max_completion_tokens", "context_length_exceeded"),
+        ({"messages": [{"role": "user", "content": "x " * 999}]}, "messages", "context_length_exceeded"),
+        ({"max_tokens": 3}, "max_completion_tokens", "invalid_value"),
+        ({"top_logprobs": 3}, "top_logprobs", "invalid_value"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "invalid_argument"),
+        ({"stream_options": {"include_usage": True}}, "stream_options", "invalid_value"),
+        ({"extra_body": {"kolm": {"tenant": "x" * 129}}}, "kolm.tenant", "invalid_argument"),
+        ({"extra_body": {"kolm": {"k": 99}}}, "kolm.k", "invalid_argument"),
+        ({"extra_body": {"kolm": {"method": "magic"}}}, "kolm.method", "invalid_argument"),
+        ({"extra_body": {"kolm": {"verify": "never"}}}, "kolm.verify", "invalid_argument"),
+        ({"extra_body": {"kolm": {"request_id": "\n"}}}, "kolm.request_id", "invalid_argument"),
+    ],
+)
+async def test_a_wrong_member_of_a_chat_is_named(
+    client: openai.AsyncOpenAI, members: dict[str, Any], param: str, code: str
+) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        await client.chat.completions.create(**CHAT | members)
+    error = caught.value
+    assert (error.param, error.code, error.type) == (param, code, "invalid_request_error")
+    assert error.body["message"].startswith(f"{param}: ")  # type: ignore[index]
+
+
+async def test_another_model_or_adapter_is_not_found(client: openai.AsyncOpenAI) -> None:
+    for members, param, code in (
+        ({"model": "gpt-4o"}, "model", "model_not_found"),
+        ({"extra_body": {"kolm": {"adapter": "french"}}}, "kolm.adapter", "adapter_not_found"),
+    ):
+        with pytest.raises(openai.NotFoundError) as caught:
+            await client.chat.completions.create(**CHAT | members)
+        assert (caught.value.param, caught.value.code) == (param, code)
+
+
+async def test_a_stream_that_is_refused_has_the_status_of_its_refusal(client: openai.AsyncOpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        await streamed(client, **CHAT | {"top_p": 0})
+    assert caught.value.param == "top_p"
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "code"),
+    [
+        (b"", 400, "invalid_json"),
+        (b"{", 400, "invalid_json"),
+        (b"[" * 5000, 400, "invalid_json"),
+        (b'{"messages": [{"role": "user", "content": "\\ud800"}]}', 400, "invalid_json"),
+        (b'{"messages": [], "temperature": NaN}', 400, "invalid_value"),
+        (b'{"messages": [], "seed": 1' + b"0" * 400 + b"}", 400, "invalid_argument"),
+        (b"[]", 400, "invalid_value"),
+        (b'{"messages": [{"role": "user", "content": "\xff"}]}', 400, "invalid_json"),
+        (b'{"model": "tiny"}', 400, "missing_required_parameter"),
+    ],
+)
+async def test_bytes_that_are_no_request_are_refused(front: Front, body: bytes, status: int, code: str) -> None:
+    answered, error = await posted(front, body, "application/json")
+    assert (answered, error["code"], set(error)) == (status, code, {"message", "type", "param", "code"})
+
+
+async def test_a_browser_s_form_is_refused_for_another_page_may_have_sent_it(front: Front) -> None:
+    answered, error = await posted(front, json.dumps(CHAT).encode(), "text/plain")
+    assert (answered, error["code"]) == (415, "unsupported_media_type")
+
+
+async def test_other_paths_and_methods_are_refused_in_the_same_shape(front: Front) -> None:
+    for line, status, code, allowed in (
+        ("GET /v1/embeddings HTTP/1.1", 404, "not_found", False),
+        ("DELETE /v1/models HTTP/1.1", 405, "method_not_allowed", True),
+    ):
+        reader, writer = await front.raw(f"{line}\r\nconnection: close")
+        answer = await reader.read()
+        answered, error = _answer(answer)
+        writer.close()
+        assert (answered, error["code"], b"\r\nallow: " in answer) == (status, code, allowed)
+
+
+async def posted(front: Front, body: bytes, content_type: str) -> tuple[int, dict[str, Any]]:
+    """The status and the error of a body that is no request."""
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nconnection: close\r\ncontent-type: {content_type}"
+    reader, writer = await front.raw(f"{head}\r\ncontent-length: {len(body)}", body)
+    answer = await reader.read()
+    writer.close()
+    return _answer(answer)
+
+
+def _answer(answer: bytes) -> tuple[int, dict[str, Any]]:
+    head, _, body = answer.partition(b"\r\n\r\n")
+    return int(head.split()[1]), json.loads(body)["error"]

@@ -1,8 +1,12 @@
-"""A generation servicer whose behaviour the request's id chooses: one of each way that a call can go."""
+"""A generation servicer whose behaviour the request's id chooses: one of each way that a call can go.
+
+As `python -m tests.integration.runtime.scripted [flags]` a server process with a call that never ends.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 from collections.abc import AsyncIterator
 from typing import Any
@@ -10,7 +14,9 @@ from typing import Any
 from kolm.generation.v1 import generation_pb2 as pb
 from kolm.generation.v1.generation_pb2_grpc import GenerationServiceServicer, add_GenerationServiceServicer_to_server
 from services.runtime.errors import FailedPrecondition, InvalidArgument, ResourceExhausted
-from services.runtime.server import Mount
+from services.runtime.process import run_service
+from services.runtime.server import Mount, serve
+from services.runtime.settings import RpcServerSettings, settings_config
 
 SERVICE = "kolm.generation.v1.GenerationService"
 
@@ -56,3 +62,15 @@ class ScriptedServicer(GenerationServiceServicer):
 
 def mount(servicer: ScriptedServicer) -> Mount:
     return Mount(SERVICE, lambda server: add_GenerationServiceServicer_to_server(servicer, server))
+
+
+class StubbornSettings(RpcServerSettings):
+    model_config = settings_config("stubborn")
+
+
+async def main(settings: StubbornSettings) -> None:
+    await serve("stubborn", [mount(ScriptedServicer())], settings)
+
+
+if __name__ == "__main__":
+    sys.exit(run_service(StubbornSettings, main))

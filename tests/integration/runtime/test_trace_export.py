@@ -18,7 +18,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import (
 
 from services.client.channel import Connection
 
-SERVICE = [sys.executable, "-m", "tests.integration.runtime.stubborn", "--listen", "127.0.0.1:0"]
+SERVICE = [sys.executable, "-m", "tests.integration.runtime.scripted", "--listen", "127.0.0.1:0"]
 
 
 class Collector(TraceServiceServicer):
@@ -60,7 +60,7 @@ def test_the_spans_of_a_process_are_with_the_collector_when_it_has_stopped(colle
 
 def test_without_the_extra_a_process_says_what_to_install() -> None:
     hide = "import sys, runpy; sys.modules['opentelemetry'] = None; sys.argv = sys.argv[1:]; "
-    run = "runpy.run_module('tests.integration.runtime.stubborn', run_name='__main__', alter_sys=True)"
+    run = "runpy.run_module('tests.integration.runtime.scripted', run_name='__main__', alter_sys=True)"
     command = [sys.executable, "-c", hide + run, "x", "--listen", "127.0.0.1:0", "--traces", "http://127.0.0.1:1"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, "extra otel" in done.stderr) == (1, True), done.stderr

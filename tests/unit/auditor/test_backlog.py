@@ -1,21 +1,29 @@
-"""The auditor's work follows from the log alone."""
+"""The open work of an auditor, folded from a log, and its metrics."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from ledger.audit.obligation_fold import fold_obligations
 from ledger.documents.halt import Scope
-from ledger.documents.signed_document import sign_document
-from ledger.documents.verdict import Verdict
+from ledger.documents.signed_document import Document, sign_document
+from ledger.documents.verdict import EXACT, Verdict
+from ledger.encoding.digest import ZERO_DIGEST
 from ledger.keys.ed25519 import SigningKey
 from ledger.keys.envelope import Envelope
-from ledger.tree.entry import Entry
+from ledger.keys.trusted_keys import TrustedKeys
+from ledger.tree.entry import Entry, entry_hash
+from ledger.tree.merkle import Frontier, leaf_hash
 from services.auditor.audit_error import BrokenLog
+from services.auditor.auditor import Examined
 from services.auditor.backlog import Backlog
-from tests.unit.auditor.logs import entries, folded, root
+from services.auditor.examination import Finding
+from services.auditor.serving import AuditorMetrics
+from tests.serving import exported, listed
 from tests.unit.ledger.builders import (
     BASE,
     SCOPE,
@@ -30,6 +38,36 @@ from tests.unit.ledger.builders import (
     signed,
     verdict,
 )
+
+
+def trust() -> TrustedKeys:
+    return TRUSTED
+
+
+def entries(*documents: Document | bytes) -> list[bytes]:
+    """The entries of a log that holds these documents, or signed envelopes, in this order."""
+    log: list[bytes] = []
+    for document in documents:
+        envelope = document if isinstance(document, bytes) else signed(document)
+        previous = entry_hash(log[-1]) if log else ZERO_DIGEST
+        log.append(Entry(len(log), previous, Envelope.from_bytes(envelope)).to_bytes())
+    return log
+
+
+def root(log: list[bytes]) -> bytes:
+    frontier = Frontier()
+    for entry in log:
+        frontier = frontier.append(leaf_hash(entry))
+    return frontier.root()
+
+
+def folded(log: list[bytes], spot_checks: float = 0.0) -> Backlog:
+    """The backlog of an auditor that has read all of it."""
+    backlog = Backlog(trust(), spot_checks)
+    for entry in log:
+        backlog.observe(entry)
+    return backlog
+
 
 ALL = policy(1.0)
 
@@ -159,3 +197,29 @@ def test_an_entry_that_does_not_follow_is_a_broken_log() -> None:
         backlog.observe(b"{}")
     backlog.observe(log[1])
     assert (backlog.position, backlog.root) == (2, root(log))
+
+
+def test_what_is_owed_becomes_overdue_while_nobody_reads_the_log() -> None:
+    registry, now = CollectorRegistry(), [datetime.fromisoformat(receipt(0).issued_at)]
+    seconds = [0.0]
+    metrics = AuditorMetrics(registry, lambda: seconds[0], lambda: now[0])
+    metrics.read(folded(entries(policy(1.0), receipt(0), receipt(1))))
+
+    def obligations(state: str) -> float | None:
+        return registry.get_sample_value("kolm_auditor_obligations", {"state": state})
+
+    assert (obligations("owed"), obligations("overdue"), obligations("undrawn")) == (2, 0, 0)
+    assert registry.get_sample_value("kolm_auditor_entries_read") == 3
+    now[0] += timedelta(days=365)
+    seconds[0] = 30.0
+    assert (obligations("owed"), obligations("overdue")) == (0, 2)
+    assert registry.get_sample_value("kolm_auditor_last_pass_seconds") == 30.0
+
+
+def test_verdicts_are_counted_by_outcome_and_replays_are_timed() -> None:
+    registry = CollectorRegistry()
+    metrics = AuditorMetrics(registry, now=lambda: datetime(2026, 1, 1, tzinfo=UTC))
+    metrics.examined(Examined(receipt(0), 0, Finding.exact(3, None), 1, None, 2.5))
+    assert registry.get_sample_value("kolm_auditor_verdicts_total", {"outcome": EXACT}) == 1
+    assert registry.get_sample_value("kolm_auditor_replay_seconds_sum") == 2.5
+    assert exported(registry) == listed("auditor")

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
+from starlette.applications import Starlette
+from starlette.routing import Route
 
+from services.client import AsyncRuntime
 from services.client.errors import InvalidArgument
 from services.client.generation.request_wire import generate_request
 from services.http.api_error import ApiError, of_body, of_kolm
+from services.http.app import PAGE_PATHS, http_app, openapi
 from services.http.completions import ChatDialect, ChatFields, TextDialect, TextFields
+from services.http.settings import HttpSettings
 from tests.examples import examples
 
 MEMBERS = sorted({*ChatFields.model_fields, *TextFields.model_fields, "unknown"})
@@ -118,3 +125,38 @@ def test_usage_in_every_event_is_usage_asked_for() -> None:
     refused = refusal(chat, json.dumps(MESSAGES | {"stream_options": {"continuous_usage_stats": True}}).encode())
     assert refused is not None
     assert refused.param == "stream_options.continuous_usage_stats"
+
+
+_OTHERS = {"/", "/page.json", "/openapi.json", "/metrics", "/v1/models/{model:path}"}
+
+
+async def test_every_endpoint_is_described() -> None:
+    async with AsyncRuntime.connect("127.0.0.1:1") as runtime:
+        app: Any = http_app(runtime, HttpSettings())
+    while not isinstance(app, Starlette):  # what lies around it
+        app = app._app
+    routes = {route.path: route for route in app.routes if isinstance(route, Route)}
+    described = openapi()["paths"]
+    assert routes.keys() - _OTHERS == described.keys()
+    assert all({each.lower() for each in routes[path].methods or ()} >= described[path].keys() for path in described)
+
+
+def test_each_body_has_the_members_that_are_checked_and_every_reference_is_there() -> None:
+    document = openapi()
+    schemas = document["components"]["schemas"]
+    assert schemas["ChatFields"]["properties"].keys() == ChatFields.model_fields.keys()
+    assert schemas["ChatFields"]["additionalProperties"] is False
+    named = {part.split('"')[0] for part in json.dumps(document).split("#/components/schemas/")[1:]}
+    assert named <= schemas.keys()
+
+
+SERVICES = Path(__file__).parents[3] / "services"
+
+
+def test_every_file_that_the_page_loads_is_open_to_everybody() -> None:
+    scripts = [*(SERVICES / "http" / "page").glob("*.js"), *(SERVICES / "runtime" / "http" / "browser").glob("*.js")]
+    page = (SERVICES / "http" / "page" / "chat.html").read_text("utf-8")
+    loaded = set(re.findall(r'(?:src|href)="(/page/[^"]+)"', page))
+    for script in scripts:
+        loaded |= {f"/page/{name}" for name in re.findall(r'from "\./([^"]+)"', script.read_text("utf-8"))}
+    assert {"/page/chat.js", "/page/verify.js", "/page/commitments.js"} <= loaded <= set(PAGE_PATHS)

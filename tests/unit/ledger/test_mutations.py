@@ -39,8 +39,8 @@ from ledger.tree.merkle import inclusion_proof
 from ledger.tree.tile import TileHashes
 from ledger.tree.tlog_proof import TlogProof
 from tests.mutations import mutants
-from tests.unit.client.generation.test_answer_check import CONTENT, TEXT
-from tests.unit.client.generation.test_answer_check import signed as answered
+from tests.unit.client.test_answer_check import CONTENT, TEXT
+from tests.unit.client.test_answer_check import signed as answered
 from tests.unit.ledger.builders import KEYS, START, TRUSTED, at, policy, publication, receipt, receipt_id, verdict
 from tests.unit.ledger.bundle.test_transcript import SAID, Reader
 from tests.unit.ledger.monitor.listed_log import ListedLog, ListedMemory

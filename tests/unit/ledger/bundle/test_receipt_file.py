@@ -12,7 +12,7 @@ from ledger.bundle.receipt_file import ReceiptFile
 from ledger.documents.signed_document import sign_document
 from ledger.encoding.canonical import canonical
 from ledger.errors import FormatError
-from tests.unit.client.generation.test_answer_check import CONTENT, TEXT, signed
+from tests.unit.client.test_answer_check import CONTENT, TEXT, signed
 from tests.unit.ledger.builders import KEYS, halt
 
 

@@ -1,16 +1,19 @@
-"""The newest matches, whatever the windows hold, in bounded looks."""
+"""Searches of receipts, the newest of them, and how values are shown."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from services.client.ledger.log import ReceiptQuery
-from services.explorer.receipts import MOST_ROWS, newest_receipts
+from services.explorer.pages import shown_fields, shown_text
+from services.explorer.receipts import MOST_ROWS, newest_receipts, read_search
 
 
 @dataclass(frozen=True)
@@ -52,3 +55,46 @@ def test_no_look_reads_more_than_a_bounded_number_of_rows() -> None:
     page = newest_receipts(log, ReceiptQuery(), 100_000, 25)
     assert [each.index for each in page.receipts] == list(range(19_999, 19_974, -1))
     assert log.longest <= MOST_ROWS + 1
+
+
+def test_fields_become_a_query_and_go_back_into_links() -> None:
+    search = read_search({"tenant": " a&b ", "method": "rest", "start_time": "2026-01-02", "min_index": "7", "x": "y"})
+    assert (search.query.tenant, search.query.method, search.query.min_index) == ("a&b", "rest", 7)
+    assert search.query.start_time == datetime(2026, 1, 2, tzinfo=UTC)
+    assert search.older(40) == "tenant=a%26b&method=rest&start_time=2026-01-02&min_index=7&before=40"
+    assert not search.problems
+
+
+def test_what_cannot_be_read_is_a_problem_of_its_field_and_no_filter() -> None:
+    wrong = {
+        "outcome": "GOOD",
+        "start_time": "soon",
+        "min_index": "-1",
+        "max_index": "9" * 17,
+        "commitment": "sha256:AB",
+    }
+    search = read_search({**wrong, "before": "x"})
+    assert set(search.problems) == set(wrong)
+    assert search.before is None
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "none"),
+        (True, "true"),
+        (0.5, "0.5"),
+        (1.0, "1"),
+        (1e-7, "1e-7"),
+        (["\n\n"], '["\\n\\n"]'),
+        ("plain ünïcode", "plain ünïcode"),
+        ("a\u202eb\u200bc\x00d", "a\\u{202e}b\\u{200b}c\\u{0}d"),
+    ],
+)
+def test_a_value_is_shown_so_that_nothing_hides_in_it(value: object, text: str) -> None:
+    assert shown_text(value) == text
+
+
+def test_every_field_of_a_document_has_its_path() -> None:
+    document = {"a": 1, "b": {"c": None, "d": {"e": [1, 2]}}}
+    assert list(shown_fields(document)) == [("a", "1"), ("b.c", "none"), ("b.d.e", "[1,2]")]

@@ -1,4 +1,4 @@
-"""The ledger's word counts for the registry once its signed tree bears it out."""
+"""Publishing into the log, and who owns a name."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
+from ledger.documents.draft_head_publication import DraftHeadPublication
 from ledger.documents.key_entry import KeyEntry
-from ledger.documents.signed_document import sign_rotation
+from ledger.documents.signed_document import sign_document, sign_rotation
+from ledger.encoding.cid import cid
 from ledger.encoding.digest import ZERO_DIGEST
 from ledger.keys.ed25519 import SigningKey
 from ledger.keys.envelope import Envelope
@@ -19,8 +21,9 @@ from ledger.tree.entry import Entry
 from ledger.tree.merkle import leaf_hash
 from services.client import errors as client
 from services.client.ledger.log import Appended, InclusionProof, LogEntry
-from services.registry.errors import BadDocument, UntrustedSignature
-from services.registry.publishing import LedgerLog
+from services.registry.catalogue import PUBLICATION, Signed
+from services.registry.errors import BadDocument, NameTaken, UntrustedSignature
+from services.registry.publishing import LedgerLog, check_name
 from services.runtime.errors import KolmError, Unavailable
 from tests.unit.ledger.builders import KEYS, ORIGIN, TRUSTED, at, publication, signed, withdrawal
 
@@ -108,3 +111,42 @@ REFUSALS = [("UNTRUSTED_SIGNATURE", UntrustedSignature), ("BAD_DOCUMENT", BadDoc
 def test_what_the_ledger_will_never_take_is_told_apart(reason: str, error: type[KolmError]) -> None:
     with pytest.raises(error):
         append(Ledger(client.InvalidArgument("no", reason=reason)))
+
+
+OLD, NEW, NEWEST, RIVAL = (SigningKey.from_seed(bytes([n]) * 32, "publisher") for n in (31, 32, 33, 34))
+
+
+class Rotations:
+    """A Log of which only the rotations matter."""
+
+    def __init__(self, *rotations: tuple[SigningKey, SigningKey]) -> None:
+        self._rotations = [(old.key_id, new.key_id) for old, new in rotations]
+
+    def append(self, envelope: bytes) -> int:
+        raise NotImplementedError
+
+    def publisher_rotations(self) -> Sequence[tuple[str, str]]:
+        return self._rotations
+
+
+def publication(key: SigningKey) -> Signed:
+    document = DraftHeadPublication(cid(b"head"), "support-head", cid(b"base"), "acme models", at(1))
+    return Signed(PUBLICATION, document.manifest_cid, document.name, sign_document(document, key).to_bytes())
+
+
+def test_a_name_that_nobody_has_is_free() -> None:
+    check_name(None, publication(RIVAL), Rotations())
+
+
+def test_the_keys_that_replaced_the_first_publisher_s_have_its_name() -> None:
+    log = Rotations((OLD, NEW), (NEW, NEWEST))
+    for key in (OLD, NEW, NEWEST):
+        check_name(publication(OLD), publication(key), log)
+
+
+@pytest.mark.parametrize("log", [Rotations(), Rotations((OLD, NEW)), Rotations((RIVAL, NEW))])
+def test_any_other_key_is_refused_by_both_names(log: Rotations) -> None:
+    with pytest.raises(NameTaken) as caught:
+        check_name(publication(OLD), publication(RIVAL), log)
+    assert OLD.key_id in caught.value.message
+    assert RIVAL.key_id in caught.value.message

@@ -1,14 +1,16 @@
-"""The token that the front shows, and the callers who have to bring one."""
+"""Calls to the front: the caller's token, and events of a stream."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import AsyncGenerator, Mapping, MutableMapping
+from typing import Any
 
 import pytest
 from starlette.requests import Request
 
 from services.http.api_error import ApiError
-from services.http.calls import token
+from services.http.calls import DONE, EventStream, event, token
 
 TOKEN = "kolm_" + "x" * 43
 
@@ -40,3 +42,45 @@ def test_a_page_that_points_its_name_at_this_machine_has_no_say_here() -> None:
         assert token(asking({"host": name, "authorization": f"Bearer {TOKEN}"})) == TOKEN
     for own in ("127.0.0.1:50057", "localhost:50057", "[::1]:50057", "kolm.localhost", "10.0.0.7", "box:80", ""):
         assert token(asking({"host": own})) == ""
+
+
+SCOPE = {"type": "http", "method": "POST", "asgi": {"spec_version": "2.3"}}
+
+
+async def events() -> AsyncGenerator[bytes]:
+    yield event({"text": "für"})
+    yield event(DONE)
+
+
+async def never() -> Any:
+    await asyncio.Event().wait()
+
+
+async def test_events_are_lines_of_json_and_done() -> None:
+    sent: list[MutableMapping[str, Any]] = []
+    closed: list[bool] = []
+
+    async def send(message: MutableMapping[str, Any]) -> None:
+        sent.append(message)
+
+    await EventStream(events(), 60.0, lambda: closed.append(True))(SCOPE, never, send)
+    body = b"".join(message.get("body", b"") for message in sent)
+    assert body.decode() == 'data: {"text":"für"}\n\ndata: [DONE]\n\n'
+    assert closed == [True]
+
+
+async def test_a_caller_that_has_left_before_the_first_event_closes_it() -> None:
+    closed: list[bool] = []
+
+    async def gone() -> MutableMapping[str, Any]:
+        return {"type": "http.disconnect"}
+
+    await EventStream(events(), 60.0, lambda: closed.append(True))(SCOPE, gone, lambda _: never())
+    assert closed == [True]
+
+
+async def test_a_caller_that_does_not_read_has_no_longer_than_the_request() -> None:
+    closed: list[bool] = []
+    with pytest.raises(TimeoutError):
+        await EventStream(events(), 0.01, lambda: closed.append(True))(SCOPE, never, lambda _: never())
+    assert closed == [True]

@@ -1,4 +1,4 @@
-"""Limits of a server's calls, without a server."""
+"""Calls of a server: limits, pages of lists, errors on the wire."""
 
 from __future__ import annotations
 
@@ -6,10 +6,25 @@ import asyncio
 import gc
 import weakref
 from contextlib import AsyncExitStack, ExitStack
+from types import TracebackType
 
+import grpc
 import pytest
+from google.rpc import error_details_pb2
+from hypothesis import given
+from hypothesis import strategies as st
 
-from services.runtime.errors import DeadlineExceeded, InvalidArgument, ResourceExhausted, without_frames
+from services.runtime.calls import page_position, page_size, page_token
+from services.runtime.errors import (
+    DeadlineExceeded,
+    FieldViolation,
+    InvalidArgument,
+    KolmError,
+    NotFound,
+    ResourceExhausted,
+    to_status,
+    without_frames,
+)
 from services.runtime.limits import CallLimits, Limits
 
 LARGE = 100 * 1024
@@ -137,5 +152,109 @@ def test_an_error_that_is_kept_does_not_keep_the_request() -> None:
         error, request = refuse()
         assert request() is None
         assert error.reason == "INVALID_ARGUMENT"
+    finally:
+        gc.enable()
+
+
+POSITIONS = st.integers(0, 2**64 - 1)
+
+
+@given(POSITIONS, st.binary(max_size=40))
+def test_a_token_leads_back_to_its_position(position: int, filters: bytes) -> None:
+    assert page_position(page_token("receipts", filters, position), "receipts", filters) == position
+
+
+def test_the_empty_token_is_the_first_page() -> None:
+    assert page_position("", "receipts", b"tenant=a") == 0
+
+
+@given(POSITIONS)
+def test_a_token_of_another_list_or_filter_is_refused(position: int) -> None:
+    token = page_token("receipts", b"tenant=a", position)
+    for kind, filters in (("verdicts", b"tenant=a"), ("receipts", b"tenant=b"), ("receiptstenant=a", b"")):
+        with pytest.raises(InvalidArgument) as caught:
+            page_position(token, kind, filters)
+        assert [violation.field for violation in caught.value.violations] == ["page_token"]
+
+
+@given(st.text(min_size=1, max_size=60))
+def test_junk_is_refused_and_never_crashes(junk: str) -> None:
+    with pytest.raises(InvalidArgument):
+        page_position(junk, "receipts", b"")
+
+
+@given(POSITIONS, st.integers(0, 35), st.integers(0, 25))
+def test_a_token_with_one_character_changed_is_refused(position: int, place: int, shift: int) -> None:
+    token = page_token("receipts", b"", position)
+    changed = token[:place] + chr(ord("A") + shift) + token[place + 1 :]
+    if changed != token:
+        with pytest.raises(InvalidArgument):
+            page_position(changed, "receipts", b"")
+
+
+@pytest.mark.parametrize(("requested", "expected"), [(0, 100), (1, 1), (1000, 1000), (4_000_000_000, 1000)])
+def test_page_sizes_have_a_default_and_a_maximum(requested: int, expected: int) -> None:
+    assert page_size(requested) == expected
+
+
+def _details(error: KolmError, *kinds: type) -> list:  # type: ignore[type-arg]
+    found = [kind() for kind in kinds]
+    status = to_status(error, "r1")
+    assert len(status.details) == len(kinds)
+    assert all(detail.Unpack(kind) for detail, kind in zip(status.details, found, strict=True))
+    return found
+
+
+def test_a_wrong_field_is_named_by_its_path() -> None:
+    error = InvalidArgument("spec_decode.k", "expected 1 to 16, got 0")
+    info, request = _details(error, error_details_pb2.ErrorInfo, error_details_pb2.BadRequest)
+    assert (info.domain, info.reason, info.metadata["request_id"]) == ("kolm", "INVALID_ARGUMENT", "r1")
+    assert [(each.field, each.description) for each in request.field_violations] == [
+        ("spec_decode.k", "expected 1 to 16, got 0")
+    ]
+    assert to_status(error, "r1").code == grpc.StatusCode.INVALID_ARGUMENT.value[0]
+
+
+def test_a_full_queue_says_when_to_come_back() -> None:
+    error = ResourceExhausted("the queue is full", retry_after=0.25)
+    _, retry = _details(error, error_details_pb2.ErrorInfo, error_details_pb2.RetryInfo)
+    assert retry.retry_delay.ToMilliseconds() == 250
+
+
+def test_a_missing_resource_is_named() -> None:
+    _, resource = _details(NotFound("receipt", "abc"), error_details_pb2.ErrorInfo, error_details_pb2.ResourceInfo)
+    assert (resource.resource_type, resource.resource_name) == ("receipt", "abc")
+
+
+@given(st.text(st.characters(), max_size=3000), st.integers(1, 40))
+def test_any_text_and_any_number_of_violations_fit_into_grpc_metadata(text: str, count: int) -> None:
+    violations = tuple(FieldViolation(text, text) for _ in range(count))
+    status = to_status(InvalidArgument.of(violations), "r" * 128)
+    percent_encoded = 3 * len(status.message.encode())
+    assert status.ByteSize() * 4 / 3 + percent_encoded < 8000
+
+
+class Request:
+    """A megabyte."""
+
+
+def test_a_kept_error_keeps_no_request_also_where_somebody_else_holds_its_traceback() -> None:
+    refused: list[weakref.ref[Request]] = []
+
+    def refuse() -> None:
+        request = Request()
+        refused.append(weakref.ref(request))
+        raise InvalidArgument("request", "expected less")
+
+    held: TracebackType | None = None
+    gc.disable()
+    try:
+        try:
+            refuse()
+        except InvalidArgument as error:
+            held = error.__traceback__
+            without_frames(error)
+        assert refused[0]() is None
+        assert held is not None
     finally:
         gc.enable()

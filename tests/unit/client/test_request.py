@@ -1,6 +1,10 @@
+"""Requests of a caller: values and mappings, on the wire, and their constraints."""
+
 from __future__ import annotations
 
 import math
+from dataclasses import fields
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -8,8 +12,70 @@ from hypothesis import strategies as st
 
 from kolm.generation.v1 import sampling_pb2, speculation_pb2
 from services.client.errors import InvalidArgument
-from services.client.generation.request import Message, Request, SamplingParams, SpecDecodeConfig
-from services.client.generation.request_wire import generate_request, sampling_message, spec_decode_message
+from services.client.generation.request import (
+    Message,
+    Request,
+    SamplingParams,
+    SpecDecodeConfig,
+    StructuredOutputs,
+    as_config,
+    as_request,
+)
+from services.client.generation.request_wire import (
+    generate_request,
+    sampling_message,
+    spec_decode_message,
+    structured_outputs_message,
+    structured_outputs_value,
+)
+
+ODD: tuple[Any, ...] = (None, 5, -1, 1.5, "x", b"x", [], [None], [[1]], {}, {"a": object()}, {1: "x"}, object(), True)
+
+
+def test_messages_sampling_and_config_may_be_mappings() -> None:
+    turns = [{"role": "system", "content": "Be brief."}, Message("user", "Why?")]
+    request = as_request({"messages": turns, "sampling": {"max_tokens": 4, "stop": "END"}})
+    assert request.turns == (Message("system", "Be brief."), Message("user", "Why?"))
+    wire = generate_request(request, as_config({"method": "lookahead", "k": 4}))
+    assert [(each.role, each.content) for each in wire.messages.messages] == [("system", "Be brief."), ("user", "Why?")]
+    assert (wire.sampling.max_tokens, list(wire.sampling.stop), wire.spec_decode.k) == (4, ["END"], 4)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"messages": [{"role": "user", "contnt": "x"}]}, "messages[0].contnt: there is no such field"),
+        ({"messages": [Message("user", "x"), {"role": "user"}]}, "messages[1].content: is missing"),
+        (
+            {"messages": ["Why?"]},
+            "messages[0]: expected a Message, or a mapping with role, content, tool_calls, tool_call_id, got str",
+        ),
+        ({"messages": "Why?"}, "messages: expected a list of messages, got str"),
+        ({"messages": {"role": "user", "content": "x"}}, "messages: expected a list of messages, got dict"),
+        ({"prompt": "x", "sampling": {"max_token": 4}}, "sampling.max_token: there is no such field"),
+        ({"promt": "x"}, "request.promt: there is no such field"),
+        (None, "request: expected a Request, or a mapping with prompt"),
+        ([{"role": "user", "content": "x"}], "request: expected a Request"),
+    ],
+)
+def test_another_form_is_refused_by_the_name_of_its_field(given: Any, message: str) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        as_request(given)
+    assert caught.value.message.startswith(message)
+
+
+@pytest.mark.parametrize("kind", [Request, SamplingParams, SpecDecodeConfig])
+def test_no_value_of_any_field_raises_anything_else(kind: type[Any]) -> None:
+    for each in fields(kind):
+        for odd in ODD:
+            try:
+                value = kind(**{each.name: odd})
+                request = value if kind is Request else Request(prompt="x")
+                if kind is SamplingParams:
+                    request = Request(prompt="x", sampling=value)
+                generate_request(request, value if kind is SpecDecodeConfig else None)
+            except InvalidArgument as error:
+                assert error.violations, (each.name, odd)  # noqa: PT017 (some of these values are right)
 
 
 def test_the_published_call_arrives_as_written() -> None:
@@ -106,3 +172,44 @@ def test_a_priority_is_sent_and_one_of_more_than_32_bits_is_refused_by_its_name(
     with pytest.raises(InvalidArgument, match="priority: is 2147483648; expected a whole") as refused:
         generate_request(Request(prompt="x", priority=2**31), None)
     assert refused.value.fields == ("priority",)
+
+
+CASES: tuple[tuple[dict[str, Any], str], ...] = (
+    ({"json": {"b": 1, "a": "ö"}}, '{"b": 1, "a": "ö"}'),
+    ({"json": '{ "type":"object"}'}, '{ "type":"object"}'),
+    ({"json": True}, "true"),
+    ({"regex": "[0-9]+"}, "[0-9]+"),
+    ({"choice": ["b", 'a "ö"']}, '["b","a \\"ö\\""]'),
+    ({"grammar": "start: x"}, "start: x"),
+    ({"json_object": True}, ""),
+)
+
+
+@pytest.mark.parametrize(("members", "text"), CASES)
+def test_kind_and_text_say_all(members: dict[str, Any], text: str) -> None:
+    asked = StructuredOutputs(**members)
+    assert (asked.kind, asked.text) == (next(iter(members)), text)
+    again = structured_outputs_value(structured_outputs_message(asked))
+    assert again is not None
+    assert (again.kind, again.text) == (asked.kind, asked.text)
+    opened = StructuredOutputs.of(asked.kind, asked.text)
+    assert (opened.kind, opened.text) == (asked.kind, asked.text)
+
+
+def test_a_mapping_will_do() -> None:
+    assert sampling_message(SamplingParams(structured_outputs={"regex": "a"})).structured_outputs.regex == "a"
+    with pytest.raises(InvalidArgument, match="no such field"):
+        SamplingParams(structured_outputs={"yaml": "a"})
+
+
+def test_nothing_two_things_and_what_has_no_form_are_refused() -> None:
+    deep: Any = []
+    for _ in range(100_000):
+        deep = [deep]
+    nowhere: tuple[dict[str, Any], ...] = ({"json": {"a": object()}}, {"json": {"a": deep}}, {"regex": "\ud800"})
+    for members in ({}, {"regex": "a", "json_object": True}, *nowhere):
+        with pytest.raises(InvalidArgument, match="structured_outputs: cannot be sent"):
+            sampling_message(SamplingParams(structured_outputs=StructuredOutputs(**members)))
+    for kind, text in (("yaml", ""), ("choice", "{")):
+        with pytest.raises(ValueError, match=r"yaml|Expecting"):
+            StructuredOutputs.of(kind, text)

@@ -1,0 +1,195 @@
+"""The connection under a client: where it goes, sizes of messages, the token that it shows."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from kolm.generation.v1 import generation_pb2 as pb
+from services.client.channel import LARGEST_BYTES, Endpoint, check_size, endpoint, shown_to
+from services.client.errors import InvalidArgument, Unauthenticated
+from services.client.generation.request import Message, Request
+from services.client.generation.request_wire import generate_request
+from services.client.identity import ClientTls, credentials, is_here, show
+from services.runtime.limits import Limits
+from tests.certificates import Certificates
+
+SECRET = "kolm_swordfish"
+
+
+@pytest.fixture(scope="module")
+def tls(tmp_path_factory: pytest.TempPathFactory) -> ClientTls:
+    return Certificates(tmp_path_factory.mktemp("tls")).client()
+
+
+@pytest.mark.parametrize(
+    ("target", "place", "encrypted"),
+    [
+        ("ledger.example:50052", "ledger.example:50052", True),
+        ("dns:///ledger:50052", "dns:///ledger:50052", True),
+        ("https://ledger.example:50052", "ledger.example:50052", True),
+        ("https://ledger.example/", "ledger.example:443", True),
+        ("https://[::1]:7", "[::1]:7", True),
+        ("http://ledger.example:50052", "ledger.example:50052", False),
+    ],
+)
+def test_a_plain_address_is_tls_where_an_authority_is_named_and_a_url_says_it_itself(
+    tls: ClientTls, target: str, place: str, encrypted: bool
+) -> None:
+    found = endpoint(target, tls)
+    assert (found.target, found.credentials is not None) == (place, encrypted)
+
+
+def test_a_plain_address_is_plain_where_nothing_is_named() -> None:
+    assert endpoint("127.0.0.1:1", ClientTls()) == Endpoint("127.0.0.1:1", None)
+    assert endpoint("https://127.0.0.1:1", ClientTls()).credentials is not None
+
+
+@pytest.mark.parametrize(
+    "target",
+    ["https://host:1/path", "http://host", "https://", "https://host:x", "https://a@host:1", "https://h:1?x=1"],
+)
+def test_other_urls_are_refused(target: str) -> None:
+    with pytest.raises(InvalidArgument, match="target: expected host:port") as caught:
+        endpoint(target, ClientTls())
+    assert caught.value.fields == ("target",)
+
+
+def test_files_of_no_use_are_named(tls: ClientTls, tmp_path: Path) -> None:
+    (tmp_path / "junk").write_text("junk")
+    for wrong, said in (
+        (ClientTls(tmp_path / "none"), "no file"),
+        (ClientTls(tmp_path / "junk"), "cannot use"),
+        (ClientTls(tls.ca, tls.cert), "got one of the two"),
+        (ClientTls(tls.ca, tls.key, tls.cert), "cannot use"),
+    ):
+        with pytest.raises(InvalidArgument, match=said):
+            endpoint("127.0.0.1:1", wrong)
+
+
+@pytest.mark.parametrize(
+    ("target", "warned"),
+    [
+        ("127.0.0.1:1", False),
+        ("localhost:1", False),
+        ("[::1]:1", False),
+        ("unix:/run/kolm", False),
+        ("ipv4:127.0.0.1:1", False),
+        ("10.0.0.7:1", True),
+        ("dns:///ledger:1", True),
+        ("dns://9.9.9.9/ledger:1", True),
+        ("ledger", True),
+    ],
+)
+def test_a_secret_in_the_clear_is_said_once_and_not_shown(
+    caplog: pytest.LogCaptureFixture, target: str, warned: bool
+) -> None:
+    caplog.set_level(logging.WARNING)
+    for _ in range(2):
+        shown_to(Endpoint(target, None), SECRET)
+    assert [record.getMessage() for record in caplog.records] == [
+        f"a secret goes to {target} without TLS: everybody on the way can read it"
+    ] * warned
+    shown_to(Endpoint("other.example:1", None), "")
+    assert len(caplog.records) == warned
+
+
+LONG = "x" * LARGEST_BYTES
+
+
+def test_the_limit_is_that_of_the_servers() -> None:
+    assert Limits().message_bytes == LARGEST_BYTES
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("request_", "field"),
+    [
+        (Request(prompt=LONG), "request.prompt"),
+        (Request(messages=(Message("user", "hello"), Message("user", LONG))), "request.messages.messages"),
+        (Request(token_ids=(300,) * 4_500_000), "request.token_ids.ids"),
+    ],
+)
+def test_the_largest_field_is_named(request_: Request, field: str) -> None:
+    message = pb.GenerateStreamRequest(request=generate_request(request_, None))
+    with pytest.raises(InvalidArgument, match="expected at most 8,388,608 in all") as refused:
+        check_size(message)
+    assert refused.value.fields == (field,)
+    assert refused.value.reason == "MESSAGE_TOO_LARGE"
+
+
+def test_what_fits_is_sent() -> None:
+    message = generate_request(Request(prompt=""), None)
+    room = LARGEST_BYTES - message.ByteSize() - 5  # of the field's tag and length
+    check_size(generate_request(Request(prompt="x" * room), None))
+
+
+HERE, ELSEWHERE = "127.0.0.1:50052", "ledger.example:50052"
+
+
+def shown(target: str, token: str | None = None) -> str:
+    return dict(credentials(target, token)).get("authorization", "")
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of `kolm up`, with its owner's token."""
+    for name in ("KOLM_TOKEN", "KOLM_TOKEN_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("KOLM_DATA_DIR", str(tmp_path))
+    (tmp_path / "tokens").mkdir()
+    (tmp_path / "tokens" / "owner").write_text("kolm_owner\n")
+    return tmp_path
+
+
+def test_the_owner_s_token_is_found_and_stays_on_this_machine(folder: Path) -> None:
+    assert shown(HERE) == "Bearer kolm_owner"
+    assert shown(ELSEWHERE) == ""
+    (folder / "tokens" / "owner").unlink()
+    assert shown(HERE) == ""
+
+
+def test_who_says_which_token_is_obeyed_everywhere(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert shown(ELSEWHERE, "kolm_mine") == "Bearer kolm_mine"
+    assert shown(HERE, "") == ""
+    monkeypatch.setenv("KOLM_TOKEN_FILE", str(folder / "mine"))
+    (folder / "mine").write_text(" kolm_file \n")
+    assert shown(ELSEWHERE) == "Bearer kolm_file"
+    (folder / "mine").write_text("kolm_rotated")
+    assert shown(ELSEWHERE) == "Bearer kolm_rotated"
+    monkeypatch.setenv("KOLM_TOKEN", "kolm_said")
+    assert shown(HERE) == "Bearer kolm_said"
+    monkeypatch.setenv("KOLM_TOKEN", "")
+    assert shown(HERE) == ""
+    show(None, folder / "mine")
+    assert shown(HERE) == "Bearer kolm_rotated"
+
+
+@pytest.mark.parametrize("data", [None, b"\xff\xfe"])
+def test_a_token_file_that_cannot_be_read_says_so(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, data: bytes | None
+) -> None:
+    monkeypatch.setenv("KOLM_TOKEN_FILE", str(folder / "mine"))
+    if data is not None:
+        (folder / "mine").write_bytes(data)
+    with pytest.raises(Unauthenticated, match="cannot read the token in"):
+        shown(HERE)
+
+
+@pytest.mark.parametrize(
+    ("target", "here"),
+    [
+        ("localhost:1", True),
+        ("[::1]:1", True),
+        ("dns:///127.0.0.1:1", True),
+        ("unix:/run/kolm", True),
+        ("localhost.example:1", False),
+        ("127.0.0.1.example:1", False),
+        ("dns://127.0.0.1/ledger.example:1", False),
+        ("10.0.0.1:1", False),
+    ],
+)
+def test_another_machine_is_not_this_one(target: str, here: bool) -> None:
+    assert is_here(target) is here

@@ -11,10 +11,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
+from services.generation.drafting.block.block_checkpoint import BlockHead
+from services.generation.drafting.block.block_drafter import BlockDrafter
 from services.generation.drafting.eagle3.drafter import Eagle3Drafter
 from services.generation.drafting.eagle3.head_pass import Head
+from services.generation.drafting.heads import DraftHead
 from services.generation.engine.core import EngineCore, EngineSettings
 from services.generation.engine.cost import PassCost
+from services.generation.engine.drafter import Drafter
 from services.generation.engine.events import Event, Finished, SpeculationMetrics
 from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.engine.sequence import NoText
@@ -25,6 +29,8 @@ DEPTH = 4
 _AT_ONCE = 16
 _FREE_ROWS = PassCost.line(fixed=1e9, row=1.0)  # seconds: beside such a pass every draft token is worth its row
 _SETTINGS = EngineSettings(max_sequences=_AT_ONCE, max_waiting=_AT_ONCE)
+
+_CHAINS = {"eagle3": {"tree_width": 1}, "block": {"block_width": 1}}  # parameters of drafts without branches
 
 Prompt = tuple[int, ...]
 
@@ -46,7 +52,7 @@ class Measured:
 
 def measure(
     target: Target,
-    head: Head,
+    head: DraftHead,
     prompts: Sequence[Prompt],
     adapter_cid: str | None = None,
     *,
@@ -60,7 +66,7 @@ def measure(
         InvalidRequest: the adapter is not loaded, or a prompt does not fit the context.
         NothingMeasured: no answer was long enough for a draft.
     """
-    drafters = {"eagle3": Eagle3Drafter(head, target, _FREE_ROWS)}
+    drafters = {head.kind: _drafter(head, target)}
     core = EngineCore(target, drafters, NoText, _FREE_ROWS, _SETTINGS, _no_time)
     sampling = SamplingParams(max_tokens=max_tokens)
     waiting = (
@@ -69,9 +75,9 @@ def measure(
             prompt,
             sampling,
             adapter=adapter_cid,
-            method="eagle3",
+            method=head.kind,
             k=k,
-            parameters={"tree_width": 1, "tree_tokens": k},
+            parameters=_CHAINS[head.kind] | {"tree_tokens": k},
         )
         for number, prompt in enumerate(prompts)
     )
@@ -87,6 +93,13 @@ def measure(
             core.add(request, sink)
         core.step()
     return _summed([metrics for metrics in ended if metrics.num_draft_tokens], k)
+
+
+def _drafter(head: DraftHead, target: Target) -> Drafter:
+    if isinstance(head, BlockHead):
+        return BlockDrafter(head, target, _FREE_ROWS)
+    assert isinstance(head, Head)
+    return Eagle3Drafter(head, target, _FREE_ROWS)
 
 
 def prompts_digest(prompts: Sequence[Prompt]) -> str:

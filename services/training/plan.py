@@ -12,6 +12,7 @@ from typing import Any, Literal, Protocol
 import torch
 
 from ledger.durable_file import replaced_durably
+from services.generation.drafting.block.block_checkpoint import BlockConfig
 from services.generation.drafting.eagle3.checkpoint import HeadConfig
 from services.generation.drafting.eagle3.head_pass import Head
 from services.generation.drafting.eagle3.loading import load_head
@@ -136,6 +137,62 @@ class HeadSizes:
         return config
 
 
+_MARKOV_RANK = 128
+
+
+@dataclass(frozen=True, slots=True)
+class BlockSizes:
+    """Shape of a block head; where it follows from the base, `for_base` fills it in."""
+
+    feature_layers: tuple[int, ...]
+    intermediate_size: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    draft_vocab_size: int
+    layers: int = 2
+    markov_rank: int = _MARKOV_RANK
+
+    @classmethod
+    def for_base(cls, base: TargetConfig, **chosen: Any) -> BlockSizes:
+        """The base's own widths; features after four layers from the second to the last but one (DFlash's choice)."""
+        of_base = asdict(HeadSizes.for_base(base))
+        spread = {2 + round(i * (base.layers - 4) / 3) for i in range(4)} if base.layers > 4 else {1, base.layers - 1}
+        of_base |= {"feature_layers": tuple(sorted(spread)), "markov_rank": min(_MARKOV_RANK, base.hidden_size)}
+        return cls(**of_base | {name: value for name, value in chosen.items() if value is not None})
+
+    def config(self, base: TargetConfig, rope: dict[str, Any], trained_length: int, block_size: int) -> BlockConfig:
+        """The head's config.json. The mask is the vocabulary's last token, which texts hardly have."""
+        config = BlockConfig(
+            layers=self.layers,
+            hidden_size=base.hidden_size,
+            target_hidden_size=base.hidden_size,
+            intermediate_size=self.intermediate_size,
+            heads=self.heads,
+            kv_heads=self.kv_heads,
+            head_dim=self.head_dim,
+            norm_epsilon=base.norm_epsilon,
+            vocab_size=base.vocab_size,
+            draft_vocab_size=self.draft_vocab_size,
+            feature_layers=self.feature_layers,
+            block_size=block_size,
+            mask_token=base.vocab_size - 1,
+            from_first=True,
+            rope=rope,
+            trained_length=trained_length,
+            attention_bias=False,
+            windows=(0,) * self.layers,
+            markov_rank=self.markov_rank,
+            confidence=True,
+            confidence_reads_token=True,
+            own_embeddings=False,
+            own_output=True,
+        )
+        config.check()
+        check_base(config, base)
+        return config
+
+
 @dataclass(frozen=True, slots=True)
 class DataPlan:
     """Which answers are asked of the target."""
@@ -161,7 +218,7 @@ class DataPlan:
 class LessonPlan:
     """How the head is trained on them."""
 
-    steps_unrolled: int = 7  # draft steps that the head is unrolled for (EAGLE-3: 7)
+    steps_unrolled: int = 7  # draft steps that the head is unrolled for (EAGLE-3: 7), or tokens of a block (DSpark: 7)
     decay: float = 0.8  # step i counts decay**i (EAGLE-3: 0.8)
     starts_per_pass: int = 256  # places in the answers that a draft begins at, in one forward and backward pass
     passes_per_step: int = 1  # passes that an optimiser step sums over, those of all devices together
@@ -188,7 +245,7 @@ class Plan:
 
     base_cid: str
     prompts_digest: str
-    sizes: HeadSizes
+    sizes: HeadSizes | BlockSizes
     data: DataPlan
     lesson: LessonPlan
     goes_on_from: str | None  # the digest of a head that was trained before
@@ -216,7 +273,8 @@ class Job:
     budget: Budget
     data: DataPlan = field(default_factory=DataPlan)
     lesson: LessonPlan = field(default_factory=LessonPlan)
-    sizes: dict[str, Any] | None = None  # members of HeadSizes, in place of those that follow from the base
+    kind: Literal["eagle3", "block"] = "eagle3"
+    sizes: dict[str, Any] | None = None  # members of the kind's sizes, in place of those that follow from the base
     start_from: Path | None = None  # a head to go on from; its shape stays, but for the size of its draft vocabulary
     answering_minutes: float | None = None  # of answering at most; prompts without an answer by then are left out
     recompute: bool = False  # compute features anew in every epoch instead of keeping them on disk
@@ -236,6 +294,10 @@ class Job:
             raise PromptsInvalid(f"{', '.join(missing)}: no such file; expected JSON lines with prompt or messages")
         if self.dtype not in DTYPES:
             raise SettingsInvalid(f"dtype: {self.dtype!r}; expected one of {', '.join(DTYPES)}")
+        if self.kind == "block" and self.start_from is not None:
+            raise SettingsInvalid("start_from: a block head is trained from its beginning; leave it out")
+        if self.kind == "eagle3" and "layers" in (self.sizes or {}):
+            raise SettingsInvalid("layers: an eagle3 head has one; leave it out, or train a block head")
         if self.start_from is not None and set(self.sizes or {}) - {_RESIZED}:
             raise SettingsInvalid(
                 f"a head that goes on from another keeps its shape, all but {_RESIZED}: give other sizes or start_from"
@@ -254,14 +316,17 @@ class Job:
 
     def plan(self, base: TargetConfig, base_cid: str, known: Head | None) -> Plan:
         chosen = {name: size for name, size in (self.sizes or {}).items() if size is not None}
-        if known is None:
+        sizes: HeadSizes | BlockSizes
+        if self.kind == "block":
+            sizes = BlockSizes.for_base(base, **chosen)
+        elif known is None:
             sizes = HeadSizes.for_base(base, **chosen)
         else:
             sizes = replace(HeadSizes.of(known.config), **chosen)
         before = None if self.start_from is None else digest_of(sorted(self.start_from.glob("*.safetensors")))
         return Plan(base_cid, digest_of(self.prompts), sizes, self.data, self.lesson, before)
 
-    def config(self, base: TargetConfig, plan: Plan, known: Head | None) -> HeadConfig:
+    def config(self, base: TargetConfig, plan: Plan, known: Head | None) -> HeadConfig | BlockConfig:
         """Raises HeadError for sizes that do not fit."""
         if known is not None:
             config = replace(known.config, draft_vocab_size=plan.sizes.draft_vocab_size)
@@ -269,6 +334,8 @@ class Job:
             return config
         rope = rope_parameters(self.base)
         longest = min(self.data.longest_prompt + self.data.max_tokens, base.context_length)
+        if isinstance(plan.sizes, BlockSizes):
+            return plan.sizes.config(base, rope, longest, plan.lesson.steps_unrolled)
         return plan.sizes.config(base, rope, longest)
 
 

@@ -12,17 +12,30 @@ from typing import Any
 
 from torch import Tensor
 
-from services.generation.drafting.eagle3.loading import load_head
+from services.generation.drafting.block.block_checkpoint import BlockConfig
+from services.generation.drafting.methods import load_head
 from services.generation.target.cpu import load_target
 from services.generation.target.target import Target
 from services.training.answering import Streams
+from services.training.block import BlockModule
 from services.training.devices import Devices
+from services.training.head import HeadModule
 from services.training.kscore import Measured, NothingMeasured, measure
 from services.training.plan import DTYPES, Job, Plan, Reporter, WorkFolder
 from services.training.recordings import Collection, Data
-from services.training.trainer import Ends, Trainer, coverage, export, frequent_tokens, fresh_head, known_head
+from services.training.trainer import (
+    Ends,
+    Trainer,
+    coverage,
+    export,
+    frequent_tokens,
+    fresh_block,
+    fresh_head,
+    known_head,
+)
 
 _SECONDS_PER_MINUTE = 60.0
+_GLANCED, _GLANCED_TOKENS = 16, 48  # held-out prompts, and tokens of their answers, measured at each checkpoint
 _FEW_ANSWERS = 1000
 """With fewer a person is warned: a head then fits them and drafts other texts badly."""
 
@@ -49,7 +62,10 @@ def train_head(job: Job, devices: Devices, reporter: Reporter, stop: Callable[[]
     kept = () if known is None else known.target_ids.tolist()
     target_ids = frequent_tokens(data.answers, config.draft_vocab_size, config.vocab_size, kept)
     ends = Ends.read(job.base, target.config)
-    if known is None:
+    head: HeadModule | BlockModule
+    if isinstance(config, BlockConfig):
+        head = fresh_block(config, ends, target_ids, job.lesson.seed)
+    elif known is None:
         head = fresh_head(config, ends, target_ids, job.lesson.seed)
     else:
         head = known_head(known, config, ends, target_ids)
@@ -132,7 +148,19 @@ class _Run:
             self.trainer.save(self.folder.checkpoint)
             self._export(self.folder.snapshot, {})
             self.reporter.saved(self.trainer.steps, self.folder.snapshot)
+            self._say_how_it_drafts()
         self._saved_at = time.monotonic()
+
+    def _say_how_it_drafts(self) -> None:
+        """What the snapshot is worth on a few of the held-out prompts."""
+        head = load_head(self.folder.snapshot, self.target.config)
+        prompts = [prompt.tokens for prompt in self.data.held_out[:_GLANCED]]
+        try:
+            seen = measure(self.target, head, prompts, k=self.job.lesson.steps_unrolled, max_tokens=_GLANCED_TOKENS)
+        except NothingMeasured:
+            return
+        shares = " ".join(f"{share:.0%}" for share in seen.acceptance_by_depth)
+        self.reporter.said(f"held out: {seen.mean_acceptance_length:.2f} tokens a pass, accepted by position {shares}")
 
     def _export(self, folder: Path, found: dict[str, Measured]) -> None:
         export(folder, self.trainer.head, self.target_ids, DTYPES[self.job.dtype], self._facts(found))

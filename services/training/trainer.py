@@ -22,12 +22,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from services.generation.drafting.block.block_checkpoint import BlockConfig, write_block_head
 from services.generation.drafting.eagle3.checkpoint import HeadConfig, write_head
 from services.generation.drafting.eagle3.head_pass import Head
 from services.generation.target.config.config import TargetConfig
 from services.generation.target.config.layer_specs import EMBEDDING, HEAD, NORM
 from services.generation.target.weights import checked_weights
 from services.training.answering import Answer
+from services.training.block import BlockModule, block_sums
 from services.training.devices import Devices
 from services.training.head import HeadModule
 from services.training.plan import Budget, LessonPlan, OutputInvalid, StepReport, write_checkpoint
@@ -108,13 +110,13 @@ class Optimiser:
         model: nn.Module,
         matrix_rate: float,
         vector_rate: float,
-        vocabulary: str = "lm_head",
+        vocabulary: tuple[str, ...] = ("lm_head", "markov_head", "confidence_head"),
         dtype: torch.dtype = torch.bfloat16,
     ) -> None:
-        """`vocabulary` is part of the names of matrices over a vocabulary, `dtype` that of Muon's products."""
+        """`vocabulary`: beginnings of names of matrices over one, or of a single row. `dtype` of Muon's products."""
         named = list(model.named_parameters())
-        matrices = [p for name, p in named if p.ndim == 2 and vocabulary not in name]
-        others = [p for name, p in named if p.ndim != 2 or vocabulary in name]
+        matrices = [p for name, p in named if p.ndim == 2 and not name.startswith(vocabulary)]
+        others = [p for name, p in named if p.ndim != 2 or name.startswith(vocabulary)]
         self._parameters = [*matrices, *others]
         self._parts: dict[str, tuple[torch.optim.Optimizer, float]] = {
             "muon": (Muon(matrices, matrix_rate, dtype), matrix_rate),
@@ -197,6 +199,23 @@ def fresh_head(config: HeadConfig, ends: Ends, target_ids: Tensor, seed: int) ->
     return head
 
 
+def fresh_block(config: BlockConfig, ends: Ends, target_ids: Tensor, seed: int) -> BlockModule:
+    """As `fresh_head`; what the token before adds is nothing at first."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        head = BlockModule(config, ends.embeddings)
+        for parameter in head.parameters():
+            if parameter.ndim == 2:
+                torch.nn.init.normal_(parameter, std=parameter.shape[1] ** -0.5)
+    with torch.no_grad():
+        head.lm_head.weight.copy_(ends.head[target_ids])
+        head.norm.weight.copy_(ends.norm)
+        for name, parameter in head.named_parameters():
+            if name.endswith(("o_proj.weight", "down_proj.weight", "markov_w2.weight")) or "confidence" in name:
+                parameter.zero_()
+    return head
+
+
 def known_head(known: Head, config: HeadConfig, ends: Ends, target_ids: Tensor) -> HeadModule:
     """A head that was trained before, for this base or a former version of it, over another draft vocabulary.
 
@@ -210,14 +229,20 @@ def known_head(known: Head, config: HeadConfig, ends: Ends, target_ids: Tensor) 
     return head
 
 
-def export(folder: Path, head: HeadModule, target_ids: Tensor, dtype: torch.dtype, facts: dict[str, Any]) -> None:
+def export(
+    folder: Path, head: HeadModule | BlockModule, target_ids: Tensor, dtype: torch.dtype, facts: dict[str, Any]
+) -> None:
     """Write the head in kolm's layout, and `facts` beside it. Each file is replaced whole."""
     tensors = {name: tensor.detach().to("cpu", dtype) for name, tensor in head.state_dict().items()}
     offsets = target_ids.cpu() - torch.arange(len(target_ids))
     folder.parent.mkdir(parents=True, exist_ok=True)
     staging = Path(tempfile.mkdtemp(prefix=".head-", dir=folder.parent))
     try:
-        write_head(staging, head.config, {**tensors, "d2t": offsets})
+        if isinstance(head, BlockModule):
+            own = {"d2t": offsets} if head.config.draft_vocab_size < head.config.vocab_size else {}
+            write_block_head(staging, head.config, {**tensors, **own})
+        else:
+            write_head(staging, head.config, {**tensors, "d2t": offsets})
         (staging / FACTS_FILE).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
         folder.mkdir(exist_ok=True)
         for file in sorted(staging.iterdir()):
@@ -231,15 +256,18 @@ _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
 class Lesson(nn.Module):
-    """The unrolled head and its teacher as one module, which is what gradients are averaged over."""
+    """A head, unrolled or in blocks, and its teacher as one module, which is what gradients are averaged over."""
 
-    def __init__(self, head: HeadModule, teacher: Teacher, steps: int) -> None:
+    def __init__(self, head: HeadModule | BlockModule, teacher: Teacher, steps: int) -> None:
         super().__init__()
         self.head, self._teacher, self._steps = head, teacher, steps
 
     def forward(self, window: Window) -> tuple[Tensor, Tensor]:
         """(losses [steps], right guesses [steps]), summed over the window's starts; only losses have gradients."""
-        sums = step_sums(self.head, self._teacher, window, self._steps)
+        if isinstance(self.head, BlockModule):
+            sums = block_sums(self.head, self._teacher, window)
+        else:
+            sums = step_sums(self.head, self._teacher, window, self._steps)
         return sums.losses, sums.right
 
 
@@ -248,7 +276,7 @@ class Trainer:
 
     def __init__(
         self,
-        head: HeadModule,
+        head: HeadModule | BlockModule,
         teacher: Teacher,
         answers: list[Answer],
         recordings: Recordings,

@@ -26,7 +26,7 @@ from services.generation.target.model_path import HEAD_FOLDER
 
 if TYPE_CHECKING:
     from services.client.registry import RegistryClient
-    from services.generation.drafting.eagle3.head_pass import Head
+    from services.generation.drafting.heads import DraftHead
     from services.generation.target.cpu import CpuTarget
     from services.training.kscore import Measured, Prompt
 
@@ -119,7 +119,7 @@ class Loaded:
     """Everything that a measurement needs, in memory."""
 
     target: CpuTarget
-    head: Head
+    head: DraftHead
     head_cid: str
     profile_cid: str
     prompts: tuple[Prompt, ...]
@@ -129,8 +129,8 @@ class Loaded:
 def loaded(plan: Plan) -> Loaded:
     """Load the target, the head and the prompts. Raises UsageError."""
     from services.client.head_folder import HeadFolderInvalid
-    from services.generation.drafting.eagle3.loading import load_head
     from services.generation.drafting.heads import HeadError
+    from services.generation.drafting.methods import load_head
     from services.generation.target.cpu import load_target
     from services.generation.target.errors import TargetError
     from services.generation.target.probe import measure_profile

@@ -89,6 +89,7 @@ class SizeOptions:
         typer.Option(min=1, help="Tokens that it can draft. Default: at most 32000, or those of --start-from."),
     ] = None
     intermediate: Annotated[int | None, typer.Option(min=1, help="Width of its MLP. Default: the base's.")] = None
+    layers: Annotated[int | None, typer.Option(min=1, help="Layers of a block head. Default: 2.")] = None
 
     def chosen(self) -> dict[str, Any] | None:
         """Members of `services.training.plan.HeadSizes`. Raises UsageError."""
@@ -97,6 +98,7 @@ class SizeOptions:
             "feature_layers": numbers("--feature-layers", layers, int) if layers else None,
             "draft_vocab_size": self.draft_vocabulary,
             "intermediate_size": self.intermediate,
+            "layers": self.layers,
         }
         return {name: size for name, size in sizes.items() if size is not None} or None
 
@@ -105,7 +107,7 @@ class SizeOptions:
 class LessonOptions:
     """Draft steps and passes of the"""
 
-    unroll: Annotated[int, typer.Option(min=1, help="Draft steps that the training unrolls.")] = 7
+    unroll: Annotated[int, typer.Option(min=1, help="Draft steps that are unrolled, or the tokens of a block.")] = 7
     decay: Annotated[float, typer.Option(help="Weight of a draft step relative to the one before it.")] = 0.8
     starts: Annotated[int, typer.Option(min=1, help="Draft starts in one pass; more of them need more memory.")] = 256
     passes: Annotated[int, typer.Option(min=1, help="Passes in an optimiser step, over all devices.")] = 1
@@ -134,6 +136,9 @@ def train(
     ],
     prompts: Annotated[list[Path], typer.Option(help="JSON lines with prompt or messages; repeat it for more files.")],
     out: Annotated[Path, typer.Option(help="Folder for the head; must not exist.")],
+    kind: Annotated[
+        Literal["eagle3", "block"], typer.Option(help="Drafts a token at a time, or a block in one pass.")
+    ] = "eagle3",
     work: Annotated[Path | None, typer.Option(help="Answers and checkpoints. Default: <out>.work.")] = None,
     length: LengthOptions = LENGTH,
     answers: AnswerOptions = ANSWERS,
@@ -177,6 +182,7 @@ def train(
         budget=length.budget(),
         data=answers.plan(seed),
         lesson=lesson.plan(precision or faster_precision(device), seed),
+        kind=kind,
         sizes=chosen,
         start_from=start_from,
         answering_minutes=answers.answering_minutes,

@@ -16,8 +16,10 @@ import torch
 from typer.testing import CliRunner
 
 from services.cli.main import app
+from services.generation.drafting.block.block_checkpoint import BlockHead
 from services.generation.drafting.eagle3.head_pass import Head
 from services.generation.drafting.eagle3.loading import load_head
+from services.generation.drafting.methods import load_head as load_draft_head
 from services.generation.target.config.config import read_config
 from services.generation.target.target import Target
 from services.training import run
@@ -65,6 +67,20 @@ def test_a_head_is_trained_measured_and_loads_for_its_base(base: Path, prompts: 
     facts = json.loads((out / "training.json").read_text())
     assert (facts["steps"], facts["answers"] > 10) == (4, True)
     assert facts["held_out_acceptance"]["support"]["tokens"] == figures["support"]["tokens"]
+
+
+def test_a_block_head_is_trained_measured_and_loads_for_its_base(base: Path, prompts: Path, tmp_path: Path) -> None:
+    out = tmp_path / "head"
+    shape = ("--kind", "block", "--layers", "1", "--draft-vocabulary", "64", "--unroll", "3")
+    code, printed, talk = train(base, prompts, out, *shape, "--json")
+    assert code == 0, talk
+    assert "held out: " in talk
+    assert 1.0 <= json.loads(printed)["held_out_acceptance"]["support"]["mean_length"] <= 4.0
+    head = load_draft_head(out, read_config(base))
+    assert isinstance(head, BlockHead)
+    assert (head.config.layers, head.config.block_size, head.config.draft_vocab_size) == (1, 3, 64)
+    refused, _, why = train(base, prompts, tmp_path / "other", "--layers", "2")
+    assert (refused, "layers" in why) == (2, True)
 
 
 def test_the_faster_precision_is_taken_and_said(
@@ -225,7 +241,7 @@ def test_prompts_that_are_none_are_refused(content: str, said: str, base: Path, 
         (("--decay", "0"), "decay"),
         (("--unroll", "0"), "--unroll: is 0"),
         (("--max-tokens", "1"), "--max-tokens: is 1; expected a whole number at least 2"),
-        (("--precision", "int8"), "'int8' is not one of 'bfloat16', 'float32'"),
+        (("--precision", "int8"), "'int8' is not one of"),
         (("--start-from", "nowhere"), "nowhere"),
         (("--start-from", "{base}", "--intermediate", "64"), "keeps its shape, all but draft_vocab_size"),
         (("--device", "tpu"), "'tpu' is not supported"),

@@ -9,10 +9,11 @@ import torch
 
 from services.generation.target.cpu import CpuTarget, load_target
 from services.training.answering import Answer, Prompt, Streams, questions, regenerate
+from services.training.block import BlockModule
 from services.training.head import HeadModule
-from services.training.plan import HeadSizes
+from services.training.plan import BlockSizes, HeadSizes
 from services.training.recordings import Prefill
-from services.training.trainer import Ends, frequent_tokens, fresh_head
+from services.training.trainer import Ends, frequent_tokens, fresh_block, fresh_head
 from services.training.unroll import Teacher
 
 DRAFT_VOCABULARY = 100
@@ -37,6 +38,19 @@ class Material:
         config = self.target.config
         sizes = HeadSizes.for_base(config, draft_vocab_size=len(self.target_ids), feature_layers=(1, 2, 3))
         head = fresh_head(sizes.config(config, ROPE, 128), self.ends, self.target_ids, seed)
+        with torch.no_grad(), torch.random.fork_rng():
+            torch.manual_seed(seed)
+            for parameter in head.parameters():
+                parameter.add_(torch.randn_like(parameter) * 0.1)
+        return head
+
+    def block(self, seed: int = 1, block_size: int = 4) -> BlockModule:
+        """A block head whose every matrix matters."""
+        config = self.target.config
+        sizes = BlockSizes.for_base(
+            config, draft_vocab_size=len(self.target_ids), feature_layers=(1, 2, 3), markov_rank=16
+        )
+        head = fresh_block(sizes.config(config, ROPE, 128, block_size), self.ends, self.target_ids, seed)
         with torch.no_grad(), torch.random.fork_rng():
             torch.manual_seed(seed)
             for parameter in head.parameters():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from tests.fakes.table_target import TableTarget
 from tests.fakes.tiny_adapter import make_tiny_adapter
 
 VOCABULARY = 11
+ANY_HEAD: Any = SimpleNamespace(kind="eagle3")
 
 
 class Counting(Drafter):
@@ -53,8 +55,8 @@ def counting_up() -> TableTarget:
 def test_acceptance_is_counted_per_prompt_and_per_depth(
     counting_up: TableTarget, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kscore, "Eagle3Drafter", Counting)
-    found = measure(counting_up, None, [(0,), (1,)], max_tokens=9)  # type: ignore[arg-type]
+    monkeypatch.setattr(kscore, "_drafter", Counting)
+    found = measure(counting_up, ANY_HEAD, [(0,), (1,)], max_tokens=9)
     # Of nine tokens: passes of 3, 3 and 3, drafts of 4, 4 and 2; passes of 2, 2, 2, 2 and 1, drafts of 4, 4, 4 and 2.
     assert (found.prompts, found.tokens) == (2, 18)
     assert found.mean_acceptance == pytest.approx((6 / 10 + 4 / 14) / 2)
@@ -81,9 +83,9 @@ def test_a_random_head_is_measured_for_each_adapter(tiny_model: Path, tmp_path: 
 
 
 def test_an_answer_of_one_token_measures_nothing(counting_up: TableTarget, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kscore, "Eagle3Drafter", Counting)
+    monkeypatch.setattr(kscore, "_drafter", Counting)
     with pytest.raises(NothingMeasured, match="no answer was long enough for a draft"):
-        measure(counting_up, None, [(0,)], max_tokens=1)  # type: ignore[arg-type]
+        measure(counting_up, ANY_HEAD, [(0,)], max_tokens=1)
 
 
 def test_prompts_are_named_by_their_token_ids() -> None:

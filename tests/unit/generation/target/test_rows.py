@@ -39,6 +39,24 @@ def one_row(target: CpuTarget, table: list[int], length: int, token: int) -> NDA
     return target.forward(rows.build()).logits[0]
 
 
+def test_chunks_of_two_long_sequences_have_the_bits_they_have_alone(family: CpuTarget) -> None:
+    rng = random.Random(7)
+    texts = [[rng.randrange(family.config.vocab_size) for _ in range(206)] for _ in range(2)]
+    tables: list[list[int]] = [[], []]
+    rows, alone = RowsBuilder(), []
+    for table, text in zip(tables, texts, strict=True):
+        family.blocks.extend(table, len(text))
+        for first, last in ((0, 200), (200, 206)):
+            chunk = RowsBuilder()
+            chunk.add_tree(table, first, text[first:last], range(-1, last - first - 1))
+            logits = family.forward(chunk.build()).logits.copy()
+        alone.append(logits)
+        rows.add_tree(table, 200, text[200:], range(-1, 5))
+    assert family.forward(rows.build()).logits.tobytes() == np.concatenate(alone).tobytes()
+    for table in tables:
+        family.blocks.release(table)
+
+
 @given(seed=st.integers(0, 2**32))
 @battery
 def test_a_row_of_a_tree_has_the_bits_it_has_alone(family: CpuTarget, seed: int) -> None:

@@ -7,15 +7,15 @@ which rows go through a block together, which member of the team takes which blo
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from llvmlite import ir
 
 from services.generation.target.blocks import BLOCK
 from services.generation.target.kernels.attention.block import Products, block_function
-from services.generation.target.kernels.attention.layout import LANES, TILE, Cached, Layout, is_split, seen
+from services.generation.target.kernels.attention.layout import LANES, Cached, Layout, is_split, seen
 from services.generation.target.kernels.code import F32, I64, POINTER, Code, Value
 from services.generation.target.kernels.machine import Machine
 from services.generation.target.kernels.records import FIELDS, Kernel, Words
@@ -117,51 +117,94 @@ class _AttentionFunctions:
         self.block = block_function(module, machine, products)
 
 
+_Take = Callable[[Value, Value, Value, Value], None]
+"""take(row, rows, block, first block): the results of a block for rows from `row` on are in `Layout.one`."""
+
+
 def _attend(module: ir.Module, machine: Machine, parts: _AttentionFunctions) -> None:
     kernel = Kernel(module, machine, "attend")
     c, record, passed = kernel.code, kernel.record, kernel.passed
     scratch = kernel.scratch()
     layout = Layout(c, record, scratch)
     rows, kv_heads = passed.rows, record.kv_heads
-    arguments = (c.arguments[0], c.arguments[1], scratch)
+
+    def walk(tile: _Tile, kv: Value, own: Value, step: Value, take: _Take) -> None:
+        """Compute every `step`-th block of a tile from the `own`-th on, and let `take` have the results."""
+        span = _Span(c, record, passed, tile)
+        queries = _copied_queries(c, record, layout, tile, kv)
+
+        def call(row: Value, some: Value, block: Value, last: Value) -> None:
+            following = c.smaller(c.add(block, step), last)
+            before = c.mul(c.mul(c.sub(row, tile.start), layout.group_size), c.mul(record.padded, 4))
+            arguments = (c.at(queries, before), row, some, kv, block, layout.one, following)
+            c.call(parts.block, c.arguments[0], c.arguments[1], scratch, *arguments)
+
+        with c.loop(span.end, c.add(span.first, own), step) as block:
+
+            def together(block: Value = block) -> None:
+                some = c.sub(tile.end, tile.start)
+                call(tile.start, some, block, c.sub(span.end, 1))
+                take(tile.start, some, block, span.first)
+
+            def one_by_one(block: Value = block) -> None:
+                with c.loop(tile.end, tile.start) as row:
+                    begin, end = _blocks(c, record, passed, row)
+                    with c.when(c.b.and_(c.compare(begin, "<=", block), c.compare(block, "<", end))):
+                        call(row, c.i(1), block, c.sub(end, 1))
+                        take(row, c.i(1), block, begin)
+
+            c.either(span.is_whole(block), together, one_by_one)
 
     def by_rows() -> None:
         first, last = kernel.share(c.mul(rows, kv_heads))
         with c.loop(kv_heads) as kv:
             before = c.mul(kv, rows)
             own, end = c.larger(c.sub(first, before), 0), c.smaller(c.sub(last, before), rows)
-            with c.loop(end, own, TILE) as start:
-                tile = start, c.smaller(c.add(start, TILE), end)
-                low, high = _all_blocks(c, record, passed, tile)
-                with c.loop(high, low) as block, _rows_that_see(c, record, passed, tile, block) as (row, begin, last_):
-                    c.call(parts.block, *arguments, row, kv, block, layout.one, c.smaller(c.add(block, 1), last_))
-                    so_far = layout.of_row(c.sub(row, start))
-                    c.call(parts.join, so_far, layout.one, layout.group_size, record.padded, _flag(c, block, begin))
-                with c.loop(tile[1], start) as row:
+            with c.loop(end, own, layout.tile) as start:
+                tile = _Tile(start, c.smaller(c.add(start, layout.tile), end))
+
+                def join(row: Value, some: Value, block: Value, begin: Value, start: Value = start) -> None:
+                    heads, is_first = c.mul(some, layout.group_size), c.b.zext(c.compare(block, "==", begin), I64)
+                    c.call(parts.join, layout.of_row(c.sub(row, start)), layout.one, heads, record.padded, is_first)
+
+                walk(tile, kv, c.i(0), c.i(1), join)
+                with c.loop(tile.end, start) as row:
                     so_far = layout.of_row(c.sub(row, start))
                     c.call(parts.sink, c.arguments[0], so_far, layout.one, kv)
                     c.call(parts.finish, c.arguments[0], so_far, row, kv)
 
     def by_blocks() -> None:
-        low, high = _all_blocks(c, record, passed, (c.i(0), rows))
+        blocks = _Span(c, record, passed, _Tile(c.i(0), rows))
         # Rows go through a block together, which then is fetched once, where there are enough blocks for all members.
-        many = c.compare(c.mul(kv_heads, c.sub(high, low)), ">=", c.mul(kernel.members, 4))
-        together, groups = c.b.select(many, rows, c.i(1)), c.b.select(many, c.i(1), rows)
-        with c.loop(c.mul(kv_heads, groups)) as group:
-            kv, first = c.div(group, groups), c.mul(c.rem(group, groups), together)
-            own = c.rem(c.add(c.sub(kernel.member, c.rem(group, kernel.members)), kernel.members), kernel.members)
-            tile = first, c.add(first, together)
-            with (
-                c.loop(high, c.add(low, own), kernel.members) as block,
-                _rows_that_see(c, record, passed, tile, block) as (row, _, last),
-            ):
-                number = c.add(c.mul(c.add(c.mul(kv, rows), row), record.blocks), block)
-                out = c.at(record.partial, c.mul(c.mul(number, layout.group_size), layout.result))
-                following = c.smaller(c.add(block, kernel.members), last)
-                c.call(parts.block, *arguments, row, kv, block, out, following)
+        many = c.compare(c.mul(kv_heads, c.sub(blocks.end, blocks.first)), ">=", c.mul(kernel.members, 4))
+        height = c.b.select(many, layout.tile, c.i(1))
+        tiles = c.div(c.sub(c.add(rows, height), 1), height)
+        with c.loop(c.mul(kv_heads, tiles)) as number:
+            kv, start = c.div(number, tiles), c.mul(c.rem(number, tiles), height)
+            own = c.rem(c.add(c.sub(kernel.member, c.rem(number, kernel.members)), kernel.members), kernel.members)
+
+            def keep(row: Value, some: Value, block: Value, _: Value, kv: Value = kv) -> None:
+                with c.loop(some) as r:
+                    place = c.add(c.mul(c.add(c.mul(kv, rows), c.add(row, r)), record.blocks), block)
+                    to, one = c.at(record.partial, c.mul(place, layout.row)), c.at(layout.one, c.mul(r, layout.row))
+                    with c.loop(layout.row, step=4 * LANES) as at:
+                        c.store(c.load(one, at, F32, LANES), to, at)
+
+            walk(_Tile(start, c.smaller(c.add(start, height), rows)), kv, own, kernel.members, keep)
 
     c.either(is_split(kernel), by_blocks, by_rows)
     c.done()
+
+
+def _copied_queries(c: Code, record: Any, layout: Layout, tile: _Tile, kv: Value) -> Value:
+    """The queries of a tile's rows for a key head, side by side: [rows][group size][padded]."""
+    size = c.mul(layout.group_size, c.mul(record.padded, 4))
+    with c.loop(tile.end, tile.start) as row:
+        source = c.at(record.queries, c.mul(c.add(c.mul(row, record.kv_heads), kv), size))
+        to = c.at(layout.queries, c.mul(c.sub(row, tile.start), size))
+        with c.loop(size, step=4 * LANES) as at:
+            c.store(c.load(source, at, F32, LANES), to, at)
+    return layout.queries
 
 
 def _combine(module: ir.Module, machine: Machine, parts: _AttentionFunctions) -> None:
@@ -178,35 +221,46 @@ def _combine(module: ir.Module, machine: Machine, parts: _AttentionFunctions) ->
             with c.loop(end, begin) as block:
                 number = c.add(c.mul(unit, record.blocks), block)
                 one = c.at(record.partial, c.mul(c.mul(number, layout.group_size), layout.result))
-                c.call(parts.join, so_far, one, layout.group_size, record.padded, _flag(c, block, begin))
+                is_first = c.b.zext(c.compare(block, "==", begin), I64)
+                c.call(parts.join, so_far, one, layout.group_size, record.padded, is_first)
             c.call(parts.sink, c.arguments[0], so_far, layout.one, kv)
             c.call(parts.finish, c.arguments[0], so_far, row, kv)
     c.done()
 
 
-def _all_blocks(c: Code, record: Any, passed: Any, rows: tuple[Value, Value]) -> tuple[Value, Value]:
-    """[first, end) of the blocks that any of the rows [first, end) sees; at least one row."""
-    low, high = c.variable(I64, c.i(1 << 62)), c.variable(I64, c.i(0))
-    with c.loop(rows[1], rows[0]) as row:
-        begin, end = _blocks(c, record, passed, row)
-        c.put(c.smaller(begin, c.get(low)), low)
-        c.put(c.larger(end, c.get(high)), high)
-    return c.get(low), c.get(high)
+@dataclass(frozen=True, slots=True)
+class _Tile:
+    """Rows [start, end) that go through blocks together."""
+
+    start: Value
+    end: Value
 
 
-@contextmanager
-def _rows_that_see(
-    c: Code, record: Any, passed: Any, rows: tuple[Value, Value], block: Value
-) -> Iterator[tuple[Value, Value, Value]]:
-    """(row, the first block that it sees, the last) for each of the rows [first, end) that sees the block."""
-    with c.loop(rows[1], rows[0]) as row:
-        begin, end = _blocks(c, record, passed, row)
-        with c.when(c.b.and_(c.compare(begin, "<=", block), c.compare(block, "<", end))):
-            yield row, begin, c.sub(end, 1)
+class _Span:
+    """The blocks [first, end) that any row of a tile sees, at least one row; `is_whole` says of which all see each key,
+    in one sequence and side by side in the cache, and that it is the first block of all of them or of none.
+    """
 
+    def __init__(self, c: Code, record: Any, passed: Any, tile: _Tile) -> None:
+        most = c.i(1 << 62)
+        low, high, latest, whole, until = (c.variable(I64, v) for v in (most, c.i(0), c.i(0), c.i(0), most))
+        sequence = c.index(passed.sequences, tile.start)
+        with c.loop(tile.end, tile.start) as row:
+            first, length = seen(c, record, passed, row)
+            begin, run = c.div(first, BLOCK), c.smaller(length, c.index(passed.contiguous, row))
+            is_same = c.compare(c.index(passed.sequences, row), "==", sequence)
+            c.put(c.smaller(begin, c.get(low)), low)
+            c.put(c.larger(c.ceil_div(length, BLOCK), c.get(high)), high)
+            c.put(c.larger(begin, c.get(latest)), latest)
+            c.put(c.larger(c.ceil_div(first, BLOCK), c.get(whole)), whole)
+            c.put(c.smaller(c.b.select(is_same, c.div(run, BLOCK), c.i(0)), c.get(until)), until)
+        self._code, self.first, self.end = c, c.get(low), c.get(high)
+        is_one = c.compare(self.first, "==", c.get(latest))
+        self._whole, self._until = c.b.select(is_one, c.get(whole), c.add(c.get(latest), 1)), c.get(until)
 
-def _flag(c: Code, block: Value, begin: Value) -> Value:
-    return c.b.zext(c.compare(block, "==", begin), I64)
+    def is_whole(self, block: Value) -> Value:
+        c = self._code
+        return c.b.and_(c.compare(self._whole, "<=", block), c.compare(block, "<", self._until))
 
 
 def _blocks(c: Code, record: Any, passed: Any, row: Value) -> tuple[Value, Value]:

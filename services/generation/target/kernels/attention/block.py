@@ -13,7 +13,7 @@ from services.generation.target.kernels.machine import Machine
 from services.generation.target.kernels.records import FIELDS, PASS, Words
 from services.generation.target.kernels.row_operations import capped, exponential
 
-HEADS = 4  # query heads that go through a block together
+HEADS = 6  # query heads, of one row or of several, that a key is loaded for
 _VECTORS = BLOCK // LANES
 _VECTOR = ir.VectorType(F32, LANES)
 
@@ -140,11 +140,12 @@ _BYTES = 32  # copied at a time: sixteen elements of two bytes
 
 
 def block_function(module: ir.Module, machine: Machine, products: Products) -> Any:
-    """block(record, pass, scratch, row, kv, block, out, next): a block's result for the query heads of a key head.
+    """block(record, pass, scratch, queries, row, rows, kv, block, out, next): a block's results [rows][heads] for the
+    query heads of a key head, of one row, or of several rows of a sequence that all see the block whole.
 
     The keys of block `next` are fetched meanwhile: they do not lie behind these, where the CPU would look for itself.
     """
-    c = Code(module, machine, "attend_block", (POINTER, POINTER, POINTER, I64, I64, I64, POINTER, I64))
+    c = Code(module, machine, "attend_block", (POINTER, POINTER, POINTER, POINTER, I64, I64, I64, I64, POINTER, I64))
     block = _Block(c, products)
     block.mix(block.values_in_order())
     return c.done()
@@ -154,12 +155,11 @@ class _Block:
     """The code of one block, in the order in which its methods are called."""
 
     def __init__(self, c: Code, products: Products) -> None:
-        record, passed, scratch, self.row, self.kv, self.number, self.out, self.next = c.arguments
+        record, passed, scratch, self.queries, self.row, rows, self.kv, self.number, self.out, self.next = c.arguments
         self.c, self.products, self.size = c, products, products.cached.size
         self.record, self.passed = Words(c, record, FIELDS["attend"], 2), Words(c, passed, PASS, 0)
         self.layout, self.padded = Layout(c, self.record, scratch), self.record.padded
-        query = c.add(c.mul(self.row, self.record.heads), c.mul(self.kv, self.layout.group_size))
-        self.queries = c.at(self.record.queries, c.mul(c.mul(query, self.padded), 4))
+        self.heads = c.mul(rows, self.layout.group_size)
         first, self.length = seen(c, self.record, self.passed, self.row)
         self.start = c.mul(self.number, BLOCK)
         self.low = c.larger(c.sub(first, self.start), 0)
@@ -189,9 +189,9 @@ class _Block:
         """Weights of the scores, then each head's weighted values to `out`."""
         c, layout, padded = self.c, self.layout, self.padded
         is_capped = c.b.fcmp_ordered(">", self.record.cap, c.real(0.0))
-        with c.when(is_capped), c.loop(c.mul(layout.group_size, LINE), step=4 * LANES) as at:
+        with c.when(is_capped), c.loop(c.mul(self.heads, LINE), step=4 * LANES) as at:
             c.store(capped(c, c.load(layout.scores, at, F32, LANES), self.record.cap), layout.scores, at)
-        with c.loop(layout.group_size) as head:
+        with c.loop(self.heads) as head:
             ends = c.at(c.at(self.out, c.mul(head, layout.result)), c.mul(padded, 4))
             c.call(self.products.weights, c.at(layout.scores, c.mul(head, LINE)), self.low, self.high, ends)
         ahead = c.at(self.record.keys, c.mul(self._place(c.index(self.table, self.next)), self.keys_size))
@@ -262,8 +262,8 @@ class _Block:
 
     def _by_heads(self, functions: dict[int, Any], arguments: Any) -> None:
         """Call functions[n](*arguments(first head)) for heads in groups of up to HEADS."""
-        c, group_size = self.c, self.layout.group_size
-        with c.loop(group_size, step=HEADS) as head:
+        c = self.c
+        with c.loop(self.heads, step=HEADS) as head:
             values = arguments(head)
             cases = {n: calling(c, function, *values) for n, function in functions.items()}
-            c.choose(c.smaller(c.sub(group_size, head), HEADS), cases)
+            c.choose(c.smaller(c.sub(self.heads, head), HEADS), cases)

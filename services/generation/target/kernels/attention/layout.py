@@ -14,13 +14,16 @@ from services.generation.target.kernels.records import Kernel
 
 LANES = 16
 LINE = 4 * BLOCK  # bytes of a block's scores
-TILE = 8  # rows that go through a block together
+TILE = 24  # query heads, of one row or of several, that go through a block together
 _SPLIT = 8  # units of work for each member below which blocks, not rows, are shared out
 
 
 def scratch_bytes(group_size: int, padded: int) -> int:
-    """Scratch of a member: scores of all heads twice, values of a block, results of a block and of a tile's rows."""
-    return 2 * group_size * LINE + LINE * padded + (1 + TILE) * group_size * result_bytes(padded)
+    """Scratch of a member: of a tile the scores, queries, results of a block and results so far; of a row the scores
+    and values of a block that are gathered.
+    """
+    tile = max(TILE, group_size)
+    return tile * (LINE + 4 * padded + 2 * result_bytes(padded)) + LINE * (group_size + padded)
 
 
 def result_bytes(padded: int) -> int:
@@ -38,17 +41,19 @@ class Layout:
 
     def __init__(self, c: Code, record: Any, scratch: Value) -> None:
         self.group_size = c.div(record.heads, record.kv_heads)
+        self.tile = c.larger(c.div(c.i(TILE), self.group_size), 1)  # rows
         self.result = c.mul(c.add(record.padded, LANES), 4)
-        lines = c.mul(self.group_size, LINE)
-        self.scores, self.gathered = scratch, c.at(scratch, lines)
-        self.values = c.at(scratch, c.mul(lines, 2))
-        self.one = c.at(self.values, c.mul(record.padded, LINE))
-        self._code, self._row = c, c.mul(self.group_size, self.result)
-        self._rows = c.at(self.one, self._row)
+        lines = c.mul(self.tile, self.group_size)
+        self.scores, self.gathered = scratch, c.at(scratch, c.mul(lines, LINE))
+        self.values = c.at(self.gathered, c.mul(self.group_size, LINE))
+        self.queries = c.at(self.values, c.mul(record.padded, LINE))
+        self.one = c.at(self.queries, c.mul(lines, c.mul(record.padded, 4)))
+        self._code, self.row = c, c.mul(self.group_size, self.result)
+        self._rows = c.at(self.one, c.mul(lines, self.result))
 
     def of_row(self, row: Value) -> Value:
         """The blocks joined so far of a row of the tile."""
-        return self._code.at(self._rows, self._code.mul(row, self._row))
+        return self._code.at(self._rows, self._code.mul(row, self.row))
 
 
 def is_split(kernel: Kernel) -> Value:

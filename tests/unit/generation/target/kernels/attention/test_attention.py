@@ -92,6 +92,27 @@ def test_branches_of_trees(window: int, cache_dtype: str, members: int) -> None:
     check(*drawn(random, 7, 6, 136, 2, 24), positions, window, cache_dtype, members, runs)
 
 
+@pytest.mark.parametrize("members", [1, 2])
+@pytest.mark.parametrize(("window", "chunk"), [(0, 0), (200, 0), (192, 0), (0, 250), (70, 0)])
+@pytest.mark.parametrize(("group_size", "dim"), [(1, 24), (3, 16), (5, 80), (30, 8)])
+def test_rows_that_see_blocks_whole_go_through_them_together(
+    group_size: int, dim: int, window: int, chunk: int, members: int
+) -> None:
+    """Rows of a prompt behind others, rows of a tree, and one that sees less, at the edges of windows and chunks."""
+    random = np.random.default_rng(group_size)
+    positions = np.array([*range(250, 259), 399, *range(380, 399), 383, 384, 385, 70, 320, 321])
+    runs = np.where(np.arange(len(positions)) % 3 == 0, 381, 400)
+    queries, keys, values = drawn(random, len(positions), group_size, 400, 1, dim)
+    sinks = random.normal(0, 10, group_size).astype(np.float32)
+    check(queries, keys, values, positions, window, members=members, runs=runs, chunk=chunk, sinks=sinks, cap=20.0)
+
+
+@pytest.mark.parametrize("members", [1, 2])
+def test_a_whole_block_may_be_the_first_of_some_rows_only(members: int) -> None:
+    positions = np.array([391, 390, 389, 388])  # their windows begin at 192, which is the edge of a block, and before
+    check(*drawn(np.random.default_rng(1), 4, 2, 400, 1, 16), positions, 200, members=members)
+
+
 def test_scores_of_all_magnitudes() -> None:
     random = np.random.default_rng(5)
     queries, keys, values = any_bits(random, 20, 2, 4), any_bits(random, 100, 2, 4), any_bits(random, 100, 2, 4)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Set
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -213,6 +214,8 @@ def write_head(directory: Path, config: HeadConfig, tensors: dict[str, torch.Ten
     (directory / CONFIG_FILE).write_text(json.dumps(config_document(config), indent=2) + "\n")
 
 
+_log = logging.getLogger(__name__)
+
 ARCHITECTURES = ("LlamaForCausalLMEagle3", "LlamaForCausalLM", "LlamaEagle3DraftModel")
 _REQUIRED = ("hidden_size", "intermediate_size", "num_attention_heads", "vocab_size")
 _LAYER_CONFIGS: dict[str, type[LlamaConfig] | type[Qwen3Config]] = {"llama": LlamaConfig, "qwen3": Qwen3Config}
@@ -240,7 +243,13 @@ def read_safeailab(document: dict[str, Any], names: Set[str], base: TargetConfig
     where = nested if isinstance(nested, dict) and nested.get(_IDS) else document
     after = 0 if base.architecture == GPT_OSS.name else 1
     layers = tuple(i + after for i in layer_numbers(where, _IDS)) if where.get(_IDS) else default_layers(base)
-    return _config(document, document, LlamaConfig, names, layers, norm_before_residual=False)
+    config = _config(document, document, LlamaConfig, names, layers, norm_before_residual=False)
+    if config.norm_output:  # nothing in the files tells such heads apart
+        _log.warning(
+            "head: it has norm_output: SpecForge before 15 September 2026 trained such heads without, and they draft "
+            "worse from their second step on; if acceptance is low, train it again"
+        )
+    return config
 
 
 def read_speculators(document: dict[str, Any], names: Set[str], base: TargetConfig) -> HeadConfig:

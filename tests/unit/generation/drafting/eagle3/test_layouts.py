@@ -54,6 +54,17 @@ def test_ids_of_safeailab_name_outputs_and_those_of_speculators_are_literal(base
     assert found["flat"].config.feature_layers not in found["flat"].other_layers
 
 
+def test_a_head_that_specforge_may_have_trained_otherwise_than_it_says_is_warned_of(
+    base: TargetConfig, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for norm_output, write, warned in ((True, write_safeailab, 1), (False, write_safeailab, 0), (True, write_kolm, 0)):
+        folder = tmp_path / f"{norm_output}{write.__name__}"
+        write(folder, head_config(base, norm_output=norm_output, fc_norm=True))
+        caplog.clear()
+        load_head(folder, base)
+        assert sum("norm_output" in each for each in caplog.messages) == warned
+
+
 def test_layers_that_are_not_named_are_low_middle_and_high(base: TargetConfig, tmp_path: Path) -> None:
     write_safeailab(tmp_path / "a", head_config(base))
     write_speculators(tmp_path / "b", head_config(base), eagle_aux_hidden_state_layer_ids=None)

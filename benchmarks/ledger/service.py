@@ -18,13 +18,12 @@ from pathlib import Path
 import psycopg
 
 from ledger.documents.content import Content
-from ledger.documents.receipt import OutputPart, PromptPart, Receipt
-from ledger.documents.sampling import Sampling
+from ledger.documents.receipt import OutputPart, PromptPart, Receipt, Sampling, SpecDecode
 from ledger.documents.signed_document import payload_type
-from ledger.documents.spec_decode import SpecDecode
 from ledger.encoding.canonical import canonical
 from ledger.encoding.cid import cid
 from ledger.encoding.commitment import OUTPUT_DOMAIN, PROMPT_DOMAIN, commit
+from ledger.encoding.document import Seed
 from ledger.encoding.receipt_id import new_receipt_id
 from ledger.encoding.stream_digest import StreamDigest
 from ledger.encoding.timestamp import timestamp
@@ -65,7 +64,7 @@ def _receipt(number: int, content: Content, stream: str) -> Receipt:
         tokenizer_cid=cid(b"tokenizer"),
         profile_cid=cid(b"profile"),
         halt_epoch=0,
-        sampling=Sampling(temperature=0.7, seed=number),
+        sampling=Sampling(temperature=0.7, seed=Seed(number)),
         prompt=PromptPart(PROMPT_TOKENS, commit(PROMPT_DOMAIN, content.prompt_salt, content.prompt_token_ids)),
         output=OutputPart(
             tokens=OUTPUT_TOKENS,

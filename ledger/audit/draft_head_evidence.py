@@ -17,9 +17,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from ledger.documents.draft_head_manifest import DraftHeadManifest
-from ledger.documents.draft_head_publication import DraftHeadPublication, DraftHeadWithdrawal
-from ledger.documents.named_file import NamedFile
+from ledger.documents.draft_head import DraftHeadPublication, DraftHeadWithdrawal
+from ledger.documents.manifests import DraftHeadManifest, NamedFile
 from ledger.documents.signed_document import open_document, read_document
 from ledger.errors import (
     DraftHeadDamaged,

@@ -10,11 +10,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from ledger.documents.draw import Draw
+from ledger.documents.audit import Draw, Verdict
 from ledger.documents.halt import Halt, Resume, Scope, scopes_of
 from ledger.documents.receipt import Receipt
 from ledger.documents.signed_document import Document
-from ledger.documents.verdict import Verdict
 from ledger.encoding.timestamp import moved
 
 GRACE_SECONDS = 300
@@ -72,7 +71,7 @@ class HaltWatch:
         """The fold as JSON, to go on from later, without its breaches."""
         return {
             "latest_resume": self.latest_resume,
-            "spans": [asdict(span) for span in self._spans],
+            "spans": [asdict(span) | {"scope": span.scope.to_document()} for span in self._spans],
             "auditors_clock": self._auditors_clock,
         }
 

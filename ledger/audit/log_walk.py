@@ -8,16 +8,14 @@ from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 from ledger.audit.halt_breach import HaltWatch
-from ledger.documents.audit_policy import AuditPolicy
-from ledger.documents.draw import Draw
+from ledger.documents.audit import AuditPolicy, Draw, Verdict
+from ledger.documents.erasure import Retention
 from ledger.documents.halt import HaltState, Resume
 from ledger.documents.key_entry import KeyEntry
 from ledger.documents.key_history import KeyHistory
 from ledger.documents.receipt import Receipt
 from ledger.documents.reference_rules import References, follow
-from ledger.documents.retention import Retention
 from ledger.documents.signed_document import Document, kind_of
-from ledger.documents.verdict import Verdict
 from ledger.encoding.digest import ZERO_DIGEST
 from ledger.errors import ChainError, LedgerError
 from ledger.tree.entry import Entry, entry_hash

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ledger.documents.audit_policy import AuditPolicy
-from ledger.documents.verdict import UNREPLAYABLE
+from ledger.documents.audit import UNREPLAYABLE, AuditPolicy
 
 UNDRAWN, OWED, LATE, OVERDUE, JUDGED = "UNDRAWN", "OWED", "LATE", "OVERDUE", "JUDGED"
 STATES = (UNDRAWN, OWED, OVERDUE, LATE, JUDGED)

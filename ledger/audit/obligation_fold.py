@@ -21,11 +21,9 @@ from typing import Any
 
 from ledger.audit.halt_breach import GRACE_SECONDS
 from ledger.audit.obligation import LATE, OVERDUE, OWED, UNDRAWN, Completeness, Obligation
-from ledger.documents.audit_policy import AuditPolicy
-from ledger.documents.draw import Draw, draw_seed, is_sampled
+from ledger.documents.audit import EXACT, OUTCOMES, AuditPolicy, Draw, Verdict, draw_seed, is_sampled
 from ledger.documents.receipt import Receipt
 from ledger.documents.signed_document import Document, open_document
-from ledger.documents.verdict import EXACT, OUTCOMES, Verdict
 from ledger.encoding.timestamp import moved, timestamp
 from ledger.keys.envelope import Envelope
 from ledger.keys.trusted_keys import TrustedKeys

@@ -132,7 +132,7 @@ class BundleChecks:
         for tree in evidence.trees:
             verify_consistency(tree.size, newest.size, tree.proof, tree.root, newest.root)
             if tree.checkpoint is not None:
-                check_older(evidence, tree, tree.checkpoint)
+                check_older(evidence, tree, tree.checkpoint.encode())
         known = evidence.roots() | (self._fold().roots if evidence.own else {})
         for own in evidence.own:
             if own.size not in known:
@@ -158,11 +158,11 @@ class BundleChecks:
         missing = fold.missing()
         if missing is not None:
             raise ProofError(missing)
-        if fold.manifest.start == fold.manifest.end:
+        if fold.manifest.range.start == fold.manifest.range.end:
             raise NothingToCheck(f"the bundle holds chosen entries, not a range: {_OUTSIDE}")
         if fold.whole:
             return "the whole log"
-        return f"entries {fold.manifest.start} to {fold.manifest.end - 1}; outside of them, {_OUTSIDE}"
+        return f"entries {fold.manifest.range.start} to {fold.manifest.range.end - 1}; outside of them, {_OUTSIDE}"
 
     def _signatures(self) -> str:
         fold, rotations = self._passed(SIGNED), len(self._read().keys.rotations)

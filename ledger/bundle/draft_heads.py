@@ -12,7 +12,7 @@ from ledger.bundle import layout
 from ledger.bundle.folder import BundleFolder
 from ledger.bundle.layout import BundleFile
 from ledger.bundle.lines import split_lines
-from ledger.documents.draft_head_manifest import DraftHeadManifest
+from ledger.documents.manifests import DraftHeadManifest
 from ledger.documents.receipt import Receipt
 from ledger.documents.signed_document import payload_type, read_document
 from ledger.encoding.cid import cid

@@ -7,16 +7,15 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from ledger.bundle import layout
-from ledger.bundle.layout import BundleFile, BundleManifest
+from ledger.bundle.layout import BundleFile, BundleManifest, Span
 from ledger.bundle.lines import ContentLine, OlderTree
+from ledger.documents.audit import Verdict
 from ledger.documents.content import Content
-from ledger.documents.draft_head_publication import DraftHeadPublication, DraftHeadWithdrawal
-from ledger.documents.erasure import Erasure
+from ledger.documents.draft_head import DraftHeadPublication, DraftHeadWithdrawal
+from ledger.documents.erasure import Erasure, Expiry, Retention
 from ledger.documents.halt import Halt, Resume
 from ledger.documents.key_entry import KeyEntry
-from ledger.documents.retention import Expiry, Retention
 from ledger.documents.signed_document import Document, read_document
-from ledger.documents.verdict import Verdict
 from ledger.encoding.base64_text import encode_base64
 from ledger.errors import ProofError
 from ledger.keys.ed25519 import PublicKey
@@ -44,15 +43,13 @@ class BundleSource(TileReader, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """The contents of a bundle to be made.
+    """The contents of a bundle to be made: the entries in [start, end) and the receipts at `indexes`.
 
-    checkpoint the signed note (with its cosignatures) that everything is proven against start, end the range that the
-    bundle holds whole; equal for none indexes receipts outside of the range that are to be in it as well earlier older
-    signed notes of the same log, whose trees the checkpoint's tree extends sizes older trees without a note whose roots
-    are needed with_content whether content that has not been erased goes along tenant whose bundle it is: without other
-    tenants' content and retention policies; None for everybody's draft_heads manifests of draft heads, by
-    the hex of their digest timestamps RFC 3161 responses, by the size of the checkpoint policy, keys the exporter's
-    own, for people to compare
+    `checkpoint` is the signed note (with its cosignatures) that everything is proven against. `earlier` are older
+    signed notes of the log, `sizes` its older trees without a note whose roots are needed. `with_content` adds content
+    that has not been erased. With `tenant`, other tenants' content and retention policies stay out. `draft_heads` are
+    manifests by the hex of their digest, `timestamps` RFC 3161 responses by the size of the tree. `policy` and `keys`
+    are the exporter's own, for people to compare.
     """
 
     checkpoint: bytes
@@ -81,7 +78,7 @@ def export_bundle(source: BundleSource, wanted: Export) -> Iterator[BundleFile]:
     indexes = _indexes(source, wanted, tree_head.size)
     hashes = TileHashes(source)
     manifest = BundleManifest(
-        tree_head.origin, tree_head.size, wanted.start, wanted.end, len(indexes), wanted.exported_at
+        tree_head.origin, tree_head.size, Span(wanted.start, wanted.end), len(indexes), wanted.exported_at
     )
     yield BundleFile(layout.MANIFEST, manifest.to_bytes())
     yield BundleFile(layout.CHECKPOINT, wanted.checkpoint)
@@ -133,7 +130,10 @@ def _trees(wanted: Export, tree_head: Checkpoint, hashes: HashReader) -> list[by
     sizes = sorted(size for size in {*notes, *wanted.sizes} if 0 < size < tree_head.size)
     return [
         OlderTree(
-            size, tree_root(size, hashes), consistency_proof(size, tree_head.size, hashes), notes.get(size)
+            size,
+            tree_root(size, hashes),
+            tuple(consistency_proof(size, tree_head.size, hashes)),
+            notes[size].decode() if size in notes else None,
         ).to_bytes()
         for size in sizes
     ]
@@ -157,7 +157,7 @@ def _entries(source: BundleSource, indexes: Sequence[int], wanted: Export) -> It
         yield BundleFile(f"entries/{chosen[0]:012d}.jsonl", _lines(_read(source, chosen)))
         readable = chosen if wanted.tenant is None else [index for index in chosen if index in wanted.indexes]
         contents = [(index, source.content(index)) for index in readable] if wanted.with_content else []
-        lines = [ContentLine(index, content).to_bytes() for index, content in contents if content is not None]
+        lines = [ContentLine.of(index, content).to_bytes() for index, content in contents if content is not None]
         if lines:
             yield BundleFile(f"content/{chosen[0]:012d}.jsonl", _lines(lines))
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from ledger.bundle.folder import BundleFolder
 from ledger.bundle.layout import ENTRIES_PER_FILE
 from ledger.bundle.lines import ContentLine, split_lines
+from ledger.documents.audit import Draw
 from ledger.documents.content import Content
-from ledger.documents.draw import Draw
 from ledger.documents.key_history import KeyHistory
 from ledger.documents.receipt import Receipt
 from ledger.documents.signed_document import Document
@@ -130,7 +130,7 @@ def _check_contents(contents: dict[int, Content], entries: Iterable[CheckedEntry
         if not isinstance(receipt, Receipt):
             raise FormatError(f"entry {index}", "is no receipt, but content is given for it")
         try:
-            content.check(receipt)
+            content.check_against(receipt)
         except FormatError as error:
             raise FormatError(f"entry {index}", str(error)) from None
     return len(contents)

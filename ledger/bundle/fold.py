@@ -10,15 +10,14 @@ from ledger.audit.halt_breach import HaltWatch
 from ledger.audit.obligation_fold import ObligationFold
 from ledger.bundle.file_checks import CheckedEntry
 from ledger.bundle.layout import BundleManifest
-from ledger.documents.draft_head_publication import DraftHeadPublication, DraftHeadWithdrawal
-from ledger.documents.erasure import Erasure
+from ledger.documents.audit import EXACT, UNREPLAYABLE, Verdict
+from ledger.documents.draft_head import DraftHeadPublication, DraftHeadWithdrawal
+from ledger.documents.erasure import Erasure, Expiry, Retention
 from ledger.documents.halt import HaltState
 from ledger.documents.key_entry import KeyEntry
 from ledger.documents.receipt import Receipt
 from ledger.documents.reference_rules import follow
-from ledger.documents.retention import Expiry, Retention
 from ledger.documents.signed_document import Document, kind_of
-from ledger.documents.verdict import EXACT, UNREPLAYABLE, Verdict
 from ledger.errors import FormatError
 from ledger.keys.envelope import Envelope
 from ledger.tree.merkle import Frontier
@@ -73,7 +72,7 @@ class BundleFold:
     @property
     def whole(self) -> bool:
         """Whether the bundle claims to hold the log from its first entry to the last."""
-        return (self.manifest.start, self.manifest.end) == (0, self.manifest.tree_size)
+        return (self.manifest.range.start, self.manifest.range.end) == (0, self.manifest.tree_size)
 
     @property
     def knows_all_halts(self) -> bool:
@@ -201,6 +200,6 @@ class BundleFold:
 
     def missing(self) -> str | None:
         """The first entry of the range that is not there, in words."""
-        covered = range(self.manifest.start, self.manifest.end)
+        covered = range(self.manifest.range.start, self.manifest.range.end)
         gone = next((index for index in covered if index not in self.leaves), None)
         return None if gone is None else f"entry {gone} of [{covered.start}, {covered.stop}) is missing"

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Self
 
-from ledger.encoding.canonical import canonical, parse
-from ledger.encoding.fields import Fields
+from ledger.encoding.document import Count, Document, Part, Text, Time
 from ledger.errors import FormatError
 from ledger.keys.note import check_key_name
 
@@ -55,52 +54,31 @@ class BundleFile:
     data: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class BundleManifest:
-    """`bundle.json`: the claims of the bundle about itself. Nothing of the log is missing in [start, end)."""
+class Span(Part, frozen=True):
+    """The entries from `start` to before `end`."""
 
-    TYPE: ClassVar[str] = "kolm.bundle.v1"
+    start: Count
+    end: Count
 
-    origin: str
-    tree_size: int
-    start: int
-    end: int
-    entries: int
-    exported_at: str
 
-    def to_bytes(self) -> bytes:
-        return canonical(self.to_document())
+class BundleManifest(Document, tag="kolm.bundle.v1", frozen=True):
+    """`bundle.json`: the claims of the bundle about itself. Nothing of the log is missing in `range`."""
 
-    def to_document(self) -> dict[str, Any]:
-        return {
-            "type": self.TYPE,
-            "origin": self.origin,
-            "tree_size": self.tree_size,
-            "range": {"start": self.start, "end": self.end},
-            "entries": self.entries,
-            "exported_at": self.exported_at,
-        }
+    origin: Text
+    tree_size: Count
+    range: Span
+    entries: Count
+    exported_at: Time
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> BundleManifest:
+    def from_bytes(cls, data: bytes, path: str = MANIFEST) -> Self:
         """The manifest of canonical bytes. Raises FormatError naming the first field that is wrong."""
-        fields = Fields(parse(data, MANIFEST), MANIFEST)
-        fields.constant("type", cls.TYPE)
-        covered = fields.part("range")
-        manifest = cls(
-            origin=fields.text("origin"),
-            tree_size=fields.integer("tree_size"),
-            start=covered.integer("start"),
-            end=covered.integer("end"),
-            entries=fields.integer("entries"),
-            exported_at=fields.time("exported_at"),
-        )
-        covered.close()
-        fields.close()
-        check_key_name(manifest.origin, fields.path("origin"))
-        if not manifest.start <= manifest.end <= manifest.tree_size:
-            raise FormatError(fields.path("range"), "expected start <= end <= tree_size")
-        return manifest
+        return super().from_bytes(data, path)
+
+    def check(self) -> None:
+        check_key_name(self.origin, "origin")
+        if not self.range.start <= self.range.end <= self.tree_size:
+            raise FormatError("range", "expected start <= end <= tree_size")
 
 
 class Room:

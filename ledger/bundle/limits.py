@@ -8,7 +8,7 @@ from ledger.audit.obligation import Completeness
 from ledger.bundle.fold import BundleFold
 from ledger.bundle.report import Trust
 from ledger.bundle.skipped import NothingToCheck
-from ledger.documents.verdict import EXACT
+from ledger.documents.audit import EXACT
 from ledger.errors import ProofError
 from ledger.witness.freshness import Freshness
 

@@ -2,70 +2,48 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Self
+
+from msgspec import Meta, structs
 
 from ledger.documents.content import Content
-from ledger.documents.sampling import MAX_TOKEN_ID
-from ledger.encoding.base64_text import decode_base64, encode_base64
-from ledger.encoding.canonical import canonical, parse
-from ledger.encoding.fields import Fields, checked_integer
+from ledger.encoding.base64_text import decode_base64
+from ledger.encoding.document import Count, Hash, Part, Positive, written
 from ledger.errors import FormatError
 from ledger.tree.merkle import HASH_BYTES
 
-MAX_CONSTRAINT = 1 << 20  # characters of a constraint on the output; servers take fewer
 
-
-@dataclass(frozen=True, slots=True)
-class OlderTree:
+class OlderTree(Part, frozen=True):
     """An older tree of the log: its root, the consistency proof to the bundle's tree, and its signed note, if any."""
 
-    size: int
-    root: bytes
-    proof: tuple[bytes, ...]
-    checkpoint: bytes | None = None
-
-    def to_bytes(self) -> bytes:
-        return canonical(
-            {
-                "size": self.size,
-                "root": encode_base64(self.root),
-                "proof": [encode_base64(node) for node in self.proof],
-                "checkpoint": None if self.checkpoint is None else self.checkpoint.decode("utf-8"),
-            }
-        )
+    size: Positive
+    root: Hash
+    proof: tuple[Hash, ...]
+    checkpoint: Annotated[str, Meta(min_length=1, max_length=128 * 1024)] | None = written(None)
 
     @classmethod
-    def from_bytes(cls, line: bytes) -> OlderTree:
+    def from_bytes(cls, data: bytes, path: str = "trees.jsonl") -> Self:
         """Raises FormatError naming the first field that is wrong."""
-        fields = Fields(parse(line, "trees.jsonl"), "trees.jsonl")
-        tree = cls(
-            size=fields.integer("size", 1),
-            root=_hash(fields.read("root"), fields.path("root")),
-            proof=tuple(_hash(node, fields.path("proof")) for node in fields.array("proof")),
-            checkpoint=fields.optional("checkpoint", lambda name: fields.text(name, longest=128 * 1024).encode()),
-        )
-        fields.close()
-        return tree
+        return super().from_bytes(data, path)
 
 
-@dataclass(frozen=True, slots=True)
-class ContentLine:
+class ContentLine(Content, frozen=True, kw_only=True):
     """The content that the receipt at `index` commits to."""
 
-    index: int
-    content: Content
-
-    def to_bytes(self) -> bytes:
-        return canonical({"index": self.index, **content_members(self.content)})
+    index: Count
 
     @classmethod
-    def from_bytes(cls, line: bytes) -> ContentLine:
+    def of(cls, index: int, content: Content) -> Self:
+        return cls(index=index, **structs.asdict(content))
+
+    @property
+    def content(self) -> Content:
+        return Content(*(getattr(self, name) for name in Content.__struct_fields__))
+
+    @classmethod
+    def from_bytes(cls, data: bytes, path: str = "content") -> Self:
         """Raises FormatError naming the first field that is wrong."""
-        fields = Fields(parse(line, "content"), "content")
-        read = cls(fields.integer("index"), content_of(fields))
-        fields.close()
-        return read
+        return super().from_bytes(data, path)
 
 
 def split_lines(data: bytes, path: str) -> list[bytes]:
@@ -92,35 +70,3 @@ def _hash(value: Any, path: str) -> bytes:
     if len(data) != HASH_BYTES:
         raise FormatError(path, f"expected a hash of {HASH_BYTES} bytes")
     return data
-
-
-def content_members(content: Content) -> dict[str, Any]:
-    """As members of a document. Without a constraint there is no member for one."""
-    constraint = content.structured_outputs
-    return ({} if constraint is None else {"structured_outputs": constraint}) | {
-        "prompt_salt": encode_base64(content.prompt_salt),
-        "prompt_token_ids": list(content.prompt_token_ids),
-        "output_salt": encode_base64(content.output_salt),
-        "output_token_ids": list(content.output_token_ids),
-    }
-
-
-def content_of(fields: Fields) -> Content:
-    """Takes the members of `content_members`. Raises FormatError."""
-    return Content(
-        prompt_salt=decode_base64(fields.read("prompt_salt"), fields.path("prompt_salt")),
-        prompt_token_ids=_token_ids(fields, "prompt_token_ids"),
-        output_salt=decode_base64(fields.read("output_salt"), fields.path("output_salt")),
-        output_token_ids=_token_ids(fields, "output_token_ids"),
-        structured_outputs=_constraint(fields),
-    )
-
-
-def _constraint(fields: Fields) -> str | None:
-    name = "structured_outputs"
-    return fields.text(name, longest=MAX_CONSTRAINT, empty=True) if fields.has(name) else None
-
-
-def _token_ids(fields: Fields, name: str) -> tuple[int, ...]:
-    path = fields.path(name)
-    return tuple(checked_integer(value, path, 0, MAX_TOKEN_ID) for value in fields.array(name))

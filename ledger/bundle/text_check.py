@@ -7,9 +7,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from ledger.documents.content import Content
+from ledger.documents.content import Content, Turn
 from ledger.documents.receipt import Receipt
-from ledger.documents.sent import Turn
 
 
 class TextReader(Protocol):

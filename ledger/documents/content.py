@@ -1,9 +1,11 @@
-"""The erasable side of a receipt: the token ids, salts and texts that its commitments commit to."""
+"""What commitments commit to: token ids, salts and texts, and a conversation as a list of turns, each a few texts."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from typing import Annotated
+
+from msgspec import Meta
 
 from ledger.documents.promise import Promise
 from ledger.documents.receipt import OutputPart, PromptPart, Receipt
@@ -17,24 +19,33 @@ from ledger.encoding.commitment import (
     commit,
     commit_text,
 )
+from ledger.encoding.document import Part, TokenId
 from ledger.errors import FormatError
 
+Turn = dict[str, str]
+"""`role` and `content`. An assistant's turn may have `tool_calls`, a tool's `tool_call_id`, and the first `tools`."""
+
+TURN_MEMBERS = ("role", "content", "tool_call_id", "tool_calls", "tools")
+
+_Constraint = Annotated[str, Meta(max_length=1 << 20)]  # characters; servers take fewer
 _NAMES = {Receipt: "receipt", Promise: "promise"}
 
 
-@dataclass(frozen=True, slots=True)
-class Content:
+class Content(Part, frozen=True):
     """Input of a replay: token ids, salts, and the text of the constraint that the output followed, if any. It has a
     table of its own; erasing it leaves every proof over the receipt intact.
     """
 
-    prompt_salt: bytes = field(repr=False)
-    prompt_token_ids: tuple[int, ...] = field(repr=False)
-    output_salt: bytes = field(repr=False)
-    output_token_ids: tuple[int, ...] = field(repr=False)
-    structured_outputs: str | None = field(default=None, repr=False)
+    prompt_salt: bytes
+    prompt_token_ids: tuple[TokenId, ...]
+    output_salt: bytes
+    output_token_ids: tuple[TokenId, ...]
+    structured_outputs: _Constraint | None = None
 
-    def check(self, receipt: Receipt) -> None:
+    def __repr__(self) -> str:
+        return "Content(…)"  # logs and tracebacks show no prompt
+
+    def check_against(self, receipt: Receipt) -> None:
         """Raises FormatError unless this is exactly what the receipt commits to."""
         check_prompt(receipt, self.prompt_salt, self.prompt_token_ids)
         _check("output", OUTPUT_DOMAIN, self.output_salt, self.output_token_ids, receipt.output, receipt)
@@ -45,12 +56,12 @@ class Content:
             )
             raise FormatError("content.structured_outputs", there)
         if constraint is not None and self.structured_outputs is not None:
-            constraint.check(self.structured_outputs, self.prompt_salt)
+            constraint.check_text(self.structured_outputs, self.prompt_salt)
 
 
 def check_opened(receipt: Receipt, content: Content, text: str) -> None:
     """Raises FormatError unless a receipt commits to this content and to the output's `text`."""
-    content.check(receipt)
+    content.check_against(receipt)
     committed = receipt.output.text_commitment
     if committed is None or commit_text(OUTPUT_TEXT_DOMAIN, content.output_salt, text) != committed:
         raise FormatError("text", "is not the output that the receipt commits to")
@@ -64,7 +75,7 @@ def check_prompt(document: Receipt | Promise, salt: bytes, token_ids: tuple[int,
 def check_sent(document: Receipt | Promise, prompt_salt: bytes, sent: str | Sequence[Mapping[str, str]]) -> None:
     """Raises FormatError unless the prompt of a receipt or of a promise is this text, or this conversation.
 
-    A conversation is as `ledger.documents.sent` has it.
+    A conversation is a list of `Turn`.
     """
     if isinstance(sent, str):
         domain, text = PROMPT_TEXT_DOMAIN, sent
@@ -88,3 +99,15 @@ def _check(
         raise FormatError(path, f"expected the {committing}'s {part.tokens} ids, got {len(token_ids)}")
     if commit(domain, salt, token_ids) != part.commitment:
         raise FormatError(path, f"with this salt, is not what the {committing} commits to")
+
+
+def sent_turn(role: str, content: str, calls: Sequence[tuple[str, str, str]] = (), call_id: str = "") -> Turn:
+    """`calls`: (id, name, arguments), written as a JSON array of such arrays. Empty ones are left out."""
+    more = {"tool_calls": canonical([list(call) for call in calls]).decode() if calls else "", "tool_call_id": call_id}
+    return {"role": role, "content": content} | {name: value for name, value in more.items() if value}
+
+
+def sent_tools(tools: Sequence[tuple[str, str, str, bool]]) -> list[Turn]:
+    """The turn before all others where there are tools, none otherwise: (name, description, parameters, strict)."""
+    written = canonical([list(tool) for tool in tools]).decode()
+    return [{"role": "tools", "content": "", "tools": written}] if tools else []

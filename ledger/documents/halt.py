@@ -4,118 +4,64 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from ledger.encoding.fields import Fields
+from ledger.encoding.document import Cid, Count, Document, Name, Part, Reason, Time, written
 from ledger.errors import FormatError
 
 
-@dataclass(frozen=True, slots=True)
-class Scope:
+class Scope(Part, frozen=True):
     """The scope of a halt: one method on one base, with one head, or with any head where `head_cid` is null."""
 
-    base_cid: str
-    method: str
-    head_cid: str | None = None
+    base_cid: Cid
+    method: Name
+    head_cid: Cid | None = written(None)
 
     def covers(self, base_cid: str, method: str, head_cid: str | None) -> bool:
         return (self.base_cid, self.method) == (base_cid, method) and self.head_cid in (None, head_cid)
 
-    def to_document(self) -> dict[str, Any]:
-        return {"base_cid": self.base_cid, "method": self.method, "head_cid": self.head_cid}
-
-    @classmethod
-    def from_fields(cls, fields: Fields) -> Scope:
-        scope = cls(
-            base_cid=fields.cid("base_cid"),
-            method=fields.name("method"),
-            head_cid=fields.optional("head_cid", fields.cid),
-        )
-        fields.close()
-        if scope.method == "off":
-            raise FormatError(fields.path("method"), "expected a method of speculation, which off is not")
-        return scope
+    def check_method(self) -> None:
+        """Raises FormatError for a scope that cannot be halted."""
+        if self.method == "off":
+            raise FormatError("scope.method", "expected a method of speculation, which off is not")
 
 
-def scopes_of(
-    base_cid: str, method: str, head_cid: str | None, passes_by_method: Iterable[tuple[str, int]] = ()
-) -> tuple[Scope, ...]:
-    """The scopes that a deviation of one output puts in doubt: every method that drafted for it, the first one first.
+def scopes_of(base_cid: str, method: str, head_cid: str | None, others: Iterable[str] = ()) -> tuple[Scope, ...]:
+    """The scopes that a deviation of one output puts in doubt: every method that drafted for it (`others` may name
+    it again, and `off`), the first one first.
 
     The head is that of the first method; an eagle3 that joined later stands for every head.
     """
-    others = (other for other, _ in passes_by_method if other not in (method, "off"))
-    return (Scope(base_cid, method, head_cid), *(Scope(base_cid, other) for other in others))
+    joined = (other for other in sorted(others) if other not in (method, "off"))
+    return (Scope(base_cid, method, head_cid), *(Scope(base_cid, other) for other in joined))
 
 
-@dataclass(frozen=True, slots=True)
-class Halt:
+class Halt(Document, tag="kolm.halt.v1", frozen=True):
     """A `kolm.halt.v1` document, signed by a key of role `auditor`; answers the DEVIATION at `verdict_index`."""
 
-    TYPE: ClassVar[str] = "kolm.halt.v1"
+    SIGNERS: ClassVar = ("auditor",)
 
     scope: Scope
-    verdict_index: int
-    reason: str
-    issued_at: str
+    verdict_index: Count
+    reason: Reason
+    issued_at: Time
 
-    def to_document(self) -> dict[str, Any]:
-        return {
-            "type": self.TYPE,
-            "scope": self.scope.to_document(),
-            "verdict_index": self.verdict_index,
-            "reason": self.reason,
-            "issued_at": self.issued_at,
-        }
-
-    @classmethod
-    def from_document(cls, document: object) -> Halt:
-        """The halt that a parsed JSON value holds. Raises FormatError naming the first field that is wrong."""
-        fields = Fields(document)
-        fields.constant("type", cls.TYPE)
-        halt = cls(
-            scope=Scope.from_fields(fields.part("scope")),
-            verdict_index=fields.integer("verdict_index"),
-            reason=fields.text("reason", longest=2048),
-            issued_at=fields.time("issued_at"),
-        )
-        fields.close()
-        return halt
+    def check(self) -> None:
+        self.scope.check_method()
 
 
-@dataclass(frozen=True, slots=True)
-class Resume:
+class Resume(Document, tag="kolm.resume.v1", frozen=True):
     """A `kolm.resume.v1` document. Signed by a key of role `operator`; lifts the open halt at `halt_index`."""
 
-    TYPE: ClassVar[str] = "kolm.resume.v1"
+    SIGNERS: ClassVar = ("operator",)
 
     scope: Scope
-    halt_index: int
-    reason: str
-    issued_at: str
+    halt_index: Count
+    reason: Reason
+    issued_at: Time
 
-    def to_document(self) -> dict[str, Any]:
-        return {
-            "type": self.TYPE,
-            "scope": self.scope.to_document(),
-            "halt_index": self.halt_index,
-            "reason": self.reason,
-            "issued_at": self.issued_at,
-        }
-
-    @classmethod
-    def from_document(cls, document: object) -> Resume:
-        """The resume that a parsed JSON value holds. Raises FormatError naming the first field that is wrong."""
-        fields = Fields(document)
-        fields.constant("type", cls.TYPE)
-        resume = cls(
-            scope=Scope.from_fields(fields.part("scope")),
-            halt_index=fields.integer("halt_index"),
-            reason=fields.text("reason", longest=2048),
-            issued_at=fields.time("issued_at"),
-        )
-        fields.close()
-        return resume
+    def check(self) -> None:
+        self.scope.check_method()
 
 
 @dataclass(frozen=True, slots=True)

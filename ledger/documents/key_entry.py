@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, ClassVar
 
-from ledger.encoding.fields import Fields
+from ledger.encoding.document import Document, Time, form, one_of
 from ledger.errors import FormatError
 from ledger.keys.ed25519 import ROLES, PublicKey
 
-_KEY_ID = re.compile("ed25519:[0-9a-f]{64}")
+_KeyId = Annotated[str, form("ed25519:[0-9a-f]{64}", "ed25519:<64 lowercase hex digits>")]
 
 
-@dataclass(frozen=True, slots=True)
-class KeyEntry:
+class KeyEntry(Document, tag="kolm.key.v1", frozen=True):
     """A `kolm.key.v1` document. Signed by the key itself or by any trusted key.
 
     It records trust and does not create it: the key must already be trusted for its role by configuration.
@@ -23,41 +20,13 @@ class KeyEntry:
     begins the new one's (`key_history`).
     """
 
-    TYPE: ClassVar[str] = "kolm.key.v1"
+    SIGNERS: ClassVar = ROLES
 
-    role: str
+    role: Annotated[str, one_of(ROLES)]
     public_key: PublicKey
-    issued_at: str
-    replaces: str | None = None
+    issued_at: Time
+    replaces: _KeyId | None = None
 
-    def to_document(self) -> dict[str, Any]:
-        document = {
-            "type": self.TYPE,
-            "role": self.role,
-            "public_key": self.public_key.to_base64(),
-            "issued_at": self.issued_at,
-        }
-        return document if self.replaces is None else document | {"replaces": self.replaces}
-
-    @classmethod
-    def from_document(cls, document: object) -> KeyEntry:
-        """The key entry that a parsed JSON value holds. Raises FormatError naming the first field that is wrong."""
-        fields = Fields(document)
-        fields.constant("type", cls.TYPE)
-        entry = cls(
-            role=fields.choice("role", ROLES),
-            public_key=PublicKey.from_base64(fields.read("public_key"), fields.path("public_key")),
-            issued_at=fields.time("issued_at"),
-            replaces=_key_id(fields) if fields.has("replaces") else None,
-        )
-        fields.close()
-        if entry.replaces == entry.public_key.key_id:
+    def check(self) -> None:
+        if self.replaces == self.public_key.key_id:
             raise FormatError("replaces", "a key cannot replace itself")
-        return entry
-
-
-def _key_id(fields: Fields) -> str:
-    value = fields.read("replaces")
-    if not isinstance(value, str) or _KEY_ID.fullmatch(value) is None:
-        raise FormatError(fields.path("replaces"), "expected ed25519:<64 lowercase hex digits>")
-    return value

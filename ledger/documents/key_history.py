@@ -107,7 +107,7 @@ def _with_successor(trusted: TrustedKeys, document: Document) -> TrustedKeys:
     if document.public_key in trusted.keys(document.role):
         return trusted
     old = trusted.find(document.role, document.replaces)
-    new = document.public_key if old is None else replace(document.public_key, scope=old.scope)
+    new = document.public_key if old is None else document.public_key.scoped(old.scope)
     return _changed(trusted, document.role, (*trusted.keys(document.role), new))
 
 

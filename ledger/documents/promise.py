@@ -1,79 +1,52 @@
-"""A promise: before the answer, a signature under the receipts that the log will hold, and by when."""
+"""A promise, a signature before the answer under the receipts that the log will hold and by when; and the log's signed
+answer to it: which of them its tree holds.
+
+A caller who may not read the whole log cannot show that a receipt is missing from it. The log can, by its signature:
+an answer without a receipt that was due proves the omission to everybody who trusts the keys of promise and log.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any
+
+from msgspec import Meta
 
 from ledger.documents.receipt import PromptPart, Receipt
-from ledger.encoding.canonical import canonical, parse
-from ledger.encoding.fields import Fields
+from ledger.encoding.canonical import canonical
+from ledger.encoding.digest import digest
+from ledger.encoding.document import Cid, Count, Digest, Document, Nonce, Text, Time
 from ledger.encoding.timestamp import parse_timestamp
 from ledger.errors import FormatError, SignatureError
-from ledger.keys.envelope import Envelope, pae, sign
+from ledger.keys.envelope import Envelope, pae, sign, verify
 from ledger.keys.signer import Signer
 from ledger.keys.trusted_keys import TrustedKeys
 
 PAYLOAD_TYPE = "application/vnd.kolm.promise.v1+json"
-_ROLE = "receipts"
+ANSWER_TYPE = "application/vnd.kolm.promise_answer.v1+json"
 MOST_CHOICES = 1024
 """Choices of one promise: more than servers take in one request, and few enough to list."""
 
 
-@dataclass(frozen=True, slots=True)
-class Promise:
+class Promise(Document, tag="kolm.promise.v1", frozen=True):
     """A `kolm.promise.v1` document, signed by a key of role `receipts`. It is the caller's; the log does not hold it.
 
     The log will hold one receipt for each of `choices` by `due`, with this tenant, request and prompt commitment.
     """
 
-    TYPE: ClassVar[str] = "kolm.promise.v1"
-
-    promised_at: str
-    due: str
-    tenant: str
-    request_id: str
-    nonce: str | None
-    base_cid: str
-    profile_cid: str
+    promised_at: Time
+    due: Time
+    tenant: Text
+    request_id: Text
+    nonce: Nonce | None
+    base_cid: Cid
+    profile_cid: Cid
     prompt: PromptPart
-    choices: int
+    choices: Annotated[int, Meta(ge=1, le=MOST_CHOICES)]
 
-    def to_document(self) -> dict[str, Any]:
-        return {
-            "type": self.TYPE,
-            "promised_at": self.promised_at,
-            "due": self.due,
-            "tenant": self.tenant,
-            "request_id": self.request_id,
-            "nonce": self.nonce,
-            "base_cid": self.base_cid,
-            "profile_cid": self.profile_cid,
-            "prompt": self.prompt.to_document(),
-            "choices": self.choices,
-        }
-
-    @classmethod
-    def from_document(cls, document: object) -> Promise:
-        """The promise that a parsed JSON value holds. Raises FormatError naming the first field that is wrong."""
-        fields = Fields(document)
-        fields.constant("type", cls.TYPE)
-        promise = cls(
-            promised_at=fields.time("promised_at"),
-            due=fields.time("due"),
-            tenant=fields.text("tenant"),
-            request_id=fields.text("request_id"),
-            nonce=fields.optional("nonce", lambda name: fields.text(name, longest=128)),
-            base_cid=fields.cid("base_cid"),
-            profile_cid=fields.cid("profile_cid"),
-            prompt=PromptPart.from_fields(fields.part("prompt")),
-            choices=fields.integer("choices", 1, MOST_CHOICES),
-        )
-        fields.close()
-        if parse_timestamp(promise.due) < parse_timestamp(promise.promised_at):
+    def check(self) -> None:
+        if parse_timestamp(self.due) < parse_timestamp(self.promised_at):
             raise FormatError("due", "is before promised_at")
-        return promise
 
     def is_kept_by(self, receipt: Receipt) -> bool:
         """Whether a receipt is one of those that were promised."""
@@ -97,19 +70,55 @@ def _digest(of: Promise | Receipt, choice: int) -> bytes:
     return hashlib.sha256(canonical([*_terms(of), choice])).digest()
 
 
+class PromiseAnswer(Document, tag="kolm.promise_answer.v1", frozen=True):
+    """A `kolm.promise_answer.v1` document, signed by a key of role `log`; the log does not hold it.
+
+    `promise` is the digest of the promise's canonical envelope. `entries` are the indexes of the promised receipts by
+    choice, None where the tree of `tree_size` entries with `root_hash` holds none.
+    """
+
+    promise: Digest
+    tree_size: Count
+    root_hash: Digest
+    entries: Annotated[tuple[Count | None, ...], Meta(min_length=1, max_length=MOST_CHOICES)]
+    answered_at: Time
+
+    @property
+    def missing(self) -> list[int]:
+        """Choices without a receipt in the tree."""
+        return [choice for choice, index in enumerate(self.entries) if index is None]
+
+    def breaks(self, promise: Promise) -> bool:
+        """Whether receipts were missing once they were due, by the log's own clock."""
+        return bool(self.missing) and parse_timestamp(self.answered_at) > parse_timestamp(promise.due)
+
+
 def sign_promise(promise: Promise, key: Signer) -> Envelope:
     """Raises SignatureError for a key of another role."""
-    if key.role != _ROLE:
-        raise SignatureError(f"a key of role {key.role} may not sign a promise")
-    return sign(canonical(promise.to_document()), PAYLOAD_TYPE, key)
+    return _signed(promise, PAYLOAD_TYPE, "receipts", key)
+
+
+def sign_answer(answer: PromiseAnswer, key: Signer) -> Envelope:
+    """Raises SignatureError for a key of another role."""
+    return _signed(answer, ANSWER_TYPE, "log", key)
+
+
+def _signed(document: Promise | PromiseAnswer, payload_type: str, role: str, key: Signer) -> Envelope:
+    if key.role != role:
+        raise SignatureError(f"a key of role {key.role} may not sign a {document.type_name()}")
+    return sign(document.to_bytes(), payload_type, key)
 
 
 def read_promise(data: bytes) -> Promise:
     """The promise in a DSSE envelope whose signature nobody has checked. Raises FormatError."""
+    return Promise.from_bytes(_envelope(data, PAYLOAD_TYPE).payload)
+
+
+def _envelope(data: bytes, payload_type: str) -> Envelope:
     envelope = Envelope.from_bytes(data)
-    if envelope.payload_type != PAYLOAD_TYPE:
-        raise FormatError("payloadType", f"expected {PAYLOAD_TYPE}, got {envelope.payload_type!r}")
-    return Promise.from_document(parse(envelope.payload, "payload"))
+    if envelope.payload_type != payload_type:
+        raise FormatError("payloadType", f"expected {payload_type}, got {envelope.payload_type!r}")
+    return envelope
 
 
 def open_promise(data: bytes, trusted: TrustedKeys) -> Promise:
@@ -118,9 +127,22 @@ def open_promise(data: bytes, trusted: TrustedKeys) -> Promise:
     if len(envelope.signatures) != 1:
         raise SignatureError(f"expected one signature, got {len(envelope.signatures)}")
     signature = envelope.signatures[0]
-    key = trusted.find(_ROLE, signature.key_id)
+    key = trusted.find("receipts", signature.key_id)
     if key is None:
         raise SignatureError(f"{signature.key_id or 'a key without id'} is not trusted to sign a promise")
     key.verify(pae(envelope.payload_type, envelope.payload), signature.signature)
     key.scope.check(promise)
     return promise
+
+
+def promise_digest(data: bytes) -> str:
+    """The digest of a promise's envelope, however it is laid out. Raises FormatError."""
+    return digest(Envelope.from_bytes(data).to_bytes())
+
+
+def open_answer(data: bytes, promise: bytes, trusted: TrustedKeys) -> PromiseAnswer:
+    """The answer to this promise, if a trusted key of the log signed it. Raises FormatError, SignatureError."""
+    answer = PromiseAnswer.from_bytes(verify(_envelope(data, ANSWER_TYPE), trusted, "log"))
+    if answer.promise != promise_digest(promise):
+        raise FormatError("promise", "is another than the promise at hand")
+    return answer

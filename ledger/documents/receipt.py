@@ -2,48 +2,111 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import Annotated, ClassVar
 
-from ledger.documents.sampling import Sampling
-from ledger.documents.spec_decode import OFF, REPLAYED, SpecDecode
-from ledger.encoding.fields import Fields
+from msgspec import Meta, field
+
+from ledger.encoding.commitment import STRUCTURED_OUTPUTS_DOMAIN, commit_text
+from ledger.encoding.document import (
+    Cid,
+    Count,
+    Digest,
+    Document,
+    Name,
+    Nonce,
+    NotNegative,
+    Number,
+    Part,
+    Positive,
+    ReceiptId,
+    Seed,
+    Share,
+    Text,
+    Time,
+    TokenId,
+    form,
+    one_of,
+    written,
+)
 from ledger.errors import FormatError
 
 FINISH_REASONS = ("stop", "length", "cancelled", "error")
+OFF = "off"
+REPLAYED = "replayed"
+SPEEDUP_BASES = (REPLAYED, "calibrated")
+"""`calibrated`, an estimate from steps that were timed at start, is in older documents and is no longer written."""
+
+_Engine = Annotated[
+    str, form("[a-z][a-z0-9_.-]{0,31}/[0-9a-zA-Z.+-]{1,31}", "a library and its version, as llguidance/1.9.1")
+]
+_FinishReason = Annotated[str, one_of(FINISH_REASONS)]
+_SpeedupBasis = Annotated[str, one_of(SPEEDUP_BASES)]
+_StopString = Annotated[str, Meta(min_length=1)]
+_StopReason = Annotated[str, Meta(min_length=1, max_length=1024)] | TokenId
 
 
-@dataclass(frozen=True, slots=True)
-class PromptPart:
+class StructuredOutputsPart(Part, frozen=True):
+    """The constraint that an output followed. `commitment` is to its text, with the prompt's salt. `engine` is the
+    library, with its version, that decided which tokens were allowed: a replay needs the same one.
+    """
+
+    kind: Name
+    commitment: Digest
+    engine: _Engine
+
+    @classmethod
+    def of(cls, kind: str, text: str, prompt_salt: bytes, engine: str) -> StructuredOutputsPart:
+        return cls(kind, commit_text(STRUCTURED_OUTPUTS_DOMAIN, prompt_salt, text), engine)
+
+    def check_text(self, text: str, prompt_salt: bytes) -> None:
+        """Raises FormatError unless this is the constraint's text."""
+        if commit_text(STRUCTURED_OUTPUTS_DOMAIN, prompt_salt, text) != self.commitment:
+            raise FormatError("content.structured_outputs", "with this salt, is not what the receipt commits to")
+
+
+class Sampling(Part, frozen=True):
+    """Sampling parameters after defaults and clamping; with base, adapter and prompt they determine every token.
+
+    Names and defaults are those of the engine's SamplingParams; `choice` is the receipt's place among the `n` of its
+    request. `logprobs` is not here: it does not change tokens. Documents without a constraint lack
+    `structured_outputs`.
+    """
+
+    temperature: NotNegative = written(0.0)
+    top_p: Share = written(1.0)
+    top_k: Count = written(0)
+    min_p: Share = written(0.0)
+    seed: Seed = written(Seed(0))
+    max_tokens: Positive = written(128)
+    min_tokens: Count = written(0)
+    stop: tuple[_StopString, ...] = written(())
+    stop_token_ids: tuple[TokenId, ...] = written(())
+    ignore_eos: bool = written(False)
+    presence_penalty: Number = written(0.0)
+    frequency_penalty: Number = written(0.0)
+    repetition_penalty: NotNegative = written(1.0)
+    logit_bias: tuple[tuple[TokenId, Number], ...] = written(())
+    n: Positive = written(1)
+    choice: Count = written(0)
+    structured_outputs: StructuredOutputsPart | None = None
+
+
+class PromptPart(Part, frozen=True):
     """The prompt's length in tokens and the salted commitment to its ids.
 
     `text_commitment` is to what the caller sent, where that was a text or a conversation; of a conversation,
     `chat_template` is the digest of the template that laid it out. Older documents lack both.
     """
 
-    tokens: int
-    commitment: str
-    text_commitment: str | None = None
-    chat_template: str | None = None
-
-    def to_document(self) -> dict[str, Any]:
-        more = {"text_commitment": self.text_commitment, "chat_template": self.chat_template}
-        return {"tokens": self.tokens, "commitment": self.commitment, **_present(more)}
-
-    @classmethod
-    def from_fields(cls, fields: Fields) -> PromptPart:
-        part = cls(
-            tokens=fields.integer("tokens", 1),
-            commitment=fields.digest("commitment"),
-            text_commitment=fields.digest("text_commitment") if fields.has("text_commitment") else None,
-            chat_template=fields.digest("chat_template") if fields.has("chat_template") else None,
-        )
-        fields.close()
-        return part
+    tokens: Positive
+    commitment: Digest
+    text_commitment: Digest | None = None
+    chat_template: Digest | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class OutputPart:
+class OutputPart(Part, frozen=True):
     """The output's length, the salted commitment to its ids, why it ended, and the stream digest over its logits.
 
     `stop_reason` is the stop string or token id that matched. `min_margin` is the least distance between the two best
@@ -51,42 +114,46 @@ class OutputPart:
     a matched stop string; older documents lack it.
     """
 
-    tokens: int
-    commitment: str
-    finish_reason: str
-    stream_digest: str
-    stop_reason: str | int | None = None
-    min_margin: float | None = None
-    text_commitment: str | None = None
-
-    def to_document(self) -> dict[str, Any]:
-        return {
-            "tokens": self.tokens,
-            "commitment": self.commitment,
-            "finish_reason": self.finish_reason,
-            "stop_reason": self.stop_reason,
-            "stream_digest": self.stream_digest,
-            "min_margin": self.min_margin,
-            **_present({"text_commitment": self.text_commitment}),
-        }
-
-    @classmethod
-    def from_fields(cls, fields: Fields) -> OutputPart:
-        part = cls(
-            tokens=fields.integer("tokens"),
-            commitment=fields.digest("commitment"),
-            finish_reason=fields.choice("finish_reason", FINISH_REASONS),
-            stream_digest=fields.digest("stream_digest"),
-            stop_reason=_stop_reason(fields),
-            min_margin=fields.optional("min_margin", lambda name: fields.number(name, 0.0)),
-            text_commitment=fields.digest("text_commitment") if fields.has("text_commitment") else None,
-        )
-        fields.close()
-        return part
+    tokens: Count
+    commitment: Digest
+    finish_reason: _FinishReason
+    stream_digest: Digest
+    stop_reason: _StopReason | None = written(None)
+    min_margin: NotNegative | None = written(None)
+    text_commitment: Digest | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Receipt:
+class SpecDecode(Part, frozen=True):
+    """How speculation ran for this output, and what is known about its exactness. Field names are the published ones.
+
+    `verified_identical_to_off` is true or false only where a replay with speculation off was compared before signing;
+    otherwise null, and the verdict entry answers. `wall_clock_speedup` is null exactly where `speedup_basis` is, and
+    measured only where that is `replayed`. `acceptance_rate` is accepted / proposed tokens; null where nothing was
+    proposed. `mean_acceptance_length` is emitted tokens per target pass of the decode phase; null where there was none.
+    `k` is null for methods without a draft depth.
+
+    Where `auto` was free to change methods inside the request, `method` is the one it began with, and
+    `passes_by_method` counts target passes by whose draft they verified; those without any draft are `off`. It is empty
+    elsewhere, and not a member of the document.
+    """
+
+    method: Name
+    requested_method: Name
+    tokens_proposed: Count
+    tokens_accepted: Count
+    target_passes: Count
+    head_cid: Cid | None = written(None)
+    k: Positive | None = written(None)
+    acceptance_rate: Share | None = written(None)
+    mean_acceptance_length: NotNegative | None = written(None)
+    wall_clock_speedup: NotNegative | None = written(None)
+    speedup_basis: _SpeedupBasis | None = written(None)
+    verified_identical_to_off: bool | None = written(None)
+    fallback_reason: Text | None = written(None)
+    passes_by_method: Mapping[Name, Positive] = field(default_factory=dict)
+
+
+class Receipt(Document, tag="kolm.receipt.v1", frozen=True):
     """A `kolm.receipt.v1` document. Signed by a key of role `receipts`; one for each choice of a request.
 
     `profile_proven`: whether the server's numerics profile had passed its probe, so that rows could be
@@ -94,23 +161,23 @@ class Receipt:
     lack the member (None: unknown). `nonce` is the caller's own, where one was sent.
     """
 
-    TYPE: ClassVar[str] = "kolm.receipt.v1"
+    SIGNERS: ClassVar = ("receipts",)
 
-    receipt_id: str
-    issued_at: str
-    tenant: str
-    request_id: str
-    base_cid: str
-    tokenizer_cid: str
-    profile_cid: str
-    halt_epoch: int
+    receipt_id: ReceiptId
+    issued_at: Time
+    tenant: Text
+    request_id: Text
+    base_cid: Cid
+    tokenizer_cid: Cid
+    profile_cid: Cid
+    halt_epoch: Count
     sampling: Sampling
     prompt: PromptPart
     output: OutputPart
     spec_decode: SpecDecode
-    adapter_cid: str | None = None
+    adapter_cid: Cid | None = written(None)
     profile_proven: bool | None = None
-    nonce: str | None = None
+    nonce: Nonce | None = None
 
     @property
     def overclaim(self) -> str | None:
@@ -135,52 +202,20 @@ class Receipt:
         block = self.spec_decode
         return block.wall_clock_speedup if block.speedup_basis == REPLAYED and self.overclaim is None else None
 
-    def to_document(self) -> dict[str, Any]:
-        return _present({"profile_proven": self.profile_proven, "nonce": self.nonce}) | {
-            "type": self.TYPE,
-            "receipt_id": self.receipt_id,
-            "issued_at": self.issued_at,
-            "tenant": self.tenant,
-            "request_id": self.request_id,
-            "base_cid": self.base_cid,
-            "adapter_cid": self.adapter_cid,
-            "tokenizer_cid": self.tokenizer_cid,
-            "profile_cid": self.profile_cid,
-            "halt_epoch": self.halt_epoch,
-            "sampling": self.sampling.to_document(),
-            "prompt": self.prompt.to_document(),
-            "output": self.output.to_document(),
-            "spec_decode": self.spec_decode.to_document(),
-        }
-
-    @classmethod
-    def from_document(cls, document: object) -> Receipt:
-        """The receipt that a parsed JSON value holds. Raises FormatError naming the first field that is wrong."""
-        fields = Fields(document)
-        fields.constant("type", cls.TYPE)
-        receipt = cls(
-            receipt_id=fields.receipt_id("receipt_id"),
-            issued_at=fields.time("issued_at"),
-            tenant=fields.text("tenant"),
-            request_id=fields.text("request_id"),
-            base_cid=fields.cid("base_cid"),
-            adapter_cid=fields.optional("adapter_cid", fields.cid),
-            tokenizer_cid=fields.cid("tokenizer_cid"),
-            profile_cid=fields.cid("profile_cid"),
-            profile_proven=fields.boolean("profile_proven") if fields.has("profile_proven") else None,
-            nonce=fields.text("nonce", longest=128) if fields.has("nonce") else None,
-            halt_epoch=fields.integer("halt_epoch"),
-            sampling=Sampling.from_fields(fields.part("sampling")),
-            prompt=PromptPart.from_fields(fields.part("prompt")),
-            output=OutputPart.from_fields(fields.part("output")),
-            spec_decode=SpecDecode.from_fields(fields.part("spec_decode")),
-        )
-        fields.close()
-        _check(receipt)
-        return receipt
+    def check(self) -> None:
+        _check_sampling(self.sampling)
+        _check_speculation(self.spec_decode)
+        _check_output(self)
 
 
-def _check(receipt: Receipt) -> None:
+def _check_sampling(sampling: Sampling) -> None:
+    if sampling.choice >= sampling.n:
+        raise FormatError("sampling.choice", f"expected less than n = {sampling.n}")
+    if any(left[0] >= right[0] for left, right in pairwise(sampling.logit_bias)):
+        raise FormatError("sampling.logit_bias", "expected token ids in ascending order, each once")
+
+
+def _check_output(receipt: Receipt) -> None:
     """What a receipt says of its passes has to follow from what it says of its output. Raises FormatError.
 
     Each pass emits the draft tokens that it accepts and one of the target's own; the pass in which an output ended with
@@ -199,17 +234,35 @@ def _check(receipt: Receipt) -> None:
         raise FormatError("profile_proven", f"is false: nothing may have drafted, and the method is {block.method}")
 
 
-def _present(members: dict[str, Any]) -> dict[str, Any]:
-    """Members that documents may lack, where there is something to say."""
-    return {name: value for name, value in members.items() if value is not None}
+def _check_speculation(block: SpecDecode) -> None:
+    if block.method == "auto":
+        raise FormatError("spec_decode.method", "expected the method that ran; auto chooses one")
+    if "auto" in block.passes_by_method:
+        raise FormatError("spec_decode.passes_by_method.auto", "expected methods that ran; auto chooses one")
+    if block.passes_by_method and sum(block.passes_by_method.values()) != block.target_passes:
+        expected = f"expected counts that add up to target_passes = {block.target_passes}"
+        raise FormatError("spec_decode.passes_by_method", expected)
+    if block.tokens_accepted > block.tokens_proposed:
+        raise FormatError("spec_decode.tokens_accepted", f"expected at most tokens_proposed = {block.tokens_proposed}")
+    rate = block.tokens_accepted / block.tokens_proposed if block.tokens_proposed else None
+    if block.acceptance_rate != rate:
+        expected = "null, as nothing was proposed" if rate is None else f"tokens_accepted / tokens_proposed = {rate}"
+        raise FormatError("spec_decode.acceptance_rate", f"expected {expected}")
+    _check_methods(block)
+    if (block.wall_clock_speedup is None) != (block.speedup_basis is None):
+        raise FormatError("spec_decode.speedup_basis", "expected null exactly where wall_clock_speedup is null")
 
 
-def _stop_reason(fields: Fields) -> str | int | None:
-    value = fields.read("stop_reason")
-    if value is None:
-        return None
-    if isinstance(value, str):
-        return fields.text("stop_reason", longest=1024)
-    if isinstance(value, int):
-        return fields.integer("stop_reason", 0, 2**32 - 1)
-    raise FormatError(fields.path("stop_reason"), "expected a stop string, a token id or null")
+def _check_methods(block: SpecDecode) -> None:
+    """A method that has drafted cannot go by the name `off`, nor one that was not asked for by that of another."""
+    if block.requested_method != "auto" and block.method not in (block.requested_method, OFF):
+        raise FormatError("spec_decode.method", f"expected {block.requested_method}, which was asked for, or {OFF}")
+    drafted = sum(count for method, count in block.passes_by_method.items() if method != OFF)
+    if block.method == OFF and (drafted or block.head_cid is not None or block.k is not None):
+        raise FormatError("spec_decode.method", f"is {OFF}, beside a draft head, a draft depth or passes of a method")
+    # Each pass that verified a draft has verified a token of it, and no other pass has.
+    nothing = block.method == OFF or not block.target_passes or (bool(block.passes_by_method) and not drafted)
+    if nothing and block.tokens_proposed:
+        raise FormatError("spec_decode.tokens_proposed", "expected 0, as no pass verified a draft")
+    if block.tokens_proposed < drafted:
+        raise FormatError("spec_decode.tokens_proposed", f"expected one at least for each of {drafted} passes")

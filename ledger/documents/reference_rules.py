@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from ledger.documents.erasure import Erasure
+from ledger.documents.audit import DEVIATION, Verdict
+from ledger.documents.erasure import Erasure, Expiry, Retention, check_expiry, check_retention
 from ledger.documents.halt import Halt, HaltState, Resume
 from ledger.documents.receipt import Receipt
-from ledger.documents.retention import Expiry, Retention, check_expiry, check_retention
 from ledger.documents.signed_document import Document
-from ledger.documents.verdict import DEVIATION, Verdict
 from ledger.errors import FormatError
 
 

@@ -9,20 +9,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import get_args
 
-from ledger.documents.audit_policy import AuditPolicy
-from ledger.documents.draft_head_publication import DraftHeadPublication, DraftHeadWithdrawal
-from ledger.documents.draw import Draw
-from ledger.documents.erasure import Erasure
+from msgspec.structs import replace
+
+from ledger.documents.audit import AuditPolicy, Draw, Verdict
+from ledger.documents.draft_head import DraftHeadPublication, DraftHeadWithdrawal, KScore
+from ledger.documents.erasure import Erasure, Expiry, Retention
 from ledger.documents.halt import Halt, Resume
 from ledger.documents.key_entry import KeyEntry
-from ledger.documents.kscore import KScore
 from ledger.documents.receipt import Receipt
-from ledger.documents.retention import Expiry, Retention
-from ledger.documents.verdict import Verdict
-from ledger.encoding.canonical import canonical, parse
-from ledger.encoding.fields import Fields
+from ledger.encoding.canonical import parse
 from ledger.errors import FormatError, SignatureError, SignaturesMissing
 from ledger.keys.ed25519 import ROLES, PublicKey
 from ledger.keys.envelope import Envelope, pae, sign
@@ -59,42 +57,18 @@ _Known = (
 )
 Document = _Known | UnknownDocument
 
-KINDS: dict[str, type[_Known]] = {
-    "receipt": Receipt,
-    "verdict": Verdict,
-    "halt": Halt,
-    "resume": Resume,
-    "erasure": Erasure,
-    "key": KeyEntry,
-    "head_publication": DraftHeadPublication,
-    "head_withdrawal": DraftHeadWithdrawal,
-    "kscore": KScore,
-    "audit_policy": AuditPolicy,
-    "draw": Draw,
-    "retention": Retention,
-    "expiry": Expiry,
-}
 
-_SIGNING_ROLES: dict[type[Document], tuple[str, ...]] = {
-    Receipt: ("receipts",),
-    Verdict: ("auditor",),
-    Halt: ("auditor",),
-    Resume: ("operator",),
-    Erasure: ("operator", "log"),  # the log: its tenant asked for it, by a credential of its own
-    KeyEntry: ROLES,
-    DraftHeadPublication: ("publisher",),
-    DraftHeadWithdrawal: ("publisher", "operator"),
-    KScore: ("publisher",),
-    AuditPolicy: ("auditor",),
-    Draw: ("auditor",),
-    Retention: ("operator",),
-    Expiry: ("log",),
-}
+def _kind(document_type: type[_Known]) -> str:
+    return document_type.type_name().removeprefix("kolm.").removesuffix(".v1")
+
+
+KINDS: dict[str, type[_Known]] = {_kind(document_type): document_type for document_type in get_args(_Known)}
+_BY_TYPE = {document_type.type_name(): document_type for document_type in KINDS.values()}
 
 
 def kind_of(document: Document) -> str:
     """The short name of a document's kind, as in `KINDS`; UNKNOWN for one that is not there."""
-    return next((kind for kind, document_type in KINDS.items() if document_type is type(document)), UNKNOWN)
+    return UNKNOWN if isinstance(document, UnknownDocument) else _kind(type(document))
 
 
 def payload_type(kind: str) -> str:
@@ -109,10 +83,9 @@ def sign_document(document: Document, key: Signer) -> Envelope:
     """
     if isinstance(document, UnknownDocument):
         raise FormatError("document", f"{document.type} is not a kind that this version signs")
-    if key.role not in _SIGNING_ROLES[type(document)]:
+    if key.role not in document.SIGNERS:
         raise SignatureError(f"a key of role {key.role} may not sign a {kind_of(document)}")
-    payload = canonical(document.to_document())
-    envelope = sign(payload, payload_type(kind_of(document)), key)
+    envelope = sign(document.to_bytes(), payload_type(kind_of(document)), key)
     if read_document(envelope) != document:
         raise FormatError("document", "does not read back as itself; use floats, tuples and plain text as declared")
     return envelope
@@ -127,14 +100,16 @@ def sign_rotation(entry: KeyEntry, new: Signer, *others: Signer) -> Envelope:
 
 def read_document(envelope: Envelope) -> Document:
     """The document in an envelope whose signatures have not been checked. Raises FormatError."""
-    for kind, document_type in KINDS.items():
-        if envelope.payload_type == payload_type(kind):
-            return document_type.from_document(parse(envelope.payload, "payload"))
-    later = _PAYLOAD_TYPE.fullmatch(envelope.payload_type)
-    if later is None:
+    named = _PAYLOAD_TYPE.fullmatch(envelope.payload_type)
+    if named is None:
         raise FormatError("payloadType", f"{envelope.payload_type!r} is not a type of document that a log holds")
-    Fields(parse(envelope.payload, "payload")).constant("type", later[1])
-    return UnknownDocument(later[1])
+    known = _BY_TYPE.get(named[1])
+    if known is not None:
+        return known.from_bytes(envelope.payload)
+    document = parse(envelope.payload, "payload")
+    if not isinstance(document, dict) or document.get("type") != named[1]:
+        raise FormatError("type", f"expected {named[1]!r}")
+    return UnknownDocument(named[1])
 
 
 def add_signature(envelope: Envelope, key: Signer) -> Envelope:
@@ -184,7 +159,7 @@ def _check_key_entry(document: KeyEntry, signers: list[PublicKey], trusted: Trus
 
 def _signer(envelope: Envelope, place: int, document: Document, trusted: TrustedKeys) -> PublicKey:
     signature = envelope.signatures[place]
-    for role in _SIGNING_ROLES.get(type(document), ROLES):
+    for role in ROLES if isinstance(document, UnknownDocument) else document.SIGNERS:
         key = trusted.find(role, signature.key_id)
         if key is not None:
             key.verify(pae(envelope.payload_type, envelope.payload), signature.signature)

@@ -7,9 +7,8 @@ from collections.abc import Iterator
 from typing import Protocol
 
 from ledger.documents.content import Content
-from ledger.documents.erasure import Erasure
+from ledger.documents.erasure import Erasure, Expiry
 from ledger.documents.receipt import Receipt
-from ledger.documents.retention import Expiry
 from ledger.documents.signed_document import Document, read_document
 from ledger.encoding.base64_text import encode_base64
 from ledger.encoding.digest import ZERO_DIGEST
@@ -151,7 +150,7 @@ class Walk:
             try:
                 content = self._source.content(row, document.receipt_id)
                 if content is not None:
-                    content.check(document)
+                    content.check_against(document)
             except FormatError as error:
                 yield Finding("contents", index, str(error))
         for erased in self._erased(document):

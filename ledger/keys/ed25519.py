@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
@@ -32,16 +31,31 @@ _SHORTEST_PASSPHRASE = 16
 ROLES = ("receipts", "log", "auditor", "operator", "publisher", "witness")
 
 
-@dataclass(frozen=True, slots=True)
 class PublicKey:
-    """An Ed25519 public key; `raw` is its 32 bytes. `scope` is what it is trusted for, and no part of its identity."""
+    """An Ed25519 public key; `raw` is its 32 bytes. `scope` is what it is trusted for, and no part of its identity.
 
-    raw: bytes
-    scope: KeyScope = field(default=EVERYTHING, compare=False)
+    Base64 in documents.
+    """
 
-    def __post_init__(self) -> None:
-        if len(self.raw) != 32:
-            raise FormatError("public_key", f"expected 32 bytes, got {len(self.raw)}")
+    __slots__ = ("raw", "scope")
+
+    def __init__(self, raw: bytes, scope: KeyScope = EVERYTHING) -> None:
+        if len(raw) != 32:
+            raise FormatError("public_key", f"expected 32 bytes, got {len(raw)}")
+        self.raw, self.scope = raw, scope
+
+    def scoped(self, scope: KeyScope) -> PublicKey:
+        """The same key, trusted for this."""
+        return PublicKey(self.raw, scope)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, PublicKey) and self.raw == other.raw
+
+    def __hash__(self) -> int:
+        return hash(self.raw)
+
+    def __repr__(self) -> str:
+        return f"PublicKey({self.key_id})"
 
     @property
     def key_id(self) -> str:
@@ -55,16 +69,13 @@ class PublicKey:
         except (InvalidSignature, ValueError):
             raise SignatureError(f"the signature is not one by {self.key_id}") from None
 
-    def to_base64(self) -> str:
+    def written(self) -> str:
         return encode_base64(self.raw)
 
     @classmethod
-    def from_base64(cls, text: object, field: str = "public_key") -> PublicKey:
+    def read(cls, text: object) -> PublicKey:
         """Raises FormatError for anything but the base64 of 32 bytes."""
-        raw = decode_base64(text, field)
-        if len(raw) != 32:
-            raise FormatError(field, f"expected 32 bytes, got {len(raw)}")
-        return cls(raw)
+        return cls(decode_base64(text, "public_key"))
 
     def to_pem(self) -> bytes:
         """SubjectPublicKeyInfo in PEM, as `openssl pkey -pubout` writes it, below the lines of its scope."""

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
-from ledger.encoding.base64_text import decode_base64, encode_base64
-from ledger.encoding.canonical import canonical, parse_json
-from ledger.encoding.fields import Fields
-from ledger.errors import FormatError, SignatureError
+from msgspec import Meta, field
+
+from ledger.encoding.base64_text import decode_base64
+from ledger.encoding.canonical import parse_json
+from ledger.encoding.document import Part
+from ledger.errors import SignatureError
 from ledger.keys.ed25519 import PublicKey
 from ledger.keys.signer import Signer
 from ledger.keys.threshold import MOST_SIGNATURES
@@ -34,49 +35,32 @@ Each of its JSON strings stands for itself, so that they are read without a JSON
 _TO_STANDARD_ALPHABET = str.maketrans("-_", "+/")
 
 
-@dataclass(frozen=True, slots=True)
-class Signature:
+class Signature(Part, frozen=True):
     """One signature and the hint by which key; the hint is "" where the signer gave none."""
 
-    key_id: str
-    signature: bytes
+    key_id: Annotated[str, Meta(max_length=256)] = field(name="keyid", default="")
+    signature: bytes = field(name="sig", default_factory=lambda: b"")
 
 
-@dataclass(frozen=True, slots=True)
-class Envelope:
-    """A payload with its signatures. Holding one proves nothing: call `verify`, then read what it returns."""
+class Envelope(Part, frozen=True):
+    """A payload with its signatures. Holding one proves nothing: call `verify`, then read what it returns.
+
+    `to_bytes` is the DSSE JSON envelope in canonical form (RFC 8785, standard base64): one envelope, one byte string.
+    """
 
     payload: bytes
-    payload_type: str
-    signatures: tuple[Signature, ...]
-
-    def to_document(self) -> dict[str, Any]:
-        return {
-            "payload": encode_base64(self.payload),
-            "payloadType": self.payload_type,
-            "signatures": [_signature_document(signature) for signature in self.signatures],
-        }
-
-    def to_bytes(self) -> bytes:
-        """The DSSE JSON envelope in canonical form (RFC 8785, standard base64): one envelope, one byte string."""
-        return canonical(self.to_document())
+    payload_type: Annotated[str, Meta(max_length=256)] = field(name="payloadType")
+    signatures: Annotated[tuple[Signature, ...], Meta(min_length=1, max_length=MAX_SIGNATURES)]
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> Envelope:
+    def from_bytes(cls, data: bytes, path: str = "") -> Envelope:
         """Read a DSSE JSON envelope in any layout and either base64 alphabet. Raises FormatError."""
         return read_envelope(data)[0]
 
     @classmethod
     def from_document(cls, document: object, path: str = "") -> Envelope:
         """Read the parsed JSON object of an envelope; `path` is where it stands in its document. Raises FormatError."""
-        fields = Fields(document, path)
-        envelope = cls(
-            payload=_base64_either(fields, "payload"),
-            payload_type=fields.text("payloadType", empty=True),
-            signatures=_signatures(fields),
-        )
-        fields.close()
-        return envelope
+        return super().from_document(_in_one_spelling(document), path)
 
 
 def read_envelope(data: bytes) -> tuple[Envelope, bytes]:
@@ -130,26 +114,20 @@ def _holds(key: PublicKey, message: bytes, signature: bytes) -> bool:
     return True
 
 
-def _signature_document(signature: Signature) -> dict[str, str]:
-    value = {"sig": encode_base64(signature.signature)}
-    return value | {"keyid": signature.key_id} if signature.key_id else value
+def _in_one_spelling(document: object) -> object:
+    """With base64 in the standard alphabet, and without empty hints: DSSE takes both."""
+    if not isinstance(document, dict):
+        return document
+    parts = document.get("signatures")
+    more = {"signatures": [_in_one_alphabet(part, "sig") for part in parts]} if isinstance(parts, list) else {}
+    return _in_one_alphabet(document, "payload") | more
 
 
-def _signatures(fields: Fields) -> tuple[Signature, ...]:
-    path = fields.path("signatures")
-    values = fields.array("signatures")
-    if not 1 <= len(values) <= MAX_SIGNATURES:
-        raise FormatError(path, f"expected 1 to {MAX_SIGNATURES} signatures, got {len(values)}")
-    return tuple(_signature(Fields(value, f"{path}[{place}]")) for place, value in enumerate(values))
-
-
-def _signature(fields: Fields) -> Signature:
-    hint = fields.text("keyid", empty=True) if fields.has("keyid") else ""
-    signature = Signature(hint, _base64_either(fields, "sig"))
-    fields.close()
-    return signature
-
-
-def _base64_either(fields: Fields, name: str) -> bytes:
-    text = fields.read(name)
-    return decode_base64(text.translate(_TO_STANDARD_ALPHABET) if isinstance(text, str) else text, fields.path(name))
+def _in_one_alphabet(part: Any, name: str) -> Any:
+    if not isinstance(part, dict):
+        return part
+    return {
+        member: value.translate(_TO_STANDARD_ALPHABET) if member == name and isinstance(value, str) else value
+        for member, value in part.items()
+        if (member, value) != ("keyid", "")
+    }

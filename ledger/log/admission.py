@@ -36,7 +36,7 @@ class Admitted:
         """With the content that belongs to its receipt. Raises FormatError."""
         if not isinstance(self.document, Receipt):
             raise FormatError("content", "belongs beside a receipt, and this document is none")
-        content.check(self.document)
+        content.check_against(self.document)
         return replace(self, content=content)
 
 

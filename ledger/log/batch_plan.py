@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ledger.documents.erasure import Erasure
+from ledger.documents.erasure import Erasure, Expiry, Retention
 from ledger.documents.halt import HaltState
 from ledger.documents.receipt import Receipt
 from ledger.documents.reference_rules import follow
-from ledger.documents.retention import Expiry, Retention
 from ledger.errors import Conflict, FormatError, LedgerError
 from ledger.log.admission import Admitted
 from ledger.log.store import EntryStore, Record

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from ledger.documents.audit import Verdict
 from ledger.documents.receipt import Receipt
 from ledger.documents.signed_document import Document, kind_of
-from ledger.documents.verdict import Verdict
 from ledger.encoding.digest import parse_digest
 
 Row = Mapping[str, Any]

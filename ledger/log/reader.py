@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from msgspec import structs
+
 from ledger.audit.listing import CompleteRange
 from ledger.bundle.export import Export, export_bundle
 from ledger.bundle.layout import BundleFile
 from ledger.documents.content import Content
-from ledger.documents.retention import Expiry, Retention
+from ledger.documents.erasure import Expiry, Retention
 from ledger.errors import NotFound
 from ledger.log.receipt_filter import ReceiptFilter
 from ledger.log.store import EntryStore, ReceiptRow, VerdictRow
@@ -98,7 +100,7 @@ class LedgerReader:
 
     def expired(self, expiry: Expiry, limit: int) -> Sequence[int]:
         """The indexes of up to `limit` receipts that an expiry covers and whose content is there, rising."""
-        return self._store.expired(replace(expiry, end_index=min(expiry.end_index, self.head().size)), limit)
+        return self._store.expired(structs.replace(expiry, end_index=min(expiry.end_index, self.head().size)), limit)
 
     def content_bytes(self) -> Mapping[str, int]:
         """The bytes of content that each tenant has in the ledger, as they are kept."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ledger.documents.content import Content
-from ledger.documents.retention import Expiry, Retention
+from ledger.documents.erasure import Expiry, Retention
 from ledger.documents.signed_document import Document, read_document
 from ledger.log.receipt_filter import ReceiptFilter
 from ledger.tree.entry import Entry

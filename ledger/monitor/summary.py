@@ -14,13 +14,13 @@ from ledger.audit.halt_breach import Breach, HaltWatch
 from ledger.audit.log_walk import LogWalk, SeenEntries
 from ledger.audit.obligation import Obligation
 from ledger.audit.obligation_fold import ObligationFold
-from ledger.documents.draft_head_publication import DraftHeadPublication
+from ledger.documents.audit import DEVIATION, Verdict
+from ledger.documents.draft_head import DraftHeadPublication
 from ledger.documents.halt import Halt, HaltState, OpenHalt, Resume
 from ledger.documents.key_entry import KeyEntry
 from ledger.documents.key_history import KeyHistory
 from ledger.documents.receipt import Receipt
 from ledger.documents.signed_document import Document, UnknownDocument
-from ledger.documents.verdict import DEVIATION, Verdict
 from ledger.errors import FormatError, StoreError
 from ledger.keys.envelope import Envelope
 from ledger.keys.note import Note

@@ -6,7 +6,7 @@ from typing import Any
 
 from sqlalchemy import Select, or_, select
 
-from ledger.documents.retention import Expiry
+from ledger.documents.erasure import Expiry
 from ledger.encoding.digest import parse_digest
 from ledger.log.index_rows import indexable
 from ledger.log.receipt_filter import ReceiptFilter

@@ -9,8 +9,7 @@ from typing import Any, Self
 from sqlalchemy import Connection, Select, delete, func, select
 
 from ledger.documents.content import Content
-from ledger.documents.erasure import Erasure
-from ledger.documents.retention import Expiry, Retention
+from ledger.documents.erasure import Erasure, Expiry, Retention
 from ledger.errors import ChainError, LedgerError, NotFound, StoreError
 from ledger.log.receipt_filter import ReceiptFilter
 from ledger.log.store import Batch, ReceiptRow, VerdictRow, retentions_of

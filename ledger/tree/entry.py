@@ -6,11 +6,9 @@ Merkle tree over the leaves is the only proof structure; the chain is for fsck a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ledger.encoding.canonical import canonical, parse
 from ledger.encoding.digest import digest, parse_digest
-from ledger.encoding.fields import Fields
+from ledger.encoding.document import Count, Digest, Part
 from ledger.errors import FormatError
 from ledger.keys.envelope import Envelope
 
@@ -20,16 +18,12 @@ MAX_ENTRY_BYTES = 65_535
 MAX_ENVELOPE_BYTES = MAX_ENTRY_BYTES - 256
 """The largest envelope. The 256 bytes hold the rest of the entry: member names, index and previous hash."""
 
-MAX_PAYLOAD_BYTES = 45_000
-"""The largest document whose envelope always fits: base64 (4/3) and up to 16 signatures."""
 
-
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(Part, frozen=True):
     """One leaf of the log. `previous` is `entry_hash` of the entry before it, `digest.ZERO_DIGEST` at index 0."""
 
-    index: int
-    previous: str
+    index: Count
+    previous: Digest
     envelope: Envelope
 
     def to_bytes(self) -> bytes:
@@ -37,18 +31,11 @@ class Entry:
         return entry_bytes(self.index, self.previous, self.envelope.to_bytes())
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> Entry:
+    def from_bytes(cls, data: bytes, path: str = "") -> Entry:
         """The entry of canonical bytes; `Entry.from_bytes(b).to_bytes() == b`. Raises FormatError."""
         if len(data) > MAX_ENTRY_BYTES:
             raise FormatError("entry", f"measures {len(data)} bytes, at most {MAX_ENTRY_BYTES} are allowed")
-        fields = Fields(parse(data, "entry"))
-        entry = cls(
-            index=fields.integer("index"),
-            previous=fields.digest("previous"),
-            envelope=_canonical_envelope(fields.read("envelope")),
-        )
-        fields.close()
-        return entry
+        return cls.from_document(parse(data, "entry"))
 
 
 def entry_bytes(index: int, previous: str, envelope: bytes) -> bytes:
@@ -70,12 +57,3 @@ def previous_of(data: bytes) -> bytes:
     if not head:
         raise FormatError("previous", "is missing")
     return parse_digest(text.decode("utf-8", "replace"), "previous")
-
-
-def _canonical_envelope(document: object) -> Envelope:
-    # One envelope has one spelling in the log: url-safe base64 or an empty keyid would be other bytes for the same
-    # thing.
-    envelope = Envelope.from_document(document, "envelope")
-    if envelope.to_document() != document:
-        raise FormatError("envelope", "is not in canonical form")
-    return envelope

@@ -7,10 +7,10 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from ledger.documents.audit import DEVIATION, Verdict
 from ledger.documents.halt import Scope, scopes_of
 from ledger.documents.receipt import Receipt
 from ledger.documents.signed_document import read_document
-from ledger.documents.verdict import DEVIATION, Verdict
 from ledger.errors import LedgerError
 from ledger.keys.envelope import Envelope
 from services.auditor.audit_error import AuditError, BrokenLog

@@ -8,14 +8,11 @@ from dataclasses import dataclass, replace
 
 from ledger.audit.obligation import Obligation
 from ledger.audit.obligation_fold import ObligationFold
-from ledger.documents.audit_policy import AuditPolicy
-from ledger.documents.draw import Draw
-from ledger.documents.erasure import Erasure
+from ledger.documents.audit import DEVIATION, AuditPolicy, Draw, Verdict
+from ledger.documents.erasure import Erasure, Expiry
 from ledger.documents.halt import Halt, Scope
 from ledger.documents.receipt import Receipt
-from ledger.documents.retention import Expiry
 from ledger.documents.signed_document import Document, open_document, read_document
-from ledger.documents.verdict import DEVIATION, Verdict
 from ledger.encoding.digest import ZERO_DIGEST
 from ledger.errors import ChainError, LedgerError, SignatureError
 from ledger.keys.envelope import Envelope

@@ -10,10 +10,10 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Protocol
 
+from ledger.documents.audit import AUDITOR, DECODE, DEVIATION, EXACT, PREFILL, UNREPLAYABLE, Deviation, Verdict
 from ledger.documents.content import Content
 from ledger.documents.receipt import Receipt
 from ledger.documents.signed_document import open_document
-from ledger.documents.verdict import AUDITOR, DECODE, DEVIATION, EXACT, PREFILL, UNREPLAYABLE, Deviation, Verdict
 from ledger.encoding.commitment import OUTPUT_TEXT_DOMAIN, commit_text
 from ledger.encoding.stream_digest import StreamDigest
 from ledger.errors import FormatError, LedgerError
@@ -309,7 +309,7 @@ class Examiner:
         if content is None:
             return Finding.unreplayable(erased or "the ledger keeps no content of it")
         try:
-            content.check(receipt)
+            content.check_against(receipt)
         except FormatError as error:
             return Finding.unreplayable(f"the content is not what the receipt commits to: {error}", tampered=True)
         finding = self._judge.judge(receipt, content)

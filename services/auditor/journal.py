@@ -9,8 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 
-from ledger.documents.audit_policy import AuditPolicy
-from ledger.documents.draw import Draw
+from ledger.documents.audit import AuditPolicy, Draw
 from ledger.documents.halt import Halt, Scope
 from ledger.documents.receipt import Receipt
 from ledger.documents.signed_document import Document, read_document, sign_document

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import fields
 from typing import cast
 
+from msgspec import structs
+
+from ledger.documents.audit import DECODE, PREFILL
 from ledger.documents.content import Content
 from ledger.documents.receipt import Receipt
-from ledger.documents.verdict import DECODE, PREFILL
 from services.auditor.audit_error import CannotReplay, EngineFailed, Interrupted
 from services.auditor.examination import EnginePlan, Replayed, replay_limit
 from services.generation.engine.request import (
@@ -105,8 +106,8 @@ class OwnEngine:
 
 def request_of(receipt: Receipt, content: Content) -> EngineRequest:
     """The request that the receipt is about; an output that was cut off from outside is asked for as far as it got."""
-    members = (each.name for each in fields(receipt.sampling) if each.name not in ("n", "choice"))
-    sampling = {name: getattr(receipt.sampling, name) for name in members}
+    sampling = structs.asdict(receipt.sampling) | {"seed": int(receipt.sampling.seed)}
+    del sampling["n"], sampling["choice"]
     if (stated := receipt.sampling.structured_outputs) is not None:
         sampling["structured_outputs"] = StructuredOutputs(cast(Kind, stated.kind), content.structured_outputs or "")
     if limit := replay_limit(receipt):

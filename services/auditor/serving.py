@@ -19,8 +19,8 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry
 
 from ledger.audit.obligation import OVERDUE, OWED, UNDRAWN, Obligation
+from ledger.documents.audit import OUTCOMES
 from ledger.documents.content import Content
-from ledger.documents.verdict import OUTCOMES
 from ledger.encoding.timestamp import timestamp
 from ledger.errors import LedgerError
 from ledger.keys.signer import open_signer

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
-from ledger.documents.audit_policy import LONGEST_PROMISE_SECONDS
+from ledger.documents.audit import LONGEST_PROMISE_SECONDS
 from services.auditor.examination import EnginePlan
 from services.auditor.held_folder import Share
 from services.generation.target.beside import MODEL, NAMED_ADAPTER

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ledger.bundle.receipt_file import ReceiptFile
+from ledger.documents.audit import DEVIATION, UNREPLAYABLE
 from ledger.documents.receipt import Receipt
 from ledger.documents.signed_document import open_document
-from ledger.documents.verdict import DEVIATION, UNREPLAYABLE
 from services.cli.frame import exits, options
 from services.cli.frame.exits import Failed
 from services.cli.frame.options import ENGINE, EngineOptions

@@ -159,7 +159,7 @@ def add_files(
     """
     found = [(_public_key(path), role or _named_role(path)) for place in places for path in _key_files(place)]
     if scope != EVERYTHING:
-        found = [(replace(key, scope=scope), key_role) for key, key_role in found]
+        found = [(key.scoped(scope), key_role) for key, key_role in found]
     for key, key_role in found:
         if key.scope != EVERYTHING and key_role not in SCOPED:
             raise UsageError(f"{key.key_id} is of role {key_role}: a scope is for keys of role {', '.join(SCOPED)}")

@@ -14,10 +14,9 @@ from ledger.audit.draft_head_evidence import (
     check_not_withdrawn,
     verify_draft_head,
 )
-from ledger.documents.draft_head_manifest import DraftHeadManifest
-from ledger.documents.named_file import NamedFile
+from ledger.documents.manifests import DraftHeadManifest, HeadConfig, HeadWeights, NamedFile, Vocabulary
 from ledger.encoding.canonical import parse_json
-from ledger.encoding.fields import Fields, checked_integer
+from ledger.encoding.document import Count, Members, Positive
 from ledger.errors import DraftHeadOfAnotherBase, DraftHeadRefused, DraftHeadUnlogged, DraftHeadWithdrawn, FormatError
 from ledger.keys.trusted_keys import TrustedKeys
 from ledger.tree.tlog_proof import TlogProof
@@ -28,6 +27,13 @@ from services.client.registry import Head, RegistryClient, download
 CONFIG_FILE, WEIGHTS_FILE, TRAINING_FILE = "config.json", "model.safetensors", "training.json"
 
 _LARGEST_TEXT = 1024 * 1024
+
+
+class _Sizes(Members, frozen=True):
+    hidden_size: Positive
+    feature_layers: tuple[Count, ...]
+    vocab_size: Positive
+    draft_vocab_size: Positive
 
 
 class HeadFolderInvalid(Exception):
@@ -41,15 +47,14 @@ def manifest_of(folder: Path, base_cid: str, annotations: Mapping[str, str] | No
     """
     try:
         config = _text(folder / CONFIG_FILE)
-        fields = Fields(parse_json(config, CONFIG_FILE))
+        sizes = _Sizes.from_document(parse_json(config, CONFIG_FILE))
         manifest = DraftHeadManifest(
             subject=base_cid,
-            config=NamedFile.of(CONFIG_FILE, config),
-            weights=(_named(folder / WEIGHTS_FILE),),
-            hidden_size=fields.integer("hidden_size", 1),
-            feature_layers=tuple(checked_integer(layer, "feature_layers") for layer in fields.array("feature_layers")),
-            vocab_size=fields.integer("vocab_size", 1),
-            draft_vocab_size=fields.integer("draft_vocab_size", 1),
+            config=HeadConfig(NamedFile.of(CONFIG_FILE, config)),
+            weights=HeadWeights((_named(folder / WEIGHTS_FILE),)),
+            hidden_size=sizes.hidden_size,
+            feature_layers=sizes.feature_layers,
+            vocabulary=Vocabulary(sizes.vocab_size, sizes.draft_vocab_size),
             training=_training(folder / TRAINING_FILE),
             annotations=dict(annotations or {}),
         )

@@ -18,7 +18,7 @@ from typing import IO, Any, Self, TypeVar
 from kolm.registry.v1 import heads_pb2, registry_pb2
 from kolm.registry.v1 import registry_pb2 as pb
 from kolm.registry.v1.registry_pb2_grpc import RegistryServiceStub
-from ledger.documents.named_file import NamedFile
+from ledger.documents.manifests import NamedFile
 from services.client.channel import Connection, Stream
 from services.client.errors import Cancelled, DataLoss, DeadlineExceeded, KolmError, Unavailable, decoded_errors
 from services.client.identity import ClientTls

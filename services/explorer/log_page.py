@@ -9,9 +9,9 @@ from datetime import UTC, datetime
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ledger.documents.erasure import Expiry, Retention, in_force
 from ledger.documents.halt import Halt, Resume
 from ledger.documents.promise import open_promise
-from ledger.documents.retention import Expiry, Retention, in_force
 from ledger.documents.signed_document import Document, open_document
 from ledger.errors import FormatError, SignatureError
 from ledger.keys.ed25519 import ROLES

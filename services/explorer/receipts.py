@@ -13,9 +13,9 @@ from urllib.parse import urlencode
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ledger.documents.audit import OUTCOMES, Verdict
 from ledger.documents.receipt import Receipt
 from ledger.documents.signed_document import open_document, read_document
-from ledger.documents.verdict import OUTCOMES, Verdict
 from ledger.encoding.canonical import parse, parse_json
 from ledger.encoding.digest import digest_text, parse_digest
 from ledger.errors import FormatError, ProofError

@@ -8,8 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 from kolm.ledger.v1 import ledger_pb2
-from ledger.documents.erasure import Erasure
-from ledger.documents.retention import Retention
+from ledger.documents.erasure import Erasure, Retention
 from ledger.errors import Backpressure, LedgerError
 from ledger.log.admission import Admitted
 from ledger.log.sequencer import Sequencer

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict
 from datetime import datetime
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from kolm.ledger.v1 import documents_pb2 as pb
 from kolm.ledger.v1 import ledger_pb2
+from ledger.documents.audit import Verdict
 from ledger.documents.halt import OpenHalt
 from ledger.documents.receipt import Receipt
 from ledger.documents.signed_document import KINDS, kind_of, read_document
-from ledger.documents.verdict import Verdict
 from ledger.encoding.digest import parse_digest
 from ledger.encoding.timestamp import parse_timestamp
 from ledger.errors import ChainError, FormatError
@@ -117,7 +116,7 @@ def verdict_message(row: VerdictRow) -> pb.Verdict:
         receipt_index=verdict.receipt_index,
         outcome=_outcome(verdict.outcome),
         tokens_compared=verdict.tokens_compared,
-        deviation=None if verdict.deviation is None else pb.Deviation(**asdict(verdict.deviation)),
+        deviation=None if verdict.deviation is None else pb.Deviation(**verdict.deviation.to_document()),
         reason=verdict.reason,
         replay_time=_time(verdict.replayed_at),
         envelope=envelope.to_bytes(),
@@ -143,7 +142,7 @@ def checkpoint_message(found: CosignedCheckpoint) -> ledger_pb2.GetCheckpointRes
 def halt_message(halt: OpenHalt) -> pb.Halt:
     """An open halt."""
     return pb.Halt(
-        scope=pb.Scope(**asdict(halt.scope)),
+        scope=pb.Scope(**halt.scope.to_document()),
         halt_index=halt.halt_index,
         verdict_index=halt.halt.verdict_index,
         reason=halt.halt.reason,

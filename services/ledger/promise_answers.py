@@ -5,8 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 from kolm.ledger.v1 import ledger_pb2
-from ledger.documents.promise import Promise, read_promise
-from ledger.documents.promise_answer import PromiseAnswer, promise_digest, sign_answer
+from ledger.documents.promise import Promise, PromiseAnswer, promise_digest, read_promise, sign_answer
 from ledger.documents.receipt import Receipt
 from ledger.documents.signed_document import read_document
 from ledger.encoding.digest import digest_text

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from dataclasses import replace
 from datetime import datetime
 from typing import Protocol
 
-from ledger.documents.retention import Expiry, Retention, in_force, own_tenants
+from msgspec.structs import replace
+
+from ledger.documents.erasure import Expiry, Retention, in_force, own_tenants
 from ledger.encoding.timestamp import timestamp
 from ledger.errors import LedgerError
 from services.runtime.process import Outage

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ledger.documents.audit_policy import AuditPolicy
-from ledger.documents.draft_head_publication import DraftHeadPublication, DraftHeadWithdrawal
-from ledger.documents.draw import Draw
-from ledger.documents.erasure import Erasure
+from ledger.documents.audit import AuditPolicy, Draw, Verdict
+from ledger.documents.draft_head import DraftHeadPublication, DraftHeadWithdrawal, KScore
+from ledger.documents.erasure import Erasure, Expiry, Retention
 from ledger.documents.halt import Halt, Resume
 from ledger.documents.key_entry import KeyEntry
-from ledger.documents.kscore import KScore
 from ledger.documents.receipt import Receipt
-from ledger.documents.retention import Expiry, Retention
 from ledger.documents.signed_document import Document, read_document
-from ledger.documents.verdict import Verdict
 from ledger.errors import ChainError, FormatError, NotFound
 from ledger.tree.entry import Entry
 from services.runtime.credentials import Principal

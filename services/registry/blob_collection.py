@@ -12,8 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from ledger.documents.base_manifest import BaseManifest
-from ledger.documents.draft_head_manifest import DraftHeadManifest
+from ledger.documents.manifests import BaseManifest, DraftHeadManifest
 from ledger.errors import FormatError
 from services.registry.blobs import BlobStore, StoredBlob
 from services.registry.catalogue import Catalogue, HeadRow

@@ -12,11 +12,13 @@ import sys
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Annotated
 
-from ledger.documents.draft_head_manifest import DraftHeadManifest
-from ledger.documents.named_file import NamedFile
+from msgspec import Meta, field
+
+from ledger.documents.manifests import DraftHeadManifest, NamedFile
 from ledger.encoding.canonical import parse_json
-from ledger.encoding.fields import Fields, checked_integer
+from ledger.encoding.document import Count, Members, Part, Positive, one_of
 from ledger.errors import FormatError
 from services.registry.blob_collection import MAX_BASE_BYTES, check_whole, read_base
 from services.registry.blobs import BlobStore
@@ -60,23 +62,20 @@ def read_header(read: ReadRange, file_size: int) -> dict[str, Tensor]:
     return tensors
 
 
+class _Header(Part, frozen=True):
+    dtype: Annotated[str, one_of(_BYTES)]
+    shape: Annotated[tuple[Count, ...], Meta(max_length=_MOST_DIMENSIONS)]
+    data_offsets: tuple[Count, Count]
+
+
 def _tensor(name: str, value: object, base: int) -> Tensor:
-    fields = Fields(value, name)
-    dtype = fields.choice("dtype", _BYTES)
-    shape = _integers(fields, "shape", _MOST_DIMENSIONS)
-    offsets = _integers(fields, "data_offsets", 2)
-    fields.close()
-    size = math.prod(shape) * _BYTES[dtype]
-    if len(offsets) != 2 or offsets[1] - offsets[0] != size:
-        raise FormatError(f"{name}.data_offsets", f"expected two numbers {size} apart for {dtype} {list(shape)}")
-    return Tensor(dtype, shape, base + offsets[0], size)
-
-
-def _integers(fields: Fields, name: str, most: int) -> tuple[int, ...]:
-    path, values = fields.path(name), fields.array(name)
-    if len(values) > most:
-        raise FormatError(path, f"has {len(values)} numbers, at most {most} are expected")
-    return tuple(checked_integer(value, path) for value in values)
+    header = _Header.from_document(value, name)
+    size = math.prod(header.shape) * _BYTES[header.dtype]
+    start, end = header.data_offsets
+    if end - start != size:
+        expected = f"expected two numbers {size} apart for {header.dtype} {list(header.shape)}"
+        raise FormatError(f"{name}.data_offsets", expected)
+    return Tensor(header.dtype, header.shape, base + start, size)
 
 
 def _check_tight(tensors: dict[str, Tensor], start: int, file_size: int) -> None:
@@ -97,20 +96,22 @@ _LARGEST = 2**24  # of any size in a head; keeps products of two of them exact
 _MOST_LAYERS = 64
 
 
-@dataclass(frozen=True, slots=True)
-class HeadConfig:
+_Size = Annotated[int, Meta(ge=1, le=_LARGEST)]
+
+
+class HeadConfig(Members, frozen=True):
     """The sizes and choices that decide about names and shapes. Sizes in elements."""
 
-    layers: int
-    hidden_size: int
-    target_hidden_size: int
-    intermediate_size: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    vocab_size: int
-    draft_vocab_size: int
-    feature_layers: tuple[int, ...]
+    layers: Annotated[int, Meta(ge=1, le=_MOST_LAYERS)] = field(name="num_hidden_layers")
+    hidden_size: _Size
+    target_hidden_size: _Size
+    intermediate_size: _Size
+    heads: _Size = field(name="num_attention_heads")
+    kv_heads: _Size = field(name="num_key_value_heads")
+    head_dim: _Size
+    vocab_size: _Size
+    draft_vocab_size: _Size
+    feature_layers: tuple[Annotated[int, Meta(ge=0, le=_LARGEST)], ...]
     attention_bias: bool
     output_bias: bool
     mlp_bias: bool
@@ -122,34 +123,10 @@ class HeadConfig:
     @classmethod
     def from_bytes(cls, data: bytes) -> HeadConfig:
         """Raises FormatError naming the member that is wrong, `layout` where it is another layout than kolm's."""
-        fields = Fields(parse_json(data, "config.json"))
-        if not fields.has("layout") or fields.read("layout") != LAYOUT:
+        document = parse_json(data, "config.json")
+        if isinstance(document, dict) and document.get("layout") != LAYOUT:
             raise FormatError("layout", f"expected {LAYOUT!r}; `kolm heads push` writes it from other layouts")
-
-        def size(name: str) -> int:
-            return fields.integer(name, 1, _LARGEST)
-
-        return cls(
-            layers=fields.integer("num_hidden_layers", 1, _MOST_LAYERS),
-            hidden_size=size("hidden_size"),
-            target_hidden_size=size("target_hidden_size"),
-            intermediate_size=size("intermediate_size"),
-            heads=size("num_attention_heads"),
-            kv_heads=size("num_key_value_heads"),
-            head_dim=size("head_dim"),
-            vocab_size=size("vocab_size"),
-            draft_vocab_size=size("draft_vocab_size"),
-            feature_layers=tuple(
-                checked_integer(layer, "feature_layers", 0, _LARGEST) for layer in fields.array("feature_layers")
-            ),
-            attention_bias=fields.boolean("attention_bias"),
-            output_bias=fields.boolean("output_bias"),
-            mlp_bias=fields.boolean("mlp_bias"),
-            head_norms=fields.boolean("head_norms"),
-            own_embeddings=fields.boolean("own_embeddings"),
-            norm_before_fc=fields.boolean("norm_before_fc"),
-            fc_norm=fields.boolean("fc_norm"),
-        )
+        return cls.from_document(document)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Name and shape of every float tensor; weights are [out, in]."""
@@ -221,11 +198,11 @@ def _check_sizes(manifest: DraftHeadManifest, blobs: BlobStore) -> None:
 
 
 def _config(manifest: DraftHeadManifest, blobs: BlobStore) -> HeadConfig:
-    name = manifest.config.name
-    if manifest.config.size > MAX_CONFIG_BYTES:
-        raise BadHead(name, f"has {manifest.config.size:,} bytes, at most {MAX_CONFIG_BYTES:,} are read")
+    name = manifest.config.file.name
+    if manifest.config.file.size > MAX_CONFIG_BYTES:
+        raise BadHead(name, f"has {manifest.config.file.size:,} bytes, at most {MAX_CONFIG_BYTES:,} are read")
     try:
-        return HeadConfig.from_bytes(blobs.read(manifest.config.digest, MAX_CONFIG_BYTES))
+        return HeadConfig.from_bytes(blobs.read(manifest.config.file.digest, MAX_CONFIG_BYTES))
     except FormatError as error:
         raise BadHead(name, str(error)) from error
 
@@ -234,17 +211,29 @@ def _check_manifest(manifest: DraftHeadManifest, config: HeadConfig) -> None:
     for name in ("hidden_size", "feature_layers", "vocab_size", "draft_vocab_size"):
         said, is_ = getattr(manifest, name), getattr(config, name)
         if said != is_:
-            raise BadHead(manifest.config.name, f"{name} is {_shown(is_)}; the manifest says {_shown(said)}")
+            raise BadHead(manifest.config.file.name, f"{name} is {_shown(is_)}; the manifest says {_shown(said)}")
+
+
+class _BaseSizes(Members, frozen=True):
+    hidden_size: Positive
+    num_hidden_layers: Positive
+    vocab_size: Positive
+
+
+class _TextSizes(Members, frozen=True):
+    hidden_size: Positive
+    num_hidden_layers: Positive
+    vocab_size: Positive | None = None
 
 
 def check_fits(config: HeadConfig, base_config: bytes) -> None:
     """Whether a head can draft for a base with this config.json. Raises BaseMismatch, FormatError."""
-    fields = Fields(parse_json(base_config, "config.json"))
-    multimodal = fields.has("text_config")
-    fields = fields.part("text_config") if multimodal else fields
-    hidden_size, layers = (fields.integer(name, 1) for name in ("hidden_size", "num_hidden_layers"))
-    unsaid = multimodal and not fields.has("vocab_size")  # some leave it to transformers
-    vocab_size = config.vocab_size if unsaid else fields.integer("vocab_size", 1)
+    document = parse_json(base_config, "config.json")
+    if isinstance(document, dict) and "text_config" in document:  # some leave its vocab_size to transformers
+        base: _BaseSizes | _TextSizes = _TextSizes.from_document(document["text_config"], "text_config")
+    else:
+        base = _BaseSizes.from_document(document)
+    hidden_size, layers, vocab_size = base.hidden_size, base.num_hidden_layers, base.vocab_size or config.vocab_size
     if config.target_hidden_size != hidden_size:
         raise BaseMismatch(f"reads features of {config.target_hidden_size}; the base's hidden size is {hidden_size}")
     if config.vocab_size != vocab_size:
@@ -267,7 +256,7 @@ def _check_base(config: HeadConfig, base_cid: str, blobs: BlobStore) -> None:
 
 def _tensors(manifest: DraftHeadManifest, blobs: BlobStore) -> dict[str, _Placed]:
     found: dict[str, _Placed] = {}
-    for part in manifest.weights:
+    for part in manifest.weights.files:
         try:
             tensors = read_header(functools.partial(blobs.range, part.digest), part.size)
         except FormatError as error:

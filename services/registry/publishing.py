@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from ledger.audit.log_verification import verify_appended
-from ledger.documents.draft_head_manifest import DraftHeadManifest
-from ledger.documents.draft_head_publication import DraftHeadPublication, DraftHeadWithdrawal
+from ledger.documents.draft_head import DraftHeadPublication, DraftHeadWithdrawal, KScore
 from ledger.documents.key_history import KeyHistory
-from ledger.documents.kscore import KScore
+from ledger.documents.manifests import DraftHeadManifest
 from ledger.documents.signed_document import Document, kind_of, open_document, read_document
 from ledger.encoding.digest import digest
 from ledger.errors import FormatError, LedgerError, SignatureError
@@ -301,7 +300,7 @@ class Publishing:
         except LedgerError as error:
             raise BadDocument(str(error)) from error
         if not isinstance(document, expected):
-            raise BadDocument(f"holds a {kind_of(document)}; expected {expected.TYPE}")
+            raise BadDocument(f"holds a {kind_of(document)}; expected {expected.type_name()}")
         return envelope.to_bytes(), document
 
     def _head(self, head_cid: str) -> CataloguedHead:

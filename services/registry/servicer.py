@@ -14,9 +14,8 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from kolm.registry.v1 import heads_pb2, registry_pb2
 from kolm.registry.v1 import heads_pb2 as pb
 from kolm.registry.v1.registry_pb2_grpc import RegistryServiceServicer
-from ledger.documents.draft_head_manifest import DraftHeadManifest
-from ledger.documents.draft_head_publication import DraftHeadPublication, DraftHeadWithdrawal
-from ledger.documents.kscore import GOOD, KScore
+from ledger.documents.draft_head import GOOD, DraftHeadPublication, DraftHeadWithdrawal, KScore
+from ledger.documents.manifests import DraftHeadManifest
 from ledger.documents.signed_document import Document, read_document
 from ledger.encoding.cid import parse_cid
 from ledger.encoding.digest import parse_digest

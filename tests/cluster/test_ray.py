@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from services.client.errors import ResourceExhausted, Unavailable
 from tests.e2e.command import Kolm, local_services, say, until
 from tests.fakes.tiny_model import make_tiny_model
 from tests.processes import known_port
+from tests.replacing import replace
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: make test-ray")
 

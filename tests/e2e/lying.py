@@ -14,7 +14,6 @@ import asyncio
 import os
 import secrets
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +28,7 @@ from services.generation.receipts.outbox import Outbox
 from services.generation.requests.prompt import Prompt, PromptReader
 from services.generation.settings import GenerationSettings
 from services.runtime.process import run_service
+from tests.replacing import replace
 
 
 def is_told(lie: str) -> bool:

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from safetensors.numpy import save
 
-from ledger.documents.base_manifest import BaseManifest
-from ledger.documents.draft_head_manifest import DraftHeadManifest
-from ledger.documents.named_file import NamedFile
+from ledger.documents.manifests import BaseManifest, DraftHeadManifest, HeadConfig, HeadWeights, NamedFile, Vocabulary
 from ledger.encoding.cid import cid, cid_of_json
-from services.registry.head_check import HeadConfig
+from services.registry.head_check import HeadConfig as CheckedConfig
+from tests.replacing import replace
 
 BASE_CONFIG: dict[str, Any] = {"hidden_size": 16, "num_hidden_layers": 4, "vocab_size": 40, "model_type": "llama"}
 HEAD_CONFIG: dict[str, Any] = {
@@ -31,7 +30,7 @@ HEAD_CONFIG: dict[str, Any] = {
 def tensors(config: dict[str, Any] = HEAD_CONFIG, seed: int = 0) -> dict[str, np.ndarray[Any, Any]]:
     """Every tensor of a head with this config; draft id i stands for token 2 i."""
     random = np.random.default_rng(seed)
-    shapes = HeadConfig.from_bytes(json.dumps(config).encode()).shapes()
+    shapes = CheckedConfig.from_bytes(json.dumps(config).encode()).shapes()
     made: dict[str, Any] = {name: random.standard_normal(shape, np.float32) for name, shape in shapes.items()}
     drafts = np.arange(config["draft_vocab_size"])
     made["d2t"] = drafts.astype(np.int64)
@@ -53,14 +52,13 @@ class TinyHead:
     def manifest(self) -> DraftHeadManifest:
         made = DraftHeadManifest(
             subject=self.base.cid,
-            config=NamedFile.of("config.json", self.config),
-            weights=(NamedFile.of("model.safetensors", self.weights),),
+            config=HeadConfig(NamedFile.of("config.json", self.config)),
+            weights=HeadWeights((NamedFile.of("model.safetensors", self.weights),)),
             hidden_size=16,
             feature_layers=(1, 2, 3),
-            vocab_size=40,
-            draft_vocab_size=10,
+            vocabulary=Vocabulary(self.changes.get("vocab_size", 40), self.changes.get("draft_vocab_size", 10)),
         )
-        return replace(made, **self.changes)
+        return replace(made, **{name: value for name, value in self.changes.items() if "vocab_size" not in name})
 
     @property
     def blobs(self) -> list[bytes]:

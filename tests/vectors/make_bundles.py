@@ -9,18 +9,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
 from ledger.bundle.export import Export, export_bundle
-from ledger.bundle.layout import BundleFile, BundleManifest
+from ledger.bundle.layout import BundleFile, BundleManifest, Span
 from ledger.bundle.lines import ContentLine, OlderTree, split_lines
 from ledger.bundle.tar_archive import archive
 from ledger.documents.content import Content
-from ledger.documents.draft_head_manifest import DraftHeadManifest
 from ledger.documents.key_entry import KeyEntry
-from ledger.documents.named_file import NamedFile
+from ledger.documents.manifests import DraftHeadManifest, HeadConfig, HeadWeights, NamedFile, Vocabulary
+from ledger.documents.receipt import SpecDecode
 from ledger.documents.signed_document import (
     Document,
     kind_of,
@@ -28,7 +28,6 @@ from ledger.documents.signed_document import (
     sign_document,
     sign_rotation,
 )
-from ledger.documents.spec_decode import SpecDecode
 from ledger.encoding.base64_text import encode_base64
 from ledger.encoding.cid import cid
 from ledger.errors import NotFound
@@ -42,6 +41,7 @@ from ledger.tree.multiproof import multi_proof
 from ledger.tree.tile import TileEdge, TileHashes
 from ledger.witness.cosignature import cosign
 from ledger.witness.tlog_policy import Policy, PolicyGroup, PolicyLog, PolicyWitness
+from tests.replacing import replace
 from tests.unit.ledger.builders import (
     BASE,
     KEYS,
@@ -75,12 +75,11 @@ POLICY = Policy(
 SUCCESSOR = SigningKey.from_seed(b"\x21" * 32, "receipts")
 MANIFEST = DraftHeadManifest(
     subject=BASE,
-    config=NamedFile.of("config.json", b"config"),
-    weights=(NamedFile.of("model.safetensors", b"weights"),),
+    config=HeadConfig(NamedFile.of("config.json", b"config")),
+    weights=HeadWeights((NamedFile.of("model.safetensors", b"weights"),)),
     hidden_size=64,
     feature_layers=(2, 4, 6),
-    vocab_size=512,
-    draft_vocab_size=128,
+    vocabulary=Vocabulary(512, 128),
 )
 WITH_HEAD = SpecDecode(
     method="eagle3",
@@ -210,17 +209,20 @@ def bundles() -> dict[str, Made]:
         some = tuple(place for place in range(size) if place != index)
         files = exported(log, start=0, end=0, indexes=some, with_content=False)
         manifest = BundleManifest.from_bytes(files["bundle.json"])
-        return files | {"bundle.json": replace(manifest, end=size).to_bytes()}
+        return files | {"bundle.json": replace(manifest, range=Span(manifest.range.start, size)).to_bytes()}
 
     tree = OlderTree.from_bytes(split_lines(good["trees.jsonl"], "")[1])
     elsewhere = log_of({3: receipt(1, tenant="somebody else")})
     forked = OlderTree(
-        4, tree_root(4, TileHashes(log)), consistency_proof(4, size, TileHashes(log)), checkpoint(elsewhere, 4)
+        4,
+        tree_root(4, TileHashes(log)),
+        tuple(consistency_proof(4, size, TileHashes(log))),
+        checkpoint(elsewhere, 4).decode(),
     )
     by_old_key = Envelope.from_bytes(signed(receipt(3, halt_epoch=1, spec_decode=WITH_HEAD)))
     by_successor = sign_document(receipt(1), SUCCESSOR)
     manifest = BundleManifest.from_bytes(good["bundle.json"])
-    wrong_content = ContentLine(2, content(1)).to_bytes() + b"\n"
+    wrong_content = ContentLine.of(2, content(1)).to_bytes() + b"\n"
     return {
         "good": Made(good),
         "chosen_receipts": Made(exported(log, start=0, end=0, indexes=(3,), earlier=(), sizes=(), with_content=False)),
@@ -286,7 +288,7 @@ def bundles() -> dict[str, Made]:
         "replay_missing": Made(insider({}, drop=1), 11, "entry 11: has no verdict"),
         "content_of_another_receipt": Made(with_file(CONTENT_FILE, wrong_content), 12, "entry 2"),
         "content_for_a_verdict": Made(
-            with_file(CONTENT_FILE, ContentLine(4, content(0)).to_bytes() + b"\n"), 12, "entry 4: is no receipt"
+            with_file(CONTENT_FILE, ContentLine.of(4, content(0)).to_bytes() + b"\n"), 12, "entry 4: is no receipt"
         ),
         "manifest_of_another_head": Made(
             with_file(f"heads/{'0' * 64}.json", MANIFEST.to_bytes()), 13, "manifest of another head"
@@ -324,7 +326,7 @@ def _without(files: dict[str, bytes], log: ListedLog, index: int) -> dict[str, b
     proof = multi_proof([place for place in kept if place != index], len(log.all), TileHashes(log))
     manifest = BundleManifest.from_bytes(files["bundle.json"])
     return files | {
-        "bundle.json": replace(manifest, start=0, end=0, entries=len(lines)).to_bytes(),
+        "bundle.json": replace(manifest, range=Span(0, 0), entries=len(lines)).to_bytes(),
         "proof": b"".join(encode_base64(node).encode() + b"\n" for node in proof),
         ENTRIES: b"".join(line + b"\n" for line in lines),
     }

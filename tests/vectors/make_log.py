@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from ledger.keys.envelope import Envelope, sign
 from ledger.tree.checkpoint import Checkpoint, sign_checkpoint
 from ledger.tree.entry import Entry, entry_hash
 from ledger.tree.merkle import Frontier, leaf_hash
+from tests.replacing import replace
 from tests.unit.ledger.builders import (
     KEYS,
     ORIGIN,

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import typer
 
-from ledger.documents.verdict import DEVIATION, EXACT
+from ledger.documents.audit import DEVIATION, EXACT
 from ledger.keys.trusted_keys import TrustedKeys
 from services.cli.frame import exits, options
 from services.cli.frame.exits import Failed

@@ -41,7 +41,7 @@ def list_(ledger: options.Ledger = options.LEDGER, json: options.Json = False) -
         {
             "halt_index": halt.halt_index,
             "verdict_index": halt.verdict_index,
-            "scope": asdict(_scope(halt)),
+            "scope": _scope(halt).to_document(),
             "reason": halt.reason,
         }
         for halt in state.halts

@@ -19,7 +19,7 @@ from ledger.audit.draft_head_evidence import (
     check_files,
     verify_draft_head,
 )
-from ledger.documents.draft_head_manifest import DraftHeadManifest
+from ledger.documents.manifests import DraftHeadManifest
 from ledger.encoding.canonical import canonical
 from ledger.errors import DraftHeadRefused
 from ledger.keys.trusted_keys import TrustedKeys

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ledger.audit.draft_head_evidence import DraftHeadEvidence
-from ledger.documents.draft_head_manifest import DraftHeadManifest
-from ledger.documents.kscore import THRESHOLD, KScore
+from ledger.documents.draft_head import THRESHOLD, KScore, kscore_status
+from ledger.documents.manifests import DraftHeadManifest
 from ledger.documents.signed_document import sign_document
 from ledger.encoding.timestamp import timestamp
 from ledger.errors import DraftHeadUnlogged
@@ -203,6 +203,7 @@ def _score(on: Loaded, name: str | None, adapter_cid: str | None) -> KScore:
         mean_acceptance_length=found.mean_acceptance_length,
         acceptance_by_depth=found.acceptance_by_depth,
         threshold=THRESHOLD,
+        status=kscore_status(found.mean_acceptance, THRESHOLD),
         measured_at=timestamp(datetime.now(UTC)),
     )
 

@@ -16,10 +16,8 @@ from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ledger.documents.base_manifest import BaseManifest
-from ledger.documents.draft_head_manifest import DraftHeadManifest
-from ledger.documents.draft_head_publication import DraftHeadPublication, DraftHeadWithdrawal
-from ledger.documents.named_file import NamedFile
+from ledger.documents.draft_head import DraftHeadPublication, DraftHeadWithdrawal
+from ledger.documents.manifests import BaseManifest, DraftHeadManifest, NamedFile
 from ledger.documents.signed_document import sign_document
 from ledger.encoding.canonical import parse_json
 from ledger.encoding.timestamp import timestamp

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ledger.documents.erasure import Erasure
-from ledger.documents.retention import Expiry, Retention, in_force
+from ledger.documents.erasure import Erasure, Expiry, Retention, in_force
 from ledger.documents.signed_document import open_document, sign_document
 from ledger.encoding.timestamp import timestamp
 from ledger.keys.envelope import Envelope

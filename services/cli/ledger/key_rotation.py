@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -241,7 +241,7 @@ def _swap(files: LedgerFiles, path: Path, old: Signer, new: Signer) -> None:
     """The public keys come first: a service that starts meanwhile finds its own key trusted, the old or the new one."""
     trusted = TrustedKeys.load(files.trusted).find(old.role, old.key_id) or old.public
     for key, folder in ((new.public, files.trusted), (old.public, files.trusted / RETIRED)):
-        publish_key(replace(key, scope=trusted.scope).to_pem(), key.key_id, old.role, folder)
+        publish_key(key.scoped(trusted.scope).to_pem(), key.key_id, old.role, folder)
     for published in files.trusted.glob(f"{old.role}*.pub"):
         if PublicKey.from_pem(published.read_bytes()) == old.public:
             published.unlink()

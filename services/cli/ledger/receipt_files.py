@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from ledger.audit.log_verification import verify_appended, verify_receipt
 from ledger.bundle.receipt_file import ReceiptFile, Turns
-from ledger.documents.sent import sent_turn
+from ledger.documents.content import sent_turn
 from ledger.errors import LedgerError, ProofError
 from ledger.keys.envelope import Envelope
 from ledger.keys.signer import Signer

@@ -9,11 +9,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from ledger.documents.audit import DEVIATION, UNREPLAYABLE, Verdict
+from ledger.documents.erasure import Retention
 from ledger.documents.promise import kept_digest
 from ledger.documents.receipt import Receipt
-from ledger.documents.retention import Retention
 from ledger.documents.signed_document import Document
-from ledger.documents.verdict import DEVIATION, UNREPLAYABLE, Verdict
 from ledger.errors import StoreError
 from ledger.monitor.finding import Evidence
 

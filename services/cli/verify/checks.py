@@ -22,12 +22,10 @@ from ledger.bundle.receipt_file import MAX_FILE_BYTES, ReceiptFile
 from ledger.bundle.report import BundleReport, Trust
 from ledger.bundle.text_check import another_tokenizer, is_answer, is_prompt
 from ledger.bundle.verification import verify_bundle
-from ledger.documents.content import Content, check_opened, check_sent
-from ledger.documents.promise import Promise, open_promise
-from ledger.documents.promise_answer import PAYLOAD_TYPE, PromiseAnswer, open_answer
+from ledger.documents.content import TURN_MEMBERS, Content, Turn, check_opened, check_sent
+from ledger.documents.promise import ANSWER_TYPE, Promise, PromiseAnswer, open_answer, open_promise
 from ledger.documents.receipt import Receipt
 from ledger.documents.receipt import Receipt as ReceiptDocument
-from ledger.documents.sent import MEMBERS, Turn
 from ledger.errors import SignatureError
 from ledger.tree.checkpoint import Checkpoint
 from ledger.tree.tlog_proof import TlogProof
@@ -229,7 +227,8 @@ def _sent(path: Path, *, chat: bool) -> str | list[dict[str, str]]:
         return text
     try:
         return [
-            {name: str(each[name]) for name in ("role", "content", *(more for more in MEMBERS if more in each))}
+            {"role": str(each["role"]), "content": str(each["content"])}
+            | {name: str(each[name]) for name in TURN_MEMBERS if name in each}
             for each in json.loads(text)
         ]
     except (ValueError, TypeError, KeyError, RecursionError) as error:
@@ -267,7 +266,7 @@ def read_answer(path: Path) -> bytes | None:
             data = file.read(_LONGEST)
     except OSError:
         return None
-    return data if data[:1] == b"{" and PAYLOAD_TYPE.encode() in data else None
+    return data if data[:1] == b"{" and ANSWER_TYPE.encode() in data else None
 
 
 def check_answer(data: bytes, sources: TrustSources) -> Answered:

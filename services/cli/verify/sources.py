@@ -15,8 +15,8 @@ from ledger.bundle import layout
 from ledger.bundle.folder import BundleFolder
 from ledger.bundle.proven_statement import is_statement
 from ledger.bundle.report import Trust
+from ledger.documents.content import Turn
 from ledger.documents.promise import read_promise
-from ledger.documents.sent import Turn
 from ledger.errors import FormatError, ProofError
 from ledger.keys.ed25519 import ROLES, PublicKey
 from ledger.keys.note import Note

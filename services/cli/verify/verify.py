@@ -240,7 +240,7 @@ def _report_document(report: BundleReport, *, as_claimed: bool) -> dict[str, Any
         "origin": checkpoint and checkpoint.origin,
         "size": checkpoint and checkpoint.size,
         "root": checkpoint and checkpoint.root.hex(),
-        "range": report.manifest and [report.manifest.start, report.manifest.end],
+        "range": report.manifest and [report.manifest.range.start, report.manifest.range.end],
         "cosigned": dict(report.cosigned),
         "kinds": dict(report.kinds),
         "outcomes": dict(report.outcomes),
@@ -273,12 +273,12 @@ def fulfilment_document(found: Fulfilment) -> dict[str, Any]:
 
 def _scope(report: BundleReport) -> list[str]:
     held, size, owed = report.manifest, report.checkpoint.size if report.checkpoint else 0, report.completeness
-    if held is None or held.start == held.end < size:
+    if held is None or held.range.start == held.range.end < size:
         said = [f"{sum(report.kinds.values())} chosen entries of a log of {size}"]
-    elif (held.start, held.end) == (0, size):
+    elif (held.range.start, held.range.end) == (0, size):
         said = [f"the whole log of {size} entries"]
     else:
-        said = [f"entries {held.start} to {held.end - 1} of a log of {size}"]
+        said = [f"entries {held.range.start} to {held.range.end - 1} of a log of {size}"]
     if owed is None:
         said.append("audits were not judged, which takes the whole log")
     else:

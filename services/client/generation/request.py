@@ -298,7 +298,7 @@ class Request:
     @property
     def sent(self) -> str | list[dict[str, str]] | None:
         """The prompt's text, or the conversation as receipts commit to it; None for token ids."""
-        from ledger.documents.sent import sent_tools, sent_turn
+        from ledger.documents.content import sent_tools, sent_turn
 
         if self.messages is None:
             return self.prompt

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ledger.documents import verdict
+from ledger.documents import audit
 from ledger.documents.receipt import Receipt
 from ledger.documents.signed_document import open_document
 from ledger.encoding.digest import digest_text
@@ -50,7 +50,7 @@ def check_details(details: ReceiptDetails, document: Receipt, trusted: TrustedKe
     the row's outcome must be the newest one's.
     """
     if details.content is not None:
-        details.content.check(document)
+        details.content.check_against(document)
     for shown in details.verdicts:
         _check_verdict(shown, details.receipt, trusted)
     newest = details.verdicts[-1].outcome if details.verdicts else None
@@ -62,7 +62,7 @@ def check_details(details: ReceiptDetails, document: Receipt, trusted: TrustedKe
 
 def _check_verdict(shown: Verdict, row: ReceiptEntry, trusted: TrustedKeys) -> None:
     document = open_document(Envelope.from_bytes(shown.envelope), trusted)
-    if not isinstance(document, verdict.Verdict):
+    if not isinstance(document, audit.Verdict):
         raise ProofError(f"entry {shown.index} is shown as a verdict and is none")
     said = document.receipt_id, document.receipt_index, document.outcome
     if said != (row.receipt_id, row.index, shown.outcome):

@@ -20,7 +20,7 @@ from ledger.audit.listing import CompleteRange, ListedReceipt, Page, verify_page
 from ledger.audit.log_verification import verify_receipt
 from ledger.documents.content import Content
 from ledger.documents.erasure import Erasure
-from ledger.documents.promise_answer import PromiseAnswer, open_answer
+from ledger.documents.promise import PromiseAnswer, open_answer
 from ledger.documents.signed_document import kind_of, open_document, read_document
 from ledger.encoding.digest import digest_text
 from ledger.encoding.timestamp import timestamp_not_before

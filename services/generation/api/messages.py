@@ -124,7 +124,7 @@ def model_info_message(
         vocab_size=identity.vocab_size,
         context_length=identity.context_length,
         methods=identity.methods,
-        halted_scopes=[pb.HaltedScope(**asdict(scope)) for scope in scopes],
+        halted_scopes=[pb.HaltedScope(**scope.to_document()) for scope in scopes],
         halt_epoch=halt_epoch,
         adapters=[pb.Adapter(name=each.name, adapter_cid=each.cid) for each in identity.adapters],
         heads=[

@@ -262,7 +262,7 @@ class Generation:
         if decision.method == "off":
             _log.critical("request %s: decoding without speculation gave two results", resolved.request_id)
             return
-        for scope in scopes_of(self._identity.base_cid, decision.method, decision.head_cid, moved):
+        for scope in scopes_of(self._identity.base_cid, decision.method, decision.head_cid, dict(moved)):
             await self._halts.deviated(scope)
 
     async def _deliver(self, receipt: SignedReceipt) -> int | None:

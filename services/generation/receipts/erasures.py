@@ -9,8 +9,7 @@ from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 
 from kolm.ledger.v1 import documents_pb2
-from ledger.documents.erasure import Erasure
-from ledger.documents.retention import Expiry
+from ledger.documents.erasure import Erasure, Expiry
 from ledger.documents.signed_document import read_document
 from ledger.encoding.receipt_id import time_of
 from ledger.encoding.timestamp import timestamp

@@ -10,9 +10,8 @@ from datetime import UTC, datetime, timedelta
 from kolm.ledger.v1 import documents_pb2, ledger_pb2
 from ledger.documents.content import Content
 from ledger.documents.promise import Promise, sign_promise
-from ledger.documents.receipt import OutputPart, PromptPart, Receipt
+from ledger.documents.receipt import OutputPart, PromptPart, Receipt, SpecDecode
 from ledger.documents.signed_document import sign_document
-from ledger.documents.spec_decode import SpecDecode
 from ledger.encoding.commitment import (
     MESSAGES_DOMAIN,
     OUTPUT_DOMAIN,
@@ -204,5 +203,5 @@ def _spec_decode(resolved: Resolved, outcome: Outcome, verified: bool | None, sp
         speedup_basis=None if speedup is None else speedup.basis,
         verified_identical_to_off=verified,
         fallback_reason=decision.fallback_reason,
-        passes_by_method=counts.passes_by_method if len(decision.drafters) > 1 else (),
+        passes_by_method=dict(counts.passes_by_method) if len(decision.drafters) > 1 else {},
     )

@@ -210,7 +210,7 @@ _REFUSED_PAUSE = 5.0  # an operator has to act meanwhile
 
 def key_envelope(path: Path, key: Signer) -> bytes:
     """The signed key entry, made once for each key and kept at `path`: the same bytes get the same index every time."""
-    if not path.exists() or key.public.to_base64().encode() not in Envelope.from_bytes(path.read_bytes()).payload:
+    if not path.exists() or key.public.written().encode() not in Envelope.from_bytes(path.read_bytes()).payload:
         entry = KeyEntry(key.role, key.public, timestamp(datetime.now(UTC)))
         write_durably(path, sign_document(entry, key).to_bytes())
     return path.read_bytes()

@@ -9,12 +9,13 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import msgspec
+
 from kolm.ledger.v1 import documents_pb2
 from ledger.audit.draft_head_evidence import DraftHeadEvidence, PublishedDraftHead, check_files, verify_draft_head
-from ledger.documents.draft_head_publication import DraftHeadWithdrawal
-from ledger.documents.kscore import NEEDS_RETRAINING, THRESHOLD, KScore
+from ledger.documents.draft_head import NEEDS_RETRAINING, THRESHOLD, DraftHeadWithdrawal, KScore
 from ledger.documents.signed_document import open_document, read_document
-from ledger.encoding.fields import Fields, checked_number
+from ledger.encoding.document import Members, Share
 from ledger.errors import (
     DraftHeadDamaged,
     DraftHeadOfAnotherBase,
@@ -285,14 +286,21 @@ def _read(served: ServedHead, config: TargetConfig) -> LoadedHead:
     return LoadedHead(replace(served, kind=head.kind), head)
 
 
+class _Domain(Members, frozen=True):
+    by_depth: tuple[Share, ...]
+
+
+class _HeldOut(Members, frozen=True):
+    held_out_acceptance: Mapping[str, _Domain] = msgspec.field(default_factory=dict)
+
+
 def reports_low_acceptance(folder: Path) -> bool:
     """Whether a head's own `training.json` tells of a mean acceptance that needs retraining, over answers that it had
     not learned from. That stands until the log has a k-score of it; a head that tells nothing is not judged.
     """
     try:
-        told = Fields(training_of(folder).get("held_out_acceptance", {}), "held_out_acceptance")
-        depths = [depth for domain in told.names() for depth in Fields(told.read(domain), domain).array("by_depth")]
-        shares = [checked_number(share, "by_depth", 0.0, 1.0) for share in depths]
+        told = _HeldOut.from_document(training_of(folder))
+        shares = [share for domain in told.held_out_acceptance.values() for share in domain.by_depth]
     except (FormatError, HeadFolderInvalid) as error:
         _log.warning("what the head in %s says of its own acceptance cannot be read: %s", folder, error)
         return False

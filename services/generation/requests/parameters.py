@@ -9,11 +9,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-import ledger.documents.sampling
+import ledger.documents.receipt
 from kolm.generation.v1 import generation_pb2 as pb
 from kolm.generation.v1 import sampling_pb2, speculation_pb2
-from ledger.documents.structured_outputs import StructuredOutputsPart
+from ledger.documents.receipt import StructuredOutputsPart
 from ledger.encoding.canonical import canonical
+from ledger.encoding.document import Seed
 from services.generation.drafting.methods import METHODS
 from services.generation.engine.request import SamplingParams, StructuredOutputs, grammar_engine
 from services.runtime.errors import FailedPrecondition, InvalidArgument
@@ -64,13 +65,14 @@ def sampling_message(sampling: SamplingParams, choices: int) -> sampling_pb2.Sam
 
 def receipt_sampling(
     sampling: SamplingParams, choices: int, choice: int, prompt_salt: bytes
-) -> ledger.documents.sampling.Sampling:
+) -> ledger.documents.receipt.Sampling:
     """As the receipt states it: without logprobs, which change no token, and with a commitment to the constraint."""
     values = {field.name: getattr(sampling, field.name) for field in fields(sampling) if field.name != "logprobs"}
+    values["seed"] = Seed(values["seed"])
     if (source := sampling.structured_outputs) is not None:
         part = StructuredOutputsPart.of(source.kind, source.text, prompt_salt, grammar_engine())
         values["structured_outputs"] = part
-    return ledger.documents.sampling.Sampling(**values, n=choices, choice=choice)
+    return ledger.documents.receipt.Sampling(**values, n=choices, choice=choice)
 
 
 def _given(message: sampling_pb2.SamplingParams, name: str) -> bool:

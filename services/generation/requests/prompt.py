@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kolm.generation.v1 import generation_pb2 as pb
-from ledger.documents.sent import Turn, sent_tools, sent_turn
+from ledger.documents.content import Turn, sent_tools, sent_turn
 from ledger.encoding.canonical import canonical
 from services.generation.engine.request import StructuredOutputs
 from services.generation.engine.text.grammar import json_rule, lark_rule
@@ -183,7 +183,7 @@ _INLINE_BYTES = 4096  # shorter texts are tokenized on the event loop, in well u
 @dataclass(frozen=True, slots=True)
 class Prompt:
     """`field` is the request's field that held it, for errors. `text` is what was sent, of a conversation the canonical
-    JSON of `ledger.documents.sent`; None for token ids. `tools` are those that the model is told of.
+    JSON of `ledger.documents.content`; None for token ids. `tools` are those that the model is told of.
     """
 
     field: str

@@ -12,8 +12,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from ledger.documents.base_manifest import BaseManifest
-from ledger.documents.named_file import NamedFile
+from ledger.documents.manifests import BaseManifest, NamedFile
 from ledger.durable_file import write_durably
 from ledger.encoding.canonical import canonical
 from ledger.encoding.cid import cid_of_json

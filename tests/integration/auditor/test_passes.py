@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
 import pytest
 
 from ledger.audit.obligation_fold import fold_obligations
-from ledger.documents.draw import Draw
+from ledger.documents.audit import Draw
+from ledger.documents.receipt import SpecDecode
 from ledger.documents.signed_document import read_document
-from ledger.documents.spec_decode import SpecDecode
 from ledger.keys.envelope import Envelope
 from ledger.keys.trusted_keys import TrustedKeys
 from services.auditor.audit_error import FolderError
@@ -22,6 +21,7 @@ from services.auditor.serving import follow
 from services.client import LedgerClient
 from services.client.errors import Unavailable
 from tests.integration.auditor.deployment import Deployment, InterruptedJournal, OneHaltJournal, stopped_after
+from tests.replacing import replace
 from tests.unit.ledger.builders import SCOPE, erasure, receipt, receipt_id, signed
 
 
@@ -70,7 +70,7 @@ def moved(*methods: str) -> SpecDecode:
         acceptance_rate=0.0,
         target_passes=len(passes),
         mean_acceptance_length=2 / len(passes),
-        passes_by_method=passes,
+        passes_by_method=dict(passes),
     )
 
 

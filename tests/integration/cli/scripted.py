@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from typing import Any
 
 from kolm.generation.v1 import generation_pb2 as pb
@@ -14,9 +13,8 @@ from kolm.generation.v1.generation_pb2_grpc import (
     GenerationServiceServicer,
     add_GenerationServiceServicer_to_server,
 )
-from ledger.documents.receipt import PromptPart
+from ledger.documents.receipt import PromptPart, SpecDecode
 from ledger.documents.signed_document import sign_document
-from ledger.documents.spec_decode import SpecDecode
 from ledger.encoding.canonical import canonical
 from ledger.encoding.cid import cid
 from ledger.encoding.commitment import (
@@ -33,6 +31,7 @@ from services.generation.requests.parameters import read_sampling, receipt_sampl
 from services.generation.requests.resolution import CONTEXT_LENGTH_EXCEEDED
 from services.runtime.errors import FailedPrecondition, InvalidArgument, ResourceExhausted
 from services.runtime.server import Mount
+from tests.replacing import replace
 from tests.unit.ledger.builders import BASE, KEYS, PROFILE, receipt
 
 METRICS = speculation_pb2.SpeculationMetrics(

@@ -7,7 +7,6 @@ import json
 import shutil
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -37,6 +36,7 @@ from services.cli.ledger import key_rotation
 from services.cli.main import app
 from services.generation.receipts.journal import Journal, Kind
 from tests.integration.auditor.deployment import Deployment
+from tests.replacing import replace
 from tests.unit.ledger.builders import OFF, ORIGIN, content, receipt, receipt_id
 from tests.unit.ledger.vectors import VECTORS
 from tests.vectors.make_bundles import checkpoint as signed_head
@@ -273,7 +273,7 @@ def test_a_key_that_replaces_one_for_some_tenants_is_for_them_alone(stopped: Pat
     old = SigningKey.load(stopped / "keys/receipts.pem", "receipts").public
     scope = KeyScope.of(tenant=[receipt(0).tenant])
     (file,) = (stopped / "trusted").glob("receipts-*.pub")
-    file.write_bytes(replace(old, scope=scope).to_pem())
+    file.write_bytes(old.scoped(scope).to_pem())
     assert rotate(stopped, "receipts").exit_code == 0
     assert [key.scope for key in TrustedKeys.load(stopped / "trusted").keys("receipts")] == [scope, scope]
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
-from ledger.documents.spec_decode import SpecDecode
+from ledger.documents.receipt import SpecDecode
 from services.cli.main import app
 from tests.fakes.tiny_head import tiny_head
 from tests.integration.auditor.deployment import Deployment
+from tests.replacing import replace
 from tests.unit.ledger.builders import receipt, receipt_id, signed
 
 Kolm = Callable[..., tuple[int, str, str]]

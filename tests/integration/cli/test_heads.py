@@ -247,7 +247,7 @@ def test_a_withdrawn_head_is_listed_with_its_dates_where_all_are_asked_for(kolm:
 
 def test_a_pull_of_a_damaged_head_leaves_nothing_behind(kolm: Kolm, folder: Path, tmp_path: Path) -> None:
     kolm("heads", "push", str(folder), "--name", "support-head")
-    digest = HEAD.manifest.weights[0].digest.removeprefix("sha256:")
+    digest = HEAD.manifest.weights.files[0].digest.removeprefix("sha256:")
     (blob,) = (tmp_path / "registry" / "blobs").rglob(digest)
     blob.write_bytes(bytes(len(HEAD.weights)))
     (partly := tmp_path / "partly").mkdir()

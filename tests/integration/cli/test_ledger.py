@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ledger.documents.spec_decode import SpecDecode
+from ledger.documents.receipt import SpecDecode
 from ledger.encoding.stream_digest import StreamDigest
 from ledger.encoding.timestamp import timestamp
 from ledger.keys.ed25519 import SigningKey
 from tests.integration.auditor.deployment import Deployment
 from tests.integration.cli.conftest import Kolm
+from tests.replacing import replace
 from tests.unit.ledger.builders import OFF, receipt, receipt_id, signed, verdict
 
 

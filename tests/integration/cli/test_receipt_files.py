@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import stat
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,6 +18,7 @@ from services.cli.frame.exits import UsageError
 from services.cli.ledger import receipt_files as receipt_saving
 from services.client import Message, Receipt
 from tests.integration.auditor.deployment import Deployment
+from tests.replacing import replace
 from tests.unit.client.test_answer_check import CONTENT, TEXT, signed
 from tests.unit.ledger.builders import STRANGER, at, content, receipt
 

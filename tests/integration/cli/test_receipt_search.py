@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from ledger.tree.checkpoint import Checkpoint, sign_checkpoint
 from services.client import LedgerClient
 from tests.integration.auditor.deployment import Deployment
 from tests.integration.cli.conftest import Kolm
+from tests.replacing import replace
 from tests.unit.ledger.builders import PROFILE, at, receipt, receipt_id, signed, verdict
 
 HEAD, ADAPTER, OTHER = cid(b"head"), cid(b"adapter"), cid(b"other")

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import uvicorn
 from prometheus_client import CollectorRegistry
 
 from kolm.ledger.v1.ledger_pb2_grpc import add_LedgerServiceServicer_to_server
-from ledger.documents.spec_decode import SpecDecode
+from ledger.documents.receipt import SpecDecode
 from ledger.encoding.cid import cid
 from ledger.keys.trusted_keys import TrustedKeys
 from services.client import LedgerClient
@@ -26,6 +26,7 @@ from services.ledger.servicer import SERVICE
 from services.ledger.settings import LedgerSettings
 from services.runtime.server import Mount
 from tests.access import trust_log
+from tests.replacing import replace
 from tests.serving import serving
 from tests.unit.ledger.builders import KEYS, OFF, ORIGIN, halt, policy, receipt, receipt_id, signed, verdict
 

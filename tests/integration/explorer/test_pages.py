@@ -6,7 +6,6 @@ import re
 import urllib.error
 import urllib.parse
 import urllib.request
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,7 @@ from services.explorer.pages import Pages, Source
 from tests.integration.auditor.deployment import Deployment, opened_deployment
 from tests.integration.explorer.browsing import DESKTOP, PHONE, browsing
 from tests.integration.explorer.site import RECEIPTS, Site, id_of
+from tests.replacing import replace
 from tests.unit.ledger.builders import KEYS, STRANGER, at, expiry, receipt, retention, signed
 
 PAGES = (

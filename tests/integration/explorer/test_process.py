@@ -7,13 +7,13 @@ import signal
 import subprocess
 import sys
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 
-from ledger.documents.spec_decode import SpecDecode
+from ledger.documents.receipt import SpecDecode
 from ledger.encoding.stream_digest import StreamDigest
 from tests.integration.monitor.processes import explorer, ledger
 from tests.processes import PATIENCE, started
+from tests.replacing import replace
 from tests.unit.ledger.builders import KEYS, receipt, receipt_id, signed, verdict
 
 

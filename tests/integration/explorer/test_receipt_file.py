@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +11,14 @@ import pytest
 from playwright.sync_api import Browser, Page, Request, Route, expect
 
 from ledger.bundle.receipt_file import ReceiptFile, Turns
-from ledger.documents.content import check_sent
-from ledger.documents.sent import sent_tools, sent_turn
+from ledger.documents.content import check_sent, sent_tools, sent_turn
 from ledger.documents.signed_document import sign_document
 from ledger.encoding.canonical import canonical
 from ledger.encoding.commitment import MESSAGES_DOMAIN, commit_text
 from ledger.tree.tlog_proof import TlogProof
 from tests.integration.explorer.browsing import PHONE, browsing
 from tests.integration.explorer.site import Site
+from tests.replacing import replace
 from tests.unit.client.test_answer_check import CONTENT, TEXT, signed
 from tests.unit.ledger.builders import KEYS, receipt_id, verdict
 from tests.unit.ledger.builders import signed as signed_entry

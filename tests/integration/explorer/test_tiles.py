@@ -9,7 +9,6 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -27,6 +26,7 @@ from ledger.witness.tlog_policy import Policy, PolicyWitness
 from services.cli.monitor.sources import HttpTiles
 from services.client.errors import Unavailable
 from tests.integration.explorer.site import Site, explored, running_site
+from tests.replacing import replace
 from tests.unit.ledger.builders import KEYS, ORIGIN, receipt, signed
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import httpx2
@@ -17,6 +16,7 @@ from ledger.witness.tlog_policy import Policy, PolicyWitness
 from tests.integration.explorer.browsing import browsing
 from tests.integration.explorer.site import Site, explored
 from tests.integration.explorer.test_receipts import concluded, states
+from tests.replacing import replace
 from tests.unit.ledger.builders import KEYS, receipt_id
 
 NAME = "witness.example/w"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 
 import grpc
 import pytest
@@ -95,7 +94,7 @@ def test_a_key_that_somebody_drops_beside_the_trusted_ones_of_a_running_ledger_s
 
 
 def test_a_key_that_is_trusted_for_one_tenant_signs_no_other_s_receipt(serve: Serve, settings: LedgerSettings) -> None:
-    stolen = replace(STRANGER.public, scope=KeyScope.of(tenant=["globex"]))
+    stolen = STRANGER.public.scoped(KeyScope.of(tenant=["globex"]))
     settings.trusted_directory.mkdir(parents=True, exist_ok=True)
     (settings.trusted_directory / "receipts-stolen.pub").write_bytes(stolen.to_pem())
     with serve() as served, LedgerClient.connect(served.address, wait=60) as ledger:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -18,6 +17,7 @@ from services.client.errors import InvalidArgument
 from services.client.ledger.log import ReceiptQuery
 from services.client.ledger.verified import VerifiedLedger
 from services.ledger.settings import LedgerSettings
+from tests.replacing import replace
 from tests.unit.ledger.builders import BASE, PROFILE, START, key_entry, receipt, signed, verdict
 
 HEAD, ADAPTER, OTHER = cid(b"head"), cid(b"adapter"), cid(b"other")

@@ -18,8 +18,7 @@ from ledger.bundle.folder import BundleFolder
 from ledger.bundle.report import Trust
 from ledger.bundle.verification import verify_bundle
 from ledger.documents.erasure import Erasure
-from ledger.documents.promise import Promise, read_promise, sign_promise
-from ledger.documents.promise_answer import open_answer
+from ledger.documents.promise import Promise, open_answer, read_promise, sign_promise
 from ledger.documents.signed_document import open_document, read_document
 from ledger.errors import FormatError
 from ledger.keys.ed25519 import SigningKey

@@ -2,7 +2,6 @@
 
 import hashlib
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,6 +18,7 @@ from ledger.sql.store import SqlEntryStore
 from ledger.tree.entry import Entry
 from ledger.tree.merkle import leaf_hash
 from ledger.tree.tile import Tile, TileEdge
+from tests.replacing import replace
 from tests.unit.ledger.builders import (
     PROFILE,
     at,

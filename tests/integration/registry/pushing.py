@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 
-from ledger.documents.draft_head_publication import DraftHeadPublication
+from ledger.documents.draft_head import DraftHeadPublication
 from ledger.documents.signed_document import sign_document
 from ledger.keys.ed25519 import SigningKey
 from services.client.registry import Head, RegistryClient

@@ -7,7 +7,6 @@ import shutil
 import tempfile
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import ClassVar
@@ -19,8 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from kolm.registry.v1 import registry_pb2
 from kolm.registry.v1.registry_pb2_grpc import RegistryServiceStub
-from ledger.documents.base_manifest import BaseManifest
-from ledger.documents.named_file import NamedFile
+from ledger.documents.manifests import BaseManifest, NamedFile
 from ledger.encoding.digest import digest
 from services.client.channel import Connection
 from services.client.errors import InvalidArgument, decoded_errors
@@ -35,6 +33,7 @@ from tests.fakes.memory_blobs import MemoryBlobs
 from tests.fakes.tiny_head import BASE_CONFIG, TinyHead, tiny_head
 from tests.integration.registry.conftest import Serve
 from tests.integration.registry.pushing import envelope, publish, send
+from tests.replacing import replace
 from tests.unit.ledger.builders import TRUSTED, signed, withdrawal
 
 HOUR = timedelta(hours=1)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ledger.documents.named_file import NamedFile
+from ledger.documents.manifests import NamedFile
 from ledger.encoding.digest import digest
 from ledger.keys.trusted_keys import TrustedKeys
 from services.client import LedgerClient

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from kolm.registry.v1 import registry_pb2
-from ledger.documents.named_file import NamedFile
+from ledger.documents.manifests import NamedFile
 from ledger.encoding.digest import digest
 from services.client.errors import KolmError, NotFound
 from services.client.registry import RegistryClient, upload

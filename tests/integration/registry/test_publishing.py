@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ledger.documents.manifests import HeadWeights
 from ledger.documents.signed_document import open_document, sign_document
 from ledger.keys.ed25519 import SigningKey
 from ledger.keys.trusted_keys import TrustedKeys
@@ -34,6 +34,7 @@ from tests.fakes.tiny_model import make_tiny_model
 from tests.integration.auditor.deployment import Deployment
 from tests.integration.registry.conftest import Serve
 from tests.integration.registry.pushing import NAME, PUBLISHER, envelope, publish, send
+from tests.replacing import replace
 from tests.unit.ledger.builders import KEYS, TRUSTED, kscore, signed, withdrawal
 
 
@@ -228,12 +229,12 @@ def test_a_bad_head_is_refused_by_name_and_leaves_no_trace(
 def test_a_manifest_that_lies_about_a_digest_or_a_size_is_refused(registry: RegistryClient) -> None:
     honest = tiny_head()
     send(registry, honest.blobs)
-    weights = honest.manifest.weights[0]
+    weights = honest.manifest.weights.files[0]
     for lie, reason in (
         (replace(weights, digest="sha256:" + "ab" * 32), "BLOB_MISSING"),
         (replace(weights, size=weights.size + 1), "BAD_HEAD"),
     ):
-        liar = replace(honest, changes={"weights": (lie,)})
+        liar = replace(honest, changes={"weights": HeadWeights((lie,))})
         with pytest.raises((InvalidArgument, FailedPrecondition)) as caught:
             registry.publish(liar.manifest.to_bytes(), envelope(liar))
         assert caught.value.reason == reason

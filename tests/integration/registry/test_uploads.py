@@ -15,7 +15,7 @@ import pytest
 
 from kolm.registry.v1 import registry_pb2
 from kolm.registry.v1.registry_pb2_grpc import RegistryServiceStub
-from ledger.documents.named_file import NamedFile
+from ledger.documents.manifests import NamedFile
 from ledger.encoding.digest import digest
 from services.client import registry as heads_wire
 from services.client.channel import Connection

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
 from prometheus_client import CollectorRegistry
 
 from ledger.audit.obligation_fold import fold_obligations
+from ledger.documents.audit import EXACT, Verdict
 from ledger.documents.halt import Scope
 from ledger.documents.signed_document import Document, sign_document
-from ledger.documents.verdict import EXACT, Verdict
 from ledger.encoding.digest import ZERO_DIGEST
 from ledger.keys.ed25519 import SigningKey
 from ledger.keys.envelope import Envelope
@@ -23,6 +22,7 @@ from services.auditor.auditor import Examined
 from services.auditor.backlog import Backlog
 from services.auditor.examination import Finding
 from services.auditor.serving import AuditorMetrics
+from tests.replacing import replace
 from tests.serving import exported, listed
 from tests.unit.ledger.builders import (
     BASE,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,15 +11,15 @@ import pytest
 from kolm.generation.v1 import generation_pb2 as pb
 from ledger.bundle.tile_folder import TileFolder
 from ledger.bundle.tlog_tiles import export_tiles
-from ledger.documents.content import Content
+from ledger.documents.content import Content, Turn
 from ledger.documents.receipt import Receipt
-from ledger.documents.sent import Turn
 from services.cli.verify.checks import Texts, compared_texts
 from services.generation.engine.text.tokenizer import Tokenizer
 from services.generation.requests.prompt import chat_turns, read_tools, sent_turns
 from services.generation.target.identity import tokenizer_cid
 from tests.fakes.tiny_model import tiny_tokenizer
 from tests.fakes.tool_templates import HERMES
+from tests.replacing import replace
 from tests.unit.ledger.builders import KEYS, policy, receipt
 from tests.unit.ledger.monitor.listed_log import ListedLog
 from tests.unit.ledger.vectors import VECTORS

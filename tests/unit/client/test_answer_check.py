@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +10,9 @@ import pytest
 
 from ledger.documents.content import Content
 from ledger.documents.promise import Promise, sign_promise
-from ledger.documents.receipt import OutputPart, PromptPart
+from ledger.documents.receipt import OutputPart, PromptPart, StructuredOutputsPart
 from ledger.documents.receipt import Receipt as Document
 from ledger.documents.signed_document import sign_document
-from ledger.documents.structured_outputs import StructuredOutputsPart
 from ledger.encoding.canonical import canonical
 from ledger.encoding.commitment import (
     MESSAGES_DOMAIN,
@@ -31,6 +29,7 @@ from services.client.errors import ReceiptMismatch
 from services.client.generation.answer_check import check_promise, check_receipt
 from services.client.generation.completion import Receipt, Resolved
 from services.client.generation.request import Message, Request, SamplingParams, SpecDecodeConfig, StructuredOutputs
+from tests.replacing import replace
 from tests.unit.ledger.builders import KEYS, STRANGER, TRUSTED, at, halt, receipt
 
 PROMPT_SALT, OUTPUT_SALT = b"p" * 32, b"o" * 32

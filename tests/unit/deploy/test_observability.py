@@ -14,7 +14,7 @@ import promql_parser
 import pytest
 import yaml
 
-from ledger.documents.verdict import OUTCOMES
+from ledger.documents.audit import OUTCOMES
 from services.runtime.metrics import BY_NAME, ExportedMetric
 
 ROOT = Path(__file__).parents[3]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -13,6 +12,7 @@ from ledger.errors import ProofError
 from services.client.ledger.log import ReceiptEntry, ReceiptQuery
 from services.explorer import trends
 from services.explorer.trends import Bins, Sums, Trends
+from tests.replacing import replace
 from tests.unit.ledger.builders import BASE, PROFILE, START, receipt, receipt_id, signed
 
 

@@ -7,24 +7,19 @@ from datetime import UTC, datetime, timedelta
 from functools import cache
 from typing import Any
 
-from ledger.documents.audit_policy import AuditPolicy
+from ledger.documents.audit import AuditPolicy, Deviation, Draw, Verdict
 from ledger.documents.content import Content
-from ledger.documents.draft_head_publication import DraftHeadPublication, DraftHeadWithdrawal
-from ledger.documents.draw import Draw
-from ledger.documents.erasure import Erasure
+from ledger.documents.draft_head import DraftHeadPublication, DraftHeadWithdrawal, KScore, kscore_status
+from ledger.documents.erasure import Erasure, Expiry, Retention
 from ledger.documents.halt import Halt, Resume, Scope
 from ledger.documents.key_entry import KeyEntry
-from ledger.documents.kscore import KScore
-from ledger.documents.receipt import OutputPart, PromptPart, Receipt
-from ledger.documents.retention import Expiry, Retention
-from ledger.documents.sampling import Sampling
+from ledger.documents.receipt import OutputPart, PromptPart, Receipt, Sampling, SpecDecode
 from ledger.documents.signed_document import Document, sign_document
-from ledger.documents.spec_decode import SpecDecode
-from ledger.documents.verdict import Deviation, Verdict
 from ledger.encoding.canonical import canonical
 from ledger.encoding.cid import cid
 from ledger.encoding.commitment import OUTPUT_DOMAIN, PROMPT_DOMAIN, commit
 from ledger.encoding.digest import digest
+from ledger.encoding.document import Seed
 from ledger.encoding.receipt_id import new_receipt_id
 from ledger.encoding.stream_digest import StreamDigest
 from ledger.encoding.timestamp import timestamp
@@ -84,7 +79,9 @@ def receipt(number: int = 0, **changes: Any) -> Receipt:
         "tokenizer_cid": cid(b"tokenizer"),
         "profile_cid": PROFILE,
         "halt_epoch": 0,
-        "sampling": Sampling(temperature=0.7, seed=7, stop=("\n\n",), stop_token_ids=(2,), logit_bias=((5, -1.5),)),
+        "sampling": Sampling(
+            temperature=0.7, seed=Seed(7), stop=("\n\n",), stop_token_ids=(2,), logit_bias=((5, -1.5),)
+        ),
         "prompt": PromptPart(3, commit(PROMPT_DOMAIN, kept.prompt_salt, kept.prompt_token_ids)),
         "output": OutputPart(
             tokens=2,
@@ -173,7 +170,8 @@ def kscore(manifest_cid: str = cid(b"head"), **changes: Any) -> KScore:
         "threshold": 0.5,
         "measured_at": at(600),
     }
-    return KScore(**(fields | changes))
+    fields |= changes
+    return KScore(**({"status": kscore_status(fields["mean_acceptance"], fields["threshold"])} | fields))
 
 
 def policy(rate: float = 0.5, within_seconds: int = 3600, number: int = 0) -> AuditPolicy:

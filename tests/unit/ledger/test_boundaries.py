@@ -25,7 +25,7 @@ def imported(path: Path) -> set[str]:
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_a_module_imports_only_what_the_ledger_may(path: Path) -> None:
     sql = {"sqlalchemy"} if PACKAGE / "sql" in path.parents else set()
-    allowed = {"ledger", "cryptography", "rfc8785"} | sql
+    allowed = {"ledger", "cryptography", "msgspec", "rfc8785"} | sql
     allowed |= OPTIONAL.get(path.name, set())
     assert imported(path) - allowed <= sys.stdlib_module_names
 
@@ -34,7 +34,7 @@ def test_a_module_imports_only_what_the_ledger_may(path: Path) -> None:
 def test_a_module_says_what_it_is_and_stays_readable(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     assert ast.get_docstring(ast.parse(text))
-    assert len(text.splitlines()) <= 300
+    assert len(text.splitlines()) <= 500
 
 
 def test_the_map_names_every_folder() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -24,8 +24,15 @@ from ledger.bundle.report import Trust
 from ledger.bundle.tar_archive import write_folder
 from ledger.bundle.transcript import Transcript
 from ledger.bundle.verification import verify_bundle
-from ledger.documents.promise import Promise, open_promise, sign_promise
-from ledger.documents.promise_answer import PromiseAnswer, open_answer, promise_digest, sign_answer
+from ledger.documents.promise import (
+    Promise,
+    PromiseAnswer,
+    open_answer,
+    open_promise,
+    promise_digest,
+    sign_answer,
+    sign_promise,
+)
 from ledger.documents.receipt import Receipt
 from ledger.documents.signed_document import read_document
 from ledger.encoding.digest import digest
@@ -39,6 +46,7 @@ from ledger.tree.merkle import inclusion_proof
 from ledger.tree.tile import TileHashes
 from ledger.tree.tlog_proof import TlogProof
 from tests.mutations import mutants
+from tests.replacing import replace
 from tests.unit.client.test_answer_check import CONTENT, TEXT
 from tests.unit.client.test_answer_check import signed as answered
 from tests.unit.ledger.builders import KEYS, START, TRUSTED, at, policy, publication, receipt, receipt_id, verdict

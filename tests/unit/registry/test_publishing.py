@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from ledger.documents.draft_head_publication import DraftHeadPublication
+from ledger.documents.draft_head import DraftHeadPublication
 from ledger.documents.key_entry import KeyEntry
 from ledger.documents.signed_document import sign_document, sign_rotation
 from ledger.encoding.cid import cid
@@ -25,6 +24,7 @@ from services.registry.catalogue import PUBLICATION, Signed
 from services.registry.errors import BadDocument, NameTaken, UntrustedSignature
 from services.registry.publishing import LedgerLog, check_name
 from services.runtime.errors import KolmError, Unavailable
+from tests.replacing import replace
 from tests.unit.ledger.builders import KEYS, ORIGIN, TRUSTED, at, publication, signed, withdrawal
 
 ENVELOPE = signed(publication())

@@ -10,9 +10,9 @@ import pytest
 from kolm.generation.v1 import generation_pb2 as pb
 from kolm.generation.v1.generation_pb2_grpc import GenerationServiceStub
 from kolm.ledger.v1 import ledger_pb2
+from ledger.documents.audit import DEVIATION, Deviation, Verdict
 from ledger.documents.halt import Halt, Resume, Scope
 from ledger.documents.receipt import Receipt
-from ledger.documents.verdict import DEVIATION, Deviation, Verdict
 from ledger.encoding.timestamp import timestamp
 from ledger.keys.ed25519 import SigningKey
 from services.generation.engine import speculation

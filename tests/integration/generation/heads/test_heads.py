@@ -14,8 +14,7 @@ import pytest
 from kolm.generation.v1 import generation_pb2 as pb
 from kolm.registry.v1.registry_pb2_grpc import add_RegistryServiceServicer_to_server
 from ledger.audit.draft_head_evidence import DraftHeadEvidence
-from ledger.documents.draft_head_publication import DraftHeadWithdrawal
-from ledger.documents.kscore import KScore
+from ledger.documents.draft_head import DraftHeadWithdrawal, KScore
 from ledger.documents.signed_document import sign_document
 from ledger.encoding.cid import cid
 from ledger.keys.ed25519 import SigningKey

@@ -5,16 +5,15 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from kolm.generation.v1 import generation_pb2 as pb
 from ledger.audit.log_verification import verify_receipt
+from ledger.documents.audit import DECODE, PREFILL
 from ledger.documents.content import Content
 from ledger.documents.receipt import Receipt
-from ledger.documents.verdict import DECODE, PREFILL
 from ledger.encoding.cid import cid_of_json
 from services.auditor.audit_error import CannotReplay
 from services.auditor.examination import EnginePlan, Finding, Judge
@@ -23,6 +22,7 @@ from services.generation.engine.core import EngineCore
 from services.generation.engine.events import Sink
 from services.generation.engine.request import EngineRequest
 from tests.integration.generation.deployment import Deployment, asking
+from tests.replacing import replace
 
 OLD_PROFILE = cid_of_json(
     {

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from dataclasses import replace
 from typing import Any
 
 import jsonschema
@@ -22,6 +21,7 @@ from services.client import Request, Runtime, SamplingParams, StructuredOutputs
 from services.client.errors import InvalidArgument
 from tests.fakes.grammars import CONSTRAINTS, PERSON
 from tests.integration.generation.deployment import Deployment, asking, failure
+from tests.replacing import replace
 
 ASKED = (
     StructuredOutputs(json=PERSON),

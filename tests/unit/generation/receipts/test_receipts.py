@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,6 +21,7 @@ from services.generation.receipts import erasures
 from services.generation.receipts.erasures import Erasures
 from services.generation.receipts.issuer import Speedup, replayed
 from services.generation.receipts.outbox import key_envelope
+from tests.replacing import replace
 from tests.unit.ledger.builders import KEYS, at, erasure, expiry, receipt_id
 
 

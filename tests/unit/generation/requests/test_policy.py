@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ from services.generation.requests.heads import HeadState, RefusedHead, ServedHea
 from services.generation.requests.parameters import SpeculationRequest
 from services.generation.requests.policy import PolicyContext, decide
 from services.runtime.errors import FailedPrecondition, NotFound
+from tests.replacing import replace
 
 BASE = "cidv1:sha256:" + "ba" * 32
 FIRST, SECOND = (

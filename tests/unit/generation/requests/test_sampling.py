@@ -9,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kolm.generation.v1 import sampling_pb2
-from ledger.documents.sampling import Sampling
+from ledger.documents.receipt import Sampling
 from ledger.encoding.canonical import canonical
-from ledger.encoding.fields import Fields
 from ledger.errors import FormatError
 from services.generation.engine.request import SamplingParams, StructuredOutputs, grammar_engine
 from services.generation.requests.parameters import read_sampling, receipt_sampling, sampling_message
@@ -52,7 +51,7 @@ def test_resolved_parameters_read_back_as_themselves_from_the_wire(params: Sampl
 @given(PARAMS)
 def test_resolved_parameters_read_back_as_themselves_from_the_receipt(params: SamplingParams) -> None:
     stated = receipt_sampling(params, 3, 2, SALT)
-    assert Sampling.from_fields(Fields(stated.to_document())) == stated
+    assert Sampling.from_document(stated.to_document()) == stated
     for field in fields(params):
         if field.name not in ("logprobs", "structured_outputs"):
             assert getattr(stated, field.name) == getattr(params, field.name)
@@ -81,10 +80,10 @@ def test_the_receipt_commits_to_the_constraint_and_names_who_decides() -> None:
     part = receipt_sampling(SamplingParams(structured_outputs=source), 1, 0, SALT).structured_outputs
     assert part is not None
     assert (part.kind, part.engine) == ("regex", grammar_engine())
-    part.check("[0-9]+", SALT)
+    part.check_text("[0-9]+", SALT)
     for text, salt in (("[0-9]*", SALT), ("[0-9]+", bytes([1, *SALT[1:]]))):
         with pytest.raises(FormatError, match="not what the receipt commits to"):
-            part.check(text, salt)
+            part.check_text(text, salt)
 
 
 @pytest.mark.parametrize(

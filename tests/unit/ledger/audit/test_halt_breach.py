@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +10,7 @@ from ledger.audit.halt_breach import Breach, HaltWatch
 from ledger.documents.halt import Halt, Resume, Scope, scopes_of
 from ledger.documents.signed_document import Document
 from ledger.encoding.cid import cid
+from tests.replacing import replace
 from tests.unit.ledger.builders import BASE, SCOPE, at, draw, receipt, verdict
 
 HALTED, RESUMED = 1000, 5000
@@ -87,7 +87,7 @@ def test_what_the_halt_does_not_cover_is_in_order(changes: dict[str, Any]) -> No
 
 def moved(**passes: int) -> dict[str, Any]:
     block = receipt(0).spec_decode
-    passes_by_method = tuple(sorted(passes.items()))
+    passes_by_method = dict(passes)
     return {"spec_decode": replace(block, method="draft", head_cid=None, passes_by_method=passes_by_method)}
 
 
@@ -98,7 +98,7 @@ def test_a_receipt_that_moved_into_what_was_halted_is_found() -> None:
 
 def test_the_scopes_of_an_output_are_those_of_every_method_that_drafted() -> None:
     head = cid(b"head")
-    passes = (("draft", 3), ("eagle3", 9), ("off", 4), ("rest", 1))
+    passes = {"draft": 3, "eagle3": 9, "off": 4, "rest": 1}
     assert scopes_of(BASE, "eagle3", head, passes) == (
         Scope(BASE, "eagle3", head), Scope(BASE, "draft"), Scope(BASE, "rest"),
     )  # fmt: skip

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import replace
 from datetime import timedelta
 from fractions import Fraction
 
@@ -12,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ledger.audit.obligation_fold import ObligationFold, fold_obligations
-from ledger.documents.draw import Draw, draw_seed, is_sampled
+from ledger.documents.audit import Draw, draw_seed, is_sampled
 from ledger.documents.receipt import Receipt
 from ledger.documents.signed_document import Document, read_document, sign_document
 from ledger.encoding.digest import ZERO_DIGEST
@@ -22,6 +21,7 @@ from ledger.keys.envelope import Envelope
 from ledger.tree.entry import Entry, entry_hash
 from ledger.tree.merkle import leaf_hash
 from tests.examples import examples
+from tests.replacing import replace
 from tests.unit.ledger.builders import KEYS, START, TRUSTED, at, draw, policy, receipt, signed, verdict
 from tests.unit.ledger.tree.naive_tree import NaiveTree
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from ledger.documents.promise import Promise, sign_promise
 from ledger.documents.signed_document import sign_document
 from ledger.encoding.timestamp import parse_timestamp
 from ledger.keys.ed25519 import SigningKey
+from tests.replacing import replace
 from tests.unit.ledger.builders import KEYS, TRUSTED, at, receipt
 from tests.unit.ledger.bundle.test_verification import GOOD, TRUST, chosen_by_a_liar, failed, judged
 from tests.vectors.make_bundles import SUCCESSOR, checkpoint, exported, log_of

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +11,7 @@ from ledger.bundle.receipt_file import ReceiptFile
 from ledger.documents.signed_document import sign_document
 from ledger.encoding.canonical import canonical
 from ledger.errors import FormatError
+from tests.replacing import replace
 from tests.unit.client.test_answer_check import CONTENT, TEXT, signed
 from tests.unit.ledger.builders import KEYS, halt
 

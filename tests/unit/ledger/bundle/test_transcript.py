@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,9 +13,10 @@ from ledger.bundle.report import Trust
 from ledger.bundle.tar_archive import write_folder
 from ledger.bundle.transcript import Transcript, Turn
 from ledger.bundle.verification import verify_bundle
-from ledger.documents.sent import Turn as Message
+from ledger.documents.content import Turn as Message
 from ledger.encoding.cid import cid
 from ledger.errors import FormatError
+from tests.replacing import replace
 from tests.unit.ledger.builders import TRUSTED, content, receipt, receipt_id
 from tests.vectors.make_bundles import POLICY, bundles, exported, log_of
 
@@ -82,7 +82,7 @@ def test_a_prompt_is_what_was_remembered() -> None:
         (SAID.to_bytes().replace(b'"interrupted":false', b'"interrupted":0', 1), "turns[0].interrupted"),
         (SAID.to_bytes().replace(receipt_id(1).encode(), receipt_id(0).encode()), "a receipt of its own"),
         (SAID.to_bytes().replace(receipt_id(1).encode(), b"receipt"), "turns[1].receipt_id"),
-        (Transcript(None, ()).to_bytes(), "at least one turn"),
+        (Transcript(None, ()).to_bytes(), "turns"),
         (SAID.to_bytes() + b"\n", "canonical"),
     ],
 )

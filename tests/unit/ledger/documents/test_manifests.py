@@ -8,9 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ledger.documents.base_manifest import BaseManifest
-from ledger.documents.draft_head_manifest import MAX_MANIFEST_BYTES, DraftHeadManifest
-from ledger.documents.named_file import NamedFile
+from ledger.documents.manifests import (
+    MAX_MANIFEST_BYTES,
+    BaseManifest,
+    DraftHeadManifest,
+    HeadConfig,
+    HeadWeights,
+    NamedFile,
+    Vocabulary,
+)
 from ledger.encoding.canonical import canonical, parse
 from ledger.encoding.cid import cid
 from ledger.errors import FormatError, LedgerError
@@ -19,12 +25,11 @@ from tests.unit.ledger.encoding.test_canonical import JSON_VALUES
 
 HEAD = DraftHeadManifest(
     subject=BASE,
-    config=NamedFile.of("config.json", b"{}"),
-    weights=(NamedFile.of("model.safetensors", b"weights"),),
+    config=HeadConfig(NamedFile.of("config.json", b"{}")),
+    weights=HeadWeights((NamedFile.of("model.safetensors", b"weights"),)),
     hidden_size=64,
     feature_layers=(1, 2, 3),
-    vocab_size=512,
-    draft_vocab_size=128,
+    vocabulary=Vocabulary(512, 128),
     training={"steps": 7, "data": {"domains": ["code"]}},
     annotations={"licence": "Apache-2.0"},
 )
@@ -67,7 +72,7 @@ def test_a_manifest_reads_back_and_is_named_by_its_bytes() -> None:
 
 @pytest.mark.parametrize("name", NAMES_THAT_LEAD_ASTRAY)
 def test_a_file_name_that_is_more_than_a_name_is_refused(name: str) -> None:
-    with pytest.raises(FormatError, match="plain name") as caught:
+    with pytest.raises(FormatError) as caught:
         DraftHeadManifest.from_bytes(changed("weights.files.0.name", name))
     assert caught.value.field == "weights.files[0].name"
 

@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ledger.documents.promise import MOST_CHOICES, PAYLOAD_TYPE, Promise, open_promise, read_promise, sign_promise
-from ledger.documents.promise_answer import PAYLOAD_TYPE as ANSWER_TYPE
-from ledger.documents.promise_answer import PromiseAnswer, open_answer, promise_digest, sign_answer
+from ledger.documents.promise import (
+    ANSWER_TYPE,
+    MOST_CHOICES,
+    PAYLOAD_TYPE,
+    Promise,
+    PromiseAnswer,
+    open_answer,
+    open_promise,
+    promise_digest,
+    read_promise,
+    sign_answer,
+    sign_promise,
+)
 from ledger.encoding.canonical import canonical
 from ledger.encoding.digest import digest
 from ledger.errors import FormatError, LedgerError, SignatureError
 from ledger.keys.envelope import Envelope, sign
+from tests.replacing import replace
 from tests.unit.ledger.builders import KEYS, STRANGER, TRUSTED, at, receipt
 
 RECEIPT = receipt(0)

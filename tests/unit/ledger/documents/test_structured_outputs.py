@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from ledger.bundle.lines import ContentLine
-from ledger.documents.receipt import Receipt
-from ledger.documents.structured_outputs import StructuredOutputsPart
+from ledger.documents.receipt import Receipt, StructuredOutputsPart
 from ledger.errors import FormatError
+from tests.replacing import replace
 from tests.unit.ledger.builders import content, receipt
 
 KEPT = replace(content(0), structured_outputs='{"type": "object"}')
@@ -20,20 +18,20 @@ CONSTRAINED = replace(receipt(0), sampling=replace(receipt(0).sampling, structur
 def test_a_receipt_with_a_constraint_reads_back_and_one_without_is_as_before() -> None:
     assert Receipt.from_document(CONSTRAINED.to_document()) == CONSTRAINED
     assert "structured_outputs" not in receipt(0).to_document()["sampling"]
-    assert ContentLine.from_bytes(ContentLine(3, KEPT).to_bytes()).content == KEPT
-    assert b"structured_outputs" not in ContentLine(3, content(0)).to_bytes()
+    assert ContentLine.from_bytes(ContentLine.of(3, KEPT).to_bytes()).content == KEPT
+    assert b"structured_outputs" not in ContentLine.of(3, content(0)).to_bytes()
 
 
 def test_content_opens_the_commitment_or_is_refused() -> None:
-    KEPT.check(CONSTRAINED)
-    content(0).check(receipt(0))
+    KEPT.check_against(CONSTRAINED)
+    content(0).check_against(receipt(0))
     for kept, document, why in (
         (replace(KEPT, structured_outputs='{"type": "array"}'), CONSTRAINED, "is not what the receipt commits to"),
         (content(0), CONSTRAINED, "is missing"),
         (KEPT, receipt(0), "the receipt names none"),
     ):
         with pytest.raises(FormatError, match=why) as caught:
-            kept.check(document)
+            kept.check_against(document)
         assert caught.value.field == "content.structured_outputs"
 
 

@@ -12,8 +12,8 @@ from ledger.encoding.base64_text import decode_base64, encode_base64
 from ledger.encoding.cid import cid, cid_of_json, parse_cid
 from ledger.encoding.commitment import commit, new_salt
 from ledger.encoding.digest import digest, parse_digest
+from ledger.encoding.document import Members, Seed
 from ledger.encoding.receipt_id import new_receipt_id, parse_receipt_id
-from ledger.encoding.seed import seed_from_json, seed_to_json
 from ledger.encoding.stream_digest import StreamDigest
 from ledger.encoding.timestamp import parse_timestamp, timestamp
 from ledger.errors import FormatError
@@ -136,9 +136,13 @@ def test_other_ids_are_refused(text: object) -> None:
         parse_receipt_id(text)
 
 
+class _Seeded(Members, frozen=True):
+    seed: Seed
+
+
 @given(st.integers(0, 2**64 - 1))
 def test_every_64_bit_seed_survives_json(seed: int) -> None:
-    assert seed_from_json(seed_to_json(seed), "seed") == seed
+    assert _Seeded.from_document({"seed": Seed(seed).written()}).seed == seed
 
 
 @pytest.mark.parametrize(
@@ -146,7 +150,7 @@ def test_every_64_bit_seed_survives_json(seed: int) -> None:
 )
 def test_a_seed_has_one_form_only(value: object) -> None:
     with pytest.raises(FormatError, match=r"sampling\.seed"):
-        seed_from_json(value, "sampling.seed")
+        _Seeded.from_document({"seed": value}, "sampling")
 
 
 @given(st.binary(max_size=40))

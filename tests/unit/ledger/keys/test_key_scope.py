@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +17,7 @@ from ledger.keys.ed25519 import PublicKey, SigningKey
 from ledger.keys.envelope import sign
 from ledger.keys.key_scope import EVERYTHING, KeyScope
 from ledger.keys.trusted_keys import TrustedKeys
+from tests.replacing import replace
 from tests.unit.ledger.builders import BASE, KEYS, PROFILE, TRUSTED, at, receipt
 
 KEY = KEYS["receipts"]
@@ -27,7 +27,7 @@ MINE = replace(receipt(), tenant="acme", base_cid=BASE, profile_cid=PROFILE)
 
 
 def trusting(scope: KeyScope) -> TrustedKeys:
-    return replace(TRUSTED, by_role={**TRUSTED.by_role, "receipts": (replace(KEY.public, scope=scope),)})
+    return replace(TRUSTED, by_role={**TRUSTED.by_role, "receipts": (KEY.public.scoped(scope),)})
 
 
 def promise_of(document: Receipt) -> Promise:
@@ -45,7 +45,7 @@ def promise_of(document: Receipt) -> Promise:
 
 
 def test_a_key_s_file_holds_its_scope_and_is_the_same_key(tmp_path: Path) -> None:
-    file = replace(KEY.public, scope=OURS).to_pem()
+    file = KEY.public.scoped(OURS).to_pem()
     assert (PublicKey.from_pem(file), PublicKey.from_pem(file).scope) == (KEY.public, OURS)
     assert PublicKey.from_pem(KEY.public.to_pem()).scope == EVERYTHING
     (tmp_path / "receipts-1.pub").write_bytes(file)
@@ -66,12 +66,12 @@ def test_a_value_that_would_read_as_another_is_refused(tenant: str) -> None:
 
 
 def test_a_scope_that_would_bound_nothing_and_two_of_one_key_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "receipts-1.pub").write_bytes(replace(KEY.public, scope=OURS).to_pem())
+    (tmp_path / "receipts-1.pub").write_bytes(KEY.public.scoped(OURS).to_pem())
     (tmp_path / "receipts-2.pub").write_bytes(KEY.public.to_pem())
     with pytest.raises(KeyFileError):
         TrustedKeys.load(tmp_path)
     (tmp_path / "receipts-2.pub").unlink()
-    (tmp_path / "auditor-1.pub").write_bytes(replace(KEYS["auditor"].public, scope=OURS).to_pem())
+    (tmp_path / "auditor-1.pub").write_bytes(KEYS["auditor"].public.scoped(OURS).to_pem())
     with pytest.raises(KeyFileError):
         TrustedKeys.load(tmp_path)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,6 +20,7 @@ from ledger.keys.envelope import MAX_SIGNATURES, Envelope
 from ledger.keys.threshold import FILE_NAME, MOST_SIGNATURES, FixedThreshold
 from ledger.keys.trusted_keys import TrustedKeys
 from services.runtime.trusted_directory import TrustedDirectory
+from tests.replacing import replace
 from tests.unit.ledger.builders import KEYS, at, receipt, resume
 
 ANNA, BERT, CARL = (SigningKey.from_seed(bytes([number]) * 32, "operator") for number in (1, 2, 3))

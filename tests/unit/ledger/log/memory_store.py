@@ -9,19 +9,18 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 
+from ledger.documents.audit import Verdict
 from ledger.documents.content import Content
-from ledger.documents.erasure import Erasure
+from ledger.documents.erasure import Erasure, Expiry, Retention
 from ledger.documents.receipt import Receipt
-from ledger.documents.retention import Expiry, Retention
 from ledger.documents.signed_document import kind_of
-from ledger.documents.verdict import Verdict
 from ledger.errors import NotFound, StoreError
 from ledger.log.content_seal import ContentKey, seal
 from ledger.log.index_rows import indexable
 from ledger.log.receipt_filter import ReceiptFilter
 from ledger.log.store import Batch, ReceiptRow, Record, VerdictRow, retentions_of
+from tests.replacing import replace
 
 
 class MemoryEntryStore:

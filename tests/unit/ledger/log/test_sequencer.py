@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
@@ -26,7 +25,8 @@ from ledger.log.recovery import recover
 from ledger.log.sequencer import Sequencer
 from ledger.log.store import EntryStore
 from ledger.log.writer import Appended
-from ledger.tree.entry import MAX_PAYLOAD_BYTES, Entry
+from ledger.tree.entry import Entry
+from tests.replacing import replace
 from tests.unit.ledger.builders import (
     BASE,
     KEYS,
@@ -258,7 +258,7 @@ def test_many_callers_at_once_each_get_their_own_index(store: MemoryEntryStore, 
 
 
 def test_a_document_of_the_greatest_size_fits_and_a_greater_one_is_refused(sequencer: Sequencer) -> None:
-    room = MAX_PAYLOAD_BYTES - len(Envelope.from_bytes(signed_receipt(0)).payload)
+    room = 45_000 - len(Envelope.from_bytes(signed_receipt(0)).payload)
     big = receipt(0)
     fits = replace(big, sampling=replace(big.sampling, stop=("x" * (room // 2), "y" * (room // 2 - 10))))
     assert sequencer.append(signed(fits)).result().index == 0

@@ -11,10 +11,10 @@ from typing import Any
 
 from ledger.audit.log_walk import SeenInMemory
 from ledger.bundle.tlog_tiles import export_tiles
+from ledger.documents.audit import UNREPLAYABLE, Verdict
 from ledger.documents.promise import kept_digest
 from ledger.documents.receipt import Receipt
 from ledger.documents.signed_document import Document
-from ledger.documents.verdict import UNREPLAYABLE, Verdict
 from ledger.encoding.digest import ZERO_DIGEST
 from ledger.errors import NotFound
 from ledger.keys.ed25519 import SigningKey

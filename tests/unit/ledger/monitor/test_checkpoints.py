@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -17,6 +16,7 @@ from ledger.tree.checkpoint import Checkpoint, open_checkpoint, sign_checkpoint
 from ledger.tree.merkle import verify_consistency
 from ledger.witness.cosignature import cosign
 from ledger.witness.tlog_policy import Policy, PolicyWitness
+from tests.replacing import replace
 from tests.unit.ledger.builders import (
     KEYS,
     ORIGIN,

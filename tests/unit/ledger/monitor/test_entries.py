@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -19,6 +18,7 @@ from ledger.monitor import finding as kinds
 from ledger.monitor.judgement import Limits, Promised
 from ledger.monitor.memory import MonitorMemory
 from ledger.monitor.monitor import Monitor
+from tests.replacing import replace
 from tests.unit.ledger.builders import (
     BASE,
     KEYS,

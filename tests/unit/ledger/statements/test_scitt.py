@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -21,6 +20,7 @@ from ledger.statements.scitt import (
 )
 from ledger.tree.checkpoint import Checkpoint
 from ledger.tree.merkle import leaf_hash, node_hash
+from tests.replacing import replace
 from tests.unit.ledger.builders import KEYS, ORIGIN, STRANGER, receipt_id
 
 LEAVES = [leaf_hash(b"entry %d" % number) for number in range(2)]

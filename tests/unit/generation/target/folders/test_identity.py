@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ledger.documents.base_manifest import BaseManifest
+from ledger.documents.manifests import BaseManifest
 from services.generation.target import identity
 from services.generation.target.errors import ConfigInvalid, ModelNotFound
 from services.generation.target.identity import (

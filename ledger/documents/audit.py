@@ -1,0 +1,153 @@
+"""What auditors sign: how much they will replay and by when, which receipts that is, and what came out.
+
+A draw is an auditor's signature over a tree, which decides which receipts in it are replayed:
+
+    receipt i is sampled  ⇔  SHA-256(seed ‖ i as u64 big-endian) < p · 2^256
+    seed = SHA-256 of the draw's DSSE envelope in canonical form (one signature, by the auditor)
+
+Nobody without the auditor's key can compute the seed before the auditor has signed, and the signed document names the
+tree that already holds i. p is the IEEE double of the policy, so p · 2^256 is exact.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Annotated, ClassVar
+
+from msgspec import Meta
+
+from ledger.encoding.digest import parse_digest
+from ledger.encoding.document import (
+    Cid,
+    Count,
+    Digest,
+    Document,
+    NotNegative,
+    Part,
+    Positive,
+    Reason,
+    ReceiptId,
+    Share,
+    Time,
+    TokenId,
+    one_of,
+    written,
+)
+from ledger.errors import FormatError
+from ledger.keys.envelope import Envelope
+
+LONGEST_PROMISE_SECONDS = 366 * 86_400
+
+EXACT = "EXACT"
+DEVIATION = "DEVIATION"
+UNREPLAYABLE = "UNREPLAYABLE"
+OUTCOMES = (EXACT, DEVIATION, UNREPLAYABLE)
+
+PREFILL = "prefill"
+DECODE = "decode"
+VERIFICATIONS = (PREFILL, DECODE)
+
+AUDITOR = "auditor"
+SERVER = "server"
+REPLAYERS = (AUDITOR, SERVER)
+
+
+class AuditPolicy(Document, tag="kolm.audit_policy.v1", frozen=True):
+    """A `kolm.audit_policy.v1` document. Signed by a key of role `auditor`; binds until the next one.
+
+    A receipt after this entry is sampled with probability `rate` (0 to 1), and a sampled one has its verdict
+    `within_seconds` of its issue (of the auditor's last document before it in the log, where that is later: a receipt
+    may have waited in a spool). A later policy leaves earlier receipts alone, so no promise is lowered in hindsight.
+    """
+
+    SIGNERS: ClassVar = ("auditor",)
+
+    rate: Share
+    within_seconds: Annotated[int, Meta(ge=1, le=LONGEST_PROMISE_SECONDS)]
+    issued_at: Time
+
+
+class Draw(Document, tag="kolm.draw.v1", frozen=True):
+    """A `kolm.draw.v1` document. Signed by one key of role `auditor`.
+
+    Decides about the receipts below `tree_size` that no earlier draw has decided about. `root` is the root over the
+    first `tree_size` entries (`sha256:<hex>`) as the auditor computed it: over another log the draw is void.
+    """
+
+    SIGNERS: ClassVar = ("auditor",)
+
+    tree_size: Positive
+    root: Digest
+    issued_at: Time
+
+    @property
+    def root_hash(self) -> bytes:
+        """The root's 32 bytes."""
+        return parse_digest(self.root)
+
+
+def draw_seed(envelope: Envelope) -> bytes:
+    """The 32-byte seed of a draw, from the envelope as it was signed."""
+    return hashlib.sha256(envelope.to_bytes()).digest()
+
+
+def is_sampled(seed: bytes, index: int, rate: float) -> bool:
+    """Whether entry `index` is sampled at `rate` (0 to 1)."""
+    drawn = int.from_bytes(hashlib.sha256(seed + index.to_bytes(8, "big")).digest(), "big")
+    numerator, denominator = rate.as_integer_ratio()  # exact: a double is a fraction
+    return drawn * denominator < numerator << 256
+
+
+class Deviation(Part, frozen=True):
+    """The first position (0 = first output token) where replay and receipt differ.
+
+    `expected_token` is the replay's, `actual_token` the receipted one; null where that stream had already ended.
+    Margins are best minus second best logit; null where unknown (a receipt keeps only its digest). Equal tokens mean
+    that the logits' bits differed (`stream_digest`) although the text did not.
+    """
+
+    position: Count
+    expected_token: TokenId | None
+    actual_token: TokenId | None
+    expected_margin: NotNegative | None = written(None)
+    actual_margin: NotNegative | None = written(None)
+
+
+class Verdict(Document, tag="kolm.verdict.v1", frozen=True):
+    """A `kolm.verdict.v1` document. Signed by a key of role `auditor`.
+
+    DEVIATION carries `deviation` and nothing else does; UNREPLAYABLE carries `reason` and is never a pass.
+    `off_seconds` is the time that decoding with speculation off took; null where nothing was decoded.
+
+    `verification` says how the stream was computed: `prefill` in passes over prompt and recorded output, `decode` token
+    by token with speculation off. Both decide the same: every token and the stream digest. `replayed_by` says on whose
+    engine: the `auditor`'s own, or a generation `server` that was asked, whose answer the auditor believed. Both are
+    None, and not in the document, where nothing was computed; older documents lack them too.
+    """
+
+    SIGNERS: ClassVar = ("auditor",)
+
+    receipt_id: ReceiptId
+    receipt_index: Count
+    outcome: Annotated[str, one_of(OUTCOMES)]
+    profile_cid: Cid
+    tokens_compared: Count
+    replayed_at: Time
+    deviation: Deviation | None = written(None)
+    reason: Reason | None = written(None)
+    off_seconds: NotNegative | None = written(None)
+    verification: Annotated[str, one_of(VERIFICATIONS)] | None = None
+    replayed_by: Annotated[str, one_of(REPLAYERS)] | None = None
+
+    @property
+    def independent(self) -> bool:
+        """Whether somebody else than the audited server computed the stream again, as far as the auditor says."""
+        return self.replayed_by == AUDITOR
+
+    def check(self) -> None:
+        if (self.outcome == DEVIATION) != (self.deviation is not None):
+            raise FormatError("deviation", f"expected an object exactly where outcome is {DEVIATION}")
+        if self.outcome == UNREPLAYABLE and self.reason is None:
+            raise FormatError("reason", f"expected text where outcome is {UNREPLAYABLE}")
+        if (self.verification is None) != (self.replayed_by is None):
+            raise FormatError("verification", "expected beside replayed_by, or neither of the two")

@@ -1,0 +1,217 @@
+"""Documents as classes: members, ranges and defaults are declared once, and reading is strict.
+
+A value is what its document says, no more and no less: what has been read is written again and compared. So a member
+that is missing, that stands twice over in another spelling, or that is null where it is left out is found, and named.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from functools import cache
+from typing import Annotated, Any, Self, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from ledger.encoding.canonical import canonical, parse
+from ledger.encoding.timestamp import parse_timestamp
+from ledger.errors import FormatError
+
+T = TypeVar("T")
+
+MAX_INTEGER = 2**53 - 1
+"""The largest integer that every JSON reader keeps exactly (RFC 8785 §3.2.2.3)."""
+MAX_TOKEN_ID = 2**32 - 1
+MAX_SEED = 2**64 - 1
+_LARGEST = 1.7976931348623157e308  # of all finite numbers
+
+
+def form(pattern: str, words: str) -> Meta:
+    """The range of a member that is text of a form; `words` say in errors which."""
+    return Meta(pattern=rf"\A(?:{pattern})\Z(?#{words})")
+
+
+def one_of(words: Iterable[str]) -> Meta:
+    """The range of a member that is one of some words."""
+    return form("|".join(words), f"one of {', '.join(words)}")
+
+
+Cid = Annotated[str, form("cidv1:sha256:[0-9a-f]{64}", "cidv1:sha256:<64 lowercase hex digits>")]
+Digest = Annotated[str, form("sha256:[0-9a-f]{64}", "sha256:<64 lowercase hex digits>")]
+ReceiptId = Annotated[
+    str,
+    form(
+        "[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}", "a lowercase hyphenated UUID version 7"
+    ),
+]
+Time = Annotated[
+    str,
+    form(
+        r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{3}Z",
+        "an RFC 3339 UTC time YYYY-MM-DDThh:mm:ss.mmmZ",
+    ),
+]
+Name = Annotated[str, form("[a-z][a-z0-9_-]{0,31}", "1 to 32 of a-z, 0-9, - and _, a letter first")]
+"""A name such as a method's; a reader need not know it beforehand."""
+FileName = Annotated[
+    str, form("[A-Za-z0-9][A-Za-z0-9._-]{0,127}", "a plain name: 1 to 128 of letters, digits, '.', '_' and '-'")
+]
+"""No slash, no leading dot, no character with a meaning to a file system, a shell or a terminal."""
+Text = Annotated[str, Meta(min_length=1, max_length=256)]
+Reason = Annotated[str, Meta(min_length=1, max_length=2048)]
+Nonce = Annotated[str, Meta(min_length=1, max_length=128)]
+
+Count = Annotated[int, Meta(ge=0, le=MAX_INTEGER)]
+Positive = Annotated[int, Meta(ge=1, le=MAX_INTEGER)]
+TokenId = Annotated[int, Meta(ge=0, le=MAX_TOKEN_ID)]
+Number = Annotated[float, Meta(ge=-_LARGEST, le=_LARGEST)]
+NotNegative = Annotated[float, Meta(ge=0.0, le=_LARGEST)]
+Share = Annotated[float, Meta(ge=0.0, le=1.0)]
+Hash = Annotated[bytes, Meta(min_length=32, max_length=32)]
+"""32 bytes; all bytes are base64 in a document."""
+
+_PLACE = re.compile(r" - at `(?:key` in `)?\$\.?(.*)`\Z")
+_MEMBER = re.compile(r"Object (?:missing required|contains unknown) field `(.*)`")
+_FORM = re.compile(r"`str` matching regex .*\(\?#(.*)\)'\Z", re.DOTALL)
+_SEED = re.compile(r"[1-9][0-9]{15,19}")
+
+
+class Seed(int):
+    """A 64-bit sampling seed: a number in a document where every JSON reader keeps it exactly, else decimal text.
+
+    RFC 8785 Appendix D: integers beyond 2^53 − 1 travel as strings. Each seed has exactly one form.
+    """
+
+    @classmethod
+    def read(cls, value: object) -> Seed:
+        """The seed of a document's member. Raises ValueError for all else, a seed in the other form included."""
+        if type(value) is int and 0 <= value <= MAX_INTEGER:
+            return cls(value)
+        if isinstance(value, str) and _SEED.fullmatch(value) and MAX_INTEGER < int(value) <= MAX_SEED:
+            return cls(value)
+        raise ValueError("expected an integer up to 2^53 - 1, or one up to 2^64 - 1 as decimal text")
+
+    def written(self) -> int | str:
+        return int(self) if self <= MAX_INTEGER else str(int(self))
+
+
+def written(default: T) -> T:
+    """The default of a member that is always in the document; a member whose default is given plainly is left out
+    where it has that value.
+    """
+    return msgspec.field(default_factory=lambda: default)
+
+
+class Members(msgspec.Struct, frozen=True):
+    """Members of an object that may have others beside them, as configurations of other programs have."""
+
+    @classmethod
+    def from_document(cls, document: object, path: str = "") -> Self:
+        """The members of a parsed JSON object. Raises FormatError naming the first that is wrong, after `path`."""
+        try:
+            return msgspec.convert(document, cls, dec_hook=_read_value)
+        except msgspec.ValidationError as error:
+            raise _of_reader(str(error), path) from None
+
+
+class Part(Members, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """An object in a document. Nothing is checked when one is made, but when it is read, and so before it is signed."""
+
+    def to_document(self) -> dict[str, Any]:
+        """The JSON value. Raises FormatError for text that is not Unicode."""
+        try:
+            document: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(self, enc_hook=_write_value))
+            return document
+        except UnicodeEncodeError:
+            raise FormatError("document", "expected text in UTF-8, got a lone surrogate") from None
+
+    def to_bytes(self) -> bytes:
+        """The canonical bytes (RFC 8785). Raises FormatError where the value has none."""
+        return canonical(self.to_document())
+
+    @classmethod
+    def from_document(cls, document: object, path: str = "") -> Self:
+        """The value of a parsed JSON object. Raises FormatError naming the first field that is wrong, after `path`."""
+        value = super().from_document(document, path)
+        try:
+            for name in _times(cls):
+                parse_timestamp(getattr(value, name), name)
+            if (again := value.to_document()) != document:
+                raise _difference(again, document)
+            value.check()
+        except FormatError as error:
+            raise FormatError(_joined(path, error.field), error.problem) from None
+        return value
+
+    @classmethod
+    def from_bytes(cls, data: bytes, path: str = "") -> Self:
+        """The value of canonical bytes. Raises FormatError."""
+        return cls.from_document(parse(data, path or "document"), path)
+
+    def check(self) -> None:
+        """Raises FormatError where members that are right by themselves do not fit together."""
+
+
+class Document(Part, frozen=True, tag_field="type"):
+    """A whole document; `tag` is its member `type`, which says what it is."""
+
+    @classmethod
+    def from_document(cls, document: object, path: str = "") -> Self:
+        """As a part, and its type is the first thing that is looked at. Raises FormatError."""
+        if isinstance(document, dict) and document.get("type") != cls.type_name():
+            raise FormatError(_joined(path, "type"), f"expected {cls.type_name()!r}")
+        return super().from_document(document, path)
+
+    @classmethod
+    def type_name(cls) -> str:
+        return str(cls.__struct_config__.tag)
+
+
+def _read_value(kind: type, value: object) -> Any:
+    # A class of values that are text or numbers in documents reads and writes them itself.
+    try:
+        return kind.read(value)  # type: ignore[attr-defined]
+    except FormatError as error:
+        raise ValueError(error.problem) from None
+
+
+def _write_value(value: Any) -> Any:
+    return value.written()
+
+
+@cache
+def _times(kind: type[Part]) -> tuple[str, ...]:
+    """The members that are times, whose pattern leaves room for a 30th of February."""
+    return tuple(member.name for member in msgspec.structs.fields(kind) if member.type == Time)
+
+
+def _of_reader(problem: str, path: str) -> FormatError:
+    place = _PLACE.search(problem)
+    found = place[1].replace("[...]", "") if place else ""  # names a member of a mapping
+    problem = _FORM.sub(r"\1", _PLACE.sub("", problem)).replace("`object`", "a JSON object")
+    if member := _MEMBER.fullmatch(problem):
+        found = _joined(found, member[1])
+        problem = "is missing" if "missing" in problem else "is not a member of this document"
+    return FormatError(_joined(path, found) or "document", problem[:1].lower() + problem[1:])
+
+
+def _difference(expected: Any, given: Any, path: str = "") -> FormatError:
+    """The first member in which a document is not what its value writes."""
+    if isinstance(expected, dict) and isinstance(given, dict):
+        for name in sorted({*expected, *given}):
+            if name not in given:
+                return FormatError(_joined(path, name), "is missing")
+            if name not in expected:
+                return FormatError(_joined(path, name), "is left out where it has nothing to say")
+            if expected[name] != given[name]:
+                return _difference(expected[name], given[name], _joined(path, name))
+    if isinstance(expected, list) and isinstance(given, list):
+        for place, (one, other) in enumerate(zip(expected, given, strict=False)):
+            if one != other:
+                return _difference(one, other, f"{path}[{place}]")
+    return FormatError(path or "document", "is not in the one form that it has")
+
+
+def _joined(path: str, name: str) -> str:
+    return f"{path}.{name}" if path and name and name != "document" else path or name

@@ -65,7 +65,13 @@ def test_the_small_wheel_verifies_and_says_what_it_is_not(python: Python) -> Non
     keys = ("--trusted", str(VECTORS / "log/keys"))
     assert kolm("trust", "list", *keys).returncode == 0
     assert kolm("monitor", "--tiles", "http://127.0.0.1:9", "--once", *keys).returncode == 5
-    for words in (("receipts", "list"), ("generate", "x"), ("status",), ("serve", "ledger"), ("ledger", "verify")):
+    for words in (
+        ("receipts", "list"),
+        ("generate", "x"),
+        ("status",),
+        ("serve", "ledger"),
+        ("ledger", "verify", *keys),
+    ):
         missing = kolm(*words)
         assert (missing.returncode, brought_by("cli") in missing.stderr) == (2, True), missing.stderr
         assert "Traceback" not in missing.stderr

@@ -1,11 +1,14 @@
-"""The connection under a client: where it goes, deadlines, sizes, health. Every failure becomes a KolmError."""
+"""The connection under a client: where it goes, deadlines, sizes, health; its messages as plain values.
+
+Every failure becomes a KolmError.
+"""
 
 from __future__ import annotations
 
 import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Generic, Self, TypeVar
 from urllib.parse import urlsplit
 
@@ -145,7 +148,7 @@ _warned: set[str] = set()
 
 
 def shown_to(where: Endpoint, token: str | None) -> Metadata:
-    """`connection.token.credentials`; says once for each target that a token goes there in the clear."""
+    """The metadata of `identity.credentials`; says once for each target that a token goes there in the clear."""
     metadata = credentials(where.target, token)
     if metadata and where.exposed and where.target not in _warned:
         _warned.add(where.target)
@@ -170,8 +173,8 @@ class Connection:
     """A channel to one server. Safe to use from several threads; close it once."""
 
     def __init__(self, target: str, token: str | None = None, wait: float = 0.0, tls: ClientTls | None = None) -> None:
-        """`target` is host:port, https://host:port or any gRPC name; TLS as `connection.endpoint` has it, `token` as
-        `connection.token`.
+        """`target` is host:port, https://host:port or any gRPC name; TLS as `endpoint` has it, `token` as in
+        `services.client.identity`.
 
         `wait` > 0 waits that long for the server, else connects lazily. Raises Unavailable after `wait` seconds,
         InvalidArgument for TLS files of no use.
@@ -302,3 +305,30 @@ class AsyncStream(Generic[_Value]):
 
     async def __aexit__(self, *_: object) -> None:
         self.close()
+
+
+def plain_value(kind: type[_Value], message: Message, **members: Any) -> _Value:
+    """The dataclass `kind` with these members, and with the fields of `message` that have the names of others.
+
+    An `optional` field that is absent becomes None, a repeated one a tuple, a map a dict. Messages and enums inside are
+    members: the caller converts them.
+    """
+    held = message.DESCRIPTOR.fields_by_name
+    known: Any = fields(kind)  # type: ignore[arg-type]
+    names = [field.name for field in known if field.name in held and field.name not in members]
+    return kind(**members, **{name: _plain(message, name) for name in names})
+
+
+def optional(message: Message, name: str) -> Any:
+    """The value of an `optional` field, None if it is absent."""
+    return getattr(message, name) if message.HasField(name) else None
+
+
+def _plain(message: Message, name: str) -> Any:
+    field = message.DESCRIPTOR.fields_by_name[name]
+    if field.has_presence:
+        return optional(message, name)
+    value = getattr(message, name)
+    if not field.is_repeated:
+        return value
+    return dict(value) if field.message_type is not None else tuple(value)

@@ -19,10 +19,9 @@ from kolm.registry.v1 import heads_pb2, registry_pb2
 from kolm.registry.v1 import registry_pb2 as pb
 from kolm.registry.v1.registry_pb2_grpc import RegistryServiceStub
 from ledger.documents.manifests import NamedFile
-from services.client.channel import Connection, Stream
+from services.client.channel import Connection, Stream, plain_value
 from services.client.errors import Cancelled, DataLoss, DeadlineExceeded, KolmError, Unavailable, decoded_errors
 from services.client.identity import ClientTls
-from services.client.plain_value import plain_value
 
 
 @dataclass(frozen=True, slots=True)
@@ -351,7 +350,7 @@ class RegistryClient:
         return [missing(each) for each in self._call(self._stub.FindMissingBlobs, request).missing]
 
     def upload(self, digest: str, size: int, offset: int, chunks: Iterable[bytes]) -> None:
-        """One attempt at one blob; `services.client.registry.upload` continues after a failed one."""
+        """One attempt at one blob; `upload` above continues after a failed one."""
 
         def messages() -> Iterator[pb.UploadBlobRequest]:
             yield pb.UploadBlobRequest(start=pb.UploadStart(blob=blob(digest, size), offset=offset))
@@ -362,7 +361,7 @@ class RegistryClient:
             self._stub.UploadBlob(messages(), metadata=self.connection.metadata)
 
     def download(self, digest: str, offset: int = 0) -> Stream[bytes]:
-        """The bytes of a blob from `offset` on, in pieces; `registry.transfer` keeps and checks them."""
+        """The bytes of a blob from `offset` on, in pieces; `download` above keeps and checks them."""
         request = pb.DownloadBlobRequest(digest=blob(digest, 0).digest, offset=offset)
         return Stream(self._stub.DownloadBlob(request, metadata=self.connection.metadata), lambda answer: answer.data)
 

@@ -149,7 +149,7 @@ Reading = float | Mapping[tuple[str, ...], float]
 
 
 class Metrics:
-    """Makes the metrics of the list `exported_metrics.EXPORTED`, and no others, on one registry.
+    """Makes the metrics of the list `EXPORTED`, and no others, on one registry.
 
     Every method raises KeyError for a name that is not in the list.
     """

@@ -10,6 +10,7 @@ from typing import Any
 
 from kolm.generation.v1 import generation_pb2 as pb
 from kolm.generation.v1 import sampling_pb2
+from services.client.channel import optional, plain_value
 from services.client.errors import Internal
 from services.client.generation import completion as model
 from services.client.generation import completion as values
@@ -17,7 +18,6 @@ from services.client.generation.completion import Choice, Chunk, Completion, Eve
 from services.client.generation.request import Request, SpecDecodeConfig, ToolCallSyntax
 from services.client.generation.request_wire import structured_outputs_value
 from services.client.generation.tool_call_reader import with_calls
-from services.client.plain_value import optional, plain_value
 
 
 def completion(message: pb.GenerateResponse, promise: bytes | None = None) -> values.Completion:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from kolm.ledger.v1 import documents_pb2, ledger_pb2
+from services.client.channel import optional, plain_value
 from services.client.errors import FieldViolation, Internal, InvalidArgument, KolmError, decode_status
 from services.client.ledger import log as values
-from services.client.plain_value import optional, plain_value
 
 if TYPE_CHECKING:
     from ledger.documents.content import Content

@@ -1,4 +1,4 @@
-// How a document's values stand on the page: the same rules as services/explorer/shown.py.
+// How a document's values stand on the page: the same rules as services/explorer/pages.py.
 
 // Letters that are invisible, or that turn the text around them, are shown as what they are.
 const HIDDEN = /[\p{Cc}\p{Cf}\p{Cs}\p{Zl}\p{Zp}]/gu;

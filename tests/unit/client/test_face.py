@@ -11,9 +11,9 @@ import pytest
 import kolm
 from kolm.generation.v1 import generation_pb2, speculation_pb2
 from kolm.ledger.v1 import documents_pb2
+from services.client.channel import plain_value
 from services.client.generation.completion import Metrics
 from services.client.ledger.log import Halt, Scope
-from services.client.plain_value import plain_value
 from tests.unit.ledger.vectors import VECTORS
 
 ROOT = Path(__file__).parents[3]

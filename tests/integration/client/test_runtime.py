@@ -65,7 +65,7 @@ def test_closing_a_stream_cancels_the_request_and_ends_the_iteration(
 
 
 def test_a_wrong_field_is_named(runtime: Runtime) -> None:
-    with pytest.raises(InvalidArgument, match=r"got 1\.5") as caught:
+    with pytest.raises(InvalidArgument) as caught:
         runtime.serve(Request(prompt="x", request_id="bad field"))
     assert caught.value.fields == ("sampling.top_p",)
     assert caught.value.request_id
@@ -211,7 +211,7 @@ async def test_what_runtime_asks_it_asks_too(address: str) -> None:
 
 async def test_nobody_there_is_said_in_time() -> None:
     async with AsyncRuntime.connect("127.0.0.1:1") as runtime:
-        with pytest.raises(Unavailable, match="no server at"):
+        with pytest.raises(Unavailable, check=lambda error: error.reason == "UNAVAILABLE"):
             await runtime.wait_ready(0.05)
 
 

@@ -274,7 +274,7 @@ def test_a_base_that_cannot_be_read_ends_the_collection_before_anything_is_remov
         raise harm
 
     monkeypatch.setattr(blobs, "read", read)
-    with pytest.raises(DataLoss, match="pushes that head again"):
+    with pytest.raises(DataLoss, check=lambda error: error.reason == "BLOB_DAMAGED"):
         collect(catalogue, blobs, blobs.now + HOUR)
     assert stray in blobs.digests
 
@@ -340,6 +340,6 @@ def test_an_age_is_asked_for_and_has_to_be_one(serve: Serve) -> None:
             assert caught.value.fields == ("older_than",)
         connection = Connection(served.address)
         stub = RegistryServiceStub(connection.channel)
-        with pytest.raises(InvalidArgument, match="older_than"), decoded_errors():
+        with pytest.raises(InvalidArgument, check=lambda error: error.fields == ("older_than",)), decoded_errors():
             list(stub.CollectBlobs(registry_pb2.CollectBlobsRequest(), metadata=connection.metadata))
         connection.close()

@@ -41,7 +41,7 @@ def chunks(length: int) -> Iterator[bytes]:
 
 def cut_off(registry: RegistryClient, count: int) -> None:
     """Send some of the blob and stop."""
-    with pytest.raises(KolmError, match="ends before the blob does"):
+    with pytest.raises(KolmError, check=lambda error: error.fields == ("data",)):
         registry.upload(digest(DATA), len(DATA), 0, chunks(count * CHUNK))
 
 

@@ -282,7 +282,7 @@ def test_a_publisher_that_the_ledger_does_not_trust_leaves_room_for_one_that_it_
     stranger.publish(ours)
     with serve(trusted_keys=ours) as served, RegistryClient.connect(served.address, wait=60) as registry:
         send(registry, head.blobs)
-        with pytest.raises(InvalidArgument, match="the ledger does not trust"):
+        with pytest.raises(InvalidArgument, check=lambda error: error.reason == "UNTRUSTED_SIGNATURE"):
             registry.publish(head.manifest.to_bytes(), envelope(head, key=stranger))
         assert list(registry.heads()) == []
         assert registry.publish(head.manifest.to_bytes(), envelope(head))[1]
@@ -350,7 +350,7 @@ def test_a_head_is_withdrawn_by_its_publisher_or_by_an_operator(rival: SigningKe
     publish(registry, other)
     registry.publish(head.manifest.to_bytes(), envelope(head, "a-name-of-the-rival-s", key=rival))
     document = withdrawal(head.manifest.cid)
-    with pytest.raises(PermissionDenied, match="have that publisher, or an operator, sign it") as caught:
+    with pytest.raises(PermissionDenied) as caught:
         registry.withdraw(sign_document(document, rival).to_bytes())
     assert caught.value.reason == "NOT_THE_PUBLISHER"
     assert PUBLISHER.key_id in caught.value.message

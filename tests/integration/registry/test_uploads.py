@@ -147,7 +147,7 @@ def test_other_bytes_than_promised_are_thrown_away(registry: RegistryClient, pat
 
 
 def test_bytes_that_somebody_else_left_wrong_cost_one_attempt(registry: RegistryClient, path: Path) -> None:
-    with pytest.raises(InvalidArgument, match="ends before the blob does"):
+    with pytest.raises(InvalidArgument, check=lambda error: error.fields == ("data",)):
         registry.upload(NAME, len(DATA), 0, [b"?" * CHUNK])
     assert committed(registry) == CHUNK
     assert upload(registry, PART, lambda: path.open("rb"))
@@ -179,7 +179,7 @@ def test_what_an_upload_may_not_say(
 def test_an_upload_begins_with_its_start(registry: RegistryClient) -> None:
     stub = RegistryServiceStub(registry.connection.channel)
     for messages in ([], [registry_pb2.UploadBlobRequest(data=b"x")]):
-        with pytest.raises(InvalidArgument, match="first message"), decoded_errors():
+        with pytest.raises(InvalidArgument, check=lambda error: error.fields == ("start",)), decoded_errors():
             stub.UploadBlob(iter(messages), metadata=registry.connection.metadata)
 
 

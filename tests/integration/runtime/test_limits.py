@@ -85,7 +85,7 @@ def test_a_large_request_of_two_bytes_a_part_is_refused_before_anything_looks_at
             *(pb.GenerateRequest(messages=messages) for messages in (many, deep)),
             *(pb.GenerateRequest(sampling=sampling) for sampling in (texts, biases)),
         ):
-            with pytest.raises(InvalidArgument, match="at most 16384 messages") as caught, decoded_errors():
+            with pytest.raises(InvalidArgument) as caught, decoded_errors():
                 stub.Generate(request)
             assert caught.value.reason == "TOO_MANY_PARTS"
         assert stub.Generate(pb.GenerateRequest(messages=few)).choices
@@ -94,7 +94,7 @@ def test_a_large_request_of_two_bytes_a_part_is_refused_before_anything_looks_at
 def test_what_anybody_may_ask_is_short(served: Served) -> None:
     with _channel(served) as channel:
         check = channel.unary_unary("/grpc.health.v1.Health/Check")
-        with pytest.raises(InvalidArgument, match="takes 65536") as caught, decoded_errors():
+        with pytest.raises(InvalidArgument) as caught, decoded_errors():
             check(HealthCheckRequest(service="x" * 70_000).SerializeToString())
         assert caught.value.reason == "REQUEST_TOO_LARGE"
 
@@ -109,7 +109,7 @@ def test_a_unary_call_without_a_request_is_refused_and_one_that_holds_it_back_is
 
     with serving(mount(ScriptedServicer()), limits=hasty) as served, _channel(served) as channel:
         call = channel.stream_unary(f"/{SERVICE}/Generate")
-        with pytest.raises(InvalidArgument, match="expected a message"), decoded_errors():
+        with pytest.raises(InvalidArgument, check=lambda error: error.fields == ("request",)), decoded_errors():
             call(iter([]), timeout=60)
         with pytest.raises(DeadlineExceeded) as caught, decoded_errors():
             call(held_back(), timeout=60)

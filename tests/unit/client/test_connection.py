@@ -52,21 +52,18 @@ def test_a_plain_address_is_plain_where_nothing_is_named() -> None:
     ["https://host:1/path", "http://host", "https://", "https://host:x", "https://a@host:1", "https://h:1?x=1"],
 )
 def test_other_urls_are_refused(target: str) -> None:
-    with pytest.raises(InvalidArgument, match="target: expected host:port") as caught:
+    with pytest.raises(InvalidArgument) as caught:
         endpoint(target, ClientTls())
     assert caught.value.fields == ("target",)
 
 
 def test_files_of_no_use_are_named(tls: ClientTls, tmp_path: Path) -> None:
     (tmp_path / "junk").write_text("junk")
-    for wrong, said in (
-        (ClientTls(tmp_path / "none"), "no file"),
-        (ClientTls(tmp_path / "junk"), "cannot use"),
-        (ClientTls(tls.ca, tls.cert), "got one of the two"),
-        (ClientTls(tls.ca, tls.key, tls.cert), "cannot use"),
-    ):
-        with pytest.raises(InvalidArgument, match=said):
+    unpaired, swapped = ClientTls(tls.ca, tls.cert), ClientTls(tls.ca, tls.key, tls.cert)
+    for wrong in (ClientTls(tmp_path / "none"), ClientTls(tmp_path / "junk"), unpaired, swapped):
+        with pytest.raises(InvalidArgument, check=lambda error: error.reason == "TLS_SETTINGS") as caught:
             endpoint("127.0.0.1:1", wrong)
+        assert wrong is unpaired or str(wrong.files[0]) in caught.value.message
 
 
 @pytest.mark.parametrize(
@@ -114,7 +111,7 @@ def test_the_limit_is_that_of_the_servers() -> None:
 )
 def test_the_largest_field_is_named(request_: Request, field: str) -> None:
     message = pb.GenerateStreamRequest(request=generate_request(request_, None))
-    with pytest.raises(InvalidArgument, match="expected at most 8,388,608 in all") as refused:
+    with pytest.raises(InvalidArgument) as refused:
         check_size(message)
     assert refused.value.fields == (field,)
     assert refused.value.reason == "MESSAGE_TOO_LARGE"
@@ -174,7 +171,7 @@ def test_a_token_file_that_cannot_be_read_says_so(
     monkeypatch.setenv("KOLM_TOKEN_FILE", str(folder / "mine"))
     if data is not None:
         (folder / "mine").write_bytes(data)
-    with pytest.raises(Unauthenticated, match="cannot read the token in"):
+    with pytest.raises(Unauthenticated, check=lambda error: error.reason == "BAD_TOKEN_FILE"):
         shown(HERE)
 
 

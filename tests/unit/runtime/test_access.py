@@ -71,7 +71,7 @@ def test_a_token_s_principal_is_found_and_an_unknown_one_is_refused(file: Path) 
     for wrong in (token[:-1], token + "x", "kolm_", "swordfish", ""):
         with pytest.raises(Unauthenticated):
             access.admitted(GENERATE, bearing(wrong))
-    with pytest.raises(Unauthenticated, match="expected one authorization"):
+    with pytest.raises(Unauthenticated, check=lambda error: error.reason == "BAD_TOKEN"):
         access.admitted(GENERATE, Call(f"Bearer {token}", more=[f"Bearer {token}"]))
     for sent in (f"Basic {token}", token, f"Bearer  {token}", b"\xff", f"Bearer {token}".encode()):
         with pytest.raises(Unauthenticated):
@@ -90,7 +90,7 @@ def test_a_call_that_is_open_to_anybody_counts_for_whoever_shows_a_valid_token(f
 def test_a_role_that_the_rpc_does_not_take_is_refused_with_what_it_takes(file: Path) -> None:
     token = token_of(file, "generate")
     access = Access(file)
-    with pytest.raises(PermissionDenied, match="CollectBlobs needs the role operate; generate has the role generate"):
+    with pytest.raises(PermissionDenied, check=lambda error: error.reason == "ROLE_MISSING"):
         access.admitted(COLLECT, bearing(token))
 
 
@@ -101,7 +101,7 @@ def test_a_new_token_counts_at_once_and_a_revoked_one_no_longer(file: Path) -> N
     assert access.admitted(COLLECT, bearing(other)).name == "operate"
     with edited_principals(file) as credentials:
         del credentials[0]
-    with pytest.raises(Unauthenticated, match="unknown here, revoked or expired"):
+    with pytest.raises(Unauthenticated, check=lambda error: error.reason == "BAD_TOKEN"):
         access.admitted(COLLECT, bearing(token))
     access.admitted(COLLECT, bearing(other))
 
@@ -186,7 +186,7 @@ def test_a_certificate_s_names_are_principals(file: Path) -> None:
 
 def test_an_rpc_that_is_not_in_the_table_is_refused_to_everybody(file: Path) -> None:
     token = token_of(file, "audit")
-    with pytest.raises(PermissionDenied, match="Forgotten is not open to anybody"):
+    with pytest.raises(PermissionDenied, check=lambda error: error.reason == "NOT_PERMITTED"):
         Access(file).admitted("/kolm.ledger.v1.LedgerService/Forgotten", bearing(token))
 
 

@@ -35,10 +35,10 @@ async def browser() -> AsyncIterator[Browser]:
         await browser.close()
 
 
-@pytest_asyncio.fixture(loop_scope="module", params=["desktop", "phone"])
+@pytest_asyncio.fixture(loop_scope="module")
 async def page(browser: Browser, front: Front, request: pytest.FixtureRequest) -> AsyncIterator[Page]:
-    viewport = DESKTOP if request.param == "desktop" else PHONE
-    scheme = "light" if request.param == "desktop" else "dark"
+    """On a desktop; with the parameter "phone" on a small dark screen."""
+    viewport, scheme = (PHONE, "dark") if getattr(request, "param", "") == "phone" else (DESKTOP, "light")
     context = await browser.new_context(
         base_url=f"http://127.0.0.1:{front.port}", viewport=viewport, color_scheme=scheme, accept_downloads=True
     )
@@ -67,6 +67,7 @@ async def ask(page: Page, question: str) -> None:
     await page.get_by_role("button", name="Ask").click()
 
 
+@pytest.mark.parametrize("page", ["desktop", "phone"], indirect=True)
 async def test_an_answer_is_shown_with_its_speed_and_its_receipt(page: Page, tmp_path: Path) -> None:
     await expect(page.locator("#model")).to_have_text("tiny")
     await page.get_by_label("Method").select_option("lookahead")
@@ -143,7 +144,6 @@ async def passed(gate: GatedTarget, facts: Locator) -> str:
 OTHER = base64.b64encode(SigningKey.generate("receipts").public.raw).decode()
 
 
-@pytest.mark.parametrize("page", ["desktop"], indirect=True)
 @pytest.mark.parametrize(
     ("keys", "text", "said"),
     [

@@ -91,7 +91,7 @@ class LedgerReader:
     def entries_of(self, kinds: Iterable[str], start: int = 0) -> Sequence[tuple[int, bytes]]:
         """Index and bytes of all entries of some kinds from `start` on; for kinds of which there are few."""
         size = self.head().size
-        return [(index, entry) for index, entry in self._store.entries_of(kinds) if start <= index < size]
+        return [(index, entry) for index, entry in self._store.entries_of(kinds, start) if index < size]
 
     def retentions(self) -> Sequence[tuple[int, Retention]]:
         """Index and document of the retention policies, in order."""

@@ -105,8 +105,10 @@ class EntryStore(Protocol):
         """The bytes of up to `limit` entries from `start` on, in order."""
         ...
 
-    def entries_of(self, kinds: Iterable[str]) -> Sequence[tuple[int, bytes]]:
-        """Index and bytes of all entries of some kinds (names of `signed_document.KINDS`), in order."""
+    def entries_of(self, kinds: Iterable[str], start: int = 0) -> Sequence[tuple[int, bytes]]:
+        """Index and bytes of all entries of some kinds (names of `signed_document.KINDS`) from `start` on, in order.
+        A reader that comes back does not read again what it has read.
+        """
         ...
 
     def tile(self, level: int, number: int) -> bytes:

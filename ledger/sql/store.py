@@ -6,35 +6,84 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from sqlalchemy import Connection, Select, delete, func, select
+from sqlalchemy import Connection, Select, bindparam, delete, func, insert, select, update
+from sqlalchemy.dialects import postgresql, sqlite
 
 from ledger.documents.content import Content
 from ledger.documents.erasure import Erasure, Expiry, Retention
-from ledger.errors import ChainError, LedgerError, NotFound, StoreError
+from ledger.errors import ChainError, LedgerError, NotFound, StoreError, StoreLocked
 from ledger.log.receipt_filter import ReceiptFilter
 from ledger.log.store import Batch, ReceiptRow, VerdictRow, retentions_of
 from ledger.sql.connect import connect, connect_for_reading
 from ledger.sql.content_keys import SqlContentKeys
 from ledger.sql.content_usage import ContentUsage
 from ledger.sql.database import Database
-from ledger.sql.fence import Fence
 from ledger.sql.list_queries import select_expired, select_receipts, select_verdicts
 from ledger.sql.rows import blob, entry_bytes, indexes_by, insert_rows, rows_of
-from ledger.sql.schema import checkpoints, contents, leaves, metadata, receipts, verdicts
+from ledger.sql.schema import checkpoints, contents, erasures, fence, leaves, metadata, receipts, tiles, verdicts
 from ledger.sql.schema_check import check_schema
 from ledger.sql.schema_version import check_revision, make_tables
 from ledger.sql.sealed_contents import SealedContents
-from ledger.sql.statements import (
-    CHECKPOINT,
-    ENTRIES,
-    ENTRY,
-    ERASED_BY,
-    LAST_INDEX,
-    PUT_CHECKPOINT,
-    PUT_ERASURE,
-    PUT_TILE,
-    TILE,
+
+LAST_INDEX = select(func.max(leaves.c.index))
+ENTRY = select(leaves.c.entry).where(leaves.c.index == bindparam("index"))
+ENTRIES = (
+    select(leaves.c.index, leaves.c.entry)
+    .where(leaves.c.index >= bindparam("start"))
+    .order_by(leaves.c.index)
+    .limit(bindparam("most"))
 )
+
+TILE = select(tiles.c.hashes).where(tiles.c.level == bindparam("level"), tiles.c.number == bindparam("number"))
+
+_tile: dict[str, sqlite.Insert | postgresql.Insert] = {
+    "sqlite": sqlite.insert(tiles),
+    "postgresql": postgresql.insert(tiles),
+}
+PUT_TILE = {
+    dialect: put.on_conflict_do_update(index_elements=["level", "number"], set_={"hashes": put.excluded.hashes})
+    for dialect, put in _tile.items()
+}
+"""By the name of the dialect."""
+
+_erasure: dict[str, sqlite.Insert | postgresql.Insert] = {
+    "sqlite": sqlite.insert(erasures),
+    "postgresql": postgresql.insert(erasures),
+}
+PUT_ERASURE = {dialect: put.on_conflict_do_nothing() for dialect, put in _erasure.items()}
+"""By the name of the dialect. The first entry stays: a restored backup may have content that was erased before."""
+
+ERASED_BY = select(erasures.c.erasure_index).where(erasures.c.receipt_index == bindparam("receipt_index"))
+
+CHECKPOINT = select(checkpoints.c.note).where(checkpoints.c.size == bindparam("size"))
+PUT_CHECKPOINT = insert(checkpoints)
+
+
+_EPOCH = select(fence.c.epoch).with_for_update()
+
+
+class Fence:
+    """The epoch of one writer. A lock can be lost without anybody noticing (a broken connection, a file system without
+    locks); the epoch is looked at inside the transaction that writes, so a stale writer can never write.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        """Begin a new epoch, in the connection's transaction; it shuts all earlier writers out at its commit."""
+        connection.execute(update(fence).values(epoch=fence.c.epoch + 1))
+        self.epoch = int(connection.execute(select(fence.c.epoch)).scalar_one())
+
+    def touch(self, connection: Connection) -> None:
+        """Write the epoch again: a change of nothing that a database without room refuses as it would an entry."""
+        connection.execute(update(fence).values(epoch=self.epoch))
+
+    def check(self, connection: Connection) -> None:
+        """Raises StoreLocked where a later epoch has begun; else none can begin before this transaction ends."""
+        epoch = connection.execute(_EPOCH).scalar()
+        if epoch != self.epoch:
+            raise StoreLocked(
+                f"another process has taken this ledger over (epoch {epoch}, this one wrote in {self.epoch}); "
+                "run one ledger service for a database"
+            )
 
 
 class SqlEntryStore:
@@ -146,9 +195,10 @@ class SqlEntryStore:
     def entries(self, start: int, limit: int) -> Sequence[bytes]:
         return [entry_bytes(index, entry) for index, entry in self._all(ENTRIES, start=start, most=limit)]
 
-    def entries_of(self, kinds: Iterable[str]) -> Sequence[tuple[int, bytes]]:
-        statement = select(leaves.c.index, leaves.c.entry).where(leaves.c.kind.in_(tuple(kinds)))
-        return [(index, entry_bytes(index, entry)) for index, entry in self._all(statement.order_by(leaves.c.index))]
+    def entries_of(self, kinds: Iterable[str], start: int = 0) -> Sequence[tuple[int, bytes]]:
+        wanted = leaves.c.kind.in_(tuple(kinds)), leaves.c.index >= start
+        statement = select(leaves.c.index, leaves.c.entry).where(*wanted).order_by(leaves.c.index)
+        return [(index, entry_bytes(index, entry)) for index, entry in self._all(statement)]
 
     def tile(self, level: int, number: int) -> bytes:
         hashes = self._scalar(TILE, level=level, number=number)

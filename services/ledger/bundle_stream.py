@@ -14,7 +14,7 @@ from ledger.keys.ed25519 import ROLES
 from ledger.keys.trusted_keys import TrustedKeys
 from ledger.log.reader import LedgerReader
 from services.ledger.checkpoints import Checkpoints, CosignedCheckpoint
-from services.ledger.sight import check_content, check_receipt, no_content, whole_log
+from services.ledger.visibility import check_content, check_receipt, no_content, whole_log
 from services.runtime.credentials import Principal
 from services.runtime.errors import InvalidArgument
 

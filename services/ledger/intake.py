@@ -7,17 +7,37 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
+import grpc
+
 from kolm.ledger.v1 import ledger_pb2
 from ledger.documents.erasure import Erasure, Retention
 from ledger.errors import Backpressure, LedgerError
 from ledger.log.admission import Admitted
 from ledger.log.sequencer import Sequencer
 from ledger.log.writer import Appended
+from services.client import tracing
 from services.client.ledger import log_wire
-from services.ledger.append_span import traced
-from services.ledger.wakeups import FutureBridge, Growth
+from services.ledger.loop_bridge import FutureBridge, Growth
 from services.runtime.credentials import Principal
 from services.runtime.errors import KolmError, PermissionDenied, without_frames
+
+
+def traced(answer: asyncio.Future[Appended], traceparent: str) -> asyncio.Future[Appended]:
+    """`answer`, with a span from here until it comes, below the one that `traceparent` names."""
+    if not (traceparent and tracing.in_use()):
+        return answer
+    span = tracing.begun("kolm.ledger.append", "INTERNAL", tracing.extracted({tracing.TRACEPARENT: traceparent}))
+
+    def came(done: asyncio.Future[Appended]) -> None:
+        if done.cancelled() or done.exception() is not None:
+            tracing.end(span, grpc.StatusCode.ABORTED)
+        else:
+            span.set_attribute("kolm.ledger.index", done.result().index)
+            tracing.end(span, grpc.StatusCode.OK)
+
+    answer.add_done_callback(came)
+    return answer
+
 
 _LARGE_BYTES = 64 * 1024
 _THREADS = 2

@@ -16,7 +16,7 @@ from ledger.log.reader import LedgerReader, ProvenReceipts
 from ledger.log.receipt_filter import ReceiptFilter
 from ledger.log.store import VerdictRow
 from services.ledger.messages import outcome_name, receipt_message, verdict_message
-from services.ledger.sight import check_receipt, whole_log
+from services.ledger.visibility import check_receipt, whole_log
 from services.runtime.calls import page_position, page_size, page_token
 from services.runtime.credentials import Principal
 from services.runtime.errors import InvalidArgument

@@ -16,7 +16,7 @@ from ledger.log.reader import LedgerReader
 from ledger.log.receipt_filter import ReceiptFilter
 from ledger.log.tree_head import TreeHead
 from ledger.tree.entry import Entry
-from services.ledger.sight import whole_log
+from services.ledger.visibility import whole_log
 from services.runtime.credentials import Principal
 from services.runtime.errors import InvalidArgument
 

@@ -15,7 +15,7 @@ from ledger.tree.merkle import HashReader, tree_root
 from services.client.ledger.log_wire import content_message
 from services.ledger import messages
 from services.ledger.promise_answers import answer_promise
-from services.ledger.sight import check_content, check_own, check_receipt, sees_entry
+from services.ledger.visibility import check_content, check_own, check_receipt, sees_entry
 from services.runtime.access import caller
 from services.runtime.errors import FailedPrecondition
 

@@ -30,9 +30,9 @@ from services.ledger.checkpoints import Checkpoints
 from services.ledger.entry_stream import EntryStream
 from services.ledger.intake import Intake, require_operator
 from services.ledger.ledger_errors import ledger_errors
+from services.ledger.loop_bridge import Growth
 from services.ledger.reads import LogReads
-from services.ledger.sight import whole_log
-from services.ledger.wakeups import Growth
+from services.ledger.visibility import whole_log
 from services.runtime.access import caller
 from services.runtime.errors import InvalidArgument, Unavailable
 from services.runtime.process import Outage

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Collection
 
+from prometheus_client import CollectorRegistry
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
@@ -22,6 +24,16 @@ from ledger.errors import (
 from ledger.keys.note import VerifierKey
 from ledger.witness.add_checkpoint import MAX_REQUEST_BYTES, PATH, SIZE_TYPE
 from ledger.witness.witness import Witness
+from services.runtime.metrics import Metrics
+from services.witness.memory import SqliteWitnessMemory
+
+
+def watch(registry: CollectorRegistry, memory: SqliteWitnessMemory, logs: Collection[str]) -> None:
+    """Ask the memory about these logs, by origin, at each scrape."""
+    read = Metrics(registry).read
+    read("kolm_witness_cosigned_entries", lambda: {(log,): memory.latest(log).size for log in logs})
+    read("kolm_witness_forks", lambda: len(memory.accusations()))
+
 
 _log = logging.getLogger(__name__)
 

@@ -130,6 +130,8 @@ def test_entries_are_found_by_kind_in_order(store: EntryStore) -> None:
     assert [index for index, _ in store.entries_of(["halt", "verdict"])] == [3, 4, 5, 6]
     assert list(store.entries_of(["halt"])) == [(4, RECORDS[4].entry)]
     assert list(store.entries_of([])) == []
+    assert [index for index, _ in store.entries_of(["halt", "verdict"], 5)] == [5, 6]
+    assert list(store.entries_of(["halt"], 5)) == []
 
 
 def test_envelopes_and_receipts_are_found_by_name(store: EntryStore) -> None:

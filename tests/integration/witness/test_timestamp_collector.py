@@ -11,13 +11,13 @@ import pytest
 from ledger.log.reader import LedgerReader
 from ledger.log.sequencer import Sequencer
 from ledger.witness.cosignature_store import CosignatureStore
-from services.ledger.timestamp_collector import TimestampCollector
+from services.ledger.outside_signers import TimestampCollector
 from tests.unit.ledger.builders import KEYS, ORIGIN, TRUSTED, signed_receipt
 from tests.unit.ledger.log.memory_store import MemoryEntryStore
 
 
 def test_the_newest_checkpoint_is_stamped_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "services.ledger.timestamp_collector")
+    caplog.set_level(logging.INFO, "services.ledger.outside_signers")
     store, notes = MemoryEntryStore(), CosignatureStore(tmp_path)
     sequencer = Sequencer(store, KEYS["log"], TRUSTED, ORIGIN)
     sequencer.append(signed_receipt(0)).result()

@@ -43,9 +43,8 @@ from services.ledger.settings import LedgerSettings
 from services.runtime.http.http_call import post
 from services.runtime.process import CannotStart
 from services.runtime.server import Mount
-from services.witness.app import witness_app
+from services.witness.app import watch, witness_app
 from services.witness.memory import SqliteWitnessMemory
-from services.witness.witness_metrics import watch
 from tests.access import trust_log
 from tests.serving import exported, listed, serving
 from tests.unit.ledger.builders import KEYS, ORIGIN, TRUSTED, signed_receipt

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from services.ledger.window import Window
+from services.ledger.entry_stream import Window
 
 
 async def entered(window: Window, entries: int, size: int) -> bool:

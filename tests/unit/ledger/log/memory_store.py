@@ -74,9 +74,9 @@ class MemoryEntryStore:
     def entries(self, start: int, limit: int) -> Sequence[bytes]:
         return [record.entry for record in self._records[start : start + limit]]
 
-    def entries_of(self, kinds: Iterable[str]) -> Sequence[tuple[int, bytes]]:
+    def entries_of(self, kinds: Iterable[str], start: int = 0) -> Sequence[tuple[int, bytes]]:
         wanted = set(kinds)
-        return [(record.index, record.entry) for record in self._records if kind_of(record.document) in wanted]
+        return [(record.index, record.entry) for record in self._records[start:] if kind_of(record.document) in wanted]
 
     def tile(self, level: int, number: int) -> bytes:
         if (level, number) not in self._tiles:

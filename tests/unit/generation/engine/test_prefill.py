@@ -24,8 +24,10 @@ def test_beside_decoding_prompts_get_the_rows_that_the_time_allows() -> None:
     assert rows(Prompt(1000, 0), most=10) == [10]
 
 
-def test_where_a_pass_takes_longer_without_them_they_get_as_long() -> None:
-    assert rows(Prompt(1000, 0), decoding=60, seconds=0.001) == [64]
+def test_sixteen_rows_or_two_for_each_that_decodes_are_there_whatever_their_time() -> None:
+    assert rows(Prompt(1000, 0), seconds=1e-6) == [16]
+    assert rows(Prompt(1000, 0), decoding=20, seconds=1e-6) == [40]
+    assert rows(Prompt(1000, 10**6), cost=PassCost.line(0.004, 0.001, seen=1.0)) == [16]
 
 
 def test_where_nobody_decodes_they_get_the_whole_pass() -> None:
@@ -50,8 +52,8 @@ def test_the_tenant_that_was_given_least_comes_first() -> None:
 
 def test_rows_that_see_a_long_cache_take_longer() -> None:
     seeing = PassCost.line(fixed=0.004, row=0.001, seen=1e-6)
-    assert rows(Prompt(1000, 1000), cost=seeing) == [12]
-    assert rows(Prompt(1000, 0), cost=seeing) == [25]
+    assert rows(Prompt(1000, 500), cost=seeing, seconds=0.0605) == [40]
+    assert rows(Prompt(1000, 0), cost=seeing, seconds=0.0605) == [60]
 
 
 prompts = st.lists(st.builds(Prompt, st.integers(1, 3000), st.integers(0, 3000), st.floats(0, 1e6)), max_size=40)
@@ -67,11 +69,9 @@ def test_no_more_than_there_are_and_than_there_is_time_for(
     assert sum(given) <= most
     assert all(0 <= count <= prompt.left for count, prompt in zip(given, found, strict=True))
     assert not found or not most or given[0] > 0
-    if decoding and sum(given) > 1:
-        taken = sum(
-            0.001 * n + n * seen * each.done + 1e-7 * each.done * (n > 0) for n, each in zip(given, found, strict=True)
-        )
-        first = 0.001 + (seen + 1e-7) * found[0].done
-        assert taken <= max(seconds, cost.of(decoding), first) + 1e-9
+    if decoding and sum(given) > max(16, 2 * decoding):
+        places = zip(given, found, strict=True)
+        taken = sum(n * (0.001 + seen * each.done) + (1e-7 * each.done if n else 0.0) for n, each in places)
+        assert taken <= seconds + 1e-9
     if not decoding:
         assert sum(given) == min(most, sum(prompt.left for prompt in found))

@@ -122,7 +122,7 @@ def test_those_who_may_not_share_do_not_wait_for_each_other(apart: Callable[[int
     assert all(outcome.metrics.cached_prompt_tokens == 0 for outcome in collected.outcomes.values())
 
 
-def core_of(target: ContextTarget, drafters: dict[str, Drafter] | None = None, **bounds: int) -> EngineCore:
+def core_of(target: ContextTarget, drafters: dict[str, Drafter] | None = None, **bounds: float) -> EngineCore:
     return EngineCore(target, drafters or {}, LetterDecoder, CHEAP_ROWS, EngineSettings(**bounds), lambda: 0.0)  # type: ignore[arg-type]
 
 
@@ -144,7 +144,7 @@ def test_what_others_stand_in_needs_no_room_for_one_more(method: str) -> None:
 
 def test_a_stranger_does_not_wait_with_them() -> None:
     target, collected = ContextTarget(vocab=VOCAB), Collected()
-    core = core_of(target)
+    core = core_of(target, prefill_seconds=1.0)
     for request in (*choices(text(1500)), asked("stranger", text(100, 7))):
         core.add(request, collected.sink)
     core.step()

@@ -21,8 +21,8 @@ from services.generation.engine.drafter import Drafter
 from services.generation.engine.events import Event, Finished, Outcome
 from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.engine.text.tokenizer import Tokenizer
-from services.generation.target.calibration import time_keys, time_passes, time_seen
 from services.generation.target.cpu import load_target
+from services.generation.target.probe import time_keys, time_passes, time_seen
 
 
 @dataclass(frozen=True, slots=True)

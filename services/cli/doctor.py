@@ -131,9 +131,8 @@ class Diagnosis:
 
 def diagnose(model: Path, threads: int | None) -> Diagnosis:
     """Raises UsageError for a model that cannot be loaded anywhere, Failed for one that this machine cannot run."""
-    from services.generation.target.calibration import time_passes
     from services.generation.target.kernels.machine import cpus
-    from services.generation.target.probe import measure_profile
+    from services.generation.target.probe import measure_profile, time_passes
 
     threads = threads or cpus()
     seconds: dict[str, float] = {}

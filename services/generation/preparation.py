@@ -38,11 +38,17 @@ from services.generation.requests.heads import (
 from services.generation.requests.resolution import Identity
 from services.generation.settings import GenerationSettings
 from services.generation.target.beside import head_beside, store_beside
-from services.generation.target.calibration import time_keys, time_passes, time_seen
 from services.generation.target.config.config import explained, read_config
 from services.generation.target.errors import TargetError, about
 from services.generation.target.files.gguf_file import held_open
-from services.generation.target.probe import KeptProbes, NumericsProfile, measure_profile
+from services.generation.target.probe import (
+    KeptProbes,
+    NumericsProfile,
+    measure_profile,
+    time_keys,
+    time_passes,
+    time_seen,
+)
 from services.generation.target.target import LoadTarget, Target
 from services.generation.warm_up import warm_up_sampling
 from services.runtime.process import CannotStart

@@ -8,7 +8,7 @@ import numpy as np
 
 from services.generation.target.config.rope import query_scales
 from services.generation.target.files.stored_tensor import StoredTensor
-from services.generation.target.reference import integers, model, operations
+from services.generation.target.reference import model, operations
 from tests.numerics.arithmetic import Float32, Heads, Int64
 
 
@@ -36,9 +36,9 @@ class ReferenceArithmetic:
     ) -> Float32:
         bias = operations.ZERO if bias is None else bias
         if arithmetic == "int8":
-            matrix = integers.quantised(weights)
+            matrix = operations.quantised(weights)
             assert matrix is not None
-            return integers.linear_int8(x, matrix, bias)
+            return operations.linear_int8(x, matrix, bias)
         return operations.linear(x, weights.values(), bias)
 
     def low_rank(self, y: Float32, x: Float32, down: Float32, up: Float32, scale: float) -> Float32:

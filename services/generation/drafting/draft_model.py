@@ -25,9 +25,9 @@ from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.engine.text.tokenizer import Tokenizer
 from services.generation.engine.tree import TokenTree
 from services.generation.target.blocks import BLOCK
-from services.generation.target.calibration import time_passes
 from services.generation.target.config.config import read_config
 from services.generation.target.errors import CacheFull
+from services.generation.target.probe import time_passes
 from services.generation.target.rows import RowsBuilder
 from services.generation.target.target import Float32, Target
 

@@ -30,7 +30,6 @@ from services.generation.target.config.layer_specs import (
     layer_specs,
 )
 from services.generation.target.config.rope import inverse_root, query_scales
-from services.generation.target.reference.integers import linear_int8, quantised
 from services.generation.target.reference.operations import (
     ACTIVATIONS,
     ONE,
@@ -46,7 +45,9 @@ from services.generation.target.reference.operations import (
     exp,
     fma,
     linear,
+    linear_int8,
     low_rank,
+    quantised,
     rms_norm,
     rotate,
 )

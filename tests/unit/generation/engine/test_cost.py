@@ -7,8 +7,8 @@ import pytest
 
 from services.generation.drafting.lookahead import LookaheadShape
 from services.generation.engine.cost import MARGIN, Float64, PassCost, StepCost, breakeven
-from services.generation.target.calibration import time_seen
 from services.generation.target.cpu import CpuTarget
+from services.generation.target.probe import time_seen
 
 COST = PassCost.line(fixed=1.0, row=0.1, key=0.001, seen=0.0005)
 

@@ -7,7 +7,7 @@ import pytest
 
 from services.generation.target.files.stored_tensor import LAYOUTS, StoredTensor
 from services.generation.target.kernels.storages import packed_as
-from services.generation.target.reference.integers import quantised
+from services.generation.target.reference.operations import quantised
 from tests.fakes.tiny_gguf import random_rows
 from tests.numerics.bits import any_bits, assert_same_bits
 from tests.numerics.kernels import KernelArithmetic

@@ -1,7 +1,10 @@
-"""Rotary frequencies of 40 decimals are what transformers' formulas give without float32's roundings on the way."""
+"""Frequencies and tables of rotations, and roots: the numbers that the page asks for, whatever C's library does."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+from fractions import Fraction
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -14,8 +17,9 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama import LlamaConfig
 
 from services.generation.target.config.config import read_config
-from services.generation.target.config.rope import KINDS, Rotation, rotary, rotation_of
+from services.generation.target.config.rope import KINDS, Rotation, inverse_root, rotary, rotation_of, rotations
 from services.generation.target.errors import ConfigInvalid, UnsupportedArchitecture
+from services.generation.target.reference.operations import cosines_and_sines
 from tests.fakes.tiny_gguf import make_tiny_gguf
 from tests.fakes.tiny_model import make_tiny_model
 
@@ -143,3 +147,91 @@ def test_a_kind_that_is_not_known_is_refused(tmp_path: Path) -> None:
     assert set(KINDS) == {"default", "linear", "llama3", "yarn", "longrope", "proportional", "dynamic"}
     with pytest.raises(UnsupportedArchitecture, match=r"'spiral' is not supported; supported: default, .*proportional"):
         rotation_of({"rope_type": "spiral", "rope_theta": 1e4}, 64, CONTEXT)
+
+
+POSITIONS = 131_072
+FREQUENCIES = rotary({"rope_theta": 5e5}, 64, POSITIONS)[0]
+
+
+def error_in_ulps(found: np.float32, exact: mpmath.mpf) -> float:
+    """|found - exact| in units of the last place of the float32 next to `exact`."""
+    return float(abs(mpmath.mpf(float(found)) - exact) / mpmath.mpf(float(np.spacing(np.float32(abs(exact))))))
+
+
+@pytest.fixture(scope="module")
+def tables() -> tuple[np.ndarray, np.ndarray]:
+    return rotations(FREQUENCIES, 1.0, POSITIONS)
+
+
+def places(tables: tuple[np.ndarray, np.ndarray]) -> list[tuple[int, int]]:
+    """(position, frequency): some at random, and for each frequency where cosine and sine are next to 0."""
+    random = np.random.default_rng(0)
+    some = list(zip(random.integers(0, POSITIONS, 2000), random.integers(0, 32, 2000), strict=True))
+    for table in tables:
+        nearest = np.argsort(np.abs(table[1:]), axis=0)[:10] + 1
+        some += [(int(p), f) for f in range(32) for p in nearest[:, f]]
+    return [*some, *((POSITIONS - 1, f) for f in range(32))]
+
+
+@pytest.mark.slow
+def test_tables_are_within_half_a_unit_of_the_last_place_and_a_hundredth(tables: tuple[np.ndarray, np.ndarray]) -> None:
+    with mpmath.workdps(40):
+        for position, f in places(tables):
+            angle = mpmath.mpf(float(np.float32(position) * np.float32(FREQUENCIES[f])))
+            assert error_in_ulps(tables[0][position, f], mpmath.cos(angle)) <= 0.51, (position, f)
+            assert error_in_ulps(tables[1][position, f], mpmath.sin(angle)) <= 0.51, (position, f)
+
+
+def hardest_angles() -> np.ndarray:
+    """The float32 numbers next to multiples of pi / 2 that come nearest to one, up to 2^20 * pi / 2."""
+    quarter = [float.fromhex(part) for part in ("0x1.921fb544p+0", "0x1.0b4611a6263p-34")]
+    turns = np.arange(1, 1 << 20, dtype=np.float64)
+    angles = (turns * (quarter[0] + quarter[1])).astype(np.float32)
+    distances = np.abs((angles.astype(np.float64) - turns * quarter[0]) - turns * quarter[1])
+    return angles[np.argsort(distances / turns)[:300]]
+
+
+def test_angles_next_to_a_quarter_turn_keep_all_their_bits() -> None:
+    angles = hardest_angles()
+    cosines, sines = rotations(angles.tolist(), 1.0, 2)
+    assert min(np.abs(cosines[1]).min(), np.abs(sines[1]).min()) < 1e-7
+    with mpmath.workdps(40):
+        for i, angle in enumerate(map(float, angles)):
+            assert error_in_ulps(cosines[1, i], mpmath.cos(angle)) <= 0.51, angle
+            assert error_in_ulps(sines[1, i], mpmath.sin(angle)) <= 0.51, angle
+    page = cosines_and_sines(np.ones(1, np.int64), angles.tolist(), 1.0)
+    assert np.array_equal(cosines[1], page[0][0])
+    assert np.array_equal(sines[1], page[1][0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("factor", [1.0, 1.2079441541679836])
+def test_tables_are_those_of_the_page(factor: float) -> None:
+    found = rotations(FREQUENCIES, factor, POSITIONS)
+    for first in range(0, POSITIONS, 1 << 14):
+        some = np.arange(first, first + (1 << 14))
+        expected = cosines_and_sines(some, FREQUENCIES, factor)
+        for table, page in zip(found, expected, strict=True):
+            assert np.array_equal(table[some].view(np.uint32), page.view(np.uint32))
+
+
+SIZES = range(1, 40_000)
+
+
+def between(value: np.floating, towards: float) -> Fraction:
+    """The number half way from a float to its neighbour."""
+    return (Fraction(float(value)) + Fraction(float(np.nextafter(value, type(value)(towards))))) / 2
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float64])
+@pytest.mark.parametrize(("of", "power"), [(math.sqrt, 1), (inverse_root, -1)])
+def test_roots_of_all_sizes_are_the_nearest(of: Callable[[float], float], power: int, kind: type) -> None:
+    for size in SIZES if kind is np.float32 else range(1, 4_000):
+        found, exact = kind(of(size)), Fraction(size) ** power
+        assert between(found, 0.0) ** 2 < exact < between(found, np.inf) ** 2, size
+
+
+def test_sizes_need_not_be_whole() -> None:
+    assert np.float32(math.sqrt(0.5)) == np.float32(float.fromhex("0x1.6a09e6p-1"))
+    assert inverse_root(0.25) == 2.0
+    assert inverse_root(144.0) == 1 / 12

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from itertools import count
 from pathlib import Path
 
 import pytest
 
-from services.generation.target.calibration import time_passes
 from services.generation.target.cpu import CpuTarget, load_target
-from services.generation.target.probe import measure_profile, probe
+from services.generation.target.probe import KeptProbes, ProbeReport, measure_profile, probe, time_passes
 from tests.fakes.tampered_targets import WidthDependentTarget
 from tests.fakes.tiny_model import make_tiny_model
 
@@ -69,3 +69,53 @@ def test_passes_that_take_long_are_timed_fewer_times(
     monkeypatch.setattr(target, "forward", lambda *asked: passes.append(asked) or forward(*asked))
     time_passes(target, clock=lambda: next(ticks))
     assert len(passes) == 6 * rounds
+
+
+def test_the_second_start_takes_what_the_first_has_found(
+    target: CpuTarget, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = KeptProbes(tmp_path)
+    first = measure_profile(target, kept)
+    monkeypatch.setattr("services.generation.target.probe.probe", lambda target: pytest.fail("probed again"))
+    assert measure_profile(target, kept) == first
+
+
+def test_other_code_is_probed_again(target: CpuTarget, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = KeptProbes(tmp_path)
+    kept.keep(target, ProbeReport(3, (), "sha256:00"))
+    assert kept.find(target) is not None
+    monkeypatch.setattr("services.generation.target.probe.code_version", lambda: "another")
+    assert kept.find(target) is None
+
+
+def test_what_failed_and_what_is_damaged_is_not_kept(target: CpuTarget, tmp_path: Path) -> None:
+    kept = KeptProbes(tmp_path)
+    tampered = WidthDependentTarget(target)
+    tampered.deviating = True
+    assert not measure_profile(tampered, kept).passed
+    assert not list(tmp_path.glob("*.json"))
+    kept.keep(target, ProbeReport(3, (), "sha256:00"))
+    next(tmp_path.glob("*.json")).write_bytes(b'{"compared": ')
+    assert kept.find(target) is None
+
+
+@pytest.mark.parametrize("change", [{"compared": 4}, {"fingerprint": "sha256:01"}, {"digest": ""}])
+def test_what_was_changed_is_not_believed(target: CpuTarget, tmp_path: Path, change: dict[str, object]) -> None:
+    kept = KeptProbes(tmp_path)
+    kept.keep(target, ProbeReport(3, (), "sha256:00"))
+    assert kept.find(target) == ProbeReport(3, (), "sha256:00")
+    (path,) = tmp_path.glob("*.json")
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    assert kept.find(target) is None
+
+
+def test_a_result_under_another_targets_name_is_not_believed(
+    target: CpuTarget, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = KeptProbes(tmp_path)
+    with monkeypatch.context() as other:
+        other.setattr("services.generation.target.probe.code_version", lambda: "another")
+        kept.keep(target, ProbeReport(3, (), "sha256:00"))
+    (path,) = tmp_path.glob("*.json")
+    path.rename(kept._path(target))
+    assert kept.find(target) is None

@@ -14,7 +14,7 @@ import typer
 
 from services.cli.frame import exits, options
 from services.cli.frame.exits import Failed, UsageError, VerificationFailed
-from services.cli.frame.options import ENGINE, EngineOptions
+from services.cli.frame.options import ENGINE, EngineOptions, ledger_at
 from services.cli.frame.output import print_json, remark, show, steps
 from services.cli.frame.views import Column, Styled, joined, outcome, table
 
@@ -139,10 +139,9 @@ def run_pass(plan: AuditorPlan, *, quiet: bool = False) -> Pass:
     """
     from services.auditor.audit_error import AuditError, BrokenLog, EngineFailed
     from services.auditor.serving import connected
-    from services.client import LedgerClient
     from services.generation.target.without_torch import spare_torch
 
-    with LedgerClient.connect(plan.ledger) as ledger:
+    with ledger_at(plan.ledger) as ledger:
         before = Counter(verdict.outcome for verdict in ledger.verdicts())
         examined: list[Examined] = []
         try:

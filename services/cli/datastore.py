@@ -54,7 +54,6 @@ def show(
     json: options.Json = False,
 ) -> None:
     """Show what a datastore holds and what it was built with."""
-
     if not store.is_dir():
         raise exits.NotFound(f"there is no datastore at {store}", "`kolm datastore build` makes one")
 

@@ -50,7 +50,6 @@ def doctor(
     json: options.Json = False,
 ) -> None:
     """Load a model, probe its numerics bit by bit, and time its passes. Exit code 3 if the probe fails."""
-
     found = diagnose(model, threads)
     answer(json, found.document(), _diagnosis_view)
     raise typer.Exit(exits.OK if found.profile.passed else exits.VERIFICATION_FAILED)

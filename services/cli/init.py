@@ -225,7 +225,7 @@ class Authority:
 
     @classmethod
     def load(cls, pair: Pair) -> Self:
-        """Raises ValueError for what is no certificate with a P-256 key."""
+        """Raises ValueError for anything but a certificate with a P-256 key."""
         key = serialization.load_pem_private_key(pair.key, None)
         certificate = x509.load_pem_x509_certificate(pair.certificate)
         if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != certificate.public_key():

@@ -13,6 +13,7 @@ import typer
 
 from services.cli.frame import options
 from services.cli.frame.exits import UsageError
+from services.cli.frame.options import registry_at
 from services.cli.frame.output import answer
 from services.cli.frame.views import Column, Styled, View, facts, size, table
 
@@ -53,12 +54,11 @@ def _show(model: Path, context_length: int | None, registry: str | None, json: b
     from services.generation.target.without_torch import spare_torch
 
     spare_torch()
-    from services.client.registry import RegistryClient
 
     found = describe(model, context_length)
     heads = None
     if registry is not None:
-        with RegistryClient.connect(registry) as client:
+        with registry_at(registry) as client:
             heads = list(client.heads(base_cid=found.base_cid))
     document = {
         **asdict(found),
@@ -128,7 +128,7 @@ class ModelDescription:
 def describe(path: Path, context_length: int | None = None) -> ModelDescription:
     """Reads the configuration and the table of weights, and hashes what was not hashed before.
 
-    Raises UsageError for what is no model, or a context that it does not have.
+    Raises UsageError for anything but a model, or a context that it does not have.
     """
     from services.generation.target.blocks import BLOCK
     from services.generation.target.config.config import block_bytes, bounded, read_config
@@ -172,7 +172,7 @@ def describe(path: Path, context_length: int | None = None) -> ModelDescription:
 def import_model(source: Path, name: str) -> Path:
     """Copy a model that can be served into the folder of models; it has no name there before all of it is copied.
 
-    Raises UsageError for a name that is none or taken, and for what is no model.
+    Raises UsageError for an invalid or taken name, and for anything but a model.
     """
     from services.generation.engine.text.tokenizer import Tokenizer
     from services.generation.target.errors import TargetError, about

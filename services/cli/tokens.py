@@ -32,14 +32,12 @@ Principals = Annotated[
 
 
 def create(
-    name: Annotated[str, typer.Argument(help="Whose it is; servers name them by it in refusals.")],
+    name: Annotated[str, typer.Argument(help="Name of the holder; servers use it in refusals.")],
     role: Annotated[
         list[str],
         typer.Option(metavar="ROLE", help="generate, append, read, audit, publish or operate; may be repeated."),
     ],
-    tenant: Annotated[
-        str, typer.Option(help="On whose behalf they call; '*' is for whoever acts for every tenant.")
-    ] = "default",
+    tenant: Annotated[str, typer.Option(help="The tenant they call for; '*': every tenant.")] = "default",
     expires: Annotated[
         str | None,
         typer.Option(metavar="DURATION", help="After how long it ends: 12h, 90d. Default: when it is revoked."),
@@ -50,7 +48,7 @@ def create(
     ] = None,
     anybody: Annotated[
         bool,
-        typer.Option("--anybody", help="No token: for anybody who reaches a server's port, also through a proxy."),
+        typer.Option("--anybody", help="No token: for every caller who reaches a server's port, also through a proxy."),
     ] = False,
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the token there (mode 0600) instead of showing it.")
@@ -59,7 +57,7 @@ def create(
     principals: Principals = None,
     json: options.Json = False,
 ) -> None:
-    """Let somebody in. The token is shown this once; servers keep its digest, and need no restart."""
+    """Create a credential. The token is shown this once; servers keep its digest, and need no restart."""
     from services.cli.frame.values import age
 
     spec = CredentialSpec(
@@ -76,7 +74,6 @@ def list_(
     json: options.Json = False,
 ) -> None:
     """List who may call: names, tenants, roles, when they end. Shows no secret."""
-
     listed = list_credentials(principals or data_dir / "principals.json")
     answer(json, [_document(each) for each in listed], _credentials_view)
 
@@ -89,8 +86,7 @@ def revoke(
     principals: Principals = None,
     json: options.Json = False,
 ) -> None:
-    """Let somebody in no longer, from the next call on; 'anybody': callers without a token."""
-
+    """Revoke credentials, from the next call on; 'anybody': callers without a token."""
     gone = revoke_credentials(principals or data_dir / "principals.json", credential)
     answer(
         json,
@@ -142,7 +138,7 @@ def create_credential(file: Path, spec: CredentialSpec) -> Created:
     with _edited(file) as credentials:
         if any(each.id == credential.id for each in credentials):
             raise UsageError(f"{file} has {spec.certificate or 'anybody'} already: revoke {credential.id} first")
-        if token is not None and spec.out is not None:  # first: a token that nobody can read is of no use
+        if token is not None and spec.out is not None:  # first: a token that cannot be read is of no use
             write_private(spec.out, token + "\n")
         credentials.append(credential)
     return Created(credential, token if spec.out is None else None, spec.out)
@@ -231,7 +227,7 @@ def _created_view(made: dict[str, Any]) -> View:
     if made["token_file"] is not None:
         return f"wrote {made['token_file']}, the token of {made['name']} ({made['id']})"
     if made["kind"] == "anybody":
-        return f"anybody who reaches the servers' ports, also through a proxy, has: {', '.join(made['roles'])}"
+        return f"every caller who reaches the servers' ports, also through a proxy, has: {', '.join(made['roles'])}"
     return f"a caller with a certificate for {made['certificate']} is {made['name']}"
 
 

@@ -22,6 +22,7 @@ from ledger.keys.trusted_keys import RETIRED, SCOPED, TrustedKeys
 from ledger.tree.checkpoint import Checkpoint, open_checkpoint
 from services.cli.frame import exits, options
 from services.cli.frame.exits import UsageError
+from services.cli.frame.options import ledger_at
 from services.cli.frame.output import answer
 from services.cli.frame.views import Column, View, table
 
@@ -76,7 +77,6 @@ def list_(
     json: options.Json = False,
 ) -> None:
     """List the trusted keys: role, id, file, and what they are trusted for where that is not everything."""
-
     keys = list_trusted(paths.trusted)
     answer(json, [key.document() for key in keys], _keys_view)
 
@@ -90,7 +90,6 @@ def remove(
     json: options.Json = False,
 ) -> None:
     """Trust a key no longer, in running services too. Without --retire, what it has signed does not verify any more."""
-
     removed = remove_trusted(key, paths.trusted, retire=retire)
     said = f"{removed.key_id} of role {removed.role} is {'retired' if retire else 'trusted no longer'}"
     answer(json, [removed.document()], lambda _: said)
@@ -131,14 +130,14 @@ class OpenedCheckpoint:
 
 
 def load_trusted(directory: Path) -> TrustedKeys:
-    """Raises UsageError if there is no directory of keys, KeyFileError for a file that is no key."""
+    """Raises UsageError if there is no directory of keys, KeyFileError for another file than a key."""
     if not directory.is_dir():
         raise _no_directory(directory)
     return TrustedKeys.load(directory)
 
 
 def opened_checkpoint(note: bytes, trusted: Path) -> OpenedCheckpoint:
-    """Raises SignatureError, FormatError for a note that is no checkpoint of a trusted log."""
+    """Raises SignatureError, FormatError for another note than a checkpoint of a trusted log."""
     if not trusted.is_dir():
         return OpenedCheckpoint(Checkpoint.from_text(Note.from_bytes(note).text), note, False, trusted)
     return OpenedCheckpoint(open_checkpoint(note, load_trusted(trusted).keys("log")), note, True, trusted)
@@ -183,7 +182,7 @@ def add_trusted(key: PublicKey, role: str, trusted: Path) -> TrustedKey:
 
 
 def list_trusted(trusted: Path) -> tuple[TrustedKey, ...]:
-    """The keys of a directory, retired ones last. Raises UsageError, KeyFileError for a file that is no key."""
+    """The keys of a directory, retired ones last. Raises UsageError, KeyFileError for another file than a key."""
     if not trusted.is_dir():
         raise _no_directory(trusted)
     places = [(path, False) for path in sorted(trusted.glob("*.pub"))]
@@ -220,7 +219,7 @@ def operator_key(path: Path, trusted: Path, passphrase_file: Path | None, ledger
     One is made, and where one operator is enough its public half published, only beside trusted keys by which the
     checkpoint of this `ledger` is signed: a mistyped data directory, or another ledger's, gets no operator. On another
     machine the ledger's operator has to put the public half there. If several have to sign, keys are trusted
-    deliberately: nobody becomes a second operator by signing.
+    deliberately: signing alone makes no second operator.
     """
     own = ledger is not None and _is_of(trusted, ledger)
     there = is_device(path) or path.exists()
@@ -237,11 +236,9 @@ def operator_key(path: Path, trusted: Path, passphrase_file: Path | None, ledger
 
 def co_signer(path: Path, trusted: Path, passphrase_file: Path | None, ledger: str) -> Signer:
     """The key of one more operator, who needs no ledger for it but at its first use. Raises as `operator_key` does."""
-    from services.client import LedgerClient
-
     if is_device(path) or path.exists():
         return operator_key(path, trusted, passphrase_file, None)
-    with LedgerClient.connect(ledger) as client:
+    with ledger_at(ledger) as client:
         return operator_key(path, trusted, passphrase_file, client)
 
 

@@ -13,6 +13,8 @@ from services.cli.frame.values import expect_files, named_adapters
 
 if TYPE_CHECKING:
     from services.auditor.examination import EnginePlan
+    from services.client import LedgerClient
+    from services.client.registry import RegistryClient
 
 
 GENERATION, LEDGER, AUDITOR = "127.0.0.1:50051", "127.0.0.1:50052", "127.0.0.1:50053"
@@ -26,7 +28,7 @@ MODEL = Path("smollm2")
 def found_model(context: typer.Context, param: typer.CallbackParam, named: Path | None) -> Path | None:
     """Callback of options that take a model: its directory or file, also if a package was named.
 
-    Where nobody named one and the default's package is not installed, the one that was imported, if there is one.
+    Where none was named and the default's package is not installed, the one that was imported, if there is one.
     """
     if named is None:
         return None
@@ -101,12 +103,12 @@ class Paths:
         return self.trusted_keys or self.data_dir / "trusted"
 
     def trusted_beside(self, folder: Path) -> Path:
-        """The keys that somebody named, those in this folder where there are any, or those here."""
+        """The keys that were named, those in this folder where there are any, or those here."""
         beside = folder / "trusted"
         return beside if self.trusted_keys is None and beside.is_dir() else self.trusted
 
     def key(self, role: str, named: Path | None = None) -> Path:
-        """The private key that somebody named, or the one of this role that is kept here."""
+        """The private key that was named, or the one of this role that is kept here."""
         return named or self.data_dir / "keys" / f"{role}.pem"
 
 
@@ -187,7 +189,8 @@ class ServerOptions:
         typer.Option("--tls-key", envvar="KOLM_TLS_KEY", metavar="FILE", help="The private key of --tls-cert (PEM)."),
     ] = None
     token: Annotated[
-        str | None, typer.Option("--token", metavar="TOKEN", help="Who you are. Other users here can see flags.")
+        str | None,
+        typer.Option("--token", metavar="TOKEN", help="Bearer token (processes can see it; prefer --token-file)."),
     ] = None
     token_file: Annotated[
         Path | None,
@@ -208,3 +211,17 @@ class ServerOptions:
             from services.client.identity import show
 
             show(self.token, self.token_file)
+
+
+def ledger_at(address: str) -> LedgerClient:
+    """A client of the ledger service. gRPC is imported once a service is asked."""
+    from services.client import LedgerClient
+
+    return LedgerClient.connect(address)
+
+
+def registry_at(address: str) -> RegistryClient:
+    """A client of the registry of heads."""
+    from services.client.registry import RegistryClient
+
+    return RegistryClient.connect(address)

@@ -67,7 +67,7 @@ def until_interrupted(stream: Stream[_Value]) -> Generator[_Value, None, None]:
     """The values of the stream, which is closed at the end. Raises KeyboardInterrupt after Ctrl-C, and what it raises.
 
     Another thread reads: a KeyboardInterrupt inside of gRPC would leave its locks held, and the next call would wait
-    for them for ever. Only on the main thread.
+    for them without end. Only on the main thread.
     """
     return _interruptible(stream, stream.close)
 
@@ -99,5 +99,5 @@ def _read(values: Iterable[_Value], arrived: SimpleQueue[_Value | BaseException]
         for value in values:
             arrived.put(value)
         arrived.put(_End())
-    except BaseException as error:  # raised again by whoever waits
+    except BaseException as error:  # raised again by the thread that waits
         arrived.put(error)

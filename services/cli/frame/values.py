@@ -39,7 +39,7 @@ def moment(option: str, text: str) -> datetime:
     try:
         time = datetime.fromisoformat(text)
         return time.astimezone(UTC) if time.tzinfo else time.replace(tzinfo=UTC)
-    except (ValueError, OverflowError):  # the year 1 in a time zone further east is no year in UTC
+    except (ValueError, OverflowError):  # the year 1 in a time zone further east has no year in UTC
         expected = "expected a time like 2026-01-02 or 2026-01-02T03:04:05Z"
         raise UsageError(f"{option}: {expected}, got {text!r}") from None
 
@@ -86,7 +86,6 @@ def expect_folder(flag: str, path: Path, kind: FolderKind) -> None:
 
 def named_adapters(settings: Iterable[str]) -> dict[str, Path]:
     """Folders by name, from settings of the form NAME=DIR."""
-
     found = {}
     for setting in settings:
         name, _, folder = setting.partition("=")

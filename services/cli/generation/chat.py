@@ -17,6 +17,7 @@ from ledger.bundle.transcript import Transcript, Turn
 from services.cli.frame import options
 from services.cli.frame.exits import Failed, UsageError
 from services.cli.frame.failures import of_server
+from services.cli.frame.options import ledger_at
 from services.cli.frame.output import print_json, remark
 from services.cli.frame.process import until_interrupted
 from services.cli.frame.values import require_writable_new_file
@@ -50,7 +51,7 @@ def chat(
     json: options.Json = False,
 ) -> None:
     """Talk with the model; every answer has a signed receipt. Piped input gets one answer for each line. Lines that
-    are no question: /method NAME, /save FILE, /quit.
+    are commands: /method NAME, /save FILE, /quit.
     """
     from services.cli.frame.failures import explain
     from services.client import Runtime
@@ -79,7 +80,7 @@ def chat(
 
 def _typed() -> Iterator[str]:
     """Lines from a terminal until Ctrl-D; nothing is kept on disk, for it may be private."""
-    with suppress(ImportError):  # there is none on Windows
+    with suppress(ImportError):  # not on Windows
         import readline  # noqa: F401  (which edits the lines of input())
     while True:
         try:
@@ -130,8 +131,8 @@ _TEMPLATE_TOKENS = 64
 _PATIENCE, _PAUSE = 10.0, 0.05
 """Seconds to wait for a receipt in the ledger, and between two looks."""
 _NO_CONTENT = (
-    "what the receipts commit to, which the ledger gives to auditors and to the tenant's own token: without it nobody "
-    "can hold the texts against the receipts"
+    "what the receipts commit to, which the ledger gives to auditors and to the tenant's own token: without it no "
+    "reader can check the texts against the receipts"
 )
 
 
@@ -254,13 +255,12 @@ class Conversation:
 
         Raises UsageError for a conversation without turns and a path that is taken, KolmError, Failed.
         """
-        from services.client import LedgerClient
         from services.client.errors import PermissionDenied, Unauthenticated
 
         if not self.turns:
             raise UsageError("nothing was said yet that could be saved")
         check_new(path)
-        with LedgerClient.connect(ledger) as client:
+        with ledger_at(ledger) as client:
             self.turns = [replace(turn, receipt_id=_receipt_of(client, turn).receipt_id) for turn in self.turns]
         turns = tuple(
             Turn(turn.question, turn.answer, turn.receipt_id or "", before, turn.interrupted)

@@ -19,6 +19,7 @@ from ledger.encoding.base64_text import encode_base64
 from services.cli.frame import exits, options
 from services.cli.frame.exits import Failed, UsageError
 from services.cli.frame.failures import explained
+from services.cli.frame.options import ledger_at
 from services.cli.frame.output import print_json, remark, stderr_console
 from services.cli.frame.process import printable, unless_interrupted, until_interrupted
 from services.cli.frame.values import require_writable_new_file
@@ -46,7 +47,7 @@ class PromptOptions:
     """The prompt, or the messages of a conversation."""
 
     prompt: Annotated[
-        str | None, typer.Argument(help="The prompt; - reads standard input, as does none where it is no terminal.")
+        str | None, typer.Argument(help="The prompt; - reads standard input, as does leaving it out in a pipe.")
     ] = None
     file: Annotated[Path | None, typer.Option("--file", "-f", help="Read the prompt from a file.")] = None
     chat: Annotated[bool, typer.Option("--chat/--raw", help="Apply the model's chat template to the prompt.")] = False
@@ -247,13 +248,12 @@ _PATIENCE, _PAUSE = 3.0, 0.05
 
 def receipts_of(request_id: str, choices: int, ledger: str) -> list[ReceiptEntry]:
     """What the ledger has within a few seconds; nothing where it does not answer, or nothing had begun."""
-    from services.client import LedgerClient
     from services.client.errors import KolmError
 
     found: list[ReceiptEntry] = []
     deadline = time.monotonic() + _PATIENCE
     try:
-        with LedgerClient.connect(ledger) as client:
+        with ledger_at(ledger) as client:
             while len(found) < choices and time.monotonic() < deadline:
                 found = list(client.receipts(request_id=request_id))
                 time.sleep(_PAUSE)

@@ -159,7 +159,7 @@ _NO_PROMPT = UsageError(
 
 
 def read_prompt(argument: str | None, file: Path | None) -> str:
-    """The prompt from exactly one of both; "-" is standard input, and so is neither where that is no terminal.
+    """The prompt from exactly one of both; "-" is standard input, and so is neither of them in a pipe.
 
     Raises UsageError, which names the source.
     """

@@ -20,6 +20,7 @@ from ledger.documents.audit import DEVIATION, EXACT
 from ledger.keys.trusted_keys import TrustedKeys
 from services.cli.frame import exits, options
 from services.cli.frame.exits import Failed
+from services.cli.frame.options import ledger_at
 from services.cli.frame.output import print_json, stderr_console, stdout_console
 from services.cli.frame.views import Styled, View
 from services.cli.halts.halts import append_resume, signed_resume
@@ -135,9 +136,9 @@ def stopped_at_the_end(supervisor: Supervisor) -> Iterator[None]:
 
 
 def _steps(addresses: Addresses, data_dir: Path, fault: Path) -> Iterator[Seen]:
-    from services.client import LedgerClient, Runtime
+    from services.client import Runtime
 
-    with Runtime.connect(addresses.generation) as runtime, LedgerClient.connect(addresses.ledger) as ledger:
+    with Runtime.connect(addresses.generation) as runtime, ledger_at(addresses.ledger) as ledger:
         good = _answer(runtime, METHOD)
         index, verdict = _verdict(ledger, good)
         _expect(verdict.outcome == EXACT, f"the verdict on the first answer is {verdict.outcome}, not EXACT")
@@ -175,9 +176,7 @@ def _steps(addresses: Addresses, data_dir: Path, fault: Path) -> Iterator[Seen]:
     _expect(report.ok, report.problem or "")
     halts, ends = report.kinds.get("halt", 0), report.kinds.get("resume", 0)
     _expect((halts, ends) == (1, 1), f"the log holds {halts} halts and {ends} resumes, not one of each")
-    yield Seen(
-        "log", None, f"{report.size} entries verify; deviation, halt and resume stay in it, for everybody to read"
-    )
+    yield Seen("log", None, f"{report.size} entries verify; deviation, halt and resume stay in it")
 
 
 def _answer(runtime: Runtime, method: str, most: int = _MOST_TOKENS) -> Completion:

@@ -32,7 +32,7 @@ PROMPT = "This is a drill. This is a drill. This is"
 _SPECIAL = ("<|pad|>", "<|end|>")
 _WORDS = "This is a drill. Nothing here is real: no receipt of this log, no halt, no resume is about a real model. "
 _VOCABULARY, _HIDDEN, _INNER, _LAYERS, _HEADS, _KEY_HEADS = 384, 64, 128, 2, 4, 2
-_SPREAD = 0.1  # of weights: wide enough that greedy output is not one token for ever
+_SPREAD = 0.1  # of weights: wide enough that greedy output is not one token again and again
 _NORMS = ("input_layernorm", "post_attention_layernorm")
 _SEED = 20
 

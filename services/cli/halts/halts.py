@@ -18,6 +18,7 @@ from ledger.keys.envelope import Envelope
 from ledger.keys.signer import Signer
 from services.cli.frame import exits, options
 from services.cli.frame.exits import Failed, UsageError
+from services.cli.frame.options import ledger_at
 from services.cli.frame.output import answer
 from services.cli.frame.views import Column, View, short, table
 from services.cli.trust import co_signer, operator_key, operators_needed
@@ -33,9 +34,7 @@ def list_(ledger: options.Ledger = options.LEDGER, json: options.Json = False) -
     """List open halts: scopes that are not served with speculation until an operator resumes them. Exit code 3 if there
     is one.
     """
-    from services.client import LedgerClient
-
-    with LedgerClient.connect(ledger) as client:
+    with ledger_at(ledger) as client:
         state = client.halt_state()
     halts = [
         {
@@ -75,8 +74,6 @@ def resume(
     """Append a resume, signed with the operator's key or by several operators in a file. The generation service
     serves the scope again at once.
     """
-    from services.client import LedgerClient
-
     if sign_into is not None:
         if every or file is not None:
             raise UsageError("--sign-into: signs one resume and appends nothing; leave --all and --file out")
@@ -88,7 +85,7 @@ def resume(
         return answer(json, counts, lambda _: f"{what}; {waiting.signatures} of {needed} signatures")
     if [halt is not None, every, file is not None].count(True) != 1:
         raise UsageError("expected one of the HALT to resume, --all and --file", "`kolm halts list` shows them")
-    with LedgerClient.connect(ledger) as client:
+    with ledger_at(ledger) as client:
         if file is not None:
             signed = [read_resume(file)]
         else:
@@ -116,7 +113,6 @@ def _signed_into(
     key: Path | None,
     passphrase_file: Path | None,
 ) -> SignedResume:
-    from services.client import LedgerClient
 
     place, keys = paths.key("operator", key), paths.trusted
     if path.exists():
@@ -127,7 +123,7 @@ def _signed_into(
     elif halt is None:
         raise UsageError(f"{path} does not exist: name the HALT to resume", "`kolm halts list`")
     else:
-        with LedgerClient.connect(ledger) as client:
+        with ledger_at(ledger) as client:
             chosen = open_halts(client, halt)[0]
             signing = operator_key(place, keys, passphrase_file, client)
             waiting = signed_resume(chosen, signing, reason)
@@ -159,7 +155,7 @@ def open_halts(ledger: LedgerClient, index: int | None) -> tuple[Halt, ...]:
     """The halt at this entry, or all open halts. Raises KolmError, NotFound if there is none."""
     chosen = tuple(halt for halt in ledger.halt_state().halts if index in (None, halt.halt_index))
     if not chosen:
-        what = "there is no open halt" if index is None else f"entry {index} is no open halt"
+        what = "there is no open halt" if index is None else f"entry {index} is not an open halt"
         raise exits.NotFound(what, "`kolm halts list` shows the open halts")
     return chosen
 
@@ -196,9 +192,9 @@ def read_resume(path: Path) -> SignedResume:
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from None
     except LedgerError as error:
-        raise UsageError(f"{path} is no resume: {error}") from None
+        raise UsageError(f"{path} is not a resume: {error}") from None
     if not isinstance(document, Resume):
-        raise UsageError(f"{path} is no resume")
+        raise UsageError(f"{path} is not a resume")
     return SignedResume(document, envelope)
 
 

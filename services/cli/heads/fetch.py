@@ -25,6 +25,7 @@ from ledger.errors import DraftHeadRefused
 from ledger.keys.trusted_keys import TrustedKeys
 from services.cli.frame import options
 from services.cli.frame.exits import UsageError
+from services.cli.frame.options import ledger_at, registry_at
 from services.cli.frame.output import answer, transfers
 from services.cli.frame.views import DASH, MARKS, Column, Line, Styled, Table, View, counted, facts, size, table
 from services.cli.trust import load_trusted
@@ -62,14 +63,12 @@ def pull(
         raise UsageError("--offline: nothing can be fetched without a server; use it with --check")
 
     from services.cli.trust import load_trusted
-    from services.client import LedgerClient
-    from services.client.registry import RegistryClient
 
     keys = load_trusted(paths.trusted)
     if check:
         checked = verified(reference, keys, registry, None if offline else ledger, base)
         return answer(json, checked.document(), _checked_view)
-    with RegistryClient.connect(registry) as client, LedgerClient.connect(ledger) as log:
+    with registry_at(registry) as client, ledger_at(ledger) as log:
         pulled = pull_head(client, log, keys, reference, base_cid=base, out=out, cache=paths.data_dir / "heads")
     answer(json, pulled.document(), lambda head: [head["folder"], head["head_cid"]])
 
@@ -88,9 +87,7 @@ def list_(
     if reference is not None and (name is not None or every):
         raise UsageError("--name and --all: choose among heads; leave them out where one is named")
 
-    from services.client.registry import RegistryClient
-
-    with RegistryClient.connect(registry) as client:
+    with registry_at(registry) as client:
         if reference is not None:
             head = client.resolve(reference, base_cid=base, include_withdrawn=True)
             return answer(json, head_document(head), _head_view)
@@ -115,10 +112,9 @@ def gc(
     Heads keep theirs, withdrawn ones too: an auditor may still want to verify them.
     """
     from services.cli.frame.values import age
-    from services.client.registry import RegistryClient
 
     oldest = age("--older-than", older_than)
-    with RegistryClient.connect(registry) as client:
+    with registry_at(registry) as client:
         collected = client.collect(oldest, dry_run=dry_run)
     document = asdict(collected) | {"freed": collected.freed, "dry_run": dry_run}
     answer(json, document, _collected_view)
@@ -194,7 +190,7 @@ def _check_place(folder: Path, published: PublishedDraftHead) -> None:
     for part in published.manifest.files:
         path = folder / part.name
         if path.exists() and (path.stat().st_size != part.size or _digest(path) != part.digest):
-            raise UsageError(f"--out: {path} exists and is no file of this head", "name another folder")
+            raise UsageError(f"--out: {path} exists and is not a file of this head", "name another folder")
 
 
 def _digest(path: Path) -> str:
@@ -233,18 +229,15 @@ def verified(
 
     Raises DraftHeadRefused, FormatError, KolmError, UsageError.
     """
-    from services.client import LedgerClient
-    from services.client.registry import RegistryClient
-
     folder = _folder_of(head)
     if folder is not None:
-        with LedgerClient.connect(ledger) if ledger else nullcontext() as log:
+        with ledger_at(ledger) if ledger else nullcontext() as log:
             return _verify_folder(folder, trusted, log)
     if ledger is None:
-        raise UsageError(f"{head} is no folder; a reference cannot be checked with --offline")
+        raise UsageError(f"{head} is not a folder; a reference cannot be checked with --offline")
     with (
-        RegistryClient.connect(registry) as client,
-        LedgerClient.connect(ledger) as log,
+        registry_at(registry) as client,
+        ledger_at(ledger) as log,
         tempfile.TemporaryDirectory() as scratch,
     ):
         checked = pull_head(client, log, trusted, head, base_cid=base_cid, cache=Path(scratch))
@@ -256,14 +249,11 @@ def local_folder(head: str, trusted: Path, registry: str, ledger: str, cache: Pa
 
     Raises what `pull` and `load_trusted` raise.
     """
-    from services.client import LedgerClient
-    from services.client.registry import RegistryClient
-
     given = _folder_of(head)
     if given is not None:
         return given
     keys = load_trusted(trusted)
-    with RegistryClient.connect(registry) as client, LedgerClient.connect(ledger) as log:
+    with registry_at(registry) as client, ledger_at(ledger) as log:
         folder = pull_head(client, log, keys, head, cache=cache).folder
     assert folder is not None
     return folder

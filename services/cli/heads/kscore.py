@@ -19,6 +19,7 @@ from ledger.errors import DraftHeadUnlogged
 from ledger.keys.signer import Signer
 from services.cli.frame import options
 from services.cli.frame.exits import Failed, UsageError
+from services.cli.frame.options import registry_at
 from services.cli.frame.output import answer, bars, stderr_console
 from services.cli.frame.values import expect_files, expect_folder
 from services.cli.frame.views import Column, Styled, View, table
@@ -53,7 +54,6 @@ def kscore(
 
     Below 0.5 the head needs retraining for that adapter: generation services no longer pick it there by themselves.
     """
-
     files = tuple(prompts)
     expect_files("--prompts", files, "JSON lines with prompt or messages")
     if "/" in head:
@@ -61,14 +61,13 @@ def kscore(
 
     from services.cli.heads.fetch import local_folder
     from services.cli.heads.publish import Publisher
-    from services.client.registry import RegistryClient
 
     keys, adapted = paths.trusted, adapters_in(adapters or [])
     folder = local_folder(head, keys, registry, ledger, paths.data_dir / "heads")
     on = loaded(Plan(folder, model, adapted, files, limit, max_tokens))
     if record:
         us = Publisher.load(paths.key("publisher", key), keys, passphrase_file=key_passphrase_file)
-        with RegistryClient.connect(registry) as client, us.explaining():
+        with registry_at(registry) as client, us.explaining():
             client.head(on.head_cid)  # before the measurement: the registry takes no score of a head that is not there
             scores = recorded(measured(on), client, us.key)
     else:

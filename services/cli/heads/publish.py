@@ -25,6 +25,7 @@ from ledger.errors import FormatError
 from ledger.keys.signer import Signer, is_device, open_signer
 from services.cli.frame import options
 from services.cli.frame.exits import UsageError
+from services.cli.frame.options import registry_at
 from services.cli.frame.output import answer, remark, stderr_console, transfers
 from services.cli.frame.values import expect_folder, numbers
 from services.cli.frame.views import View
@@ -60,16 +61,13 @@ def push(
     json: options.Json = False,
 ) -> None:
     """Publish a head: upload the missing files, sign, put it on record. If interrupted, run it again to continue."""
-
     expect_folder("FOLDER", folder, HEAD_FOLDER)
     layers = None if feature_layers is None else numbers("--feature-layers", feature_layers, int)
-
-    from services.client.registry import RegistryClient
 
     us = Publisher.load(paths.key("publisher", key), paths.trusted, passphrase_file=key_passphrase_file)
     notes = _annotations(annotate or [])
     with (
-        RegistryClient.connect(registry) as client,
+        registry_at(registry) as client,
         us.explaining(),
         in_own_layout(folder, model, layers) as own,
     ):
@@ -93,17 +91,16 @@ def withdraw(
     by_operator: Annotated[
         bool,
         typer.Option(
-            "--by-operator", help="An operator signs, whoever published it. Default key: <data-dir>/keys/operator.pem."
+            "--by-operator",
+            help="An operator signs instead. Default key: <data-dir>/keys/operator.pem.",
         ),
     ] = False,
     json: options.Json = False,
 ) -> None:
     """Withdraw a head for good, under all of its names: no generation service loads it again."""
-    from services.client.registry import RegistryClient
-
     role = "operator" if by_operator else "publisher"
     us = Publisher.load(paths.key(role, key), paths.trusted, role, key_passphrase_file)
-    with RegistryClient.connect(registry) as client, us.explaining():
+    with registry_at(registry) as client, us.explaining():
         found = client.resolve(reference, base_cid=base, include_withdrawn=True)
         head = withdraw_head(client, found.head_cid, reason, us.key)
     verb = "withdrawn" if found.withdrawal is None else "was withdrawn already"
@@ -189,7 +186,6 @@ def push_head(registry: RegistryClient, head: Description, key: Signer) -> Pushe
 
 def withdraw_head(registry: RegistryClient, head_cid: str, reason: str, key: Signer) -> Head:
     """Raises UsageError, KolmError."""
-
     return registry.withdraw(_signed(DraftHeadWithdrawal(head_cid, reason, timestamp(datetime.now(UTC))), key))
 
 

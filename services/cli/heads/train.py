@@ -160,7 +160,6 @@ def train(
 
     For several devices: torchrun --nproc-per-node N -m services.cli heads train …
     """
-
     expect_files("--prompts", prompts, "JSON lines with prompt or messages")
     expect_new("--out", out)
     if start_from is not None:

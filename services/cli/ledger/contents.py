@@ -16,6 +16,7 @@ from ledger.keys.envelope import Envelope
 from ledger.keys.signer import Signer
 from services.cli.frame import options
 from services.cli.frame.exits import UsageError
+from services.cli.frame.options import ledger_at
 from services.cli.frame.output import answer
 from services.cli.frame.views import Column, View, counted, table
 from services.cli.ledger.receipt_files import find
@@ -44,12 +45,10 @@ def erase(
     json: options.Json = False,
 ) -> None:
     """Erase the token ids and salts of a receipt, with a signed record of that in the log. Cannot be undone."""
-    from services.client import LedgerClient
-
     if as_tenant == (reason is not None):
         raise UsageError("expected --reason, of an operator, or --as-tenant, which states none")
     keys = paths.trusted
-    with LedgerClient.connect(ledger) as client:
+    with ledger_at(ledger) as client:
         found = find(client, receipt).receipt
         if reason is None:
             erased = erase_own(client, found, keys)
@@ -80,12 +79,10 @@ def retention(
     """Show the policies in force and what the ledger has erased by them, checked; with --days or --forever, put one on
     record. The ledger erases what it ends, also of earlier receipts; that cannot be undone.
     """
-    from services.client import LedgerClient
-
     if days is not None and forever:
         raise UsageError("--days and --forever: name one of them")
     keys = paths.trusted
-    with LedgerClient.connect(ledger) as client:
+    with ledger_at(ledger) as client:
         if days is None and not forever:
             if tenant is not None:
                 raise UsageError("--tenant: is whom a policy is for; expected --days N or --forever beside it")

@@ -22,6 +22,7 @@ from ledger.errors import LedgerError
 from ledger.tree.tlog_proof import TlogProof
 from services.cli.frame import options
 from services.cli.frame.exits import Failed, UsageError
+from services.cli.frame.options import ledger_at, registry_at
 from services.cli.frame.output import answer, print_json, remark
 from services.cli.frame.values import require_writable_new_file
 from services.cli.frame.views import Styled
@@ -143,9 +144,8 @@ def export_bundle_to(path: Path, ledger: str, registry: str, wanted: BundleReque
 
 
 def _download(draft: Path, ledger: str, wanted: BundleRequest) -> None:
-    from services.client import LedgerClient
 
-    with LedgerClient.connect(ledger) as client:
+    with ledger_at(ledger) as client:
         pieces = client.export(
             wanted.receipts, start_index=wanted.start, end_index=wanted.end, include_content=wanted.content
         )
@@ -163,12 +163,10 @@ def _add_manifests(bundle: BundleFolder, registry: str) -> tuple[str, ...]:
     A manifest is left out unless its digest is right, so the registry need not be trusted. Raises FormatError for a
     bundle that is not in form, StoreError.
     """
-    from services.client.registry import RegistryClient
-
     heads = draft_heads_named(bundle)
     if not heads:
         return ()
-    with RegistryClient.connect(registry) as client:
+    with registry_at(registry) as client:
         return tuple(why for head in heads if (why := _add_manifest(bundle, head, client, registry)) is not None)
 
 
@@ -191,9 +189,7 @@ def _add_manifest(bundle: BundleFolder, head: str, client: RegistryClient, regis
 
 def export_proof_to(path: Path, ledger: str, receipt: str) -> None:
     """A tlog-proof with the receipt's entry as its extra data. Raises KolmError, Failed."""
-    from services.client import LedgerClient
-
-    with LedgerClient.connect(ledger) as client:
+    with ledger_at(ledger) as client:
         proof = proof_of(client, client.receipt(receipt).receipt.index)
     with draft_of(path) as draft:
         draft.write_bytes(proof.to_bytes())
@@ -241,12 +237,10 @@ def write_tiles(folder: Path, ledger: str) -> WrittenTiles:
     """Raises ProofError for a log that does not extend what the folder shows, which then stays as it is; UsageError,
     KolmError, FormatError, NotFound, StoreError.
     """
-    from services.client import LedgerClient
-
     tiles = TileFolder(folder)
     published = tiles.published()
     _check_own(folder)
-    with LedgerClient.connect(ledger) as client:
+    with ledger_at(ledger) as client:
         checkpoint = _newest(client, published.size)
 
         def entries() -> Iterator[bytes]:

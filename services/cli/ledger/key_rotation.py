@@ -72,7 +72,6 @@ def rotate_key(
     json: options.Json = False,
 ) -> None:
     """Replace a key, with the services stopped. Later signatures of the old key are refused and flagged."""
-
     data_dir = paths.data_dir
     files = LedgerFiles(
         data_dir=data_dir,

@@ -26,6 +26,7 @@ from ledger.tree.merkle import leaf_hash
 from ledger.witness.cosignature_store import newest_signed
 from services.cli.frame import exits, options
 from services.cli.frame.exits import VerificationFailed
+from services.cli.frame.options import ledger_at
 from services.cli.frame.output import answer, remark, verifying_entries
 from services.cli.frame.values import database_place
 from services.cli.frame.views import DASH, MARKS, Column, Line, Styled, View, facts, joined, outcome, table
@@ -156,11 +157,10 @@ def head(
 ) -> None:
     """Show the newest signed checkpoint, and check its signature where the log's key is trusted."""
     from services.cli.trust import opened_checkpoint
-    from services.client import LedgerClient
 
     if note and json:
         raise exits.UsageError("--note and --json: name one of them")
-    with LedgerClient.connect(ledger) as client:
+    with ledger_at(ledger) as client:
         newest = client.checkpoint().note
     opened = opened_checkpoint(newest, paths.trusted)
     if note:
@@ -202,10 +202,9 @@ def check_log(
     is good. Raises KolmError, NotFound, StoreError.
     """
     from ledger.sql.store import SqlEntryStore
-    from services.client import LedgerClient
 
     if database is None:
-        with LedgerClient.connect(server) as ledger:
+        with ledger_at(server) as ledger:
             return _check(_streamed(ledger), ledger.checkpoint().note, trusted, origin, seen)
     with closing(SqlEntryStore.open_for_reading(database_place(database))) as store:
         return _check(_stored(store), store.latest_checkpoint(), trusted, origin, seen)

@@ -25,6 +25,7 @@ from ledger.tree.checkpoint import open_checkpoint
 from ledger.tree.tlog_proof import TlogProof
 from services.cli.frame import exits
 from services.cli.frame.exits import Failed, UsageError
+from services.cli.frame.options import ledger_at
 from services.cli.frame.values import require_writable_new_file
 from services.cli.ledger.export import proof_of
 from services.cli.trust import load_trusted
@@ -56,7 +57,7 @@ class Proof:
 def find(ledger: LedgerClient, name: str) -> ReceiptDetails:
     """The receipt with this id, the only one whose id begins so, or the one at this entry.
 
-    Raises NotFound, UsageError for an entry that is no receipt and for what several ids begin with.
+    Raises NotFound, UsageError for another entry than a receipt and for what several ids begin with.
     """
     if _is_beginning(name):
         return ledger.receipt(_only_id(ledger, name))
@@ -228,12 +229,11 @@ def save(path: Path, receipt: Receipt, sent: str | Sequence[Message], ledger: st
 
 
 def _proof(receipt: Receipt, ledger: str) -> tuple[TlogProof | None, str]:
-    from services.client import LedgerClient
     from services.client.errors import KolmError, NotFound
 
     deadline = time.monotonic() + _PATIENCE
     try:
-        with LedgerClient.connect(ledger) as client:
+        with ledger_at(ledger) as client:
             while True:
                 try:
                     return proof_of(client, client.receipt(receipt.receipt_id).receipt.index), ""

@@ -15,6 +15,7 @@ from ledger.documents.receipt import Receipt
 from ledger.keys.envelope import Envelope
 from services.cli.frame import exits, options
 from services.cli.frame.failures import explained
+from services.cli.frame.options import ledger_at
 from services.cli.frame.output import answer, remark
 from services.cli.frame.values import require_writable_new_file
 from services.cli.frame.views import MARKS, Column, Line, Styled, View, facts, joined, outcome, table, whose_replay
@@ -53,7 +54,7 @@ class Filters:
     request_id: Annotated[str | None, typer.Option(help="Only those of this request.")] = None
 
     def query(self) -> ReceiptQuery:
-        """Raises UsageError for a time that is none."""
+        """Raises UsageError for an invalid time."""
         from services.cli.frame.values import moment
         from services.client.ledger.log import ReceiptQuery
 
@@ -93,10 +94,9 @@ def list_(
 ) -> None:
     """List the newest receipts that match every filter."""
     from services.cli.ledger.receipt_files import proven_search, search
-    from services.client import LedgerClient
 
     query = filters.query()
-    with LedgerClient.connect(ledger) as client:
+    with ledger_at(ledger) as client:
         if prove or complete or remember is not None:
             keys = paths.trusted
             found = proven_search(client, query, limit, keys, remember, complete=complete)
@@ -128,21 +128,20 @@ def export(
     """Write one receipt: with its content, for `kolm replay`, or as a signed statement without."""
     from ledger.keys.signer import open_signer
     from services.cli.ledger.receipt_files import export_receipt, export_statement
-    from services.client import LedgerClient
 
     require_writable_new_file("PATH", path)
     if format_name != "file":
-        with LedgerClient.connect(ledger) as client:
+        with ledger_at(ledger) as client:
             signer = open_signer(paths.key("receipts", key), "receipts", key_passphrase_file)
             receipt_id = export_statement(client, receipt, path, signer, paths.trusted)
         document = {"path": str(path), "receipt_id": receipt_id, "issuer": signer.key_id}
         return answer(json, document, lambda _: f"wrote {path}, a statement by {signer.key_id}")
     if key is not None:
         raise exits.UsageError("--key: signs a statement; a receipt file is not signed anew")
-    with LedgerClient.connect(ledger) as client:
+    with ledger_at(ledger) as client:
         written = export_receipt(client, receipt, path)
     held = f"wrote {path}, which holds the tokens of prompt and answer"
-    said = f"{held}; with the base anybody can replay it: kolm replay {path} --model …"
+    said = f"{held}; a third party with the base can replay it: kolm replay {path} --model …"
     answer(json, {"path": str(path), "receipt_id": written}, lambda _: said)
 
 
@@ -161,9 +160,8 @@ def promised(
     from datetime import UTC, datetime
 
     from services.cli.ledger.receipt_files import write_new
-    from services.client import LedgerClient
 
-    with LedgerClient.connect(ledger) as client:
+    with ledger_at(ledger) as client:
         found = check_promise(client, file, paths.trusted, remember, datetime.now(UTC))
     if answer_file is not None and found.answer is not None:
         write_new(answer_file, found.answer.envelope)
@@ -181,9 +179,8 @@ def show(
 ) -> None:
     """Show one receipt and check its signature and its place in the log. Exit code 3 if either is wrong."""
     from services.cli.ledger.receipt_files import find, prove
-    from services.client import LedgerClient
 
-    with LedgerClient.connect(ledger) as client:
+    with ledger_at(ledger) as client:
         details = find(client, receipt)
         proof = prove(details, paths.trusted)
     document = _listed(details.receipt) | {
@@ -307,7 +304,7 @@ def _speculation(document: dict[str, Any]) -> Rows:
     if block["wall_clock_speedup"] is not None:
         rows.append(("speedup", f"{block['wall_clock_speedup']:.2f} × off ({block['speedup_basis']})"))
     if (over := Receipt.from_document(document).overclaim) is not None:
-        rows.append(("", Styled(f"the receipt {over}, which nobody measured", "yellow")))
+        rows.append(("", Styled(f"the receipt {over}, which was not measured", "yellow")))
     verified: dict[bool | None, Line] = {
         True: "yes, replayed before signing",
         False: Styled("no", "bold red"),

@@ -221,7 +221,6 @@ def follow(work: Watching, seconds: float | None, shown: Callable[[Poll], bool])
     ends it wherever it is but while it shows, for the next poll goes on where this one was; returns whether the last
     look went to its end.
     """
-
     came, showing = False, False
 
     def stop(_: int) -> None:

@@ -19,6 +19,7 @@ from ledger.errors import FormatError, NotFound, StoreError
 from ledger.monitor.finding import Finding
 from ledger.monitor.judgement import Promised
 from services.cli.frame.exits import Unreachable, UsageError
+from services.cli.frame.options import ledger_at
 from services.runtime.http.http_call import get, on_own_thread, post
 
 
@@ -34,7 +35,6 @@ class LogFiles:
 
     def read(self, path: str, most: int) -> bytes:
         """Raises Unreachable, and LedgerError for what is not there or not in form."""
-
         try:
             return on_own_thread(partial(self._files.read, path, most)).result()
         except self._failures as error:
@@ -48,11 +48,10 @@ def opened_log(ledger: str, tiles: str | None, *, witnessed: bool) -> Iterator[L
     """
     if tiles is None:
         # Imported here: following tiles needs no gRPC.
-        from services.client import LedgerClient
         from services.client.errors import KolmError
         from services.client.ledger.ledger_tiles import LedgerTiles
 
-        with LedgerClient.connect(ledger) as client:
+        with ledger_at(ledger) as client:
             yield LogFiles(LedgerTiles(client, witnessed=witnessed), ledger, (KolmError,))
     elif tiles.startswith(("http://", "https://")):
         yield LogFiles(HttpTiles(tiles), tiles, (OSError,))
@@ -73,7 +72,6 @@ class HttpTiles:
 
     def read(self, path: str, most: int) -> bytes:
         """Raises NotFound (404, 410), FormatError for more than `most` bytes, OSError."""
-
         url = f"{self._prefix}/{path}"
         answer = get(url, _READ_SECONDS, most + 1)
         if answer.status in (404, 410):
@@ -130,7 +128,6 @@ class Webhook:
 
     def tell(self, finding: Finding, size: int, now: datetime) -> str | None:
         """None once the other side has taken it (2xx), else why it has not."""
-
         body = json.dumps(webhook_body(finding, self._log, size, now), ensure_ascii=False).encode()
         problem = ""
         for pause in _PAUSES:

@@ -109,7 +109,7 @@ def up(
 
 
 def _run(services: LocalServices, found: dict[str, Path], reporter: UpReporter, *, as_json: bool) -> None:
-    """`found` are adapters that nobody named.
+    """`found` are adapters that were not named.
 
     Returns after Ctrl-C or SIGTERM. Raises UsageError for a model that cannot be served, Failed if a service ends by
     itself. Leaves none running.
@@ -161,8 +161,8 @@ class UpReporter:
         self._console = stderr_console()
 
     def line(self, service: str, line: str) -> None:
-        """A line of a service; from any thread. JSON goes through as it is. Services go on where nobody reads them any
-        more, or the terminal is gone.
+        """A line of a service; from any thread. JSON goes through as it is. Services go on where their reader or
+        the terminal is gone.
         """
         from rich.text import Text
 

@@ -32,7 +32,7 @@ class ListenOptions:
 
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1"
     insecure: Annotated[
-        bool, typer.Option("--insecure", help="With a --host that others reach: everybody there can read all of it.")
+        bool, typer.Option("--insecure", help="Serve without TLS: traffic is readable by anyone on the network.")
     ] = False
     generation_port: Port = 50051
     ledger_port: Port = 50052
@@ -48,11 +48,11 @@ class ListenOptions:
     http: Annotated[bool, typer.Option(help="Serve OpenAI's API as well.")] = True
 
     def check_host(self) -> None:
-        """Raises UsageError for one that other machines reach, where nobody has said that they may."""
+        """Raises UsageError for one that other machines reach, without --insecure."""
         from services.runtime.listening import is_loopback
 
         if not self.insecure and not is_loopback(self.host):
-            hint = "kolm init writes settings with TLS for `kolm serve`; --insecure lets everybody there read all of it"
+            hint = "kolm init writes settings with TLS for `kolm serve`; --insecure serves without TLS"
             raise UsageError(f"--host: {self.host} is reached from other machines, and `kolm up` speaks no TLS", hint)
 
     def page(self) -> int | None:
@@ -64,7 +64,7 @@ class ListenOptions:
         return usual_port(self.host, self.http_port, _HTTP_PORT) if self.http else None
 
     def check_ports(self, metrics: Mapping[str, int]) -> None:
-        """Raises UsageError for a port that is given twice, Failed for one that somebody has."""
+        """Raises UsageError for a port that is given twice, Failed for one that is taken."""
         from services.runtime.listening import CannotListen, check_free
 
         asked = {
@@ -146,13 +146,13 @@ class ServedOptions:
     ] = True
 
     def adapters_beside(self) -> dict[str, Path]:
-        """By name; empty where somebody named adapters or wants none."""
+        """By name; empty where adapters were named or are unwanted."""
         from services.generation.target.beside import adapters_beside
 
         return {} if self.adapter or not self.beside else adapters_beside(self.model)
 
     def auditor_flags(self, found: dict[str, Path]) -> tuple[str, ...]:
-        """Flags that the auditor and the server share; `found` are adapters that nobody named."""
+        """Flags that the auditor and the server share; `found` are adapters that were not named."""
         from services.cli.up.local_services import words
 
         return words(
@@ -181,7 +181,6 @@ SERVED = ServedOptions()
 
 def _check_folders(heads: list[str], datastores: list[Path]) -> None:
     """Raises UsageError for one that is not there, or holds something else."""
-
     for store in datastores:
         expect_folder("--shared-datastore", store, STORE_FOLDER)
     for head in heads:

@@ -1,1 +1,1 @@
-"""Offline verification of what somebody was given."""
+"""Offline verification of files."""

@@ -216,7 +216,7 @@ def _kept_promises(document: ReceiptDocument, sources: TrustSources) -> tuple[Pr
             raise VerificationFailed(
                 f"the promise of {promise.promised_at} is about request {promise.request_id} and not kept by this "
                 f"receipt, which is about {document.request_id}",
-                "hold it against the log: kolm receipts promised, or kolm verify of a bundle",
+                "check it against the log: kolm receipts promised, or kolm verify of a bundle",
             )
     return promises
 
@@ -289,7 +289,7 @@ class Texts:
 def compared_texts(
     receipt: Receipt, content: Content, sent: str | Sequence[Turn] | None, answer: str | None, model: Path
 ) -> Texts:
-    """The receipt commits to `content`, to what was `sent` and to the `answer`; None is what nobody has kept.
+    """The receipt commits to `content`, to what was `sent` and to the `answer`; None is what was not kept.
 
     Raises UsageError for a model without a tokenizer, ProofError for a conversation that it cannot read.
     """

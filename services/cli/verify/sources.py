@@ -70,7 +70,7 @@ def read_statement(path: Path) -> bytes | None:
 
 
 def _beginning(path: Path, size: int) -> bytes:
-    """At most so many bytes; none of what cannot be read."""
+    """At most `size` bytes; nothing of what cannot be read."""
     try:
         with path.open("rb") as file:
             return file.read(size)
@@ -113,7 +113,7 @@ def _own_policy(sources: TrustSources) -> Policy | None:
     try:
         return Policy.from_bytes(_read(path, "--policy"))
     except FormatError as error:
-        raise UsageError(f"--policy: {path} is no policy: {error}") from None
+        raise UsageError(f"--policy: {path} is not a policy: {error}") from None
 
 
 def _trust(sources: TrustSources, keys: TrustedKeys, policy: Policy | None) -> Trust:
@@ -149,7 +149,7 @@ def _checkpoint(path: Path) -> bytes:
         Checkpoint.from_text(Note.from_bytes(data).text)
     except FormatError as error:
         hint = "a bundle's file `checkpoint` is one; `kolm ledger head --note` prints another"
-        raise UsageError(f"--checkpoint: {path} is no checkpoint: {error}", hint) from None
+        raise UsageError(f"--checkpoint: {path} is not a checkpoint: {error}", hint) from None
     return data
 
 
@@ -161,14 +161,14 @@ def _read(path: Path, option: str) -> bytes:
 
 
 def read_promise_file(path: Path) -> bytes:
-    """The signed bytes of a promise in form; nobody has checked its signature. Raises UsageError."""
+    """The signed bytes of a promise in form; its signature is not checked. Raises UsageError."""
     try:
         data = path.read_bytes()
         read_promise(data)
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from None
     except FormatError as error:
-        raise UsageError(f"{path} is no promise: {error}", "`kolm generate --promise FILE` keeps one") from None
+        raise UsageError(f"{path} is not a promise: {error}", "`kolm generate --promise FILE` keeps one") from None
     return data
 
 

@@ -82,7 +82,7 @@ class VerifyOptions:
     ] = None
 
     def sources(self, trusted: Path) -> TrustSources:
-        """Raises UsageError for a time or an age that is none."""
+        """Raises UsageError for an invalid time or age."""
         from services.cli.frame.values import age, moment
         from services.cli.verify.sources import TrustSources
 
@@ -182,8 +182,8 @@ def _bundle_or_proof(path: Path, sources: TrustSources, given: VerifyOptions, wo
     alone = statement is not None or is_proof(path)
     if not alone and is_json(path):
         raise exits.VerificationFailed(
-            f"{path} is no receipt file or statement, or only a part of one",
-            "a promise is held against a bundle or a receipt file: --promise",
+            f"{path} is not a receipt file or statement, or only a part of one",
+            "a promise is checked against a bundle or a receipt file: --promise",
         )
     if given.promise and alone:
         raise exits.UsageError("--promise belongs to a bundle or a receipt file")
@@ -226,7 +226,7 @@ def _report_document(report: BundleReport, *, as_claimed: bool) -> dict[str, Any
     """Everything the report says. `cosigned` are POSIX seconds by witness; `promises` are the verifier's own, each as
     `kolm receipts promised` shows it. `as_of` is the time for which owed replays were counted; enough witnesses have
     had the checkpoint since `vouched_at`. `scope` says what a green result is about: how much of the log, which audits
-    as of when, how old a log. `remarks` are no error of the bundle, but a reader has to know them.
+    as of when, how old a log. `remarks` are not errors of the bundle, but a reader has to know them.
 
     Counts: `unproven_profiles` and `overclaimed_speedups` of receipts, `independent` of EXACT verdicts by an engine of
     the auditor's own, `unreplayable` of receipts with that newest verdict. `erased` are those of the last whose content

@@ -1,12 +1,14 @@
-"""`kolm ledger export`, `kolm verify`, `kolm ledger rotate-key`: what is carried away, and judged elsewhere."""
+"""Logs carried away as bundles, and verified."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shutil
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,7 @@ from ledger.bundle.tar_archive import write_folder
 from ledger.bundle.tile_files import TiledTree
 from ledger.bundle.tile_folder import TileFolder
 from ledger.documents.signed_document import sign_document
+from ledger.documents.spec_decode import SpecDecode
 from ledger.keys.ed25519 import SigningKey
 from ledger.keys.key_scope import KeyScope
 from ledger.keys.note import Note, VerifierKey
@@ -35,9 +38,10 @@ from ledger.tree.tlog_proof import TlogProof
 from services.cli.ledger import key_rotation
 from services.cli.main import app
 from services.generation.receipts.journal import Journal, Kind
+from tests.fakes.tiny_head import tiny_head
 from tests.integration.auditor.deployment import Deployment
-from tests.replacing import replace
-from tests.unit.ledger.builders import OFF, ORIGIN, content, receipt, receipt_id
+from tests.unit.ledger.builders import OFF, ORIGIN, content, receipt, receipt_id, signed
+from tests.unit.ledger.test_mutations import FILES
 from tests.unit.ledger.vectors import VECTORS
 from tests.vectors.make_bundles import checkpoint as signed_head
 from tests.vectors.make_bundles import exported, log_of
@@ -273,7 +277,7 @@ def test_a_key_that_replaces_one_for_some_tenants_is_for_them_alone(stopped: Pat
     old = SigningKey.load(stopped / "keys/receipts.pem", "receipts").public
     scope = KeyScope.of(tenant=[receipt(0).tenant])
     (file,) = (stopped / "trusted").glob("receipts-*.pub")
-    file.write_bytes(old.scoped(scope).to_pem())
+    file.write_bytes(replace(old, scope=scope).to_pem())
     assert rotate(stopped, "receipts").exit_code == 0
     assert [key.scope for key in TrustedKeys.load(stopped / "trusted").keys("receipts")] == [scope, scope]
 
@@ -403,3 +407,142 @@ def test_a_proof_and_a_history_of_two_logs_under_one_name_are_told_apart(
     newer, _ = proof_and_history(stopped, 2)
     said = vector(newer, "--trusted", stopped / "trusted", "--history", other)
     assert (said.exit_code, "holds 2 entries, the proof is over 3" in said.stderr) == (3, True)
+
+
+BUNDLE, KEYS = str(VECTORS / "bundles/good.tar.gz"), VECTORS / "log/keys"
+NO_KEY = str(KEYS / "log.pub")
+NAMES = {"proof": "p.tlog-proof", "SCITT": "s.cose", "answer": "a.json"}
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "code", "said"),
+    [
+        (None, ("--prompt", NO_KEY), 2, "--prompt and --output belong to a receipt file"),
+        ("proof", ("--output", NO_KEY), 2, "--prompt and --output belong to a receipt file"),
+        (None, ("--history", BUNDLE), 2, "--history: belongs to a proof file; a bundle brings its own"),
+        ("proof", ("--as-claimed",), 2, "--as-claimed: a proof file holds no keys"),
+        ("SCITT", ("--as-claimed",), 2, "--as-claimed: a statement holds no keys"),
+        ("SCITT", ("--promise", "p"), 2, "--promise belongs to a bundle or a receipt file"),
+        ("answer", (), 2, "which promise is this the answer to?"),
+        (None, ("--promise", NO_KEY), 2, "is not a promise: "),
+        (None, ("--policy", NO_KEY), 2, "--policy: "),
+        (None, ("--checkpoint", NO_KEY), 2, "is not a checkpoint: "),
+        (None, ("--tsa", NO_KEY), 2, "holds no certificates: "),
+        (None, ("--policy", "nothing"), 2, "--policy: cannot read nothing: No such file or directory"),
+        ("proof", ("--history", "nothing"), 4, "there is no bundle at nothing"),
+    ],
+)
+def test_it_is_named(name: str | None, options: tuple[str, ...], code: int, said: str, tmp_path: Path) -> None:
+    path = Path(BUNDLE)
+    if name is not None:
+        path = tmp_path / NAMES[name]
+        path.write_bytes(FILES[name].data)
+    done = CliRunner().invoke(app, ["verify", str(path), "--trusted", str(KEYS), *options])
+    assert (done.exit_code, said in done.stderr) == (code, True), done.stderr
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    done = CliRunner().invoke(app, ["verify", str(tmp_path / "pipe"), "--trusted", str(KEYS)])
+    assert (done.exit_code, "is neither a file nor a folder" in done.stderr) == (2, True)
+
+
+Kolm = Callable[..., tuple[int, str, str]]
+HEAD = tiny_head()
+DRAFTED = replace(receipt(0).spec_decode, method="eagle3", head_cid=HEAD.manifest.cid, fallback_reason=None)
+NOBODY = "127.0.0.1:1"
+UNKNOWN = "cidv1:sha256:" + "7" * 64
+
+
+@pytest.fixture
+def kolm_with_head(deployment: Deployment, registry: str, tmp_path: Path) -> Kolm:
+    environment = {"KOLM_LEDGER": deployment.address, "KOLM_REGISTRY": registry, "KOLM_DATA_DIR": str(tmp_path)}
+    environment |= {"KOLM_MODEL": str(HEAD.write_base(tmp_path / "model")), "TERM": "dumb", "COLUMNS": "400"}
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        result = CliRunner(env=environment).invoke(app, [str(word) for word in arguments])
+        return result.exit_code, result.stdout, result.stderr
+
+    code, _, err = run("heads", "push", HEAD.write(tmp_path / "head"), "--name", "support-head")
+    assert code == 0, err
+    return run
+
+
+def drafted(deployment: Deployment, number: int, block: SpecDecode = DRAFTED) -> None:
+    """Append a receipt whose tokens a head has drafted."""
+    deployment.ledger.append(signed(receipt(number, base_cid=HEAD.manifest.subject, spec_decode=block)))
+
+
+def heads_check(kolm_with_head: Kolm, path: Path) -> str:
+    """The result of the check of heads on a valid bundle."""
+    code, out, err = kolm_with_head("verify", path, "--json")
+    assert code == 0, out + err
+    return str(json.loads(out)["checks"][12]["detail"])
+
+
+def test_the_manifests_of_the_heads_that_receipts_name_go_along(
+    kolm_with_head: Kolm, deployment: Deployment, tmp_path: Path
+) -> None:
+    drafted(deployment, 0)
+    code, _, err = kolm_with_head("ledger", "export", tmp_path / "all")
+    assert (code, "not in the bundle" in err) == (0, False)
+    manifests = list((tmp_path / "all/heads").iterdir())
+    assert [path.read_bytes() for path in manifests] == [HEAD.manifest.to_bytes()]
+    assert heads_check(kolm_with_head, tmp_path / "all").endswith("without a publication; 1 manifest")
+
+
+def test_a_range_without_heads_asks_no_registry(kolm_with_head: Kolm, deployment: Deployment, tmp_path: Path) -> None:
+    deployment.receive(1)
+    code, _, err = kolm_with_head(
+        "ledger", "export", tmp_path / "one.tar", "--receipt", receipt_id(1), "--registry", NOBODY
+    )
+    assert (code, "not in the bundle" in err) == (0, False)
+
+
+def test_a_registry_that_is_away_is_named_and_the_verifier_says_what_is_absent(
+    kolm_with_head: Kolm, deployment: Deployment, tmp_path: Path
+) -> None:
+    drafted(deployment, 0)
+    code, _, err = kolm_with_head("ledger", "export", tmp_path / "all", "--registry", NOBODY)
+    assert code == 0
+    assert f"not in the bundle: the manifest of {HEAD.manifest.cid}" in err
+    assert "does not answer" in err
+    assert f"0 manifests, none of {HEAD.manifest.cid}" in heads_check(kolm_with_head, tmp_path / "all")
+
+
+def test_a_head_that_nobody_registered_is_named(kolm_with_head: Kolm, deployment: Deployment, tmp_path: Path) -> None:
+    drafted(deployment, 0)
+    drafted(deployment, 1, replace(DRAFTED, head_cid=UNKNOWN))
+    code, _, err = kolm_with_head("ledger", "export", tmp_path / "all")
+    assert (code, f"the manifest of {UNKNOWN}" in err, "does not know this head" in err) == (0, True, True)
+    assert f"1 manifest, none of {UNKNOWN}" in heads_check(kolm_with_head, tmp_path / "all")
+
+
+def test_a_registry_that_gives_another_manifest_is_not_believed(
+    kolm_with_head: Kolm, deployment: Deployment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drafted(deployment, 0)
+    forged = replace(HEAD.manifest, annotations={"note": "another"}).to_bytes()
+    head = "services.client.registry.RegistryClient.head"
+    monkeypatch.setattr(head, lambda *_: type("Head", (), {"manifest": forged}))
+    code, _, err = kolm_with_head("ledger", "export", tmp_path / "all")
+    assert (code, "gave something else" in err, (tmp_path / "all/heads").exists()) == (0, True, False)
+
+
+@pytest.mark.parametrize(
+    ("name", "begins"),
+    [("all.tar.gz", b"\x1f\x8b"), ("all.tgz", b"\x1f\x8b"), ("all.tar", b"bundle.json\0")],
+)
+def test_a_name_of_an_archive_gets_an_archive(
+    kolm_with_head: Kolm, deployment: Deployment, tmp_path: Path, name: str, begins: bytes
+) -> None:
+    drafted(deployment, 0)
+    assert kolm_with_head("ledger", "export", tmp_path / name)[0] == 0
+    assert (tmp_path / name).read_bytes().startswith(begins)
+    assert heads_check(kolm_with_head, tmp_path / name).endswith("1 manifest")
+
+
+@pytest.mark.parametrize("name", ["all.tar.xz", "all.7z", "all.gz"])
+def test_an_archive_that_verify_would_not_read_is_not_written(kolm_with_head: Kolm, tmp_path: Path, name: str) -> None:
+    code, _, err = kolm_with_head("ledger", "export", tmp_path / name)
+    assert (code, "write .tar.gz, .tar" in err, (tmp_path / name).exists()) == (2, True, False)

@@ -1,8 +1,10 @@
-"""`kolm generate` against a scripted server: what is sent, what is printed, how it ends."""
+"""`kolm generate` against a scripted server; what no command finds."""
 
 from __future__ import annotations
 
+import io
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -16,7 +18,10 @@ from typer.testing import CliRunner
 from kolm.ledger.v1 import documents_pb2, ledger_pb2
 from kolm.ledger.v1.ledger_pb2_grpc import LedgerServiceServicer, add_LedgerServiceServicer_to_server
 from ledger.documents.signed_document import open_document
+from ledger.keys.ed25519 import SigningKey
 from ledger.keys.envelope import Envelope
+from services.cli.frame.exits import Failed
+from services.cli.ledger.receipt_files import write_new
 from services.cli.main import app
 from services.client.ledger.ledger import SERVICE
 from services.runtime.server import Mount
@@ -252,3 +257,57 @@ def test_without_a_promise_there_is_no_answer_where_one_was_asked_for(
     code, out, err = generate("hello", f"--promise={tmp_path / 'promise'}", *flags)
     assert (code, out, "the server promises no receipt" in err) == (1, "", True)
     assert not (tmp_path / "promise").exists()
+
+
+def kolm(*words: object) -> tuple[int, str]:
+    result = CliRunner(env={"COLUMNS": "300", "TERM": "dumb"}).invoke(app, list(map(str, words)))
+    return result.exit_code, " ".join(result.stderr.split())
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("verify", "{}", "--trusted", "{keys}"),
+        ("ledger", "verify", "--database", "{}", "--trusted", "{keys}"),
+        ("ledger", "verify", "--depth", "quick", "--database", "{}", "--trusted", "{keys}"),
+        ("datastore", "show", "{}"),
+        ("datastore", "show", "{}", "--verify"),
+    ],
+    ids=" ".join,
+)
+def test_what_a_command_is_asked_about_is_4(tmp_path: Path, words: tuple[str, ...]) -> None:
+    SigningKey.generate("log").publish(tmp_path / "keys")
+    missing = tmp_path / "nothing"
+    code, said = kolm(*(word.format(missing, keys=tmp_path / "keys") for word in words))
+    assert code == 4, said
+    assert str(missing) in said
+    assert "there is no" in said
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("datastore", "build", "{}", "--out", "{}-store"), "nothing: No such file or directory"),
+    ],
+)
+def test_what_else_is_named_is_2(tmp_path: Path, words: tuple[str, ...], said: str) -> None:
+    code, stderr = kolm(*(word.format(tmp_path / "nothing") for word in words))
+    assert code == 2, stderr
+    assert said in stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+class _Full(io.BytesIO):
+    def write(self, data: object) -> int:
+        raise OSError(28, "No space left on device")
+
+
+def test_a_full_disk_is_said_and_leaves_no_part_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(handle: int, mode: str) -> _Full:
+        os.close(handle)
+        return _Full()
+
+    monkeypatch.setattr(os, "fdopen", full)
+    with pytest.raises(Failed, match=r"cannot write .*receipt\.json: No space left on device"):
+        write_new(tmp_path / "receipt.json", b"{}")
+    assert list(tmp_path.iterdir()) == []

@@ -1,23 +1,40 @@
-"""`kolm receipts`, `kolm ledger` and `kolm halts` against a real ledger."""
+"""`kolm ledger`, `kolm halts` and `kolm retention` against a served ledger and its database."""
 
 from __future__ import annotations
 
 import json
 import sqlite3
+from contextlib import closing
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner, Result
 
-from ledger.documents.receipt import SpecDecode
+from ledger.documents.spec_decode import SpecDecode
 from ledger.encoding.stream_digest import StreamDigest
 from ledger.encoding.timestamp import timestamp
 from ledger.keys.ed25519 import SigningKey
+from ledger.log.sequencer import Sequencer
+from ledger.sql.guard import SqlGuard
+from ledger.sql.store import SqlEntryStore
+from services.cli.main import app
 from tests.integration.auditor.deployment import Deployment
 from tests.integration.cli.conftest import Kolm
-from tests.replacing import replace
-from tests.unit.ledger.builders import OFF, receipt, receipt_id, signed, verdict
+from tests.unit.ledger.builders import (
+    KEYS,
+    OFF,
+    ORIGIN,
+    TRUSTED,
+    content,
+    receipt,
+    receipt_id,
+    signed,
+    signed_receipt,
+    verdict,
+)
 
 
 def deviated(deployment: Deployment, number: int = 0) -> int:
@@ -228,3 +245,109 @@ def change_a_byte(database: Path, index: int) -> None:
         connection.commit()
     finally:
         connection.close()
+
+
+@pytest.fixture
+def data_dir(tmp_path: Path) -> Path:
+    (tmp_path / "trusted").mkdir()
+    for role in ("log", "receipts"):
+        KEYS[role].publish(tmp_path / "trusted")
+    fill(tmp_path / "ledger.sqlite3", tmp_path / "guard.sqlite3")
+    return tmp_path
+
+
+def fill(target: Path | str, guard_file: Path) -> None:
+    with (
+        closing(SqlEntryStore.open(target, guard_file.parent / "content-keys/keys.sqlite3")) as store,
+        closing(SqlGuard.open(guard_file)) as guard,
+        closing(Sequencer(store, KEYS["log"], TRUSTED, ORIGIN, guard=guard)) as sequencer,
+    ):
+        for number in range(3):
+            sequencer.append(signed_receipt(number), content(number)).result()
+
+
+def fsck(*arguments: object) -> Result:
+    return CliRunner().invoke(app, ["ledger", "verify", *map(str, arguments)])
+
+
+@pytest.mark.parametrize("depth", ["quick", "structure", "deep"])
+def test_a_good_ledger_exits_0(data_dir: Path, depth: str) -> None:
+    for where in (("--data-dir", data_dir), ("--database", data_dir / "ledger.sqlite3")):
+        result = fsck("--depth", depth, *where)
+        assert (result.exit_code, f"3 entries, {depth} check" in result.stdout) == (0, True)
+    document = json.loads(fsck("--depth", depth, "--data-dir", data_dir, "--json").stdout)
+    assert document == {"ok": True, "depth": depth, "size": 3, "unsigned": 0, "guarded": True, "findings": []}
+
+
+def test_a_changed_row_is_named_and_exits_3(data_dir: Path) -> None:
+    with closing(sqlite3.connect(data_dir / "ledger.sqlite3")) as connection, connection:
+        connection.execute("UPDATE contents SET sealed = zeroblob(99) WHERE receipt_index = 1")
+    assert fsck("--depth=structure", "--data-dir", data_dir).exit_code == 0  # structure does not look at content
+    result = fsck("--depth=deep", "--data-dir", data_dir)
+    assert result.exit_code == 3
+    assert "contents row 1: " in result.stdout
+    (finding,) = json.loads(fsck("--depth=deep", "--data-dir", data_dir, "--json").stdout)["findings"]
+    assert (finding["table"], finding["row"]) == ("contents", 1)
+
+
+def test_a_guard_that_has_seen_more_exits_3(data_dir: Path) -> None:
+    with closing(sqlite3.connect(data_dir / "guard.sqlite3")) as connection, connection:
+        connection.execute("UPDATE guard SET size = 9")
+    result = fsck("--depth=quick", "--data-dir", data_dir)
+    assert result.exit_code == 3
+    assert "An old backup was restored" in result.stdout
+
+
+def test_a_ledger_in_postgresql_is_checked_by_its_url(data_dir: Path, postgres_url: str) -> None:
+    guard = data_dir / "other-guard.sqlite3"
+    fill(postgres_url, guard)
+    result = fsck("--depth=deep", "--data-dir", data_dir, "--database", postgres_url, "--guard", guard)
+    assert (result.exit_code, "3 entries" in result.stdout) == (0, True)
+    whole = CliRunner().invoke(app, ["ledger", "verify", "--data-dir", str(data_dir), "--database", postgres_url])
+    assert (whole.exit_code, "3 entries" in whole.stdout) == (0, True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (("--depth=deep", "--obligations"), 2, "--obligations"),
+        (("--database", "missing.sqlite3"), 4, "no ledger at missing.sqlite3"),
+        (("--guard", "missing.sqlite3"), 4, "missing.sqlite3"),
+        (("--trusted", "missing"), 2, "no trusted keys"),
+        (("--database", "mysql://root:secret@host/db"), 1, "expected a database URL"),
+    ],
+)
+def test_what_cannot_be_checked_is_said(
+    data_dir: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], code: int, says: str
+) -> None:
+    monkeypatch.chdir(data_dir)
+    result = fsck("--depth=structure", "--data-dir", data_dir, *arguments)
+    assert result.exit_code == code
+    assert says in result.stderr
+    assert "secret" not in result.output
+
+
+def test_a_guard_is_for_the_check_of_a_database(data_dir: Path) -> None:
+    assert fsck("--data-dir", data_dir, "--guard", data_dir / "guard.sqlite3").exit_code == 2
+
+
+def test_a_policy_is_set_and_shown(deployment: Deployment, kolm: Kolm) -> None:
+    assert kolm("retention")[1] == "no policy: contents are kept without limit\n"
+    code, out, err = kolm("retention", "--days", "30")
+    assert (code, "entry 0: contents of all without one of their own are kept 30 days" in out) == (0, True), err
+    assert kolm("retention", "--forever", "--tenant", "acme [b]")[0] == 0
+    assert kolm("retention", "--days", "1", "--tenant", "acme [b]")[0] == 0
+    shown = json.loads(kolm("retention", "--json")[1])
+    said = [(policy["index"], policy["tenant"], policy["days"]) for policy in shown["policies"]]
+    assert said == [(0, None, 30), (2, "acme [b]", 1)]
+    assert shown["expiries"] == []
+    out = kolm("retention")[1]
+    assert "acme [b]" in out
+    assert "1 day " in out
+    assert json.loads(kolm("ledger", "verify", "--json")[1])["kinds"]["retention"] == 3
+
+
+def test_what_is_no_policy_is_refused(deployment: Deployment, kolm: Kolm) -> None:
+    for arguments in (("--tenant", "acme"), ("--days", "3", "--forever"), ("--days", "0"), ("--days", "36501")):
+        assert kolm("retention", *arguments)[0] == 2
+    assert deployment.ledger.checkpoint().tree_size == 0

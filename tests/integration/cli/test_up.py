@@ -1,17 +1,23 @@
-"""`kolm up` before anything is loaded: taken ports, and Ctrl-C where a shell has SIGINT ignored."""
+"""`kolm up`, and the supervisor of its services."""
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
+from services.cli.main import app
+from services.cli.up.supervisor import NotReady, Plan, ServiceDied, StopRequested, Supervisor
+from tests.e2e.command import children, is_running, until
 from tests.fakes.tiny_gguf import make_tiny_gguf
 from tests.fakes.tiny_model import make_tiny_model
 
@@ -55,7 +61,9 @@ def test_a_service_says_so_too_before_it_loads_a_model(tmp_path: Path) -> None:
     assert "| torch" not in done.stderr
 
 
-def bad_models(folder: Path) -> dict[str, Path]:
+@pytest.fixture(scope="module")
+def bad_models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("bad")
     whole = make_tiny_gguf(folder / "cut.gguf")
     whole.write_bytes(whole.read_bytes()[:-5000])
     (text := folder / "passwd").write_text("root:x:0:0:root:/root:/bin/bash\n")
@@ -75,18 +83,27 @@ def bad_models(folder: Path) -> dict[str, Path]:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("fault", ["cut", "text", "config", "no weights", "storage", "family"])
-def test_a_model_that_cannot_be_served_is_refused_once_before_anything_is_made(fault: str, tmp_path: Path) -> None:
-    path, data = bad_models(tmp_path)[fault], tmp_path / "data"
-    generation = (sys.executable, "-m", "services.generation", "--listen=127.0.0.1:0", f"--state-dir={data}")
-    for command, code in ((*KOLM, f"--data-dir={data}", *FREE), 2), (generation, 1):
-        done = subprocess.run(
-            [*command, f"--model={path}"], capture_output=True, text=True, timeout=PATIENCE, check=False
-        )
-        said = done.stdout + done.stderr
-        assert (done.returncode, said.count(str(path))) == (code, 1), said
-        assert "Traceback" not in said
-        assert not data.exists()
+FAULTS = ("cut", "text", "config", "no weights", "storage", "family")
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_model_that_cannot_be_served_is_refused_once_before_anything_is_made(
+    bad_models: dict[str, Path], fault: str, tmp_path: Path
+) -> None:
+    path, data = bad_models[fault], tmp_path / "data"
+    done = CliRunner().invoke(app, ["up", f"--data-dir={data}", *FREE, f"--model={path}"])
+    assert (done.exit_code, done.output.count(str(path))) == (2, 1), done.output
+    assert not data.exists()
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_service_refuses_it_once_too(bad_models: dict[str, Path], fault: str, tmp_path: Path) -> None:
+    path, data = bad_models[fault], tmp_path / "data"
+    command = [sys.executable, "-m", "services.generation", "--listen=127.0.0.1:0", f"--state-dir={data}"]
+    done = subprocess.run([*command, f"--model={path}"], capture_output=True, text=True, timeout=PATIENCE, check=False)
+    said = done.stdout + done.stderr
+    assert (done.returncode, said.count(str(path)), "Traceback" in said) == (1, 1, False), said
+    assert not data.exists()
 
 
 def test_control_c_stops_it_where_a_shell_has_it_ignored(model: Path, tmp_path: Path) -> None:
@@ -102,3 +119,111 @@ def test_control_c_stops_it_where_a_shell_has_it_ignored(model: Path, tmp_path: 
         process.kill()
     assert "SIGINT: stopping" in said
     assert process.returncode == 0
+
+
+class Lines:
+    """The lines of the services."""
+
+    def __init__(self) -> None:
+        self.said: list[tuple[str, str]] = []
+
+    def __call__(self, name: str, line: str) -> None:
+        self.said.append((name, line))
+
+
+@pytest.fixture
+def lines() -> Lines:
+    return Lines()
+
+
+@pytest.fixture
+def supervisor(lines: Lines) -> Iterator[Supervisor]:
+    made = Supervisor(lines)
+    yield made
+    made.stop(0.0)
+
+
+def plan(directory: Path, name: str, *flags: str) -> Plan:
+    ready = directory / f"{name}.address"
+    return Plan(name, "tests.integration.cli.stub_service", (f"--ready-file={ready}", *flags), "127.0.0.1:0", ready)
+
+
+def test_a_service_is_started_once_it_says_where(tmp_path: Path, supervisor: Supervisor, lines: Lines) -> None:
+    assert supervisor.start(plan(tmp_path, "one"), PATIENCE) == "127.0.0.1:1"
+    supervisor.check()
+    supervisor.stop(PATIENCE)
+    assert lines.said == [("one", "starting up")]
+
+
+def test_a_service_that_dies_ends_the_waiting_with_its_last_words(tmp_path: Path, supervisor: Supervisor) -> None:
+    with pytest.raises(ServiceDied, match="the one service exited with code 3") as died:
+        supervisor.start(plan(tmp_path, "one", "--exit=3"), PATIENCE)
+    assert died.value.last_lines[-1] == "cannot go on: the disk is full"
+
+
+def test_a_service_that_never_gets_ready_is_given_up(tmp_path: Path, supervisor: Supervisor) -> None:
+    with pytest.raises(NotReady, match="did not get ready within"):
+        supervisor.start(plan(tmp_path, "one", "--never-ready=1"), 0.2)
+
+
+def test_an_address_left_over_from_before_is_not_believed(tmp_path: Path, supervisor: Supervisor) -> None:
+    (tmp_path / "one.address").write_text("127.0.0.1:9\n")
+    with pytest.raises(NotReady):
+        supervisor.start(plan(tmp_path, "one", "--never-ready=1"), 0.2)
+
+
+def test_a_service_that_ignores_sigterm_is_killed(tmp_path: Path, supervisor: Supervisor, lines: Lines) -> None:
+    supervisor.start(plan(tmp_path, "one", "--stubborn=1"), PATIENCE)
+    supervisor.stop(0.1)
+    assert ("one", "did not stop within 0.1 s, killed") in lines.said
+
+
+def test_a_service_that_says_nothing_is_spoken_for(tmp_path: Path) -> None:
+    said: list[tuple[str, str | None]] = []
+
+    def enough(name: str, _: float, last: str | None) -> None:
+        said.append((name, last))
+        if said[-2:] == [("one", "starting up")] * 2:
+            raise InterruptedError
+
+    supervisor = Supervisor(Lines(), enough, quiet_seconds=0.1)
+    try:
+        with pytest.raises(InterruptedError):
+            supervisor.start(plan(tmp_path, "one", "--never-ready=1"), PATIENCE)
+    finally:
+        supervisor.stop(0.0)
+
+
+def test_services_start_beside_each_other(tmp_path: Path, supervisor: Supervisor) -> None:
+    one, two = plan(tmp_path, "one"), plan(tmp_path, "two")
+    supervisor.launch(one)
+    supervisor.launch(two)
+    assert [supervisor.address(each, PATIENCE) for each in (two, one)] == ["127.0.0.1:1"] * 2
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_waiting(tmp_path: Path, supervisor: Supervisor, number: signal.Signals) -> None:
+    with supervisor.listening():
+        supervisor.start(plan(tmp_path, "one"), PATIENCE)
+        os.kill(os.getpid(), number)
+        with pytest.raises(StopRequested, match=number.name):
+            supervisor.wait()
+    supervisor.stop(PATIENCE)
+
+
+def test_services_do_not_outlive_a_supervisor_that_is_killed(tmp_path: Path) -> None:
+    supervising = f"""
+import signal
+from pathlib import Path
+from tests.integration.cli.test_up import PATIENCE, Lines, Supervisor, plan
+supervisor = Supervisor(Lines())
+supervisor.start(plan(Path({str(tmp_path)!r}), "one"), PATIENCE)
+print(flush=True)
+signal.pause()
+"""
+    with subprocess.Popen([sys.executable, "-c", supervising], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        (service,) = children(process)
+        process.kill()
+    until(lambda: not is_running(service))

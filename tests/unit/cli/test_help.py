@@ -5,33 +5,29 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from services.cli.main import app
 
 NOBODY = ("--generation", "127.0.0.1:1")
-COMMANDS = (
-    ("up",),
-    ("status",),
-    ("doctor",),
-    ("generate",),
-    ("chat",),
-    ("receipts", "list"),
-    ("receipts", "show"),
-    ("ledger", "verify"),
-    ("ledger", "head"),
-    ("audit", "run"),
-    ("halts", "list"),
-    ("halts", "resume"),
-    ("heads", "push"),
-    ("heads", "pull"),
-    ("heads", "list"),
-    ("heads", "gc"),
-    ("heads", "withdraw"),
-)
+
+
+def commands(group: Any, words: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Every command but `serve`, whose services have flags of their own."""
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from commands(command, (*words, name)) if name != "serve" else ()
+        else:
+            yield (*words, name)
+
+
+COMMANDS = tuple(commands(typer.main.get_command(app)))
 
 
 def kolm(*arguments: str, input: str | bytes | None = None) -> tuple[int, str, str]:

@@ -79,7 +79,7 @@ def test_what_is_wrong_is_explained_without_the_client(tmp_path: Path) -> None:
         ("nothing.tar.gz", keys, 4, "there is no nothing.tar.gz; expected a bundle, a receipt file"),
         (good, "nowhere", 2, "whose signatures do you trust?"),
         (good, str(tmp_path), 2, "holds no public key of a log"),
-        (str(VECTORS / "bundles/expected.json"), keys, 3, "is no receipt file or statement"),
+        (str(VECTORS / "bundles/expected.json"), keys, 3, "is not a receipt file or statement"),
         (str(VECTORS / "bundles/policy"), keys, 3, "archive"),
     ):
         done = kolm("verify", path, "--trusted", trusted)

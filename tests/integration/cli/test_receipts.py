@@ -1,0 +1,430 @@
+"""`kolm receipts`: found, proven, written to files, as statements."""
+
+from __future__ import annotations
+
+import json
+import stat
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scitt_cose import parse_signed_statement, verify_receipt
+from scitt_cose.statement import extract_receipts
+
+from ledger.bundle.receipt_file import ReceiptFile
+from ledger.documents.promise import Promise, sign_promise
+from ledger.documents.signed_document import sign_document
+from ledger.encoding.cid import cid
+from ledger.encoding.commitment import MESSAGES_DOMAIN, commit_text
+from ledger.errors import LedgerError
+from ledger.keys.ed25519 import SigningKey
+from ledger.keys.envelope import Envelope
+from ledger.keys.note import Note
+from ledger.tree.checkpoint import Checkpoint, sign_checkpoint
+from ledger.tree.entry import Entry
+from services.cli.frame.exits import UsageError
+from services.cli.ledger import receipt_files as receipt_saving
+from services.cli.ledger import receipt_files as statement_export
+from services.client import LedgerClient, Message, Receipt
+from services.client.ledger.log import CoseReceipt
+from tests.integration.auditor.deployment import Deployment
+from tests.integration.cli.conftest import Kolm
+from tests.unit.client.test_answer_check import CONTENT, TEXT
+from tests.unit.client.test_answer_check import signed as signed_receipt
+from tests.unit.ledger.builders import KEYS, PROFILE, STRANGER, at, content, receipt, receipt_id, signed, verdict
+
+HEAD, ADAPTER, OTHER = cid(b"head"), cid(b"adapter"), cid(b"other")
+
+
+@pytest.fixture
+def filled(deployment: Deployment, kolm: Kolm) -> Kolm:
+    """Entries 0 to 4 are receipts, 5 is a verdict on the first."""
+    for document in (
+        receipt(0),
+        receipt(1, tenant="other"),
+        receipt(2, spec_decode=replace(receipt(2).spec_decode, method="eagle3", head_cid=HEAD)),
+        receipt(3, adapter_cid=ADAPTER),
+        receipt(4, profile_cid=OTHER, base_cid=OTHER),
+        verdict(0, 0),
+    ):
+        deployment.ledger.append(signed(document))
+    return kolm
+
+
+def listed(kolm: Kolm, *flags: str) -> list[int]:
+    code, out, err = kolm("receipts", "list", "--json", *flags)
+    assert code == 0, err
+    return [each["ledger_index"] for each in json.loads(out)]
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        (["--tenant", "other"], [1]),
+        (["--method", "eagle3"], [2]),
+        (["--base", OTHER], [4]),
+        (["--head", HEAD], [2]),
+        (["--adapter", ADAPTER], [3]),
+        (["--profile", PROFILE], [0, 1, 2, 3]),
+        (["--request-id", "request-3"], [3]),
+        (["--commitment", receipt(2).prompt.commitment], [2]),
+        (["--commitment", receipt(4).output.commitment], [4]),
+        (["--since", at(3)], [3, 4]),
+        (["--until", at(1).removesuffix("Z")], [0]),
+        (["--first", "1", "--last", "3"], [1, 2, 3]),
+        (["--last", "3", "--limit", "2"], [2, 3]),
+        (["--first", "99"], []),
+    ],
+)
+def test_every_filter_of_the_list_narrows_and_is_proven(filled: Kolm, flags: list[str], expected: list[int]) -> None:
+    assert listed(filled, *flags) == expected
+    assert listed(filled, *flags, "--prove") == expected
+    assert listed(filled, *flags, "--complete") == expected
+
+
+def test_outcomes_narrow_and_cannot_be_proven_complete(filled: Kolm) -> None:
+    assert listed(filled, "--outcome", "EXACT", "--prove") == [0]
+    code, _, err = filled("receipts", "list", "--outcome", "EXACT", "--complete")
+    assert (code, "--outcome" in err) == (2, True)
+    assert filled("receipts", "list", "--outcome", "FINE")[0] == 2
+
+
+def test_a_time_that_is_none_is_a_usage_error(filled: Kolm) -> None:
+    code, _, err = filled("receipts", "list", "--since", "yesterday")
+    assert (code, "--since: expected a time like 2026-01-02" in err) == (2, True)
+
+
+def test_what_was_checked_is_said_beside_the_list(filled: Kolm) -> None:
+    said = filled("receipts", "list", "--complete")[2]
+    assert "5 receipts, each signed and in the signed log of 6 entries, and none of the newest was left out" in (
+        " ".join(said.split())
+    )
+    assert filled("receipts", "list")[2] == ""
+
+
+def test_a_list_of_another_log_than_remembered_is_exit_code_three(filled: Kolm, tmp_path: Path) -> None:
+    seen = tmp_path / "seen.checkpoint"
+    assert listed(filled, "--remember", str(seen)) == [0, 1, 2, 3, 4]
+    note = seen.read_bytes()
+    text, _, _ = note.partition(b"\n\n")
+    assert text.split(b"\n")[1] == b"6"
+    seen.write_bytes(_fork(note, tmp_path))
+    code, _, err = filled("receipts", "list", "--remember", str(seen))
+    assert (code, "forked" in err) == (3, True)
+
+
+def _fork(note: bytes, data_dir: Path) -> bytes:
+    """A checkpoint of the same size that the log's own key signed over something else."""
+    head = Checkpoint.from_text(Note.from_bytes(note).text)
+    return sign_checkpoint(replace(head, root=bytes(32)), SigningKey.load(data_dir / "keys" / "log.pem", "log"))
+
+
+def test_without_keys_nothing_can_be_proven(filled: Kolm, tmp_path: Path) -> None:
+    assert filled("receipts", "list", "--prove", "--trusted", str(tmp_path / "none"))[0] == 2
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    SigningKey.generate("log").publish(elsewhere)
+    assert filled("receipts", "list", "--prove", "--trusted", str(elsewhere))[0] == 3
+
+
+def erased(deployment: Deployment, number: int) -> bool:
+    with LedgerClient.connect(deployment.address) as auditor:
+        return auditor.receipt(receipt_id(number), include_content=True).content is None
+
+
+def test_erasing_takes_the_content_and_is_on_record(deployment: Deployment, kolm: Kolm, tmp_path: Path) -> None:
+    deployment.receive(0)
+    deployment.receive(1)
+    code, out, _ = kolm("ledger", "erase", receipt_id(1), "--reason", "the tenant asked for it", "--json")
+    assert code == 0
+    assert json.loads(out) == {
+        "receipt_id": receipt_id(1), "receipt_index": 1, "erasure_index": 2, "proven": True,
+    }  # fmt: skip
+    assert [erased(deployment, 0), erased(deployment, 1)] == [False, True]
+    assert _document(deployment, 2)["reason"] == "the tenant asked for it"
+    assert kolm("ledger", "verify")[0] == 0
+    assert kolm("receipts", "list", "--complete")[0] == 0
+    # By its entry, and with a key of one's own.
+    own = tmp_path / "keys" / "operator.pem"
+    assert kolm("ledger", "erase", "0", "--reason", "all of it", "--operator-key", str(own))[1].startswith("erased")
+    assert erased(deployment, 0)
+
+
+def _document(deployment: Deployment, index: int) -> Any:
+    return json.loads(Envelope.from_bytes(deployment.ledger.entry(index).envelope).payload)
+
+
+def test_a_replay_of_what_was_erased_says_unreplayable(deployment: Deployment, kolm: Kolm) -> None:
+    deployment.receive(0)
+    assert kolm("ledger", "erase", "0", "--reason", "asked for")[0] == 0
+    list(deployment.auditor().run_pass())
+    assert [each.outcome for each in deployment.ledger.verdicts()] == ["UNREPLAYABLE"]
+
+
+def test_what_cannot_be_erased_says_why(deployment: Deployment, kolm: Kolm) -> None:
+    deployment.receive(0)
+    assert kolm("ledger", "erase", receipt_id(9), "--reason", "x")[0] == 4
+    assert kolm("ledger", "erase", "7", "--reason", "x")[0] == 4
+    code, _, err = kolm("ledger", "erase", "0")
+    assert (code, "--reason" in err) == (2, True)
+    assert not erased(deployment, 0)
+
+
+@pytest.fixture
+def answered(deployment: Deployment, tmp_path: Path) -> Receipt:
+    """A receipt as a client has it, in the ledger."""
+    key = SigningKey.load_or_create(tmp_path / "keys/receipts.pem", "receipts")
+    key.publish(tmp_path / "trusted")
+    envelope = sign_document(signed_receipt(), key).to_bytes()
+    index = deployment.ledger.append(envelope, CONTENT).index
+    deployment.ledger.append(sign_document(receipt(5), key).to_bytes(), content(5))
+    return Receipt(envelope, signed_receipt().receipt_id, index, False, CONTENT, TEXT)
+
+
+def test_it_is_saved_and_verified_offline(
+    kolm: Kolm, deployment: Deployment, answered: Receipt, tmp_path: Path
+) -> None:
+    path = tmp_path / "receipt.json"
+    assert not receipt_saving.save(path, answered, "a prompt", deployment.address)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    code, out, err = kolm("verify", str(path))
+    assert (code, err) == (0, "")
+    assert "3 tokens of this prompt gave these 2 tokens" in " ".join(out.split())
+    (tmp_path / "prompt").write_text("a prompt")
+    (tmp_path / "output").write_text(TEXT)
+    own = ("--prompt", str(tmp_path / "prompt"), "--output", str(tmp_path / "output"))
+    assert kolm("verify", str(path), *own, "--json")[0] == 0
+    (tmp_path / "output").write_text("something else")
+    code, _, err = kolm("verify", str(path), *own)
+    assert (code, "text: is not the output" in err) == (3, True)
+    with pytest.raises(UsageError, match="exists already"):
+        receipt_saving.check_writable(path)
+
+
+def test_a_file_that_was_changed_is_refused(
+    kolm: Kolm, deployment: Deployment, answered: Receipt, tmp_path: Path
+) -> None:
+    path = tmp_path / "receipt.json"
+    receipt_saving.save(path, answered, "a prompt", deployment.address)
+    file = ReceiptFile.from_bytes(path.read_bytes())
+    assert file.proof is not None
+    for changed in (
+        replace(file, text="another"),
+        replace(file, sent="another"),
+        replace(file, content=replace(CONTENT, output_token_ids=(7, 9))),
+        replace(file, proof=replace(file.proof, index=file.proof.index + 1)),
+        replace(file, proof=replace(file.proof, hashes=())),
+        replace(file, proof=None),
+    ):
+        path.write_bytes(changed.to_bytes())
+        assert kolm("verify", str(path))[0] == 3
+    data = file.to_bytes()
+    for other, said in (
+        (b'{"content":null' + data[data.index(b',"envelope"') :], "content: expected a JSON object"),
+        (b" " + data, "not in canonical form"),
+        (data[:400], "no receipt file or statement, or only a part of one"),
+        (file.envelope.to_bytes(), "no receipt file or statement"),
+    ):
+        path.write_bytes(other)
+        code, _, shown = kolm("verify", str(path))
+        assert (code, said in " ".join(shown.split())) == (3, True), shown
+
+
+def test_without_a_ledger_it_is_saved_without_a_proof(kolm: Kolm, answered: Receipt, tmp_path: Path) -> None:
+    why = receipt_saving.save(tmp_path / "receipt.json", answered, "a prompt", "127.0.0.1:1")
+    assert "does not answer" in (why or "")
+    code, _, err = kolm("verify", str(tmp_path / "receipt.json"))
+    assert (code, "holds no proof" in err) == (3, True)
+    assert kolm("generate", "hello", "--save", str(tmp_path / "receipt.json"))[0] == 2
+    assert kolm("generate", "hello", "--n=2", "--save", str(tmp_path / "other.json"))[0] == 2
+    (tmp_path / "bundle").mkdir()
+    assert kolm("verify", str(tmp_path / "bundle"), "--output", str(tmp_path / "receipt.json"))[0] == 2
+
+
+def test_a_conversation_is_compared_with_its_messages(kolm: Kolm, deployment: Deployment, tmp_path: Path) -> None:
+    key = SigningKey.load_or_create(tmp_path / "keys/receipts.pem", "receipts")
+    key.publish(tmp_path / "trusted")
+    text = commit_text(MESSAGES_DOMAIN, CONTENT.prompt_salt, '[{"content":"hello","role":"user"}]')
+    part = replace(signed_receipt().prompt, text_commitment=text, chat_template=text)
+    envelope = sign_document(signed_receipt(prompt=part), key).to_bytes()
+    deployment.ledger.append(envelope, CONTENT)
+    came = Receipt(envelope, signed_receipt().receipt_id, 0, False, CONTENT, TEXT)
+    receipt_saving.save(tmp_path / "receipt.json", came, [Message("user", "hello")], deployment.address)
+    for own, code in (
+        ('[ {"role": "user", "content": "hello"} ]', 0),
+        ('[{"role": "user", "content": "goodbye"}]', 3),
+        ("hello", 2),
+        ('{"role": 1}', 2),
+    ):
+        (tmp_path / "own.json").write_text(own)
+        found = kolm("verify", str(tmp_path / "receipt.json"), "--prompt", str(tmp_path / "own.json"))
+        assert found[0] == code, found
+
+
+def test_a_promise_is_held_against_the_receipt_and_against_the_whole_log(
+    kolm: Kolm, deployment: Deployment, answered: Receipt, tmp_path: Path
+) -> None:
+    key = SigningKey.load_or_create(tmp_path / "keys/receipts.pem", "receipts")
+    document, saved, bundle = signed_receipt(), tmp_path / "receipt.json", tmp_path / "log.tar.gz"
+    promise = Promise(
+        promised_at=at(0), due=at(60), tenant=document.tenant, request_id=document.request_id, nonce=document.nonce,
+        base_cid=document.base_cid, profile_cid=document.profile_cid, prompt=document.prompt, choices=1,
+    )  # fmt: skip
+    files = {name: tmp_path / f"{name}.promise" for name in ("kept", "broken", "forged")}
+    files["kept"].write_bytes(sign_promise(promise, key).to_bytes())
+    files["broken"].write_bytes(sign_promise(replace(promise, request_id="left out"), key).to_bytes())
+    files["forged"].write_bytes(sign_promise(promise, STRANGER).to_bytes())
+    receipt_saving.save(saved, answered, "a prompt", deployment.address)
+    deployment.ledger.append(sign_document(receipt(6, issued_at=at(61)), key).to_bytes(), content(6))
+    assert kolm("ledger", "export", str(bundle))[0] == 0
+
+    code, out, _ = kolm("verify", str(saved), f"--promise={files['kept']}")
+    assert (code, "keeps the promise" in out) == (0, True)
+    code, _, err = kolm("verify", str(saved), f"--promise={files['kept']}", f"--promise={files['broken']}")
+    assert (code, "not kept by this receipt" in " ".join(err.split())) == (3, True)
+    assert kolm("verify", str(saved), f"--promise={files['forged']}")[0] == 3
+
+    code, out, _ = kolm("verify", str(bundle), f"--promise={files['kept']}")
+    assert (code, "1 of your 1 promises kept" in " ".join(out.split())) == (0, True)
+    code, out, _ = kolm("verify", str(bundle), f"--promise={files['kept']}", f"--promise={files['broken']}", "--json")
+    assert (code, [each["state"] for each in json.loads(out)["promises"]]) == (3, ["KEPT", "BROKEN"])
+    assert "proof of omission" in json.loads(out)["problem"]
+    assert kolm("verify", str(bundle), f"--promise={files['forged']}")[0] == 3
+    code, _, err = kolm("verify", str(bundle), f"--promise={bundle}")
+    assert (code, "is not a promise" in err) == (2, True)
+    proof = tmp_path / "entry.tlog-proof"
+    assert kolm("ledger", "export", str(proof), "--receipt", answered.receipt_id)[0] == 0
+    assert kolm("verify", str(proof), f"--promise={files['kept']}")[0] == 2
+
+
+KEY = Path("keys/receipts.pem")
+
+
+@pytest.fixture
+def judged(deployment: Deployment, tmp_path: Path) -> Deployment:
+    """Three receipts with verdicts, and a key for statements."""
+    for number in range(3):
+        deployment.receive(number)
+    list(deployment.auditor().run_pass())
+    SigningKey.load_or_create(tmp_path / KEY, "receipts")
+    return deployment
+
+
+def pem_of_log(folder: Path) -> bytes:
+    (path,) = (folder / "trusted").glob("log-*.pub")
+    return path.read_bytes()
+
+
+def test_a_transparent_statement_holds_for_an_outside_library(judged: Deployment, kolm: Kolm, tmp_path: Path) -> None:
+    path = tmp_path / "r.cose"
+    code, out, _ = kolm("receipts", "export", receipt_id(1), str(path), "--format", "cose", "--json")
+    key = SigningKey.load(tmp_path / KEY, "receipts")
+    assert (code, json.loads(out)["issuer"]) == (0, key.key_id)
+    read = parse_signed_statement(path.read_bytes(), public_key_pem=key.public.to_pem())
+    assert read["signature_verified"] is True
+    assert (read["issuer"], read["subject"]) == (key.key_id, f"urn:uuid:{receipt_id(1)}")
+    entry = Entry.from_bytes(read["payload"])
+    assert (entry.index, json.loads(entry.envelope.payload)) == (1, receipt(1).to_document())
+
+    (proof,) = extract_receipts(path.read_bytes())
+    leaf = read["payload"].hex()  # the payload is the leaf: nothing of ours is needed to tie the two
+    held = verify_receipt(proof, leaf_entry_hex=leaf, log_public_key_pem=pem_of_log(tmp_path))
+    assert (held.ok, held.errors) == (True, [])
+    assert (held.leaf_index, held.root) == (1, judged.ledger.checkpoint().root_hash.hex())
+    assert held.subject == read["subject"]
+    assert held.tree_size == judged.ledger.checkpoint().tree_size
+
+
+def test_the_outside_library_refuses_other_keys_and_other_leaves(
+    judged: Deployment, kolm: Kolm, tmp_path: Path
+) -> None:
+    for number in (0, 1):
+        assert kolm("receipts", "export", str(number), str(tmp_path / f"{number}.cose"), "--format", "cose")[0] == 0
+    stranger = SigningKey.generate("log").public.to_pem()
+    first, second = ((tmp_path / f"{number}.cose").read_bytes() for number in (0, 1))
+    assert parse_signed_statement(first, public_key_pem=stranger)["signature_verified"] is False
+    key = SigningKey.load(tmp_path / KEY, "receipts").public.to_pem()
+    leaf = parse_signed_statement(first, public_key_pem=key)["payload"].hex()
+    (own,), (other,) = extract_receipts(first), extract_receipts(second)
+    log = pem_of_log(tmp_path)
+    assert verify_receipt(own, leaf_entry_hex=leaf, log_public_key_pem=log).ok
+    assert not verify_receipt(own, leaf_entry_hex=leaf, log_public_key_pem=stranger).ok
+    assert not verify_receipt(other, leaf_entry_hex=leaf, log_public_key_pem=log).ok
+
+
+def test_kolm_verify_reads_it(judged: Deployment, kolm: Kolm, tmp_path: Path) -> None:
+    SigningKey.load(tmp_path / KEY, "receipts").publish(tmp_path / "trusted")
+    path = tmp_path / "r.cose"
+    assert kolm("receipts", "export", "1", str(path), "--format", "cose")[0] == 0
+    code, out, err = kolm("verify", str(path), "--json")
+    assert code == 0, err
+    said = json.loads(out)
+    assert (said["receipt"], said["index"]) == (receipt(1).to_document(), 1)
+    assert said["size"] == judged.ledger.checkpoint().tree_size
+    assert "entry 1 of" in kolm("verify", str(path))[1]
+
+    data = path.read_bytes()
+    for place in (40, len(data) // 2, len(data) - 20):
+        path.write_bytes(data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :])
+        assert kolm("verify", str(path))[0] == 3
+    path.write_bytes(data)
+    (tmp_path / "theirs").mkdir(exist_ok=True)
+    for key in (tmp_path / "trusted").glob("receipts-*.pub"):  # of the issuer, but not of who states it
+        if KEYS["receipts"].key_id[8:24] in key.name:
+            (tmp_path / "theirs" / key.name).write_bytes(key.read_bytes())
+    (tmp_path / "theirs" / "log.pub").write_bytes(pem_of_log(tmp_path))
+    code, _, err = kolm("verify", str(path), "--trusted", str(tmp_path / "theirs"))
+    assert (code, "by none of the keys that you trust" in err) == (3, True)
+    assert kolm("verify", str(path), "--promise", str(path))[0] == 2
+
+
+def test_statements_hold_no_content(judged: Deployment, kolm: Kolm, tmp_path: Path) -> None:
+    assert kolm("receipts", "export", "0", str(tmp_path / "cose"), "--format", "cose")[0] == 0
+    data = (tmp_path / "cose").read_bytes()
+    assert b"token_ids" not in data
+    assert b"salt" not in data
+
+
+def test_what_cannot_be_exported_says_what_to_do(judged: Deployment, kolm: Kolm, tmp_path: Path) -> None:
+    target = str(tmp_path / "r.cose")
+    code, _, err = kolm("receipts", "export", "0", target, "--format", "cose", "--key", str(tmp_path / "none.pem"))
+    assert (code, "none.pem" in err) == (2, True)
+    assert kolm("receipts", "export", "0", target, "--format", "cose", "--trusted", str(tmp_path / "none"))[0] == 2
+    assert kolm("receipts", "export", "0", target, "--key", str(tmp_path / KEY))[0] == 2
+    assert kolm("receipts", "export", receipt_id(9), target, "--format", "cose")[0] == 4
+    (tmp_path / "r.cose").write_bytes(b"kept")
+    assert kolm("receipts", "export", "0", target, "--format", "cose")[0] == 2
+    assert (tmp_path / "r.cose").read_bytes() == b"kept"
+
+
+def test_nothing_is_signed_that_is_not_by_a_trusted_key(judged: Deployment, kolm: Kolm, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    SigningKey.generate("receipts").publish(elsewhere)
+    target = tmp_path / "cose"
+    code = kolm("receipts", "export", "0", str(target), "--format", "cose", "--trusted", str(elsewhere))[0]
+    assert (code, target.exists()) == (3, False)
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        lambda answer, other: CoseReceipt(other.cose_receipt, answer.entry, answer.checkpoint, answer.proof),
+        lambda answer, other: other,
+        lambda answer, other: CoseReceipt(answer.cose_receipt[:-1], answer.entry, answer.checkpoint, answer.proof),
+        lambda answer, other: CoseReceipt(b"", answer.entry, answer.checkpoint, answer.proof),
+    ],
+    ids=["of another receipt", "another entry", "cut off", "nothing"],
+)
+def test_a_lying_ledgers_cose_receipt_is_not_passed_on(
+    judged: Deployment, tmp_path: Path, lie: Callable[[CoseReceipt, CoseReceipt], CoseReceipt]
+) -> None:
+    class Liar(LedgerClient):
+        def cose_receipt(self, asked: str) -> CoseReceipt:
+            return lie(super().cose_receipt(asked), super().cose_receipt(receipt_id(2)))
+
+    with Liar.connect(judged.address) as liar, pytest.raises(LedgerError):
+        statement_export.export_statement(liar, "0", tmp_path / "r", tmp_path / KEY, tmp_path / "trusted")
+    assert not (tmp_path / "r").exists()

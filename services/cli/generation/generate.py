@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ledger.durable_file import write_durably
-from ledger.encoding.base64_text import encode_base64
 from services.cli.frame import exits, options
 from services.cli.frame.exits import Failed, UsageError
 from services.cli.frame.failures import explained
@@ -25,7 +23,6 @@ from services.cli.frame.process import printable, unless_interrupted, until_inte
 from services.cli.frame.values import require_writable_new_file
 from services.cli.frame.views import Column, Styled, table
 from services.cli.generation.request_options import SAMPLING, SPECULATION, RequestOptions, read_prediction, read_prompt
-from services.cli.ledger.receipts import envelope_document
 
 if TYPE_CHECKING:
     from services.client import Message, Request, Runtime, SpecDecodeConfig
@@ -228,6 +225,8 @@ def _keeping(path: Path | None, events: Iterable[Event]) -> Iterator[Event]:
 
 
 def _keep(path: Path, promise: bytes | None) -> None:
+    from ledger.durable_file import write_durably
+
     if promise is None:
         raise Failed("the server promises no receipt", "leave out --promise, or ask a server that makes promises")
     try:
@@ -387,12 +386,16 @@ def _choice(choice: Choice) -> dict[str, Any]:
 
 def receipt_document(receipt: Receipt | None) -> dict[str, Any] | None:
     """The receipt of an answer, with its document and the bytes that were signed."""
+    from services.cli.ledger.receipts import envelope_document
+
     if receipt is None:
         return None
     return {"receipt_id": receipt.receipt_id, "pending": receipt.pending, **envelope_document(receipt.envelope)}
 
 
 def _resolved(resolved: Resolved) -> dict[str, Any]:
+    from ledger.encoding.base64_text import encode_base64
+
     value = asdict(resolved) | {"prompt_salt": encode_base64(resolved.prompt_salt)}
     bias = value["sampling"].pop("logit_bias", None)
     if bias:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import shutil
-import tempfile
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,25 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ledger.audit.draft_head_evidence import (
-    PROVENANCE,
-    DraftHeadEvidence,
-    PublishedDraftHead,
-    check_files,
-    verify_draft_head,
-)
-from ledger.documents.manifests import DraftHeadManifest
-from ledger.encoding.canonical import canonical
-from ledger.errors import DraftHeadRefused
-from ledger.keys.trusted_keys import TrustedKeys
 from services.cli.frame import options
 from services.cli.frame.exits import UsageError
 from services.cli.frame.options import ledger_at, registry_at
 from services.cli.frame.output import answer, transfers
 from services.cli.frame.views import DASH, MARKS, Column, Line, Styled, Table, View, counted, facts, size, table
-from services.cli.trust import load_trusted
 
 if TYPE_CHECKING:
+    from ledger.audit.draft_head_evidence import PublishedDraftHead
+    from ledger.keys.trusted_keys import TrustedKeys
     from services.client import LedgerClient
     from services.client.registry import Head, RegistryClient
 
@@ -159,6 +146,7 @@ def pull_head(
 
     Raises KolmError, DraftHeadRefused, UsageError, OSError.
     """
+    from ledger.errors import DraftHeadRefused
     from services.client.errors import DataLoss, NotFound
     from services.client.head_folder import fetch_head, find_head
 
@@ -177,6 +165,8 @@ def pull_head(
 
 def _clear(folder: Path, published: PublishedDraftHead, *, is_new: bool) -> None:
     """After a failure that trying again does not mend. An interrupted pull keeps what has arrived."""
+    import shutil
+
     if is_new:
         shutil.rmtree(folder, ignore_errors=True)
     for part in published.manifest.files:
@@ -185,6 +175,8 @@ def _clear(folder: Path, published: PublishedDraftHead, *, is_new: bool) -> None
 
 def _check_place(folder: Path, published: PublishedDraftHead) -> None:
     """Refuse to overwrite files that came from no registry. Raises UsageError, OSError."""
+    from ledger.audit.draft_head_evidence import PROVENANCE
+
     if (folder / PROVENANCE).exists():
         return
     for part in published.manifest.files:
@@ -194,6 +186,8 @@ def _check_place(folder: Path, published: PublishedDraftHead) -> None:
 
 
 def _digest(path: Path) -> str:
+    import hashlib
+
     with path.open("rb") as file:
         return "sha256:" + hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -203,6 +197,8 @@ def _verify_folder(folder: Path, trusted: TrustedKeys, ledger: LedgerClient | No
 
     Raises DraftHeadRefused, FormatError.
     """
+    from ledger.audit.draft_head_evidence import DraftHeadEvidence, check_files, verify_draft_head
+
     evidence = DraftHeadEvidence.read(folder)
     published = verify_draft_head(evidence, trusted)
     check_files(published.manifest, folder)
@@ -229,6 +225,8 @@ def verified(
 
     Raises DraftHeadRefused, FormatError, KolmError, UsageError.
     """
+    import tempfile
+
     folder = _folder_of(head)
     if folder is not None:
         with ledger_at(ledger) if ledger else nullcontext() as log:
@@ -249,6 +247,8 @@ def local_folder(head: str, trusted: Path, registry: str, ledger: str, cache: Pa
 
     Raises what `pull` and `load_trusted` raise.
     """
+    from services.cli.trust import load_trusted
+
     given = _folder_of(head)
     if given is not None:
         return given
@@ -273,6 +273,8 @@ def _folder_of(head: str) -> Path | None:
 
 def head_document(head: Head) -> dict[str, Any]:
     """A head with its full identifiers and its manifest."""
+    from ledger.documents.manifests import DraftHeadManifest
+
     withdrawal = head.withdrawal
     return {
         "head_cid": head.head_cid,
@@ -324,6 +326,9 @@ def _heads_view(heads: list[dict[str, Any]]) -> View:
 
 def _head_view(head: dict[str, Any]) -> Table:
     """All that is on record about one head."""
+    from ledger.documents.manifests import DraftHeadManifest
+    from ledger.encoding.canonical import canonical
+
     manifest = DraftHeadManifest.from_bytes(canonical(head["manifest"]))
     layers = ", ".join(map(str, manifest.feature_layers))
     rows: list[tuple[Line, ...]] = [

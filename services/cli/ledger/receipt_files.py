@@ -13,24 +13,17 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ledger.audit.log_verification import verify_appended, verify_receipt
-from ledger.bundle.receipt_file import ReceiptFile, Turns
-from ledger.documents.content import sent_turn
 from ledger.errors import LedgerError, ProofError
-from ledger.keys.envelope import Envelope
-from ledger.keys.signer import Signer
-from ledger.keys.trusted_keys import TrustedKeys
-from ledger.statements.scitt import Place, check_cose_receipt, transparent_statement
-from ledger.tree.checkpoint import open_checkpoint
-from ledger.tree.tlog_proof import TlogProof
 from services.cli.frame import exits
 from services.cli.frame.exits import Failed, UsageError
 from services.cli.frame.options import ledger_at
 from services.cli.frame.values import require_writable_new_file
-from services.cli.ledger.export import proof_of
-from services.cli.trust import load_trusted
 
 if TYPE_CHECKING:
+    from ledger.bundle.receipt_file import Turns
+    from ledger.keys.signer import Signer
+    from ledger.keys.trusted_keys import TrustedKeys
+    from ledger.tree.tlog_proof import TlogProof
     from services.client import LedgerClient, Message, Receipt
     from services.client.ledger.log import ReceiptDetails, ReceiptEntry, ReceiptQuery
 
@@ -100,6 +93,8 @@ def _times(beginning: str) -> tuple[datetime, datetime]:
 
 def prove(details: ReceiptDetails, directory: Path) -> Proof:
     """Check the signature, then that the entry is in the tree of a checkpoint that the log signed."""
+    from ledger.audit.log_verification import verify_appended, verify_receipt
+    from services.cli.trust import load_trusted
     from services.client.ledger.receipt_checks import entry_of
 
     proof = details.inclusion_proof
@@ -149,6 +144,7 @@ def proven_search(
     ledger: LedgerClient, query: ReceiptQuery, limit: int, trusted: Path, remember: Path | None, *, complete: bool
 ) -> SearchResult:
     """The part that the ledger can prove. Raises UsageError if there are no keys to check with, LedgerError."""
+    from services.cli.trust import load_trusted
     from services.client.ledger.remembered import RememberedCheckpoint
     from services.client.ledger.verified import VerifiedLedger
 
@@ -182,6 +178,10 @@ def export_receipt(ledger: LedgerClient, named: str, path: Path) -> str:
 
     Raises NotFound without content, UsageError where a file is there, KolmError, LedgerError.
     """
+    from ledger.bundle.receipt_file import ReceiptFile
+    from ledger.keys.envelope import Envelope
+    from services.cli.ledger.export import proof_of
+
     receipt = find(ledger, named).receipt
     details = ledger.receipt(receipt.receipt_id, include_content=True)
     if (content := details.content) is None:
@@ -221,6 +221,10 @@ def save(path: Path, receipt: Receipt, sent: str | Sequence[Message], ledger: st
 
     Raises Failed, or UsageError where a file is there by now.
     """
+    from ledger.bundle.receipt_file import ReceiptFile
+    from ledger.documents.content import sent_turn
+    from ledger.keys.envelope import Envelope
+
     turns: str | Turns = sent if isinstance(sent, str) else tuple(sent_turn(each.role, each.content) for each in sent)
     proof, why = _proof(receipt, ledger)
     file = ReceiptFile(Envelope.from_bytes(receipt.envelope), receipt.content, turns, receipt.text, proof)
@@ -229,6 +233,7 @@ def save(path: Path, receipt: Receipt, sent: str | Sequence[Message], ledger: st
 
 
 def _proof(receipt: Receipt, ledger: str) -> tuple[TlogProof | None, str]:
+    from services.cli.ledger.export import proof_of
     from services.client.errors import KolmError, NotFound
 
     deadline = time.monotonic() + _PATIENCE
@@ -251,6 +256,7 @@ def export_statement(ledger: LedgerClient, named: str, path: Path, key: Signer, 
 
     Raises NotFound, UsageError, KolmError, LedgerError.
     """
+    from services.cli.trust import load_trusted
     from services.client.ledger.verified import VerifiedLedger
 
     trusted = load_trusted(trusted_folder)
@@ -262,6 +268,8 @@ def export_statement(ledger: LedgerClient, named: str, path: Path, key: Signer, 
 
 
 def _cose(ledger: LedgerClient, details: ReceiptDetails, trusted: TrustedKeys, key: Signer) -> bytes:
+    from ledger.statements.scitt import Place, check_cose_receipt, transparent_statement
+    from ledger.tree.checkpoint import open_checkpoint
     from services.client.ledger.receipt_checks import entry_of
 
     receipt_id, entry = details.receipt.receipt_id, entry_of(details.receipt).to_bytes()

@@ -10,18 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from ledger.documents.promise import open_promise
-from ledger.documents.receipt import Receipt
-from ledger.keys.envelope import Envelope
 from services.cli.frame import exits, options
 from services.cli.frame.failures import explained
 from services.cli.frame.options import ledger_at
 from services.cli.frame.output import answer, remark
 from services.cli.frame.values import require_writable_new_file
 from services.cli.frame.views import MARKS, Column, Line, Styled, View, facts, joined, outcome, table, whose_replay
-from services.cli.trust import load_trusted
-from services.cli.verify.sources import read_promise_file
-from services.cli.verify.verify import fulfilment_document
 
 if TYPE_CHECKING:
     from services.client import LedgerClient
@@ -160,6 +154,7 @@ def promised(
     from datetime import UTC, datetime
 
     from services.cli.ledger.receipt_files import write_new
+    from services.cli.verify.verify import fulfilment_document
 
     with ledger_at(ledger) as client:
         found = check_promise(client, file, paths.trusted, remember, datetime.now(UTC))
@@ -198,6 +193,9 @@ def check_promise(ledger: LedgerClient, file: Path, trusted: Path, remember: Pat
 
     Raises UsageError without a promise or keys, LedgerError for a wrong signature or proof, KolmError.
     """
+    from ledger.documents.promise import open_promise
+    from services.cli.trust import load_trusted
+    from services.cli.verify.sources import read_promise_file
     from services.client.ledger.promised import look_up
     from services.client.ledger.remembered import RememberedCheckpoint
     from services.client.ledger.verified import VerifiedLedger
@@ -209,6 +207,8 @@ def check_promise(ledger: LedgerClient, file: Path, trusted: Path, remember: Pat
 
 def envelope_document(envelope: bytes) -> dict[str, Any]:
     """`document` is the payload, parsed; `envelope` the DSSE JSON as text, which is what a verifier reads."""
+    from ledger.keys.envelope import Envelope
+
     return {"document": loads(Envelope.from_bytes(envelope).payload), "envelope": envelope.decode("utf-8")}
 
 
@@ -289,6 +289,8 @@ def _content(shown: dict[str, Any]) -> Rows:
 
 
 def _speculation(document: dict[str, Any]) -> Rows:
+    from ledger.documents.receipt import Receipt
+
     block = document["spec_decode"]
     asked = "" if block["requested_method"] == block["method"] else f" (asked for {block['requested_method']})"
     fallback = f", because of {block['fallback_reason']}" if block["fallback_reason"] else ""

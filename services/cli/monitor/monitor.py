@@ -14,22 +14,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ledger.errors import NotFound
-from ledger.keys.trusted_keys import TrustedKeys
-from ledger.monitor.finding import Finding
-from ledger.monitor.judgement import Limits
-from ledger.monitor.monitor import Monitor
 from services.cli.frame import exits, options
 from services.cli.frame.exits import CommandError, Unreachable
 from services.cli.frame.output import print_json
 from services.cli.frame.process import printable, stop_signals
 from services.cli.frame.values import age
-from services.cli.monitor.memory import SqliteMonitorMemory
-from services.cli.monitor.sources import LogFiles, Webhook, opened_log, read_promises
 
 if TYPE_CHECKING:
+    from ledger.keys.trusted_keys import TrustedKeys
+    from ledger.monitor.finding import Finding
     from ledger.monitor.judgement import Limits
     from ledger.witness.tlog_policy import Policy
+    from services.cli.monitor.memory import SqliteMonitorMemory
+    from services.cli.monitor.sources import LogFiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +162,9 @@ class Watching:
     """A log that is being followed."""
 
     def __init__(self, watched: Watched, files: LogFiles, memory: SqliteMonitorMemory) -> None:
+        from ledger.monitor.monitor import Monitor
+        from services.cli.monitor.sources import Webhook
+
         self._watched = watched
         self._files = files
         self._memory = memory
@@ -176,6 +176,9 @@ class Watching:
 
         Raises UsageError for a promise that cannot be read, StoreError for the monitor's own state.
         """
+        from ledger.errors import NotFound
+        from services.cli.monitor.sources import read_promises
+
         now, away = datetime.now(UTC), None
         promised = read_promises(self._watched.promises)
         try:
@@ -205,6 +208,9 @@ class Watching:
 @contextmanager
 def watching(watched: Watched) -> Iterator[Watching]:
     """Raises UsageError, StoreError."""
+    from services.cli.monitor.memory import SqliteMonitorMemory
+    from services.cli.monitor.sources import opened_log
+
     with (
         closing(SqliteMonitorMemory(watched.state)) as memory,
         opened_log(watched.ledger, watched.tiles, witnessed=watched.limits.witnessed) as files,

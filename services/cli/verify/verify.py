@@ -10,16 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ledger.audit.fulfilment import Fulfilment
-from ledger.bundle.limits import erased_in_words, owed_in_words
-from ledger.bundle.report import BundleReport
-from ledger.encoding.timestamp import timestamp
 from services.cli.frame import exits, options
 from services.cli.frame.output import answer
 from services.cli.frame.views import MARKS, Column, Line, Styled, View, facts, table
 
 if TYPE_CHECKING:
+    from ledger.audit.fulfilment import Fulfilment
     from ledger.bundle.proven_entry import ProvenEntry
+    from ledger.bundle.report import BundleReport
     from services.cli.verify.sources import TrustSources
 
 
@@ -232,6 +230,8 @@ def _report_document(report: BundleReport, *, as_claimed: bool) -> dict[str, Any
     the auditor's own, `unreplayable` of receipts with that newest verdict. `erased` are those of the last whose content
     an entry had erased by then, with that entry.
     """
+    from ledger.encoding.timestamp import timestamp
+
     checkpoint, owed, freshness = report.checkpoint, report.completeness, report.freshness
     return {
         "ok": report.ok,
@@ -272,6 +272,8 @@ def fulfilment_document(found: Fulfilment) -> dict[str, Any]:
 
 
 def _scope(report: BundleReport) -> list[str]:
+    from ledger.bundle.limits import owed_in_words
+
     held, size, owed = report.manifest, report.checkpoint.size if report.checkpoint else 0, report.completeness
     if held is None or held.range.start == held.range.end < size:
         said = [f"{sum(report.kinds.values())} chosen entries of a log of {size}"]
@@ -292,6 +294,8 @@ def _scope(report: BundleReport) -> list[str]:
 
 
 def _remarks(report: BundleReport) -> list[str]:
+    from ledger.bundle.limits import erased_in_words
+
     outcomes, remarks = report.outcomes, []
     if outcomes.get("DEVIATION"):
         remarks.append(f"{outcomes['DEVIATION']} replays came out differently (DEVIATION)")

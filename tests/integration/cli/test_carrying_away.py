@@ -8,7 +8,6 @@ import os
 import shutil
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,8 +19,8 @@ from ledger.bundle.layout import BundleFile
 from ledger.bundle.tar_archive import write_folder
 from ledger.bundle.tile_files import TiledTree
 from ledger.bundle.tile_folder import TileFolder
+from ledger.documents.receipt import SpecDecode
 from ledger.documents.signed_document import sign_document
-from ledger.documents.spec_decode import SpecDecode
 from ledger.keys.ed25519 import SigningKey
 from ledger.keys.key_scope import KeyScope
 from ledger.keys.note import Note, VerifierKey
@@ -40,6 +39,7 @@ from services.cli.main import app
 from services.generation.receipts.journal import Journal, Kind
 from tests.fakes.tiny_head import tiny_head
 from tests.integration.auditor.deployment import Deployment
+from tests.replacing import replace
 from tests.unit.ledger.builders import OFF, ORIGIN, content, receipt, receipt_id, signed
 from tests.unit.ledger.test_mutations import FILES
 from tests.unit.ledger.vectors import VECTORS
@@ -277,7 +277,7 @@ def test_a_key_that_replaces_one_for_some_tenants_is_for_them_alone(stopped: Pat
     old = SigningKey.load(stopped / "keys/receipts.pem", "receipts").public
     scope = KeyScope.of(tenant=[receipt(0).tenant])
     (file,) = (stopped / "trusted").glob("receipts-*.pub")
-    file.write_bytes(replace(old, scope=scope).to_pem())
+    file.write_bytes(old.scoped(scope).to_pem())
     assert rotate(stopped, "receipts").exit_code == 0
     assert [key.scope for key in TrustedKeys.load(stopped / "trusted").keys("receipts")] == [scope, scope]
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from ledger.documents.kscore import KScore
+from ledger.documents.draft_head import KScore
 from ledger.documents.signed_document import open_document, sign_document
 from ledger.keys.trusted_keys import TrustedKeys
 from ledger.tree.entry import Entry

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sqlite3
 from contextlib import closing
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from ledger.documents.spec_decode import SpecDecode
+from ledger.documents.receipt import SpecDecode
 from ledger.encoding.stream_digest import StreamDigest
 from ledger.encoding.timestamp import timestamp
 from ledger.keys.ed25519 import SigningKey
@@ -23,6 +22,7 @@ from ledger.sql.store import SqlEntryStore
 from services.cli.main import app
 from tests.integration.auditor.deployment import Deployment
 from tests.integration.cli.conftest import Kolm
+from tests.replacing import replace
 from tests.unit.ledger.builders import (
     KEYS,
     OFF,

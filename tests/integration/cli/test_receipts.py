@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import stat
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +30,7 @@ from services.client import LedgerClient, Message, Receipt
 from services.client.ledger.log import CoseReceipt
 from tests.integration.auditor.deployment import Deployment
 from tests.integration.cli.conftest import Kolm
+from tests.replacing import replace
 from tests.unit.client.test_answer_check import CONTENT, TEXT
 from tests.unit.client.test_answer_check import signed as signed_receipt
 from tests.unit.ledger.builders import KEYS, PROFILE, STRANGER, at, content, receipt, receipt_id, signed, verdict
@@ -224,8 +224,8 @@ def test_a_file_that_was_changed_is_refused(
     for other, said in (
         (b'{"content":null' + data[data.index(b',"envelope"') :], "content: expected a JSON object"),
         (b" " + data, "not in canonical form"),
-        (data[:400], "no receipt file or statement, or only a part of one"),
-        (file.envelope.to_bytes(), "no receipt file or statement"),
+        (data[:400], "not a receipt file or statement, or only a part of one"),
+        (file.envelope.to_bytes(), "not a receipt file or statement"),
     ):
         path.write_bytes(other)
         code, _, shown = kolm("verify", str(path))

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,6 @@ from services.training.kscore import Measured, measure
 from services.training.plan import StepReport
 from services.training.trainer import Trainer
 from tests.fakes.tiny_model import make_tiny_model
-from tests.replacing import replace
 
 PROMPTS = 40
 SHORT = ("--steps", "4", "--max-tokens", "8", "--unroll", "2", "--held-out", "0.3", "--precision", "float32")

@@ -27,6 +27,7 @@ Float32 = NDArray[np.float32]
 
 ROWS = (1, 2, 4, 8, 16, 32, 128, 512)
 STORAGES = ("float32", "bfloat16", "q8_0", "q4_0", "q4_1", "q4_k", "q5_k", "q6_k")
+INT8 = ("q8_0 int8", "q4_0 int8", "q4_1 int8")
 PEERS = ("torch float32", "torch bfloat16")
 _ROUNDS = 7
 _ENOUGH = 300 << 20  # bytes of weights that no cache holds: fewer layers of a large model are measured, and scaled up
@@ -62,7 +63,7 @@ def measure() -> list[dict[str, Any]]:
     found = []
     for model in track(MODELS, "linears"):
         bandwidth = read_bandwidth()
-        for name in (*STORAGES, *PEERS):
+        for name in (*STORAGES, *INT8, *PEERS):
             if name.endswith("_k") and any(k % 256 for _, k in (*model.shapes, model.head)):
                 continue
             contender = _Torch(model, name) if name in PEERS else _Canonical(model, name)
@@ -101,7 +102,9 @@ def _some_layers(model: Model, bytes_each: float) -> int:
 class _Canonical:
     """All layers as one program. The output layer counts once, so it is measured once and weighs as the others do."""
 
-    def __init__(self, model: Model, storage: str) -> None:
+    def __init__(self, model: Model, name: str) -> None:
+        storage, _, arithmetic = name.partition(" ")
+        self._arithmetic = arithmetic or "float32"
         rng = np.random.default_rng(0)
         layout = LAYOUTS[storage]
         layers = _some_layers(model, layout.row_bytes(256) / 256)
@@ -113,7 +116,7 @@ class _Canonical:
         self._matrices = [matrix_of(made[shape]) for shape in shapes]
         self.bytes = sum(matrix.weights.panels.nbytes for matrix in self._matrices)
         self.scale = model.weights / sum(n * k for n, k in shapes)
-        compilation.compile_ahead([f"linear_{storage}"])
+        compilation.compile_ahead([compilation.linear_module(storage, self._arithmetic)])
         self._lines = {rows: self._program(rows, rng) for rows in ROWS}
 
     def _program(self, rows: int, rng: np.random.Generator) -> tuple[Any, ...]:
@@ -125,7 +128,8 @@ class _Canonical:
         size = max(linear.scratch_bytes(m.weights.inputs) for m in self._matrices)
         own = {"scratch": on_huge_pages(size * cpus()), "scratch_size": size}
         records = [
-            linear_record(m, xs[m.weights.inputs], ys[m.panels], "rows", 1, own, barrier=True) for m in self._matrices
+            linear_record(m, xs[m.weights.inputs], ys[m.panels], "rows", 1, own, True, self._arithmetic)
+            for m in self._matrices
         ]
         program, words = np.stack(records), np.zeros(len(PASS), np.int64)
         for name, value in (("program", program.ctypes.data), ("operations", len(records)), ("rows", rows)):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,6 +18,7 @@ from services.runtime.process import CannotStart
 from tests.fakes.tiny_adapter import make_tiny_adapter
 from tests.integration.generation.deployment import Deployment, asking, failure
 from tests.integration.generation.requests.test_replay import judged, receipts_of
+from tests.replacing import replace
 
 PROMPT = [70, 80, 90]
 

@@ -81,14 +81,14 @@ async def test_replays_begin_with_nothing_that_others_have_computed(
     deployment: Deployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     taken: list[EngineRequest] = []
-    add = EngineCore.add
+    add_all = EngineCore.add_all
 
-    def noted(core: EngineCore, request: EngineRequest, sink: Sink) -> None:
-        taken.append(request)
-        add(core, request, sink)
+    def noted(core: EngineCore, requests: Sequence[EngineRequest], sink: Sink) -> None:
+        taken.extend(requests)
+        add_all(core, requests, sink)
 
     stub = await deployment.start_generation()
-    monkeypatch.setattr(EngineCore, "add", noted)
+    monkeypatch.setattr(EngineCore, "add_all", noted)
     asked = asking("", token_ids=pb.TokenIds(ids=[70, 80]), max_tokens=5, verify="VERIFY_MODE_INLINE", tenant="acme")
     await stub.Generate(asked)
     assert [(request.reuse, request.method == "off") for request in taken] == [(True, False), (False, True)]

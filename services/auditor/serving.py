@@ -13,21 +13,22 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
 from ledger.audit.obligation import OVERDUE, OWED, UNDRAWN, Obligation
-from ledger.documents.audit import OUTCOMES
+from ledger.documents.audit import DECODE, OUTCOMES, PREFILL
 from ledger.documents.content import Content
+from ledger.documents.receipt import Receipt
 from ledger.encoding.timestamp import timestamp
 from ledger.errors import LedgerError
 from ledger.keys.signer import open_signer
 from services.auditor.audit_error import AuditError, EngineFailed, FolderError, Interrupted
 from services.auditor.auditor import Auditor, Examined
 from services.auditor.backlog import Backlog
-from services.auditor.examination import ContentReader, EnginePlan, Examiner, Replayer
+from services.auditor.examination import ContentReader, EnginePlan, Examiner, Replayed, Replayer
 from services.auditor.held_folder import HeldFolder, Share
 from services.auditor.journal import Announcement, Journal, Terms
 from services.auditor.settings import AuditorSettings
@@ -70,11 +71,14 @@ class AuditorPlan:
 
 
 @contextmanager
-def connected(plan: AuditorPlan, stop: threading.Event) -> Iterator[Auditor]:
+def connected(
+    plan: AuditorPlan, stop: threading.Event, *, on_load: Callable[[], None] | None = None
+) -> Iterator[Auditor]:
     """An auditor with its connections; they close, and running calls end, with the block.
 
-    Its key is made at first use; the public half goes into the plan's folder for it. Raises KeyFileError,
-    FolderError, EngineFailed.
+    Its base is loaded at once or, with `on_load`, which is told of it, when a receipt is to be replayed. Its key is
+    made at first use; the public half goes into the plan's folder for it. Raises KeyFileError, FolderError,
+    EngineFailed.
     """
     key = open_signer(plan.key_file, "auditor", plan.key_passphrase_file, create=True)
     if plan.public_directory is not None:
@@ -85,7 +89,9 @@ def connected(plan: AuditorPlan, stop: threading.Event) -> Iterator[Auditor]:
         LedgerClient.connect(plan.ledger) as ledger,
         HeldFolder(plan.folder, plan.max_attempts) as folder,
     ):
-        examiner = Examiner(trust, _content_reader(ledger), _replayer(plan.engine, stop), plan.decode_share)
+        load = partial(_own_engine, plan.engine, stop)
+        replayer = load() if on_load is None else LoadedWhenAsked(load, on_load)
+        examiner = Examiner(trust, _content_reader(ledger), replayer, plan.decode_share)
         journal = Journal(ledger, key, lambda: datetime.now(UTC))
         backlog = Backlog(trust, plan.spot_checks)
         yield Auditor(
@@ -99,7 +105,26 @@ def connected(plan: AuditorPlan, stop: threading.Event) -> Iterator[Auditor]:
         )
 
 
-def _replayer(engine: EnginePlan, stop: threading.Event) -> Replayer:
+@dataclass
+class LoadedWhenAsked:
+    """The auditor's own engine, loaded for the first replay: a pass with nothing to replay takes no weights. Its calls
+    raise EngineFailed too.
+    """
+
+    load: Callable[[], Replayer]
+    on_load: Callable[[], None]
+    ways: tuple[str, ...] = (PREFILL, DECODE)
+
+    @cached_property
+    def _engine(self) -> Replayer:
+        self.on_load()
+        return self.load()
+
+    def replay(self, receipt: Receipt, content: Content, way: str = DECODE) -> Replayed:
+        return self._engine.replay(receipt, content, way)
+
+
+def _own_engine(engine: EnginePlan, stop: threading.Event) -> Replayer:
     try:
         from services.auditor.own_engine import OwnEngine
     except ModuleNotFoundError as error:

@@ -145,9 +145,13 @@ def run_pass(plan: AuditorPlan, *, quiet: bool = False) -> Pass:
         before = Counter(verdict.outcome for verdict in ledger.verdicts())
         examined: list[Examined] = []
         try:
-            with steps("loading and probing the base", quiet=quiet) as step:
-                spare_torch()
-                with connected(plan, threading.Event()) as auditor:
+            with steps("reading the ledger", quiet=quiet) as step:
+
+                def loading() -> None:
+                    step("loading and probing the base")
+                    spare_torch()
+
+                with connected(plan, threading.Event(), on_load=loading) as auditor:
                     other, waited = examine(auditor, examined.append, step)
                     undecided, remaining = auditor.undecided, auditor.remaining
         except BrokenLog as error:
@@ -171,7 +175,6 @@ def examine(
     """Wait until the process that holds the auditor's folder has done what the log owes, or is gone; then examine what
     is left. Returns that process, and the receipts that were waited for.
     """
-    step("reading the ledger")
     other, waited = auditor.in_other_hands()
     still = waited
     while still:

@@ -1,9 +1,9 @@
 """The life of an HTTP server process, with uvicorn: as `server.serve` is for gRPC. Its limits, metrics and spans.
 
 uvicorn has no limits of connections: their number, and the time of a request's parts. A connection waits while no whole
-header of a request has come over it. Where it waits too long, or a body takes too long, it is closed. Where too many
-are open, the one that has waited longest makes room for the newest: callers who say nothing, or send half a request,
-cannot keep others out.
+header of a request has come over it, or while its caller leaves an answer unread. Where it waits too long, or a body
+takes too long, it is closed. Where too many are open, the one that has waited longest makes room for the newest:
+callers who say nothing, send half a request or read nothing cannot keep others out.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ from services.runtime.server import ready_file, received_signals
 from services.runtime.settings import ServerSettings
 
 MOST_CONNECTIONS = 512
-HEADER_SECONDS, BODY_SECONDS = 20.0, 60.0
+HEADER_SECONDS, BODY_SECONDS, ANSWER_SECONDS = 20.0, 60.0, 60.0
+_LEAST_READ = 32 * 1024
+"""A caller with an answer waiting takes this many bytes of it in each `answer_seconds`, and need be no faster."""
 _MOST_HEADER = 65_536  # bytes; uvicorn's own bound too
 _FREE_PIECES, _PIECE_BYTES = 1000, 256
 """A body may come in this many pieces, and one more for each 256 bytes: each costs the event loop alike."""
@@ -45,6 +47,7 @@ class Connections:
     most: int = MOST_CONNECTIONS
     header_seconds: float = HEADER_SECONDS
     body_seconds: float = BODY_SECONDS
+    answer_seconds: float = ANSWER_SECONDS
     _open: set[_Connection] = field(default_factory=set)
     _waiting: dict[_Connection, None] = field(default_factory=dict)  # the longest first
 
@@ -71,7 +74,7 @@ class Connections:
 
 
 class _Connection(H11Protocol):
-    """uvicorn's connection, which a timer closes where a header or a body is too slow."""
+    """uvicorn's connection, which a timer closes where a header or a body is too slow, or an answer is left unread."""
 
     def __init__(self, connections: Connections, **given: Any) -> None:
         super().__init__(**given)
@@ -98,9 +101,19 @@ class _Connection(H11Protocol):
         super().on_response_complete()
         self._look()
 
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._look()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._look()
+
     def _look(self) -> None:
-        """Time the part of a request that is to come next, if that is another than before."""
-        if self.cycle is None or self.cycle.response_complete:
+        """Time the part that its caller is to send or to read next, if that is another than before."""
+        if self.flow.write_paused:
+            self._time("answer")
+        elif self.cycle is None or self.cycle.response_complete:
             self._time("header")
         else:
             self._time("body" if self.cycle.more_body else None)
@@ -111,10 +124,20 @@ class _Connection(H11Protocol):
         if self._timer is not None:
             self._timer.cancel()
         self._timed, self._timer = part, None
-        self._of.waits(self, part == "header")
-        if part is not None:
+        self._of.waits(self, part in ("header", "answer"))
+        if part == "answer":
+            self._expect_reading(self.transport.get_write_buffer_size() + _LEAST_READ)
+        elif part is not None:
             seconds = self._of.header_seconds if part == "header" else self._of.body_seconds
             self._timer = self.loop.call_later(seconds, self.transport.abort)
+
+    def _expect_reading(self, before: int) -> None:
+        """Look again and again whether enough of an answer has been read since `before` bytes of it waited."""
+        waiting = self.transport.get_write_buffer_size()
+        if waiting > before - _LEAST_READ:
+            self.transport.abort()
+        else:
+            self._timer = self.loop.call_later(self._of.answer_seconds, self._expect_reading, waiting)
 
 
 class _Counting(h11.Connection):

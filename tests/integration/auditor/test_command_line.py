@@ -79,6 +79,16 @@ def test_a_verdict_that_never_came_is_overdue_and_exits_with_3(deployment: Deplo
     assert "has no verdict" in kolm.text("ledger", "verify", "--obligations")
 
 
+def test_a_pass_with_nothing_to_replay_loads_no_base(deployment: Deployment, kolm: Kolm, tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    (broken / "config.json").write_text("{}")
+    code, done = kolm("audit", "run", f"--model={broken}")
+    assert (code, done["verdicts"]) == (0, [])
+    deployment.receive(0)
+    assert kolm("audit", "run", f"--model={broken}")[0] == 2
+
+
 def halted(deployment: Deployment) -> int:
     deployment.receive(0)
     deployment.replays.lies = {receipt_id(0)}

@@ -11,6 +11,7 @@ from typing import Any
 
 import openai
 import uvicorn
+from starlette.types import ASGIApp
 
 from ledger.keys.trusted_keys import TrustedKeys
 from services.client import AsyncRuntime
@@ -50,25 +51,34 @@ async def fronting(
 ) -> AsyncIterator[Front]:
     """The front before a generation server's address; `changes` are settings."""
     settings = HttpSettings(generation=generation, **changes)
-    async with AsyncRuntime.connect(generation) as runtime:
-        app = http_app(runtime, settings, trusted)
-        server = _Server(
-            uvicorn.Config(
-                app,
-                http=(connections or Connections()).protocol(),
-                log_config=None,
-                access_log=False,
-                lifespan="off",
-                timeout_graceful_shutdown=1,
-            )
+    async with (
+        AsyncRuntime.connect(generation) as runtime,
+        answering(http_app(runtime, settings, trusted), connections or Connections()) as port,
+        openai.AsyncOpenAI(
+            base_url=f"http://127.0.0.1:{port}/v1",
+            api_key=api_key,
+            max_retries=0,
+            http_client=openai.DefaultAsyncHttpxClient(trust_env=False),
+        ) as client,
+    ):
+        yield Front(port, client)
+
+
+@asynccontextmanager
+async def answering(app: ASGIApp, connections: Connections) -> AsyncIterator[int]:
+    """The port on which `app` answers."""
+    server = _Server(
+        uvicorn.Config(
+            app,
+            http=connections.protocol(),
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            timeout_graceful_shutdown=1,
         )
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            serving = asyncio.ensure_future(server.serve(sockets=[listener]))
-            port = listener.getsockname()[1]
-            http = openai.DefaultAsyncHttpxClient(trust_env=False)
-            async with openai.AsyncOpenAI(
-                base_url=f"http://127.0.0.1:{port}/v1", api_key=api_key, max_retries=0, http_client=http
-            ) as client:
-                yield Front(port, client)
-            server.should_exit = True
-            await serving
+    )
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        serving = asyncio.ensure_future(server.serve(sockets=[listener]))
+        yield listener.getsockname()[1]
+        server.should_exit = True
+        await serving

@@ -12,6 +12,8 @@ from typing import Any
 import httpx2
 import openai
 import pytest
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from kolm.generation.v1 import generation_pb2 as pb
 from kolm.generation.v1.generation_pb2_grpc import GenerationServiceServicer, add_GenerationServiceServicer_to_server
@@ -31,7 +33,7 @@ from tests.fakes.tampered_targets import GatedTarget, Loader
 from tests.fakes.tiny_model import make_tiny_model
 from tests.integration.cli.scripted import ScriptedGeneration, mount
 from tests.integration.generation.deployment import PATIENCE, Deployment, until
-from tests.integration.http.front import Front, fronting
+from tests.integration.http.front import Front, answering, fronting
 from tests.integration.http.test_chat import ASKED
 from tests.serving import serving
 
@@ -208,6 +210,37 @@ async def test_a_body_that_does_not_come_ends_its_connection_and_an_idle_one_is_
             assert await closed(idle[0])
             for each in (half, idle):
                 each[1].close()
+
+
+LARGE = 32 << 20  # bytes, more than the system keeps of a connection
+
+
+async def test_an_answer_that_is_left_unread_ends_its_connection() -> None:
+    ended = asyncio.Event()
+
+    async def endless(scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        left = asyncio.ensure_future(receive())
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        while not left.done():
+            await send({"type": "http.response.body", "body": bytes(1 << 20), "more_body": True})
+        ended.set()
+
+    async with answering(endless, Connections(answer_seconds=0.2)) as port:
+        _, unread = await asyncio.open_connection("127.0.0.1", port)
+        unread.write(b"GET / HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n")
+        await asyncio.wait_for(ended.wait(), PATIENCE)
+        unread.close()
+
+
+async def test_an_answer_that_is_still_being_read_is_not_cut_off_as_an_idle_connection() -> None:
+    async with answering(Response(bytes(LARGE)), Connections(header_seconds=0.2)) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET / HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n")
+        await reader.readuntil(b"\r\n\r\n")
+        await asyncio.sleep(0.5)
+        assert len(await reader.readexactly(LARGE)) == LARGE
+        writer.close()
 
 
 async def test_silent_and_half_sent_requests_keep_nobody_out() -> None:

@@ -73,7 +73,7 @@ Hash = Annotated[bytes, Meta(min_length=32, max_length=32)]
 
 _PLACE = re.compile(r" - at `(?:key` in `)?\$\.?(.*)`\Z")
 _MEMBER = re.compile(r"Object (?:missing required|contains unknown) field `(.*)`")
-_FORM = re.compile(r"`str` matching regex .*\(\?#(.*)\)'\Z", re.DOTALL)
+_FORM = re.compile(r"`str` matching regex .*\(\?#(.*)\)['\"]\Z", re.DOTALL)
 _SEED = re.compile(r"[1-9][0-9]{15,19}")
 
 

@@ -110,9 +110,8 @@ class BlockLayer(nn.Module):
         self, x: Tensor, context: Tensor, unseen: Tensor, of_context: tuple[Tensor, Tensor],
         of_rows: tuple[Tensor, Tensor],
     ) -> Tensor:  # fmt: skip
-        queries = _turned(self.self_attn["q_norm"](self._heads("q_proj", x)), of_rows)
-        own = _turned(self.self_attn["k_norm"](self._heads("k_proj", x)), of_rows)
-        keys = _turned(self.self_attn["k_norm"](self._heads("k_proj", context)), of_context)
+        queries = _turned(self._normed("q", x), of_rows)
+        own, keys = _turned(self._normed("k", x), of_rows), _turned(self._normed("k", context), of_context)
         values, own_values = self._heads("v_proj", context), self._heads("v_proj", x)
         shared = queries.shape[-2] // keys.shape[-2]
         keys, values, own, own_values = (
@@ -126,6 +125,11 @@ class BlockLayer(nn.Module):
         n = context.shape[1]
         mixed = torch.einsum("bharn,bnhd->barhd", weights[..., :n], values)
         return (mixed + torch.einsum("bhars,bashd->barhd", weights[..., n:], own_values)).flatten(-2)
+
+    def _normed(self, part: str, x: Tensor) -> Tensor:
+        """Queries or keys, normed in float32."""
+        heads = self._heads(f"{part}_proj", x)
+        return self.self_attn[f"{part}_norm"](heads.float()).to(heads.dtype)  # type: ignore[no-any-return]
 
     def _heads(self, name: str, x: Tensor) -> Tensor:
         return self.self_attn[name](x).unflatten(-1, (-1, self._head_dim))  # type: ignore[no-any-return]

@@ -199,8 +199,13 @@ def fresh_head(config: HeadConfig, ends: Ends, target_ids: Tensor, seed: int) ->
     return head
 
 
+_UNSURE = 0.03
+
+
 def fresh_block(config: BlockConfig, ends: Ends, target_ids: Tensor, seed: int) -> BlockModule:
-    """As `fresh_head`; what the token before adds is nothing at first."""
+    """As `fresh_head`; what the token before adds is nothing at first. The norm is small: mask rows know nothing yet, and
+    at the base's own scale they would be sure of it, at 150 nats a token.
+    """
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         head = BlockModule(config, ends.embeddings)
@@ -209,7 +214,7 @@ def fresh_block(config: BlockConfig, ends: Ends, target_ids: Tensor, seed: int) 
                 torch.nn.init.normal_(parameter, std=parameter.shape[1] ** -0.5)
     with torch.no_grad():
         head.lm_head.weight.copy_(ends.head[target_ids])
-        head.norm.weight.copy_(ends.norm)
+        head.norm.weight.copy_(_UNSURE * ends.norm)
         for name, parameter in head.named_parameters():
             if name.endswith(("o_proj.weight", "down_proj.weight", "markov_w2.weight")) or "confidence" in name:
                 parameter.zero_()

@@ -1,6 +1,7 @@
 """The check of a pushed head: is it what its manifest says, and can it draft for its base?
 
-It reads config.json (kolm.eagle3.v1), safetensors headers and one small tensor; nothing is run, mapped or converted.
+It reads config.json (kolm.eagle3.v1, kolm.block.v1), safetensors headers and one small tensor; nothing is run, mapped
+or converted.
 A safetensors header is 8 bytes of little-endian length and a JSON object; tensors lie without holes or overlaps.
 """
 
@@ -10,9 +11,9 @@ import functools
 import math
 import sys
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from msgspec import Meta, field
 
@@ -89,7 +90,6 @@ def _check_tight(tensors: dict[str, Tensor], start: int, file_size: int) -> None
         raise FormatError("data", f"ends at byte {position:,}, the file has {file_size:,}: truncated, or too long")
 
 
-LAYOUT = "kolm.eagle3.v1"
 MAX_CONFIG_BYTES = 1024 * 1024
 
 _LARGEST = 2**24  # of any size in a head; keeps products of two of them exact
@@ -97,10 +97,15 @@ _MOST_LAYERS = 64
 
 
 _Size = Annotated[int, Meta(ge=1, le=_LARGEST)]
+_Shapes = dict[str, tuple[int, ...]]
 
 
 class HeadConfig(Members, frozen=True):
-    """The sizes and choices that decide about names and shapes. Sizes in elements."""
+    """The sizes and choices that decide about names and shapes, as heads of all kinds have them. Sizes in elements."""
+
+    kind: ClassVar[str] = ""
+    output_bias: ClassVar[bool] = False
+    mlp_bias: ClassVar[bool] = False
 
     layers: Annotated[int, Meta(ge=1, le=_MOST_LAYERS)] = field(name="num_hidden_layers")
     hidden_size: _Size
@@ -113,51 +118,50 @@ class HeadConfig(Members, frozen=True):
     draft_vocab_size: _Size
     feature_layers: tuple[Annotated[int, Meta(ge=0, le=_LARGEST)], ...]
     attention_bias: bool
-    output_bias: bool
-    mlp_bias: bool
-    head_norms: bool
     own_embeddings: bool
-    norm_before_fc: bool
-    fc_norm: bool
 
     @classmethod
     def from_bytes(cls, data: bytes) -> HeadConfig:
         """Raises FormatError naming the member that is wrong, `layout` where it is another layout than kolm's."""
         document = parse_json(data, "config.json")
-        if isinstance(document, dict) and document.get("layout") != LAYOUT:
-            raise FormatError("layout", f"expected {LAYOUT!r}; `kolm heads push` writes it from other layouts")
-        return cls.from_document(document)
+        layout = document.get("layout") if isinstance(document, dict) else None
+        if not isinstance(layout, str) or layout not in LAYOUTS:
+            known = " or ".join(LAYOUTS)
+            raise FormatError("layout", f"expected {known}; `kolm heads push` writes it from other layouts")
+        return LAYOUTS[layout].from_document(document)
 
-    def shapes(self) -> dict[str, tuple[int, ...]]:
+    def shapes(self) -> _Shapes:
         """Name and shape of every float tensor; weights are [out, in]."""
-        features = len(self.feature_layers) * self.target_hidden_size
-        shapes: dict[str, tuple[int, ...]] = {
-            "fc.weight": (self.hidden_size, features),
+        shapes: _Shapes = {
+            "fc.weight": (self.hidden_size, len(self.feature_layers) * self.target_hidden_size),
             "norm.weight": (self.hidden_size,),
-            "lm_head.weight": (self.draft_vocab_size, self.hidden_size),
         }
         if self.own_embeddings:
             shapes["embed_tokens.weight"] = (self.vocab_size, self.hidden_size)
-        if self.norm_before_fc:
-            shapes["input_norm.weight"] = (features,)
-        if self.fc_norm:
-            shapes |= {f"fc_norm.{i}.weight": (self.target_hidden_size,) for i in range(len(self.feature_layers))}
+        shapes |= self._own()
         for layer in range(self.layers):
             shapes |= self._layer(layer)
         return shapes
 
-    def _layer(self, layer: int) -> dict[str, tuple[int, ...]]:
-        prefix = f"layers.{layer}." if layer else "midlayer."
+    def _own(self) -> _Shapes:
+        """Tensors of the kind alone."""
+        return {}
+
+    def _layer(self, layer: int) -> _Shapes:
+        return self._shapes_of(f"layers.{layer}.", self.hidden_size, head_norms=True)
+
+    def _shapes_of(self, prefix: str, reads: int, *, head_norms: bool) -> _Shapes:
+        """Tensors of a layer whose attention reads so many values."""
         hidden, inner = self.hidden_size, self.intermediate_size
-        queries, keys, read = self.heads * self.head_dim, self.kv_heads * self.head_dim, hidden if layer else 2 * hidden
-        norms = ("input_layernorm", "post_attention_layernorm", *(() if layer else ("hidden_norm",)))
-        shapes: dict[str, tuple[int, ...]] = {f"{prefix}{norm}.weight": (hidden,) for norm in norms}
-        if self.head_norms:
+        queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        norms = ("input_layernorm", "post_attention_layernorm")
+        shapes: _Shapes = {f"{prefix}{norm}.weight": (hidden,) for norm in norms}
+        if head_norms:
             shapes |= {f"{prefix}self_attn.{norm}.weight": (self.head_dim,) for norm in ("q_norm", "k_norm")}
         linears = {
-            "self_attn.q_proj": (queries, read, self.attention_bias),
-            "self_attn.k_proj": (keys, read, self.attention_bias),
-            "self_attn.v_proj": (keys, read, self.attention_bias),
+            "self_attn.q_proj": (queries, reads, self.attention_bias),
+            "self_attn.k_proj": (keys, reads, self.attention_bias),
+            "self_attn.v_proj": (keys, reads, self.attention_bias),
             "self_attn.o_proj": (hidden, queries, self.output_bias),
             "mlp.gate_proj": (inner, hidden, self.mlp_bias),
             "mlp.up_proj": (inner, hidden, self.mlp_bias),
@@ -168,6 +172,65 @@ class HeadConfig(Members, frozen=True):
             if bias:
                 shapes[f"{prefix}{name}.bias"] = (rows,)
         return shapes
+
+
+class Eagle3Config(HeadConfig, frozen=True):
+    """The first layer reads embedding and feature side by side, and is called after SafeAILab's."""
+
+    kind: ClassVar[str] = "eagle3"
+
+    output_bias: bool  # type: ignore[misc]
+    mlp_bias: bool  # type: ignore[misc]
+    head_norms: bool
+    norm_before_fc: bool
+    fc_norm: bool
+
+    def _own(self) -> _Shapes:
+        features = len(self.feature_layers)
+        shapes: _Shapes = {"lm_head.weight": (self.draft_vocab_size, self.hidden_size)}
+        if self.norm_before_fc:
+            shapes["input_norm.weight"] = (features * self.target_hidden_size,)
+        if self.fc_norm:
+            shapes |= {f"fc_norm.{i}.weight": (self.target_hidden_size,) for i in range(features)}
+        return shapes
+
+    def _layer(self, layer: int) -> _Shapes:
+        if layer:
+            return self._shapes_of(f"layers.{layer}.", self.hidden_size, head_norms=self.head_norms)
+        first = self._shapes_of("midlayer.", 2 * self.hidden_size, head_norms=self.head_norms)
+        return {**first, "midlayer.hidden_norm.weight": (self.hidden_size,)}
+
+
+class BlockConfig(HeadConfig, frozen=True):
+    """Layers are Qwen3's; a Markov and a confidence head may stand beside them."""
+
+    kind: ClassVar[str] = "block"
+
+    own_output: bool
+    markov_rank: Annotated[int, Meta(ge=0, le=_LARGEST)]
+    confidence: bool = field(name="confidence_head")
+    confidence_reads_token: bool = field(name="confidence_head_with_markov")
+
+    @property
+    def output_bias(self) -> bool:  # type: ignore[override]
+        return self.attention_bias
+
+    def _own(self) -> _Shapes:
+        hidden, rank = self.hidden_size, self.markov_rank
+        shapes: _Shapes = {"hidden_norm.weight": (hidden,)}
+        if self.own_output:
+            shapes["lm_head.weight"] = (self.draft_vocab_size, hidden)
+        if rank:
+            shapes["markov_head.markov_w1.weight"] = (self.vocab_size, rank)
+            shapes["markov_head.markov_w2.weight"] = (self.draft_vocab_size, rank)
+        if self.confidence:
+            shapes["confidence_head.proj.weight"] = (1, hidden + (rank if self.confidence_reads_token else 0))
+            shapes["confidence_head.proj.bias"] = (1,)
+        return shapes
+
+
+LAYOUTS: Mapping[str, type[HeadConfig]] = {"kolm.eagle3.v1": Eagle3Config, "kolm.block.v1": BlockConfig}
+"""Kolm's layouts of config.json."""
 
 
 _FLOATS = ("F32", "BF16", "F16")

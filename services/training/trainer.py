@@ -203,8 +203,8 @@ _UNSURE = 0.03
 
 
 def fresh_block(config: BlockConfig, ends: Ends, target_ids: Tensor, seed: int) -> BlockModule:
-    """As `fresh_head`; what the token before adds is nothing at first. The norm is small: mask rows know nothing yet, and
-    at the base's own scale they would be sure of it, at 150 nats a token.
+    """As `fresh_head`, with nothing said by the token before. The norm is small: mask rows know nothing yet, and at the
+    base's own scale they would be sure of it, at 150 nats a token.
     """
     with torch.random.fork_rng():
         torch.manual_seed(seed)

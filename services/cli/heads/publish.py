@@ -143,13 +143,13 @@ class Pushed:
 def in_own_layout(folder: Path, model: Path, feature_layers: tuple[int, ...] | None) -> Iterator[Path]:
     """The folder of a head in kolm's layout: the given one, or one for the time being. Raises UsageError."""
     from services.client.head_folder import CONFIG_FILE
-    from services.registry.head_check import LAYOUT
+    from services.registry.head_check import LAYOUTS
 
     try:
         config = parse_json((folder / CONFIG_FILE).read_bytes(), CONFIG_FILE)
     except FormatError:
         config = None  # which is refused where it is read in full
-    if not isinstance(config, dict) or config.get("layout") == LAYOUT:
+    if not isinstance(config, dict) or config.get("layout") in list(LAYOUTS):
         if feature_layers is not None:
             raise UsageError(f"--feature-layers: {folder} is in kolm's layout, which names them", "leave the flag out")
         yield folder
@@ -338,9 +338,12 @@ def convert(source: Path, out: Path, model: Path, feature_layers: tuple[int, ...
     import numpy as np
     import torch
 
+    from services.generation.drafting.block.block_checkpoint import BlockHead, write_block_head
     from services.generation.drafting.eagle3.checkpoint import write_head
-    from services.generation.drafting.eagle3.loading import load_head, with_layers
+    from services.generation.drafting.eagle3.head_pass import Head
+    from services.generation.drafting.eagle3.loading import with_layers
     from services.generation.drafting.heads import HeadError, check_base
+    from services.generation.drafting.methods import load_head
     from services.generation.target.config.config import read_config
     from services.generation.target.errors import TargetError
     from services.runtime.process import reason
@@ -348,6 +351,15 @@ def convert(source: Path, out: Path, model: Path, feature_layers: tuple[int, ...
     try:
         base = read_config(model)
         head = load_head(source, base)
+        if isinstance(head, BlockHead):
+            if feature_layers is not None:
+                raise UsageError(f"--feature-layers: {source} is a block head, which names them", "leave the flag out")
+            block = {name: torch.from_numpy(values) for name, values in head.tensors.items()}
+            ids = torch.from_numpy(head.target_ids)
+            offsets = {"d2t": ids - torch.arange(len(ids))} if len(ids) < head.config.vocab_size else {}
+            write_block_head(out, head.config, {**block, **offsets})
+            return Converted(head.origin, head.config.feature_layers)
+        assert isinstance(head, Head)
         if feature_layers is not None:
             head = with_layers(head, feature_layers)
             check_base(head.config, base)

@@ -6,6 +6,7 @@ import json
 import struct
 from collections.abc import Sequence
 from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -27,11 +28,13 @@ from ledger.tree.entry import Entry
 from ledger.tree.merkle import leaf_hash
 from services.client import errors as client
 from services.client.ledger.log import Appended, InclusionProof, LogEntry
+from services.generation.drafting.block.block_checkpoint import block_document, block_shapes
 from services.registry.catalogue import PUBLICATION, Signed
 from services.registry.errors import BadDocument, NameTaken, UntrustedSignature
-from services.registry.head_check import MAX_HEADER_BYTES, Tensor, read_header
+from services.registry.head_check import MAX_HEADER_BYTES, HeadConfig, Tensor, read_header
 from services.registry.publishing import LedgerLog, check_name
 from services.runtime.errors import KolmError, Unavailable
+from tests.fakes.heads import block_config
 from tests.replacing import replace
 from tests.unit.ledger.builders import KEYS, ORIGIN, TRUSTED, at, publication, signed, withdrawal
 
@@ -229,3 +232,28 @@ def test_any_bytes_raise_only_our_error(data: bytes) -> None:
             read(candidate)
         except FormatError:
             continue
+
+
+SMALL_BASE = SimpleNamespace(vocab_size=40, hidden_size=32, layers=4)
+
+
+@pytest.mark.parametrize(
+    "choices",
+    [
+        {},
+        {"attention_bias": True, "own_embeddings": True, "confidence_reads_token": False},
+        {"markov_rank": 0, "confidence": False, "confidence_reads_token": False, "layers": 3},
+        {"own_output": False, "draft_vocab_size": 40, "windows": (8, 0)},
+    ],
+)
+def test_a_block_head_has_the_tensors_that_its_drafter_reads(choices: dict[str, Any]) -> None:
+    config = block_config(SMALL_BASE, **choices)  # type: ignore[arg-type]
+    found = HeadConfig.from_bytes(json.dumps(block_document(config)).encode())
+    assert (found.kind, found.shapes()) == ("block", block_shapes(config))
+
+
+def test_a_configuration_of_no_layout_is_refused() -> None:
+    for layout in ("kolm.mtp.v1", ["kolm.block.v1"], None):
+        with pytest.raises(FormatError) as refused:
+            HeadConfig.from_bytes(json.dumps({"layout": layout}).encode())
+        assert refused.value.field == "layout"

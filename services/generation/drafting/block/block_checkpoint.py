@@ -107,6 +107,11 @@ class BlockConfig:
             raise HeadConfigInvalid(f"rms_norm_eps is {self.norm_epsilon!r}; expected a number between 0 and 1")
         if self.draft_vocab_size > self.vocab_size:
             raise HeadConfigInvalid(f"draft_vocab_size {self.draft_vocab_size} exceeds vocab_size {self.vocab_size}")
+        of_base = self.vocab_size, self.target_hidden_size
+        if not self.own_output and (self.draft_vocab_size, self.hidden_size) != of_base:
+            raise HeadConfigInvalid(
+                "lm_head is missing; the base's own gives all of its tokens, to states as wide as its"
+            )
         if len(self.windows) != self.layers or any(type(window) is not int or window < 0 for window in self.windows):
             raise HeadConfigInvalid(f"windows is {list(self.windows)!r:.80}; expected {self.layers} whole numbers")
         if self.confidence_reads_token and not (self.confidence and self.markov_rank):

@@ -137,6 +137,7 @@ def test_a_head_s_kind_is_told_from_its_configuration(base: TargetConfig, tmp_pa
         ({"rope_parameters": {"rope_type": "unheard of"}}, "rope_parameters"),
         ({"hidden_act": "gelu"}, "hidden_act"),
         ({"own_output": ...}, "own_output"),
+        ({"own_output": False}, "lm_head"),
         ({"surprise": 1}, "surprise"),
     ],
 )

@@ -14,8 +14,12 @@ from ledger.encoding.document import Cid, Count, Digest, Document, FileName, Par
 from ledger.errors import FormatError
 
 MAX_MANIFEST_BYTES = 256 * 1024
-CONFIG_TYPE = "application/vnd.kolm.eagle3.config.v1+json"
-WEIGHTS_TYPE = "application/vnd.kolm.eagle3.weights.v1+safetensors"
+HEAD_KINDS = ("eagle3", "block")
+CONFIG_TYPES, WEIGHTS_TYPES = (
+    {kind: f"application/vnd.kolm.{kind}.{part}" for kind in HEAD_KINDS}
+    for part in ("config.v1+json", "weights.v1+safetensors")
+)
+"""Media types by kind: a head's kind is what its files are."""
 
 _MOST_LAYERS = 1024
 _MOST_WORDS = 256
@@ -75,18 +79,22 @@ class BaseManifest(_Manifest, tag="kolm.base.v1", frozen=True):
         _check_names("weights", self.weights)
 
 
+def _media(types: Mapping[str, str]) -> Meta:
+    return form("|".join(map(re.escape, types.values())), f"one of {', '.join(types.values())}")
+
+
 class HeadConfig(Part, frozen=True):
     """The configuration of a draft head."""
 
     file: NamedFile
-    media_type: Annotated[str, form(re.escape(CONFIG_TYPE), CONFIG_TYPE)] = written(CONFIG_TYPE)
+    media_type: Annotated[str, _media(CONFIG_TYPES)] = written(CONFIG_TYPES["eagle3"])
 
 
 class HeadWeights(Part, frozen=True):
     """The weights of a draft head."""
 
     files: _WeightFiles
-    media_type: Annotated[str, form(re.escape(WEIGHTS_TYPE), WEIGHTS_TYPE)] = written(WEIGHTS_TYPE)
+    media_type: Annotated[str, _media(WEIGHTS_TYPES)] = written(WEIGHTS_TYPES["eagle3"])
 
 
 class Vocabulary(Part, frozen=True):
@@ -112,6 +120,11 @@ class DraftHeadManifest(_Manifest, tag="kolm.head.v1", frozen=True):
     vocabulary: Vocabulary
     training: Mapping[str, Any] = written({})
     annotations: Annotated[Mapping[str, str], Meta(max_length=_MOST_WORDS)] = written({})
+
+    @property
+    def kind(self) -> str:
+        """The method that drafts with it, one of `HEAD_KINDS`."""
+        return next(kind for kind, media_type in CONFIG_TYPES.items() if media_type == self.config.media_type)
 
     @property
     def vocab_size(self) -> int:
@@ -140,5 +153,7 @@ class DraftHeadManifest(_Manifest, tag="kolm.head.v1", frozen=True):
 
     def check(self) -> None:
         _check_names("weights.files", self.files)
+        if self.weights.media_type != WEIGHTS_TYPES[self.kind]:
+            raise FormatError("weights.media_type", f"expected {WEIGHTS_TYPES[self.kind]}, as config.media_type says")
         if self.vocabulary.draft_size > self.vocabulary.size:
             raise FormatError("vocabulary.draft_size", f"expected at most vocabulary.size = {self.vocabulary.size}")

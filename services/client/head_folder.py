@@ -14,7 +14,16 @@ from ledger.audit.draft_head_evidence import (
     check_not_withdrawn,
     verify_draft_head,
 )
-from ledger.documents.manifests import DraftHeadManifest, HeadConfig, HeadWeights, NamedFile, Vocabulary
+from ledger.documents.manifests import (
+    CONFIG_TYPES,
+    HEAD_KINDS,
+    WEIGHTS_TYPES,
+    DraftHeadManifest,
+    HeadConfig,
+    HeadWeights,
+    NamedFile,
+    Vocabulary,
+)
 from ledger.encoding.canonical import parse_json
 from ledger.encoding.document import Count, Members, Positive
 from ledger.errors import DraftHeadOfAnotherBase, DraftHeadRefused, DraftHeadUnlogged, DraftHeadWithdrawn, FormatError
@@ -34,6 +43,12 @@ class _Sizes(Members, frozen=True):
     feature_layers: tuple[Count, ...]
     vocab_size: Positive
     draft_vocab_size: Positive
+    layout: str = ""
+
+    @property
+    def kind(self) -> str:
+        """Of the layouts kolm.<kind>.v1; folders in other layouts are refused where they are read in full."""
+        return next((kind for kind in HEAD_KINDS if self.layout == f"kolm.{kind}.v1"), HEAD_KINDS[0])
 
 
 class HeadFolderInvalid(Exception):
@@ -50,8 +65,8 @@ def manifest_of(folder: Path, base_cid: str, annotations: Mapping[str, str] | No
         sizes = _Sizes.from_document(parse_json(config, CONFIG_FILE))
         manifest = DraftHeadManifest(
             subject=base_cid,
-            config=HeadConfig(NamedFile.of(CONFIG_FILE, config)),
-            weights=HeadWeights((_named(folder / WEIGHTS_FILE),)),
+            config=HeadConfig(NamedFile.of(CONFIG_FILE, config), CONFIG_TYPES[sizes.kind]),
+            weights=HeadWeights((_named(folder / WEIGHTS_FILE),), WEIGHTS_TYPES[sizes.kind]),
             hidden_size=sizes.hidden_size,
             feature_layers=sizes.feature_layers,
             vocabulary=Vocabulary(sizes.vocab_size, sizes.draft_vocab_size),

@@ -124,7 +124,9 @@ class HeadConfig(Members, frozen=True):
     def from_bytes(cls, data: bytes) -> HeadConfig:
         """Raises FormatError naming the member that is wrong, `layout` where it is another layout than kolm's."""
         document = parse_json(data, "config.json")
-        layout = document.get("layout") if isinstance(document, dict) else None
+        if not isinstance(document, dict):
+            raise FormatError("config.json", "expected a JSON object")
+        layout = document.get("layout")
         if not isinstance(layout, str) or layout not in LAYOUTS:
             known = " or ".join(LAYOUTS)
             raise FormatError("layout", f"expected {known}; `kolm heads push` writes it from other layouts")
@@ -271,7 +273,7 @@ def _config(manifest: DraftHeadManifest, blobs: BlobStore) -> HeadConfig:
 
 
 def _check_manifest(manifest: DraftHeadManifest, config: HeadConfig) -> None:
-    for name in ("hidden_size", "feature_layers", "vocab_size", "draft_vocab_size"):
+    for name in ("kind", "hidden_size", "feature_layers", "vocab_size", "draft_vocab_size"):
         said, is_ = getattr(manifest, name), getattr(config, name)
         if said != is_:
             raise BadHead(manifest.config.file.name, f"{name} is {_shown(is_)}; the manifest says {_shown(said)}")

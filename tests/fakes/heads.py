@@ -220,6 +220,31 @@ def write_speculators(directory: Path, config: HeadConfig, seed: int = 0, **memb
     return tensors
 
 
+def published_block(directory: Path, config: BlockConfig, kind: str, seed: int = 0) -> Path:
+    """As speculators saves a head of a kind, dflash or dspark."""
+    document = {
+        "speculators_model_type": kind, "speculators_version": "0.9.0", "draft_vocab_size": config.draft_vocab_size,
+        "block_size": config.block_size, "mask_token_id": config.mask_token, "target_hidden_size": None,
+        "sample_from_anchor": config.from_first, "aux_hidden_state_layer_ids": list(config.feature_layers),
+        "markov_rank": config.markov_rank, "markov_head_type": "vanilla", "enable_confidence_head": config.confidence,
+        "transformer_layer_config": {
+            "model_type": "qwen3", "num_hidden_layers": config.layers, "hidden_size": config.hidden_size,
+            "intermediate_size": config.intermediate_size, "num_attention_heads": config.heads,
+            "num_key_value_heads": config.kv_heads, "head_dim": config.head_dim, "rms_norm_eps": config.norm_epsilon,
+            "vocab_size": config.vocab_size, "max_position_embeddings": config.trained_length,
+            "rope_parameters": config.rope,
+        },
+    }  # fmt: skip
+    directory.mkdir(parents=True)
+    (directory / "config.json").write_text(json.dumps(document))
+    tensors = block_tensors(config, seed)
+    if "d2t" in tensors:
+        tensors["t2d"] = torch.zeros(config.vocab_size, dtype=torch.bool)
+        tensors["t2d"][torch.arange(config.draft_vocab_size) + tensors["d2t"]] = True
+    save_file(tensors, directory / "model.safetensors")
+    return directory
+
+
 def _write(directory: Path, document: dict[str, Any], tensors: dict[str, torch.Tensor], config: HeadConfig) -> None:
     known = torch.zeros(config.vocab_size, dtype=torch.bool)
     known[torch.arange(config.draft_vocab_size) + tensors["d2t"]] = True

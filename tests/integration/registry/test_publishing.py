@@ -7,9 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from ledger.documents.manifests import HeadWeights
+from ledger.documents.manifests import CONFIG_TYPES, WEIGHTS_TYPES, HeadWeights
 from ledger.documents.signed_document import open_document, sign_document
 from ledger.keys.ed25519 import SigningKey
 from ledger.keys.trusted_keys import TrustedKeys
@@ -19,16 +20,25 @@ from services.cli.heads.publish import convert
 from services.client.errors import FailedPrecondition, InvalidArgument, NotFound, PermissionDenied, Unavailable
 from services.client.head_folder import manifest_of
 from services.client.registry import RegistryClient
+from services.generation.drafting.block.block_checkpoint import load_block_head, write_block_head
 from services.generation.drafting.eagle3.checkpoint import head_shapes
 from services.generation.drafting.eagle3.loading import load_head
 from services.generation.target.config.config import TargetConfig, read_config
 from services.generation.target.identity import base_manifest
 from services.registry.__main__ import opened_servicer
 from services.registry.blobs import BlobStore
-from services.registry.errors import BaseMismatch
+from services.registry.errors import BadHead, BaseMismatch
 from services.registry.head_check import HeadConfig, check_fits, check_head
 from services.registry.settings import RegistrySettings
-from tests.fakes.heads import head_config, write_kolm, write_safeailab, write_speculators
+from tests.fakes.heads import (
+    block_config,
+    block_tensors,
+    head_config,
+    published_block,
+    write_kolm,
+    write_safeailab,
+    write_speculators,
+)
 from tests.fakes.tiny_head import OTHER_BASE, changed_config, changed_weights, tensors, tiny_head
 from tests.fakes.tiny_model import make_tiny_model
 from tests.integration.auditor.deployment import Deployment
@@ -401,6 +411,38 @@ def test_what_the_loader_takes_the_registry_takes(model: Path, base: TargetConfi
         store, {"sha256:" + described.cid[13:]: tmp_path / "base", described.model_config.digest: model / "config.json"}
     )
     check_head(manifest, store)
+
+
+@pytest.mark.parametrize("kind", ["dflash", "dspark"])
+def test_a_block_head_is_converted_described_and_taken(
+    model: Path, base: TargetConfig, tmp_path: Path, kind: str
+) -> None:
+    dspark = kind == "dspark"
+    choices = {} if dspark else {"draft_vocab_size": base.vocab_size, "own_output": False, "markov_rank": 0}
+    config = block_config(base, confidence=dspark, confidence_reads_token=dspark, from_first=dspark, **choices)
+    write_block_head(tmp_path / "written", config, block_tensors(config))
+    theirs = published_block(tmp_path / "theirs", config, kind)
+    convert(theirs, tmp_path / "head", model, None)
+    assert load_block_head(tmp_path / "head", base).config == config
+    for name in ("config.json", "model.safetensors"):
+        assert (tmp_path / "head" / name).read_bytes() == (tmp_path / "written" / name).read_bytes()
+
+    described, store = base_manifest(model), BlobStore.open(str(tmp_path / "blobs"))
+    manifest = manifest_of(tmp_path / "head", described.cid)
+    assert manifest.kind == "block"
+    (tmp_path / "base").write_bytes(described.to_bytes())
+    keep(store, {part.digest: tmp_path / "head" / part.name for part in manifest.files})
+    keep(
+        store, {"sha256:" + described.cid[13:]: tmp_path / "base", described.model_config.digest: model / "config.json"}
+    )
+    check_head(manifest, store)
+    lie = msgspec.structs.replace(
+        manifest,
+        config=msgspec.structs.replace(manifest.config, media_type=CONFIG_TYPES["eagle3"]),
+        weights=msgspec.structs.replace(manifest.weights, media_type=WEIGHTS_TYPES["eagle3"]),
+    )
+    with pytest.raises(BadHead):
+        check_head(lie, store)
 
 
 @pytest.mark.parametrize("vocabulary", [{}, {"vocab_size": 384}])

@@ -70,6 +70,24 @@ def test_a_manifest_reads_back_and_is_named_by_its_bytes() -> None:
     assert BASE_MANIFEST.model_config.name == "config.json"
 
 
+def test_a_head_s_kind_is_that_of_its_media_types() -> None:
+    block = DraftHeadManifest.from_bytes(
+        HEAD.to_bytes()
+        .replace(b"kolm.eagle3.config", b"kolm.block.config")
+        .replace(b"kolm.eagle3.weights", b"kolm.block.weights")
+    )
+    assert (HEAD.kind, block.kind) == ("eagle3", "block")
+    assert HEAD.cid != block.cid
+    for path, value in (
+        ("config.media_type", "application/vnd.kolm.block.config.v1+json"),  # the weights are eagle3's
+        ("weights.media_type", "application/vnd.kolm.block.weights.v1+safetensors"),
+        ("config.media_type", "application/vnd.kolm.mtp.config.v1+json"),
+    ):
+        with pytest.raises(FormatError) as caught:
+            DraftHeadManifest.from_bytes(changed(path, value))
+        assert caught.value.field in ("config.media_type", "weights.media_type")
+
+
 @pytest.mark.parametrize("name", NAMES_THAT_LEAD_ASTRAY)
 def test_a_file_name_that_is_more_than_a_name_is_refused(name: str) -> None:
     with pytest.raises(FormatError) as caught:

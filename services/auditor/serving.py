@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property, partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry
 
@@ -31,7 +32,6 @@ from services.auditor.backlog import Backlog
 from services.auditor.examination import ContentReader, EnginePlan, Examiner, Replayed, Replayer
 from services.auditor.held_folder import HeldFolder, Share
 from services.auditor.journal import Announcement, Journal, Terms
-from services.auditor.settings import AuditorSettings
 from services.client.errors import (
     Cancelled,
     DeadlineExceeded,
@@ -46,6 +46,9 @@ from services.runtime.metrics import Metrics, Reading
 from services.runtime.process import CannotStart
 from services.runtime.server import serve
 from services.runtime.trusted_directory import TrustedDirectory
+
+if TYPE_CHECKING:
+    from services.auditor.settings import AuditorSettings  # which imports what the model's files are read with
 
 
 @dataclass(frozen=True, slots=True)

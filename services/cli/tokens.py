@@ -124,7 +124,8 @@ class Created:
 
 def create_credential(file: Path, spec: CredentialSpec) -> Created:
     """Add a credential to a file, which is made if need be. Raises UsageError, Failed."""
-    from services.runtime.credentials import new_token, write_private
+    from ledger.durable_file import write_durably
+    from services.runtime.credentials import new_token
 
     if spec.anybody and spec.certificate is not None:
         raise UsageError("--anybody: takes no --certificate: it is for callers who show nothing")
@@ -139,7 +140,7 @@ def create_credential(file: Path, spec: CredentialSpec) -> Created:
         if any(each.id == credential.id for each in credentials):
             raise UsageError(f"{file} has {spec.certificate or 'anybody'} already: revoke {credential.id} first")
         if token is not None and spec.out is not None:  # first: a token that cannot be read is of no use
-            write_private(spec.out, token + "\n")
+            write_durably(spec.out, f"{token}\n".encode())
         credentials.append(credential)
     return Created(credential, token if spec.out is None else None, spec.out)
 

@@ -162,7 +162,7 @@ def read_principals(path: Path) -> tuple[Credential, ...]:
 def write_principals(path: Path, credentials: Sequence[Credential]) -> None:
     """Replaces the file in one step; nobody but its owner can read it. Raises OSError."""
     document = _Document(credentials=_checked(tuple(credentials)))
-    write_private(path, document.model_dump_json(indent=1, exclude_defaults=False) + "\n")
+    write_durably(path, (document.model_dump_json(indent=1, exclude_defaults=False) + "\n").encode())
 
 
 @contextmanager
@@ -179,11 +179,6 @@ def edited_principals(path: Path) -> Iterator[list[Credential]]:
         yield credentials
         if tuple(credentials) != before:
             write_principals(path, credentials)
-
-
-def write_private(path: Path, text: str) -> None:
-    """Replaces a file in one step by one of mode 0600, in a folder made with mode 0700. Raises OSError."""
-    write_durably(path, text.encode())
 
 
 def _checked(credentials: tuple[Credential, ...]) -> tuple[Credential, ...]:
@@ -206,7 +201,7 @@ def token_left(address: str, token: str | None) -> Iterator[Path | None]:
         if file is not None and token is None:
             file.unlink(missing_ok=True)
         elif file is not None and token is not None:
-            write_private(file, token + "\n")
+            write_durably(file, f"{token}\n".encode())
     except OSError as error:
         _log.warning("cannot leave the token of this start in %s: %s", file, error.strerror)
         token = None

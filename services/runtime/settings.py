@@ -10,6 +10,9 @@ A service subclasses `ServerSettings` and loads it once, in its composition root
 
 `--config FILE` (KOLM_CONFIG) names the TOML file, `--secrets-dir DIR` (KOLM_SECRETS_DIR) a directory with one file a
 setting, named as the environment variable.
+
+Variables and secrets are read by pydantic-settings' own sources. Flags and TOML are read here: CliSettingsSource splits
+values at commas and knows an unknown flag as a sentence only, and a wrong key of TOML has no line there.
 """
 
 from __future__ import annotations

@@ -256,6 +256,7 @@ def make_local_principals(data_dir: Path) -> None:
 
     The token `LOCAL` is made anew each time. Raises PrincipalsError, OSError.
     """
+    from ledger.durable_file import write_durably
     from services.runtime.credentials import (
         LOCAL_CALLER,
         ROLES,
@@ -263,7 +264,6 @@ def make_local_principals(data_dir: Path) -> None:
         edited_principals,
         new_token,
         token_digest,
-        write_private,
     )
 
     needed: dict[str, tuple[Role, ...]] = {**SERVICE_ROLES, OWNER: ROLES, LOCAL: ("generate",)}
@@ -273,7 +273,7 @@ def make_local_principals(data_dir: Path) -> None:
         for name, roles in needed.items():
             if name == LOCAL or _kept_digest(token_file(data_dir, name)) not in valid:
                 token = new_token()
-                write_private(token_file(data_dir, name), token + "\n")
+                write_durably(token_file(data_dir, name), f"{token}\n".encode())
                 credentials[:] = [each for each in credentials if each.name != f"kolm up: {name}"]
                 credentials.append(
                     Credential(

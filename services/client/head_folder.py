@@ -47,7 +47,7 @@ class _Sizes(Members, frozen=True):
 
     @property
     def kind(self) -> str:
-        """Of the layouts kolm.<kind>.v1; folders in other layouts are refused where they are read in full."""
+        """The kind of the layout kolm.<kind>.v1; folders in other layouts are refused where they are read in full."""
         return next((kind for kind in HEAD_KINDS if self.layout == f"kolm.{kind}.v1"), HEAD_KINDS[0])
 
 

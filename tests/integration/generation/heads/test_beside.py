@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from services.generation.drafting.block.block_checkpoint import write_block_head
 from services.generation.drafting.eagle3.checkpoint import write_head
 from services.generation.target.config.config import read_config
-from tests.fakes.heads import head_config, head_tensors
+from tests.fakes.heads import block_config, block_tensors, head_config, head_tensors
 from tests.fakes.tiny_model import make_tiny_model
 from tests.integration.generation.api.test_datastores import build
 from tests.integration.generation.deployment import Deployment, asking, failure
@@ -39,6 +40,18 @@ async def test_they_draft_and_the_log_says_so(
     response = await stub.Generate(asking(max_tokens=4))
     assert (response.metrics.method, response.metrics.HasField("fallback_reason")) == ("eagle3", False)
     assert (await stub.Generate(asking(max_tokens=4, method="rest"))).metrics.method == "rest"
+
+
+async def test_a_block_head_drafts_by_the_method_of_its_kind(deployment: Deployment, base: Path) -> None:
+    config = block_config(read_config(base))
+    write_block_head(base.parent / "head", config, block_tensors(config))
+    stub = await deployment.start_generation(model=base)
+    plain = await stub.Generate(asking(max_tokens=24, method="off"))
+    for members in ({}, {"method": "block"}):
+        response = await stub.Generate(asking(max_tokens=24, **members))
+        assert (response.metrics.method, response.metrics.HasField("fallback_reason")) == ("block", False)
+        assert [each.text for each in response.choices] == [each.text for each in plain.choices]
+    assert (await failure(stub.Generate(asking(max_tokens=4, method="eagle3")))).reason == "METHOD_NOT_LOADED"
 
 
 async def test_nothing_is_taken_where_the_operator_says_so(deployment: Deployment, base: Path) -> None:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from services.generation.target.config.config import TargetConfig
 from services.generation.target.config.config_document import family_of, named_family, read_document
 from services.generation.target.config.layer_specs import (
     EMBEDDING,

@@ -9,8 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from transformers import PreTrainedConfig
-
 from services.generation.target.config.rope import NO_ROTATION, Rotation, rotation_of
 from services.generation.target.errors import ConfigInvalid, ModelNotFound, TargetError, UnsupportedArchitecture
 from services.generation.target.families import BY_ARCHITECTURE, Clamp, Experts, Family, HeadSizes, Temperature

@@ -9,18 +9,20 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ledger.encoding.cid import cid_of_json
-from services.generation.target.config.config import TargetConfig
 from services.generation.target.config.config_document import read_json_object
 from services.generation.target.errors import AdapterInvalid, AdapterUnsupported, ModelNotFound, WeightsInvalid
 from services.generation.target.files.safetensors import FLOATS, Part, floats, read_parts
 from services.generation.target.sizes import MOST_RANK
 from services.generation.target.weights import expected_shapes
+
+if TYPE_CHECKING:
+    from services.generation.target.config.config import TargetConfig  # which takes transformers
 
 _GGUF = re.compile(r"([.-](I?Q[0-9][0-9A-Z_]*|BF16|F16|F32))?\.gguf$", re.IGNORECASE)
 

@@ -58,6 +58,13 @@ def test_torch_is_not_imported_and_is_still_there(process: str, tmp_path: Path) 
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def test_settings_are_read_before_transformers_is_there() -> None:
+    """It imports torch, which servers and auditors spare: settings come first, and name wrong folders at once."""
+    code = "import sys, services.generation.settings, services.auditor.settings; "
+    code += "assert not {'torch', 'transformers', 'numba'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 @pytest.mark.slow
 def test_a_server_without_the_router_s_messages_starts() -> None:
     code = "import sys; sys.modules['smg_grpc_proto'] = None; import services.generation.serving"

@@ -131,7 +131,7 @@ class GenerationSettings(RpcServerSettings):
     max_sequences: int = Field(32, ge=1, description="Sequences that run at once.")
     max_waiting: int = Field(256, ge=1, description="Sequences of one tenant that may wait beyond those.")
     prefill_seconds: float = Field(
-        0.025,
+        0.05,
         gt=0,
         description="Time that a pass may take for prompts, while other requests get their tokens from it: less makes "
         "their gaps shorter and first tokens later. 16 rows, and two for each of the others, are there in any case.",

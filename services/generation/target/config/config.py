@@ -201,7 +201,7 @@ def _target_config(
         output_bias=False,
         mlp_bias=False,
         head_norms=family.head_norms,
-        windows=windows(config, family),
+        windows=windows(config, family, place),
         rotations=rotations(config, family, rope_factors),
         query_scale=family.query_scale
         or inverse_root(_scaling(config, family, "query_pre_attn_scalar", place, head_dim(config))),

@@ -252,11 +252,12 @@ def rotations(config: PreTrainedConfig, family: Family, divisors: Sequence[float
     return tuple(rotation if each else NO_ROTATION for each in turned[:layers])
 
 
-def windows(config: PreTrainedConfig, family: Family) -> tuple[int, ...]:
+def windows(config: PreTrainedConfig, family: Family, place: str) -> tuple[int, ...]:
     window = getattr(config, "sliding_window", None)
     layers = int(config.num_hidden_layers)
     ignored = not family.windows or getattr(config, "use_sliding_window", True) is False
     if ignored or not window:
         return (0,) * layers
+    check_size(window, "sliding_window", place)
     kinds = getattr(config, "layer_types", None) or ["sliding_attention"] * layers
     return tuple(int(window) if kind == "sliding_attention" else 0 for kind in kinds)

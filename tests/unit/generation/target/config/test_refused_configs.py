@@ -132,6 +132,14 @@ def test_config_json(tmp_path: Path, family: str) -> None:
         assert name in words, (name, value, words)
 
 
+def test_a_window_of_less_than_one_key_is_refused_where_windows_count(tmp_path: Path) -> None:
+    make_tiny_model(tmp_path, **FAMILIES["gemma2"])
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"sliding_window": -1}))
+    with pytest.raises(ConfigInvalid, match="sliding_window"):
+        read_config(tmp_path)
+
+
 def test_gguf(tmp_path: Path) -> None:
     cases: list[tuple[str, dict[str, Any]]] = [
         (key, {key.replace(".", "__"): value})

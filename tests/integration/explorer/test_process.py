@@ -58,7 +58,7 @@ def test_exact_over_no_token_is_not_shown_as_exact(tmp_path: Path) -> None:
         served.client.append(signed(verdict(index, 0, tokens_compared=0)))
         for path in ("/receipts", f"/receipts/{receipt_id(0)}", "/verdicts"):
             status, _, page = get(address, path)
-            assert (status, "nothing to compare" in page, 'class="badge ok">exact' in page) == (200, True, False), path
+            assert (status, "nothing to compare" in page, 'class="badge ok' in page) == (200, True, False), path
         index = served.client.append(signed(receipt(1))).index
         served.client.append(signed(verdict(index, 1)))
         for path in ("/receipts", f"/receipts/{receipt_id(1)}", "/verdicts"):

@@ -55,6 +55,7 @@ from tests.vectors.make_bundles import (
     exported,
     log_of,
 )
+from tests.vectors.make_log import signed_claim
 
 FOLDER = VECTORS / "bundles"
 EXPECTED = json.loads((FOLDER / "expected.json").read_bytes())
@@ -338,6 +339,20 @@ def test_a_receipt_that_is_dated_ahead_does_not_put_off_its_replay(tmp_path: Pat
         report = judged(ahead, tmp_path / name, trust)
         assert failed(report) == 11, report.problem
         assert "is dated 2036-01-02T03:04:05.000Z, the log held it by 2026-01-02T03:" in (report.problem or "")
+
+
+@pytest.mark.parametrize(
+    "claims",
+    [{"method": "off", "passes_by_method": {"eagle3": 1}}, {"tokens_accepted": 2}, {"acceptance_rate": 0.99}],
+    ids=lambda claims: next(iter(claims)),
+)
+def test_a_receipt_that_contradicts_itself_is_no_pass_though_its_operator_signed_and_logged_it(
+    claims: dict[str, object], tmp_path: Path
+) -> None:
+    index = next(number for number, document in enumerate(DOCUMENTS) if document == receipt(0))
+    report = judged(exported(log_of({index: signed_claim(0, **claims)})), tmp_path / "b")
+    assert not report.ok
+    assert "spec_decode" in (report.problem or "")
 
 
 ENTRIES = "entries/000000000000.jsonl"

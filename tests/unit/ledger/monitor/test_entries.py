@@ -37,6 +37,7 @@ from tests.unit.ledger.builders import (
 )
 from tests.unit.ledger.monitor.listed_log import ListedLog, ListedMemory
 from tests.unit.ledger.monitor.looks import NOW, owed, told
+from tests.vectors.make_log import signed_claim
 
 OTHER = cid(b"another base")
 
@@ -57,7 +58,15 @@ def halt_of_nothing(log: ListedLog) -> None:
     log.append(halt(1))
 
 
-@pytest.mark.parametrize("harm", [wrong_chain, second_receipt, unsigned, halt_of_nothing])
+def posing_as_off(log: ListedLog) -> None:
+    log.append(signed_claim(20, method="off", passes_by_method={"eagle3": 1}).to_bytes())
+
+
+def boasting(log: ListedLog) -> None:
+    log.append(signed_claim(20, acceptance_rate=0.99).to_bytes())
+
+
+@pytest.mark.parametrize("harm", [wrong_chain, second_receipt, unsigned, halt_of_nothing, posing_as_off, boasting])
 def test_an_entry_that_may_not_stand_there_is_told_as_long_as_it_stands(
     memory: MonitorMemory, harm: Callable[[ListedLog], None]
 ) -> None:

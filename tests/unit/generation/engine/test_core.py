@@ -286,8 +286,8 @@ def told() -> Iterator[Callable[[int], None]]:
     tell(float_mode(this_machine()))
 
 
-def subnormal_outcome() -> Outcome:
-    """The outcome of penalties and biases over logits that are subnormal or need rounding, in an engine of its own.
+def subnormal_core() -> tuple[EngineCore, EngineRequest]:
+    """A request with penalties and biases over logits that are subnormal or need rounding, and a core for it.
 
     Every row has eight tokens; what is best under penalties is a matter of the subnormals' last bits.
     """
@@ -298,10 +298,16 @@ def subnormal_outcome() -> Outcome:
         logit_bias=((3, 1e-39), (5, -1e-39)), ignore_eos=True, logprobs=2,
     )  # fmt: skip
     core = EngineCore(TableTarget(table), {}, LetterDecoder, CHEAP_ROWS, EngineSettings(), lambda: 0.0)
+    return core, EngineRequest("r", (1, 2), sampling)
+
+
+def subnormal_outcome() -> Outcome:
+    """In an engine of its own."""
+    core, asked = subnormal_core()
     engine, events = Engine(core), queue.SimpleQueue[Event]()
     engine.start()
     try:
-        submit(engine, EngineRequest("r", (1, 2), sampling), events.put)
+        submit(engine, asked, events.put)
         while not isinstance(event := events.get(timeout=60), Finished):
             pass
     finally:
@@ -323,3 +329,19 @@ def test_the_engines_thread_computes_in_its_own_mode(mode: int, told: Callable[[
     assert found.margins == expected.margins
     assert expected.finish_reason == "length"
     assert 0.0 < max(expected.margins) < float(np.finfo(np.float32).tiny)
+
+
+@pytest.mark.parametrize("mode", [FLUSHING, UPWARDS])
+def test_each_pass_computes_in_its_own_mode_whatever_a_library_has_set_since(
+    mode: int, told: Callable[[int], None]
+) -> None:
+    expected, collected = subnormal_outcome(), Collected()
+    core, asked = subnormal_core()
+    core.add(asked, collected.sink)
+    while not core.idle:
+        told(mode)
+        core.step()
+    told(float_mode(this_machine()))
+    found = collected.outcomes["r", 0]
+    assert (found.token_ids, found.margins) == (expected.token_ids, expected.margins)
+    assert found.stream_digest == expected.stream_digest

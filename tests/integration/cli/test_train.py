@@ -8,6 +8,7 @@ import os
 import signal
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -88,7 +89,8 @@ def test_the_faster_precision_is_taken_and_said(
 ) -> None:
     for precision, instructions in (("float32", {"avx2": True}), ("bfloat16", {"avx512bf16": True})):
         with monkeypatch.context() as cpu:
-            cpu.setattr("services.training.devices.llvm.get_host_cpu_features", lambda has=instructions: has)
+            machine = SimpleNamespace(get_host_cpu_features=lambda has=instructions: has)
+            cpu.setattr("services.training.devices.llvm", machine)  # kernels see the real one
             words = ["heads", "train", str(base), "--prompts", str(prompts), "--out", str(tmp_path / precision)]
             result = CliRunner(env={"COLUMNS": "200", "TERM": "dumb"}).invoke(app, [*words, *SHORT[:-2]])
         assert (result.exit_code, f"matrix products in {precision}" in result.stderr) == (0, True), result.stderr

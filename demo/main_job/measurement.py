@@ -127,7 +127,7 @@ def explained(details: ReceiptDetails, proof: Proof) -> Table:
     """Identifiers are cut here, and nowhere else: `kolm receipts show` has them whole."""
     document = envelope_document(details.receipt.envelope)["document"]
     prompt, output, block = document["prompt"], document["output"], document["spec_decode"]
-    verdict = details.verdicts[-1] if details.verdicts else None
+    verdict = details.verdicts[-1].document if details.verdicts else None
     rows: list[tuple[Line, ...]] = [
         ("the model", short(document["base_cid"]), "digest of weights and tokenizer"),
         ("the arithmetic", short(document["profile_cid"]), "how to compute the same bits again"),

@@ -21,7 +21,7 @@ from services.cli.frame.views import Column, Styled, joined, outcome, table
 if TYPE_CHECKING:
     from services.auditor.auditor import Auditor, Examined
     from services.auditor.serving import AuditorPlan
-    from services.client.ledger.log import Halt, Verdict
+    from services.client.ledger.log import Halt, VerdictEntry
 
 
 def run(
@@ -89,7 +89,7 @@ class Pass:
 
     examined: list[Examined]
     other: str
-    elsewhere: tuple[Verdict, ...]
+    elsewhere: tuple[VerdictEntry, ...]
     undecided: int
     remaining: tuple[int, ...]
     before: Counter[str]
@@ -99,14 +99,14 @@ class Pass:
     def deviated(self) -> bool:
         """Whether a replay deviates, something has been tampered with, or a scope is still halted."""
         found = [each.finding for each in self.examined]
-        outcomes = [*(each.outcome for each in found), *(verdict.outcome for verdict in self.elsewhere)]
+        outcomes = [*(each.outcome for each in found), *(verdict.document.outcome for verdict in self.elsewhere)]
         return bool(self.halts) or "DEVIATION" in outcomes or any(each.tampered for each in found)
 
     @property
     def passed(self) -> bool:
         """Whether everything that was due was replayed, exactly."""
         exact = all(each.finding.passed for each in self.examined) and all(
-            verdict.outcome == "EXACT" for verdict in self.elsewhere
+            verdict.document.outcome == "EXACT" for verdict in self.elsewhere
         )
         return exact and not self.remaining and not self.deviated
 
@@ -116,10 +116,10 @@ class Pass:
             "verdicts": [_examined(each) for each in self.examined],
             "elsewhere": [
                 {
-                    "receipt_index": verdict.receipt_index,
+                    "receipt_index": verdict.document.receipt_index,
                     "verdict_index": verdict.index,
-                    "outcome": verdict.outcome,
-                    "tokens_compared": verdict.tokens_compared,
+                    "outcome": verdict.document.outcome,
+                    "tokens_compared": verdict.document.tokens_compared,
                     "auditor": self.other,
                 }
                 for verdict in self.elsewhere
@@ -142,7 +142,7 @@ def run_pass(plan: AuditorPlan, *, quiet: bool = False) -> Pass:
     from services.generation.target.without_torch import spare_torch
 
     with ledger_at(plan.ledger) as ledger:
-        before = Counter(verdict.outcome for verdict in ledger.verdicts())
+        before = Counter(verdict.document.outcome for verdict in ledger.verdicts())
         examined: list[Examined] = []
         try:
             with steps("reading the ledger", quiet=quiet) as step:
@@ -160,7 +160,7 @@ def run_pass(plan: AuditorPlan, *, quiet: bool = False) -> Pass:
             raise UsageError(str(error), "name the audited base with --model") from error
         except AuditError as error:
             raise Failed(str(error)) from error
-        newest = {verdict.receipt_index: verdict for verdict in ledger.verdicts()} if waited else {}
+        newest = {verdict.document.receipt_index: verdict for verdict in ledger.verdicts()} if waited else {}
         ours = {each.receipt_index for each in examined}
         elsewhere = tuple(newest[index] for index in waited if index in newest.keys() - ours)
         return Pass(examined, other, elsewhere, undecided, remaining, before, ledger.halt_state().halts)

@@ -15,14 +15,14 @@ from starlette.responses import Response
 
 from ledger.documents.audit import OUTCOMES, Verdict
 from ledger.documents.receipt import Receipt
-from ledger.documents.signed_document import open_document, read_document
-from ledger.encoding.canonical import parse, parse_json
+from ledger.documents.signed_document import open_document
+from ledger.encoding.canonical import parse
 from ledger.encoding.digest import digest_text, parse_digest
+from ledger.encoding.timestamp import parse_timestamp
 from ledger.errors import FormatError, ProofError
 from ledger.keys.envelope import Envelope
 from services.client.errors import NotFound
-from services.client.ledger.log import ProvenEntry, ReceiptEntry, ReceiptQuery, SignedCheckpoint
-from services.client.ledger.log import Verdict as Listed
+from services.client.ledger.log import ProvenEntry, ReceiptEntry, ReceiptQuery, SignedCheckpoint, VerdictEntry
 from services.explorer.pages import Pages, Source, shown_fields
 
 TEXTS = ("tenant", "request_id", "method", "base_cid", "head_cid", "adapter_cid", "profile_cid")
@@ -149,12 +149,11 @@ _ROWS = 25
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A receipt, and what its signed document says about the output and speculation."""
+    """A listed receipt, its signed document, and when that was issued."""
 
-    receipt: ReceiptEntry
-    tokens: int
-    acceptance: float | None
-    speedup: float | None
+    listed: ReceiptEntry
+    receipt: Receipt
+    issued_at: datetime
 
 
 class ReceiptList:
@@ -185,8 +184,7 @@ class ReceiptList:
 
 
 def _row(entry: ReceiptEntry) -> Row:
-    document = Receipt.from_document(parse_json(Envelope.from_bytes(entry.envelope).payload))
-    return Row(entry, document.output.tokens, document.spec_decode.acceptance_rate, document.measured_speedup)
+    return Row(entry, entry.document, parse_timestamp(entry.document.issued_at))
 
 
 _VERDICTS = 50
@@ -214,7 +212,7 @@ class VerdictList:
             outcomes=OUTCOMES,
         )
 
-    def _opened(self, listed: Listed) -> Verdict:
+    def _opened(self, listed: VerdictEntry) -> Verdict:
         """The signed document; the list's own columns are not looked at."""
         document = open_document(Envelope.from_bytes(listed.envelope), self._source.trusted, listed.index)
         if not isinstance(document, Verdict):
@@ -291,8 +289,8 @@ class ReceiptPage:
             here="receipts",
             receipt_id=receipt_id,
             receipt=details.receipt,
-            verdicts=[(each.index, read_document(Envelope.from_bytes(each.envelope))) for each in details.verdicts],
-            compared=details.verdicts[-1].tokens_compared if details.verdicts else None,
+            verdicts=[(each.index, each.document) for each in details.verdicts],
+            compared=details.verdicts[-1].document.tokens_compared if details.verdicts else None,
             fields=_parts(parse(envelope.payload, "payload")),
             signatures=envelope.signatures,
         )

@@ -10,9 +10,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from ledger.documents.receipt import Receipt
-from ledger.encoding.canonical import parse_json
+from ledger.encoding.timestamp import parse_timestamp
 from ledger.errors import LedgerError
-from ledger.keys.envelope import Envelope
 from services.client.errors import KolmError
 from services.client.ledger.log import ReceiptEntry, ReceiptQuery
 from services.explorer.pages import Pages, Source
@@ -151,10 +150,10 @@ class Trends:
                 self._failure = error
 
     def _take(self, receipt: ReceiptEntry) -> None:
-        document = Receipt.from_document(parse_json(Envelope.from_bytes(receipt.envelope).payload))
-        second = int(receipt.issued_at.timestamp())
+        document, block = receipt.document, receipt.document.spec_decode
+        second = int(parse_timestamp(document.issued_at).timestamp())
         with self._lock:
-            bins = self._bins.setdefault((receipt.method, receipt.head_cid), Bins())
+            bins = self._bins.setdefault((block.method, block.head_cid), Bins())
             bins.add(second, _sums(document))
             self._grow(second, receipt.index + 1)
             self._next = receipt.index + 1

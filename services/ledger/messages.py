@@ -1,20 +1,16 @@
-"""The ledger's values to messages. The bytes beside them count; these fields are a reading aid."""
+"""The ledger's values to messages."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from datetime import datetime
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from kolm.ledger.v1 import documents_pb2 as pb
 from kolm.ledger.v1 import ledger_pb2
-from ledger.documents.audit import Verdict
 from ledger.documents.halt import OpenHalt
-from ledger.documents.receipt import Receipt
-from ledger.documents.signed_document import KINDS, kind_of, read_document
+from ledger.documents.signed_document import KINDS, kind_of, payload_type, read_document
 from ledger.encoding.digest import parse_digest
-from ledger.encoding.timestamp import parse_timestamp
 from ledger.errors import ChainError, FormatError
 from ledger.log.reader import Inclusion, StoredReceipt
 from ledger.log.store import VerdictRow
@@ -71,29 +67,23 @@ def inclusion_message(index: int, inclusion: Inclusion) -> pb.InclusionProof:
 
 def receipt_message(index: int, data: bytes, outcome: str | None) -> pb.Receipt:
     """The receipt of the leaf at `index`. Raises ChainError where that holds something else."""
-    try:
-        entry = Entry.from_bytes(data)
-        receipt = read_document(entry.envelope)
-    except FormatError as error:
-        raise ChainError(index, f"is damaged: {error}") from error
-    if not isinstance(receipt, Receipt):
-        raise ChainError(index, "is indexed as a receipt and is none")
+    entry = _entry(index, data, "receipt")
     return pb.Receipt(
-        receipt_id=receipt.receipt_id,
         index=entry.index,
         envelope=entry.envelope.to_bytes(),
-        tenant=receipt.tenant,
-        request_id=receipt.request_id,
-        base_cid=receipt.base_cid,
-        method=receipt.spec_decode.method,
-        issue_time=_time(receipt.issued_at),
-        outcome=_outcome(outcome),
-        head_cid=receipt.spec_decode.head_cid,
-        adapter_cid=receipt.adapter_cid,
-        profile_cid=receipt.profile_cid,
-        profile_proven=receipt.profile_proven,
+        outcome=pb.OUTCOME_UNSPECIFIED if outcome is None else pb.Outcome.Value(f"OUTCOME_{outcome}"),
         previous_hash=parse_digest(entry.previous),
     )
+
+
+def _entry(index: int, data: bytes, kind: str) -> Entry:
+    try:
+        entry = Entry.from_bytes(data)
+    except FormatError as error:
+        raise ChainError(index, f"is damaged: {error}") from error
+    if entry.envelope.payload_type != payload_type(kind):
+        raise ChainError(index, f"is indexed as a {kind} and is none")
+    return entry
 
 
 def content_state(stored: StoredReceipt) -> ledger_pb2.ContentState.ValueType:
@@ -106,23 +96,7 @@ def content_state(stored: StoredReceipt) -> ledger_pb2.ContentState.ValueType:
 
 def verdict_message(row: VerdictRow) -> pb.Verdict:
     """A listed verdict. Raises ChainError where the leaf holds something else."""
-    envelope = Entry.from_bytes(row.entry).envelope
-    verdict = read_document(envelope)
-    if not isinstance(verdict, Verdict):
-        raise ChainError(row.index, "is indexed as a verdict and is none")
-    return pb.Verdict(
-        index=row.index,
-        receipt_id=verdict.receipt_id,
-        receipt_index=verdict.receipt_index,
-        outcome=_outcome(verdict.outcome),
-        tokens_compared=verdict.tokens_compared,
-        deviation=None if verdict.deviation is None else pb.Deviation(**verdict.deviation.to_document()),
-        reason=verdict.reason,
-        replay_time=_time(verdict.replayed_at),
-        envelope=envelope.to_bytes(),
-        verification=verdict.verification,
-        replayed_by=verdict.replayed_by,
-    )
+    return pb.Verdict(index=row.index, envelope=_entry(row.index, row.entry, "verdict").envelope.to_bytes())
 
 
 def checkpoint_message(found: CosignedCheckpoint) -> ledger_pb2.GetCheckpointResponse:
@@ -153,14 +127,3 @@ def outcome_name(outcome: pb.Outcome.ValueType) -> str | None:
     """The word in the verdict's document; None for OUTCOME_UNSPECIFIED. Raises ValueError for an unknown number."""
     name = pb.Outcome.Name(outcome).removeprefix("OUTCOME_")
     return None if name == "UNSPECIFIED" else name
-
-
-def _outcome(name: str | None) -> pb.Outcome.ValueType:
-    return pb.OUTCOME_UNSPECIFIED if name is None else pb.Outcome.Value(f"OUTCOME_{name}")
-
-
-def _time(text: str) -> Timestamp:
-    moment: datetime = parse_timestamp(text)
-    stamp = Timestamp()
-    stamp.FromDatetime(moment)
-    return stamp

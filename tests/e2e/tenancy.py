@@ -27,7 +27,7 @@ def tenants_come_and_go(kolm: Kolm) -> list[str]:
         LedgerClient.connect(kolm.addresses.ledger, token=tokens["acme"]) as acme,
         LedgerClient.connect(kolm.addresses.ledger, token=tokens["globex"]) as globex,
     ):
-        assert [(each.tenant, each.receipt_id) for each in acme.receipts()] == [("acme", receipt)]
+        assert [(each.document.tenant, each.receipt_id) for each in acme.receipts()] == [("acme", receipt)]
         content = acme.receipt(receipt, include_content=True).content
         assert content is not None
         assert list(globex.receipts()) == []

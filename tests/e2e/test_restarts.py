@@ -107,9 +107,9 @@ def test_no_receipt_is_lost_or_doubled_by_restarts_under_load(tmp_path: Path, mo
             thread.join(PATIENCE)
         promised = {request_id for caller in callers for request_id in caller.promised}
         with LedgerClient.connect(ledger_address, wait=PATIENCE, token=token) as ledger:
-            until(lambda: promised <= {each.request_id for each in ledger.receipts()})
+            until(lambda: promised <= {each.document.request_id for each in ledger.receipts()})
             assert running["generation"].end(signal.SIGTERM) == 0
-            receipts = [(each.request_id, each.receipt_id) for each in ledger.receipts()]
+            receipts = [(each.document.request_id, each.receipt_id) for each in ledger.receipts()]
     finally:
         stop.set()
         for service in running.values():

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from ledger.bundle.report import BundleReport
     from ledger.errors import LedgerError
     from ledger.keys.trusted_keys import TrustedKeys
-    from services.client.identity import ClientTls
     from services.client.errors import KolmError
     from services.client.generation.completion import (
         Choice,
@@ -42,6 +41,7 @@ if TYPE_CHECKING:
         Tools,
     )
     from services.client.generation.runtime import AsyncRuntime, Runtime
+    from services.client.identity import ClientTls
     from services.client.ledger.ledger import LedgerClient
     from services.client.registry import RegistryClient
     from services.client.verification import ProvenReceipt, verify, verify_receipt

@@ -30,8 +30,9 @@ from services.cli.up.local_services import OWNER, Addresses, LocalServices, brin
 from services.cli.up.supervisor import Supervisor
 
 if TYPE_CHECKING:
+    from ledger.documents.audit import Verdict
     from services.client import Completion, LedgerClient, Runtime
-    from services.client.ledger.log import Halt, Verdict
+    from services.client.ledger.log import Halt, VerdictEntry
 
 
 ORIGIN = "drill.invalid/not-a-real-log"
@@ -141,7 +142,8 @@ def _steps(addresses: Addresses, data_dir: Path, fault: Path) -> Iterator[Seen]:
     with Runtime.connect(addresses.generation) as runtime, ledger_at(addresses.ledger) as ledger:
         good = _answer(runtime, METHOD)
         index, verdict = _verdict(ledger, good)
-        _expect(verdict.outcome == EXACT, f"the verdict on the first answer is {verdict.outcome}, not EXACT")
+        outcome = verdict.document.outcome
+        _expect(outcome == EXACT, f"the verdict on the first answer is {outcome}, not EXACT")
         said = f"{METHOD} drafted, the model answered {_beginning(good)}, and the auditor computed it again"
         yield Seen("EXACT", verdict.index, f"{said}: the receipt at entry {index} is true")
 
@@ -149,9 +151,10 @@ def _steps(addresses: Addresses, data_dir: Path, fault: Path) -> Iterator[Seen]:
         bad = _answer(runtime, METHOD)
         _expect(_tokens(bad) != _tokens(good), "the broken pass answered the same tokens")
         index, verdict = _verdict(ledger, bad)
-        _expect(verdict.outcome == DEVIATION, f"the verdict on the broken answer is {verdict.outcome}, not DEVIATION")
+        outcome = verdict.document.outcome
+        _expect(outcome == DEVIATION, f"the verdict on the broken answer is {outcome}, not DEVIATION")
         said = f"the pass is broken now: a row's logits depend on how many rows stand beside it; {_beginning(bad)} came"
-        yield Seen("DEVIATION", verdict.index, f"{said}. {_of_deviation(verdict, index)}")
+        yield Seen("DEVIATION", verdict.index, f"{said}. {_of_deviation(verdict.document, index)}")
 
         halt = _until(lambda: next(iter(ledger.halt_state().halts), None), "the halt")
         _expect(halt.scope.method == METHOD, f"{halt.scope.method} is halted, not {METHOD}")
@@ -196,13 +199,13 @@ def _beginning(completion: Completion) -> str:
     return f"“{' '.join(completion.choices[0].text.split())[:_SHOWN]}…”"
 
 
-def _verdict(ledger: LedgerClient, completion: Completion) -> tuple[int, Verdict]:
+def _verdict(ledger: LedgerClient, completion: Completion) -> tuple[int, VerdictEntry]:
     """The receipt's entry, and what the auditor found."""
     receipt = completion.choices[0].receipt
     if receipt is None:
         raise DidNotHappen("the answer came without a receipt")
 
-    def judged() -> tuple[int, Verdict] | None:
+    def judged() -> tuple[int, VerdictEntry] | None:
         details = ledger.receipt(receipt.receipt_id)
         return (details.receipt.index, details.verdicts[-1]) if details.verdicts else None
 

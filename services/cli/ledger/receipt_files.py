@@ -95,7 +95,6 @@ def prove(details: ReceiptDetails, directory: Path) -> Proof:
     """Check the signature, then that the entry is in the tree of a checkpoint that the log signed."""
     from ledger.audit.log_verification import verify_appended, verify_receipt
     from services.cli.trust import load_trusted
-    from services.client.ledger.receipt_checks import entry_of
 
     proof = details.inclusion_proof
     tree_size = 0 if proof is None else proof.tree_size
@@ -110,7 +109,7 @@ def prove(details: ReceiptDetails, directory: Path) -> Proof:
         return Proof(True, False, tree_size, "the ledger shows no proof that the log holds it")
     hashes, log_keys = proof.hashes, trusted.keys("log")
     included = _problem(
-        lambda: verify_appended(envelope, entry_of(details.receipt).to_bytes(), hashes, details.checkpoint, log_keys)
+        lambda: verify_appended(envelope, details.receipt.entry.to_bytes(), hashes, details.checkpoint, log_keys)
     )
     return Proof(True, included is None, tree_size, included)
 
@@ -270,9 +269,8 @@ def export_statement(ledger: LedgerClient, named: str, path: Path, key: Signer, 
 def _cose(ledger: LedgerClient, details: ReceiptDetails, trusted: TrustedKeys, key: Signer) -> bytes:
     from ledger.statements.scitt import Place, check_cose_receipt, transparent_statement
     from ledger.tree.checkpoint import open_checkpoint
-    from services.client.ledger.receipt_checks import entry_of
 
-    receipt_id, entry = details.receipt.receipt_id, entry_of(details.receipt).to_bytes()
+    receipt_id, entry = details.receipt.receipt_id, details.receipt.entry.to_bytes()
     answer, logs = ledger.cose_receipt(receipt_id), trusted.keys("log")
     if answer.entry != entry:
         raise ProofError("the ledger shows the COSE Receipt of another entry")

@@ -19,7 +19,7 @@ from services.cli.frame.views import MARKS, Column, Line, Styled, View, facts, j
 
 if TYPE_CHECKING:
     from services.client import LedgerClient
-    from services.client.ledger.log import ReceiptEntry, ReceiptQuery, Verdict
+    from services.client.ledger.log import ReceiptEntry, ReceiptQuery, VerdictEntry
     from services.client.ledger.promised import Promised
 
 
@@ -221,7 +221,7 @@ def _listed(receipt: ReceiptEntry) -> dict[str, Any]:
     }
 
 
-def _verdict(verdict: Verdict) -> dict[str, Any]:
+def _verdict(verdict: VerdictEntry) -> dict[str, Any]:
     return {"ledger_index": verdict.index, **envelope_document(verdict.envelope)}
 
 

@@ -33,7 +33,7 @@ from services.client.ledger.log import (
     ReceiptPage,
     ReceiptQuery,
     SignedCheckpoint,
-    Verdict,
+    VerdictEntry,
     VerdictPage,
 )
 
@@ -177,7 +177,7 @@ class LedgerClient:
 
     def verdicts(
         self, *, receipt_id: str | None = None, outcome: str | None = None, page_size: int = 0
-    ) -> Iterator[Verdict]:
+    ) -> Iterator[VerdictEntry]:
         """Every matching verdict, oldest first. `outcome` is EXACT, DEVIATION or UNREPLAYABLE."""
         number = log_wire.outcome_number(outcome)
         request = pb.ListVerdictsRequest(receipt_id=receipt_id, outcome=number, page_size=page_size)

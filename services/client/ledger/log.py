@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING
+from functools import cached_property
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
+    from ledger.documents.audit import Verdict
     from ledger.documents.content import Content
+    from ledger.documents.receipt import Receipt
+    from ledger.tree.entry import Entry
+
+_Kind = TypeVar("_Kind")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,28 +85,37 @@ class LogEntry:
     inclusion_proof: InclusionProof | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ReceiptEntry:
     """A listed receipt. `outcome` is EXACT, DEVIATION, UNREPLAYABLE, or None while nobody has replayed it.
-    `profile_proven` is None in old receipts, which do not say.
 
-    `previous_hash` (32 bytes), index and envelope make the entry bytes that a proof is over.
+    `previous_hash` (32 bytes), index and envelope make the entry that a proof is over.
     """
 
-    receipt_id: str
     index: int
-    envelope: bytes
-    tenant: str
-    request_id: str
-    base_cid: str
-    method: str
-    issued_at: datetime
-    outcome: str | None
-    head_cid: str | None
-    adapter_cid: str | None
-    profile_cid: str
-    profile_proven: bool | None
     previous_hash: bytes
+    envelope: bytes
+    outcome: str | None
+
+    @cached_property
+    def document(self) -> Receipt:
+        """What was signed; by whom, nobody has checked here. Raises FormatError, ProofError."""
+        from ledger.documents.receipt import Receipt
+
+        return _document(self, Receipt)
+
+    @property
+    def receipt_id(self) -> str:
+        return self.document.receipt_id
+
+    @property
+    def entry(self) -> Entry:
+        """Raises FormatError."""
+        from ledger.encoding.digest import digest_text
+        from ledger.keys.envelope import Envelope
+        from ledger.tree.entry import Entry
+
+        return Entry(self.index, digest_text(self.previous_hash), Envelope.from_bytes(self.envelope))
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,43 +156,37 @@ class ReceiptPage:
     others: tuple[bytes, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Deviation:
-    """The first difference of a replay; a token is None if that stream had ended, a margin if it is unknown."""
-
-    position: int
-    expected_token: int | None
-    actual_token: int | None
-    expected_margin: float | None
-    actual_margin: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """An auditor's finding about one receipt.
-
-    `verification` is prefill or decode, `replayed_by` auditor or server; both are None where nothing was computed, and
-    in older verdicts.
-    """
+@dataclass(frozen=True)
+class VerdictEntry:
+    """A listed verdict."""
 
     index: int
-    receipt_id: str
-    receipt_index: int
-    outcome: str
-    tokens_compared: int
-    deviation: Deviation | None
-    reason: str | None
-    replayed_at: datetime
     envelope: bytes
-    verification: str | None = None
-    replayed_by: str | None = None
+
+    @cached_property
+    def document(self) -> Verdict:
+        """What was signed; by whom, nobody has checked here. Raises FormatError, ProofError."""
+        from ledger.documents.audit import Verdict
+
+        return _document(self, Verdict)
+
+
+def _document(shown: ReceiptEntry | VerdictEntry, kind: type[_Kind]) -> _Kind:
+    from ledger.documents.signed_document import read_document
+    from ledger.errors import ProofError
+    from ledger.keys.envelope import Envelope
+
+    document = read_document(Envelope.from_bytes(shown.envelope))
+    if not isinstance(document, kind):
+        raise ProofError(f"entry {shown.index} is shown as a {kind.__name__.lower()} and is none")
+    return document
 
 
 @dataclass(frozen=True, slots=True)
 class VerdictPage:
     """One page of a list of verdicts; `next_page_token` is empty on the last."""
 
-    verdicts: tuple[Verdict, ...]
+    verdicts: tuple[VerdictEntry, ...]
     next_page_token: str
 
 
@@ -191,7 +200,7 @@ class ReceiptDetails:
 
     receipt: ReceiptEntry
     content: Content | None
-    verdicts: tuple[Verdict, ...]
+    verdicts: tuple[VerdictEntry, ...]
     content_state: str = ""
     erasure_index: int | None = None
     checkpoint: bytes = b""

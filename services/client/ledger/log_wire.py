@@ -57,8 +57,7 @@ def proven_leaf(message: ledger_pb2.GetEntryResponse) -> values.LogEntry:
 
 
 def receipt(message: documents_pb2.Receipt) -> values.ReceiptEntry:
-    moment, outcome = _moment(message.issue_time), _outcome(message.outcome)
-    return plain_value(values.ReceiptEntry, message, issued_at=moment, outcome=outcome)
+    return plain_value(values.ReceiptEntry, message, outcome=_outcome(message.outcome))
 
 
 def receipts_request(query: values.ReceiptQuery, page_size: int, *, complete: bool) -> ledger_pb2.ListReceiptsRequest:
@@ -99,7 +98,7 @@ def receipt_details(message: ledger_pb2.GetReceiptResponse) -> values.ReceiptDet
         message,
         receipt=receipt(message.receipt),
         content=content(message.content) if message.HasField("content") else None,
-        verdicts=tuple(verdict(each) for each in message.verdicts),
+        verdicts=tuple(map(verdict, message.verdicts)),
         content_state=_content_state(message.content_state),
         inclusion_proof=_proof_in(message),
     )
@@ -110,14 +109,8 @@ def _content_state(state: ledger_pb2.ContentState.ValueType) -> str:
     return "" if name == "UNSPECIFIED" else name
 
 
-def verdict(message: documents_pb2.Verdict) -> values.Verdict:
-    return plain_value(
-        values.Verdict,
-        message,
-        outcome=_outcome(message.outcome) or "",
-        deviation=plain_value(values.Deviation, message.deviation) if message.HasField("deviation") else None,
-        replayed_at=_moment(message.replay_time),
-    )
+def verdict(message: documents_pb2.Verdict) -> values.VerdictEntry:
+    return values.VerdictEntry(message.index, message.envelope)
 
 
 def proven_entry(message: ledger_pb2.GetInclusionProofResponse) -> values.ProvenEntry:

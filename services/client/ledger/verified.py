@@ -18,9 +18,11 @@ from datetime import UTC, datetime
 
 from ledger.audit.listing import CompleteRange, ListedReceipt, Page, verify_page
 from ledger.audit.log_verification import verify_receipt
+from ledger.documents import audit
 from ledger.documents.content import Content
 from ledger.documents.erasure import Erasure
 from ledger.documents.promise import PromiseAnswer, open_answer
+from ledger.documents.receipt import Receipt
 from ledger.documents.signed_document import kind_of, open_document, read_document
 from ledger.encoding.digest import digest_text
 from ledger.encoding.timestamp import timestamp_not_before
@@ -44,8 +46,8 @@ from services.client.ledger.log import (
     ReceiptEntry,
     ReceiptPage,
     ReceiptQuery,
+    VerdictEntry,
 )
-from services.client.ledger.receipt_checks import check_details, check_row, entry_of
 from services.client.ledger.remembered import RememberedCheckpoint
 
 
@@ -146,13 +148,12 @@ class VerifiedLedger:
         document = verify_receipt(details.receipt.envelope, self._trusted)
         if document.receipt_id != receipt_id:
             raise ProofError(f"the server shows receipt {document.receipt_id} where {receipt_id} was asked for")
-        check_row(details.receipt, document)
-        check_details(details, document, self._trusted)
-        self._check_included(entry_of(details.receipt), details.checkpoint, details.inclusion_proof)
+        _check_details(details, document, self._trusted)
+        self._check_included(details.receipt.entry, details.checkpoint, details.inclusion_proof)
         return details
 
     def receipts(self, query: ReceiptQuery, *, complete: bool = False, page_size: int = 0) -> Iterator[ReceiptEntry]:
-        """Matching receipts, oldest first, each proven to be in the log and to say what its row says.
+        """Matching receipts, oldest first, each proven to be in the log.
 
         `complete` also proves that none was left out of [min_index, max_index], by default the whole log as of the last
         page. A query by `outcome` cannot be complete: the server says the outcome, no receipt does.
@@ -162,9 +163,7 @@ class VerifiedLedger:
         head = None
         for page in self._client.receipt_pages(query, page_size=page_size, complete=complete):
             head = self._accept(page.checkpoint)
-            documents = verify_page(_page(page, complete), head, self._trusted, criteria)
-            for row, document in zip(page.receipts, documents, strict=True):
-                check_row(row, document)
+            verify_page(_page(page, complete), head, self._trusted, criteria)
             expected = _next_index(page, expected, head) if complete else _after_rows(page, expected)
             yield from page.receipts
         if complete and head is not None:
@@ -240,6 +239,31 @@ def _filter(query: ReceiptQuery) -> ReceiptFilter:
         max_index=query.max_index,
         commitment=query.commitment,
     )
+
+
+def _check_details(details: ReceiptDetails, document: Receipt, trusted: TrustedKeys) -> None:
+    """Checks what is shown beside a receipt. Raises FormatError, SignatureError, ProofError.
+
+    The content must be what it commits to, each verdict must be on this receipt and signed by a trusted auditor, and
+    the row's outcome must be the newest one's.
+    """
+    if details.content is not None:
+        details.content.check_against(document)
+    for shown in details.verdicts:
+        _check_verdict(shown, details.receipt, trusted)
+    newest = details.verdicts[-1].document.outcome if details.verdicts else None
+    if details.receipt.outcome != newest:
+        raise ProofError(
+            f"receipt {document.receipt_id} is shown as {details.receipt.outcome}, its newest verdict as {newest}"
+        )
+
+
+def _check_verdict(shown: VerdictEntry, row: ReceiptEntry, trusted: TrustedKeys) -> None:
+    document = open_document(Envelope.from_bytes(shown.envelope), trusted)
+    if not isinstance(document, audit.Verdict):
+        raise ProofError(f"entry {shown.index} is shown as a verdict and is none")
+    if (document.receipt_id, document.receipt_index) != (row.receipt_id, row.index):
+        raise ProofError(f"the verdict in entry {shown.index} is not on {row.receipt_id}, for which it is shown")
 
 
 def _named(entry: Entry) -> tuple[int, bytes, bytes, str]:

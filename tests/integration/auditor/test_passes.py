@@ -26,7 +26,7 @@ from tests.unit.ledger.builders import SCOPE, erasure, receipt, receipt_id, sign
 
 
 def outcomes(deployment: Deployment) -> list[tuple[int, str]]:
-    return [(verdict.receipt_index, verdict.outcome) for verdict in deployment.ledger.verdicts()]
+    return [(verdict.document.receipt_index, verdict.document.outcome) for verdict in deployment.ledger.verdicts()]
 
 
 def test_a_pass_gives_every_receipt_its_verdict_and_the_next_pass_has_nothing_to_do(deployment: Deployment) -> None:
@@ -160,7 +160,8 @@ def test_a_draw_decides_and_what_it_names_gets_its_verdicts(deployment: Deployme
     assert [one.index for one in done.judged()] == sampled
     assert (len(done.owed()), len(done.undrawn())) == (0, 0)
     assert done.completeness().kept
-    assert all("drawn at rate 0.5 by entry 17" in (verdict.reason or "") for verdict in deployment.ledger.verdicts())
+    reasons = [verdict.document.reason or "" for verdict in deployment.ledger.verdicts()]
+    assert all("drawn at rate 0.5 by entry 17" in reason for reason in reasons)
     assert kinds(deployment).count("draw") == 1
     assert list(auditor.run_pass()) == list(deployment.auditor(Terms(0.5, 3600), spot_checks=0.0).run_pass()) == []
 

@@ -126,7 +126,7 @@ def promised(deployment: Deployment, count: int) -> list[int]:
 
 
 def judged(deployment: Deployment) -> Counter[int]:
-    return Counter(verdict.receipt_index for verdict in deployment.ledger.verdicts())
+    return Counter(verdict.document.receipt_index for verdict in deployment.ledger.verdicts())
 
 
 def test_a_killed_auditor_goes_on_at_its_next_start_and_gives_up_what_killed_it_twice(
@@ -144,7 +144,7 @@ def test_a_killed_auditor_goes_on_at_its_next_start_and_gives_up_what_killed_it_
         folder.try_again()
         assert [each.receipt_index for each in deployment.auditor(folder=folder).run_pass()] == [first]
         assert folder.given_up == frozenset()
-    assert {verdict.outcome for verdict in deployment.ledger.verdicts()} == {"EXACT"}
+    assert {verdict.document.outcome for verdict in deployment.ledger.verdicts()} == {"EXACT"}
 
 
 def test_a_pass_by_hand_waits_for_the_process_that_holds_the_folder_until_that_is_gone(

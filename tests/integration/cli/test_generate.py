@@ -27,7 +27,7 @@ from services.client.ledger.ledger import SERVICE
 from services.runtime.server import Mount
 from tests.integration.cli.scripted import ScriptedGeneration
 from tests.serving import serving
-from tests.unit.ledger.builders import TRUSTED, receipt
+from tests.unit.ledger.builders import TRUSTED, receipt, signed
 
 PATIENCE = 240.0
 
@@ -39,7 +39,7 @@ class OneReceipt(LedgerServiceServicer):
 
     async def ListReceipts(self, request: ledger_pb2.ListReceiptsRequest, context: Any) -> Any:
         self.asked = request.request_id
-        found = documents_pb2.Receipt(receipt_id=receipt(0).receipt_id, index=7)
+        found = documents_pb2.Receipt(envelope=signed(receipt(0)), index=7)
         return ledger_pb2.ListReceiptsResponse(receipts=[found])
 
 

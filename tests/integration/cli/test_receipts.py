@@ -160,7 +160,7 @@ def test_a_replay_of_what_was_erased_says_unreplayable(deployment: Deployment, k
     deployment.receive(0)
     assert kolm("ledger", "erase", "0", "--reason", "asked for")[0] == 0
     list(deployment.auditor().run_pass())
-    assert [each.outcome for each in deployment.ledger.verdicts()] == ["UNREPLAYABLE"]
+    assert [each.document.outcome for each in deployment.ledger.verdicts()] == ["UNREPLAYABLE"]
 
 
 def test_what_cannot_be_erased_says_why(deployment: Deployment, kolm: Kolm) -> None:

@@ -49,7 +49,7 @@ def _append_receipts(ledger: LedgerClient, count: int, **changes: object) -> Non
 def test_a_receipt_is_found_by_its_id_and_its_bytes_verify(ledger: LedgerClient) -> None:
     _append_receipts(ledger, 3)
     details = ledger.receipt(receipt_id(1))
-    assert (details.receipt.index, details.receipt.method, details.receipt.outcome) == (1, "lookahead", None)
+    assert (details.receipt.index, details.receipt.document, details.receipt.outcome) == (1, receipt(1), None)
     assert open_document(Envelope.from_bytes(details.receipt.envelope), TRUSTED) == receipt(1)
     assert details.content is None
     assert details.verdicts == ()
@@ -238,9 +238,7 @@ def test_verdicts_are_listed_by_receipt_and_by_outcome(audited: LedgerClient) ->
     with pytest.raises(InvalidArgument, match="page_token"):
         audited.newest_verdicts(outcome="EXACT", page_token=first.next_page_token)
     (found,) = audited.verdicts(receipt_id=receipt_id(1))
-    assert found.outcome == "DEVIATION"
-    assert found.deviation is not None
-    assert (found.deviation.position, found.deviation.expected_token, found.deviation.actual_margin) == (1, 7, None)
+    assert found.document == verdict(1, 1, "DEVIATION")
     with pytest.raises(InvalidArgument):
         list(audited.verdicts(outcome="FINE"))
 

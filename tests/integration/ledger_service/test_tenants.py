@@ -276,7 +276,7 @@ def test_a_tenant_s_bundle_verifies_and_has_no_content_but_its_own(
 def test_what_is_open_to_anybody_verifies_a_receipt(log: Log, settings: LedgerSettings) -> None:
     proven = VerifiedLedger(log.acme, TrustedKeys.load(settings.trusted_directory))
     assert [each.receipt_id for each in proven.receipts(ReceiptQuery())] == [ACME]
-    assert proven.receipt(ACME).receipt.tenant == "acme"
+    assert proven.receipt(ACME).receipt.document.tenant == "acme"
 
 
 def test_an_entry_of_a_kind_that_nobody_here_knows_is_for_those_who_see_the_whole_log(

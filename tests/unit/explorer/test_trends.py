@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -13,26 +12,11 @@ from services.client.ledger.log import ReceiptEntry, ReceiptQuery
 from services.explorer import trends
 from services.explorer.trends import Bins, Sums, Trends
 from tests.replacing import replace
-from tests.unit.ledger.builders import BASE, PROFILE, START, receipt, receipt_id, signed
+from tests.unit.ledger.builders import START, receipt, signed
 
 
 def entry(number: int, **changes: Any) -> ReceiptEntry:
-    return ReceiptEntry(
-        receipt_id=receipt_id(number),
-        index=number,
-        envelope=signed(receipt(number, **changes)),
-        tenant="acme",
-        request_id=f"request-{number}",
-        base_cid=BASE,
-        method="lookahead",
-        issued_at=START + timedelta(seconds=number),
-        outcome=None,
-        head_cid=None,
-        adapter_cid=None,
-        profile_cid=PROFILE,
-        profile_proven=None,
-        previous_hash=bytes(32),
-    )
+    return ReceiptEntry(number, bytes(32), signed(receipt(number, **changes)), None)
 
 
 class Log:

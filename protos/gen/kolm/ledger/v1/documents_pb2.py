@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ekolm/ledger/v1/documents.proto\x12\x0ekolm.ledger.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"s\n\x05\x45ntry\x12\r\n\x05index\x18\x01 \x01(\x04\x12\r\n\x05\x65ntry\x18\x02 \x01(\x0c\x12\x11\n\tleaf_hash\x18\x03 \x01(\x0c\x12\x10\n\x08\x65nvelope\x18\x04 \x01(\x0c\x12\'\n\x04kind\x18\x05 \x01(\x0e\x32\x19.kolm.ledger.v1.EntryKind\"\x9f\x01\n\x07\x43ontent\x12\x13\n\x0bprompt_salt\x18\x01 \x01(\x0c\x12\x18\n\x10prompt_token_ids\x18\x02 \x03(\r\x12\x13\n\x0boutput_salt\x18\x03 \x01(\x0c\x12\x18\n\x10output_token_ids\x18\x04 \x03(\r\x12\x1f\n\x12structured_outputs\x18\x05 \x01(\tH\x00\x88\x01\x01\x42\x15\n\x13_structured_outputs\"\x88\x03\n\x07Receipt\x12\x12\n\nreceipt_id\x18\x01 \x01(\t\x12\r\n\x05index\x18\x02 \x01(\x04\x12\x10\n\x08\x65nvelope\x18\x03 \x01(\x0c\x12\x0e\n\x06tenant\x18\x04 \x01(\t\x12\x12\n\nrequest_id\x18\x05 \x01(\t\x12\x10\n\x08\x62\x61se_cid\x18\x06 \x01(\t\x12\x0e\n\x06method\x18\x07 \x01(\t\x12.\n\nissue_time\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12(\n\x07outcome\x18\t \x01(\x0e\x32\x17.kolm.ledger.v1.Outcome\x12\x15\n\x08head_cid\x18\n \x01(\tH\x00\x88\x01\x01\x12\x18\n\x0b\x61\x64\x61pter_cid\x18\x0b \x01(\tH\x01\x88\x01\x01\x12\x13\n\x0bprofile_cid\x18\x0c \x01(\t\x12\x15\n\rprevious_hash\x18\r \x01(\x0c\x12\x1b\n\x0eprofile_proven\x18\x0e \x01(\x08H\x02\x88\x01\x01\x42\x0b\n\t_head_cidB\x0e\n\x0c_adapter_cidB\x11\n\x0f_profile_proven\"\xed\x02\n\x07Verdict\x12\r\n\x05index\x18\x01 \x01(\x04\x12\x12\n\nreceipt_id\x18\x02 \x01(\t\x12\x15\n\rreceipt_index\x18\x03 \x01(\x04\x12(\n\x07outcome\x18\x04 \x01(\x0e\x32\x17.kolm.ledger.v1.Outcome\x12\x17\n\x0ftokens_compared\x18\x05 \x01(\x04\x12,\n\tdeviation\x18\x06 \x01(\x0b\x32\x19.kolm.ledger.v1.Deviation\x12\x13\n\x06reason\x18\x07 \x01(\tH\x00\x88\x01\x01\x12/\n\x0breplay_time\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x10\n\x08\x65nvelope\x18\t \x01(\x0c\x12\x19\n\x0cverification\x18\n \x01(\tH\x01\x88\x01\x01\x12\x18\n\x0breplayed_by\x18\x0b \x01(\tH\x02\x88\x01\x01\x42\t\n\x07_reasonB\x0f\n\r_verificationB\x0e\n\x0c_replayed_by\"\xd9\x01\n\tDeviation\x12\x10\n\x08position\x18\x01 \x01(\x04\x12\x1b\n\x0e\x65xpected_token\x18\x02 \x01(\rH\x00\x88\x01\x01\x12\x19\n\x0c\x61\x63tual_token\x18\x03 \x01(\rH\x01\x88\x01\x01\x12\x1c\n\x0f\x65xpected_margin\x18\x04 \x01(\x01H\x02\x88\x01\x01\x12\x1a\n\ractual_margin\x18\x05 \x01(\x01H\x03\x88\x01\x01\x42\x11\n\x0f_expected_tokenB\x0f\n\r_actual_tokenB\x12\n\x10_expected_marginB\x10\n\x0e_actual_margin\"M\n\x05Scope\x12\x10\n\x08\x62\x61se_cid\x18\x01 \x01(\t\x12\x0e\n\x06method\x18\x02 \x01(\t\x12\x15\n\x08head_cid\x18\x03 \x01(\tH\x00\x88\x01\x01\x42\x0b\n\t_head_cid\"g\n\x04Halt\x12$\n\x05scope\x18\x01 \x01(\x0b\x32\x15.kolm.ledger.v1.Scope\x12\x12\n\nhalt_index\x18\x02 \x01(\x04\x12\x15\n\rverdict_index\x18\x03 \x01(\x04\x12\x0e\n\x06reason\x18\x04 \x01(\t\"B\n\x0eInclusionProof\x12\r\n\x05index\x18\x01 \x01(\x04\x12\x11\n\ttree_size\x18\x02 \x01(\x04\x12\x0e\n\x06hashes\x18\x03 \x03(\x0c\"U\n\x10\x43onsistencyProof\x12\x17\n\x0f\x66irst_tree_size\x18\x01 \x01(\x04\x12\x18\n\x10second_tree_size\x18\x02 \x01(\x04\x12\x0e\n\x06hashes\x18\x03 \x03(\x0c\"/\n\nMultiProof\x12\x11\n\ttree_size\x18\x01 \x01(\x04\x12\x0e\n\x06hashes\x18\x02 \x03(\x0c\"N\n\rCompleteRange\x12\x13\n\x0bstart_index\x18\x01 \x01(\x04\x12\x11\n\tend_index\x18\x02 \x01(\x04\x12\x15\n\rother_entries\x18\x03 \x03(\x0c\"M\n\x0b\x43osignature\x12\x0f\n\x07witness\x18\x01 \x01(\t\x12-\n\tsign_time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp*\x82\x03\n\tEntryKind\x12\x1a\n\x16\x45NTRY_KIND_UNSPECIFIED\x10\x00\x12\x16\n\x12\x45NTRY_KIND_RECEIPT\x10\x01\x12\x16\n\x12\x45NTRY_KIND_VERDICT\x10\x02\x12\x13\n\x0f\x45NTRY_KIND_HALT\x10\x03\x12\x15\n\x11\x45NTRY_KIND_RESUME\x10\x04\x12\x12\n\x0e\x45NTRY_KIND_KEY\x10\x05\x12\x16\n\x12\x45NTRY_KIND_ERASURE\x10\x06\x12\x1f\n\x1b\x45NTRY_KIND_HEAD_PUBLICATION\x10\x07\x12\x1e\n\x1a\x45NTRY_KIND_HEAD_WITHDRAWAL\x10\x08\x12\x15\n\x11\x45NTRY_KIND_KSCORE\x10\t\x12\x1b\n\x17\x45NTRY_KIND_AUDIT_POLICY\x10\n\x12\x13\n\x0f\x45NTRY_KIND_DRAW\x10\x0b\x12\x18\n\x14\x45NTRY_KIND_RETENTION\x10\x0c\x12\x15\n\x11\x45NTRY_KIND_EXPIRY\x10\r\x12\x16\n\x12\x45NTRY_KIND_UNKNOWN\x10\x0e*f\n\x07Outcome\x12\x17\n\x13OUTCOME_UNSPECIFIED\x10\x00\x12\x11\n\rOUTCOME_EXACT\x10\x01\x12\x15\n\x11OUTCOME_DEVIATION\x10\x02\x12\x18\n\x14OUTCOME_UNREPLAYABLE\x10\x03\x42+\n\x0ekolm.ledger.v1P\x01Z\x17kolm/ledger/v1;ledgerv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ekolm/ledger/v1/documents.proto\x12\x0ekolm.ledger.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"s\n\x05\x45ntry\x12\r\n\x05index\x18\x01 \x01(\x04\x12\r\n\x05\x65ntry\x18\x02 \x01(\x0c\x12\x11\n\tleaf_hash\x18\x03 \x01(\x0c\x12\x10\n\x08\x65nvelope\x18\x04 \x01(\x0c\x12\'\n\x04kind\x18\x05 \x01(\x0e\x32\x19.kolm.ledger.v1.EntryKind\"\x9f\x01\n\x07\x43ontent\x12\x13\n\x0bprompt_salt\x18\x01 \x01(\x0c\x12\x18\n\x10prompt_token_ids\x18\x02 \x03(\r\x12\x13\n\x0boutput_salt\x18\x03 \x01(\x0c\x12\x18\n\x10output_token_ids\x18\x04 \x03(\r\x12\x1f\n\x12structured_outputs\x18\x05 \x01(\tH\x00\x88\x01\x01\x42\x15\n\x13_structured_outputs\"\xf5\x01\n\x07Receipt\x12\r\n\x05index\x18\x02 \x01(\x04\x12\x10\n\x08\x65nvelope\x18\x03 \x01(\x0c\x12(\n\x07outcome\x18\t \x01(\x0e\x32\x17.kolm.ledger.v1.Outcome\x12\x15\n\rprevious_hash\x18\r \x01(\x0cJ\x04\x08\x01\x10\x02J\x04\x08\x04\x10\tJ\x04\x08\n\x10\rJ\x04\x08\x0e\x10\x0fR\nreceipt_idR\x06tenantR\nrequest_idR\x08\x62\x61se_cidR\x06methodR\nissue_timeR\x08head_cidR\x0b\x61\x64\x61pter_cidR\x0bprofile_cidR\x0eprofile_proven\"\xac\x01\n\x07Verdict\x12\r\n\x05index\x18\x01 \x01(\x04\x12\x10\n\x08\x65nvelope\x18\t \x01(\x0cJ\x04\x08\x02\x10\tJ\x04\x08\n\x10\x0bJ\x04\x08\x0b\x10\x0cR\nreceipt_idR\rreceipt_indexR\x07outcomeR\x0ftokens_comparedR\tdeviationR\x06reasonR\x0breplay_timeR\x0cverificationR\x0breplayed_by\"M\n\x05Scope\x12\x10\n\x08\x62\x61se_cid\x18\x01 \x01(\t\x12\x0e\n\x06method\x18\x02 \x01(\t\x12\x15\n\x08head_cid\x18\x03 \x01(\tH\x00\x88\x01\x01\x42\x0b\n\t_head_cid\"g\n\x04Halt\x12$\n\x05scope\x18\x01 \x01(\x0b\x32\x15.kolm.ledger.v1.Scope\x12\x12\n\nhalt_index\x18\x02 \x01(\x04\x12\x15\n\rverdict_index\x18\x03 \x01(\x04\x12\x0e\n\x06reason\x18\x04 \x01(\t\"B\n\x0eInclusionProof\x12\r\n\x05index\x18\x01 \x01(\x04\x12\x11\n\ttree_size\x18\x02 \x01(\x04\x12\x0e\n\x06hashes\x18\x03 \x03(\x0c\"U\n\x10\x43onsistencyProof\x12\x17\n\x0f\x66irst_tree_size\x18\x01 \x01(\x04\x12\x18\n\x10second_tree_size\x18\x02 \x01(\x04\x12\x0e\n\x06hashes\x18\x03 \x03(\x0c\"/\n\nMultiProof\x12\x11\n\ttree_size\x18\x01 \x01(\x04\x12\x0e\n\x06hashes\x18\x02 \x03(\x0c\"N\n\rCompleteRange\x12\x13\n\x0bstart_index\x18\x01 \x01(\x04\x12\x11\n\tend_index\x18\x02 \x01(\x04\x12\x15\n\rother_entries\x18\x03 \x03(\x0c\"M\n\x0b\x43osignature\x12\x0f\n\x07witness\x18\x01 \x01(\t\x12-\n\tsign_time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp*\x82\x03\n\tEntryKind\x12\x1a\n\x16\x45NTRY_KIND_UNSPECIFIED\x10\x00\x12\x16\n\x12\x45NTRY_KIND_RECEIPT\x10\x01\x12\x16\n\x12\x45NTRY_KIND_VERDICT\x10\x02\x12\x13\n\x0f\x45NTRY_KIND_HALT\x10\x03\x12\x15\n\x11\x45NTRY_KIND_RESUME\x10\x04\x12\x12\n\x0e\x45NTRY_KIND_KEY\x10\x05\x12\x16\n\x12\x45NTRY_KIND_ERASURE\x10\x06\x12\x1f\n\x1b\x45NTRY_KIND_HEAD_PUBLICATION\x10\x07\x12\x1e\n\x1a\x45NTRY_KIND_HEAD_WITHDRAWAL\x10\x08\x12\x15\n\x11\x45NTRY_KIND_KSCORE\x10\t\x12\x1b\n\x17\x45NTRY_KIND_AUDIT_POLICY\x10\n\x12\x13\n\x0f\x45NTRY_KIND_DRAW\x10\x0b\x12\x18\n\x14\x45NTRY_KIND_RETENTION\x10\x0c\x12\x15\n\x11\x45NTRY_KIND_EXPIRY\x10\r\x12\x16\n\x12\x45NTRY_KIND_UNKNOWN\x10\x0e*f\n\x07Outcome\x12\x17\n\x13OUTCOME_UNSPECIFIED\x10\x00\x12\x11\n\rOUTCOME_EXACT\x10\x01\x12\x15\n\x11OUTCOME_DEVIATION\x10\x02\x12\x18\n\x14OUTCOME_UNREPLAYABLE\x10\x03\x42+\n\x0ekolm.ledger.v1P\x01Z\x17kolm/ledger/v1;ledgerv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,32 +33,30 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'kolm.ledger.v1.documents_pb
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\016kolm.ledger.v1P\001Z\027kolm/ledger/v1;ledgerv1'
-  _globals['_ENTRYKIND']._serialized_start=1893
-  _globals['_ENTRYKIND']._serialized_end=2279
-  _globals['_OUTCOME']._serialized_start=2281
-  _globals['_OUTCOME']._serialized_end=2383
+  _globals['_ENTRYKIND']._serialized_start=1333
+  _globals['_ENTRYKIND']._serialized_end=1719
+  _globals['_OUTCOME']._serialized_start=1721
+  _globals['_OUTCOME']._serialized_end=1823
   _globals['_ENTRY']._serialized_start=83
   _globals['_ENTRY']._serialized_end=198
   _globals['_CONTENT']._serialized_start=201
   _globals['_CONTENT']._serialized_end=360
   _globals['_RECEIPT']._serialized_start=363
-  _globals['_RECEIPT']._serialized_end=755
-  _globals['_VERDICT']._serialized_start=758
-  _globals['_VERDICT']._serialized_end=1123
-  _globals['_DEVIATION']._serialized_start=1126
-  _globals['_DEVIATION']._serialized_end=1343
-  _globals['_SCOPE']._serialized_start=1345
-  _globals['_SCOPE']._serialized_end=1422
-  _globals['_HALT']._serialized_start=1424
-  _globals['_HALT']._serialized_end=1527
-  _globals['_INCLUSIONPROOF']._serialized_start=1529
-  _globals['_INCLUSIONPROOF']._serialized_end=1595
-  _globals['_CONSISTENCYPROOF']._serialized_start=1597
-  _globals['_CONSISTENCYPROOF']._serialized_end=1682
-  _globals['_MULTIPROOF']._serialized_start=1684
-  _globals['_MULTIPROOF']._serialized_end=1731
-  _globals['_COMPLETERANGE']._serialized_start=1733
-  _globals['_COMPLETERANGE']._serialized_end=1811
-  _globals['_COSIGNATURE']._serialized_start=1813
-  _globals['_COSIGNATURE']._serialized_end=1890
+  _globals['_RECEIPT']._serialized_end=608
+  _globals['_VERDICT']._serialized_start=611
+  _globals['_VERDICT']._serialized_end=783
+  _globals['_SCOPE']._serialized_start=785
+  _globals['_SCOPE']._serialized_end=862
+  _globals['_HALT']._serialized_start=864
+  _globals['_HALT']._serialized_end=967
+  _globals['_INCLUSIONPROOF']._serialized_start=969
+  _globals['_INCLUSIONPROOF']._serialized_end=1035
+  _globals['_CONSISTENCYPROOF']._serialized_start=1037
+  _globals['_CONSISTENCYPROOF']._serialized_end=1122
+  _globals['_MULTIPROOF']._serialized_start=1124
+  _globals['_MULTIPROOF']._serialized_end=1171
+  _globals['_COMPLETERANGE']._serialized_start=1173
+  _globals['_COMPLETERANGE']._serialized_end=1251
+  _globals['_COSIGNATURE']._serialized_start=1253
+  _globals['_COSIGNATURE']._serialized_end=1330
 # @@protoc_insertion_point(module_scope)

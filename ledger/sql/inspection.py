@@ -9,16 +9,17 @@ from typing import Self
 from sqlalchemy import Connection, func, inspect, select
 
 from ledger.documents.content import Content
+from ledger.documents.erasure import Expiry
 from ledger.errors import FormatError, NotFound
 from ledger.log.content_seal import unseal
 from ledger.log.index_rows import Row
 from ledger.sql.connect import connect_for_reading
 from ledger.sql.content_keys import SqlContentKeys
 from ledger.sql.database import Database, store_errors
+from ledger.sql.list_queries import select_expired
 from ledger.sql.rows import blob
 from ledger.sql.schema import checkpoints, contents, leaves, metadata, tiles, version
-from ledger.sql.schema_check import differences
-from ledger.sql.schema_version import check_revision
+from ledger.sql.schema_version import check_revision, missing_objects
 
 _PAGE = 256
 
@@ -55,7 +56,7 @@ class SqlInspection:
 
     def schema(self) -> Sequence[str]:
         with store_errors():
-            return tuple(differences(self._connection))
+            return tuple(missing_objects(self._connection))
 
     def extent(self) -> tuple[int, int]:
         with store_errors():
@@ -76,9 +77,13 @@ class SqlInspection:
             raise NotFound(f"the ledger holds no tile {level}/{number}")
         return blob(hashes, f"tile {level}/{number}")
 
-    def rows(self, table: str) -> Iterator[Row]:
-        chosen = metadata.tables[table]
-        statement = select(chosen).order_by(*chosen.primary_key.columns).execution_options(yield_per=_PAGE)
+    def rows(self, table: str, first: int | None = None, last: int | None = None) -> Iterator[Row]:
+        key = metadata.tables[table].primary_key.columns
+        statement = select(metadata.tables[table]).order_by(*key).execution_options(yield_per=_PAGE)
+        if first is not None:
+            statement = statement.where(key[0] >= first)
+        if last is not None:
+            statement = statement.where(key[0] <= last)
         with store_errors():
             for row in self._connection.execute(statement):
                 yield dict(row._mapping)
@@ -97,6 +102,12 @@ class SqlInspection:
                 "key_id", "its key is gone: lost, or destroyed by an erasure that this copy does not hold"
             )
         return None
+
+    def expired(self, expiry: Expiry) -> Iterator[int]:
+        with store_errors():
+            yield from self._connection.execute(
+                select_expired(expiry, None).execution_options(yield_per=_PAGE)
+            ).scalars()
 
     def _is_there_now(self, receipt_index: int) -> bool:
         statement = select(contents.c.receipt_index).where(contents.c.receipt_index == receipt_index)

@@ -21,8 +21,7 @@ from ledger.sql.database import Database
 from ledger.sql.list_queries import select_expired, select_receipts, select_verdicts
 from ledger.sql.rows import blob, entry_bytes, indexes_by, insert_rows, rows_of
 from ledger.sql.schema import checkpoints, contents, erasures, fence, leaves, metadata, receipts, tiles, verdicts
-from ledger.sql.schema_check import check_schema
-from ledger.sql.schema_version import check_revision, make_tables
+from ledger.sql.schema_version import check_nothing_missing, check_revision, make_tables
 from ledger.sql.sealed_contents import SealedContents
 
 LAST_INDEX = select(func.max(leaves.c.index))
@@ -103,7 +102,7 @@ class SqlEntryStore:
         `content_keys` is the database of the keys (`SqlContentKeys`), which seal contents; without it, none can be
         written, read or erased. Tables are made in one transaction. Raises StoreLocked where another process writes to
         this ledger, StoreError for a database of another schema and, unless `new_keys`, where contents are sealed and
-        the keys are gone, StoreDamaged where a table, an index or a trigger is not as the ledger made it.
+        the keys are gone, StoreDamaged where a table, a column, an index or a trigger is missing.
         """
         database = connect(target, "ledger")
         keys = None
@@ -112,7 +111,7 @@ class SqlEntryStore:
             sealed = SealedContents(database, keys)
             with database.writing() as connection:
                 make_tables(connection, database.name)
-                check_schema(connection, database.name)
+                check_nothing_missing(connection, database.name)
                 fence = Fence(connection)
                 size = _next_index(connection)
             if not new_keys:

@@ -32,9 +32,8 @@ from services.cli.frame.values import database_place
 from services.cli.frame.views import DASH, MARKS, Column, Line, Styled, View, facts, joined, outcome, table
 
 if TYPE_CHECKING:
+    from ledger import fsck
     from ledger.audit.log_verification import Report
-    from ledger.fsck import report as fsck_report
-    from ledger.fsck.report import FsckReport
     from ledger.log.store import EntryStore
     from services.client import LedgerClient
 
@@ -120,7 +119,7 @@ def _verify_database(
     origin: str | None,
     json: bool,
 ) -> None:
-    from ledger.fsck.report import Depth as Depths
+    from ledger.fsck import Depth as Depths
     from services.cli.trust import load_trusted
 
     place = database_place(database) if database else paths.data_dir / "ledger.sqlite3"
@@ -272,18 +271,17 @@ def check_database(
     guard: Path | str | None,
     notes: Path,
     keys: TrustedKeys,
-    depth: fsck_report.Depth,
+    depth: fsck.Depth,
     origin: str | None,
     content_keys: Path | str | None = None,
-) -> FsckReport:
+) -> fsck.FsckReport:
     """Check a database. `place`, `guard` and `content_keys` are files or URLs. `notes` is a folder of checkpoints.
 
     Guard and notes are read first: the database of a running ledger may be ahead of them, but never behind.
 
     Raises NotFound, StoreError.
     """
-    from ledger.fsck.fsck import fsck
-    from ledger.fsck.report import unreadable
+    from ledger.fsck import fsck, unreadable
     from ledger.sql.inspection import SqlInspection
 
     newest = newest_signed(notes, keys.keys("log"), origin)

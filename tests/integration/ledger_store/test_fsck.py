@@ -11,10 +11,10 @@ import pytest
 from sqlalchemy import create_engine, text
 
 from ledger.documents.content import Content
+from ledger.documents.erasure import Expiry
 from ledger.documents.signed_document import sign_document
 from ledger.errors import FormatError, NotFound, StoreError
-from ledger.fsck.fsck import Inspection, fsck
-from ledger.fsck.report import Depth, FsckReport
+from ledger.fsck import Depth, FsckReport, Inspection, fsck
 from ledger.log.admission import Admitted
 from ledger.log.content_seal import ContentKey, unseal
 from ledger.log.index_rows import Row
@@ -180,7 +180,11 @@ QUICK, STRUCTURE, DEEP = Depth.QUICK, Depth.STRUCTURE, Depth.DEEP
             "leaves row 3: envelope_digest is",
         ),
         ("UPDATE leaves SET entry = x'00' WHERE \"index\" = 3", STRUCTURE, "leaves row 3: entry: is not JSON"),
-        ("UPDATE leaves SET entry = 'text' WHERE \"index\" = 3", STRUCTURE, "leaves row 3: is damaged"),
+        (
+            "UPDATE leaves SET entry = 'text' WHERE \"index\" = 3",
+            STRUCTURE,
+            "leaves row 3: entry: the database returns str",
+        ),
         (
             "UPDATE receipts SET tenant = 'you' WHERE \"index\" = 3",
             STRUCTURE,
@@ -215,9 +219,9 @@ QUICK, STRUCTURE, DEEP = Depth.QUICK, Depth.STRUCTURE, Depth.DEEP
         ),
         ("UPDATE contents SET receipt_index = 301 WHERE receipt_index = 7", DEEP, "contents row 301: belongs to no"),
         ("INSERT INTO erasures VALUES (7, 301)", STRUCTURE, "erasures row 7: names entry 301, which did not erase it"),
-        ("INSERT INTO erasures VALUES (7, 303)", STRUCTURE, "erasures row 7: names entry 303, which erases nothing"),
+        ("INSERT INTO erasures VALUES (7, 303)", STRUCTURE, "erasures row 7: names entry 303, which did not erase it"),
         ("INSERT INTO erasures VALUES (300, 301)", STRUCTURE, "erasures row 300: belongs to no receipt"),
-        ("INSERT INTO erasures VALUES (999, 301)", STRUCTURE, "erasures row 999: belongs to no entry"),
+        ("INSERT INTO erasures VALUES (999, 301)", STRUCTURE, "erasures row 999: belongs to no receipt"),
         (
             "UPDATE checkpoints SET size = 302 + 5 WHERE size = 301",
             STRUCTURE,
@@ -360,8 +364,11 @@ class Recorded:
     def newest_checkpoint(self) -> Row | None:
         return max(self.tables["checkpoints"], key=lambda row: row["size"])
 
-    def rows(self, table: str) -> Iterator[Row]:
-        return iter(sorted(self.tables[table], key=lambda row: next(iter(row.values()))))
+    def rows(self, table: str, first: int | None = None, last: int | None = None) -> Iterator[Row]:
+        for row in sorted(self.tables[table], key=lambda row: next(iter(row.values()))):
+            key = next(iter(row.values()))
+            if (first is None or first <= key) and (last is None or key <= last):
+                yield row
 
     def tile(self, level: int, number: int) -> bytes:
         tiles = {(row["level"], row["number"]): row["hashes"] for row in self.tables["tiles"]}
@@ -373,6 +380,9 @@ class Recorded:
         if row["key_id"] != self.key.key_id:
             raise FormatError("key_id", "its key is gone")
         return unseal(row["sealed"], receipt_id, self.key)
+
+    def expired(self, expiry: Expiry) -> Sequence[int]:
+        return ()
 
     def damage(self) -> Sequence[str]:
         return ()

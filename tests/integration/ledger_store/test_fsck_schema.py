@@ -1,4 +1,4 @@
-"""fsck holds tables, indexes and triggers against what the ledger makes; a schema that is broken is a finding."""
+"""fsck names tables, columns, indexes and triggers that are missing; a schema that is broken is a finding."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from sqlalchemy import create_engine, text
 from typer.testing import CliRunner, Result
 
 from ledger.errors import StoreError
-from ledger.fsck.fsck import fsck
-from ledger.fsck.report import Depth
+from ledger.fsck import Depth, fsck
 from ledger.log.sequencer import Sequencer
 from ledger.sql.inspection import SqlInspection
 from ledger.sql.store import SqlEntryStore
@@ -57,13 +56,7 @@ def command(path: Path, *arguments: str) -> Result:
 DAMAGE = {
     "DROP TRIGGER leaves_refuse_delete": "schema: the trigger leaves_refuse_delete is missing",
     "DROP INDEX receipts_by_tenant": "schema: the index receipts_by_tenant is missing",
-    "CREATE TABLE more (x)": "schema: the table more is none that the ledger makes",
-    "CREATE TRIGGER extra AFTER INSERT ON contents BEGIN DELETE FROM contents; END": (
-        "schema: the trigger extra is none that the ledger makes"
-    ),
-    "DROP TRIGGER leaves_refuse_update; CREATE TRIGGER leaves_refuse_update BEFORE UPDATE ON leaves "
-    "BEGIN SELECT 1; END": "schema: the trigger leaves_refuse_update is not the one that the ledger makes",
-    "ALTER TABLE checkpoints ADD COLUMN more": "schema: the table checkpoints is not the one that the ledger makes",
+    "ALTER TABLE verdicts RENAME COLUMN receipt_id TO more": "schema: the column receipt_id of verdicts is missing",
     "DROP TABLE fence": "schema: the table fence is missing",
     "DROP TABLE contents": "schema: the table contents is missing",
     "DROP TABLE ledger_version": "schema: the table ledger_version is missing",
@@ -71,7 +64,7 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("statement", DAMAGE)
-def test_a_schema_that_was_changed_is_a_finding_of_the_quick_check(path: Path, statement: str) -> None:
+def test_what_a_schema_lacks_is_a_finding_of_the_quick_check(path: Path, statement: str) -> None:
     assert found(path) == []
     change(path, statement)
     assert DAMAGE[statement] in found(path)
@@ -81,7 +74,7 @@ def test_a_schema_that_was_changed_is_a_finding_of_the_quick_check(path: Path, s
 
 
 @pytest.mark.parametrize("statement", DAMAGE)
-def test_a_ledger_does_not_write_to_a_schema_that_was_changed(path: Path, statement: str) -> None:
+def test_a_ledger_does_not_write_to_a_schema_that_lacks_something(path: Path, statement: str) -> None:
     keys = path.parent / "content-keys/keys.sqlite3"
     SqlEntryStore.open(path, keys).close()
     change(path, statement)
@@ -131,14 +124,9 @@ def test_what_never_was_a_ledger_is_still_refused(tmp_path: Path) -> None:
     ("statement", "expected"),
     [
         ("DROP TRIGGER leaves_refuse_change ON leaves", "the trigger leaves_refuse_change is missing"),
-        ("ALTER TABLE leaves DISABLE TRIGGER ALL", "the trigger leaves_refuse_change is not the one"),
-        (
-            "CREATE OR REPLACE FUNCTION refuse_change() RETURNS trigger LANGUAGE plpgsql "
-            "AS $$ BEGIN RETURN NULL; END $$",
-            "the trigger checkpoints_refuse_change is not the one",
-        ),
+        ("ALTER TABLE leaves DISABLE TRIGGER ALL", "the trigger leaves_refuse_change is missing"),
         ("DROP INDEX receipts_by_tenant", "the index receipts_by_tenant is missing"),
-        ("ALTER TABLE tiles ALTER COLUMN level TYPE bigint", "the column level of tiles is BIGINT, not INTEGER"),
+        ("ALTER TABLE tiles RENAME hashes TO more", "the column hashes of tiles is missing"),
         ("DROP TABLE fence", "the table fence is missing"),
     ],
 )

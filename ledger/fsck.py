@@ -1,0 +1,411 @@
+"""fsck: does a ledger's database agree with itself, with its guard and with what was signed? Reads, never repairs.
+
+quick       tables, columns, indexes and triggers are there; the log is dense; the newest checkpoint is signed, and over
+            these tiles; the guard agrees
+structure   also: every entry chains; tiles, index rows and checkpoints are those that follow from the entries
+deep        also: every signature, every rule, every content whose key is there, the pages of the file
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import lru_cache
+from itertools import islice
+from typing import Protocol
+
+from ledger.audit.log_verification import verify_log
+from ledger.documents.content import Content
+from ledger.documents.erasure import Erasure, Expiry
+from ledger.documents.receipt import Receipt
+from ledger.documents.signed_document import Document, read_document
+from ledger.encoding.base64_text import encode_base64
+from ledger.encoding.digest import ZERO_DIGEST
+from ledger.errors import FormatError, LedgerError, ProofError, StoreDamaged
+from ledger.keys.note import Note
+from ledger.keys.trusted_keys import TrustedKeys
+from ledger.log.guard import check_extends, check_not_rolled_back
+from ledger.log.index_rows import Row, index_rows, leaf_row
+from ledger.tree.checkpoint import Checkpoint, open_checkpoint
+from ledger.tree.entry import Entry, entry_hash
+from ledger.tree.merkle import Frontier, leaf_hash, tree_root
+from ledger.tree.tile import TILE_HEIGHT, TILE_WIDTH, TileEdge, TileHashes, TileReader
+
+MOST_FINDINGS = 100
+"""So a table that is wrong from end to end is not listed row by row."""
+
+_LEAST, _MOST = -(2**63), 2**63 - 1
+"""The bounds of a key in a database."""
+
+
+class Depth(IntEnum):
+    """How much is read: `quick` takes the same time for every log, the others grow with it."""
+
+    QUICK = 0
+    STRUCTURE = 1
+    DEEP = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that is wrong: the table, the key of the row (None for the table as a whole), and how."""
+
+    table: str
+    row: object
+    problem: str
+
+    def __str__(self) -> str:
+        return f"{self.table}: {self.problem}" if self.row is None else f"{self.table} row {self.row}: {self.problem}"
+
+
+@dataclass(frozen=True, slots=True)
+class FsckReport:
+    """The findings, in the order in which they were found. `size` entries were read; no checkpoint covers
+    `unsigned` of them yet.
+
+    A crash leaves entries without a checkpoint; the next start checks and signs them.
+    """
+
+    depth: Depth
+    size: int
+    unsigned: int
+    findings: tuple[Finding, ...]
+
+    @property
+    def ok(self) -> bool:
+        return not self.findings
+
+
+class Inspection(TileReader, Protocol):
+    """A database as it stood at one moment, row by row. Every method may raise StoreError."""
+
+    def schema(self) -> Sequence[str]:
+        """What is missing of that which the ledger makes: tables, columns, indexes, triggers."""
+        ...
+
+    def extent(self) -> tuple[int, int]:
+        """How many entries there are, and one more than the greatest index."""
+        ...
+
+    def newest_checkpoint(self) -> Row | None:
+        """The row of `checkpoints` with the greatest size."""
+        ...
+
+    def rows(self, table: str, first: int | None = None, last: int | None = None) -> Iterator[Row]:
+        """The rows of `leaves`, `receipts`, `verdicts`, `contents`, `erasures`, `tiles` or `checkpoints`, in the order
+        of their keys; with bounds, those whose key lies between them. Values are as the database returns them, of
+        whatever type.
+        """
+        ...
+
+    def content(self, row: Row, receipt_id: str) -> Content | None:
+        """The content in a row of `contents`; None without the keys, and where it was erased since that moment.
+
+        Raises FormatError where it does not open, or its key is gone.
+        """
+        ...
+
+    def expired(self, expiry: Expiry) -> Iterable[int]:
+        """The receipts whose contents are there and which an expiry covers, by the rows of `receipts`."""
+        ...
+
+    def damage(self) -> Sequence[str]:
+        """The damage that the database engine itself finds in its file; empty where it cannot tell."""
+        ...
+
+
+def unreadable(depth: Depth, damage: StoreDamaged, what: str = "database") -> FsckReport:
+    """The report on a database, or a guard, that could not even be opened."""
+    return FsckReport(depth, 0, 0, (Finding(what, None, str(damage)),))
+
+
+def fsck(
+    inspection: Inspection,
+    trusted: TrustedKeys,
+    depth: Depth,
+    *,
+    guarded: Sequence[Checkpoint] = (),
+    witnessed: Sequence[Checkpoint] = (),
+    origin: str | None = None,
+) -> FsckReport:
+    """Run the checks of a depth and of those above it, and list what is wrong, up to MOST_FINDINGS.
+
+    `guarded` is what the guard holds, read *before* the inspection began where a ledger is running beside it; only the
+    head of this log is looked at. `witnessed` are checkpoints that the log has signed, as others keep them, under the
+    same condition. Never raises for anything that is wrong with the database.
+    """
+    findings: list[Finding] = []
+    size = covered = 0
+    try:
+        findings += (Finding("schema", None, problem) for problem in islice(inspection.schema(), MOST_FINDINGS))
+        count, size = inspection.extent()
+        if count != size:
+            findings.append(Finding("leaves", None, f"holds {count} entries, the last one at index {size - 1}"))
+        head = None
+        row = inspection.newest_checkpoint()
+        if row is not None:
+            try:
+                head = _opened(row, trusted, origin)
+                covered = head.size
+            except LedgerError as error:
+                findings.append(Finding("checkpoints", row["size"], str(error)))
+        findings += _against_signed(inspection, size, head, _of_this_log(guarded, head, origin), witnessed)
+        found = _of_all_rows(inspection, trusted, depth, head)
+        findings += islice(_once_a_row(found), MOST_FINDINGS - len(findings))
+    except LedgerError as error:  # from there on, nothing can be read
+        findings.append(Finding("database", None, str(error)))
+    return FsckReport(depth, size, max(size - covered, 0), tuple(findings))
+
+
+def _once_a_row(findings: Iterable[Finding]) -> Iterator[Finding]:
+    """The deep checks find the findings of the structure again. Columns of one row come one after the other."""
+    named: set[tuple[str, object]] = set()
+    last: tuple[str, object] | None = None
+    for finding in findings:
+        place = (finding.table, finding.row)
+        if place == last or place not in named:
+            yield finding
+        named.add(place)
+        last = place
+
+
+def _opened(row: Row, trusted: TrustedKeys, origin: str | None) -> Checkpoint:
+    note = row["note"]
+    head = open_checkpoint(note if isinstance(note, bytes) else b"", trusted.keys("log"), origin)
+    if head.size != row["size"]:
+        raise ProofError(f"is over {head.size} entries, by its note")
+    return head
+
+
+def _of_this_log(guarded: Sequence[Checkpoint], head: Checkpoint | None, origin: str | None) -> Checkpoint | None:
+    """The head of this log, by the name in the newest checkpoint; the only head where the log has no checkpoint yet."""
+    name = origin if head is None else head.origin
+    if name is None:
+        return guarded[0] if len(guarded) == 1 else None
+    return next((each for each in guarded if each.origin == name), None)
+
+
+def _against_signed(
+    inspection: Inspection,
+    size: int,
+    head: Checkpoint | None,
+    guarded: Checkpoint | None,
+    witnessed: Sequence[Checkpoint],
+) -> Iterator[Finding]:
+    """The newest checkpoint, the guard and the witnessed checkpoints, against the tiles."""
+    hashes = TileHashes(inspection)
+    if head is not None and head.size > size:
+        yield Finding("checkpoints", head.size, f"covers {head.size} entries, the log holds {size}")
+    try:
+        if head is not None and head.size <= size and tree_root(head.size, hashes) != head.root:
+            yield Finding("checkpoints", head.size, "the tiles are not those that it was signed over")
+        check_not_rolled_back(guarded, size, head, hashes)
+    except LedgerError as error:
+        yield Finding("guard", None, str(error))
+    for seen in witnessed:
+        if head is None or seen.origin == head.origin:
+            try:
+                check_extends(seen, size, hashes, "a witnessed checkpoint", head)
+            except LedgerError as error:
+                yield Finding("witnessed", seen.size, str(error))
+
+
+def _of_all_rows(
+    inspection: Inspection, trusted: TrustedKeys, depth: Depth, head: Checkpoint | None
+) -> Iterator[Finding]:
+    if depth >= Depth.STRUCTURE:
+        yield from _Comparison(inspection, contents=depth >= Depth.DEEP).findings()
+    if depth >= Depth.DEEP:
+        yield from (Finding("file", None, problem) for problem in inspection.damage())
+        for row in inspection.rows("checkpoints"):
+            try:
+                _opened(row, trusted, None if head is None else head.origin)
+            except LedgerError as error:
+                yield Finding("checkpoints", row["size"], str(error))
+        entries = (row["entry"] if isinstance(row["entry"], bytes) else b"" for row in inspection.rows("leaves"))
+        report = verify_log(entries, None, trusted)
+        if report.problem is not None:
+            problem = report.problem.removeprefix(f"entry {report.bad_index}: ")
+            yield Finding("leaves", report.bad_index, problem)
+
+
+class _Comparison:
+    """All rows, compared both ways with those that follow from the entries, a tile of entries at a time.
+
+    Memory: one batch, and a digest for each tile.
+    """
+
+    def __init__(self, source: Inspection, *, contents: bool) -> None:
+        self._source = source
+        self._with_contents = contents
+        self._frontier, self._edge, self._previous = Frontier(), TileEdge(), ZERO_DIGEST
+        self._tiles: dict[tuple[int, int], bytes] = {}
+        self._erasing_document = lru_cache(TILE_WIDTH)(self._document_at)
+        # of the batch:
+        self._documents: dict[int, Document] = {}
+        self._unreadable: set[int] = set()  # what stands beside these entries cannot be judged
+        self._heads = {0: self._frontier}
+
+    def findings(self) -> Iterator[Finding]:
+        """All that is wrong, a batch after the other; the tiles last."""
+        leaves, first = self._source.rows("leaves"), _LEAST
+        while batch := list(islice(leaves, TILE_WIDTH)):
+            for row in batch:
+                if row["index"] != self._frontier.size:  # from here on every row would be wrong
+                    yield Finding("leaves", row["index"], f"stands where entry {self._frontier.size} should be")
+                    return
+                yield from self._check_leaf(row)
+            yield from self._check_beside(first, self._frontier.size - 1)
+            self._edge, tiles = self._edge.append(leaf_hash(_bytes(row["entry"])) for row in batch)
+            self._tiles |= {(tile.level, tile.number): hashlib.sha256(tile.hashes).digest() for tile in tiles}
+            first = self._frontier.size
+            self._documents, self._unreadable, self._heads = {}, set(), {}
+        yield from self._check_beside(first, _MOST)
+        yield from self._check_tiles()
+
+    def _check_leaf(self, row: Row) -> Iterator[Finding]:
+        index, data = self._frontier.size, _bytes(row["entry"])
+        try:
+            if data is not row["entry"]:
+                raise FormatError("entry", f"the database returns {type(row['entry']).__name__}, not bytes")
+            entry = Entry.from_bytes(data)
+            document = self._documents[index] = read_document(entry.envelope)
+        except FormatError as error:
+            yield Finding("leaves", index, str(error))
+            self._unreadable.add(index)
+        else:
+            if entry.index != index:
+                yield Finding("leaves", index, f"says that it is entry {entry.index}")
+            if entry.previous != self._previous:
+                yield Finding("leaves", index, f"names {entry.previous} as the one before it, not {self._previous}")
+            digest = hashlib.sha256(entry.envelope.to_bytes()).digest()
+            yield from _differences("leaves", index, row, leaf_row(index, data, digest, document))
+        self._previous = entry_hash(data)
+        self._frontier = self._heads[index + 1] = self._frontier.append(leaf_hash(data))
+
+    def _check_beside(self, first: int, last: int) -> Iterator[Finding]:
+        """The rows of entries `first` to `last`, which are the batch, and of others that are not there."""
+        derived: dict[str, dict[int, Row]] = {"receipts": {}, "verdicts": {}}
+        for index, document in self._documents.items():
+            for table, expected_row in index_rows(index, document):
+                derived[table][index] = expected_row
+        for table, expected in derived.items():
+            yield from _compared(table, expected, self._rows(table, "index", first, last))
+        if self._with_contents:
+            yield from self._check_contents(first, last)
+        yield from self._check_erasures(first, last)
+        for row in self._source.rows("checkpoints", first + 1, min(last + 1, _MOST)):
+            yield from self._check_checkpoint(row)
+
+    def _rows(self, table: str, key: str, first: int, last: int) -> Iterator[Row]:
+        return (row for row in self._source.rows(table, first, last) if row[key] not in self._unreadable)
+
+    def _check_contents(self, first: int, last: int) -> Iterator[Finding]:
+        for row in self._rows("contents", "receipt_index", first, last):
+            index = row["receipt_index"]
+            receipt = self._documents.get(index)
+            if not isinstance(receipt, Receipt):
+                yield Finding("contents", index, "belongs to no receipt")
+                continue
+            try:
+                content = self._source.content(row, receipt.receipt_id)
+                if content is not None:
+                    content.check_against(receipt)
+            except FormatError as error:
+                yield Finding("contents", index, str(error))
+        for index, document in self._documents.items():
+            erased: Iterable[int] = ()
+            if isinstance(document, Erasure):
+                named = document.receipt_index
+                erased = (row["receipt_index"] for row in self._source.rows("contents", named, named))
+            if isinstance(document, Expiry):
+                erased = self._source.expired(document)
+            yield from (
+                Finding("contents", each, f"is there, though entry {index} says that it was erased") for each in erased
+            )
+
+    def _check_erasures(self, first: int, last: int) -> Iterator[Finding]:
+        """An erasure has a row, or came after one. An expiry has rows of the contents that there were, which nothing
+        else tells, so that only a row too many is found.
+        """
+        for row in self._rows("erasures", "receipt_index", first, last):
+            index, by = row["receipt_index"], row["erasure_index"]
+            receipt = self._documents.get(index)
+            if not isinstance(receipt, Receipt):
+                yield Finding("erasures", index, "belongs to no receipt")
+            elif not _erases(self._erasing_document(by), index, receipt):
+                yield Finding("erasures", index, f"names entry {by}, which did not erase it")
+        for index, document in self._documents.items():
+            if isinstance(document, Erasure):
+                named = document.receipt_index
+                by = next((row["erasure_index"] for row in self._source.rows("erasures", named, named)), None)
+                if not isinstance(by, int) or by > index:
+                    yield Finding("erasures", named, f"names {by}, and entry {index} erased it")
+
+    def _document_at(self, index: object) -> Document | None:
+        """The document of any entry; None where there is none that can be read."""
+        if not isinstance(index, int):
+            return None
+        for row in self._source.rows("leaves", index, index):
+            try:
+                return read_document(Entry.from_bytes(_bytes(row["entry"])).envelope)
+            except FormatError:
+                return None
+        return None
+
+    def _check_checkpoint(self, row: Row) -> Iterator[Finding]:
+        frontier = self._heads.get(row["size"])
+        try:
+            lines = Note.from_bytes(_bytes(row["note"])).text.split("\n")
+        except FormatError as error:
+            yield Finding("checkpoints", row["size"], str(error))
+            return
+        if frontier is None or lines[1:3] != [str(frontier.size), encode_base64(frontier.root())]:
+            yield Finding("checkpoints", row["size"], "is not over the entries before it")
+
+    def _check_tiles(self) -> Iterator[Finding]:
+        for row in self._source.rows("tiles"):
+            place = (row["level"], row["number"])
+            name, expected = f"{place[0]}/{place[1]}", self._tiles.pop(place, None)
+            if expected is None:
+                yield Finding("tiles", name, f"is none of a tree of {self._frontier.size} entries")
+            elif hashlib.sha256(_bytes(row["hashes"])).digest() != expected:
+                first = place[1] << (TILE_HEIGHT * (place[0] + 1))
+                yield Finding("tiles", name, f"is not made of the entries from {first} on")
+        yield from (Finding("tiles", f"{level}/{number}", "is missing") for level, number in self._tiles)
+
+
+def _compared(table: str, expected: Mapping[int, Row], found: Iterable[Row]) -> Iterator[Finding]:
+    """Rows of an index table that are missing, that differ and that follow from no entry."""
+    missing = dict(expected)
+    for row in found:
+        derived = missing.pop(row["index"], None)
+        if derived is None:
+            yield Finding(table, row["index"], "belongs to no entry of its kind")
+        else:
+            yield from _differences(table, row["index"], row, derived)
+    yield from (Finding(table, index, "is missing") for index in missing)
+
+
+def _differences(table: str, index: int, row: Row, expected: Row) -> Iterator[Finding]:
+    for name, value in expected.items():
+        if row[name] != value or type(row[name]) is not type(value):
+            yield Finding(table, index, f"{name} is {_shown(row[name])}, the entry says {_shown(value)}")
+
+
+def _shown(value: object) -> str:
+    text = value.hex() if isinstance(value, bytes) else repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}…"
+
+
+def _erases(document: Document | None, index: int, receipt: Receipt) -> bool:
+    if isinstance(document, Expiry):
+        return document.covers(index, receipt.tenant, receipt.issued_at)
+    return isinstance(document, Erasure) and document.receipt_index == index
+
+
+def _bytes(value: object) -> bytes:
+    """A column of bytes; empty, which no such column ever is, where a flipped bit turned it into something else."""
+    return value if isinstance(value, bytes) else b""

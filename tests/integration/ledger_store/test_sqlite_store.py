@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from ledger.audit.log_verification import Report, verify_log
-from ledger.errors import ChainError, LedgerError, NotFound, NotWritten, StoreError, StoreLocked
+from ledger.errors import ChainError, LedgerError, NotFound, NotWritten, StoreDamaged, StoreError, StoreLocked
 from ledger.log.reader import LedgerReader
 from ledger.log.sequencer import Sequencer
 from ledger.log.store import entries_from
@@ -73,7 +73,7 @@ def test_commits_are_on_disk_before_they_are_answered(path: Path) -> None:
 
 
 def test_a_second_writer_in_this_process_is_refused(path: Path) -> None:
-    with closing(SqlEntryStore.open(path)), pytest.raises(StoreLocked, match="open for writing in another process"):
+    with closing(SqlEntryStore.open(path)), pytest.raises(StoreLocked):
         SqlEntryStore.open(path)
     SqlEntryStore.open(path).close()
 
@@ -128,7 +128,7 @@ def test_what_was_signed_cannot_be_updated_or_deleted(path: Path, table: str) ->
 
 
 def test_there_is_nothing_to_read_where_there_is_no_ledger(path: Path) -> None:
-    with pytest.raises(NotFound, match="no ledger"):
+    with pytest.raises(NotFound):
         SqlEntryStore.open_for_reading(path)
     path.parent.mkdir()
     sqlite3.connect(path).close()
@@ -150,7 +150,7 @@ def test_a_file_that_is_no_database_is_refused(path: Path) -> None:
     path.parent.mkdir()
     path.write_bytes(b"certainly not a database" * 100)
     for opening in (SqlEntryStore.open, SqlEntryStore.open_for_reading):
-        with pytest.raises(StoreError, match="not a database"):
+        with pytest.raises(StoreDamaged):
             opening(path)
 
 
@@ -209,15 +209,17 @@ def test_a_deleted_entry_is_missed(path: Path) -> None:
     append(path, range(5))
     _tamper(path, 'DELETE FROM leaves WHERE "index" = 2')
     assert verify(path).problem == "entry 2: says that it is entry 3"
-    with pytest.raises(ChainError, match="missing"):
+    with pytest.raises(ChainError) as caught:
         append(path, range(1))
+    assert caught.value.index == 4
 
 
 def test_a_database_that_lost_its_end_is_not_opened_for_writing(path: Path) -> None:
     append(path, range(5))
     _tamper(path, 'DELETE FROM leaves WHERE "index" >= 3')
-    with pytest.raises(ChainError, match="signed 5 entries"):
+    with pytest.raises(ChainError) as caught:
         append(path, range(1))
+    assert caught.value.index == 3
 
 
 def test_a_database_with_a_damaged_page_raises_only_ledger_errors(path: Path) -> None:

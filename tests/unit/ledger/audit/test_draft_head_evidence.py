@@ -68,7 +68,7 @@ def test_a_head_of_another_base_is_refused() -> None:
 def test_a_head_that_no_trusted_publisher_signed_is_refused() -> None:
     without = TrustedKeys({role: TRUSTED.keys(role) for role in ("log", "receipts")})
     for case, trusted in ((evidence(key=STRANGER), TRUSTED), (evidence(), without)):
-        with pytest.raises(DraftHeadUnsigned, match="not trusted"):
+        with pytest.raises(DraftHeadUnsigned):
             verify_draft_head(case, trusted)
 
 

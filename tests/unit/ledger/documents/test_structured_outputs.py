@@ -25,12 +25,12 @@ def test_a_receipt_with_a_constraint_reads_back_and_one_without_is_as_before() -
 def test_content_opens_the_commitment_or_is_refused() -> None:
     KEPT.check_against(CONSTRAINED)
     content(0).check_against(receipt(0))
-    for kept, document, why in (
-        (replace(KEPT, structured_outputs='{"type": "array"}'), CONSTRAINED, "is not what the receipt commits to"),
-        (content(0), CONSTRAINED, "is missing"),
-        (KEPT, receipt(0), "the receipt names none"),
+    for kept, document in (
+        (replace(KEPT, structured_outputs='{"type": "array"}'), CONSTRAINED),
+        (content(0), CONSTRAINED),
+        (KEPT, receipt(0)),
     ):
-        with pytest.raises(FormatError, match=why) as caught:
+        with pytest.raises(FormatError) as caught:
             kept.check_against(document)
         assert caught.value.field == "content.structured_outputs"
 

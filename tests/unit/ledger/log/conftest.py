@@ -7,8 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from ledger.log.sequencer import Sequencer
-from tests.unit.ledger.log.memory_guard import MemoryGuard
-from tests.unit.ledger.log.memory_store import MemoryEntryStore
+from tests.unit.ledger.log.memory_store import MemoryEntryStore, MemoryGuard
 from tests.unit.ledger.log.sequencing import open_sequencer
 
 

@@ -1,4 +1,4 @@
-"""An EntryStore in memory, under the same contract suite as the one on SQLite. For tests that need no disk.
+"""An EntryStore and a Guard in memory, under the contract suites of those on SQLite. For tests that need no disk.
 
 store = MemoryEntryStore()
 sequencer = Sequencer(store, KEYS["log"], TRUSTED, ORIGIN)
@@ -15,11 +15,12 @@ from ledger.documents.content import Content
 from ledger.documents.erasure import Erasure, Expiry, Retention
 from ledger.documents.receipt import Receipt
 from ledger.documents.signed_document import kind_of
-from ledger.errors import NotFound, StoreError
+from ledger.errors import NotFound, StoreError, StoreLocked
 from ledger.log.content_seal import ContentKey, seal
 from ledger.log.index_rows import indexable
 from ledger.log.receipt_filter import ReceiptFilter
 from ledger.log.store import Batch, ReceiptRow, Record, VerdictRow, retentions_of
+from ledger.tree.checkpoint import Checkpoint
 from tests.replacing import replace
 
 
@@ -185,3 +186,23 @@ def _matches(row: ReceiptRow, narrow: ReceiptFilter) -> bool:
         and (narrow.min_index is None or row.index >= narrow.min_index)
         and (narrow.max_index is None or row.index <= narrow.max_index)
     )
+
+
+class MemoryGuard:
+    """Keeps the contract of `ledger.log.guard.Guard`, durability excepted."""
+
+    def __init__(self) -> None:
+        self._heads: dict[str, Checkpoint] = {}
+        self._lock = threading.Lock()
+
+    def read(self, origin: str) -> Checkpoint | None:
+        return self._heads.get(origin)
+
+    def compare_and_swap(self, old: Checkpoint | None, new: Checkpoint) -> None:
+        with self._lock:
+            if self._heads.get(new.origin) != old:
+                raise StoreLocked("the guard holds another head than expected")
+            self._heads[new.origin] = new
+
+    def close(self) -> None:
+        pass

@@ -39,8 +39,9 @@ def test_only_its_own_key_opens_it_and_only_for_its_own_receipt() -> None:
         *((sealed[:at] + bytes([sealed[at] ^ 1]) + sealed[at + 1 :], receipt_id(0), KEY) for at in range(len(sealed))),
         *((sealed[:at], receipt_id(0), KEY) for at in range(len(sealed))),
     ):
-        with pytest.raises(FormatError, match="does not open with its key"):
+        with pytest.raises(FormatError) as caught:
             unseal(data, name, key)
+        assert caught.value.field == "sealed"
 
 
 def test_a_key_is_not_shown() -> None:

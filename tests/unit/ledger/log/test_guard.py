@@ -11,8 +11,7 @@ from ledger.log.store import EntryStore
 from ledger.log.writer import LogWriter
 from ledger.tree.checkpoint import Checkpoint
 from tests.unit.ledger.builders import KEYS, ORIGIN, TRUSTED, signed_receipt
-from tests.unit.ledger.log.memory_guard import MemoryGuard
-from tests.unit.ledger.log.memory_store import MemoryEntryStore
+from tests.unit.ledger.log.memory_store import MemoryEntryStore, MemoryGuard
 
 
 def reopen(store: MemoryEntryStore, guard: MemoryGuard) -> LogWriter:
@@ -58,7 +57,7 @@ def test_a_restored_backup_is_refused_and_both_heads_are_named() -> None:
 def test_an_empty_database_in_place_of_the_log_is_refused() -> None:
     guard = MemoryGuard()
     write(reopen(MemoryEntryStore(), guard), 0)
-    with pytest.raises(RolledBack, match="holds 0 entries"):
+    with pytest.raises(RolledBack):
         reopen(MemoryEntryStore(), guard)
 
 
@@ -68,8 +67,9 @@ def test_a_database_that_forked_off_before_the_guarded_head_is_refused() -> None
     fork = backup(store)
     write(reopen(store, guard), 1)
     write(recover(cast(EntryStore, fork), KEYS["log"], TRUSTED, ORIGIN), 2, 3)
-    with pytest.raises(ChainError, match="guard"):
+    with pytest.raises(ChainError) as caught:
         reopen(fork, guard)
+    assert caught.value.index == 1
 
 
 def test_a_guard_that_is_new_or_behind_is_brought_up_to_date() -> None:

@@ -25,8 +25,7 @@ from ledger.tree.merkle import leaf_hash, verify_consistency, verify_inclusion
 from tests.examples import examples
 from tests.unit.ledger.builders import KEYS, ORIGIN, TRUSTED, content, receipt, signed, signed_receipt, verdict
 from tests.unit.ledger.log.faulty_store import FAULTS, FaultyGuard, FaultyStore, Once
-from tests.unit.ledger.log.memory_guard import MemoryGuard
-from tests.unit.ledger.log.memory_store import MemoryEntryStore
+from tests.unit.ledger.log.memory_store import MemoryEntryStore, MemoryGuard
 from tests.unit.ledger.tree.naive_tree import NaiveTree
 
 NUMBERS = st.integers(0, 400)

@@ -79,8 +79,9 @@ def test_entries_that_no_checkpoint_covers_are_not_signed_for_a_stranger() -> No
         writer.write([admit(data, None, trusting)])
     store = filled(3)
     store.commit(Batch((intruder._records[3],), _tiles(intruder)))
-    with pytest.raises(ChainError, match=r"entry 3: .*not trusted"):
+    with pytest.raises(ChainError) as caught:
         reopen(store)
+    assert caught.value.index == 3
 
 
 def _tiles(store: MemoryEntryStore) -> tuple[Tile, ...]:
@@ -90,8 +91,9 @@ def _tiles(store: MemoryEntryStore) -> tuple[Tile, ...]:
 def test_a_log_that_lost_entries_is_not_opened() -> None:
     store = filled(5)
     del store._records[3:]
-    with pytest.raises(ChainError, match=r"entry 3: .*the log signed 5 entries"):
+    with pytest.raises(ChainError) as caught:
         reopen(store)
+    assert caught.value.index == 3
 
 
 @pytest.mark.parametrize("index", [256, 270, 299])
@@ -99,7 +101,7 @@ def test_a_changed_entry_in_the_last_tile_is_named(index: int) -> None:
     store = filled(300)
     record = store._records[index]
     store._records[index] = replace(record, entry=record.entry.replace(b"receipt", b"recepit"))
-    with pytest.raises(ChainError, match=f"entry {index}: ") as caught:
+    with pytest.raises(ChainError) as caught:
         reopen(store)
     assert caught.value.index == index
 
@@ -116,8 +118,9 @@ def test_tiles_that_are_not_those_of_the_checkpoint_are_refused() -> None:
             reopen(store)
     store = filled(300)
     del store._tiles[1, 0]
-    with pytest.raises(ChainError, match="no tile 1/0"):
+    with pytest.raises(ChainError) as caught:
         reopen(store)
+    assert caught.value.index == 299
 
 
 def test_a_checkpoint_of_another_key_or_log_is_refused() -> None:
@@ -137,13 +140,15 @@ def test_a_checkpoint_of_another_key_or_log_is_refused() -> None:
 def test_a_checkpoint_over_another_tree_is_refused() -> None:
     store = filled(3)
     store._checkpoints[3] = sign_checkpoint(Checkpoint(ORIGIN, 3, bytes(32)), KEYS["log"])
-    with pytest.raises(ChainError, match="recorded checkpoint"):
+    with pytest.raises(ChainError) as caught:
         reopen(store)
+    assert caught.value.index == 2
 
 
 def test_an_entry_that_does_not_chain_is_refused() -> None:
     straight, store = filled(5), filled(3)
     record = straight._records[4]
     store.commit(Batch((Record(3, record.entry, record.envelope_digest, record.document),), _tiles(straight)))
-    with pytest.raises(ChainError, match="entry 3: its bytes are not those"):
+    with pytest.raises(ChainError) as caught:
         reopen(store)
+    assert caught.value.index == 3

@@ -29,8 +29,7 @@ from tests.unit.ledger.builders import (
     signed_receipt,
 )
 from tests.unit.ledger.log.faulty_store import BEFORE_COMMIT, FAULTS, PROBE, FaultyGuard, FaultyStore, Gate, Once
-from tests.unit.ledger.log.memory_guard import MemoryGuard
-from tests.unit.ledger.log.memory_store import MemoryEntryStore
+from tests.unit.ledger.log.memory_store import MemoryEntryStore, MemoryGuard
 from tests.unit.ledger.log.sequencing import check_whole_log, hold, open_sequencer
 
 

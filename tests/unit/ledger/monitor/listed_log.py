@@ -1,4 +1,4 @@
-"""A log in lists, with its files as tlog-tiles has them, and a monitor's memory without a disk."""
+"""A log in lists, with its files as tlog-tiles has them; a memory without a disk; looks of a monitor at such logs."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
+from datetime import datetime, timedelta
 from typing import Any
 
 from ledger.audit.log_walk import SeenInMemory
@@ -20,10 +21,21 @@ from ledger.errors import NotFound
 from ledger.keys.ed25519 import SigningKey
 from ledger.keys.envelope import Envelope
 from ledger.monitor.finding import Evidence
+from ledger.monitor.judgement import Limits, Promised
+from ledger.monitor.memory import MonitorMemory
+from ledger.monitor.monitor import Monitor
 from ledger.tree.checkpoint import Checkpoint, sign_checkpoint
 from ledger.tree.entry import Entry, entry_hash
 from ledger.tree.merkle import Frontier, leaf_hash
-from tests.unit.ledger.builders import KEYS, ORIGIN, signed
+from tests.unit.ledger.builders import (
+    KEYS,
+    ORIGIN,
+    START,
+    TRUSTED,
+    policy,
+    receipt,
+    signed,
+)
 
 
 class ListedLog:
@@ -116,3 +128,22 @@ class ListedMemory(SeenInMemory):
 
     def tell(self, keys: Iterable[str]) -> None:
         self.keys = set(keys)
+
+
+NOW = START + timedelta(seconds=500)
+
+
+def told(
+    log: ListedLog, memory: MonitorMemory, now: datetime = NOW, *promised: Promised, **limits: object
+) -> list[str]:
+    """The kinds of the findings of a monitor that has just started on what is remembered."""
+    monitor = Monitor(memory, TRUSTED, Limits(**limits))  # type: ignore[arg-type]
+    monitor.look(log, now)
+    return [finding.kind for finding in monitor.findings(promised, now)]
+
+
+def owed(count: int = 3, rate: float = 1.0) -> ListedLog:
+    """A log whose receipts stand at the entries 1, 2, …"""
+    log = ListedLog()
+    log.append(policy(rate, 600), *(receipt(number) for number in range(count)))
+    return log

@@ -25,8 +25,7 @@ from tests.unit.ledger.builders import (
     policy,
     receipt,
 )
-from tests.unit.ledger.monitor.listed_log import ListedLog
-from tests.unit.ledger.monitor.looks import owed, told
+from tests.unit.ledger.monitor.listed_log import ListedLog, owed, told
 
 
 def test_two_trees_of_one_size_are_a_fork_for_ever(memory: MonitorMemory) -> None:

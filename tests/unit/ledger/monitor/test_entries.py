@@ -35,8 +35,7 @@ from tests.unit.ledger.builders import (
     retention,
     verdict,
 )
-from tests.unit.ledger.monitor.listed_log import ListedLog, ListedMemory
-from tests.unit.ledger.monitor.looks import NOW, owed, told
+from tests.unit.ledger.monitor.listed_log import NOW, ListedLog, ListedMemory, owed, told
 from tests.vectors.make_log import signed_claim
 
 OTHER = cid(b"another base")

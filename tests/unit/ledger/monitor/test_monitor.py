@@ -28,8 +28,7 @@ from tests.unit.ledger.builders import (
     resume,
     verdict,
 )
-from tests.unit.ledger.monitor.listed_log import ListedLog, ListedMemory
-from tests.unit.ledger.monitor.looks import NOW, owed, told
+from tests.unit.ledger.monitor.listed_log import NOW, ListedLog, ListedMemory, owed, told
 
 
 def test_an_honest_log_stays_green_while_it_grows(memory: MonitorMemory, monkeypatch: pytest.MonkeyPatch) -> None:

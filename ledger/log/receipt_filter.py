@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING
 
-from ledger.documents.receipt import Receipt
+from ledger.encoding.timestamp import timestamp_not_before
+
+if TYPE_CHECKING:
+    from ledger.documents.receipt import Receipt
 
 
 @dataclass(frozen=True, slots=True)
 class ReceiptFilter:
     """A receipt is listed where all fields match; a field that is None matches every receipt.
 
-    Indexes are inclusive. Times are document text (`ledger.encoding.timestamp`) and compared with the receipt's
-    own `issued_at`: from `issued_from` on, and earlier than `issued_before`. `outcome` is that of the latest
-    verdict on the receipt, `commitment` the one to its prompt or to its output.
+    Indexes are inclusive. Times are timezone-aware and compared with the receipt's own `issued_at`: from `start_time`
+    on, and earlier than `end_time`. `outcome` is that of the latest verdict on the receipt, EXACT, DEVIATION or
+    UNREPLAYABLE; `commitment` the one to its prompt or to its output, `sha256:<hex>`.
     """
 
     tenant: str | None = None
@@ -24,11 +29,20 @@ class ReceiptFilter:
     profile_cid: str | None = None
     request_id: str | None = None
     outcome: str | None = None
-    issued_from: str | None = None
-    issued_before: str | None = None
+    start_time: datetime | None = None
+    end_time: datetime | None = None
     min_index: int | None = None
     max_index: int | None = None
     commitment: str | None = None
+
+    @property
+    def issued_from(self) -> str | None:
+        """`start_time` as documents write it, as is `issued_before` for `end_time`."""
+        return None if self.start_time is None else timestamp_not_before(self.start_time)
+
+    @property
+    def issued_before(self) -> str | None:
+        return None if self.end_time is None else timestamp_not_before(self.end_time)
 
     def admits(self, index: int, receipt: Receipt) -> bool:
         """Whether the receipt at `index` matches, by its own fields (`listing.Criteria`); `outcome` is none of them."""
@@ -44,8 +58,8 @@ class ReceiptFilter:
         return (
             all(wanted in (None, found) for wanted, found in wanted_and_found)
             and self.commitment in (None, receipt.prompt.commitment, receipt.output.commitment)
-            and (self.issued_from is None or receipt.issued_at >= self.issued_from)
-            and (self.issued_before is None or receipt.issued_at < self.issued_before)
+            and ((start := self.issued_from) is None or receipt.issued_at >= start)
+            and ((end := self.issued_before) is None or receipt.issued_at < end)
             and (self.min_index is None or index >= self.min_index)
             and (self.max_index is None or index <= self.max_index)
         )

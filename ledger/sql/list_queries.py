@@ -69,10 +69,10 @@ def _latest_outcome() -> Any:
 
 
 def _in_range(statement: Select[Any], narrow: ReceiptFilter) -> Select[Any]:
-    if narrow.issued_from is not None:
-        statement = statement.where(receipts.c.issued_at >= narrow.issued_from)
-    if narrow.issued_before is not None:
-        statement = statement.where(receipts.c.issued_at < narrow.issued_before)
+    if (start := narrow.issued_from) is not None:
+        statement = statement.where(receipts.c.issued_at >= start)
+    if (end := narrow.issued_before) is not None:
+        statement = statement.where(receipts.c.issued_at < end)
     if narrow.min_index is not None:
         statement = statement.where(receipts.c.index >= narrow.min_index)
     if narrow.max_index is not None:

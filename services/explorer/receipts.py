@@ -21,8 +21,9 @@ from ledger.encoding.digest import digest_text, parse_digest
 from ledger.encoding.timestamp import parse_timestamp
 from ledger.errors import FormatError, ProofError
 from ledger.keys.envelope import Envelope
+from ledger.log.receipt_filter import ReceiptFilter
 from services.client.errors import NotFound
-from services.client.ledger.log import ProvenEntry, ReceiptEntry, ReceiptQuery, SignedCheckpoint, VerdictEntry
+from services.client.ledger.log import ProvenEntry, ReceiptEntry, SignedCheckpoint, VerdictEntry
 from services.explorer.pages import Pages, Source, shown_fields
 
 TEXTS = ("tenant", "request_id", "method", "base_cid", "head_cid", "adapter_cid", "profile_cid")
@@ -42,7 +43,7 @@ class Search:
     """
 
     given: Mapping[str, str]
-    query: ReceiptQuery
+    query: ReceiptFilter
     before: int | None = None
     problems: Mapping[str, str] = field(default_factory=dict)
 
@@ -78,7 +79,7 @@ def read_search(parameters: Mapping[str, str]) -> Search:
         before = _index("before", parameters["before"]) if parameters.get("before") else None
     except ValueError:
         before = None
-    return Search(given, ReceiptQuery(**values), before, problems)  # type: ignore[arg-type]
+    return Search(given, ReceiptFilter(**values), before, problems)  # type: ignore[arg-type]
 
 
 def _choice(name: str, text: str) -> str:
@@ -113,7 +114,7 @@ MOST_ROWS = 1000
 
 _GROWTH = 8
 
-List = Callable[[ReceiptQuery], Iterable[ReceiptEntry]]
+List = Callable[[ReceiptFilter], Iterable[ReceiptEntry]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +126,7 @@ class Newest:
     older: bool
 
 
-def newest_receipts(list_: List, query: ReceiptQuery, end: int, limit: int) -> Newest:
+def newest_receipts(list_: List, query: ReceiptFilter, end: int, limit: int) -> Newest:
     """Up to `limit` matches below entry `end`. Looks at windows, downwards, that grow while they hold too little."""
     lowest = query.min_index or 0
     end = end if query.max_index is None else min(end, query.max_index + 1)

@@ -12,8 +12,9 @@ from starlette.responses import JSONResponse, Response
 from ledger.documents.receipt import Receipt
 from ledger.encoding.timestamp import parse_timestamp
 from ledger.errors import LedgerError
+from ledger.log.receipt_filter import ReceiptFilter
 from services.client.errors import KolmError
-from services.client.ledger.log import ReceiptEntry, ReceiptQuery
+from services.client.ledger.log import ReceiptEntry
 from services.explorer.pages import Pages, Source
 
 _MOST_BINS = 4096
@@ -22,7 +23,7 @@ _MOST_BINS = 4096
 _MOST_POINTS = 120
 """Most points of one series in a plot."""
 
-List = Callable[[ReceiptQuery], Iterable[ReceiptEntry]]
+List = Callable[[ReceiptFilter], Iterable[ReceiptEntry]]
 Series = tuple[str, str | None]
 """Method and head."""
 
@@ -143,7 +144,7 @@ class Trends:
 
     def _read(self) -> None:
         try:
-            for receipt in self._list(ReceiptQuery(min_index=self._next)):
+            for receipt in self._list(ReceiptFilter(min_index=self._next)):
                 self._take(receipt)
         except (KolmError, LedgerError) as error:
             with self._lock:

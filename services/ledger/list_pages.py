@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import astuple, replace
-from datetime import UTC
+from dataclasses import astuple, fields, replace
+from datetime import UTC, datetime
+from typing import Any
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
@@ -113,24 +114,16 @@ def _is_seen(reader: LedgerReader, receipt_id: str, caller: Principal) -> bool:
 
 
 def _receipt_filter(request: ledger_pb2.ListReceiptsRequest) -> ReceiptFilter:
-    def given(name: str) -> str | None:
-        return getattr(request, name) if request.HasField(name) else None  # type: ignore[arg-type]
-
-    return ReceiptFilter(
-        tenant=given("tenant"),
-        method=given("method"),
-        base_cid=given("base_cid"),
-        head_cid=given("head_cid"),
-        adapter_cid=given("adapter_cid"),
-        profile_cid=given("profile_cid"),
-        request_id=given("request_id"),
-        outcome=_outcome(request.outcome),
-        issued_from=_time(request.start_time, "start_time") if request.HasField("start_time") else None,
-        issued_before=_time(request.end_time, "end_time") if request.HasField("end_time") else None,
-        min_index=min(request.min_index, _LARGEST_INDEX) if request.HasField("min_index") else None,
-        max_index=min(request.max_index, _LARGEST_INDEX) if request.HasField("max_index") else None,
-        commitment=_commitment(request.commitment) if request.HasField("commitment") else None,
-    )
+    names = [field.name for field in fields(ReceiptFilter) if field.name != "outcome"]
+    given: dict[str, Any] = {name: getattr(request, name) for name in names if request.HasField(name)}  # type: ignore[arg-type]
+    for name, value in given.items():
+        if name in ("start_time", "end_time"):
+            given[name] = _time(value, name)
+        elif name in ("min_index", "max_index"):
+            given[name] = min(value, _LARGEST_INDEX)
+        elif name == "commitment":
+            given[name] = _commitment(value)
+    return ReceiptFilter(**given, outcome=_outcome(request.outcome))
 
 
 def _commitment(text: str) -> str:
@@ -140,11 +133,13 @@ def _commitment(text: str) -> str:
         raise InvalidArgument("commitment", error.problem) from None
 
 
-def _time(stamp: Timestamp, field: str) -> str:
+def _time(stamp: Timestamp, field: str) -> datetime:
     try:
-        return timestamp_not_before(stamp.ToDatetime(UTC))
+        time = stamp.ToDatetime(UTC)
+        timestamp_not_before(time)  # at the calendar's very end there is none
     except (ValueError, OverflowError):
         raise InvalidArgument(field, "expected a time of the years 1 to 9999") from None
+    return time
 
 
 def _outcome(value: documents_pb2.Outcome.ValueType) -> str | None:

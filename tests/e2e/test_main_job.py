@@ -12,6 +12,7 @@ import pytest
 
 from ledger.audit.log_verification import verify_receipt
 from ledger.keys.trusted_keys import TrustedKeys
+from ledger.log.receipt_filter import ReceiptFilter
 from services.cli.ledger.receipts import envelope_document
 from services.client import Chunk, LedgerClient, Request, Runtime, SamplingParams
 from tests.documented import CONFIGURED, LONG_CONTEXT
@@ -91,8 +92,10 @@ def _cancel_a_request(kolm: Kolm) -> int:
         with Runtime.connect(kolm.addresses.generation, token=kolm.token) as runtime, runtime.stream(request) as events:
             assert any(isinstance(event, Chunk) for event in events)
         with LedgerClient.connect(kolm.addresses.ledger, token=kolm.token) as ledger:
-            until(lambda name=name: len(list(ledger.receipts(request_id=name))) == choices)  # type: ignore[misc]
-            receipts = [envelope_document(receipt.envelope) for receipt in ledger.receipts(request_id=name)]
+            until(lambda name=name: len(list(ledger.receipts(ReceiptFilter(request_id=name)))) == choices)  # type: ignore[misc]
+            receipts = [
+                envelope_document(receipt.envelope) for receipt in ledger.receipts(ReceiptFilter(request_id=name))
+            ]
         ended |= {receipt["document"]["output"]["finish_reason"] for receipt in receipts}
     assert "cancelled" in ended
     return choices * attempts

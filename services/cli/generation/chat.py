@@ -318,10 +318,11 @@ def _receipt_of(ledger: LedgerClient, turn: Said) -> ReceiptEntry:
 
 
 def _found(ledger: LedgerClient, turn: Said) -> ReceiptEntry | None:
+    from ledger.log.receipt_filter import ReceiptFilter
     from services.client.errors import NotFound
 
     if turn.receipt_id is None:
-        return next(ledger.receipts(request_id=turn.request_id), None)
+        return next(ledger.receipts(ReceiptFilter(request_id=turn.request_id)), None)
     try:
         return ledger.receipt(turn.receipt_id).receipt
     except NotFound:

@@ -247,6 +247,7 @@ _PATIENCE, _PAUSE = 3.0, 0.05
 
 def receipts_of(request_id: str, choices: int, ledger: str) -> list[ReceiptEntry]:
     """What the ledger has within a few seconds; nothing where it does not answer, or nothing had begun."""
+    from ledger.log.receipt_filter import ReceiptFilter
     from services.client.errors import KolmError
 
     found: list[ReceiptEntry] = []
@@ -254,7 +255,7 @@ def receipts_of(request_id: str, choices: int, ledger: str) -> list[ReceiptEntry
     try:
         with ledger_at(ledger) as client:
             while len(found) < choices and time.monotonic() < deadline:
-                found = list(client.receipts(request_id=request_id))
+                found = list(client.receipts(ReceiptFilter(request_id=request_id)))
                 time.sleep(_PAUSE)
     except KolmError:
         pass

@@ -23,9 +23,10 @@ if TYPE_CHECKING:
     from ledger.bundle.receipt_file import Turns
     from ledger.keys.signer import Signer
     from ledger.keys.trusted_keys import TrustedKeys
+    from ledger.log.receipt_filter import ReceiptFilter
     from ledger.tree.tlog_proof import TlogProof
     from services.client import LedgerClient, Message, Receipt
-    from services.client.ledger.log import ReceiptDetails, ReceiptEntry, ReceiptQuery
+    from services.client.ledger.log import ReceiptDetails, ReceiptEntry
 
 
 _BEGINNING = re.compile(r"0[0-9a-f]{7}[0-9a-f-]*", re.IGNORECASE)
@@ -52,11 +53,13 @@ def find(ledger: LedgerClient, name: str) -> ReceiptDetails:
 
     Raises NotFound, UsageError for another entry than a receipt and for what several ids begin with.
     """
+    from ledger.log.receipt_filter import ReceiptFilter
+
     if _is_beginning(name):
         return ledger.receipt(_only_id(ledger, name))
     if not name.isdecimal():
         return ledger.receipt(name)
-    found = list(ledger.receipts(min_index=int(name), max_index=int(name)))
+    found = list(ledger.receipts(ReceiptFilter(min_index=int(name), max_index=int(name))))
     if not found:
         raise UsageError(f"entry {name} is a {ledger.entry(int(name)).kind}, not a receipt")
     return ledger.receipt(found[0].receipt_id)
@@ -70,8 +73,10 @@ def _is_beginning(name: str) -> bool:
 
 
 def _only_id(ledger: LedgerClient, beginning: str) -> str:
+    from ledger.log.receipt_filter import ReceiptFilter
+
     earliest, latest = _times(beginning)
-    listed = ledger.receipts(start_time=earliest, end_time=latest)
+    listed = ledger.receipts(ReceiptFilter(start_time=earliest, end_time=latest))
     found = list(islice((each.receipt_id for each in listed if each.receipt_id.startswith(beginning.lower())), 2))
     if not found:
         raise exits.NotFound(f"no receipt's id begins with {beginning}", "`kolm receipts list` shows the newest")
@@ -130,17 +135,17 @@ class SearchResult:
     proven_in: int | None
 
 
-def search(ledger: LedgerClient, query: ReceiptQuery, limit: int) -> SearchResult:
+def search(ledger: LedgerClient, narrow: ReceiptFilter, limit: int) -> SearchResult:
     """The ledger's answer, unproven."""
 
-    def believed(narrowed: ReceiptQuery) -> Iterator[ReceiptEntry]:
-        return (receipt for page in ledger.receipt_pages(narrowed) for receipt in page.receipts)
+    def believed(window: ReceiptFilter) -> Iterator[ReceiptEntry]:
+        return (receipt for page in ledger.receipt_pages(window) for receipt in page.receipts)
 
-    return SearchResult(newest_receipts(believed, query, limit, ledger.checkpoint().tree_size), None)
+    return SearchResult(newest_receipts(believed, narrow, limit, ledger.checkpoint().tree_size), None)
 
 
 def proven_search(
-    ledger: LedgerClient, query: ReceiptQuery, limit: int, trusted: Path, remember: Path | None, *, complete: bool
+    ledger: LedgerClient, narrow: ReceiptFilter, limit: int, trusted: Path, remember: Path | None, *, complete: bool
 ) -> SearchResult:
     """The part that the ledger can prove. Raises UsageError if there are no keys to check with, LedgerError."""
     from services.cli.trust import load_trusted
@@ -149,24 +154,24 @@ def proven_search(
 
     proving = VerifiedLedger(ledger, load_trusted(trusted), RememberedCheckpoint(remember))
     size = proving.head().size
-    found = newest_receipts(partial(proving.receipts, complete=complete), query, limit, size)
+    found = newest_receipts(partial(proving.receipts, complete=complete), narrow, limit, size)
     return SearchResult(found, proving.head().size)
 
 
 def newest_receipts(
-    list_: Callable[[ReceiptQuery], Iterable[ReceiptEntry]], query: ReceiptQuery, limit: int, size: int
+    list_: Callable[[ReceiptFilter], Iterable[ReceiptEntry]], narrow: ReceiptFilter, limit: int, size: int
 ) -> list[ReceiptEntry]:
     """Up to `limit` matches among the first `size` entries, the newest last.
 
     Looks at ever longer ends of the log until there are enough. If `list_` proves that it left nothing out, the result
     is proven to be the newest.
     """
-    lowest = query.min_index or 0
-    end = size if query.max_index is None else min(size, query.max_index + 1)
+    lowest = narrow.min_index or 0
+    end = size if narrow.max_index is None else min(size, narrow.max_index + 1)
     window = 4 * limit
     while True:
         start = max(lowest, end - window)
-        found = list(list_(replace(query, min_index=start, max_index=max(end - 1, 0))))
+        found = list(list_(replace(narrow, min_index=start, max_index=max(end - 1, 0))))
         if len(found) >= limit or start == lowest:
             return found[-limit:]
         window *= 8

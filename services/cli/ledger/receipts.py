@@ -18,8 +18,9 @@ from services.cli.frame.values import require_writable_new_file
 from services.cli.frame.views import MARKS, Column, Line, Styled, View, facts, joined, outcome, table, whose_replay
 
 if TYPE_CHECKING:
+    from ledger.log.receipt_filter import ReceiptFilter
     from services.client import LedgerClient
-    from services.client.ledger.log import ReceiptEntry, ReceiptQuery, VerdictEntry
+    from services.client.ledger.log import ReceiptEntry, VerdictEntry
     from services.client.ledger.promised import Promised
 
 
@@ -47,12 +48,12 @@ class Filters:
     ] = None
     request_id: Annotated[str | None, typer.Option(help="Only those of this request.")] = None
 
-    def query(self) -> ReceiptQuery:
+    def narrow(self) -> ReceiptFilter:
         """Raises UsageError for an invalid time."""
+        from ledger.log.receipt_filter import ReceiptFilter
         from services.cli.frame.values import moment
-        from services.client.ledger.log import ReceiptQuery
 
-        return ReceiptQuery(
+        return ReceiptFilter(
             tenant=self.tenant,
             method=self.method,
             base_cid=self.base,
@@ -89,13 +90,13 @@ def list_(
     """List the newest receipts that match every filter."""
     from services.cli.ledger.receipt_files import proven_search, search
 
-    query = filters.query()
+    narrow = filters.narrow()
     with ledger_at(ledger) as client:
         if prove or complete or remember is not None:
             keys = paths.trusted
-            found = proven_search(client, query, limit, keys, remember, complete=complete)
+            found = proven_search(client, narrow, limit, keys, remember, complete=complete)
         else:
-            found = search(client, query, limit)
+            found = search(client, narrow, limit)
 
     answer(json, [_listed(each) for each in found.receipts], _list_view)
     if found.proven_in is not None:

@@ -2,7 +2,7 @@
 
 with LedgerClient.connect("127.0.0.1:50052") as ledger:
     index = ledger.append(envelope).index
-    for receipt in ledger.receipts(tenant="acme"): ...
+    for receipt in ledger.receipts(ReceiptFilter(tenant="acme")): ...
     with ledger.watch(index, follow=True) as entries:
         for entry in entries: ...
 """
@@ -10,12 +10,12 @@ with LedgerClient.connect("127.0.0.1:50052") as ledger:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from datetime import datetime
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from kolm.ledger.v1 import documents_pb2
 from kolm.ledger.v1 import ledger_pb2 as pb
 from kolm.ledger.v1.ledger_pb2_grpc import LedgerServiceStub
+from ledger.log.receipt_filter import ReceiptFilter
 from services.client.channel import Connection, Stream
 from services.client.identity import ClientTls
 from services.client.ledger import log_wire
@@ -31,7 +31,6 @@ from services.client.ledger.log import (
     ReceiptDetails,
     ReceiptEntry,
     ReceiptPage,
-    ReceiptQuery,
     SignedCheckpoint,
     VerdictEntry,
     VerdictPage,
@@ -39,6 +38,9 @@ from services.client.ledger.log import (
 
 if TYPE_CHECKING:
     from ledger.documents.content import Content
+
+ANY = ReceiptFilter()
+"""The filter that every receipt passes."""
 
 SERVICE = "kolm.ledger.v1.LedgerService"
 
@@ -128,51 +130,19 @@ class LedgerClient:
         request = pb.GetReceiptRequest(receipt_id=receipt_id, include_content=include_content)
         return log_wire.receipt_details(self._call(self._stub.GetReceipt, request))
 
-    def receipts(
-        self,
-        *,
-        tenant: str | None = None,
-        method: str | None = None,
-        base_cid: str | None = None,
-        head_cid: str | None = None,
-        adapter_cid: str | None = None,
-        profile_cid: str | None = None,
-        request_id: str | None = None,
-        outcome: str | None = None,
-        start_time: datetime | None = None,
-        end_time: datetime | None = None,
-        min_index: int | None = None,
-        max_index: int | None = None,
-        commitment: str | None = None,
-        page_size: int = 0,
-    ) -> Iterator[ReceiptEntry]:
-        """Every matching receipt (see ReceiptQuery), oldest first; pages are fetched as the iteration gets there.
+    def receipts(self, narrow: ReceiptFilter = ANY, *, page_size: int = 0) -> Iterator[ReceiptEntry]:
+        """Every matching receipt, oldest first; pages are fetched as the iteration gets there.
 
         Trusts the server. `VerifiedLedger.receipts` checks the proofs.
         """
-        query = ReceiptQuery(
-            tenant=tenant,
-            method=method,
-            base_cid=base_cid,
-            head_cid=head_cid,
-            adapter_cid=adapter_cid,
-            profile_cid=profile_cid,
-            request_id=request_id,
-            outcome=outcome,
-            start_time=start_time,
-            end_time=end_time,
-            min_index=min_index,
-            max_index=max_index,
-            commitment=commitment,
-        )
-        pages = self.receipt_pages(query, page_size=page_size)
+        pages = self.receipt_pages(narrow, page_size=page_size)
         return (receipt for page in pages for receipt in page.receipts)
 
     def receipt_pages(
-        self, query: ReceiptQuery, *, page_size: int = 0, complete: bool = False
+        self, narrow: ReceiptFilter, *, page_size: int = 0, complete: bool = False
     ) -> Iterator[ReceiptPage]:
         """The pages of a list with their proofs; `complete` also asks for proof that nothing was left out."""
-        request = log_wire.receipts_request(query, page_size, complete=complete)
+        request = log_wire.receipts_request(narrow, page_size, complete=complete)
         return map(log_wire.receipt_page, self._pages(self._stub.ListReceipts, request))
 
     def verdicts(

@@ -119,28 +119,6 @@ class ReceiptEntry:
 
 
 @dataclass(frozen=True, slots=True)
-class ReceiptQuery:
-    """The receipts to list, which match every field that is set. Indexes are inclusive; times go from `start_time` to
-    before `end_time`, timezone-aware; `outcome` is EXACT, DEVIATION or UNREPLAYABLE. `commitment` is the one to
-    the prompt or to the output, `sha256:<hex>`.
-    """
-
-    tenant: str | None = None
-    method: str | None = None
-    base_cid: str | None = None
-    head_cid: str | None = None
-    adapter_cid: str | None = None
-    profile_cid: str | None = None
-    request_id: str | None = None
-    outcome: str | None = None
-    start_time: datetime | None = None
-    end_time: datetime | None = None
-    min_index: int | None = None
-    max_index: int | None = None
-    commitment: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class ReceiptPage:
     """One page of a list with its proof: `hashes` is a multi-proof in the tree of `checkpoint`, a signed note.
 

@@ -15,6 +15,7 @@ from services.client.ledger import log as values
 
 if TYPE_CHECKING:
     from ledger.documents.content import Content
+    from ledger.log.receipt_filter import ReceiptFilter
 
 
 def content_message(content: Content) -> documents_pb2.Content:
@@ -60,12 +61,12 @@ def receipt(message: documents_pb2.Receipt) -> values.ReceiptEntry:
     return plain_value(values.ReceiptEntry, message, outcome=_outcome(message.outcome))
 
 
-def receipts_request(query: values.ReceiptQuery, page_size: int, *, complete: bool) -> ledger_pb2.ListReceiptsRequest:
+def receipts_request(narrow: ReceiptFilter, page_size: int, *, complete: bool) -> ledger_pb2.ListReceiptsRequest:
     """Raises InvalidArgument for a word other than an outcome."""
-    named = asdict(query) | {
-        "outcome": outcome_number(query.outcome),
-        "start_time": _stamp(query.start_time),
-        "end_time": _stamp(query.end_time),
+    named = asdict(narrow) | {
+        "outcome": outcome_number(narrow.outcome),
+        "start_time": _stamp(narrow.start_time),
+        "end_time": _stamp(narrow.end_time),
     }
     return ledger_pb2.ListReceiptsRequest(**named, page_size=page_size, prove_complete=complete)
 

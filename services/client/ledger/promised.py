@@ -16,8 +16,8 @@ from ledger.documents.receipt import Receipt
 from ledger.documents.signed_document import read_document
 from ledger.errors import ProofError
 from ledger.keys.envelope import Envelope
+from ledger.log.receipt_filter import ReceiptFilter
 from services.client.errors import PermissionDenied
-from services.client.ledger.log import ReceiptQuery
 from services.client.ledger.verified import SignedAnswer, VerifiedLedger
 
 
@@ -64,7 +64,7 @@ def _answered(found: Fulfilment, ledger: VerifiedLedger, envelope: bytes) -> Sig
 
 
 def _observe(found: Fulfilment, ledger: VerifiedLedger, *, complete: bool) -> None:
-    query = ReceiptQuery(commitment=found.promise.prompt.commitment)
+    query = ReceiptFilter(commitment=found.promise.prompt.commitment)
     for entry in ledger.receipts(query, complete=complete):
         receipt = read_document(Envelope.from_bytes(entry.envelope))
         if isinstance(receipt, Receipt):

@@ -3,7 +3,7 @@
     trusted = TrustedKeys.load(Path("trusted"))
     with LedgerClient.connect("127.0.0.1:50052") as client:
         ledger = VerifiedLedger(client, trusted, RememberedCheckpoint(Path("seen.checkpoint")))
-        for receipt in ledger.receipts(ReceiptQuery(tenant="acme"), complete=True): ...
+        for receipt in ledger.receipts(ReceiptFilter(tenant="acme"), complete=True): ...
 
 Every method raises KolmError. A failed check raises an error of the ledger: FormatError, SignatureError, ProofError.
 """
@@ -25,7 +25,6 @@ from ledger.documents.promise import PromiseAnswer, open_answer
 from ledger.documents.receipt import Receipt
 from ledger.documents.signed_document import kind_of, open_document, read_document
 from ledger.encoding.digest import digest_text
-from ledger.encoding.timestamp import timestamp_not_before
 from ledger.errors import ProofError
 from ledger.keys.envelope import Envelope
 from ledger.keys.note import Note
@@ -45,7 +44,6 @@ from services.client.ledger.log import (
     ReceiptDetails,
     ReceiptEntry,
     ReceiptPage,
-    ReceiptQuery,
     VerdictEntry,
 )
 from services.client.ledger.remembered import RememberedCheckpoint
@@ -152,22 +150,21 @@ class VerifiedLedger:
         self._check_included(details.receipt.entry, details.checkpoint, details.inclusion_proof)
         return details
 
-    def receipts(self, query: ReceiptQuery, *, complete: bool = False, page_size: int = 0) -> Iterator[ReceiptEntry]:
+    def receipts(self, narrow: ReceiptFilter, *, complete: bool = False, page_size: int = 0) -> Iterator[ReceiptEntry]:
         """Matching receipts, oldest first, each proven to be in the log.
 
         `complete` also proves that none was left out of [min_index, max_index], by default the whole log as of the last
-        page. A query by `outcome` cannot be complete: the server says the outcome, no receipt does.
+        page. A filter by `outcome` cannot be complete: the server says the outcome, no receipt does.
         """
-        criteria = _filter(query)
-        expected = query.min_index or 0
+        expected = narrow.min_index or 0
         head = None
-        for page in self._client.receipt_pages(query, page_size=page_size, complete=complete):
+        for page in self._client.receipt_pages(narrow, page_size=page_size, complete=complete):
             head = self._accept(page.checkpoint)
-            verify_page(_page(page, complete), head, self._trusted, criteria)
+            verify_page(_page(page, complete), head, self._trusted, narrow)
             expected = _next_index(page, expected, head) if complete else _after_rows(page, expected)
             yield from page.receipts
         if complete and head is not None:
-            _check_end(expected, query, head)
+            _check_end(expected, narrow, head)
 
     def promise_answer(self, promise: bytes) -> SignedAnswer:
         """The log's signed word on which receipts of a promise (its envelope) its newest tree holds.
@@ -224,23 +221,6 @@ def _noted(
         yield envelope, content
 
 
-def _filter(query: ReceiptQuery) -> ReceiptFilter:
-    return ReceiptFilter(
-        tenant=query.tenant,
-        method=query.method,
-        base_cid=query.base_cid,
-        head_cid=query.head_cid,
-        adapter_cid=query.adapter_cid,
-        profile_cid=query.profile_cid,
-        request_id=query.request_id,
-        issued_from=None if query.start_time is None else timestamp_not_before(query.start_time),
-        issued_before=None if query.end_time is None else timestamp_not_before(query.end_time),
-        min_index=query.min_index,
-        max_index=query.max_index,
-        commitment=query.commitment,
-    )
-
-
 def _check_details(details: ReceiptDetails, document: Receipt, trusted: TrustedKeys) -> None:
     """Checks what is shown beside a receipt. Raises FormatError, SignatureError, ProofError.
 
@@ -295,7 +275,7 @@ def _next_index(page: ReceiptPage, expected: int, head: Checkpoint) -> int:
     return page.end or 0
 
 
-def _check_end(reached: int, query: ReceiptQuery, head: Checkpoint) -> None:
-    end = head.size if query.max_index is None else min(query.max_index + 1, head.size)
+def _check_end(reached: int, narrow: ReceiptFilter, head: Checkpoint) -> None:
+    end = head.size if narrow.max_index is None else min(narrow.max_index + 1, head.size)
     if reached < end:
         raise ProofError(f"the list ends at entry {reached}, expected the range up to entry {end}")

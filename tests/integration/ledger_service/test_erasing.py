@@ -8,9 +8,9 @@ import pytest
 
 from ledger.audit.log_verification import verify_log
 from ledger.keys.trusted_keys import TrustedKeys
+from ledger.log.receipt_filter import ReceiptFilter
 from services.client import LedgerClient
 from services.client.errors import AlreadyExists, InvalidArgument, PermissionDenied, Unauthenticated
-from services.client.ledger.log import ReceiptQuery
 from services.client.ledger.verified import VerifiedLedger
 from services.ledger.settings import LedgerSettings
 from tests.integration.ledger_service.conftest import Serve
@@ -29,13 +29,13 @@ def test_an_erasure_takes_content_and_salts_and_leaves_every_proof(
     fill(ledger)
     trusted = TrustedKeys.load(settings.trusted_directory)
     before = VerifiedLedger(ledger, trusted)
-    rows = list(before.receipts(ReceiptQuery(), complete=True))
+    rows = list(before.receipts(ReceiptFilter(), complete=True))
     erased = VerifiedLedger(operator, trusted).erase(signed(erasure(1, 1)))
     assert erased.index == 3
     assert [_kept(auditor, number) for number in range(3)] == [True, False, True]
     assert not any(content(1).prompt_salt in path.read_bytes() for path in tmp_path.glob("ledger.sqlite3*"))
     # The same client, which remembers the head from before: everything that was proven still is.
-    assert list(before.receipts(ReceiptQuery(), complete=True)) == rows
+    assert list(before.receipts(ReceiptFilter(), complete=True)) == rows
     report = verify_log((entry.entry for entry in ledger.watch(0)), ledger.checkpoint().note, trusted)
     assert (report.ok, report.kinds["erasure"]) == (True, 1)
     assert ledger.entry(3).kind == "erasure"

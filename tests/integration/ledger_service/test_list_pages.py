@@ -12,9 +12,9 @@ from kolm.ledger.v1 import ledger_pb2
 from kolm.ledger.v1.ledger_pb2_grpc import LedgerServiceStub
 from ledger.encoding.cid import cid
 from ledger.keys.trusted_keys import TrustedKeys
+from ledger.log.receipt_filter import ReceiptFilter
 from services.client import LedgerClient
 from services.client.errors import InvalidArgument
-from services.client.ledger.log import ReceiptQuery
 from services.client.ledger.verified import VerifiedLedger
 from services.ledger.settings import LedgerSettings
 from tests.replacing import replace
@@ -80,23 +80,23 @@ def test_every_filter_narrows_and_every_page_is_proven(
     proving: VerifiedLedger, query: dict[str, Any], expected: list[int]
 ) -> None:
     for page_size in (0, 1, 2, 3):
-        listed = list(proving.receipts(ReceiptQuery(**query), page_size=page_size))
+        listed = list(proving.receipts(ReceiptFilter(**query), page_size=page_size))
         assert [row.index for row in listed] == expected
         # The same list, with the proof that nothing was left out of the range.
-        assert list(proving.receipts(ReceiptQuery(**query), page_size=page_size, complete=True)) == listed
+        assert list(proving.receipts(ReceiptFilter(**query), page_size=page_size, complete=True)) == listed
 
 
 def test_the_outcome_of_the_newest_verdict_narrows_too(filled: LedgerClient, proving: VerifiedLedger) -> None:
-    assert [row.index for row in proving.receipts(ReceiptQuery(outcome="DEVIATION"))] == [1]
-    assert [row.index for row in proving.receipts(ReceiptQuery(outcome="EXACT"))] == [2]
-    assert not list(filled.receipts(outcome="UNREPLAYABLE"))
+    assert [row.index for row in proving.receipts(ReceiptFilter(outcome="DEVIATION"))] == [1]
+    assert [row.index for row in proving.receipts(ReceiptFilter(outcome="EXACT"))] == [2]
+    assert not list(filled.receipts(ReceiptFilter(outcome="UNREPLAYABLE")))
     with pytest.raises(InvalidArgument, match="FINE"):
-        list(filled.receipts(outcome="FINE"))
+        list(filled.receipts(ReceiptFilter(outcome="FINE")))
 
 
 def test_what_is_no_part_of_a_receipt_cannot_be_proven_complete(proving: VerifiedLedger) -> None:
     with pytest.raises(InvalidArgument) as caught:
-        list(proving.receipts(ReceiptQuery(outcome="EXACT"), complete=True))
+        list(proving.receipts(ReceiptFilter(outcome="EXACT"), complete=True))
     assert caught.value.fields == ("outcome",)
 
 
@@ -120,7 +120,7 @@ def test_verdicts_come_in_no_order_but_by_index(filled: LedgerClient) -> None:
 @pytest.mark.parametrize("text", ["", "sha256:", receipt(3).prompt.commitment.upper(), BASE])
 def test_a_commitment_that_is_none_names_its_field(filled: LedgerClient, text: str) -> None:
     with pytest.raises(InvalidArgument, match="64 lowercase hex digits") as caught:
-        list(filled.receipts(commitment=text))
+        list(filled.receipts(ReceiptFilter(commitment=text)))
     assert caught.value.fields == ("commitment",)
 
 
@@ -141,14 +141,14 @@ def test_a_token_of_another_list_is_refused(
 
 
 def test_one_multi_proof_is_smaller_than_a_proof_for_each(filled: LedgerClient) -> None:
-    (page,) = filled.receipt_pages(ReceiptQuery(max_index=5))
+    (page,) = filled.receipt_pages(ReceiptFilter(max_index=5))
     singly = sum(len(filled.inclusion_proof(row.index).proof.hashes) for row in page.receipts)
     assert (len(page.receipts), len(page.hashes)) == (6, 2)
     assert singly > 10 * len(page.hashes)
 
 
 def test_a_complete_page_counts_all_entries_and_shows_those_that_are_no_match(filled: LedgerClient) -> None:
-    pages = list(filled.receipt_pages(ReceiptQuery(tenant="other", min_index=1), page_size=4, complete=True))
+    pages = list(filled.receipt_pages(ReceiptFilter(tenant="other", min_index=1), page_size=4, complete=True))
     assert [(page.start, page.end, len(page.receipts), len(page.others)) for page in pages] == [
         (1, 5, 1, 3),
         (5, 9, 0, 4),
@@ -164,7 +164,7 @@ def test_pages_end_early_where_entries_are_large(ledger: LedgerClient) -> None:
         page = stub.ListReceipts(ledger_pb2.ListReceiptsRequest(prove_complete=complete))
         assert page.next_page_token
         assert page.ByteSize() < 4 * 2**20
-        assert len(list(ledger.receipt_pages(ReceiptQuery(), complete=complete))) == 2
+        assert len(list(ledger.receipt_pages(ReceiptFilter(), complete=complete))) == 2
 
 
 def _large_sampling() -> Any:

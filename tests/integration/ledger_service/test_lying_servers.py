@@ -17,10 +17,11 @@ from ledger.errors import FormatError, LedgerError, ProofError, SignatureError
 from ledger.keys.ed25519 import SigningKey
 from ledger.keys.envelope import Envelope
 from ledger.keys.trusted_keys import TrustedKeys
+from ledger.log.receipt_filter import ReceiptFilter
 from ledger.tree.checkpoint import Checkpoint, sign_checkpoint
 from ledger.tree.entry import Entry
 from services.client import LedgerClient
-from services.client.ledger.log import Appended, ReceiptQuery
+from services.client.ledger.log import Appended
 from services.client.ledger.remembered import RememberedCheckpoint
 from services.client.ledger.verified import VerifiedLedger
 from services.ledger.__main__ import opened_servicer
@@ -129,7 +130,7 @@ def a_checkpoint_without_signature(page: pb.ListReceiptsResponse) -> None:
     page.checkpoint = page.checkpoint.split(b"\n\n")[0] + b"\n\n"
 
 
-QUERY = ReceiptQuery(tenant="acme", max_index=5)
+QUERY = ReceiptFilter(tenant="acme", max_index=5)
 
 
 @pytest.mark.parametrize("complete", [False, True])
@@ -162,7 +163,7 @@ def test_a_row_that_is_left_out_is_missed_by_who_asks_for_everything_and_by_nobo
 ) -> None:
     liar, client = liar_and_client
     ledger = proving(client, settings)
-    (honest,) = client.receipt_pages(ReceiptQuery(tenant="acme", min_index=1, max_index=5))
+    (honest,) = client.receipt_pages(ReceiptFilter(tenant="acme", min_index=1, max_index=5))
 
     def omit_the_first(page: pb.ListReceiptsResponse) -> None:
         del page.receipts[0]
@@ -235,7 +236,7 @@ def test_proven_rows_that_were_not_asked_for_are_not_believed(
     liar, client = liar_and_client
     liar.mishearings["ListReceipts"] = lambda request: request.ClearField(unheard)
     with pytest.raises(ProofError, match="is not what was asked for"):
-        list(proving(client, settings).receipts(ReceiptQuery(**query), complete=complete))
+        list(proving(client, settings).receipts(ReceiptFilter(**query), complete=complete))
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from ledger.documents.signed_document import open_document
 from ledger.errors import StoreError
 from ledger.keys.envelope import Envelope
 from ledger.log.reader import LedgerReader
+from ledger.log.receipt_filter import ReceiptFilter
 from ledger.tree.merkle import leaf_hash, verify_consistency, verify_inclusion
 from services.client import Content, LedgerClient
 from services.client.errors import InvalidArgument, NotFound, PermissionDenied, Unauthenticated, Unavailable
@@ -85,13 +86,17 @@ def test_lists_page_to_the_end_without_gaps_or_repeats(ledger: LedgerClient) -> 
 def test_lists_filter_by_every_field(ledger: LedgerClient) -> None:
     _append_receipts(ledger, 3)
     ledger.append(signed_receipt(3, tenant="other", request_id="special"))
-    assert [row.index for row in ledger.receipts(tenant="other", page_size=1)] == [3]
-    assert [row.index for row in ledger.receipts(request_id="special")] == [3]
-    assert [row.index for row in ledger.receipts(min_index=1, max_index=2)] == [1, 2]
-    assert [row.index for row in ledger.receipts(base_cid=BASE, method="lookahead", tenant="acme")] == [0, 1, 2]
-    assert list(ledger.receipts(method="off")) == []
-    assert list(ledger.receipts(min_index=2**64 - 1)) == []
-    assert len(list(ledger.receipts(max_index=2**64 - 1))) == 4
+    assert [row.index for row in ledger.receipts(ReceiptFilter(tenant="other"), page_size=1)] == [3]
+    assert [row.index for row in ledger.receipts(ReceiptFilter(request_id="special"))] == [3]
+    assert [row.index for row in ledger.receipts(ReceiptFilter(min_index=1, max_index=2))] == [1, 2]
+    assert [row.index for row in ledger.receipts(ReceiptFilter(base_cid=BASE, method="lookahead", tenant="acme"))] == [
+        0,
+        1,
+        2,
+    ]
+    assert list(ledger.receipts(ReceiptFilter(method="off"))) == []
+    assert list(ledger.receipts(ReceiptFilter(min_index=2**64 - 1))) == []
+    assert len(list(ledger.receipts(ReceiptFilter(max_index=2**64 - 1)))) == 4
 
 
 def test_a_page_token_of_another_filter_is_refused(served: Served, ledger: LedgerClient) -> None:

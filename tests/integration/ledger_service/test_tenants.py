@@ -25,13 +25,13 @@ from ledger.keys.ed25519 import SigningKey
 from ledger.keys.envelope import Envelope
 from ledger.keys.trusted_keys import TrustedKeys
 from ledger.log.admission import Admitted
+from ledger.log.receipt_filter import ReceiptFilter
 from ledger.log.recovery import recover
 from ledger.sql.guard import SqlGuard
 from ledger.sql.store import SqlEntryStore
 from services.cli.main import app
 from services.client import LedgerClient
 from services.client.errors import FailedPrecondition, InvalidArgument, KolmError, NotFound, PermissionDenied
-from services.client.ledger.log import ReceiptQuery
 from services.client.ledger.promised import look_up
 from services.client.ledger.verified import VerifiedLedger
 from services.ledger.settings import LedgerSettings
@@ -213,14 +213,14 @@ def test_a_tenant_has_its_own_content_erased_and_the_log_says_that_it_asked(
 
 def test_lists_show_the_own_tenant_s_and_refuse_to_show_another_s(log: Log) -> None:
     assert [each.receipt_id for each in log.acme.receipts()] == [ACME]
-    assert [each.receipt_id for each in log.acme.receipts(tenant="acme")] == [ACME]
-    assert [each.receipt_id for each in log.acme.receipts(max_index=0)] == [ACME]
-    assert list(log.acme.receipts(request_id="request-1")) == []
+    assert [each.receipt_id for each in log.acme.receipts(ReceiptFilter(tenant="acme"))] == [ACME]
+    assert [each.receipt_id for each in log.acme.receipts(ReceiptFilter(max_index=0))] == [ACME]
+    assert list(log.acme.receipts(ReceiptFilter(request_id="request-1"))) == []
     for tenant in ("other", "nobody", ""):
         with pytest.raises(PermissionDenied, match="one of the roles audit, read"):
-            list(log.acme.receipts(tenant=tenant))
+            list(log.acme.receipts(ReceiptFilter(tenant=tenant)))
     for whole in (
-        lambda: list(log.acme.receipt_pages(ReceiptQuery(), complete=True)),
+        lambda: list(log.acme.receipt_pages(ReceiptFilter(), complete=True)),
         lambda: list(log.acme.verdicts()),
         lambda: list(log.acme.watch(0)),
         lambda: list(log.acme.export()),
@@ -275,7 +275,7 @@ def test_a_tenant_s_bundle_verifies_and_has_no_content_but_its_own(
 
 def test_what_is_open_to_anybody_verifies_a_receipt(log: Log, settings: LedgerSettings) -> None:
     proven = VerifiedLedger(log.acme, TrustedKeys.load(settings.trusted_directory))
-    assert [each.receipt_id for each in proven.receipts(ReceiptQuery())] == [ACME]
+    assert [each.receipt_id for each in proven.receipts(ReceiptFilter())] == [ACME]
     assert proven.receipt(ACME).receipt.document.tenant == "acme"
 
 

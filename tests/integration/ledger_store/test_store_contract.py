@@ -10,6 +10,7 @@ from ledger.documents.receipt import Receipt
 from ledger.documents.signed_document import Document
 from ledger.encoding.cid import cid
 from ledger.encoding.digest import ZERO_DIGEST
+from ledger.encoding.timestamp import parse_timestamp
 from ledger.errors import NotFound, StoreError
 from ledger.keys.envelope import Envelope
 from ledger.log.receipt_filter import ReceiptFilter
@@ -248,9 +249,9 @@ FILTERED = [
     (ReceiptFilter(outcome="EXACT"), [0, 1]),
     (ReceiptFilter(outcome="DEVIATION"), []),  # entry 1 had that outcome once, and has a newer verdict
     (ReceiptFilter(outcome="EXACT", tenant="other"), [1]),
-    (ReceiptFilter(issued_from=at(1)), [1, 2, 7]),
-    (ReceiptFilter(issued_before=at(1)), [0]),
-    (ReceiptFilter(issued_from=at(1), issued_before=at(3)), [1, 2]),
+    (ReceiptFilter(start_time=parse_timestamp(at(1))), [1, 2, 7]),
+    (ReceiptFilter(end_time=parse_timestamp(at(1))), [0]),
+    (ReceiptFilter(start_time=parse_timestamp(at(1)), end_time=parse_timestamp(at(3))), [1, 2]),
     (ReceiptFilter(tenant="with\0null"), [7]),
     (ReceiptFilter(commitment=receipt(2).prompt.commitment), [2]),
     (ReceiptFilter(commitment=receipt(3).output.commitment), [7]),

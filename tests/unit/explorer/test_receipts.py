@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.client.ledger.log import ReceiptQuery
+from ledger.log.receipt_filter import ReceiptFilter
 from services.explorer.pages import shown_fields, shown_text
 from services.explorer.receipts import MOST_ROWS, newest_receipts, read_search
 
@@ -28,7 +28,7 @@ class Log:
         self._matches = matches
         self.longest = 0
 
-    def __call__(self, query: ReceiptQuery) -> Iterator[Any]:
+    def __call__(self, query: ReceiptFilter) -> Iterator[Any]:
         assert query.min_index is not None
         assert query.max_index is not None
         for count, index in enumerate(sorted(self._matches & set(range(query.min_index, query.max_index + 1))), 1):
@@ -40,7 +40,7 @@ class Log:
 def test_pages_together_are_all_matches_newest_first(matches: set[int], size: int, limit: int, lowest: int) -> None:
     log, end, seen = Log(matches), size, []
     while True:
-        page = newest_receipts(log, ReceiptQuery(min_index=lowest), end, limit)
+        page = newest_receipts(log, ReceiptFilter(min_index=lowest), end, limit)
         assert len(page.receipts) <= limit
         seen += [each.index for each in page.receipts]
         if not page.older:
@@ -52,7 +52,7 @@ def test_pages_together_are_all_matches_newest_first(matches: set[int], size: in
 
 def test_no_look_reads_more_than_a_bounded_number_of_rows() -> None:
     log = Log(set(range(20_000)))
-    page = newest_receipts(log, ReceiptQuery(), 100_000, 25)
+    page = newest_receipts(log, ReceiptFilter(), 100_000, 25)
     assert [each.index for each in page.receipts] == list(range(19_999, 19_974, -1))
     assert log.longest <= MOST_ROWS + 1
 

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from ledger.errors import ProofError
-from services.client.ledger.log import ReceiptEntry, ReceiptQuery
+from ledger.log.receipt_filter import ReceiptFilter
+from services.client.ledger.log import ReceiptEntry
 from services.explorer import trends
 from services.explorer.trends import Bins, Sums, Trends
 from tests.replacing import replace
@@ -24,7 +25,7 @@ class Log:
         self.size = 3
         self.asked: list[int | None] = []
 
-    def __call__(self, query: ReceiptQuery) -> Iterator[ReceiptEntry]:
+    def __call__(self, query: ReceiptFilter) -> Iterator[ReceiptEntry]:
         self.asked.append(query.min_index)
         return iter([entry(number) for number in range(query.min_index or 0, self.size)])
 
@@ -61,7 +62,7 @@ def test_only_speedups_that_a_replay_measured_are_plotted() -> None:
 
 
 def test_a_log_that_does_not_hold_is_not_plotted() -> None:
-    def lying(_: ReceiptQuery) -> Iterator[ReceiptEntry]:
+    def lying(_: ReceiptFilter) -> Iterator[ReceiptEntry]:
         yield entry(0)
         raise ProofError("the page is not proven")
 

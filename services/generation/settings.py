@@ -49,9 +49,9 @@ class GenerationSettings(RpcServerSettings):
     )
     head: tuple[_Head, ...] = Field(
         (),
-        description="Draft heads for eagle3, the preferred one first, may be repeated: name, name@sha256:DIGITS or "
-        "cidv1:sha256:… in the registry, or a folder (with a slash), for development. Default: the registry's newest "
-        "for the base.",
+        description="Draft heads of either kind (eagle3, block), the preferred one first, may be repeated: name, "
+        "name@sha256:DIGITS or cidv1:sha256:… in the registry, or a folder (with a slash), for development. Default: "
+        "the registry's newest for the base.",
     )
     beside: bool = Field(
         True,

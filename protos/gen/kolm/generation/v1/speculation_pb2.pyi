@@ -112,14 +112,14 @@ class SpecDecodeConfig(_message.Message):
     VERIFY_FIELD_NUMBER: _builtins.int
     PARAMETERS_FIELD_NUMBER: _builtins.int
     method: _builtins.str
-    """"auto", "off" or a method of the server (GetModelInfoResponse.draft_methods): "eagle3", "lookahead", "rest", "draft",
-    "suffix".
-    Default "auto", the server's policy decides, or "eagle3" where eagle_head is given.
+    """"auto", "off" or a method of the server (GetModelInfoResponse.draft_methods): "eagle3", "block", "lookahead", "rest",
+    "draft", "suffix".
+    Default "auto", the server's policy decides, or the method of the head's kind where eagle_head is given.
     Unknown names are INVALID_ARGUMENT. The method that ran is in Resolved.method and in the receipt's spec_decode.method.
     """
     eagle_head: _builtins.str
-    """The EAGLE-3 head: "cidv1:sha256:<64 hex>", "name@sha256:<hex prefix>" or "name". Only with eagle3. Default: the first
-    that the server has loaded.
+    """The head, of either kind: "cidv1:sha256:<64 hex>", "name@sha256:<hex prefix>" or "name". Only with the method of its
+    kind. Default: the first of the method that the server has loaded.
     """
     k: _builtins.int
     """Draft depth in tokens per pass. Range 1 to 16. Default: as deep as it pays, at most 16 (draft 8; copies of the

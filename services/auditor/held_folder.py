@@ -108,11 +108,6 @@ class HeldFolder:
         if not failed:
             self._count(index, 0)
 
-    def try_again(self) -> None:
-        """Forget the attempts on what was given up."""
-        for index in self.given_up:
-            self._count(index, 0)
-
     def kept_draw(self) -> bytes | None:
         """The signed draw that may not have reached the log."""
         try:

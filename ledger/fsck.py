@@ -21,8 +21,7 @@ from ledger.documents.content import Content
 from ledger.documents.erasure import Erasure, Expiry
 from ledger.documents.receipt import Receipt
 from ledger.documents.signed_document import Document, read_document
-from ledger.encoding.base64_text import encode_base64
-from ledger.encoding.digest import ZERO_DIGEST
+from ledger.encoding.text_forms import ZERO_DIGEST, encode_base64
 from ledger.errors import FormatError, LedgerError, ProofError, StoreDamaged
 from ledger.keys.note import Note
 from ledger.keys.trusted_keys import TrustedKeys

@@ -19,7 +19,7 @@ from benchmarks.ledger.service import LedgerLocation, fill
 from benchmarks.machine import RESULTS, machine
 from ledger.bundle.export import Export, export_bundle
 from ledger.bundle.tar_archive import archive
-from ledger.encoding.timestamp import timestamp
+from ledger.encoding.text_forms import timestamp
 from ledger.sql.store import SqlEntryStore
 
 

@@ -21,12 +21,10 @@ from ledger.documents.content import Content
 from ledger.documents.receipt import OutputPart, PromptPart, Receipt, Sampling, SpecDecode
 from ledger.documents.signed_document import payload_type
 from ledger.encoding.canonical import canonical
-from ledger.encoding.cid import cid
 from ledger.encoding.commitment import OUTPUT_DOMAIN, PROMPT_DOMAIN, commit
 from ledger.encoding.document import Seed
-from ledger.encoding.receipt_id import new_receipt_id
 from ledger.encoding.stream_digest import StreamDigest
-from ledger.encoding.timestamp import timestamp
+from ledger.encoding.text_forms import cid, new_receipt_id, timestamp
 from ledger.keys.ed25519 import SigningKey
 from ledger.keys.envelope import sign
 from ledger.keys.trusted_keys import TrustedKeys

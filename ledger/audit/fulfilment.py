@@ -8,7 +8,7 @@ from datetime import datetime
 
 from ledger.documents.promise import Promise, open_promise
 from ledger.documents.receipt import Receipt
-from ledger.encoding.timestamp import parse_timestamp
+from ledger.encoding.text_forms import parse_timestamp
 from ledger.errors import SignatureError
 from ledger.keys.trusted_keys import TrustedKeys
 

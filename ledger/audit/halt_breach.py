@@ -14,7 +14,7 @@ from ledger.documents.audit import Draw, Verdict
 from ledger.documents.halt import Halt, Resume, Scope, scopes_of
 from ledger.documents.receipt import Receipt
 from ledger.documents.signed_document import Document
-from ledger.encoding.timestamp import moved
+from ledger.encoding.text_forms import moved
 
 GRACE_SECONDS = 300
 """Clocks differ, a service asks the ledger every few seconds, and a ledger may be away for a moment."""

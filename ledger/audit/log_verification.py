@@ -12,7 +12,7 @@ from ledger.documents.halt import HaltState
 from ledger.documents.key_history import KeyHistory
 from ledger.documents.receipt import Receipt
 from ledger.documents.signed_document import kind_of, open_document
-from ledger.encoding.timestamp import moved, timestamp
+from ledger.encoding.text_forms import moved, timestamp
 from ledger.errors import ChainError, FormatError, LedgerError, ProofError
 from ledger.keys.ed25519 import PublicKey
 from ledger.keys.envelope import Envelope

@@ -16,7 +16,7 @@ from ledger.documents.key_history import KeyHistory
 from ledger.documents.receipt import Receipt
 from ledger.documents.reference_rules import References, follow
 from ledger.documents.signed_document import Document, kind_of
-from ledger.encoding.digest import ZERO_DIGEST
+from ledger.encoding.text_forms import ZERO_DIGEST
 from ledger.errors import ChainError, LedgerError
 from ledger.tree.entry import Entry, entry_hash
 from ledger.tree.merkle import Frontier, leaf_hash

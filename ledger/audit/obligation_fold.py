@@ -24,7 +24,7 @@ from ledger.audit.obligation import LATE, OVERDUE, OWED, UNDRAWN, Completeness, 
 from ledger.documents.audit import EXACT, OUTCOMES, AuditPolicy, Draw, Verdict, draw_seed, is_sampled
 from ledger.documents.receipt import Receipt
 from ledger.documents.signed_document import Document, open_document
-from ledger.encoding.timestamp import moved, timestamp
+from ledger.encoding.text_forms import moved, timestamp
 from ledger.keys.envelope import Envelope
 from ledger.keys.trusted_keys import TrustedKeys
 from ledger.tree.entry import Entry

@@ -29,7 +29,7 @@ from ledger.bundle.transcript import Transcript
 from ledger.bundle.transcript_check import check_transcript, receipts_in
 from ledger.documents.halt import HaltState
 from ledger.documents.signed_document import counted
-from ledger.encoding.timestamp import moved, parse_timestamp, timestamp
+from ledger.encoding.text_forms import moved, parse_timestamp, timestamp
 from ledger.errors import FormatError, ProofError
 from ledger.tree.checkpoint import Checkpoint
 from ledger.tree.merkle import verify_consistency

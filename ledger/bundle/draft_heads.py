@@ -15,7 +15,7 @@ from ledger.bundle.lines import split_lines
 from ledger.documents.manifests import DraftHeadManifest
 from ledger.documents.receipt import Receipt
 from ledger.documents.signed_document import payload_type, read_document
-from ledger.encoding.cid import cid
+from ledger.encoding.text_forms import cid
 from ledger.errors import FormatError, ProofError
 from ledger.tree.entry import Entry
 

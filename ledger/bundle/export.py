@@ -16,7 +16,7 @@ from ledger.documents.erasure import Erasure, Expiry, Retention
 from ledger.documents.halt import Halt, Resume
 from ledger.documents.key_entry import KeyEntry
 from ledger.documents.signed_document import Document, read_document
-from ledger.encoding.base64_text import encode_base64
+from ledger.encoding.text_forms import encode_base64
 from ledger.errors import ProofError
 from ledger.keys.ed25519 import PublicKey
 from ledger.keys.note import Note

@@ -7,8 +7,8 @@ from typing import Annotated, Any, Self
 from msgspec import Meta, structs
 
 from ledger.documents.content import Content
-from ledger.encoding.base64_text import decode_base64
 from ledger.encoding.document import Count, Hash, Part, Positive, written
+from ledger.encoding.text_forms import decode_base64
 from ledger.errors import FormatError
 from ledger.tree.merkle import HASH_BYTES
 

@@ -9,7 +9,7 @@ from typing import Literal
 
 from ledger.audit.fulfilment import Fulfilment
 from ledger.bundle.skipped import NothingToCheck
-from ledger.encoding.timestamp import parse_timestamp, timestamp
+from ledger.encoding.text_forms import parse_timestamp, timestamp
 from ledger.errors import ProofError
 
 State = Literal["KEPT", "OPEN", "OVERDUE", "BROKEN"]

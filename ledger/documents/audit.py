@@ -16,7 +16,6 @@ from typing import Annotated, ClassVar
 
 from msgspec import Meta
 
-from ledger.encoding.digest import parse_digest
 from ledger.encoding.document import (
     Cid,
     Count,
@@ -33,6 +32,7 @@ from ledger.encoding.document import (
     one_of,
     written,
 )
+from ledger.encoding.text_forms import parse_digest
 from ledger.errors import FormatError
 from ledger.keys.envelope import Envelope
 

@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar
 from msgspec import Meta
 
 from ledger.encoding.document import Count, Document, Positive, Reason, ReceiptId, Text, Time
-from ledger.encoding.timestamp import moved
+from ledger.encoding.text_forms import moved
 from ledger.errors import FormatError
 
 LONGEST_DAYS = 36_500

@@ -9,8 +9,8 @@ from typing import Annotated, Any, Self
 
 from msgspec import Meta, field
 
-from ledger.encoding.cid import cid
 from ledger.encoding.document import Cid, Count, Digest, Document, FileName, Part, Positive, form, written
+from ledger.encoding.text_forms import cid
 from ledger.errors import FormatError
 
 MAX_MANIFEST_BYTES = 256 * 1024

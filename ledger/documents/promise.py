@@ -14,9 +14,8 @@ from msgspec import Meta
 
 from ledger.documents.receipt import PromptPart, Receipt
 from ledger.encoding.canonical import canonical
-from ledger.encoding.digest import digest
 from ledger.encoding.document import Cid, Count, Digest, Document, Nonce, Text, Time
-from ledger.encoding.timestamp import parse_timestamp
+from ledger.encoding.text_forms import digest, parse_timestamp
 from ledger.errors import FormatError, SignatureError
 from ledger.keys.envelope import Envelope, pae, sign, verify
 from ledger.keys.signer import Signer

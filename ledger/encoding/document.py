@@ -14,8 +14,9 @@ from typing import Annotated, Any, Self, TypeVar
 import msgspec
 from msgspec import Meta
 
+from ledger.encoding import text_forms
 from ledger.encoding.canonical import canonical, parse
-from ledger.encoding.timestamp import parse_timestamp
+from ledger.encoding.text_forms import parse_timestamp
 from ledger.errors import FormatError
 
 T = TypeVar("T")
@@ -37,21 +38,10 @@ def one_of(words: Iterable[str]) -> Meta:
     return form("|".join(words), f"one of {', '.join(words)}")
 
 
-Cid = Annotated[str, form("cidv1:sha256:[0-9a-f]{64}", "cidv1:sha256:<64 lowercase hex digits>")]
-Digest = Annotated[str, form("sha256:[0-9a-f]{64}", "sha256:<64 lowercase hex digits>")]
-ReceiptId = Annotated[
-    str,
-    form(
-        "[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}", "a lowercase hyphenated UUID version 7"
-    ),
-]
-Time = Annotated[
-    str,
-    form(
-        r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{3}Z",
-        "an RFC 3339 UTC time YYYY-MM-DDThh:mm:ss.mmmZ",
-    ),
-]
+Cid = Annotated[str, form(text_forms.CID, "cidv1:sha256:<64 lowercase hex digits>")]
+Digest = Annotated[str, form(text_forms.DIGEST, "sha256:<64 lowercase hex digits>")]
+ReceiptId = Annotated[str, form(text_forms.RECEIPT_ID, "a lowercase hyphenated UUID version 7")]
+Time = Annotated[str, form(text_forms.TIME, "an RFC 3339 UTC time YYYY-MM-DDThh:mm:ss.mmmZ")]
 Name = Annotated[str, form("[a-z][a-z0-9_-]{0,31}", "1 to 32 of a-z, 0-9, - and _, a letter first")]
 """A name such as a method's; a reader need not know it beforehand."""
 FileName = Annotated[

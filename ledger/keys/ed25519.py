@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_public_key,
 )
 
-from ledger.encoding.base64_text import decode_base64, encode_base64
+from ledger.encoding.text_forms import decode_base64, encode_base64
 from ledger.errors import FormatError, KeyFileError, SignatureError
 from ledger.keys.key_file import create_private_file, publish_key
 from ledger.keys.key_scope import EVERYTHING, KeyScope

@@ -12,9 +12,9 @@ from typing import Annotated, Any
 
 from msgspec import Meta, field
 
-from ledger.encoding.base64_text import decode_base64
 from ledger.encoding.canonical import parse_json
 from ledger.encoding.document import Part
+from ledger.encoding.text_forms import decode_base64
 from ledger.errors import SignatureError
 from ledger.keys.ed25519 import PublicKey
 from ledger.keys.signer import Signer

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ledger.encoding.base64_text import decode_base64, encode_base64
+from ledger.encoding.text_forms import decode_base64, encode_base64
 from ledger.errors import FormatError, SignatureError
 from ledger.keys.ed25519 import PublicKey
 from ledger.keys.signer import Signer

@@ -12,7 +12,7 @@ from ledger.documents.content import Content
 from ledger.documents.halt import Resume
 from ledger.documents.receipt import Receipt
 from ledger.documents.signed_document import Document, UnknownDocument, open_document
-from ledger.encoding.timestamp import moved, timestamp
+from ledger.encoding.text_forms import moved, timestamp
 from ledger.errors import FormatError
 from ledger.keys.envelope import read_envelope
 from ledger.keys.trusted_keys import TrustedKeys

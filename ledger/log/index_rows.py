@@ -8,7 +8,7 @@ from typing import Any
 from ledger.documents.audit import Verdict
 from ledger.documents.receipt import Receipt
 from ledger.documents.signed_document import Document, kind_of
-from ledger.encoding.digest import parse_digest
+from ledger.encoding.text_forms import parse_digest
 
 Row = Mapping[str, Any]
 

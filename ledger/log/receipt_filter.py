@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from ledger.encoding.timestamp import timestamp_not_before
+from ledger.encoding.text_forms import timestamp_not_before
 
 if TYPE_CHECKING:
     from ledger.documents.receipt import Receipt

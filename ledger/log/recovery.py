@@ -15,7 +15,7 @@ from itertools import islice
 from ledger.documents.halt import Halt, HaltState, Resume
 from ledger.documents.reference_rules import follow
 from ledger.documents.signed_document import open_document, read_document
-from ledger.encoding.digest import ZERO_DIGEST
+from ledger.encoding.text_forms import ZERO_DIGEST
 from ledger.errors import ChainError, FormatError, NotFound, SignatureError
 from ledger.keys.ed25519 import PublicKey
 from ledger.keys.note import check_key_name

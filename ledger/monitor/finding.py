@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ledger.encoding.base64_text import encode_base64
+from ledger.encoding.text_forms import encode_base64
 
 CHECKPOINT, UNPROVEN, INVALID = "CHECKPOINT", "UNPROVEN", "INVALID"
 FORK, ROLLBACK, STALE = "FORK", "ROLLBACK", "STALE"

@@ -10,7 +10,7 @@ from ledger.audit.fulfilment import open_with_any
 from ledger.audit.halt_breach import GRACE_SECONDS
 from ledger.documents.promise import Promise
 from ledger.documents.signed_document import UNKNOWN
-from ledger.encoding.timestamp import moved, parse_timestamp, timestamp
+from ledger.encoding.text_forms import moved, parse_timestamp, timestamp
 from ledger.errors import FormatError, ProofError, SignatureError
 from ledger.monitor import finding as kinds
 from ledger.monitor.finding import Finding

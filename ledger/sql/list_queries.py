@@ -7,7 +7,7 @@ from typing import Any
 from sqlalchemy import Select, or_, select
 
 from ledger.documents.erasure import Expiry
-from ledger.encoding.digest import parse_digest
+from ledger.encoding.text_forms import parse_digest
 from ledger.log.index_rows import indexable
 from ledger.log.receipt_filter import ReceiptFilter
 from ledger.sql.schema import contents, leaves, receipts, verdicts

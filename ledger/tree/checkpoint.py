@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ledger.encoding.base64_text import decode_base64, encode_base64
+from ledger.encoding.text_forms import decode_base64, encode_base64
 from ledger.errors import FormatError
 from ledger.keys.ed25519 import PublicKey
 from ledger.keys.note import Note, check_key_name, sign_note, verify_note

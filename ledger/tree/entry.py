@@ -7,8 +7,8 @@ Merkle tree over the leaves is the only proof structure; the chain is for fsck a
 from __future__ import annotations
 
 from ledger.encoding.canonical import canonical, parse
-from ledger.encoding.digest import digest, parse_digest
 from ledger.encoding.document import Count, Digest, Part
+from ledger.encoding.text_forms import digest, parse_digest
 from ledger.errors import FormatError
 from ledger.keys.envelope import Envelope
 

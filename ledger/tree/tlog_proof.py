@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from ledger.encoding.base64_text import decode_base64, encode_base64
+from ledger.encoding.text_forms import decode_base64, encode_base64
 from ledger.errors import FormatError
 from ledger.keys.note import MAX_NOTE_BYTES, Note
 from ledger.tree.checkpoint import Checkpoint

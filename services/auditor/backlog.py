@@ -13,7 +13,7 @@ from ledger.documents.erasure import Erasure, Expiry
 from ledger.documents.halt import Halt, Scope
 from ledger.documents.receipt import Receipt
 from ledger.documents.signed_document import Document, open_document, read_document
-from ledger.encoding.digest import ZERO_DIGEST
+from ledger.encoding.text_forms import ZERO_DIGEST
 from ledger.errors import ChainError, LedgerError, SignatureError
 from ledger.keys.envelope import Envelope
 from ledger.keys.trusted_keys import TrustedKeys

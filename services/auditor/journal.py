@@ -13,7 +13,7 @@ from ledger.documents.audit import AuditPolicy, Draw
 from ledger.documents.halt import Halt, Scope
 from ledger.documents.receipt import Receipt
 from ledger.documents.signed_document import Document, read_document, sign_document
-from ledger.encoding.timestamp import timestamp
+from ledger.encoding.text_forms import timestamp
 from ledger.errors import LedgerError
 from ledger.keys.envelope import Envelope
 from ledger.keys.signer import Signer

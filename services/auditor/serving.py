@@ -23,7 +23,7 @@ from ledger.audit.obligation import OVERDUE, OWED, UNDRAWN, Obligation
 from ledger.documents.audit import DECODE, OUTCOMES, PREFILL
 from ledger.documents.content import Content
 from ledger.documents.receipt import Receipt
-from ledger.encoding.timestamp import timestamp
+from ledger.encoding.text_forms import timestamp
 from ledger.errors import LedgerError
 from ledger.keys.signer import open_signer
 from services.auditor.audit_error import AuditError, EngineFailed, FolderError, Interrupted

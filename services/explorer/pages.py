@@ -12,7 +12,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from starlette.responses import HTMLResponse
 
 from ledger.encoding.canonical import canonical
-from ledger.encoding.timestamp import parse_timestamp
+from ledger.encoding.text_forms import parse_timestamp
 from ledger.keys.trusted_keys import TrustedKeys
 from ledger.witness.freshness import Freshness
 from ledger.witness.tlog_policy import Policy

@@ -17,8 +17,7 @@ from ledger.documents.audit import OUTCOMES, Verdict
 from ledger.documents.receipt import Receipt
 from ledger.documents.signed_document import open_document
 from ledger.encoding.canonical import parse
-from ledger.encoding.digest import digest_text, parse_digest
-from ledger.encoding.timestamp import parse_timestamp
+from ledger.encoding.text_forms import digest_text, parse_digest, parse_timestamp
 from ledger.errors import FormatError, ProofError
 from ledger.keys.envelope import Envelope
 from ledger.log.receipt_filter import ReceiptFilter

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from ledger.documents.receipt import Receipt
-from ledger.encoding.timestamp import parse_timestamp
+from ledger.encoding.text_forms import parse_timestamp
 from ledger.errors import LedgerError
 from ledger.log.receipt_filter import ReceiptFilter
 from services.client.errors import KolmError

@@ -10,8 +10,7 @@ from typing import Any
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from kolm.ledger.v1 import documents_pb2, ledger_pb2
-from ledger.encoding.digest import digest_text, parse_digest
-from ledger.encoding.timestamp import timestamp_not_before
+from ledger.encoding.text_forms import digest_text, parse_digest, timestamp_not_before
 from ledger.errors import FormatError, NotFound
 from ledger.log.reader import LedgerReader, ProvenReceipts
 from ledger.log.receipt_filter import ReceiptFilter

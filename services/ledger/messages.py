@@ -10,7 +10,7 @@ from kolm.ledger.v1 import documents_pb2 as pb
 from kolm.ledger.v1 import ledger_pb2
 from ledger.documents.halt import OpenHalt
 from ledger.documents.signed_document import KINDS, kind_of, payload_type, read_document
-from ledger.encoding.digest import parse_digest
+from ledger.encoding.text_forms import parse_digest
 from ledger.errors import ChainError, FormatError
 from ledger.log.reader import Inclusion, StoredReceipt
 from ledger.log.store import VerdictRow

@@ -8,8 +8,7 @@ from kolm.ledger.v1 import ledger_pb2
 from ledger.documents.promise import Promise, PromiseAnswer, promise_digest, read_promise, sign_answer
 from ledger.documents.receipt import Receipt
 from ledger.documents.signed_document import read_document
-from ledger.encoding.digest import digest_text
-from ledger.encoding.timestamp import timestamp
+from ledger.encoding.text_forms import digest_text, timestamp
 from ledger.errors import FormatError
 from ledger.keys.signer import Signer
 from ledger.log.reader import LedgerReader

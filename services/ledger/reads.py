@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 from kolm.ledger.v1 import documents_pb2, ledger_pb2
 from ledger.documents.erasure import Erasure
-from ledger.encoding.timestamp import timestamp
+from ledger.encoding.text_forms import timestamp
 from ledger.errors import ChainError, NotFound, ProofError
 from ledger.keys.signer import Signer
 from ledger.log.reader import LedgerReader, StoredReceipt

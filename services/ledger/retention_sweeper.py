@@ -11,7 +11,7 @@ from typing import Protocol
 from msgspec.structs import replace
 
 from ledger.documents.erasure import Expiry, Retention, in_force, own_tenants
-from ledger.encoding.timestamp import timestamp
+from ledger.encoding.text_forms import timestamp
 from ledger.errors import LedgerError
 from services.runtime.process import Outage
 

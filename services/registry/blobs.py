@@ -18,7 +18,7 @@ from obstore.exceptions import AlreadyExistsError, BaseError
 from obstore.store import LocalStore, ObjectStore, from_url
 
 from ledger.durable_file import sync_path
-from ledger.encoding.digest import parse_digest
+from ledger.encoding.text_forms import parse_digest
 from services.registry.errors import DiskFull
 from services.runtime.errors import DataLoss, NotFound, Unavailable
 

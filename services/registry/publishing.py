@@ -15,7 +15,7 @@ from ledger.documents.draft_head import DraftHeadPublication, DraftHeadWithdrawa
 from ledger.documents.key_history import KeyHistory
 from ledger.documents.manifests import DraftHeadManifest
 from ledger.documents.signed_document import Document, kind_of, open_document, read_document
-from ledger.encoding.digest import digest
+from ledger.encoding.text_forms import digest
 from ledger.errors import FormatError, LedgerError, SignatureError
 from ledger.keys.envelope import Envelope
 from ledger.keys.trusted_keys import TrustedKeys

@@ -17,9 +17,7 @@ from kolm.registry.v1.registry_pb2_grpc import RegistryServiceServicer
 from ledger.documents.draft_head import GOOD, DraftHeadPublication, DraftHeadWithdrawal, KScore
 from ledger.documents.manifests import DraftHeadManifest
 from ledger.documents.signed_document import Document, read_document
-from ledger.encoding.cid import parse_cid
-from ledger.encoding.digest import parse_digest
-from ledger.encoding.timestamp import parse_timestamp
+from ledger.encoding.text_forms import parse_cid, parse_digest, parse_timestamp
 from ledger.errors import FormatError
 from ledger.keys.envelope import Envelope
 from services.registry.blob_collection import BlobCollection, Summary

@@ -18,7 +18,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from ledger.encoding.digest import parse_digest
+from ledger.encoding.text_forms import parse_digest
 from services.registry.blobs import BlobStore
 from services.registry.errors import BlobTooLarge, DigestMismatch, DiskFull, OffsetMismatch, UploadTakenOver
 from services.runtime.errors import Unavailable

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from ledger.documents.signed_document import sign_document
-from ledger.encoding.timestamp import timestamp
+from ledger.encoding.text_forms import timestamp
 from ledger.keys.ed25519 import SigningKey
 from services.cli.up.local_services import OWNER, Addresses, LocalServices, make_local_principals, token_file
 from services.cli.up.supervisor import Supervisor

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
-from ledger.encoding.digest import digest
+from ledger.encoding.text_forms import digest
 from services.registry.blobs import StoredBlob
 from services.runtime.errors import NotFound
 

@@ -11,7 +11,7 @@ import numpy as np
 from safetensors.numpy import save
 
 from ledger.documents.manifests import BaseManifest, DraftHeadManifest, HeadConfig, HeadWeights, NamedFile, Vocabulary
-from ledger.encoding.cid import cid, cid_of_json
+from ledger.encoding.text_forms import cid, cid_of_json
 from services.registry.head_check import HeadConfig as CheckedConfig
 from tests.replacing import replace
 

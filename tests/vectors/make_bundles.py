@@ -28,8 +28,7 @@ from ledger.documents.signed_document import (
     sign_document,
     sign_rotation,
 )
-from ledger.encoding.base64_text import encode_base64
-from ledger.encoding.cid import cid
+from ledger.encoding.text_forms import cid, encode_base64
 from ledger.errors import NotFound
 from ledger.keys.ed25519 import SigningKey
 from ledger.keys.envelope import Envelope

@@ -15,7 +15,7 @@ from typing import Any
 
 from ledger.documents.signed_document import Document, payload_type, sign_document
 from ledger.encoding.canonical import canonical, parse
-from ledger.encoding.digest import ZERO_DIGEST
+from ledger.encoding.text_forms import ZERO_DIGEST
 from ledger.keys.ed25519 import SigningKey
 from ledger.keys.envelope import Envelope, sign
 from ledger.tree.checkpoint import Checkpoint, sign_checkpoint

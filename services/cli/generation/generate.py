@@ -395,7 +395,7 @@ def receipt_document(receipt: Receipt | None) -> dict[str, Any] | None:
 
 
 def _resolved(resolved: Resolved) -> dict[str, Any]:
-    from ledger.encoding.base64_text import encode_base64
+    from ledger.encoding.text_forms import encode_base64
 
     value = asdict(resolved) | {"prompt_salt": encode_base64(resolved.prompt_salt)}
     bias = value["sampling"].pop("logit_bias", None)

@@ -12,7 +12,7 @@ import typer
 from ledger.documents.halt import Resume, Scope
 from ledger.documents.signed_document import add_signature, read_document, sign_document
 from ledger.durable_file import write_durably
-from ledger.encoding.timestamp import timestamp
+from ledger.encoding.text_forms import timestamp
 from ledger.errors import FormatError, LedgerError
 from ledger.keys.envelope import Envelope
 from ledger.keys.signer import Signer

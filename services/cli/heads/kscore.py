@@ -14,7 +14,7 @@ from ledger.audit.draft_head_evidence import DraftHeadEvidence
 from ledger.documents.draft_head import THRESHOLD, KScore, kscore_status
 from ledger.documents.manifests import DraftHeadManifest
 from ledger.documents.signed_document import sign_document
-from ledger.encoding.timestamp import timestamp
+from ledger.encoding.text_forms import timestamp
 from ledger.errors import DraftHeadUnlogged
 from ledger.keys.signer import Signer
 from services.cli.frame import options

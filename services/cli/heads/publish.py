@@ -20,7 +20,7 @@ from ledger.documents.draft_head import DraftHeadPublication, DraftHeadWithdrawa
 from ledger.documents.manifests import BaseManifest, DraftHeadManifest, NamedFile
 from ledger.documents.signed_document import sign_document
 from ledger.encoding.canonical import parse_json
-from ledger.encoding.timestamp import timestamp
+from ledger.encoding.text_forms import timestamp
 from ledger.errors import FormatError
 from ledger.keys.signer import Signer, is_device, open_signer
 from services.cli.frame import options

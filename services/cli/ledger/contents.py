@@ -11,7 +11,7 @@ import typer
 
 from ledger.documents.erasure import Erasure, Expiry, Retention, in_force
 from ledger.documents.signed_document import open_document, sign_document
-from ledger.encoding.timestamp import timestamp
+from ledger.encoding.text_forms import timestamp
 from ledger.keys.envelope import Envelope
 from ledger.keys.signer import Signer
 from services.cli.frame import options

@@ -15,7 +15,7 @@ import typer
 from ledger.documents.key_entry import KeyEntry
 from ledger.documents.signed_document import read_document, sign_rotation
 from ledger.durable_file import sync_path, write_durably
-from ledger.encoding.timestamp import timestamp
+from ledger.encoding.text_forms import timestamp
 from ledger.errors import StoreLocked
 from ledger.keys.ed25519 import ROLES, PublicKey
 from ledger.keys.key_file import publish_key

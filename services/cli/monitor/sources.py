@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from ledger.bundle.tile_files import TileFiles
 from ledger.bundle.tile_folder import TileFolder
-from ledger.encoding.timestamp import timestamp
+from ledger.encoding.text_forms import timestamp
 from ledger.errors import FormatError, NotFound, StoreError
 from ledger.monitor.finding import Finding
 from ledger.monitor.judgement import Promised

@@ -230,7 +230,7 @@ def _report_document(report: BundleReport, *, as_claimed: bool) -> dict[str, Any
     the auditor's own, `unreplayable` of receipts with that newest verdict. `erased` are those of the last whose content
     an entry had erased by then, with that entry.
     """
-    from ledger.encoding.timestamp import timestamp
+    from ledger.encoding.text_forms import timestamp
 
     checkpoint, owed, freshness = report.checkpoint, report.completeness, report.freshness
     return {

@@ -111,7 +111,7 @@ class ReceiptEntry:
     @property
     def entry(self) -> Entry:
         """Raises FormatError."""
-        from ledger.encoding.digest import digest_text
+        from ledger.encoding.text_forms import digest_text
         from ledger.keys.envelope import Envelope
         from ledger.tree.entry import Entry
 

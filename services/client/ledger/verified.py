@@ -24,7 +24,7 @@ from ledger.documents.erasure import Erasure
 from ledger.documents.promise import PromiseAnswer, open_answer
 from ledger.documents.receipt import Receipt
 from ledger.documents.signed_document import kind_of, open_document, read_document
-from ledger.encoding.digest import digest_text
+from ledger.encoding.text_forms import digest_text
 from ledger.errors import ProofError
 from ledger.keys.envelope import Envelope
 from ledger.keys.note import Note

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from kolm.ledger.v1 import documents_pb2
 from ledger.documents.erasure import Erasure, Expiry
 from ledger.documents.signed_document import read_document
-from ledger.encoding.receipt_id import time_of
-from ledger.encoding.timestamp import timestamp
+from ledger.encoding.text_forms import time_of, timestamp
 from ledger.errors import LedgerError
 from ledger.keys.envelope import Envelope
 from services.generation.engine.drafter import Drafter

@@ -22,8 +22,7 @@ from ledger.encoding.commitment import (
     commit_text,
     new_salt,
 )
-from ledger.encoding.receipt_id import new_receipt_id
-from ledger.encoding.timestamp import timestamp
+from ledger.encoding.text_forms import new_receipt_id, timestamp
 from ledger.keys.signer import Signer
 from services.generation.engine.events import EMPTY_OUTCOME, Outcome, SpeculationMetrics
 from services.generation.requests.parameters import receipt_sampling

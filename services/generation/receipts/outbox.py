@@ -15,7 +15,7 @@ from kolm.ledger.v1 import ledger_pb2
 from ledger.documents.key_entry import KeyEntry
 from ledger.documents.signed_document import sign_document
 from ledger.durable_file import write_durably
-from ledger.encoding.timestamp import timestamp
+from ledger.encoding.text_forms import timestamp
 from ledger.keys.envelope import Envelope
 from ledger.keys.signer import Signer
 from services.generation.ledger_link import LedgerLink, LedgerRefused, LedgerUnreachable

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ledger.encoding.cid import cid_of_json
+from ledger.encoding.text_forms import cid_of_json
 from services.generation.target.config.config_document import read_json_object
 from services.generation.target.errors import AdapterInvalid, AdapterUnsupported, ModelNotFound, WeightsInvalid
 from services.generation.target.files.safetensors import FLOATS, Part, floats, read_parts

@@ -15,7 +15,7 @@ from typing import Any
 from ledger.documents.manifests import BaseManifest, NamedFile
 from ledger.durable_file import write_durably
 from ledger.encoding.canonical import canonical
-from ledger.encoding.cid import cid_of_json
+from ledger.encoding.text_forms import cid_of_json
 from services.generation.target.errors import ModelNotFound
 from services.generation.target.files.gguf_file import GgufFile, is_gguf
 from services.generation.target.files.gguf_header import gguf_sizes

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ledger.durable_file import write_durably
-from ledger.encoding.cid import cid_of_json
+from ledger.encoding.text_forms import cid_of_json
 from services.generation.state_folder import one_at_a_time
 from services.generation.target.blocks import BLOCK, blocks_for
 from services.generation.target.kernels.compilation import user_cache

@@ -16,7 +16,6 @@ from kolm.generation.v1.generation_pb2_grpc import (
 from ledger.documents.receipt import PromptPart, SpecDecode
 from ledger.documents.signed_document import sign_document
 from ledger.encoding.canonical import canonical
-from ledger.encoding.cid import cid
 from ledger.encoding.commitment import (
     MESSAGES_DOMAIN,
     OUTPUT_DOMAIN,
@@ -26,6 +25,7 @@ from ledger.encoding.commitment import (
     commit,
     commit_text,
 )
+from ledger.encoding.text_forms import cid
 from services.client.generation.runtime import SERVICE
 from services.generation.requests.parameters import read_sampling, receipt_sampling
 from services.generation.requests.resolution import CONTEXT_LENGTH_EXCEEDED

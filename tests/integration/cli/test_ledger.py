@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 
 from ledger.documents.receipt import SpecDecode
 from ledger.encoding.stream_digest import StreamDigest
-from ledger.encoding.timestamp import timestamp
+from ledger.encoding.text_forms import timestamp
 from ledger.keys.ed25519 import SigningKey
 from ledger.log.sequencer import Sequencer
 from ledger.sql.guard import SqlGuard

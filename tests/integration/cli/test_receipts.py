@@ -15,8 +15,8 @@ from scitt_cose.statement import extract_receipts
 from ledger.bundle.receipt_file import ReceiptFile
 from ledger.documents.promise import Promise, sign_promise
 from ledger.documents.signed_document import sign_document
-from ledger.encoding.cid import cid
 from ledger.encoding.commitment import MESSAGES_DOMAIN, commit_text
+from ledger.encoding.text_forms import cid
 from ledger.errors import LedgerError
 from ledger.keys.ed25519 import SigningKey
 from ledger.keys.envelope import Envelope

@@ -10,7 +10,7 @@ import pytest
 
 from kolm.ledger.v1 import ledger_pb2
 from kolm.ledger.v1.ledger_pb2_grpc import LedgerServiceStub
-from ledger.encoding.cid import cid
+from ledger.encoding.text_forms import cid
 from ledger.keys.trusted_keys import TrustedKeys
 from ledger.log.receipt_filter import ReceiptFilter
 from services.client import LedgerClient

@@ -8,9 +8,7 @@ import pytest
 
 from ledger.documents.receipt import Receipt
 from ledger.documents.signed_document import Document
-from ledger.encoding.cid import cid
-from ledger.encoding.digest import ZERO_DIGEST
-from ledger.encoding.timestamp import parse_timestamp
+from ledger.encoding.text_forms import ZERO_DIGEST, cid, parse_timestamp
 from ledger.errors import NotFound, StoreError
 from ledger.keys.envelope import Envelope
 from ledger.log.receipt_filter import ReceiptFilter

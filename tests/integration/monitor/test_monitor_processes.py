@@ -11,7 +11,7 @@ import pytest
 
 from ledger.bundle.tile_folder import TileFolder
 from ledger.documents.promise import Promise, sign_promise
-from ledger.encoding.timestamp import timestamp
+from ledger.encoding.text_forms import timestamp
 from ledger.keys.trusted_keys import TrustedKeys
 from ledger.tree.checkpoint import open_checkpoint
 from services.client import LedgerClient

@@ -19,7 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from kolm.registry.v1 import registry_pb2
 from kolm.registry.v1.registry_pb2_grpc import RegistryServiceStub
 from ledger.documents.manifests import BaseManifest, NamedFile
-from ledger.encoding.digest import digest
+from ledger.encoding.text_forms import digest
 from services.client.channel import Connection
 from services.client.errors import InvalidArgument, decoded_errors
 from services.client.registry import RegistryClient

@@ -16,7 +16,7 @@ import pytest
 from obstore.exceptions import BaseError
 from obstore.store import MemoryStore
 
-from ledger.encoding.digest import digest
+from ledger.encoding.text_forms import digest
 from services.registry import blobs
 from services.registry.blobs import CHUNK_BYTES, BlobLocation, BlobStore
 from services.registry.errors import DiskFull

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from ledger.documents.manifests import NamedFile
-from ledger.encoding.digest import digest
+from ledger.encoding.text_forms import digest
 from ledger.keys.trusted_keys import TrustedKeys
 from services.client import LedgerClient
 from services.client.errors import KolmError, NotFound, Unavailable

@@ -15,7 +15,7 @@ import pytest
 
 from kolm.registry.v1 import registry_pb2
 from ledger.documents.manifests import NamedFile
-from ledger.encoding.digest import digest
+from ledger.encoding.text_forms import digest
 from services.client.errors import KolmError, NotFound
 from services.client.registry import RegistryClient, upload
 from tests.access import everybodys_file

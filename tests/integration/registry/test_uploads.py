@@ -16,7 +16,7 @@ import pytest
 from kolm.registry.v1 import registry_pb2
 from kolm.registry.v1.registry_pb2_grpc import RegistryServiceStub
 from ledger.documents.manifests import NamedFile
-from ledger.encoding.digest import digest
+from ledger.encoding.text_forms import digest
 from services.client import registry as heads_wire
 from services.client.channel import Connection
 from services.client.errors import (

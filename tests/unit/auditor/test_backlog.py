@@ -11,7 +11,7 @@ from ledger.audit.obligation_fold import fold_obligations
 from ledger.documents.audit import EXACT, Verdict
 from ledger.documents.halt import Scope
 from ledger.documents.signed_document import Document, sign_document
-from ledger.encoding.digest import ZERO_DIGEST
+from ledger.encoding.text_forms import ZERO_DIGEST
 from ledger.keys.ed25519 import SigningKey
 from ledger.keys.envelope import Envelope
 from ledger.keys.trusted_keys import TrustedKeys

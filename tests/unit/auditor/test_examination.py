@@ -10,9 +10,9 @@ import pytest
 from ledger.documents.content import Content
 from ledger.documents.receipt import OutputPart, Receipt
 from ledger.documents.signed_document import sign_document
-from ledger.encoding.cid import cid
 from ledger.encoding.commitment import OUTPUT_DOMAIN, OUTPUT_TEXT_DOMAIN, commit, commit_text
 from ledger.encoding.stream_digest import StreamDigest
+from ledger.encoding.text_forms import cid
 from ledger.keys.envelope import Envelope
 from services.auditor.audit_error import CannotReplay
 from services.auditor.examination import Examiner, Finding, Replayed, compare, replay_limit

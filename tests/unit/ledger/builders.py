@@ -16,13 +16,10 @@ from ledger.documents.key_entry import KeyEntry
 from ledger.documents.receipt import OutputPart, PromptPart, Receipt, Sampling, SpecDecode
 from ledger.documents.signed_document import Document, sign_document
 from ledger.encoding.canonical import canonical
-from ledger.encoding.cid import cid
 from ledger.encoding.commitment import OUTPUT_DOMAIN, PROMPT_DOMAIN, commit
-from ledger.encoding.digest import digest
 from ledger.encoding.document import Seed
-from ledger.encoding.receipt_id import new_receipt_id
 from ledger.encoding.stream_digest import StreamDigest
-from ledger.encoding.timestamp import timestamp
+from ledger.encoding.text_forms import cid, digest, new_receipt_id, timestamp
 from ledger.keys.ed25519 import ROLES, SigningKey
 from ledger.keys.envelope import sign
 from ledger.keys.signer import Signer

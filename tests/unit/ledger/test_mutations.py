@@ -35,7 +35,7 @@ from ledger.documents.promise import (
 )
 from ledger.documents.receipt import Receipt
 from ledger.documents.signed_document import read_document
-from ledger.encoding.digest import digest
+from ledger.encoding.text_forms import digest
 from ledger.errors import LedgerError
 from ledger.monitor.judgement import Limits
 from ledger.monitor.monitor import Monitor

@@ -18,8 +18,7 @@ from safetensors.numpy import save
 from ledger.documents.draft_head import DraftHeadPublication
 from ledger.documents.key_entry import KeyEntry
 from ledger.documents.signed_document import sign_document, sign_rotation
-from ledger.encoding.cid import cid
-from ledger.encoding.digest import ZERO_DIGEST
+from ledger.encoding.text_forms import ZERO_DIGEST, cid
 from ledger.errors import FormatError
 from ledger.keys.ed25519 import SigningKey
 from ledger.keys.envelope import Envelope

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ledger.encoding.cid import parse_cid
+from ledger.encoding.text_forms import parse_cid
 from ledger.errors import FormatError
 from services.generation.target.config.config_document import family_of, read_document
 from services.generation.target.errors import WeightsInvalid

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ledger.encoding.canonical import canonical
-from ledger.encoding.cid import cid
+from ledger.encoding.text_forms import cid
 from services.generation.drafting.retrieval.input_layer import Embedding
 
 

@@ -13,7 +13,7 @@ from kolm.ledger.v1 import ledger_pb2
 from ledger.documents.audit import DEVIATION, Deviation, Verdict
 from ledger.documents.halt import Halt, Resume, Scope
 from ledger.documents.receipt import Receipt
-from ledger.encoding.timestamp import timestamp
+from ledger.encoding.text_forms import timestamp
 from ledger.keys.ed25519 import SigningKey
 from services.generation.engine import speculation
 from services.generation.engine.cost import PassCost, StepCost

@@ -16,7 +16,7 @@ from kolm.registry.v1.registry_pb2_grpc import add_RegistryServiceServicer_to_se
 from ledger.audit.draft_head_evidence import DraftHeadEvidence
 from ledger.documents.draft_head import DraftHeadWithdrawal, KScore
 from ledger.documents.signed_document import sign_document
-from ledger.encoding.cid import cid
+from ledger.encoding.text_forms import cid
 from ledger.keys.ed25519 import SigningKey
 from services.cli.heads.publish import Description, push_head
 from services.client.registry import RegistryClient

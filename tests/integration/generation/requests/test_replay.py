@@ -14,7 +14,7 @@ from ledger.audit.log_verification import verify_receipt
 from ledger.documents.audit import DECODE, PREFILL
 from ledger.documents.content import Content
 from ledger.documents.receipt import Receipt
-from ledger.encoding.cid import cid_of_json
+from ledger.encoding.text_forms import cid_of_json
 from services.auditor.audit_error import CannotReplay
 from services.auditor.examination import EnginePlan, Finding, Judge
 from services.auditor.own_engine import OwnEngine

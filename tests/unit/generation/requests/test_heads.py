@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kolm.ledger.v1 import documents_pb2
-from ledger.encoding.cid import cid
+from ledger.encoding.text_forms import cid
 from services.generation.requests.heads import HeadBoard, HeadState, ServedHead, reports_low_acceptance
 from tests.unit.ledger.builders import TRUSTED, kscore, signed
 

@@ -13,7 +13,7 @@ from ledger.audit.draft_head_evidence import (
     verify_draft_head,
 )
 from ledger.documents.signed_document import Document, sign_document
-from ledger.encoding.digest import ZERO_DIGEST
+from ledger.encoding.text_forms import ZERO_DIGEST
 from ledger.errors import (
     DraftHeadDamaged,
     DraftHeadOfAnotherBase,

@@ -9,7 +9,7 @@ import pytest
 from ledger.audit.halt_breach import Breach, HaltWatch
 from ledger.documents.halt import Halt, Resume, Scope, scopes_of
 from ledger.documents.signed_document import Document
-from ledger.encoding.cid import cid
+from ledger.encoding.text_forms import cid
 from tests.replacing import replace
 from tests.unit.ledger.builders import BASE, SCOPE, at, draw, receipt, verdict
 

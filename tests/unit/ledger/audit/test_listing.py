@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ledger.audit.listing import CompleteRange, ListedReceipt, Page, verify_page
-from ledger.encoding.digest import ZERO_DIGEST
+from ledger.encoding.text_forms import ZERO_DIGEST
 from ledger.errors import LedgerError, ProofError
 from ledger.keys.envelope import Envelope
 from ledger.log.receipt_filter import ReceiptFilter

@@ -16,7 +16,7 @@ from ledger.audit.log_verification import (
     verify_receipt,
 )
 from ledger.documents.signed_document import Document
-from ledger.encoding.cid import cid
+from ledger.encoding.text_forms import cid
 from ledger.errors import FormatError, ProofError, SignatureError, StoreError
 from ledger.keys.envelope import Envelope
 from ledger.keys.trusted_keys import TrustedKeys

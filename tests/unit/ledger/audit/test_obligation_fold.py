@@ -14,7 +14,7 @@ from ledger.audit.obligation_fold import ObligationFold, fold_obligations
 from ledger.documents.audit import Draw, draw_seed, is_sampled
 from ledger.documents.receipt import Receipt
 from ledger.documents.signed_document import Document, read_document, sign_document
-from ledger.encoding.digest import ZERO_DIGEST
+from ledger.encoding.text_forms import ZERO_DIGEST
 from ledger.errors import FormatError
 from ledger.keys.ed25519 import SigningKey
 from ledger.keys.envelope import Envelope

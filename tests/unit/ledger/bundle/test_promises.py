@@ -11,7 +11,7 @@ import pytest
 from ledger.bundle.report import BundleReport, Trust
 from ledger.documents.promise import Promise, sign_promise
 from ledger.documents.signed_document import sign_document
-from ledger.encoding.timestamp import parse_timestamp
+from ledger.encoding.text_forms import parse_timestamp
 from ledger.keys.ed25519 import SigningKey
 from tests.replacing import replace
 from tests.unit.ledger.builders import KEYS, TRUSTED, at, receipt

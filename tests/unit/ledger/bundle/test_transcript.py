@@ -14,7 +14,7 @@ from ledger.bundle.tar_archive import write_folder
 from ledger.bundle.transcript import Transcript, Turn
 from ledger.bundle.verification import verify_bundle
 from ledger.documents.content import Turn as Message
-from ledger.encoding.cid import cid
+from ledger.encoding.text_forms import cid
 from ledger.errors import FormatError
 from tests.replacing import replace
 from tests.unit.ledger.builders import TRUSTED, content, receipt, receipt_id

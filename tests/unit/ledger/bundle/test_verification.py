@@ -18,7 +18,7 @@ from ledger.bundle.skipped import NotReached
 from ledger.bundle.tar_archive import write_folder
 from ledger.bundle.verification import CHECKS, verify_bundle
 from ledger.documents.audit import Verdict
-from ledger.encoding.base64_text import encode_base64
+from ledger.encoding.text_forms import encode_base64
 from ledger.errors import FormatError, LedgerError, NotFound, ProofError
 from ledger.keys.ed25519 import SigningKey
 from ledger.keys.note import Note

@@ -18,7 +18,7 @@ from ledger.documents.signed_document import (
     sign_document,
 )
 from ledger.encoding.canonical import canonical, parse
-from ledger.encoding.cid import cid
+from ledger.encoding.text_forms import cid
 from ledger.errors import FormatError, LedgerError, SignatureError
 from ledger.keys.envelope import Envelope, Signature, sign
 from ledger.keys.trusted_keys import TrustedKeys

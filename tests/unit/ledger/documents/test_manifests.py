@@ -18,7 +18,7 @@ from ledger.documents.manifests import (
     Vocabulary,
 )
 from ledger.encoding.canonical import canonical, parse
-from ledger.encoding.cid import cid
+from ledger.encoding.text_forms import cid
 from ledger.errors import FormatError, LedgerError
 from tests.unit.ledger.builders import BASE
 from tests.unit.ledger.encoding.test_canonical import JSON_VALUES

@@ -22,7 +22,7 @@ from ledger.documents.promise import (
     sign_promise,
 )
 from ledger.encoding.canonical import canonical
-from ledger.encoding.digest import digest
+from ledger.encoding.text_forms import digest
 from ledger.errors import FormatError, LedgerError, SignatureError
 from ledger.keys.envelope import Envelope, sign
 from tests.replacing import replace

@@ -8,14 +8,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ledger.encoding.base64_text import decode_base64, encode_base64
-from ledger.encoding.cid import cid, cid_of_json, parse_cid
 from ledger.encoding.commitment import commit, new_salt
-from ledger.encoding.digest import digest, parse_digest
 from ledger.encoding.document import Members, Seed
-from ledger.encoding.receipt_id import new_receipt_id, parse_receipt_id
 from ledger.encoding.stream_digest import StreamDigest
-from ledger.encoding.timestamp import parse_timestamp, timestamp
+from ledger.encoding.text_forms import (
+    cid,
+    cid_of_json,
+    decode_base64,
+    digest,
+    encode_base64,
+    new_receipt_id,
+    parse_cid,
+    parse_digest,
+    parse_receipt_id,
+    parse_timestamp,
+    timestamp,
+)
 from ledger.errors import FormatError
 
 ABC = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"  # FIPS 180-4's own example

@@ -6,7 +6,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ledger.encoding.canonical import canonical, parse_json
-from ledger.encoding.digest import ZERO_DIGEST
+from ledger.encoding.text_forms import ZERO_DIGEST
 from ledger.errors import FormatError, LedgerError, SignatureError
 from ledger.keys.ed25519 import PublicKey, SigningKey
 from ledger.keys.envelope import (

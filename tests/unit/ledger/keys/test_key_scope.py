@@ -11,7 +11,7 @@ from ledger.documents.key_history import KeyHistory
 from ledger.documents.promise import Promise, open_promise, sign_promise
 from ledger.documents.receipt import Receipt
 from ledger.documents.signed_document import open_document, sign_document, sign_rotation
-from ledger.encoding.cid import cid
+from ledger.encoding.text_forms import cid
 from ledger.errors import FormatError, KeyFileError, SignatureError
 from ledger.keys.ed25519 import PublicKey, SigningKey
 from ledger.keys.envelope import sign

@@ -11,7 +11,7 @@ import pytest
 from ledger.audit.log_verification import verify_appended
 from ledger.documents.halt import Scope
 from ledger.documents.signed_document import sign_document
-from ledger.encoding.timestamp import timestamp
+from ledger.encoding.text_forms import timestamp
 from ledger.errors import (
     Backpressure,
     Conflict,

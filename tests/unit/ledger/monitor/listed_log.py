@@ -16,7 +16,7 @@ from ledger.documents.audit import UNREPLAYABLE, Verdict
 from ledger.documents.promise import kept_digest
 from ledger.documents.receipt import Receipt
 from ledger.documents.signed_document import Document
-from ledger.encoding.digest import ZERO_DIGEST
+from ledger.encoding.text_forms import ZERO_DIGEST
 from ledger.errors import NotFound
 from ledger.keys.ed25519 import SigningKey
 from ledger.keys.envelope import Envelope

@@ -11,7 +11,7 @@ from ledger.audit.log_verification import verify_log
 from ledger.documents.key_entry import KeyEntry
 from ledger.documents.promise import Promise, sign_promise
 from ledger.documents.signed_document import sign_document, sign_rotation
-from ledger.encoding.cid import cid
+from ledger.encoding.text_forms import cid
 from ledger.keys.ed25519 import SigningKey
 from ledger.keys.trusted_keys import TrustedKeys
 from ledger.monitor import finding as kinds

@@ -15,7 +15,6 @@ from ledger.documents.promise import open_promise
 from ledger.documents.signed_document import Document, open_document
 from ledger.errors import FormatError, SignatureError
 from ledger.keys.ed25519 import ROLES
-from ledger.keys.envelope import Envelope
 from ledger.keys.note import Note
 from ledger.tree.checkpoint import Checkpoint, open_checkpoint
 from services.client.errors import NotFound
@@ -104,11 +103,10 @@ class HaltsPage:
         return self._pages.of_log("halts.html", here="halts", state=state, events=events[::-1])
 
     def _event(self, entry: LogEntry) -> Event | None:
-        envelope = Envelope.from_bytes(entry.envelope)
-        document = open_document(envelope, self._source.trusted, entry.index)
+        document = open_document(entry.envelope, self._source.trusted, entry.index)
         if not isinstance(document, Halt | Resume):
             return None
-        return Event(entry.index, document, tuple(each.key_id for each in envelope.signatures))
+        return Event(entry.index, document, tuple(each.key_id for each in entry.envelope.signatures))
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,9 +137,8 @@ class RetentionPage:
     def _events(self) -> Iterator[Placed]:
         with self._source.client.watch(kinds=("retention", "expiry")) as entries:
             for entry in entries:
-                envelope = Envelope.from_bytes(entry.envelope)
-                document = open_document(envelope, self._source.trusted, entry.index)
-                yield Placed(entry.index, document, tuple(each.key_id for each in envelope.signatures))
+                document = open_document(entry.envelope, self._source.trusted, entry.index)
+                yield Placed(entry.index, document, tuple(each.key_id for each in entry.envelope.signatures))
 
 
 _SAID = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Sequence
 from typing import TypeVar
 
@@ -12,6 +13,8 @@ from grpc_status import rpc_status
 
 from kolm.ledger.v1 import documents_pb2, ledger_pb2
 from kolm.ledger.v1.ledger_pb2_grpc import LedgerServiceStub
+from ledger.errors import FormatError
+from ledger.tree.entry import Entry
 from services.client.channel import KEEPALIVE, async_channel, endpoint, shown_to
 from services.client.errors import Unauthenticated
 from services.client.identity import Metadata
@@ -27,6 +30,8 @@ _OPTIONS = (
 _FINAL = frozenset({grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.ALREADY_EXISTS, grpc.StatusCode.OUT_OF_RANGE})
 
 _Answer = TypeVar("_Answer")
+
+_log = logging.getLogger(__name__)
 
 
 class LedgerUnreachable(Exception):
@@ -78,15 +83,15 @@ class LedgerLink:
         except LedgerRefused as error:
             raise LedgerUnreachable(str(error)) from error
 
-    async def about_heads(self, start: int) -> list[documents_pb2.Entry]:
+    async def about_heads(self, start: int) -> list[Entry]:
         """Withdrawals and k-scores from an index on. Raises LedgerUnreachable."""
         return await self._entries(start, documents_pb2.ENTRY_KIND_HEAD_WITHDRAWAL, documents_pb2.ENTRY_KIND_KSCORE)
 
-    async def resumes(self, start: int) -> list[documents_pb2.Entry]:
+    async def resumes(self, start: int) -> list[Entry]:
         """Resumes from an index on. Raises LedgerUnreachable."""
         return await self._entries(start, documents_pb2.ENTRY_KIND_RESUME)
 
-    async def erasures(self, start: int) -> list[documents_pb2.Entry]:
+    async def erasures(self, start: int) -> list[Entry]:
         """Erasures and expiries of content from an index on. Raises LedgerUnreachable."""
         return await self._entries(start, documents_pb2.ENTRY_KIND_ERASURE, documents_pb2.ENTRY_KIND_EXPIRY)
 
@@ -110,13 +115,22 @@ class LedgerLink:
         except Unauthenticated as error:
             raise LedgerUnreachable(str(error)) from error
 
-    async def _entries(self, start: int, *kinds: documents_pb2.EntryKind.ValueType) -> list[documents_pb2.Entry]:
+    async def _entries(self, start: int, *kinds: documents_pb2.EntryKind.ValueType) -> list[Entry]:
         request = ledger_pb2.WatchEntriesRequest(start_index=start, kinds=kinds)
         try:
             answers = self._stub.WatchEntries(request, timeout=_SECONDS, metadata=self._credentials())
-            return [answer.entry async for answer in answers]
+            return [entry async for answer in answers if (entry := _read(answer.entry.entry)) is not None]
         except grpc.aio.AioRpcError as error:
             raise LedgerUnreachable(f"{error.code().name}: {error.details()}") from error
+
+
+def _read(data: bytes) -> Entry | None:
+    """None for bytes that are no entry: those around it count all the same."""
+    try:
+        return Entry.from_bytes(data)
+    except FormatError as error:
+        _log.warning("the ledger sends an entry that cannot be read: %s", error)
+        return None
 
 
 def _new_entry(request: ledger_pb2.AppendEntryRequest) -> ledger_pb2.NewEntry:

@@ -9,14 +9,13 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from kolm.ledger.v1 import documents_pb2 as pb
 from kolm.ledger.v1 import ledger_pb2
 from ledger.documents.halt import OpenHalt
-from ledger.documents.signed_document import KINDS, kind_of, payload_type, read_document
+from ledger.documents.signed_document import KINDS, payload_type, read_document
 from ledger.encoding.text_forms import parse_digest
 from ledger.errors import ChainError, FormatError
 from ledger.log.reader import Inclusion, StoredReceipt
 from ledger.log.store import VerdictRow
 from ledger.log.writer import Appended
 from ledger.tree.entry import Entry, previous_of
-from ledger.tree.merkle import leaf_hash
 from services.ledger.checkpoints import CosignedCheckpoint
 
 _LATEST_SECOND = 253_402_300_799  # of the year 9999, where protobuf's times end
@@ -25,17 +24,10 @@ _LATEST_SECOND = 253_402_300_799  # of the year 9999, where protobuf's times end
 def entry_message(index: int, data: bytes) -> pb.Entry:
     """The message of the leaf at `index`. Raises ChainError where its bytes are not what was once admitted."""
     try:
-        entry = Entry.from_bytes(data)
-        kind = kind_of(read_document(entry.envelope))
+        read_document(Entry.from_bytes(data).envelope)
     except FormatError as error:
         raise ChainError(index, f"is damaged: {error}") from error
-    return pb.Entry(
-        index=entry.index,
-        entry=data,
-        leaf_hash=leaf_hash(data),
-        envelope=entry.envelope.to_bytes(),
-        kind=pb.EntryKind.Value(f"ENTRY_KIND_{kind.upper()}"),
-    )
+    return pb.Entry(entry=data)
 
 
 def kind_names(kinds: Iterable[pb.EntryKind.ValueType]) -> tuple[str, ...]:

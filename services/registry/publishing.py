@@ -189,7 +189,8 @@ class LedgerLog:
         """A ledger cannot make one up: the old key has signed it, or operators have."""
         try:
             with self._ledger.watch(kinds=["key"]) as entries:
-                history = KeyHistory.of(self._trusted).following((entry.index, entry.envelope) for entry in entries)
+                following = [(entry.index, entry.envelope.to_bytes()) for entry in entries]
+                history = KeyHistory.of(self._trusted).following(following)
         except client.KolmError as error:
             raise _unavailable(f"the ledger does not say whose keys were replaced: {error.message}") from error
         return [(each.old, each.new.key_id) for each in history.rotations if each.role == "publisher"]

@@ -103,7 +103,7 @@ class Deployment:
     def _documents(self, kind: str) -> Iterator[tuple[int, dict[str, Any]]]:
         with LedgerClient.connect(self.kolm.addresses.ledger, token=self.kolm.token) as ledger:
             for entry in ledger.watch():
-                document = envelope_document(entry.envelope)["document"]
+                document = envelope_document(entry.envelope.to_bytes())["document"]
                 if document["type"] == f"kolm.{kind}.v1":
                     yield entry.index, document
 

@@ -12,7 +12,6 @@ import typer
 from ledger.documents.erasure import Erasure, Expiry, Retention, in_force
 from ledger.documents.signed_document import open_document, sign_document
 from ledger.encoding.text_forms import timestamp
-from ledger.keys.envelope import Envelope
 from ledger.keys.signer import Signer
 from services.cli.frame import options
 from services.cli.frame.exits import UsageError
@@ -148,7 +147,7 @@ def retention_state(ledger: LedgerClient, trusted: Path) -> dict[str, Any]:
     expiries: dict[str | None, dict[str, Any]] = {}
     with ledger.watch(kinds=("retention", "expiry")) as entries:
         for entry in entries:
-            match open_document(Envelope.from_bytes(entry.envelope), keys, entry.index):
+            match open_document(entry.envelope, keys, entry.index):
                 case Retention() as policy:
                     policies.append((entry.index, policy))
                 case Expiry() as expiry:

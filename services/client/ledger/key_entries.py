@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import closing
 
+from ledger.errors import FormatError
 from services.client.errors import KolmError
 from services.client.ledger.ledger import LedgerClient
 
@@ -18,6 +19,6 @@ def key_entries(address: str) -> Sequence[tuple[int, bytes]]:
             closing(LedgerClient.connect(address)) as ledger,
             ledger.watch(kinds=["key"], timeout=_SECONDS) as entries,
         ):
-            return [(entry.index, entry.envelope) for entry in entries]
-    except KolmError as error:
+            return [(entry.index, entry.envelope.to_bytes()) for entry in entries]
+    except (KolmError, FormatError) as error:
         raise ConnectionError(str(error)) from error

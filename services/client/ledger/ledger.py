@@ -173,7 +173,7 @@ class LedgerClient:
         numbers = [documents_pb2.EntryKind.Value(f"ENTRY_KIND_{kind.upper()}") for kind in kinds]
         request = pb.WatchEntriesRequest(start_index=start_index, follow=follow, kinds=numbers)
         call = self._stub.WatchEntries(request, timeout=timeout, metadata=self.connection.metadata)
-        return Stream(call, lambda message: log_wire.entry(message.entry))
+        return Stream(call, lambda message: LogEntry(message.entry.entry))
 
     def checkpoint(self, *, witnessed: bool = False) -> SignedCheckpoint:
         """The newest signed tree head, or the newest that the server counts as witnessed; NotFound if there is none."""

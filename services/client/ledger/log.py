@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from ledger.documents.audit import Verdict
     from ledger.documents.content import Content
     from ledger.documents.receipt import Receipt
+    from ledger.keys.envelope import Envelope
     from ledger.tree.entry import Entry
 
 _Kind = TypeVar("_Kind")
@@ -69,20 +70,38 @@ class Appended:
     halt_epoch: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class LogEntry:
-    """One leaf; `kind` is a name of `signed_document.KINDS`, `entry` the canonical bytes under the leaf hash.
+    """One leaf: the canonical bytes under the leaf hash, which all other members are read from.
 
     `checkpoint` is a signed note and `inclusion_proof` the proof under it; only where one entry was asked for.
     """
 
-    index: int
     entry: bytes
-    leaf_hash: bytes
-    envelope: bytes
-    kind: str
     checkpoint: bytes = b""
     inclusion_proof: InclusionProof | None = None
+
+    @cached_property
+    def leaf(self) -> Entry:
+        """Raises FormatError, as the others here do."""
+        from ledger.tree.entry import Entry
+
+        return Entry.from_bytes(self.entry)
+
+    @property
+    def index(self) -> int:
+        return self.leaf.index
+
+    @property
+    def envelope(self) -> Envelope:
+        return self.leaf.envelope
+
+    @property
+    def kind(self) -> str:
+        """A name of `signed_document.KINDS`, or `UNKNOWN` for a kind of a later version."""
+        from ledger.documents.signed_document import kind_of, read_document
+
+        return kind_of(read_document(self.envelope))
 
 
 @dataclass(frozen=True)

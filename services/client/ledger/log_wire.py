@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -46,15 +46,9 @@ def appended(message: ledger_pb2.AppendEntryResponse) -> values.Appended:
     return plain_value(values.Appended, message, inclusion_proof=_inclusion_proof(message.inclusion_proof))
 
 
-def entry(message: documents_pb2.Entry) -> values.LogEntry:
-    known = message.kind in documents_pb2.EntryKind.values()  # a later server has more
-    kind = _name(documents_pb2.EntryKind, message.kind).removeprefix("ENTRY_KIND_").lower() if known else "unknown"
-    return values.LogEntry(message.index, message.entry, message.leaf_hash, message.envelope, kind)
-
-
 def proven_leaf(message: ledger_pb2.GetEntryResponse) -> values.LogEntry:
-    """`entry` with its proof, where the server sends one."""
-    return replace(entry(message.entry), checkpoint=message.checkpoint, inclusion_proof=_proof_in(message))
+    """An entry with its proof, where the server sends one."""
+    return values.LogEntry(message.entry.entry, message.checkpoint, _proof_in(message))
 
 
 def receipt(message: documents_pb2.Receipt) -> values.ReceiptEntry:

@@ -23,7 +23,7 @@ from ledger.documents.content import Content
 from ledger.documents.erasure import Erasure
 from ledger.documents.promise import PromiseAnswer, open_answer
 from ledger.documents.receipt import Receipt
-from ledger.documents.signed_document import kind_of, open_document, read_document
+from ledger.documents.signed_document import open_document
 from ledger.encoding.text_forms import digest_text
 from ledger.errors import ProofError
 from ledger.keys.envelope import Envelope
@@ -118,7 +118,7 @@ class VerifiedLedger:
     def erase_own(self, receipt_id: str) -> Appended:
         """`LedgerClient.erase_own`; returns once it is proven that the log holds its erasure of this receipt."""
         answer = self._client.erase_own(receipt_id)
-        erasure = open_document(Envelope.from_bytes(self.entry(answer.index).envelope), self._trusted)
+        erasure = open_document(self.entry(answer.index).envelope, self._trusted)
         if not isinstance(erasure, Erasure) or erasure.receipt_id != receipt_id:
             raise ProofError(f"entry {answer.index} is no erasure of the receipt {receipt_id}")
         return answer
@@ -128,12 +128,9 @@ class VerifiedLedger:
         at that index takes the log up to it: `ledger.audit.log_verification`.
         """
         answer = self._client.entry(index)
-        entry = Entry.from_bytes(answer.entry)
-        if entry.index != index:
-            raise ProofError(f"the server shows entry {entry.index} where entry {index} was asked for")
-        if _named(entry) != (answer.index, answer.envelope, answer.leaf_hash, answer.kind):
-            raise ProofError(f"the server's statement about entry {index} is not what its bytes say")
-        self._check_included(entry, answer.checkpoint, answer.inclusion_proof)
+        if answer.index != index:
+            raise ProofError(f"the server shows entry {answer.index} where entry {index} was asked for")
+        self._check_included(answer.leaf, answer.checkpoint, answer.inclusion_proof)
         return answer
 
     def receipt(self, receipt_id: str, *, include_content: bool = False) -> ReceiptDetails:
@@ -244,11 +241,6 @@ def _check_verdict(shown: VerdictEntry, row: ReceiptEntry, trusted: TrustedKeys)
         raise ProofError(f"entry {shown.index} is shown as a verdict and is none")
     if (document.receipt_id, document.receipt_index) != (row.receipt_id, row.index):
         raise ProofError(f"the verdict in entry {shown.index} is not on {row.receipt_id}, for which it is shown")
-
-
-def _named(entry: Entry) -> tuple[int, bytes, bytes, str]:
-    kind = kind_of(read_document(entry.envelope))
-    return entry.index, entry.envelope.to_bytes(), leaf_hash(entry.to_bytes()), kind
 
 
 def _page(page: ReceiptPage, complete: bool) -> Page:

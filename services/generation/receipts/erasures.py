@@ -8,12 +8,11 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 
-from kolm.ledger.v1 import documents_pb2
 from ledger.documents.erasure import Erasure, Expiry
 from ledger.documents.signed_document import read_document
 from ledger.encoding.text_forms import time_of, timestamp
 from ledger.errors import LedgerError
-from ledger.keys.envelope import Envelope
+from ledger.tree.entry import Entry
 from services.generation.engine.drafter import Drafter
 from services.generation.engine.request import RequestKey
 from services.generation.ledger_link import LedgerUnreachable
@@ -39,7 +38,7 @@ class Erasures:
     def __init__(
         self,
         drafters: Collection[Drafter],
-        read: Callable[[int], Awaitable[list[documents_pb2.Entry]]],
+        read: Callable[[int], Awaitable[list[Entry]]],
         every: float,
     ) -> None:
         """`read` returns the erasures of the log from an index on; it is asked every `every` seconds."""
@@ -67,10 +66,10 @@ class Erasures:
                 await self.refresh()
             await asyncio.sleep(self._every)
 
-    def _take(self, entry: documents_pb2.Entry) -> None:
+    def _take(self, entry: Entry) -> None:
         """An erasure counts whoever signed it: the log has accepted it, and to forget a draft is always safe."""
         try:
-            document = read_document(Envelope.from_bytes(entry.envelope))
+            document = read_document(entry.envelope)
         except LedgerError as error:
             _log.warning("entry %d is no erasure that can be read: %s", entry.index, error)
             return

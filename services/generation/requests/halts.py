@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kolm.ledger.v1 import documents_pb2, ledger_pb2
+from kolm.ledger.v1 import ledger_pb2
 from ledger.documents.halt import Resume, Scope
 from ledger.documents.signed_document import open_document
 from ledger.durable_file import write_durably
 from ledger.errors import LedgerError
-from ledger.keys.envelope import Envelope
 from ledger.keys.trusted_keys import TrustedKeys
+from ledger.tree.entry import Entry
 from services.generation.ledger_link import LedgerUnreachable
 from services.runtime.process import Outage
 
@@ -39,7 +39,7 @@ class ResumeVerifier:
     A server that trusts no operator's key believes the ledger.
     """
 
-    def __init__(self, read: Callable[[int], Awaitable[Iterable[documents_pb2.Entry]]], trusted: TrustedKeys) -> None:
+    def __init__(self, read: Callable[[int], Awaitable[Iterable[Entry]]], trusted: TrustedKeys) -> None:
         """`read` gives the resumes from an index on; may raise LedgerUnreachable."""
         self._read = read
         self._trusted = trusted
@@ -52,9 +52,9 @@ class ResumeVerifier:
         resumed = {halt for entry in entries if (halt := self._resumed(entry)) is not None}
         return tuple(halt for halt in gone if halt not in resumed)
 
-    def _resumed(self, entry: documents_pb2.Entry) -> KnownHalt | None:
+    def _resumed(self, entry: Entry) -> KnownHalt | None:
         try:
-            document = open_document(Envelope.from_bytes(entry.envelope), self._trusted, entry.index)
+            document = open_document(entry.envelope, self._trusted, entry.index)
         except LedgerError as error:
             _log.error("the resume in entry %d does not count here: %s", entry.index, error)
             return None

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import msgspec
 
-from kolm.ledger.v1 import documents_pb2
 from ledger.audit.draft_head_evidence import DraftHeadEvidence, PublishedDraftHead, check_files, verify_draft_head
 from ledger.documents.draft_head import NEEDS_RETRAINING, THRESHOLD, DraftHeadWithdrawal, KScore
 from ledger.documents.signed_document import open_document, read_document
@@ -26,8 +25,8 @@ from ledger.errors import (
     FormatError,
     LedgerError,
 )
-from ledger.keys.envelope import Envelope
 from ledger.keys.trusted_keys import TrustedKeys
+from ledger.tree.entry import Entry
 from services.client import LedgerClient
 from services.client.errors import DataLoss, DeadlineExceeded, KolmError, Unavailable
 from services.client.errors import NotFound as NotInRegistry
@@ -139,7 +138,7 @@ class HeadState:
 
 _log = logging.getLogger(__name__)
 
-ReadEntries = Callable[[int], Awaitable[list[documents_pb2.Entry]]]
+ReadEntries = Callable[[int], Awaitable[list[Entry]]]
 """Withdrawals and k-scores of the log from an index on."""
 
 
@@ -175,15 +174,14 @@ class HeadBoard:
                 await self.refresh()
             await asyncio.sleep(self._every)
 
-    def _take(self, entry: documents_pb2.Entry) -> None:
+    def _take(self, entry: Entry) -> None:
         """A withdrawal counts whoever signed it: the log has accepted it, and not to use a head is always safe."""
         try:
-            envelope = Envelope.from_bytes(entry.envelope)
-            document = read_document(envelope)
+            document = read_document(entry.envelope)
             if isinstance(document, DraftHeadWithdrawal):
                 self._withdraw(document)
             elif isinstance(document, KScore):
-                open_document(envelope, self._trusted)
+                open_document(entry.envelope, self._trusted)
                 self._score(document)
         except LedgerError as error:
             _log.warning("entry %d says nothing about heads that counts here: %s", entry.index, error)

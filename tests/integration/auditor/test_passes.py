@@ -198,7 +198,7 @@ def test_a_ledger_that_loses_a_draw_gets_the_same_one_again_and_not_another_to_c
     list(deployment.auditor(spot_checks=0.0).run_pass())
     with deployment.ledger.watch(0) as entries:
         drawn = [entry.envelope for entry in entries if entry.kind == "draw"]
-    assert {envelope.to_bytes() for envelope in LosingJournal.lost} == {drawn[0]}
+    assert {envelope.to_bytes() for envelope in LosingJournal.lost} == {drawn[0].to_bytes()}
 
 
 def test_auditors_with_shares_judge_every_receipt_once_and_the_first_alone_draws(

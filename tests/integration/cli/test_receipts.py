@@ -19,7 +19,6 @@ from ledger.encoding.commitment import MESSAGES_DOMAIN, commit_text
 from ledger.encoding.text_forms import cid
 from ledger.errors import LedgerError
 from ledger.keys.ed25519 import SigningKey
-from ledger.keys.envelope import Envelope
 from ledger.keys.note import Note
 from ledger.tree.checkpoint import Checkpoint, sign_checkpoint
 from ledger.tree.entry import Entry
@@ -153,7 +152,7 @@ def test_erasing_takes_the_content_and_is_on_record(deployment: Deployment, kolm
 
 
 def _document(deployment: Deployment, index: int) -> Any:
-    return json.loads(Envelope.from_bytes(deployment.ledger.entry(index).envelope).payload)
+    return json.loads(deployment.ledger.entry(index).envelope.payload)
 
 
 def test_a_replay_of_what_was_erased_says_unreplayable(deployment: Deployment, kolm: Kolm) -> None:

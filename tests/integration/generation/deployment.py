@@ -16,13 +16,14 @@ from prometheus_client import CollectorRegistry
 from kolm.generation.v1 import generation_pb2 as pb
 from kolm.generation.v1 import sampling_pb2, speculation_pb2
 from kolm.generation.v1.generation_pb2_grpc import GenerationServiceStub
-from kolm.ledger.v1 import documents_pb2, ledger_pb2
+from kolm.ledger.v1 import ledger_pb2
 from kolm.ledger.v1.ledger_pb2_grpc import LedgerServiceStub, add_LedgerServiceServicer_to_server
 from ledger.audit.log_verification import verify_receipt
 from ledger.documents.receipt import Receipt
 from ledger.documents.signed_document import Document, sign_document
 from ledger.keys.ed25519 import SigningKey
 from ledger.keys.trusted_keys import TrustedKeys
+from services.client.ledger.log import LogEntry
 from services.generation.preparation import LoadTarget
 from services.generation.serving import mounts
 from services.generation.serving import opened_servicer as opened_generation
@@ -129,8 +130,9 @@ class Deployment:
         """`count` of them, or without end."""
         call = (await self.ledger()).WatchEntries(ledger_pb2.WatchEntriesRequest(follow=True), timeout=PATIENCE)
         async for message in call:
-            if message.entry.kind == documents_pb2.ENTRY_KIND_RECEIPT:
-                yield verify_receipt(message.entry.envelope, self.trust())
+            entry = LogEntry(message.entry.entry)
+            if entry.kind == "receipt":
+                yield verify_receipt(entry.envelope.to_bytes(), self.trust())
                 count -= 1
             if count == 0:
                 call.cancel()

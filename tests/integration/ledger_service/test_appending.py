@@ -44,7 +44,7 @@ def test_an_append_is_proven_by_a_checkpoint_that_the_log_signed(
     proof = appended.inclusion_proof
     verify_inclusion(leaf_hash(entry.entry), 4, proof.tree_size, proof.hashes, checkpoint.root)
     assert appended.entry_hash == hashlib.sha256(entry.entry).digest()
-    assert entry.envelope == signed_receipt(4)
+    assert entry.envelope.to_bytes() == signed_receipt(4)
 
 
 def test_the_same_receipt_again_gets_the_same_index(ledger: LedgerClient) -> None:

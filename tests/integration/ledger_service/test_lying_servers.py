@@ -351,24 +351,6 @@ def test_an_entry_or_a_receipt_that_is_not_proven_is_not_believed(
         ledger.receipt(receipt_id(2))
 
 
-@pytest.mark.parametrize(
-    "lie",
-    [
-        lambda answer: setattr(answer.entry, "index", 3),
-        lambda answer: setattr(answer.entry, "leaf_hash", bytes(32)),
-        lambda answer: setattr(answer.entry, "envelope", signed_receipt(3)),
-        lambda answer: setattr(answer.entry, "kind", documents_pb2.ENTRY_KIND_VERDICT),
-    ],
-)
-def test_an_entry_beside_which_something_else_is_said_is_not_believed(
-    liar_and_client: tuple[Liar, LedgerClient], settings: LedgerSettings, lie: Lie
-) -> None:
-    liar, client = liar_and_client
-    liar.lies["GetEntry"] = lie
-    with pytest.raises(ProofError, match="not what its bytes say"):
-        proving(client, settings).entry(2)
-
-
 def test_another_entry_or_receipt_than_the_one_asked_for_is_not_believed(
     liar_and_client: tuple[Liar, LedgerClient], settings: LedgerSettings
 ) -> None:

@@ -170,7 +170,7 @@ def test_a_ledger_whose_database_was_changed_underneath_stops_taking_entries_and
         with pytest.raises(KolmError):
             client.append(signed_receipt(1))
         assert next(health).status == health_pb2.HealthCheckResponse.NOT_SERVING
-        assert client.entry(0).envelope == signed_receipt(0)
+        assert client.entry(0).envelope.to_bytes() == signed_receipt(0)
 
 
 def _add_forged_leaf(database: Path) -> None:

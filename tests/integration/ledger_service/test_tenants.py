@@ -198,7 +198,7 @@ def test_a_tenant_has_its_own_content_erased_and_the_log_says_that_it_asked(
     assert log.acme.receipt(ACME, include_content=True).content is not None
 
     index = VerifiedLedger(log.acme, trusted).erase_own(ACME).index
-    entry = Envelope.from_bytes(log.acme.entry(index).envelope)
+    entry = log.acme.entry(index).envelope
     document = open_document(entry, trusted)
     assert isinstance(document, Erasure)
     assert (document.receipt_index, document.reason) == (0, "asked for by the tenant acme")

@@ -316,7 +316,7 @@ def test_without_the_ledger_nothing_is_published_until_it_is_back(
     assert len(waits) == 1
     with serve() as served, RegistryClient.connect(served.address, wait=60) as registry:
         published = registry.resolve(NAME)  # the start has finished what was proposed
-        assert deployment.ledger.entry(published.publications[0].ledger_index).envelope == envelope(head)
+        assert deployment.ledger.entry(published.publications[0].ledger_index).envelope.to_bytes() == envelope(head)
         assert registry.publish(head.manifest.to_bytes(), envelope(head, issued=1)) == (published, False)
 
 

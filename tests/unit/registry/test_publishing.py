@@ -23,7 +23,7 @@ from ledger.errors import FormatError
 from ledger.keys.ed25519 import SigningKey
 from ledger.keys.envelope import Envelope
 from ledger.tree.checkpoint import Checkpoint, sign_checkpoint
-from ledger.tree.entry import Entry
+from ledger.tree.entry import Entry, entry_bytes
 from ledger.tree.merkle import leaf_hash
 from services.client import errors as client
 from services.client.ledger.log import Appended, InclusionProof, LogEntry
@@ -59,7 +59,7 @@ class Ledger:
         return self._appended
 
     def entry(self, index: int) -> LogEntry:
-        return LogEntry(index, self._entry, b"", ENVELOPE, "head_publication")
+        return LogEntry(self._entry)
 
 
 class Rotating:
@@ -70,7 +70,7 @@ class Rotating:
 
     def watch(self, start_index: int = 0, *, kinds: Sequence[str]) -> Any:
         assert kinds == ["key"]
-        return nullcontext([LogEntry(at, b"", b"", each, "key") for at, each in enumerate(self._envelopes)])
+        return nullcontext([LogEntry(entry_bytes(at, ZERO_DIGEST, each)) for at, each in enumerate(self._envelopes)])
 
 
 def test_a_rotation_counts_where_the_old_key_has_signed_it() -> None:

@@ -18,10 +18,6 @@ def test_values_of_a_newer_server_are_one_error_of_the_client_s_own_family() -> 
         log_wire.entry_result(ledger_pb2.EntryResult())
 
 
-def test_an_entry_of_a_kind_of_a_newer_server_s_is_carried() -> None:
-    assert log_wire.entry(documents_pb2.Entry(kind=99)).kind == "unknown"  # type: ignore[arg-type]
-
-
 def test_a_time_beyond_the_calendar_is_one_too() -> None:
     message = ledger_pb2.GetCheckpointResponse(cosignatures=[documents_pb2.Cosignature(witness="w")])
     message.cosignatures[0].sign_time.seconds = 10**15

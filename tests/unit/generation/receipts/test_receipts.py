@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from kolm.ledger.v1 import documents_pb2
 from ledger.documents.key_entry import KeyEntry
 from ledger.documents.signed_document import read_document, sign_document
+from ledger.encoding.text_forms import ZERO_DIGEST
 from ledger.keys.ed25519 import SigningKey
 from ledger.keys.envelope import Envelope
+from ledger.tree.entry import Entry
 from services.generation.drafting.suffix import SuffixDrafter
 from services.generation.engine.drafter import Drafter
 from services.generation.engine.events import EMPTY_OUTCOME
@@ -72,17 +73,16 @@ class Log:
     """Erasures of the receipts of some numbers, an entry each."""
 
     def __init__(self, *receipts: int) -> None:
-        self.entries: list[documents_pb2.Entry] = []
+        self.entries: list[Entry] = []
         self.asked: list[int] = []
         for number in receipts:
             self.erase(number)
 
     def erase(self, number: int) -> None:
         document = erasure(number, number)
-        envelope = sign_document(document, OPERATOR).to_bytes()
-        self.entries.append(documents_pb2.Entry(index=10 * len(self.entries), envelope=envelope))
+        self.entries.append(Entry(10 * len(self.entries), ZERO_DIGEST, sign_document(document, OPERATOR)))
 
-    async def read(self, start: int) -> list[documents_pb2.Entry]:
+    async def read(self, start: int) -> list[Entry]:
         self.asked.append(start)
         return [entry for entry in self.entries if entry.index >= start]
 
@@ -116,7 +116,7 @@ def test_every_drafter_forgets_what_was_erased_and_nothing_else() -> None:
 
 def test_an_entry_that_cannot_be_read_keeps_no_other_from_being_heeded() -> None:
     log, drafter = Log(1, 2), Noting()
-    log.entries[0].envelope = b"junk"
+    log.entries[0] = replace(log.entries[0], envelope=replace(log.entries[0].envelope, payload=b"junk"))
     asyncio.run(following(log, [drafter]).refresh())
     assert drafter.forgot == [("b", ("request 2", 3))]
 
@@ -134,7 +134,7 @@ def test_an_expiry_lets_what_is_old_and_theirs_be_forgotten() -> None:
     found = following(log, [drafter])
     found.issued(receipt_id(40), "a", ("request 40", 0))
     document = expiry(0, 9, issued_before=at(30), except_tenants=("b",))
-    log.entries.append(documents_pb2.Entry(index=0, envelope=sign_document(document, KEYS["log"]).to_bytes()))
+    log.entries.append(Entry(0, ZERO_DIGEST, sign_document(document, KEYS["log"])))
     asyncio.run(found.refresh())
     assert drafter.forgot == [("a", ("request 1", 3))]
 

@@ -11,9 +11,12 @@ import pytest
 from kolm.ledger.v1 import documents_pb2, ledger_pb2
 from ledger.documents.halt import Resume, Scope
 from ledger.documents.signed_document import add_signature, sign_document
+from ledger.encoding.text_forms import ZERO_DIGEST
 from ledger.keys.ed25519 import SigningKey
+from ledger.keys.envelope import Envelope, Signature
 from ledger.keys.threshold import FixedThreshold
 from ledger.keys.trusted_keys import TrustedKeys
+from ledger.tree.entry import Entry
 from services.generation.requests.halts import HaltBoard, HaltKnowledge, ResumeVerifier
 
 BASE = "cidv1:sha256:" + "a" * 64
@@ -110,25 +113,25 @@ async def test_a_kept_file_that_cannot_be_read_is_no_reason_not_to_start(tmp_pat
     assert (board.epoch, board.scopes, board.known) == (0, (), False)
 
 
-def resumed(*keys: SigningKey, halt_index: int = 7, scope: Scope = LOOKAHEAD) -> documents_pb2.Entry:
+def resumed(*keys: SigningKey, halt_index: int = 7, scope: Scope = LOOKAHEAD) -> Entry:
     """The resume of a halt in entry 9, with the signatures of these operators."""
     envelope = sign_document(Resume(scope, halt_index, "the kernel was replaced", "2026-01-02T03:04:05.000Z"), keys[0])
     for key in keys[1:]:
         envelope = add_signature(envelope, key)
-    return documents_pb2.Entry(index=9, envelope=envelope.to_bytes())
+    return Entry(9, ZERO_DIGEST, envelope)
 
 
 ANNA, BERT, STRANGER = (SigningKey.from_seed(bytes([number]) * 32, "operator") for number in (1, 2, 3))
 
 
-async def after_the_ledger_dropped_it(path: Path, trusted: TrustedKeys, *resumes: documents_pb2.Entry) -> HaltBoard:
+async def after_the_ledger_dropped_it(path: Path, trusted: TrustedKeys, *resumes: Entry) -> HaltBoard:
     """The board once the ledger has listed a halt of lookahead and then no longer does."""
     answers, asked = [answer(1, LOOKAHEAD), answer(1)], []
 
     async def read() -> ledger_pb2.GetHaltStateResponse:
         return answers.pop(0)
 
-    async def read_resumes(start: int) -> list[documents_pb2.Entry]:
+    async def read_resumes(start: int) -> list[Entry]:
         asked.append(start)
         return list(resumes)
 
@@ -144,9 +147,8 @@ async def test_a_halt_ends_with_the_resume_and_not_with_the_ledger_s_word(tmp_pa
     trusted = TrustedKeys.of(ANNA)
     board = await after_the_ledger_dropped_it(tmp_path / "none", trusted)
     assert board.scopes == (LOOKAHEAD,)
-    for number, forged in enumerate(
-        (resumed(STRANGER), resumed(ANNA, halt_index=6), resumed(ANNA, scope=EAGLE), documents_pb2.Entry(index=9))
-    ):
+    junk = Entry(9, ZERO_DIGEST, Envelope(b"", "", (Signature(),)))
+    for number, forged in enumerate((resumed(STRANGER), resumed(ANNA, halt_index=6), resumed(ANNA, scope=EAGLE), junk)):
         board = await after_the_ledger_dropped_it(tmp_path / str(number), trusted, forged)
         assert board.scopes == (LOOKAHEAD,)
     board = await after_the_ledger_dropped_it(tmp_path / "good", trusted, resumed(STRANGER), resumed(ANNA))

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from kolm.ledger.v1 import documents_pb2
-from ledger.encoding.text_forms import cid
+from ledger.encoding.text_forms import ZERO_DIGEST, cid
+from ledger.keys.envelope import Envelope
+from ledger.tree.entry import Entry
 from services.generation.requests.heads import HeadBoard, HeadState, ServedHead, reports_low_acceptance
 from tests.unit.ledger.builders import TRUSTED, kscore, signed
 
@@ -17,10 +18,10 @@ HEAD = cid(b"head")
 
 @pytest.mark.parametrize(("acceptance", "unfit"), [(0.625, set()), (0.25, {(HEAD, None)})])
 def test_a_kscore_ends_what_a_head_says_of_itself(acceptance: float, unfit: set[tuple[str, str | None]]) -> None:
-    envelope = signed(kscore(HEAD, adapter_cid=None, mean_acceptance=acceptance))
+    envelope = Envelope.from_bytes(signed(kscore(HEAD, adapter_cid=None, mean_acceptance=acceptance)))
 
-    async def read(position: int) -> list[documents_pb2.Entry]:
-        return [documents_pb2.Entry(index=position, envelope=envelope)]
+    async def read(position: int) -> list[Entry]:
+        return [Entry(position, ZERO_DIGEST, envelope)]
 
     state = HeadState((ServedHead(HEAD, Path("head")),), weak=frozenset({HEAD}))
     board = HeadBoard(state, read, TRUSTED, every=1.0)

@@ -56,11 +56,9 @@ class _EntryKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_EntryKind.V
     """kolm.retention.v1, signed by the role operator."""
     ENTRY_KIND_EXPIRY: _EntryKind.ValueType  # 13
     """kolm.expiry.v1, signed by the role log."""
-    ENTRY_KIND_UNKNOWN: _EntryKind.ValueType  # 14
-    """A kind that this ledger does not know, of a later version: carried in its place, and nothing is drawn from it."""
 
 class EntryKind(_EntryKind, metaclass=_EntryKindEnumTypeWrapper):
-    """EntryKind is the type of the document inside an entry."""
+    """EntryKind is a kind of document that a watch can be narrowed to. What an entry is stands in its payload type."""
 
 ENTRY_KIND_UNSPECIFIED: EntryKind.ValueType  # 0
 """Never sent."""
@@ -90,8 +88,6 @@ ENTRY_KIND_RETENTION: EntryKind.ValueType  # 12
 """kolm.retention.v1, signed by the role operator."""
 ENTRY_KIND_EXPIRY: EntryKind.ValueType  # 13
 """kolm.expiry.v1, signed by the role log."""
-ENTRY_KIND_UNKNOWN: EntryKind.ValueType  # 14
-"""A kind that this ledger does not know, of a later version: carried in its place, and nothing is drawn from it."""
 Global___EntryKind: _TypeAlias = EntryKind  # noqa: Y015
 
 class _Outcome:
@@ -124,37 +120,24 @@ Global___Outcome: _TypeAlias = Outcome  # noqa: Y015
 
 @_typing.final
 class Entry(_message.Message):
-    """Entry is one leaf of the log."""
+    """Entry is one leaf of the log. All that is known of it stands in its bytes."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    INDEX_FIELD_NUMBER: _builtins.int
     ENTRY_FIELD_NUMBER: _builtins.int
-    LEAF_HASH_FIELD_NUMBER: _builtins.int
-    ENVELOPE_FIELD_NUMBER: _builtins.int
-    KIND_FIELD_NUMBER: _builtins.int
-    index: _builtins.int
-    """Position in the log, from 0."""
     entry: _builtins.bytes
-    """Canonical JSON (RFC 8785) of index, previous and envelope; at most 65,535 bytes. The leaf hash is over these bytes."""
-    leaf_hash: _builtins.bytes
-    """RFC 6962 leaf hash: SHA-256 of 0x00 and entry; 32 bytes."""
-    envelope: _builtins.bytes
-    """The DSSE envelope inside entry, in canonical form (RFC 8785, standard base64)."""
-    kind: Global___EntryKind.ValueType
-    """The type of the document inside the envelope."""
+    """Canonical JSON (RFC 8785) of index, previous and envelope; at most 65,535 bytes. The leaf hash (RFC
+    6962) is SHA-256 of 0x00 and these bytes. The envelope's payload type says what kind of document it holds; a ledger
+    carries kinds of a later version in their place, and nothing is drawn from them.
+    """
     def __init__(
         self,
         *,
-        index: _builtins.int = ...,
         entry: _builtins.bytes = ...,
-        leaf_hash: _builtins.bytes = ...,
-        envelope: _builtins.bytes = ...,
-        kind: Global___EntryKind.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["entry", b"entry", "envelope", b"envelope", "index", b"index", "kind", b"kind", "leaf_hash", b"leaf_hash"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["entry", b"entry"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -12,15 +12,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import (
-    arithmetic,
-    linears,
-    memory,
-    real,
-    retrieval,
-    sizes,
-    steps,
-)
+from benchmarks import arithmetic, real, retrieval, sizes, steps
 from benchmarks.arithmetic import ARITHMETICS
 from benchmarks.load import measure as load
 from benchmarks.load import tls
@@ -32,13 +24,11 @@ from services.generation.target.kernels.machine import this_machine
 from services.generation.target.model_path import model_path
 
 MEASUREMENTS: dict[str, Callable[[argparse.Namespace], Any]] = {
-    "linears": lambda _: linears.measure(),
     "real": lambda _: real.measure(),
     "sizes": lambda _: sizes.measure(),
     "sampling": lambda _: steps.measure_sampling(),
     "arithmetic": lambda _: arithmetic.measure(),
     "audits": lambda _: steps.measure_audits(),
-    "memory": lambda given: memory.measure(given.model),
     "load": lambda given: load.measure(given.serve, quick=given.quick, soak_minutes=given.soak_minutes),
     "tls": lambda given: tls.measure(given.serve, quick=given.quick),
     "eagle3": lambda given: steps.measure_head(

@@ -1,9 +1,11 @@
-"""The machine that measures, the memory of its processes, and the files that results go to."""
+"""The machine that measures, its memory and that of its processes, and the files that results go to."""
 
 from __future__ import annotations
 
 import os
 import platform
+import time
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -28,3 +30,21 @@ def resident(process: int | str = "self", field: str = "VmRSS") -> int:
     except OSError:
         return 0
     return next((1024 * int(line.split()[1]) for line in lines if line.startswith(f"{field}:")), 0)
+
+
+def read_bandwidth(reads: int = 20) -> float:
+    """Bytes a second at which all CPUs together read memory, the most of some reads."""
+    import numpy as np
+    import torch
+
+    from services.generation.target.program.buffers import on_huge_pages
+
+    memory = torch.from_numpy(on_huge_pages(512 << 20).view(np.float32))
+    memory.fill_(1.0)
+
+    def once() -> float:
+        start = time.perf_counter()
+        memory.sum()
+        return memory.nbytes / (time.perf_counter() - start)
+
+    return max(islice(iter(once, None), reads))

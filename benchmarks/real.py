@@ -20,7 +20,7 @@ from gguf.quants import dequantize, quantize
 from rich.progress import track
 
 from benchmarks import memory
-from benchmarks.linears import read_bandwidth
+from benchmarks.machine import read_bandwidth
 from benchmarks.specbench.peers import Decode, llama_decoding, transformers_decoding
 from services.generation.engine.core import EngineCore, EngineSettings
 from services.generation.engine.cost import PassCost

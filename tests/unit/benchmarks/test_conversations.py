@@ -120,8 +120,8 @@ def test_the_kinds_take_turns_alone_or_in_one_queue() -> None:
 
 
 def test_a_file_is_named_by_what_was_chosen(tmp_path: Path) -> None:
-    _write({"machine": {}, "model": "", "specbench": {"variant": "-bfloat16-int8"}, "memory": {}}, tmp_path)
-    assert {file.name for file in tmp_path.iterdir()} == {"specbench-bfloat16-int8.json", "memory.json"}
+    _write({"machine": {}, "model": "", "specbench": {"variant": "-bfloat16-int8"}, "sizes": {}}, tmp_path)
+    assert {file.name for file in tmp_path.iterdir()} == {"specbench-bfloat16-int8.json", "sizes.json"}
 
 
 def test_a_peer_ends_with_the_token_that_ends_a_text_and_takes_one_greedy_request() -> None:

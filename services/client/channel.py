@@ -9,7 +9,7 @@ import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, ClassVar, Generic, Self, TypeVar
 from urllib.parse import urlsplit
 
 import grpc
@@ -233,6 +233,56 @@ class Connection:
     def close(self) -> None:
         """Cancel running calls and disconnect. Closing twice changes nothing."""
         self.channel.close()
+
+
+class Client:
+    """The client of one service of a server, over a connection of its own; leaving its `with` block disconnects."""
+
+    service: ClassVar[str]
+    seconds: ClassVar[float]
+    """After which a unary call gives up, unless another `timeout` is given."""
+    stub: ClassVar[Any]
+    """The generated class of its calls."""
+
+    _stub: Any
+
+    def __init__(self, connection: Connection, timeout: float | None = None) -> None:
+        self.connection = connection
+        self._timeout = self.seconds if timeout is None else timeout
+        self._stub = type(self).stub(connection.channel)
+
+    @classmethod
+    def connect(
+        cls,
+        target: str,
+        *,
+        wait: float = 0.0,
+        timeout: float | None = None,
+        token: str | None = None,
+        tls: ClientTls | None = None,
+    ) -> Self:
+        """Connect as `Connection` does: waits `wait` seconds for the server, or connects lazily."""
+        return cls(Connection(target, token, wait, tls), timeout)
+
+    def serving(self, timeout: float = 5.0) -> bool:
+        """Whether the server is there and says that it serves."""
+        return self.connection.serving(self.service, timeout)
+
+    def close(self) -> None:
+        """Cancel running calls and disconnect."""
+        self.connection.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _call(self, method: Callable[..., _Response], request: Any) -> _Response:
+        return self.connection.call(method, request, self._timeout)
+
+    def _pages(self, method: Callable[..., _Response], request: Any) -> Iterator[_Response]:
+        return self.connection.pages(method, request, self._timeout)
 
 
 def nobody_there(target: str, seconds: float) -> Unavailable:

@@ -11,67 +11,62 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
+from functools import cached_property
 from pathlib import Path
-from typing import IO, Any, Self, TypeVar
+from typing import IO, Generic, TypeVar
 
-from kolm.registry.v1 import heads_pb2, registry_pb2
+from kolm.registry.v1 import heads_pb2
 from kolm.registry.v1 import registry_pb2 as pb
 from kolm.registry.v1.registry_pb2_grpc import RegistryServiceStub
-from ledger.documents.manifests import NamedFile
-from services.client.channel import Connection, Stream, plain_value
+from ledger.documents.draft_head import DraftHeadPublication, DraftHeadWithdrawal, KScore
+from ledger.documents.manifests import DraftHeadManifest, NamedFile
+from services.client.channel import Client, Stream
 from services.client.errors import Cancelled, DataLoss, DeadlineExceeded, KolmError, Unavailable, decoded_errors
-from services.client.identity import ClientTls
+from services.client.ledger.log import shown_document
+
+_Kind = TypeVar("_Kind")
 
 
-@dataclass(frozen=True, slots=True)
-class Publication:
-    """A name that a head bears, and the signed word behind it."""
+@dataclass(frozen=True)
+class SignedWord(Generic[_Kind]):
+    """A signed document about a head, of a `kind`, and its place in the ledger."""
 
-    name: str
+    kind: type[_Kind]
     envelope: bytes
     ledger_index: int
-    publisher: str
-    issued_at: datetime
+
+    @cached_property
+    def document(self) -> _Kind:
+        """What was signed; by whom, nobody has checked here. Raises FormatError, ProofError."""
+        return shown_document(self.envelope, self.kind, self.ledger_index)
 
 
-@dataclass(frozen=True, slots=True)
-class Withdrawal:
-    """The end of a head."""
-
-    envelope: bytes
-    ledger_index: int
-    reason: str
-    issued_at: datetime
-
-
-@dataclass(frozen=True, slots=True)
-class KScore:
-    """How well a head drafts for an adapter; None for the bare base. `status` is GOOD or NEEDS_RETRAINING."""
-
-    adapter_cid: str | None
-    mean_acceptance: float
-    status: str
-    envelope: bytes
-    ledger_index: int
-    measured_at: datetime
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Head:
-    """A head under all of its names, oldest first."""
+    """A head under all of its names, oldest first, with its newest k-score for each adapter, the bare base first."""
 
-    head_cid: str
-    base_cid: str
     manifest: bytes
-    size: int
-    publications: tuple[Publication, ...]
-    withdrawal: Withdrawal | None
-    kscores: tuple[KScore, ...]
+    publications: tuple[SignedWord[DraftHeadPublication], ...]
+    withdrawal: SignedWord[DraftHeadWithdrawal] | None
+    kscores: tuple[SignedWord[KScore], ...]
+
+    @cached_property
+    def described(self) -> DraftHeadManifest:
+        """Raises FormatError."""
+        return DraftHeadManifest.from_bytes(self.manifest)
+
+    @property
+    def head_cid(self) -> str:
+        return self.described.cid
+
+    @property
+    def base_cid(self) -> str:
+        return self.described.subject
 
     @property
     def names(self) -> tuple[str, ...]:
-        return tuple(publication.name for publication in self.publications)
+        return tuple(publication.document.name for publication in self.publications)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,16 +105,21 @@ class Collected:
 
 
 def head(message: heads_pb2.Head) -> Head:
-    return plain_value(
-        Head,
-        message,
-        publications=tuple(map(_publication, message.publications)),
-        withdrawal=_withdrawal(message.withdrawal) if message.HasField("withdrawal") else None,
-        kscores=tuple(map(_kscore, message.kscores)),
+    return Head(
+        message.manifest,
+        publications=tuple(_word(DraftHeadPublication, each) for each in message.publications),
+        withdrawal=_word(DraftHeadWithdrawal, message.withdrawal) if message.HasField("withdrawal") else None,
+        kscores=tuple(_word(KScore, each) for each in message.kscores),
     )
 
 
-def missing(message: registry_pb2.MissingBlob) -> MissingBlob:
+def _word(
+    kind: type[_Kind], message: heads_pb2.Publication | heads_pb2.Withdrawal | heads_pb2.KScore
+) -> SignedWord[_Kind]:
+    return SignedWord(kind, message.envelope, message.ledger_index)
+
+
+def missing(message: pb.MissingBlob) -> MissingBlob:
     return MissingBlob("sha256:" + message.blob.digest.hex(), message.blob.size, message.committed_size)
 
 
@@ -130,19 +130,6 @@ def stored(message: heads_pb2.Blob) -> StoredBlob:
 def blob(digest: str, size: int) -> heads_pb2.Blob:
     """`digest` is `sha256:<hex>`."""
     return heads_pb2.Blob(digest=bytes.fromhex(digest.removeprefix("sha256:")), size=size)
-
-
-def _publication(message: heads_pb2.Publication) -> Publication:
-    return plain_value(Publication, message, issued_at=message.issue_time.ToDatetime(UTC))
-
-
-def _withdrawal(message: heads_pb2.Withdrawal) -> Withdrawal:
-    return plain_value(Withdrawal, message, issued_at=message.issue_time.ToDatetime(UTC))
-
-
-def _kscore(message: heads_pb2.KScore) -> KScore:
-    status = heads_pb2.KScoreStatus.Name(message.status).removeprefix("K_SCORE_STATUS_")
-    return plain_value(KScore, message, status=status, measured_at=message.measure_time.ToDatetime(UTC))
 
 
 Progress = Callable[[int], None]
@@ -279,33 +266,11 @@ def _digest(path: Path) -> str:
         return "sha256:" + hashlib.file_digest(file, "sha256").hexdigest()
 
 
-SERVICE = "kolm.registry.v1.RegistryService"
-
-_SECONDS = 60.0
-
-_Response = TypeVar("_Response")
-
-
-class RegistryClient:
+class RegistryClient(Client):
     """One connection to a registry. Every method raises KolmError; unary calls give up after `timeout` seconds."""
 
-    def __init__(self, connection: Connection, timeout: float | None = _SECONDS) -> None:
-        self.connection = connection
-        self._timeout = timeout
-        self._stub = RegistryServiceStub(connection.channel)
-
-    @classmethod
-    def connect(
-        cls,
-        target: str,
-        *,
-        wait: float = 0.0,
-        timeout: float | None = _SECONDS,
-        token: str | None = None,
-        tls: ClientTls | None = None,
-    ) -> Self:
-        """Connect as `Connection` does: waits `wait` seconds for the server, or connects lazily."""
-        return cls(Connection(target, token, wait, tls), timeout)
+    service, seconds, stub = "kolm.registry.v1.RegistryService", 60.0, RegistryServiceStub
+    _stub: RegistryServiceStub
 
     def publish(self, manifest: bytes, envelope: bytes) -> tuple[Head, bool]:
         """Publish a head, whose blobs are uploaded; returns it, and whether this call gave it its name."""
@@ -328,7 +293,7 @@ class RegistryClient:
         request = pb.ListHeadsRequest(
             base_cid=base_cid, name=name, include_withdrawn=include_withdrawn, page_size=page_size
         )
-        pages = self.connection.pages(self._stub.ListHeads, request, self._timeout)
+        pages = self._pages(self._stub.ListHeads, request)
         return (head(each) for page in pages for each in page.heads)
 
     def resolve(self, reference: str = "", *, base_cid: str | None = None, include_withdrawn: bool = False) -> Head:
@@ -377,23 +342,6 @@ class RegistryClient:
                     left = answer.summary
                     return Collected(tuple(removed), left.referenced, left.young, left.swept_bytes)
         raise DataLoss("the registry ended its answer before the end of the collection", reason="ANSWER_CUT")
-
-    def serving(self, timeout: float = 5.0) -> bool:
-        """Whether the server is there and says that it serves."""
-        return self.connection.serving(SERVICE, timeout)
-
-    def close(self) -> None:
-        """Cancel running calls and disconnect."""
-        self.connection.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def _call(self, method: Callable[..., _Response], request: Any) -> _Response:
-        return self.connection.call(method, request, self._timeout)
 
 
 def _itself(answer: pb.CollectBlobsResponse) -> pb.CollectBlobsResponse:

@@ -9,18 +9,16 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import grpc
-from google.protobuf.timestamp_pb2 import Timestamp
 
-from kolm.registry.v1 import heads_pb2, registry_pb2
-from kolm.registry.v1 import heads_pb2 as pb
+from kolm.registry.v1 import heads_pb2
+from kolm.registry.v1 import registry_pb2 as pb
 from kolm.registry.v1.registry_pb2_grpc import RegistryServiceServicer
-from ledger.documents.draft_head import GOOD, DraftHeadPublication, DraftHeadWithdrawal, KScore
-from ledger.documents.manifests import DraftHeadManifest
-from ledger.documents.signed_document import Document, read_document
-from ledger.encoding.text_forms import parse_cid, parse_digest, parse_timestamp
+from ledger.documents.draft_head import KScore
+from ledger.documents.signed_document import read_document
+from ledger.encoding.text_forms import parse_cid, parse_digest
 from ledger.errors import FormatError
 from ledger.keys.envelope import Envelope
-from services.registry.blob_collection import BlobCollection, Summary
+from services.registry.blob_collection import BlobCollection
 from services.registry.blobs import CHUNK_BYTES, BlobStore, StoredBlob
 from services.registry.catalogue import KSCORE, PUBLICATION, Catalogue, CataloguedHead, HeadFilter, Signed
 from services.registry.publishing import Publishing, resolve
@@ -30,80 +28,29 @@ from services.runtime.calls import page_position, page_size, page_token
 from services.runtime.errors import InvalidArgument, NotFound
 
 
-def head_message(head: CataloguedHead) -> pb.Head:
+def head_message(head: CataloguedHead) -> heads_pb2.Head:
     """A head with everything that is on record about it."""
     withdrawal = head.withdrawal
-    return pb.Head(
-        head_cid=head.row.head_cid,
-        base_cid=head.row.base_cid,
+    return heads_pb2.Head(
         manifest=head.row.manifest,
-        size=DraftHeadManifest.from_bytes(head.row.manifest).size,
-        publications=[_publication(signed) for signed in head.of_kind(PUBLICATION)],
-        withdrawal=None if withdrawal is None else _withdrawal(withdrawal),
-        kscores=_newest_scores(head.of_kind(KSCORE)),
+        publications=[heads_pb2.Publication(**_word(each)) for each in head.of_kind(PUBLICATION)],
+        withdrawal=None if withdrawal is None else heads_pb2.Withdrawal(**_word(withdrawal)),
+        kscores=[heads_pb2.KScore(**_word(each)) for each in _newest_scores(head.of_kind(KSCORE))],
     )
 
 
-def blob_message(blob: StoredBlob) -> pb.Blob:
-    """Its digest and size."""
-    return pb.Blob(digest=parse_digest(blob.digest), size=blob.size)
+def _word(signed: Signed) -> dict[str, Any]:
+    return {"envelope": signed.envelope, "ledger_index": signed.ledger_index}
 
 
-def summary_message(summary: Summary) -> registry_pb2.CollectionSummary:
-    """The counts of a collection."""
-    return registry_pb2.CollectionSummary(**asdict(summary))
-
-
-def _publication(signed: Signed) -> pb.Publication:
-    document = _document(signed)
-    assert isinstance(document, DraftHeadPublication)
-    return pb.Publication(
-        name=document.name,
-        envelope=signed.envelope,
-        ledger_index=signed.ledger_index or 0,
-        publisher=document.publisher,
-        issue_time=_time(document.issued_at),
-    )
-
-
-def _withdrawal(signed: Signed) -> pb.Withdrawal:
-    document = _document(signed)
-    assert isinstance(document, DraftHeadWithdrawal)
-    return pb.Withdrawal(
-        envelope=signed.envelope,
-        ledger_index=signed.ledger_index or 0,
-        reason=document.reason,
-        issue_time=_time(document.issued_at),
-    )
-
-
-def _newest_scores(scores: tuple[Signed, ...]) -> list[pb.KScore]:
+def _newest_scores(scores: tuple[Signed, ...]) -> list[Signed]:
     """One for each adapter, the bare base first; `scores` come in the order of the ledger."""
-    newest = {message.adapter_cid: message for message in map(_kscore, scores)}
+    newest: dict[str, Signed] = {}
+    for signed in scores:
+        score = read_document(Envelope.from_bytes(signed.envelope))
+        assert isinstance(score, KScore)
+        newest[score.adapter_cid or ""] = signed
     return [newest[adapter] for adapter in sorted(newest)]
-
-
-def _kscore(signed: Signed) -> pb.KScore:
-    document = _document(signed)
-    assert isinstance(document, KScore)
-    return pb.KScore(
-        adapter_cid=document.adapter_cid,
-        mean_acceptance=document.mean_acceptance,
-        status=pb.K_SCORE_STATUS_GOOD if document.status == GOOD else pb.K_SCORE_STATUS_NEEDS_RETRAINING,
-        envelope=signed.envelope,
-        ledger_index=signed.ledger_index or 0,
-        measure_time=_time(document.measured_at),
-    )
-
-
-def _document(signed: Signed) -> Document:
-    return read_document(Envelope.from_bytes(signed.envelope))
-
-
-def _time(text: str) -> Timestamp:
-    message = Timestamp()
-    message.FromDatetime(parse_timestamp(text))
-    return message
 
 
 SERVICE = "kolm.registry.v1.RegistryService"
@@ -116,69 +63,53 @@ Context = grpc.aio.ServicerContext[Any, Any]
 class RegistryServicer(RegistryServiceServicer):
     """Serves one catalogue and its blobs."""
 
-    def __init__(
-        self,
-        publishing: Publishing,
-        catalogue: Catalogue,
-        blobs: BlobStore,
-        uploads: Uploads,
-    ) -> None:
+    def __init__(self, publishing: Publishing, catalogue: Catalogue, blobs: BlobStore, uploads: Uploads) -> None:
         self._publishing = publishing
         self._catalogue = catalogue
         self._blobs = blobs
         self._uploads = uploads
 
-    async def PublishHead(
-        self, request: registry_pb2.PublishHeadRequest, context: Context
-    ) -> registry_pb2.PublishHeadResponse:
+    async def PublishHead(self, request: pb.PublishHeadRequest, context: Context) -> pb.PublishHeadResponse:
         head, created = await asyncio.to_thread(self._publishing.publish, request.manifest, request.envelope)
-        return registry_pb2.PublishHeadResponse(head=head_message(head), created=created)
+        return pb.PublishHeadResponse(head=head_message(head), created=created)
 
-    async def GetHead(self, request: registry_pb2.GetHeadRequest, context: Context) -> registry_pb2.GetHeadResponse:
+    async def GetHead(self, request: pb.GetHeadRequest, context: Context) -> pb.GetHeadResponse:
         _check_cid("head_cid", request.head_cid)
         head = await asyncio.to_thread(self._catalogue.head, request.head_cid)
         if head is None:
             raise NotFound("head", request.head_cid, "nobody has published it here")
-        return registry_pb2.GetHeadResponse(head=head_message(head))
+        return pb.GetHeadResponse(head=head_message(head))
 
-    async def ListHeads(
-        self, request: registry_pb2.ListHeadsRequest, context: Context
-    ) -> registry_pb2.ListHeadsResponse:
+    async def ListHeads(self, request: pb.ListHeadsRequest, context: Context) -> pb.ListHeadsResponse:
         return await asyncio.to_thread(self._list, request)
 
-    async def ResolveHead(
-        self, request: registry_pb2.ResolveHeadRequest, context: Context
-    ) -> registry_pb2.ResolveHeadResponse:
+    async def ResolveHead(self, request: pb.ResolveHeadRequest, context: Context) -> pb.ResolveHeadResponse:
         base_cid = request.base_cid if request.HasField("base_cid") else None
         if base_cid is not None:
             _check_cid("base_cid", base_cid)
         head = await asyncio.to_thread(resolve, self._catalogue, request.reference, base_cid, request.include_withdrawn)
-        return registry_pb2.ResolveHeadResponse(head=head_message(head))
+        return pb.ResolveHeadResponse(head=head_message(head))
 
-    async def WithdrawHead(
-        self, request: registry_pb2.WithdrawHeadRequest, context: Context
-    ) -> registry_pb2.WithdrawHeadResponse:
+    async def WithdrawHead(self, request: pb.WithdrawHeadRequest, context: Context) -> pb.WithdrawHeadResponse:
         head = await asyncio.to_thread(self._publishing.withdraw, request.envelope)
-        return registry_pb2.WithdrawHeadResponse(head=head_message(head))
+        return pb.WithdrawHeadResponse(head=head_message(head))
 
-    async def RecordKScore(
-        self, request: registry_pb2.RecordKScoreRequest, context: Context
-    ) -> registry_pb2.RecordKScoreResponse:
+    async def RecordKScore(self, request: pb.RecordKScoreRequest, context: Context) -> pb.RecordKScoreResponse:
         head = await asyncio.to_thread(self._publishing.record_kscore, request.envelope)
-        return registry_pb2.RecordKScoreResponse(head=head_message(head))
+        return pb.RecordKScoreResponse(head=head_message(head))
 
     async def FindMissingBlobs(
-        self, request: registry_pb2.FindMissingBlobsRequest, context: Context
-    ) -> registry_pb2.FindMissingBlobsResponse:
+        self, request: pb.FindMissingBlobsRequest, context: Context
+    ) -> pb.FindMissingBlobsResponse:
         if len(request.blobs) > _MOST_BLOBS:
             raise InvalidArgument("blobs", f"expected at most {_MOST_BLOBS}, got {len(request.blobs)}")
         digests = [_digest(f"blobs[{place}].digest", blob.digest) for place, blob in enumerate(request.blobs)]
         missing = await asyncio.to_thread(self._missing, digests, request)
-        return registry_pb2.FindMissingBlobsResponse(missing=missing)
+        return pb.FindMissingBlobsResponse(missing=missing)
 
     async def UploadBlob(
-        self, request_iterator: AsyncIterator[registry_pb2.UploadBlobRequest], context: Context
-    ) -> registry_pb2.UploadBlobResponse:
+        self, request_iterator: AsyncIterator[pb.UploadBlobRequest], context: Context
+    ) -> pb.UploadBlobResponse:
         start = await _start(request_iterator)
         digest, size = _digest("start.blob.digest", start.blob.digest), start.blob.size
         if await asyncio.to_thread(self._blobs.size, digest) != size:
@@ -187,11 +118,11 @@ class RegistryServicer(RegistryServiceServicer):
                 await self._receive(upload, request_iterator)
             finally:  # also where a call was cut off while a thread still writes
                 await asyncio.shield(asyncio.to_thread(self._uploads.end, upload))
-        return registry_pb2.UploadBlobResponse(blob=start.blob)
+        return pb.UploadBlobResponse(blob=start.blob)
 
     async def DownloadBlob(
-        self, request: registry_pb2.DownloadBlobRequest, context: Context
-    ) -> AsyncIterator[registry_pb2.DownloadBlobResponse]:
+        self, request: pb.DownloadBlobRequest, context: Context
+    ) -> AsyncIterator[pb.DownloadBlobResponse]:
         digest = _digest("digest", request.digest)
         size = await asyncio.to_thread(self._blobs.size, digest)
         if size is None:
@@ -200,19 +131,19 @@ class RegistryServicer(RegistryServiceServicer):
             raise InvalidArgument("offset", f"is {request.offset}; the blob has {size} bytes")
         first, chunks = True, self._blobs.chunks(digest, request.offset)
         while (data := await asyncio.to_thread(next, chunks, None)) is not None:
-            yield registry_pb2.DownloadBlobResponse(data=data, size=size if first else 0)
+            yield pb.DownloadBlobResponse(data=data, size=size if first else 0)
             first = False
 
     async def CollectBlobs(
-        self, request: registry_pb2.CollectBlobsRequest, context: Context
-    ) -> AsyncIterator[registry_pb2.CollectBlobsResponse]:
+        self, request: pb.CollectBlobsRequest, context: Context
+    ) -> AsyncIterator[pb.CollectBlobsResponse]:
         collection = BlobCollection(self._catalogue, self._blobs, _long_ago(request), dry_run=request.dry_run)
         batches = iter(collection)
         while (batch := await asyncio.to_thread(next, batches, None)) is not None:
-            yield registry_pb2.CollectBlobsResponse(removed=map(blob_message, batch))
-        yield registry_pb2.CollectBlobsResponse(summary=summary_message(collection.summary))
+            yield pb.CollectBlobsResponse(removed=map(_blob, batch))
+        yield pb.CollectBlobsResponse(summary=pb.CollectionSummary(**asdict(collection.summary)))
 
-    def _list(self, request: registry_pb2.ListHeadsRequest) -> registry_pb2.ListHeadsResponse:
+    def _list(self, request: pb.ListHeadsRequest) -> pb.ListHeadsResponse:
         narrow = HeadFilter(
             base_cid=request.base_cid if request.HasField("base_cid") else None,
             name=request.name if request.HasField("name") else None,
@@ -223,19 +154,17 @@ class RegistryServicer(RegistryServiceServicer):
         found = self._catalogue.heads(narrow, after=min(start, 2**63 - 1) - 1, limit=size + 1)
         page = found[:size]
         token = page_token("heads", filters, page[-1].position + 1) if len(found) > size else ""
-        return registry_pb2.ListHeadsResponse(heads=_messages(page), next_page_token=token)
+        return pb.ListHeadsResponse(heads=map(head_message, page), next_page_token=token)
 
-    def _missing(
-        self, digests: list[str], request: registry_pb2.FindMissingBlobsRequest
-    ) -> list[registry_pb2.MissingBlob]:
+    def _missing(self, digests: list[str], request: pb.FindMissingBlobsRequest) -> list[pb.MissingBlob]:
         owner = caller().name
         return [
-            registry_pb2.MissingBlob(blob=blob, committed_size=self._uploads.committed(Part(digest, blob.size, owner)))
+            pb.MissingBlob(blob=blob, committed_size=self._uploads.committed(Part(digest, blob.size, owner)))
             for digest, blob in zip(digests, request.blobs, strict=True)
             if self._blobs.size(digest) != blob.size
         ]
 
-    async def _receive(self, upload: Upload, messages: AsyncIterator[registry_pb2.UploadBlobRequest]) -> None:
+    async def _receive(self, upload: Upload, messages: AsyncIterator[pb.UploadBlobRequest]) -> None:
         while not upload.complete:
             message = await anext(messages, None)
             if message is None:
@@ -246,7 +175,7 @@ class RegistryServicer(RegistryServiceServicer):
         await asyncio.to_thread(upload.finish, self._blobs)
 
 
-async def _start(messages: AsyncIterator[registry_pb2.UploadBlobRequest]) -> registry_pb2.UploadStart:
+async def _start(messages: AsyncIterator[pb.UploadBlobRequest]) -> pb.UploadStart:
     first = await anext(messages, None)
     if first is None or first.WhichOneof("part") != "start":
         raise InvalidArgument("start", "expected as the first message")
@@ -255,7 +184,7 @@ async def _start(messages: AsyncIterator[registry_pb2.UploadBlobRequest]) -> reg
     return first.start
 
 
-def _long_ago(request: registry_pb2.CollectBlobsRequest) -> datetime:
+def _long_ago(request: pb.CollectBlobsRequest) -> datetime:
     if not request.HasField("older_than"):
         raise InvalidArgument("older_than", "expected how long ago a blob has to be written to be removed")
     try:
@@ -268,8 +197,8 @@ def _long_ago(request: registry_pb2.CollectBlobsRequest) -> datetime:
     return before
 
 
-def _messages(heads: list[CataloguedHead] | tuple[CataloguedHead, ...] | Any) -> list[heads_pb2.Head]:
-    return [head_message(head) for head in heads]
+def _blob(blob: StoredBlob) -> heads_pb2.Blob:
+    return heads_pb2.Blob(digest=parse_digest(blob.digest), size=blob.size)
 
 
 def _digest(field: str, value: bytes) -> str:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ledger.audit.draft_head_evidence import PublishedDraftHead
     from ledger.keys.trusted_keys import TrustedKeys
     from services.client import LedgerClient
-    from services.client.registry import Head, RegistryClient
+    from services.client.registry import Head, RegistryClient, SignedWord
 
 
 Reference = Annotated[str, typer.Argument(help="name, name@sha256:<digits>, or cidv1:sha256:…")]
@@ -272,41 +272,21 @@ def _folder_of(head: str) -> Path | None:
 
 
 def head_document(head: Head) -> dict[str, Any]:
-    """A head with its full identifiers and its manifest."""
-    from ledger.documents.manifests import DraftHeadManifest
-
-    withdrawal = head.withdrawal
+    """A head with its full identifiers, its manifest, and what was signed about it, each with its place in the log."""
     return {
         "head_cid": head.head_cid,
         "base_cid": head.base_cid,
-        "size": head.size,
+        "size": head.described.size,
         "names": list(head.names),
-        "publications": [
-            {
-                "name": each.name,
-                "publisher": each.publisher,
-                "issued_at": each.issued_at.isoformat(),
-                "ledger_index": each.ledger_index,
-            }
-            for each in head.publications
-        ],
-        "withdrawal": withdrawal
-        and {
-            "reason": withdrawal.reason,
-            "issued_at": withdrawal.issued_at.isoformat(),
-            "ledger_index": withdrawal.ledger_index,
-        },
-        "kscores": [
-            {
-                "adapter_cid": score.adapter_cid,
-                "mean_acceptance": score.mean_acceptance,
-                "status": score.status,
-                "ledger_index": score.ledger_index,
-            }
-            for score in head.kscores
-        ],
-        "manifest": DraftHeadManifest.from_bytes(head.manifest).to_document(),
+        "publications": [_word(each) for each in head.publications],
+        "withdrawal": head.withdrawal and _word(head.withdrawal),
+        "kscores": [_word(each) for each in head.kscores],
+        "manifest": head.described.to_document(),
     }
+
+
+def _word(signed: SignedWord[Any]) -> dict[str, Any]:
+    return {"ledger_index": signed.ledger_index, **signed.document.to_document()}
 
 
 def _heads_view(heads: list[dict[str, Any]]) -> View:

@@ -9,15 +9,14 @@ with LedgerClient.connect("127.0.0.1:50052") as ledger:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
 
 from kolm.ledger.v1 import documents_pb2
 from kolm.ledger.v1 import ledger_pb2 as pb
 from kolm.ledger.v1.ledger_pb2_grpc import LedgerServiceStub
 from ledger.log.receipt_filter import ReceiptFilter
-from services.client.channel import Connection, Stream
-from services.client.identity import ClientTls
+from services.client.channel import Client, Stream
 from services.client.ledger import log_wire
 from services.client.ledger.append_stream import AppendStream
 from services.client.ledger.feed import Feed
@@ -42,36 +41,15 @@ if TYPE_CHECKING:
 ANY = ReceiptFilter()
 """The filter that every receipt passes."""
 
-SERVICE = "kolm.ledger.v1.LedgerService"
-
-_SECONDS = 30.0
-
 _GROUP_ENTRIES = 64
 _GROUP_BYTES = 2**20
 
-_Response = TypeVar("_Response")
 
-
-class LedgerClient:
+class LedgerClient(Client):
     """One connection to a ledger server. Every method raises KolmError and gives up after `timeout` seconds."""
 
-    def __init__(self, connection: Connection, timeout: float | None = _SECONDS) -> None:
-        self.connection = connection
-        self._timeout = timeout
-        self._stub = LedgerServiceStub(connection.channel)
-
-    @classmethod
-    def connect(
-        cls,
-        target: str,
-        *,
-        wait: float = 0.0,
-        timeout: float | None = _SECONDS,
-        token: str | None = None,
-        tls: ClientTls | None = None,
-    ) -> Self:
-        """Connect as `Connection` does: waits `wait` seconds for the server, or connects lazily."""
-        return cls(Connection(target, token, wait, tls), timeout)
+    service, seconds, stub = "kolm.ledger.v1.LedgerService", 30.0, LedgerServiceStub
+    _stub: LedgerServiceStub
 
     def append(self, envelope: bytes, content: Content | None = None) -> Appended:
         """Append a signed document; returns once it is durable. The same envelope again gets the same index."""
@@ -207,23 +185,3 @@ class LedgerClient:
     def halt_state(self) -> HaltState:
         """The open halts."""
         return log_wire.halt_state(self._call(self._stub.GetHaltState, pb.GetHaltStateRequest()))
-
-    def serving(self, timeout: float = 5.0) -> bool:
-        """Whether the server is there and says that it serves."""
-        return self.connection.serving(SERVICE, timeout)
-
-    def close(self) -> None:
-        """Cancel running calls and disconnect."""
-        self.connection.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def _call(self, method: Callable[..., _Response], request: Any) -> _Response:
-        return self.connection.call(method, request, self._timeout)
-
-    def _pages(self, method: Callable[..., _Response], request: Any) -> Iterator[_Response]:
-        return self.connection.pages(method, request, self._timeout)

@@ -121,7 +121,7 @@ class ReceiptEntry:
         """What was signed; by whom, nobody has checked here. Raises FormatError, ProofError."""
         from ledger.documents.receipt import Receipt
 
-        return _document(self, Receipt)
+        return shown_document(self.envelope, Receipt, self.index)
 
     @property
     def receipt_id(self) -> str:
@@ -165,17 +165,18 @@ class VerdictEntry:
         """What was signed; by whom, nobody has checked here. Raises FormatError, ProofError."""
         from ledger.documents.audit import Verdict
 
-        return _document(self, Verdict)
+        return shown_document(self.envelope, Verdict, self.index)
 
 
-def _document(shown: ReceiptEntry | VerdictEntry, kind: type[_Kind]) -> _Kind:
+def shown_document(envelope: bytes, kind: type[_Kind], index: int) -> _Kind:
+    """What is in an envelope that a server shows as this entry. Raises FormatError, ProofError for another kind."""
     from ledger.documents.signed_document import read_document
     from ledger.errors import ProofError
     from ledger.keys.envelope import Envelope
 
-    document = read_document(Envelope.from_bytes(shown.envelope))
+    document = read_document(Envelope.from_bytes(envelope))
     if not isinstance(document, kind):
-        raise ProofError(f"entry {shown.index} is shown as a {kind.__name__.lower()} and is none")
+        raise ProofError(f"entry {index} is shown as a {kind.__name__.lower()} and is none")
     return document
 
 

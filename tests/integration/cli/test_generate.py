@@ -23,7 +23,7 @@ from ledger.keys.envelope import Envelope
 from services.cli.frame.exits import Failed
 from services.cli.ledger.receipt_files import write_new
 from services.cli.main import app
-from services.client.ledger.ledger import SERVICE
+from services.client.ledger.ledger import LedgerClient
 from services.runtime.server import Mount
 from tests.integration.cli.scripted import ScriptedGeneration
 from tests.serving import serving
@@ -224,7 +224,9 @@ def test_control_c_cancels_the_call_and_exits_130(scripted: ScriptedGeneration, 
 
 def test_control_c_ends_the_line_and_names_the_receipt(scripted: ScriptedGeneration, address: str) -> None:
     ledger = OneReceipt()
-    with serving(Mount(SERVICE, lambda server: add_LedgerServiceServicer_to_server(ledger, server))) as served:
+    with serving(
+        Mount(LedgerClient.service, lambda server: add_LedgerServiceServicer_to_server(ledger, server))
+    ) as served:
         addresses = (f"--generation={address}", f"--ledger={served.address}")
         command = [sys.executable, "-m", "services.cli", "generate", "go on", *addresses, "--stream"]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

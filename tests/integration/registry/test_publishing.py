@@ -136,7 +136,7 @@ def test_a_withdrawal_is_final_and_stands_in_the_ledger(registry: RegistryClient
     publish(registry, head)
     withdrawn = registry.withdraw(signed(withdrawal(head.manifest.cid)))
     assert withdrawn.withdrawal is not None
-    assert withdrawn.withdrawal.reason == "trained on the wrong data"
+    assert withdrawn.withdrawal.document.reason == "trained on the wrong data"
     assert deployment.ledger.entry(withdrawn.withdrawal.ledger_index).kind == "head_withdrawal"
     assert registry.resolve(NAME).head_cid == older.manifest.cid
     for call in (
@@ -158,7 +158,7 @@ def test_kscores_are_kept_newest_for_each_adapter(registry: RegistryClient) -> N
     registry.record_kscore(signed(kscore(cid, base_cid=base)))
     registry.record_kscore(signed(kscore(cid, base_cid=base, adapter_cid=None)))
     scored = registry.record_kscore(signed(kscore(cid, base_cid=base, mean_acceptance=0.25)))
-    assert [(score.adapter_cid is None, score.status) for score in scored.kscores] == [
+    assert [(score.document.adapter_cid is None, score.document.status) for score in scored.kscores] == [
         (True, "GOOD"),
         (False, "NEEDS_RETRAINING"),
     ]

@@ -22,10 +22,9 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
-from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ckolm/registry/v1/heads.proto\x12\x10kolm.registry.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xdc\x01\n\x04Head\x12\x10\n\x08head_cid\x18\x01 \x01(\t\x12\x10\n\x08\x62\x61se_cid\x18\x02 \x01(\t\x12\x10\n\x08manifest\x18\x03 \x01(\x0c\x12\x0c\n\x04size\x18\x04 \x01(\x04\x12\x33\n\x0cpublications\x18\x05 \x03(\x0b\x32\x1d.kolm.registry.v1.Publication\x12\x30\n\nwithdrawal\x18\x06 \x01(\x0b\x32\x1c.kolm.registry.v1.Withdrawal\x12)\n\x07kscores\x18\x07 \x03(\x0b\x32\x18.kolm.registry.v1.KScore\"\x86\x01\n\x0bPublication\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08\x65nvelope\x18\x02 \x01(\x0c\x12\x14\n\x0cledger_index\x18\x03 \x01(\x04\x12\x11\n\tpublisher\x18\x04 \x01(\t\x12.\n\nissue_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"t\n\nWithdrawal\x12\x10\n\x08\x65nvelope\x18\x01 \x01(\x0c\x12\x14\n\x0cledger_index\x18\x02 \x01(\x04\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12.\n\nissue_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\xd5\x01\n\x06KScore\x12\x18\n\x0b\x61\x64\x61pter_cid\x18\x01 \x01(\tH\x00\x88\x01\x01\x12\x17\n\x0fmean_acceptance\x18\x02 \x01(\x01\x12.\n\x06status\x18\x03 \x01(\x0e\x32\x1e.kolm.registry.v1.KScoreStatus\x12\x10\n\x08\x65nvelope\x18\x04 \x01(\x0c\x12\x14\n\x0cledger_index\x18\x05 \x01(\x04\x12\x30\n\x0cmeasure_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x0e\n\x0c_adapter_cid\"$\n\x04\x42lob\x12\x0e\n\x06\x64igest\x18\x01 \x01(\x0c\x12\x0c\n\x04size\x18\x02 \x01(\x04*l\n\x0cKScoreStatus\x12\x1e\n\x1aK_SCORE_STATUS_UNSPECIFIED\x10\x00\x12\x17\n\x13K_SCORE_STATUS_GOOD\x10\x01\x12#\n\x1fK_SCORE_STATUS_NEEDS_RETRAINING\x10\x02\x42\x31\n\x10kolm.registry.v1P\x01Z\x1bkolm/registry/v1;registryv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ckolm/registry/v1/heads.proto\x12\x10kolm.registry.v1\"\xd6\x01\n\x04Head\x12\x10\n\x08manifest\x18\x03 \x01(\x0c\x12\x33\n\x0cpublications\x18\x05 \x03(\x0b\x32\x1d.kolm.registry.v1.Publication\x12\x30\n\nwithdrawal\x18\x06 \x01(\x0b\x32\x1c.kolm.registry.v1.Withdrawal\x12)\n\x07kscores\x18\x07 \x03(\x0b\x32\x18.kolm.registry.v1.KScoreJ\x04\x08\x01\x10\x02J\x04\x08\x02\x10\x03J\x04\x08\x04\x10\x05R\x08head_cidR\x08\x62\x61se_cidR\x04size\"d\n\x0bPublication\x12\x10\n\x08\x65nvelope\x18\x02 \x01(\x0c\x12\x14\n\x0cledger_index\x18\x03 \x01(\x04J\x04\x08\x01\x10\x02J\x04\x08\x04\x10\x05J\x04\x08\x05\x10\x06R\x04nameR\tpublisherR\nissue_time\"T\n\nWithdrawal\x12\x10\n\x08\x65nvelope\x18\x01 \x01(\x0c\x12\x14\n\x0cledger_index\x18\x02 \x01(\x04J\x04\x08\x03\x10\x04J\x04\x08\x04\x10\x05R\x06reasonR\nissue_time\"p\n\x06KScore\x12\x10\n\x08\x65nvelope\x18\x04 \x01(\x0c\x12\x14\n\x0cledger_index\x18\x05 \x01(\x04J\x04\x08\x01\x10\x04J\x04\x08\x06\x10\x07R\x0b\x61\x64\x61pter_cidR\x0fmean_acceptanceR\x06statusR\x0cmeasure_time\"$\n\x04\x42lob\x12\x0e\n\x06\x64igest\x18\x01 \x01(\x0c\x12\x0c\n\x04size\x18\x02 \x01(\x04\x42\x31\n\x10kolm.registry.v1P\x01Z\x1bkolm/registry/v1;registryv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,16 +32,14 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'kolm.registry.v1.heads_pb2'
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\020kolm.registry.v1P\001Z\033kolm/registry/v1;registryv1'
-  _globals['_KSCORESTATUS']._serialized_start=815
-  _globals['_KSCORESTATUS']._serialized_end=923
-  _globals['_HEAD']._serialized_start=84
-  _globals['_HEAD']._serialized_end=304
-  _globals['_PUBLICATION']._serialized_start=307
-  _globals['_PUBLICATION']._serialized_end=441
-  _globals['_WITHDRAWAL']._serialized_start=443
-  _globals['_WITHDRAWAL']._serialized_end=559
-  _globals['_KSCORE']._serialized_start=562
-  _globals['_KSCORE']._serialized_end=775
-  _globals['_BLOB']._serialized_start=777
-  _globals['_BLOB']._serialized_end=813
+  _globals['_HEAD']._serialized_start=51
+  _globals['_HEAD']._serialized_end=265
+  _globals['_PUBLICATION']._serialized_start=267
+  _globals['_PUBLICATION']._serialized_end=367
+  _globals['_WITHDRAWAL']._serialized_start=369
+  _globals['_WITHDRAWAL']._serialized_end=453
+  _globals['_KSCORE']._serialized_start=455
+  _globals['_KSCORE']._serialized_end=567
+  _globals['_BLOB']._serialized_start=569
+  _globals['_BLOB']._serialized_end=605
 # @@protoc_insertion_point(module_scope)

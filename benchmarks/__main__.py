@@ -72,7 +72,7 @@ def _arguments() -> argparse.Namespace:
     )  # fmt: skip
     parser.add_argument("--alone", action="store_true", help="of specbench: kolm without its peers")
     parser.add_argument("--storage", choices=STORAGES, help="of specbench: of the same values (q4_1, as published)")
-    parser.add_argument("--arithmetic", choices=ARITHMETICS, help="of specbench: kolm's (float32)")
+    parser.add_argument("--arithmetic", choices=ARITHMETICS, help="of specbench: kolm's (the file's usual one)")
     parser.add_argument("--quick", action="store_true", help="of specbench, load and tls: minutes instead of hours")
     parser.add_argument("--serve", default="smollm2", help="of load and tls: the model that is served (smollm2)")
     parser.add_argument("--soak-minutes", type=float, default=0.0, help="of load: so long again, for the memory (0)")

@@ -1,4 +1,6 @@
-"""float32 beside int8 on one published 4-bit file: what a pass takes, what a text costs, where greedy tokens part."""
+"""float32 beside int8, and int8 with a bfloat16 cache, on one published 4-bit file: what a pass takes, what a text
+costs, where greedy tokens part.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,15 @@ from services.generation.target.target import Target
 Float32 = NDArray[np.float32]
 
 ARITHMETICS = ("float32", "int8")
+PROFILES = {
+    "float32": ("float32", "float32"),
+    "int8": ("int8", "float32"),
+    "int8, bfloat16 cache": ("int8", "bfloat16"),
+}
+"""Arithmetic of linear layers and type of cached keys and values."""
 ROWS = (1, 2, 4, 8, 16, 32, 128)
-_CONTEXT, _TOKENS, _ROUNDS, _WINDOW = 100, 96, 15, 512
+CONTEXTS = (100, 4000)
+_TOKENS, _ROUNDS, _WINDOW = 96, 15, 512
 _TEXTS = ("README.md", "docs/guarantees.md")
 _ROOT = Path(__file__).parents[1]
 QUESTIONS = _ROOT / "demo" / "main_job" / "questions.jsonl"
@@ -32,24 +41,27 @@ def measure() -> dict[str, Any]:
     """Milliseconds of passes (minima of rounds that alternate), nats a token of kolm's documents, and greedy tokens."""
     path = model_path("smollm2")
     tokenizer = Tokenizer(path)
-    targets = {name: load_target(path, context_length=1024, arithmetic=name) for name in ARITHMETICS}
+    targets = {
+        name: load_target(path, context_length=4608, cache_tokens=9216, arithmetic=arithmetic, cache_dtype=cached)
+        for name, (arithmetic, cached) in PROFILES.items()
+    }
     return {
-        "milliseconds": _passes(targets),
+        "milliseconds": {f"{context} tokens before": _passes(targets, context) for context in CONTEXTS},
         "nats a token": {name: round(_loss(target, tokenizer), 4) for name, target in targets.items()},
         "greedy": _agreement(targets, tokenizer),
     }
 
 
-def _passes(targets: Mapping[str, Target]) -> dict[str, dict[str, float]]:
+def _passes(targets: Mapping[str, Target], context: int) -> dict[str, dict[str, float]]:
     best = {name: dict.fromkeys(map(str, ROWS), float("inf")) for name in targets}
     tables: dict[str, list[int]] = {name: [] for name in targets}
     for name, target in targets.items():
-        target.blocks.extend(tables[name], _CONTEXT + max(ROWS))
+        target.blocks.extend(tables[name], context + max(ROWS))
     for _ in track(range(_ROUNDS), "passes"):
         for count in ROWS:
             for name, target in targets.items():
                 rows = RowsBuilder()
-                rows.add_tree(tables[name], _CONTEXT, list(range(100, 100 + count)), range(-1, count - 1))
+                rows.add_tree(tables[name], context, list(range(100, 100 + count)), range(-1, count - 1))
                 built, start = rows.build(), time.perf_counter()
                 target.forward(built)
                 best[name][str(count)] = min(best[name][str(count)], 1e3 * (time.perf_counter() - start))
@@ -73,20 +85,25 @@ def _loss(target: Target, tokenizer: Tokenizer) -> float:
 
 
 def _agreement(targets: Mapping[str, Target], tokenizer: Tokenizer) -> dict[str, Any]:
-    """On float32's own greedy text: how often int8 would say the same token, and how far both go together."""
-    same, together = [], []
+    """On float32's own greedy text: how often the others would say the same token, and how far they go together."""
+    same: dict[str, list[float]] = {name: [] for name in targets if name != "float32"}
+    together: dict[str, list[int]] = {name: [] for name in same}
     questions = [json.loads(line)["messages"] for line in QUESTIONS.read_text().splitlines()]
     for messages in track(questions, "greedy"):
         prompt = tokenizer.encode_chat(messages)
         text = _greedy(targets["float32"], prompt)
-        rows = _logits(targets["int8"], [*prompt, *text[:-1]])[len(prompt) - 1 :]
-        agree = rows.argmax(axis=1) == np.array(text)
-        same.append(float(agree.mean()))
-        together.append(_TOKENS if agree.all() else int(np.argmin(agree)))
+        for name, shared in same.items():
+            rows = _logits(targets[name], [*prompt, *text[:-1]])[len(prompt) - 1 :]
+            agree = rows.argmax(axis=1) == np.array(text)
+            shared.append(float(agree.mean()))
+            together[name].append(_TOKENS if agree.all() else int(np.argmin(agree)))
     return {
-        "same token": round(float(np.mean(same)), 4),
-        "tokens before the first other one, median": float(np.median(together)),
-        "texts alike to the end": f"{sum(n == _TOKENS for n in together)} of {len(together)}",
+        name: {
+            "same token": round(float(np.mean(shared)), 4),
+            "tokens before the first other one, median": float(np.median(together[name])),
+            "texts alike to the end": f"{sum(n == _TOKENS for n in together[name])} of {len(shared)}",
+        }
+        for name, shared in same.items()
     }
 
 

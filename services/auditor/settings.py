@@ -34,10 +34,10 @@ class AuditorSettings(RpcServerSettings):
         None, ge=1, description="That of the audited server, where it was given one.", examples=[32768]
     )
     cache_dtype: Literal["float32", "bfloat16"] | None = Field(
-        None, description="That of the audited server; it is part of the numerics profile. Default: float32."
+        None, description="That of the audited server, where it was given one; it is part of the numerics profile."
     )
     arithmetic: Literal["float32", "int8"] | None = Field(
-        None, description="That of the audited server; it is part of the numerics profile. Default: float32."
+        None, description="That of the audited server, where it was given one; it is part of the numerics profile."
     )
     threads: int = Field(1, ge=1, description="Threads of a pass, which have a low priority.")
     decode_share: float = Field(

@@ -96,7 +96,6 @@ def import_(
 
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_CACHED_BYTES = 4  # of a key or value in float32
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,17 +131,18 @@ def describe(path: Path, context_length: int | None = None) -> ModelDescription:
     """
     from services.generation.target.blocks import BLOCK
     from services.generation.target.config.config import block_bytes, bounded, read_config
-    from services.generation.target.cpu import ARITHMETIC
+    from services.generation.target.cpu import ITEM_BYTES, USUAL_CACHE, profile_name
     from services.generation.target.errors import TargetError, about
     from services.generation.target.files.gguf_file import is_gguf
     from services.generation.target.files.safetensors import weight_files
     from services.generation.target.identity import base_cid, tokenizer_cid
-    from services.generation.target.weights import checked_weights
+    from services.generation.target.weights import checked_weights, usual_arithmetic
 
     try:
         whole = read_config(path)
         config = bounded(whole, context_length)
         weights = checked_weights(path, config)
+        arithmetic = usual_arithmetic(config, weights)
         storages: Counter[str] = Counter()
         for name in weights.names():
             count = 1
@@ -155,7 +155,7 @@ def describe(path: Path, context_length: int | None = None) -> ModelDescription:
             family=config.architecture,
             base_cid=base_cid(path),
             tokenizer_cid=tokenizer_cid(path),
-            arithmetic=ARITHMETIC,
+            arithmetic=profile_name(arithmetic),
             layers=config.layers,
             hidden_size=config.hidden_size,
             vocab_size=config.vocab_size,
@@ -163,7 +163,7 @@ def describe(path: Path, context_length: int | None = None) -> ModelDescription:
             storages=dict(storages.most_common()),
             weight_bytes=sum(file.stat().st_size for file in files),
             context_length=config.context_length,
-            cache_bytes=block_bytes(config, _CACHED_BYTES) * config.context_length // BLOCK,
+            cache_bytes=block_bytes(config, ITEM_BYTES[USUAL_CACHE[arithmetic]]) * config.context_length // BLOCK,
         )
     except TargetError as error:
         raise UsageError(about(path, error)) from error

@@ -104,13 +104,13 @@ class GenerationSettings(RpcServerSettings):
     )
     cache_dtype: Literal["float32", "bfloat16"] | None = Field(
         None,
-        description="Type of the cached keys and values; bfloat16 takes half the memory and is another "
-        "profile. Default: float32.",
+        description="Type of the cached keys and values, part of the profile; bfloat16 takes half the memory. "
+        "Default: bfloat16 where the arithmetic is int8, else float32.",
     )
     arithmetic: Literal["float32", "int8"] | None = Field(
         None,
-        description="Arithmetic of linear layers with quantised weights (GGUF); int8 rounds their inputs, "
-        "is faster, and is another profile. Default: float32.",
+        description="Arithmetic of linear layers with quantised weights (GGUF), part of the profile; int8 rounds their "
+        "inputs and is faster. Default: int8 where the weights are quantised, else float32.",
     )
     context_length: int | None = Field(
         None,

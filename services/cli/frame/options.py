@@ -150,11 +150,11 @@ class EngineOptions:
         int | None, typer.Option(min=1, metavar="TOKENS", help="The server's, where it was given one.")
     ] = None
     cache_dtype: Annotated[
-        str | None, typer.Option(metavar="float32|bfloat16", help="The server's, where not float32.")
+        str | None, typer.Option(metavar="float32|bfloat16", help="The server's, where it was given one.")
     ] = None
-    arithmetic: Annotated[str | None, typer.Option(metavar="float32|int8", help="The server's, where not float32.")] = (
-        None
-    )
+    arithmetic: Annotated[
+        str | None, typer.Option(metavar="float32|int8", help="The server's, where it was given one.")
+    ] = None
 
     def plan(self, model: Path) -> EnginePlan:
         """Raises UsageError for an adapter without a name."""

@@ -124,10 +124,12 @@ class ServedOptions:
         typer.Option(metavar="SIZE", help="Memory for keys, values and cached prefixes, such as 4GiB. Default: 1GiB."),
     ] = None
     cache_dtype: Annotated[
-        Literal["float32", "bfloat16"] | None, typer.Option(help="What keys and values are kept in.")
+        Literal["float32", "bfloat16"] | None,
+        typer.Option(help="What keys and values are kept in. Default: bfloat16 with int8."),
     ] = None
     arithmetic: Annotated[
-        Literal["float32", "int8"] | None, typer.Option(help="Of linear layers with quantised weights (GGUF).")
+        Literal["float32", "int8"] | None,
+        typer.Option(help="Of linear layers. Default: int8 for quantised weights (GGUF)."),
     ] = None
     draft_model: Annotated[
         Path | None,

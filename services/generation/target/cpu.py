@@ -29,9 +29,9 @@ from services.generation.target.program.program import EmbeddingTable, LayerInpu
 from services.generation.target.program.team import Passes, team
 from services.generation.target.rows import Rows
 from services.generation.target.target import Float32, KernelReport, PassOutput
-from services.generation.target.weights import Weights, check_int8, checked_weights
+from services.generation.target.weights import Weights, check_int8, checked_weights, usual_arithmetic
 
-ARITHMETIC = "kolm-arithmetic/1"
+_ARITHMETIC = "kolm-arithmetic/1"
 MOST_ROWS = 256  # of a pass; more go through in several, earlier rows first
 
 
@@ -84,8 +84,7 @@ class CpuTarget:
         self._logits = ReusedMemory()
         self._embedding = EmbeddingTable(self._parts.embedding, config.hidden_size)
         self._unembedding = Product(self._parts.head, config.vocab_size, self.threads, arithmetic)
-        name = ARITHMETIC if arithmetic == "float32" else f"{ARITHMETIC}+{arithmetic}"
-        self.numerics: Mapping[str, Any] = {"arithmetic": name, "cache": cache_dtype}
+        self.numerics: Mapping[str, Any] = {"arithmetic": profile_name(arithmetic), "cache": cache_dtype}
 
     @property
     def weight_bytes(self) -> int:
@@ -149,6 +148,11 @@ class CpuTarget:
             )  # fmt: skip
 
 
+def profile_name(arithmetic: str) -> str:
+    """What the numerics profile calls an arithmetic, float32 or int8."""
+    return _ARITHMETIC if arithmetic == "float32" else f"{_ARITHMETIC}+{arithmetic}"
+
+
 def _load(
     config: TargetConfig, weights: Weights, cache_blocks: int, adapters: Sequence[Adapter], cached: Cached,
     arithmetic: str,
@@ -173,7 +177,10 @@ def _load(
     )
 
 
-_ITEM_BYTES = {"float32": 4, "bfloat16": 2}
+USUAL_CACHE = {"float32": "float32", "int8": "bfloat16"}
+"""What keys and values are kept in, by arithmetic, where nothing else is asked for."""
+ITEM_BYTES = {"float32": 4, "bfloat16": 2}
+"""Bytes of a cached key or value, by its type."""
 
 
 def load_target(
@@ -196,21 +203,23 @@ def load_target(
         cache_bytes: the same by its size, an eighth of it for features (`capacity`); by default 1 GiB, at least one
             whole context and at most 64 of them. Memory is touched only as it is used.
         adapters: LoRA adapters in peft's layout, directories by name.
-        cache_dtype: what keys and values are kept in, `float32` (the default) or `bfloat16`.
-        arithmetic: of linear layers with quantised weights, `float32` (the default) or `int8`.
+        cache_dtype: what keys and values are kept in, `float32` or `bfloat16`: by default the latter where `arithmetic`
+            is int8.
+        arithmetic: of linear layers with quantised weights, `float32` or `int8`; by default `usual_arithmetic`.
         threads: of a pass; by default as many as there are CPUs.
 
     Raises:
         TargetError: see `services.generation.target.errors`; the message names the file and the field.
     """
     config = bounded(read_config(directory), context_length)
-    cached = cache_dtype or "float32"
-    blocks = cache_blocks(config, _ITEM_BYTES[cached], tokens=cache_tokens, size=cache_bytes)
+    weights = checked_weights(directory, config)
+    arithmetic = arithmetic or usual_arithmetic(config, weights)
+    cached = cache_dtype or USUAL_CACHE[arithmetic]
+    blocks = cache_blocks(config, ITEM_BYTES[cached], tokens=cache_tokens, size=cache_bytes)
     cids = base_cid(directory), tokenizer_cid(directory)
     loaded = _read_adapters(adapters or {}, config, directory, cids[0])
     return CpuTarget(
-        config, checked_weights(directory, config), blocks, *cids, loaded, threads=threads, cache_dtype=cached,
-        arithmetic=arithmetic or "float32",
+        config, weights, blocks, *cids, loaded, threads=threads, cache_dtype=cached, arithmetic=arithmetic,
     )  # fmt: skip
 
 

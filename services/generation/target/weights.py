@@ -158,6 +158,15 @@ def _listing(names: list[str]) -> str:
     return ", ".join(names[:_SHOWN]) + more
 
 
+def usual_arithmetic(config: TargetConfig, weights: Weights) -> str:
+    """The arithmetic where none is asked for: int8 for quantised weights that allow it, else float32."""
+    try:
+        check_int8(config, weights)
+    except ArithmeticUnsupported:
+        return "float32"
+    return "int8"
+
+
 def check_int8(config: TargetConfig, weights: Weights) -> None:
     """Raises ArithmeticUnsupported where no layer is quantised, or modules that are computed as one cannot be joined
     without being widened to float32.

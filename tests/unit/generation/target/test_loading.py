@@ -127,6 +127,7 @@ def test_int8_is_refused_for_plain_weights(model: Path) -> None:
     )  # fmt: skip
     with pytest.raises(ArithmeticUnsupported, match=r"gate_proj and its neighbours in one storage.*q4_1, q8_0"):
         load_target(path, arithmetic="int8")
+    assert load_target(path).numerics["arithmetic"] == "kolm-arithmetic/1"
 
 
 def test_a_profile_of_int8_is_another_one_and_passes_its_probe(tmp_path: Path) -> None:
@@ -189,3 +190,11 @@ def test_a_faulty_generation_config_is_refused(model: Path, text: str) -> None:
     (model / "generation_config.json").write_text(text)
     with pytest.raises(ConfigInvalid):
         read_config(model)
+
+
+def test_quantised_weights_are_computed_in_int8_unless_asked_otherwise(model: Path, tmp_path: Path) -> None:
+    path = make_tiny_gguf(tmp_path / "tiny.gguf", storage="q4_1")
+    assert load_target(path).numerics == {"arithmetic": "kolm-arithmetic/1+int8", "cache": "bfloat16"}
+    assert load_target(path, arithmetic="float32").numerics == {"arithmetic": "kolm-arithmetic/1", "cache": "float32"}
+    assert load_target(path, cache_dtype="float32").numerics["cache"] == "float32"
+    assert load_target(model).numerics == {"arithmetic": "kolm-arithmetic/1", "cache": "float32"}

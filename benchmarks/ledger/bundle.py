@@ -18,7 +18,7 @@ from typing import Any
 from benchmarks.ledger.service import LedgerLocation, fill
 from benchmarks.machine import RESULTS, machine
 from ledger.bundle.export import Export, export_bundle
-from ledger.bundle.tar_archive import archive
+from ledger.bundle.folder import archive
 from ledger.encoding.text_forms import timestamp
 from ledger.sql.store import SqlEntryStore
 

@@ -10,8 +10,7 @@ from pathlib import PurePosixPath
 
 from ledger.bundle import layout
 from ledger.bundle.folder import BundleFolder
-from ledger.bundle.layout import BundleFile
-from ledger.bundle.lines import split_lines
+from ledger.bundle.layout import BundleFile, split_lines
 from ledger.documents.manifests import DraftHeadManifest
 from ledger.documents.receipt import Receipt
 from ledger.documents.signed_document import payload_type, read_document

@@ -12,8 +12,7 @@ from ledger.bundle import layout
 from ledger.bundle.file_checks import CONTENT, CheckedFile, FileCheck, check_file, key_history
 from ledger.bundle.fold import BundleFold
 from ledger.bundle.folder import BundleFolder
-from ledger.bundle.layout import BundleManifest
-from ledger.bundle.lines import OlderTree, split_lines
+from ledger.bundle.layout import BundleManifest, OlderTree, split_lines
 from ledger.bundle.report import Trust
 from ledger.documents.key_history import KeyHistory
 from ledger.documents.promise import Promise, read_promise

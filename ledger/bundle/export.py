@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from ledger.bundle import layout
-from ledger.bundle.layout import BundleFile, BundleManifest, Span
-from ledger.bundle.lines import ContentLine, OlderTree
+from ledger.bundle.layout import BundleFile, BundleManifest, ContentLine, OlderTree, Span
 from ledger.documents.audit import Verdict
 from ledger.documents.content import Content
 from ledger.documents.draft_head import DraftHeadPublication, DraftHeadWithdrawal

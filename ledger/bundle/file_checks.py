@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ledger.bundle.folder import BundleFolder
-from ledger.bundle.layout import ENTRIES_PER_FILE
-from ledger.bundle.lines import ContentLine, split_lines
+from ledger.bundle.layout import ENTRIES_PER_FILE, ContentLine, split_lines
 from ledger.documents.audit import Draw
 from ledger.documents.content import Content
 from ledger.documents.key_history import KeyHistory

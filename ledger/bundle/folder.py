@@ -1,18 +1,163 @@
-"""Reading a bundle from a folder or an archive, file by file, within the bounds of the format."""
+"""Where bundles lie: folders, read file by file within the bounds of the format, and archives of them. An archive is
+untrusted: it must not name a path outside or fill a disk.
+"""
 
 from __future__ import annotations
 
+import gzip
+import io
 import os
 import stat
+import tarfile
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+import zlib
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO, cast
 
-from ledger.bundle.layout import MAX_FILES, MAX_TOTAL_BYTES, BundleFile, bound_of
-from ledger.bundle.tar_archive import unpack
-from ledger.errors import FormatError, NotFound
+from ledger.bundle.layout import MAX_FILES, MAX_TOTAL_BYTES, BundleFile, Room, bound_of
+from ledger.errors import FormatError, NotFound, StoreError
+
+_PIECE = 2**20
+_BLOCK = tarfile.BLOCKSIZE
+
+
+def write_folder(files: Iterable[BundleFile], folder: Path) -> None:
+    """Write files into a new or empty folder. Raises StoreError; the files written before it stay."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if any(folder.iterdir()):
+            raise StoreError(f"{folder} is not empty: a bundle goes into a folder of its own")
+        for file in files:
+            _write(folder, file)
+    except OSError as error:
+        raise StoreError(f"cannot write the bundle to {folder}: {error.strerror}") from None
+
+
+def add_file(folder: Path, file: BundleFile) -> None:
+    """Write one file more into a bundle's folder. Raises StoreError, also where it is there already."""
+    try:
+        _write(folder, file)
+    except OSError as error:
+        raise StoreError(f"cannot write {file.path} to {folder}: {error.strerror}") from None
+
+
+def _write(folder: Path, file: BundleFile) -> None:
+    path = folder / file.path
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("xb") as out:
+        out.write(file.data)
+
+
+def archive(files: Iterable[BundleFile], *, compressed: bool = True) -> Iterator[bytes]:
+    """The bundle as a .tar.gz, or a .tar, in pieces. The same files give the same bytes: no names, times or modes."""
+    sink = _Sink()
+    with (
+        _zipped(sink) if compressed else nullcontext(sink) as stream,
+        tarfile.open(fileobj=stream, mode="w|", format=tarfile.USTAR_FORMAT) as tar,
+    ):
+        for file in files:
+            member = tarfile.TarInfo(file.path)
+            member.size = len(file.data)
+            tar.addfile(member, io.BytesIO(file.data))
+            yield from sink.pieces()
+    yield from sink.rest()
+
+
+def _zipped(sink: _Sink) -> gzip.GzipFile:
+    return gzip.GzipFile(filename="", mode="wb", fileobj=sink, compresslevel=6, mtime=0)
+
+
+def unpack(path: Path, folder: Path, *, bounded_by_its_size: bool = True) -> None:
+    """Unpack a .tar.gz or .tar into an empty folder. Raises FormatError for anything but the files of a bundle.
+
+    Links, devices, absolute or climbing paths, second files of a name and files beyond the format's bounds are refused
+    by name. Only regular files are created, within the `Room` that the archive's size gives; memory stays bounded too.
+    """
+    try:
+        with path.open("rb") as raw:
+            zipped = raw.read(2) == b"\x1f\x8b"
+            room = Room(raw.seek(0, 2) if bounded_by_its_size else None)
+            raw.seek(0)
+            _unpack(_Unzipped(cast("BinaryIO", gzip.GzipFile(fileobj=raw)) if zipped else raw, room), folder)
+    except (tarfile.TarError, EOFError, ValueError, zlib.error) as error:
+        raise FormatError("bundle", f"{path.name} is no readable archive: {error}") from None
+    except OSError as error:  # gzip.BadGzipFile is one too
+        raise FormatError("bundle", f"{path.name} cannot be unpacked: {error}") from None
+
+
+class _Unzipped:
+    """The bytes of a tar, with the room that they and the files in it take."""
+
+    def __init__(self, stream: BinaryIO, room: Room) -> None:
+        self._stream = stream
+        self.room = room
+
+    def read(self, size: int) -> bytes:
+        """Raises FormatError for fewer bytes, and for more than there is room for."""
+        self.room.take(size)
+        data = self._stream.read(size)
+        if len(data) != size:
+            raise FormatError("bundle", "the archive is cut short")
+        return data
+
+    def read_padded(self, size: int, bound: int, name: str) -> bytes:
+        if not 0 <= size <= bound:
+            raise FormatError("bundle", f"{name} measures {size} bytes, at most {bound} are allowed")
+        return self.read(-(-size // _BLOCK) * _BLOCK)[:size]
+
+
+def _unpack(stream: _Unzipped, folder: Path) -> None:
+    for number, (name, data) in enumerate(_files(stream)):
+        if number >= MAX_FILES:
+            raise FormatError("bundle", f"{name} is one file too many")
+        stream.room.take_file(0)
+        target = folder / name
+        target.parent.mkdir(exist_ok=True)
+        with target.open("xb") as out:  # a second file of a name is refused
+            out.write(data)
+
+
+def _files(stream: _Unzipped) -> Iterator[tuple[str, bytes]]:
+    """The files of a bundle in a tar, whole. Not by `tarfile.open`: that reads extended headers of any size at once."""
+    headers = 0
+    while (block := stream.read(_BLOCK)) != bytes(_BLOCK):
+        headers += 1
+        if headers > 3 * MAX_FILES:  # a file has at most a folder and an extended header of its own
+            raise FormatError("bundle", "has more headers than files can need")
+        header = tarfile.TarInfo.frombuf(block, "utf-8", "strict")
+        name = header.name.removeprefix("./").rstrip("/")
+        if header.type in (tarfile.XHDTYPE, tarfile.XGLTYPE):  # times and owners; names of a bundle need none
+            stream.read_padded(header.size, 64 * 1024, "an extended header")
+        elif header.isreg():
+            yield name, stream.read_padded(header.size, bound_of(name), name)
+        elif not header.isdir():
+            raise FormatError("bundle", f"{name[:100]!r} is neither a file nor a folder")
+
+
+class _Sink(io.RawIOBase):
+    """A file object that holds the archive until `pieces` takes it away."""
+
+    def __init__(self) -> None:
+        self._waiting = bytearray()
+
+    def write(self, data: object) -> int:
+        view = memoryview(data)  # type: ignore[arg-type]
+        self._waiting += view
+        return len(view)
+
+    def pieces(self) -> Iterator[bytes]:
+        """The bytes so far, in whole pieces."""
+        while len(self._waiting) >= _PIECE:
+            yield bytes(self._waiting[:_PIECE])
+            del self._waiting[:_PIECE]
+
+    def rest(self) -> Iterator[bytes]:
+        yield from self.pieces()
+        if self._waiting:
+            yield bytes(self._waiting)
 
 
 @dataclass(frozen=True, slots=True)

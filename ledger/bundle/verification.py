@@ -11,8 +11,7 @@ from ledger.audit.log_verification import Check
 from ledger.bundle.checks import BundleChecks
 from ledger.bundle.evidence import CheckFiles
 from ledger.bundle.folder import BundleFolder
-from ledger.bundle.report import BundleReport, Trust
-from ledger.bundle.skipped import NOT_REACHED, NothingToCheck, NotReached
+from ledger.bundle.report import NOT_REACHED, BundleReport, NothingToCheck, NotReached, Trust
 from ledger.errors import LedgerError
 
 CHECKS = (

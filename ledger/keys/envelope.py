@@ -18,8 +18,7 @@ from ledger.encoding.text_forms import decode_base64
 from ledger.errors import SignatureError
 from ledger.keys.ed25519 import PublicKey
 from ledger.keys.signer import Signer
-from ledger.keys.threshold import MOST_SIGNATURES
-from ledger.keys.trusted_keys import TrustedKeys
+from ledger.keys.trusted_keys import MOST_SIGNATURES, TrustedKeys
 
 MAX_SIGNATURES = MOST_SIGNATURES
 

@@ -17,7 +17,7 @@ from itertools import islice
 from ledger.audit.log_walk import CheckFailed
 from ledger.bundle.evidence import KEY_ENTRY
 from ledger.bundle.file_checks import key_history
-from ledger.bundle.tile_files import TiledTree, TileFiles, read_checkpoint
+from ledger.bundle.tiles import TiledTree, TileFiles, read_checkpoint
 from ledger.documents.key_history import KeyHistory
 from ledger.errors import FormatError, NotFound, ProofError, SignatureError
 from ledger.keys.note import Note, verify_note

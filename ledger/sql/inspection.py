@@ -12,14 +12,12 @@ from ledger.documents.content import Content
 from ledger.documents.erasure import Expiry
 from ledger.errors import FormatError, NotFound
 from ledger.log.content_seal import unseal
-from ledger.log.index_rows import Row
+from ledger.log.store import Row
 from ledger.sql.connect import connect_for_reading
-from ledger.sql.content_keys import SqlContentKeys
+from ledger.sql.contents import SqlContentKeys
 from ledger.sql.database import Database, store_errors
-from ledger.sql.list_queries import select_expired
-from ledger.sql.rows import blob
-from ledger.sql.schema import checkpoints, contents, leaves, metadata, tiles, version
-from ledger.sql.schema_version import check_revision, missing_objects
+from ledger.sql.queries import blob, select_expired
+from ledger.sql.schema import check_revision, checkpoints, contents, leaves, metadata, missing_objects, tiles, version
 
 _PAGE = 256
 

@@ -122,7 +122,7 @@ def _reading_engine(url: URL) -> Engine:
 def _locked(engine: Engine, purpose: str) -> Connection:
     """A connection kept open for the lock that its session holds. A crash closes it, and with it the lock is gone.
 
-    Where only the connection is lost, the lock goes unnoticed: `fence.Fence` keeps a second writer harmless.
+    Where only the connection is lost, the lock goes unnoticed: `store.Fence` keeps a second writer harmless.
     """
     with store_errors():
         connection = engine.connect()

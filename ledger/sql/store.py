@@ -15,14 +15,32 @@ from ledger.errors import ChainError, LedgerError, NotFound, StoreError, StoreLo
 from ledger.log.receipt_filter import ReceiptFilter
 from ledger.log.store import Batch, ReceiptRow, VerdictRow, retentions_of
 from ledger.sql.connect import connect, connect_for_reading
-from ledger.sql.content_keys import SqlContentKeys
-from ledger.sql.content_usage import ContentUsage
+from ledger.sql.contents import ContentUsage, SealedContents, SqlContentKeys
 from ledger.sql.database import Database
-from ledger.sql.list_queries import select_expired, select_receipts, select_verdicts
-from ledger.sql.rows import blob, entry_bytes, indexes_by, insert_rows, rows_of
-from ledger.sql.schema import checkpoints, contents, erasures, fence, leaves, metadata, receipts, tiles, verdicts
-from ledger.sql.schema_version import check_nothing_missing, check_revision, make_tables
-from ledger.sql.sealed_contents import SealedContents
+from ledger.sql.queries import (
+    blob,
+    entry_bytes,
+    indexes_by,
+    insert_rows,
+    rows_of,
+    select_expired,
+    select_receipts,
+    select_verdicts,
+)
+from ledger.sql.schema import (
+    check_nothing_missing,
+    check_revision,
+    checkpoints,
+    contents,
+    erasures,
+    fence,
+    leaves,
+    make_tables,
+    metadata,
+    receipts,
+    tiles,
+    verdicts,
+)
 
 LAST_INDEX = select(func.max(leaves.c.index))
 ENTRY = select(leaves.c.entry).where(leaves.c.index == bindparam("index"))

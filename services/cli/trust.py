@@ -17,8 +17,7 @@ from ledger.keys.key_file import write_public_file
 from ledger.keys.key_scope import EVERYTHING, KeyScope
 from ledger.keys.note import Note
 from ledger.keys.signer import Signer, is_device, open_signer
-from ledger.keys.threshold import FixedThreshold
-from ledger.keys.trusted_keys import RETIRED, SCOPED, TrustedKeys
+from ledger.keys.trusted_keys import RETIRED, SCOPED, FixedThreshold, TrustedKeys
 from ledger.tree.checkpoint import Checkpoint, open_checkpoint
 from services.cli.frame import exits, options
 from services.cli.frame.exits import UsageError

@@ -8,7 +8,7 @@ from os import PathLike
 from pathlib import Path
 
 from ledger.bundle.folder import opened_bundle
-from ledger.bundle.proven_entry import ProvenEntry, prove_entry
+from ledger.bundle.proven import ProvenEntry, prove_entry
 from ledger.bundle.receipt_file import ReceiptFile
 from ledger.bundle.report import BundleReport, Trust
 from ledger.bundle.verification import verify_bundle

@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, RedirectRespons
 from starlette.routing import Mount, Route
 from starlette.types import ASGIApp
 
-from ledger.bundle.tlog_tiles import CHECKPOINT, ENTRIES, MAX_BUNDLE_BYTES
+from ledger.bundle.tiles import CHECKPOINT, ENTRIES, MAX_BUNDLE_BYTES
 from ledger.errors import FormatError, LedgerError
 from ledger.errors import NotFound as NoSuchTile
 from services.client.errors import InvalidArgument, KolmError, NotFound

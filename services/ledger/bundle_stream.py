@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 from kolm.ledger.v1 import ledger_pb2
 from ledger.bundle.export import Export
-from ledger.bundle.tar_archive import archive
+from ledger.bundle.folder import archive
 from ledger.encoding.text_forms import timestamp
 from ledger.errors import NotFound
 from ledger.keys.ed25519 import ROLES

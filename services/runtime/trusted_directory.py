@@ -13,8 +13,7 @@ from ledger.documents.key_history import KeyHistory
 from ledger.errors import KeyFileError
 from ledger.keys.ed25519 import ROLES, PublicKey
 from ledger.keys.signer import Signer
-from ledger.keys.threshold import FixedThreshold
-from ledger.keys.trusted_keys import TrustedKeys
+from ledger.keys.trusted_keys import FixedThreshold, TrustedKeys
 from services.runtime.process import Outage
 
 _log = logging.getLogger(__name__)
@@ -76,7 +75,7 @@ class TrustedDirectory(Mapping[str, tuple[PublicKey, ...]]):
         return TrustedKeys(self, self)
 
     def at(self, index: int | None) -> int:
-        """The threshold (`ledger.keys.threshold.Threshold`)."""
+        """The threshold (`ledger.keys.trusted_keys.Threshold`)."""
         return self._current().threshold.at(index)
 
     def __getitem__(self, role: str) -> tuple[PublicKey, ...]:

@@ -14,9 +14,8 @@ from functools import cache
 from pathlib import Path
 
 from ledger.bundle.export import Export, export_bundle
-from ledger.bundle.layout import BundleFile, BundleManifest, Span
-from ledger.bundle.lines import ContentLine, OlderTree, split_lines
-from ledger.bundle.tar_archive import archive
+from ledger.bundle.folder import archive
+from ledger.bundle.layout import BundleFile, BundleManifest, ContentLine, OlderTree, Span, split_lines
 from ledger.documents.content import Content
 from ledger.documents.key_entry import KeyEntry
 from ledger.documents.manifests import DraftHeadManifest, HeadConfig, HeadWeights, NamedFile, Vocabulary

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ledger.bundle.transcript import Transcript, Turn
+from ledger.bundle.conversation import Transcript, Turn
 from services.cli.frame import options
 from services.cli.frame.exits import Failed, UsageError
 from services.cli.frame.failures import of_server

@@ -13,11 +13,9 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO, Literal
 import typer
 
 from ledger.bundle.draft_heads import draft_head_file, draft_heads_named
-from ledger.bundle.folder import BundleFolder
+from ledger.bundle.folder import BundleFolder, add_file, archive, unpack
 from ledger.bundle.layout import TRANSCRIPT, BundleFile
-from ledger.bundle.tar_archive import add_file, archive, unpack
-from ledger.bundle.tile_folder import TileFolder
-from ledger.bundle.tlog_tiles import CHECKPOINT, export_tiles
+from ledger.bundle.tiles import CHECKPOINT, TileFolder, export_tiles
 from ledger.errors import LedgerError
 from ledger.tree.tlog_proof import TlogProof
 from services.cli.frame import options

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from ledger.bundle.tile_files import TileFiles
-from ledger.bundle.tile_folder import TileFolder
+from ledger.bundle.tiles import TileFiles, TileFolder
 from ledger.encoding.text_forms import timestamp
 from ledger.errors import FormatError, NotFound, StoreError
 from ledger.monitor.finding import Finding

@@ -13,14 +13,13 @@ from dataclasses import dataclass, replace
 from itertools import chain, islice
 from pathlib import Path
 
+from ledger.bundle.conversation import another_tokenizer, is_answer, is_prompt
 from ledger.bundle.evidence import CheckFiles, Evidence, read_evidence
 from ledger.bundle.file_checks import CheckedFile, FileCheck
 from ledger.bundle.folder import opened_bundle
-from ledger.bundle.proven_entry import ProvenEntry, prove_entry
-from ledger.bundle.proven_statement import ProvenStatement, prove_statement
+from ledger.bundle.proven import ProvenEntry, ProvenStatement, prove_entry, prove_statement
 from ledger.bundle.receipt_file import MAX_FILE_BYTES, ReceiptFile
 from ledger.bundle.report import BundleReport, Trust
-from ledger.bundle.text_check import another_tokenizer, is_answer, is_prompt
 from ledger.bundle.verification import verify_bundle
 from ledger.documents.content import TURN_MEMBERS, Content, Turn, check_opened, check_sent
 from ledger.documents.promise import ANSWER_TYPE, Promise, PromiseAnswer, open_answer, open_promise

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from ledger.bundle import layout
 from ledger.bundle.folder import BundleFolder
-from ledger.bundle.proven_statement import is_statement
+from ledger.bundle.proven import is_statement
 from ledger.bundle.report import Trust
 from ledger.documents.content import Turn
 from ledger.documents.promise import read_promise
@@ -173,7 +173,7 @@ def read_promise_file(path: Path) -> bytes:
 
 
 class ModelTextReader:
-    """Implements `ledger.bundle.text_check.TextReader`. Loads the tokenizer when it is asked for.
+    """Implements `ledger.bundle.conversation.TextReader`. Loads the tokenizer when it is asked for.
 
     Its methods raise UsageError where the model has no tokenizer that loads, ProofError for what it cannot read.
     """

@@ -16,7 +16,7 @@ from services.cli.frame.views import MARKS, Column, Line, Styled, View, facts, t
 
 if TYPE_CHECKING:
     from ledger.audit.fulfilment import Fulfilment
-    from ledger.bundle.proven_entry import ProvenEntry
+    from ledger.bundle.proven import ProvenEntry
     from ledger.bundle.report import BundleReport
     from services.cli.verify.sources import TrustSources
 
@@ -272,7 +272,7 @@ def fulfilment_document(found: Fulfilment) -> dict[str, Any]:
 
 
 def _scope(report: BundleReport) -> list[str]:
-    from ledger.bundle.limits import owed_in_words
+    from ledger.bundle.checks import owed_in_words
 
     held, size, owed = report.manifest, report.checkpoint.size if report.checkpoint else 0, report.completeness
     if held is None or held.range.start == held.range.end < size:
@@ -294,7 +294,7 @@ def _scope(report: BundleReport) -> list[str]:
 
 
 def _remarks(report: BundleReport) -> list[str]:
-    from ledger.bundle.limits import erased_in_words
+    from ledger.bundle.checks import erased_in_words
 
     outcomes, remarks = report.outcomes, []
     if outcomes.get("DEVIATION"):

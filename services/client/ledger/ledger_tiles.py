@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import islice
 
 from ledger import errors
-from ledger.bundle.tlog_tiles import CHECKPOINT, TilePath, entry_bundle
+from ledger.bundle.tiles import CHECKPOINT, TilePath, entry_bundle
 from ledger.tree.merkle import HASH_BYTES
 from ledger.tree.tile import TILE_WIDTH
 from services.client.errors import DataLoss, NotFound

@@ -15,10 +15,9 @@ from typer.testing import CliRunner, Result
 
 from kolm.ledger.v1.ledger_pb2 import AppendEntryRequest
 from ledger.bundle.export import Export, export_bundle
+from ledger.bundle.folder import write_folder
 from ledger.bundle.layout import BundleFile
-from ledger.bundle.tar_archive import write_folder
-from ledger.bundle.tile_files import TiledTree
-from ledger.bundle.tile_folder import TileFolder
+from ledger.bundle.tiles import TiledTree, TileFolder
 from ledger.documents.receipt import SpecDecode
 from ledger.documents.signed_document import sign_document
 from ledger.keys.ed25519 import SigningKey

@@ -14,8 +14,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from ledger.bundle.tile_files import TiledTree, read_checkpoint
-from ledger.bundle.tlog_tiles import read_entry_bundle
+from ledger.bundle.tiles import TiledTree, read_checkpoint, read_entry_bundle
 from ledger.errors import NotFound
 from ledger.keys.ed25519 import PublicKey
 from ledger.keys.note import COSIGNATURE, VerifierKey

@@ -13,9 +13,8 @@ from prometheus_client import CollectorRegistry
 
 from kolm.ledger.v1.ledger_pb2_grpc import add_LedgerServiceServicer_to_server
 from ledger.audit.log_verification import verify_log
-from ledger.bundle.folder import BundleFolder
+from ledger.bundle.folder import BundleFolder, unpack
 from ledger.bundle.report import Trust
-from ledger.bundle.tar_archive import unpack
 from ledger.bundle.verification import verify_bundle
 from ledger.errors import FormatError
 from ledger.keys.trusted_keys import TrustedKeys

@@ -16,7 +16,7 @@ from ledger.errors import FormatError, StoreError
 from ledger.log.reader import LedgerReader
 from ledger.log.sequencer import Sequencer
 from ledger.log.store import Batch, EntryStore, Record
-from ledger.sql.content_keys import SqlContentKeys
+from ledger.sql.contents import SqlContentKeys
 from ledger.sql.store import SqlEntryStore
 from ledger.tree.entry import Entry
 from tests.unit.ledger.builders import KEYS, ORIGIN, TRUSTED, content, erasure, receipt_id, signed, signed_receipt

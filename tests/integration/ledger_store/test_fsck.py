@@ -17,10 +17,10 @@ from ledger.errors import FormatError, NotFound, StoreDamaged
 from ledger.fsck import Depth, FsckReport, Inspection, fsck
 from ledger.log.admission import Admitted
 from ledger.log.content_seal import ContentKey, unseal
-from ledger.log.index_rows import Row
 from ledger.log.recovery import recover
 from ledger.log.sequencer import Sequencer
-from ledger.sql.content_keys import SqlContentKeys
+from ledger.log.store import Row
+from ledger.sql.contents import SqlContentKeys
 from ledger.sql.guard import SqlGuard
 from ledger.sql.inspection import SqlInspection
 from ledger.sql.store import SqlEntryStore

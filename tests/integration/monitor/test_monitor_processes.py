@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ledger.bundle.tile_folder import TileFolder
+from ledger.bundle.tiles import TileFolder
 from ledger.documents.promise import Promise, sign_promise
 from ledger.encoding.text_forms import timestamp
 from ledger.keys.trusted_keys import TrustedKeys

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from kolm.generation.v1 import generation_pb2 as pb
-from ledger.bundle.tile_folder import TileFolder
-from ledger.bundle.tlog_tiles import export_tiles
+from ledger.bundle.tiles import TileFolder, export_tiles
 from ledger.documents.content import Content, Turn
 from ledger.documents.receipt import Receipt
 from services.cli.verify.checks import Texts, compared_texts

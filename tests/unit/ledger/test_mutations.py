@@ -15,14 +15,12 @@ from typing import Any
 
 import pytest
 
-from ledger.bundle.folder import BundleFolder
+from ledger.bundle.conversation import Transcript
+from ledger.bundle.folder import BundleFolder, write_folder
 from ledger.bundle.layout import BundleFile
-from ledger.bundle.proven_entry import prove_entry
-from ledger.bundle.proven_statement import prove_statement
+from ledger.bundle.proven import prove_entry, prove_statement
 from ledger.bundle.receipt_file import ReceiptFile
 from ledger.bundle.report import Trust
-from ledger.bundle.tar_archive import write_folder
-from ledger.bundle.transcript import Transcript
 from ledger.bundle.verification import verify_bundle
 from ledger.documents.promise import (
     Promise,

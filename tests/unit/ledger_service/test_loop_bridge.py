@@ -8,7 +8,7 @@ from concurrent.futures import Future
 
 import pytest
 
-from services.ledger.loop_bridge import FutureBridge
+from services.ledger.intake import FutureBridge
 
 
 def test_values_and_errors_arrive_and_one_round_brings_many() -> None:

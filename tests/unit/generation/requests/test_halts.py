@@ -14,8 +14,7 @@ from ledger.documents.signed_document import add_signature, sign_document
 from ledger.encoding.text_forms import ZERO_DIGEST
 from ledger.keys.ed25519 import SigningKey
 from ledger.keys.envelope import Envelope, Signature
-from ledger.keys.threshold import FixedThreshold
-from ledger.keys.trusted_keys import TrustedKeys
+from ledger.keys.trusted_keys import FixedThreshold, TrustedKeys
 from ledger.tree.entry import Entry
 from services.generation.requests.halts import HaltBoard, HaltKnowledge, ResumeVerifier
 

@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 
 from ledger.bundle import layout
-from ledger.bundle.folder import opened_bundle
+from ledger.bundle.folder import archive, opened_bundle, unpack, write_folder
 from ledger.bundle.layout import BundleFile
-from ledger.bundle.tar_archive import archive, unpack, write_folder
 from ledger.errors import FormatError, LedgerError, StoreError
 
 FILES = (
@@ -156,7 +155,7 @@ def test_every_file_of_the_format_has_a_bound() -> None:
 
 
 def test_headers_without_files_come_to_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ledger.bundle.tar_archive.MAX_FILES", 10)
+    monkeypatch.setattr("ledger.bundle.folder.MAX_FILES", 10)
     folder = tarfile.TarInfo("entries")
     folder.type = tarfile.DIRTYPE
     (tmp_path / "b.tar").write_bytes(folder.tobuf(tarfile.USTAR_FORMAT) * 31)

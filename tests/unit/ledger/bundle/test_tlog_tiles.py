@@ -5,9 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from ledger.bundle.tile_files import TiledTree, read_checkpoint
-from ledger.bundle.tile_folder import TileFolder
-from ledger.bundle.tlog_tiles import TilePath, entry_bundle, export_tiles, read_entry_bundle, tile_path
+from ledger.bundle.tiles import (
+    TiledTree,
+    TileFolder,
+    TilePath,
+    entry_bundle,
+    export_tiles,
+    read_checkpoint,
+    read_entry_bundle,
+    tile_path,
+)
 from ledger.errors import FormatError, NotFound, ProofError
 from ledger.tree.checkpoint import Checkpoint, open_checkpoint, sign_checkpoint
 from ledger.tree.merkle import inclusion_proof, leaf_hash, tree_root, verify_inclusion

@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from ledger.bundle.folder import BundleFolder
+from ledger.bundle.conversation import Transcript, Turn
+from ledger.bundle.folder import BundleFolder, write_folder
 from ledger.bundle.layout import BundleFile
 from ledger.bundle.report import Trust
-from ledger.bundle.tar_archive import write_folder
-from ledger.bundle.transcript import Transcript, Turn
 from ledger.bundle.verification import verify_bundle
 from ledger.documents.content import Turn as Message
 from ledger.encoding.text_forms import cid

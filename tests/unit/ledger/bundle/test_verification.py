@@ -10,12 +10,18 @@ from hypothesis import strategies as st
 
 from ledger.bundle.checks import BundleChecks
 from ledger.bundle.export import Export, export_bundle
-from ledger.bundle.folder import BundleFolder, opened_bundle
-from ledger.bundle.layout import BundleFile, BundleManifest, Span, bound_of
-from ledger.bundle.lines import ContentLine, OlderTree, read_hashes, split_lines
-from ledger.bundle.report import BundleReport, Trust
-from ledger.bundle.skipped import NotReached
-from ledger.bundle.tar_archive import write_folder
+from ledger.bundle.folder import BundleFolder, opened_bundle, write_folder
+from ledger.bundle.layout import (
+    BundleFile,
+    BundleManifest,
+    ContentLine,
+    OlderTree,
+    Span,
+    bound_of,
+    read_hashes,
+    split_lines,
+)
+from ledger.bundle.report import BundleReport, NotReached, Trust
 from ledger.bundle.verification import CHECKS, verify_bundle
 from ledger.documents.audit import Verdict
 from ledger.encoding.text_forms import encode_base64

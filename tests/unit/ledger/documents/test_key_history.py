@@ -8,8 +8,7 @@ from ledger.documents.signed_document import sign_document, sign_rotation
 from ledger.errors import FormatError, SignatureError
 from ledger.keys.ed25519 import SigningKey
 from ledger.keys.envelope import Envelope
-from ledger.keys.threshold import FixedThreshold
-from ledger.keys.trusted_keys import RETIRED, TrustedKeys
+from ledger.keys.trusted_keys import RETIRED, FixedThreshold, TrustedKeys
 from tests.replacing import replace
 from tests.unit.ledger.builders import KEYS, STRANGER, TRUSTED, at, receipt, verdict
 

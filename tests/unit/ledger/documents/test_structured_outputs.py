@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ledger.bundle.lines import ContentLine
+from ledger.bundle.layout import ContentLine
 from ledger.documents.receipt import Receipt, StructuredOutputsPart
 from ledger.errors import FormatError
 from tests.replacing import replace

@@ -17,8 +17,7 @@ from ledger.documents.signed_document import (
 from ledger.errors import FormatError, KeyFileError, SignatureError
 from ledger.keys.ed25519 import ROLES, SigningKey
 from ledger.keys.envelope import MAX_SIGNATURES, Envelope
-from ledger.keys.threshold import FILE_NAME, MOST_SIGNATURES, FixedThreshold
-from ledger.keys.trusted_keys import TrustedKeys
+from ledger.keys.trusted_keys import FILE_NAME, MOST_SIGNATURES, FixedThreshold, TrustedKeys
 from services.runtime.trusted_directory import TrustedDirectory
 from tests.replacing import replace
 from tests.unit.ledger.builders import KEYS, at, receipt, resume

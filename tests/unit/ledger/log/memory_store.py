@@ -17,9 +17,8 @@ from ledger.documents.receipt import Receipt
 from ledger.documents.signed_document import kind_of
 from ledger.errors import NotFound, StoreError, StoreLocked
 from ledger.log.content_seal import ContentKey, seal
-from ledger.log.index_rows import indexable
 from ledger.log.receipt_filter import ReceiptFilter
-from ledger.log.store import Batch, ReceiptRow, Record, VerdictRow, retentions_of
+from ledger.log.store import Batch, ReceiptRow, Record, VerdictRow, indexable, retentions_of
 from ledger.tree.checkpoint import Checkpoint
 from tests.replacing import replace
 

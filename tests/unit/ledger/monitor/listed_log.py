@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from ledger.audit.log_walk import SeenInMemory
-from ledger.bundle.tlog_tiles import export_tiles
+from ledger.bundle.tiles import export_tiles
 from ledger.documents.audit import UNREPLAYABLE, Verdict
 from ledger.documents.promise import kept_digest
 from ledger.documents.receipt import Receipt

@@ -10,10 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ledger.bundle.folder import BundleFolder
+from ledger.bundle.folder import BundleFolder, write_folder
 from ledger.bundle.layout import BundleFile
 from ledger.bundle.report import Trust
-from ledger.bundle.tar_archive import write_folder
 from ledger.bundle.verification import verify_bundle
 from ledger.errors import FormatError, LedgerError, SignatureError
 from ledger.keys.note import Note

@@ -1,23 +1,28 @@
 """A log as the static files of C2SP tlog-tiles, so that other people's tools can fetch, verify and monitor it.
 
-Follows c2sp.org/tlog-tiles: `checkpoint`, `tile/<L>/<N>[.p/<W>]` and `tile/entries/<N>[.p/<W>]`.
+Follows c2sp.org/tlog-tiles: `checkpoint`, `tile/<L>/<N>[.p/<W>]` and `tile/entries/<N>[.p/<W>]`. Here are the paths and
+the bytes, the tree and the entries in them, and a folder of them that grows with its log; any web server can serve it.
 """
 
 from __future__ import annotations
 
 import re
+import shutil
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
+from pathlib import Path
+from typing import Protocol
 
 from ledger.bundle.layout import BundleFile
-from ledger.errors import FormatError, ProofError
+from ledger.durable_file import write_durably
+from ledger.errors import FormatError, NotFound, ProofError, StoreError
 from ledger.keys.note import Note
 from ledger.tree.checkpoint import Checkpoint
 from ledger.tree.entry import MAX_ENTRY_BYTES
 from ledger.tree.merkle import EMPTY_ROOT, HASH_BYTES, Frontier, leaf_hash
-from ledger.tree.tile import TILE_BYTES, TILE_WIDTH, TileEdge, TileHashes, TileReader
+from ledger.tree.tile import TILE_BYTES, TILE_WIDTH, TileEdge, TileHashes, TileReader, tile_width
 
 CHECKPOINT, ENTRIES = "checkpoint", "entries"
 MAX_CHECKPOINT_BYTES = 128 * 1024
@@ -150,3 +155,91 @@ def _grown(frontier: Frontier, leaves: Sequence[bytes], before: Published) -> Fr
 def _check_extends(frontier: Frontier, before: Published) -> None:
     if frontier.size == before.size and frontier.root() != before.root:
         raise ProofError(f"the first {before.size} entries are not those that were published: the log has forked")
+
+
+class TileFiles(Protocol):
+    """A folder, an HTTP server, or a ledger that makes the files as they are asked for. Nothing in them is trusted."""
+
+    def read(self, path: str, most: int) -> bytes:
+        """One file, of which `most` bytes are enough. Raises NotFound, and its own error where it cannot be asked."""
+        ...
+
+
+class TiledTree:
+    """The tree of the first `size` entries. A TileReader, for proofs; and the entries themselves."""
+
+    def __init__(self, files: TileFiles, size: int) -> None:
+        self._files = files
+        self._size = size
+
+    def tile(self, level: int, number: int) -> bytes:
+        """Raises NotFound where the tree or the files have no such tile."""
+        width = tile_width(self._size, level, number)
+        if not width:
+            raise NotFound(f"a tree of {self._size} entries has no tile {level}/{number}")
+        return self._read(level, number, width, TILE_BYTES)[: width * HASH_BYTES]
+
+    def entries(self, start: int) -> Iterator[bytes]:
+        """The entries from `start` on. Raises NotFound, FormatError for files that do not hold them."""
+        for number in range(start // TILE_WIDTH, -(-self._size // TILE_WIDTH)):
+            first = number * TILE_WIDTH
+            width = min(TILE_WIDTH, self._size - first)
+            entries = read_entry_bundle(self._read(ENTRIES, number, width, MAX_BUNDLE_BYTES))
+            if len(entries) < width:
+                raise FormatError(tile_path(ENTRIES, number, width), f"holds {len(entries)} entries")
+            yield from entries[max(0, start - first) : width]
+
+    def _read(self, level: int | str, number: int, width: int, most: int) -> bytes:
+        """A partial tile may be gone once the full one is there ("Partial Tiles")."""
+        try:
+            return self._files.read(tile_path(level, number, width), most)
+        except NotFound:
+            if width == TILE_WIDTH:
+                raise
+            return self._files.read(tile_path(level, number), most)
+
+
+def read_checkpoint(files: TileFiles) -> bytes:
+    """The signed note. Raises NotFound."""
+    return files.read(CHECKPOINT, MAX_CHECKPOINT_BYTES)
+
+
+class TileFolder:
+    """TileFiles. One process writes at a time; readers see a checkpoint only with all of its tiles."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def read(self, path: str, most: int) -> bytes:
+        """Raises NotFound, StoreError."""
+        try:
+            with (self._folder / path).open("rb") as file:
+                return file.read(most)
+        except (FileNotFoundError, NotADirectoryError):
+            raise NotFound(f"there is no {path} in {self._folder}") from None
+        except OSError as error:
+            raise StoreError(f"cannot read {self._folder / path}: {error.strerror}") from None
+
+    def published(self) -> Published:
+        """The tree in the folder; an empty one where there is no checkpoint.
+
+        Raises FormatError for a checkpoint that is none, NotFound where tiles are missing, StoreError.
+        """
+        try:
+            note = Note.from_bytes(read_checkpoint(self))
+        except NotFound:
+            return Published()
+        checkpoint = Checkpoint.from_text(note.text)
+        return Published.at(checkpoint, TiledTree(self, checkpoint.size))
+
+    def write(self, files: Iterable[BundleFile]) -> None:
+        """Write files in their order, each on disk before the next: a crash leaves the old checkpoint with its
+        tiles, or the new one. Partial tiles are deleted once the full one is there. Raises StoreError.
+        """
+        try:
+            for file in files:
+                write_durably(self._folder / file.path, file.data, mode=0o644, folder_mode=0o755)
+                if file.path != CHECKPOINT and TilePath.parse(file.path).width == TILE_WIDTH:
+                    shutil.rmtree(self._folder / f"{file.path}.p", ignore_errors=True)
+        except OSError as error:
+            raise StoreError(f"cannot write tiles to {self._folder}: {error.strerror}") from None

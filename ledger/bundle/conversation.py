@@ -1,0 +1,150 @@
+"""A conversation in a bundle, `transcript.json`: what was asked, what was answered, and which receipt is about it.
+
+A claim like every file of a bundle. Receipts commit to token ids, so that comparing the texts with them takes the
+tokenizer of the model, which the verifier brings (`TextReader`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import PurePosixPath
+from typing import Annotated, Self
+
+from msgspec import Meta
+
+from ledger.bundle.folder import BundleFolder
+from ledger.bundle.layout import TRANSCRIPT, ContentLine, split_lines
+from ledger.bundle.report import NothingToCheck, TextReader
+from ledger.documents import content
+from ledger.documents.content import Content
+from ledger.documents.content import Turn as SentTurn
+from ledger.documents.receipt import Receipt
+from ledger.documents.signed_document import read_document
+from ledger.encoding.document import Count, Document, Part, ReceiptId, written
+from ledger.errors import FormatError, ProofError
+from ledger.tree.entry import Entry
+
+_Words = Annotated[str, Meta(max_length=16 * 2**20)]
+"""Four times the characters that the generation service takes as a prompt."""
+
+
+class Turn(Part, frozen=True):
+    """A question and its answer, of which only a beginning was shown if somebody `interrupted` it.
+
+    `remembered` turns before this one were part of the prompt.
+    """
+
+    question: _Words
+    answer: _Words
+    receipt_id: ReceiptId
+    remembered: Count
+    interrupted: bool = written(False)
+
+
+class Transcript(Document, tag="kolm.transcript.v1", frozen=True):
+    """A conversation in order. `system` is None where it has no system message."""
+
+    system: _Words | None
+    turns: Annotated[tuple[Turn, ...], Meta(min_length=1)]
+
+    def messages(self, at: int) -> list[content.Turn]:
+        """The messages sent to the model for turn `at`, the question last."""
+        turn = self.turns[at]
+        first = [] if self.system is None else [("system", self.system)]
+        for earlier in self.turns[at - turn.remembered : at]:
+            first += [("user", earlier.question), ("assistant", earlier.answer)]
+        return [content.sent_turn(role, text) for role, text in (*first, ("user", turn.question))]
+
+    @classmethod
+    def from_bytes(cls, data: bytes, path: str = TRANSCRIPT) -> Self:
+        """The transcript of canonical bytes. Raises FormatError naming the first field that is wrong."""
+        return super().from_bytes(data, path)
+
+    def check(self) -> None:
+        for at, turn in enumerate(self.turns):
+            if turn.remembered > at:
+                raise FormatError(f"turns[{at}].remembered", f"expected at most the {at} turns before it")
+        if len({turn.receipt_id for turn in self.turns}) < len(self.turns):
+            raise FormatError("turns", "expected a receipt of its own for each turn")
+
+
+def another_tokenizer(receipt: Receipt, reader: TextReader) -> str | None:
+    """In words, if the receipt names one."""
+    if receipt.tokenizer_cid == reader.tokenizer_cid:
+        return None
+    return f"was read by the tokenizer {receipt.tokenizer_cid}, yours is {reader.tokenizer_cid}"
+
+
+def is_prompt(content: Content, sent: str | Sequence[SentTurn], reader: TextReader) -> bool:
+    """Whether what was sent is what the model was given."""
+    return tuple(reader.prompt(sent)) == content.prompt_token_ids
+
+
+def is_answer(
+    receipt: Receipt, content: Content, answer: str, reader: TextReader, *, interrupted: bool = False
+) -> bool:
+    """Whether the answer is the text of the output, or its beginning if it was `interrupted`, without a stop string."""
+    stop = receipt.output.stop_reason
+    by_token = receipt.output.finish_reason == "stop" and not isinstance(stop, str)  # the last one, which has no text
+    ids = content.output_token_ids[:-1] if by_token else content.output_token_ids
+    text = reader.text(content.prompt_token_ids, ids)
+    if interrupted:
+        return text.startswith(answer)
+    return text.startswith(answer + stop) if isinstance(stop, str) else text == answer
+
+
+Receipts = Mapping[str, tuple[Receipt, Content | None]]
+"""Receipts by their id, each with its content if the bundle has it."""
+
+
+def receipts_in(bundle: BundleFolder, receipt_ids: Collection[str]) -> Receipts:
+    """The named receipts that the bundle holds. Raises LedgerError for files that are not in form."""
+    found = {}
+    for path in bundle.paths():
+        if path.startswith("entries/"):
+            contents = _contents(bundle, PurePosixPath(path).name)
+            for line in split_lines(bundle.read(path), path):
+                entry = Entry.from_bytes(line)
+                document = read_document(entry.envelope)
+                if isinstance(document, Receipt) and document.receipt_id in receipt_ids:
+                    found[document.receipt_id] = (document, contents.get(entry.index))
+    return found
+
+
+def _contents(bundle: BundleFolder, name: str) -> Mapping[int, Content]:
+    path = f"content/{name}"
+    if path not in bundle.paths():
+        return {}
+    return {read.index: read.content for read in map(ContentLine.from_bytes, split_lines(bundle.read(path), path))}
+
+
+def check_transcript(transcript: Transcript, receipts: Receipts, reader: TextReader | None) -> str:
+    """Hold every turn against its receipt and its content, which have been checked; returns the finding in words.
+
+    Raises ProofError for a difference, NothingToCheck without a reader or all content, and what the reader raises.
+    """
+    without_content = 0
+    for at, turn in enumerate(transcript.turns):
+        if turn.receipt_id not in receipts:
+            raise ProofError(f"turn {at + 1}: its receipt {turn.receipt_id} is not in the bundle")
+        receipt, content = receipts[turn.receipt_id]
+        if content is None:
+            without_content += 1
+        elif reader is not None:
+            _check_turn(transcript, at, receipt, content, reader)
+    count = len(transcript.turns)
+    if without_content:
+        raise NothingToCheck(f"{count} turns; the bundle lacks the content of {without_content} to compare them with")
+    if reader is None:
+        raise NothingToCheck(f"{count} turns have their receipts; to compare the texts, name the model with --model")
+    return f"{count} turns: every prompt is the conversation before it, every answer the output"
+
+
+def _check_turn(transcript: Transcript, at: int, receipt: Receipt, content: Content, reader: TextReader) -> None:
+    turn, name = transcript.turns[at], f"turn {at + 1}"
+    if (problem := another_tokenizer(receipt, reader)) is not None:
+        raise ProofError(f"{name}: {problem}")
+    if not is_prompt(content, transcript.messages(at), reader):
+        raise ProofError(f"{name}: the receipt is about another prompt than the conversation up to here")
+    if not is_answer(receipt, content, turn.answer, reader, interrupted=turn.interrupted):
+        raise ProofError(f"{name}: the receipt is about another answer")

@@ -1,0 +1,245 @@
+"""Contents in SQL: the table `contents`, the keys that open its rows, in a database of their own that no backup has to
+hold, and how many bytes each tenant has, as they are kept.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Lock
+from typing import Any, Self
+
+from sqlalchemy import BigInteger, Column, ColumnElement, LargeBinary, MetaData, Table, delete, func, insert, select
+
+from ledger.documents.content import Content
+from ledger.documents.receipt import Receipt
+from ledger.errors import FormatError, StoreError
+from ledger.log.content_seal import ContentKey, ContentKeys, seal, unseal
+from ledger.log.store import Record, indexable
+from ledger.sql.connect import connect_for_reading_with, connect_with
+from ledger.sql.database import Database
+from ledger.sql.queries import blob
+from ledger.sql.schema import contents, receipts
+
+_metadata = MetaData()
+
+_keys = Table(
+    "content_keys",
+    _metadata,
+    Column("key_id", LargeBinary, primary_key=True),
+    Column("key", LargeBinary, nullable=False),
+)
+
+_condemned = Table(
+    "condemned_content_keys",
+    _metadata,
+    Column("key_id", LargeBinary, primary_key=True),
+    Column("receipt_index", BigInteger, nullable=False),
+)
+
+_FIND = select(_keys.c.key_id, _keys.c.key)
+
+_RESERVE = 256
+"""Keys made in one transaction, so that few batches of entries wait for it. Those left at the end are never used."""
+
+
+class SqlContentKeys:
+    """Made by `open` or `open_for_reading`, from a path or URL as `SqlEntryStore` is."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._reserve: list[ContentKey] = []
+
+    @classmethod
+    def open(cls, target: Path | str) -> Self:
+        """Open for writing; tables and file are created where missing. Raises StoreLocked, StoreError."""
+        return cls(connect_with(target, "content-keys", _metadata))
+
+    @classmethod
+    def open_for_reading(cls, target: Path | str) -> Self:
+        """Open without the right to write, beside a running ledger too. Raises NotFound, StoreError."""
+        return cls(connect_for_reading_with(target, _keys, "holds no content keys of a ledger"))
+
+    def take(self, count: int) -> Sequence[ContentKey]:
+        if count > len(self._reserve):
+            made = [ContentKey.generate() for _ in range(max(count, _RESERVE))]
+            with self._database.writing() as connection:
+                connection.execute(insert(_keys), [{"key_id": each.key_id, "key": each.key} for each in made])
+            self._reserve += made
+        taken, self._reserve = self._reserve[:count], self._reserve[count:]
+        return taken
+
+    def find(self, key_id: bytes) -> ContentKey | None:
+        with self._database.reading() as connection:
+            row = connection.execute(_FIND.where(_keys.c.key_id == key_id)).first()
+        return None if row is None else ContentKey(row.key_id, row.key)
+
+    def condemn(self, receipts: Mapping[bytes, int]) -> None:
+        rows = [{"key_id": key_id, "receipt_index": index} for key_id, index in receipts.items()]
+        if rows:
+            with self._database.writing() as connection:
+                connection.execute(delete(_condemned).where(_condemned.c.key_id.in_(receipts)))
+                connection.execute(insert(_condemned), rows)
+
+    def condemned(self) -> Mapping[bytes, int]:
+        with self._database.reading() as connection:
+            return {row.key_id: row.receipt_index for row in connection.execute(select(_condemned))}
+
+    def settle(self, destroyed: Sequence[bytes]) -> None:
+        """The bytes of the keys are overwritten too, as far as the database can."""
+        with self._database.writing() as connection:
+            connection.execute(delete(_keys).where(_keys.c.key_id.in_(destroyed)))
+        if destroyed:
+            self._database.scrub(_keys.name)
+        with self._database.writing() as connection:  # last: a crash before this destroys and scrubs once more
+            connection.execute(delete(_condemned))
+
+    def is_empty(self) -> bool:
+        with self._database.reading() as connection:
+            return connection.execute(_FIND.limit(1)).first() is None
+
+    def close(self) -> None:
+        self._database.close()
+
+
+class SealedContents:
+    """Seals and unseals contents, and destroys the keys of those that are erased.
+
+    A key dies after its erasure is durable: an erasure that fails costs no content. It is condemned before: where a
+    crash comes between, `settle` finishes at the next start, or before the next write.
+    """
+
+    def __init__(self, database: Database, keys: ContentKeys | None) -> None:
+        """Without `keys`, contents can be neither written nor read nor erased."""
+        self._database = database
+        self._keys = keys
+        self._unsettled = keys is not None
+
+    def rows(self, records: Sequence[Record]) -> list[dict[str, Any]]:
+        """The rows of `contents` that some records add. Raises StoreError."""
+        given = [
+            (record.index, record.document.receipt_id, record.content)
+            for record in records
+            if record.content is not None and isinstance(record.document, Receipt)
+        ]
+        if not given:
+            return []
+        return [
+            {"receipt_index": index, "key_id": key.key_id, "sealed": seal(content, receipt_id, key)}
+            for (index, receipt_id, content), key in zip(given, self._required().take(len(given)), strict=True)
+        ]
+
+    @contextmanager
+    def erasing(self, receipt_indexes: Sequence[int]) -> Iterator[None]:
+        """Around the transaction that deletes the rows of these receipts. Raises StoreError."""
+        if not receipt_indexes:
+            yield
+            return
+        keys = self._required()
+        statement = select(contents.c.key_id, contents.c.receipt_index)
+        with self._database.reading() as connection:
+            found = connection.execute(statement.where(contents.c.receipt_index.in_(receipt_indexes))).all()
+        self._unsettled = True
+        keys.condemn({row.key_id: row.receipt_index for row in found})
+        yield
+        self._database.scrub(contents.name)
+        self.settle()
+
+    def settle(self) -> None:
+        """Destroy the keys of erasures that were written, spare those of erasures that were not. Raises StoreError."""
+        if self._keys is None or not self._unsettled:
+            return
+        condemned = self._keys.condemned()
+        if condemned:
+            statement = select(contents.c.key_id).where(contents.c.receipt_index.in_(condemned.values()))
+            with self._database.reading() as connection:
+                kept = {*connection.execute(statement).scalars()}
+            self._keys.settle([key_id for key_id in condemned if key_id not in kept])
+        self._unsettled = False
+
+    def content(self, receipt_index: int) -> Content | None:
+        """None where there is none, or its key was destroyed. Raises StoreError where it is damaged."""
+        statement = select(contents.c.key_id, contents.c.sealed, receipts.c.receipt_id)
+        joined = statement.join(receipts, receipts.c.index == contents.c.receipt_index)
+        with self._database.reading() as connection:
+            row = connection.execute(joined.where(contents.c.receipt_index == receipt_index)).first()
+        if row is None or (key := self._required().find(row.key_id)) is None:
+            return None
+        try:
+            return unseal(blob(row.sealed, f"the content of receipt {row.receipt_id}"), row.receipt_id, key)
+        except FormatError as error:
+            raise StoreError(f"the content of receipt {row.receipt_id} is damaged: {error}") from error
+
+    def check_keys(self) -> None:
+        """Raises StoreError where contents are sealed and there is not one key: those were lost, or are elsewhere."""
+        if self._keys is None or not self._keys.is_empty():
+            return
+        with self._database.reading() as connection:
+            sealed = connection.execute(select(contents.c.receipt_index).limit(1)).first()
+        if sealed is not None:
+            raise StoreError(
+                "the ledger holds sealed contents, and its store of content keys is empty: it was lost, or is another "
+                "one. Bring it back. Where it is lost for good, no content of before can be read again: start once "
+                "with --new-content-keys"
+            )
+
+    def close(self) -> None:
+        if self._keys is not None:
+            self._keys.close()
+
+    def _required(self) -> ContentKeys:
+        if self._keys is None:
+            raise StoreError("this ledger was opened without its content keys: contents are out of reach")
+        return self._keys
+
+
+class ContentUsage:
+    """Counts in the database what was there at the start, once, when first asked; then follows what the writer does.
+
+    One thread writes, any reads. While the database is counted, erasures wait, and nothing else does.
+    """
+
+    def __init__(self, database: Database, start: int) -> None:
+        """`start`: the number of entries that others have written."""
+        self._database = database
+        self._start = start
+        self._earlier: Counter[str] | None = None
+        self._written: Counter[str] = Counter()
+        self._counting = Lock()
+
+    def by_tenant(self) -> Mapping[str, int]:
+        """Raises StoreError."""
+        with self._counting:
+            if self._earlier is None:
+                self._earlier = self._counted(contents.c.receipt_index < self._start)
+            return self._earlier + self._written.copy()
+
+    def written(self, records: Sequence[Record], rows: Sequence[Mapping[str, Any]], erased: Collection[int]) -> None:
+        """The rows of `contents` that a batch has added, but those that it has erased as well."""
+        tenants = {each.index: each.document.tenant for each in records if isinstance(each.document, Receipt)}
+        for row in (each for each in rows if each["receipt_index"] not in erased):
+            self._written[indexable(tenants[row["receipt_index"]])] += len(row["sealed"])
+
+    @contextmanager
+    def erasing(self, receipt_indexes: Sequence[int]) -> Iterator[None]:
+        """Around the transaction that deletes the contents of these receipts. Raises StoreError."""
+        if not receipt_indexes:
+            yield
+            return
+        with self._counting:
+            erased = contents.c.receipt_index.in_(receipt_indexes)
+            earlier = self._counted(erased & (contents.c.receipt_index < self._start))
+            written = self._counted(erased & (contents.c.receipt_index >= self._start))
+            yield
+            if self._earlier is not None:
+                self._earlier -= earlier
+            self._written -= written
+
+    def _counted(self, where: ColumnElement[bool]) -> Counter[str]:
+        joined = select(receipts.c.tenant, func.sum(func.length(contents.c.sealed)))
+        joined = joined.join(receipts, receipts.c.index == contents.c.receipt_index).where(where)
+        with self._database.reading() as connection:
+            found = connection.execute(joined.group_by(receipts.c.tenant)).all()
+        return Counter({tenant: int(size) for tenant, size in found})

@@ -187,6 +187,14 @@ CONFIGURED = "kolm up --config kolm.toml --metrics-port 9090 --log-format json"
 LONG_CONTEXT = "kolm up --model path/to/model --context-length 32768 --cache-bytes 8GiB"
 OWN_MODEL = "kolm up --model path/to/model"
 
+BY_NAME = (
+    "kolm up qwen3:4b",
+    "kolm up hf:Qwen/Qwen3-4B-GGUF:Q4_K_M",
+    "kolm models pull hf:HuggingFaceTB/SmolLM2-360M-Instruct",
+    "kolm up ollama:mistral",
+)
+"""Run by `tests/integration/cli/test_pull.py`, before a hub on this machine."""
+
 RUN = {
     *SMOLLM2,
     *DATASTORES,
@@ -206,6 +214,7 @@ RUN = {
     CONFIGURED,
     LONG_CONTEXT,
     OWN_MODEL,
+    *BY_NAME,
 }
 """All of them, but for how README starts the services: `docs.outputs` has that."""
 

@@ -82,7 +82,8 @@ _COMMANDS: dict[str, Member] = {
     ),
     "retention": "ledger.contents:retention",
     "models": Group(
-        "Models that --model can name: list, import.", {"list": "models:list_", "import": "models:import_"}
+        "Models that --model can name: list, pull, import.",
+        {"list": "models:list_", "pull": "models:pull", "import": "models:import_"},
     ),
     "heads": Group(
         "Draft heads: train, publish, fetch, check, withdraw.",

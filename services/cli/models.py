@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 from collections import Counter
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,7 +19,8 @@ from services.cli.frame.output import answer
 from services.cli.frame.views import Column, Styled, View, facts, size, table
 
 if TYPE_CHECKING:
-    pass
+    from services.client.registry import RegistryClient
+    from services.generation.target.model_path import NamedModel
 
 
 def list_(
@@ -38,16 +40,55 @@ def list_(
     ] = None,
     json: options.Json = False,
 ) -> None:
-    """List the models that have a name: those of installed packages, and those that were imported. Or show one."""
+    """List the models that have a name: packaged, imported, fetched, Ollama's and LM Studio's. Or show one."""
     if name is not None:
         return _show(name, context_length, registry, json)
     if context_length is not None:
         raise UsageError("--context-length: is that of one model; name it")
     from services.generation.target.model_path import named_models
 
-    found = named_models()
-    listed = [{"name": each.name, "from": each.origin, "path": each.path and str(each.path)} for each in found]
-    answer(json, listed, _models_view)
+    with registry_at(registry) if registry else nullcontext() as client:
+        answer(json, [_listed(each, client) for each in named_models()], _models_view)
+
+
+def _listed(model: NamedModel, registry: RegistryClient | None) -> dict[str, Any]:
+    """A line of the list. `heads` are those in the registry, `beside` the kinds of things beside the model."""
+    from services.generation.target.model_path import head_beside, store_beside
+    from services.generation.target.naming.glance import glance
+
+    listed: dict[str, Any] = {"name": model.name, "from": model.origin, "path": model.path and str(model.path)}
+    if model.path is None:
+        return listed
+    seen = glance(model.path)
+    listed |= {"family": seen.family, "size": seen.size, "arithmetic": ["float32", "int8"][: 1 + seen.whole_numbers]}
+    beside = {"head": head_beside(model.path), "datastore": store_beside(model.path)}
+    listed["beside"] = [kind for kind, folder in beside.items() if folder]
+    if registry is not None:
+        from services.generation.target.identity import base_cid
+
+        listed["heads"] = [head.head_cid for head in registry.heads(base_cid=base_cid(model.path))]
+    return listed
+
+
+def pull(
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="hf:OWNER/REPOSITORY[@REVISION][:FILE or quantisation], or qwen3:4b.")
+    ],
+    json: options.Json = False,
+) -> None:
+    """Fetch a model from a hub, or what has changed of it, and check every file's digest; HF_TOKEN, HF_ENDPOINT."""
+    from services.cli.frame.pull import pull as fetched
+    from services.generation.target.errors import ModelNotFound
+    from services.generation.target.naming.catalogue import SHORT, HubName
+
+    try:
+        wanted = HubName.of(name)
+    except ModelNotFound as error:
+        raise UsageError(f"NAME: {error}") from error
+    if wanted is None:
+        raise UsageError(f"NAME: {name} is on no hub; expected hf:OWNER/REPOSITORY, or one of {', '.join(SHORT)}")
+    path = fetched(wanted)
+    answer(json, {"name": name, "path": str(path)}, lambda _: f"{name} is in {path}; serve it with: kolm up {name}")
 
 
 def _show(model: Path, context_length: int | None, registry: str | None, json: bool) -> None:
@@ -202,13 +243,25 @@ def import_model(source: Path, name: str) -> Path:
 
 
 def _models_view(models: list[dict[str, Any]]) -> View:
-    """One line for each name; without a path, its package is not installed."""
+    """One line for each name; without a path, its package is not installed, or it is not fetched yet."""
     return table(
         models,
         Column("name", "name"),
         Column("from", "from"),
-        Column("path", lambda model: model["path"] or Styled("not installed", "yellow")),
+        Column("size", lambda model: size(model["size"]) if "size" in model else ""),
+        Column("family", lambda model: model.get("family", "")),
+        Column("arithmetic", lambda model: ", ".join(model.get("arithmetic", ()))),
+        Column("fits", _fitting),
+        Column("path", lambda model: model["path"] or Styled(_ABSENT[model["from"]].format(**model), "yellow")),
     )
+
+
+_ABSENT = {"package": "not installed", "hub": "kolm models pull {name}"}
+
+
+def _fitting(model: dict[str, Any]) -> str:
+    heads = len(model.get("heads", ()))
+    return ", ".join([*model.get("beside", ()), *([f"{heads} heads in the registry"] if heads else ())])
 
 
 def _model_view(found: dict[str, Any]) -> View:

@@ -37,10 +37,10 @@ from services.generation.requests.heads import (
 )
 from services.generation.requests.resolution import Identity
 from services.generation.settings import GenerationSettings
-from services.generation.target.beside import head_beside, store_beside
 from services.generation.target.config.config import explained, read_config
 from services.generation.target.errors import TargetError, about
 from services.generation.target.files.gguf_file import held_open
+from services.generation.target.model_path import head_beside, store_beside
 from services.generation.target.probe import (
     KeptProbes,
     NumericsProfile,

@@ -27,6 +27,7 @@ _EXTRAS = {
     "torch": "generation",
     "numpy": "generation",
     "transformers": "generation",
+    "huggingface_hub": "generation",
 }
 """The extra that installs each optional package."""
 _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)

@@ -13,6 +13,7 @@ import typer
 
 from services.cli.frame import options
 from services.cli.frame.exits import Failed, UsageError
+from services.cli.frame.pull import pulled_model
 from services.cli.frame.values import expect_folder, named_adapters
 from services.cli.up.supervisor import Plan
 from services.generation.target.model_path import HEAD_FOLDER, STORE_FOLDER
@@ -103,11 +104,37 @@ def usual_port(host: str, asked: int | None, usual: int) -> int:
     return usual
 
 
+def _one_model(context: typer.Context, param: typer.CallbackParam, named: Path | None) -> Path | None:
+    """The model that stands without a flag, if there is one."""
+    bare: Path | None = context.params.get("bare")
+    source = context.get_parameter_source(param.name or "")
+    if bare is not None and source is not None and source.name == "COMMANDLINE":
+        raise UsageError(f"--model: {bare} is named already; name one model")
+    return pulled_model(context, param, bare or named)
+
+
 @dataclass(frozen=True, slots=True)
 class ServedOptions:
     """Options of what the generation service loads, and with it the auditor."""
 
-    model: options.Model = options.MODEL
+    bare: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="MODEL",
+            is_eager=True,
+            help="The same as --model, such as qwen3:4b or hf:OWNER/REPOSITORY:Q4_K_M.",
+        ),
+    ] = None
+    model: Annotated[
+        Path,
+        typer.Option(
+            "--model",
+            envvar="KOLM_MODEL",
+            metavar="DIR|GGUF|NAME",
+            callback=_one_model,
+            help="A transformers directory, a GGUF file, or a name; models of a hub are fetched.",
+        ),
+    ] = options.MODEL
     adapter: options.Adapters = None
     head: Annotated[
         list[str] | None,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 from pydantic import AfterValidator
@@ -15,8 +14,7 @@ from services.generation.target.model_path import (
     HEAD_FOLDER,
     STORE_FOLDER,
     model_path,
-    models_folder,
-    packaged,
+    places,
 )
 
 
@@ -59,35 +57,14 @@ IF_FOLDER_A_HEAD = AfterValidator(_head)
 """A reference, or with a slash a head's folder."""
 
 
-def head_beside(model: Path) -> Path | None:
-    """A draft head's folder."""
-    return next((place / "head" for place in _places(model) if (place / "head" / "config.json").is_file()), None)
-
-
-def store_beside(model: Path) -> Path | None:
-    """A datastore's folder."""
-    return next((place / "store" for place in _places(model) if (place / "store" / "manifest.json").is_file()), None)
-
-
 def adapters_beside(model: Path) -> dict[str, Path]:
     """LoRA adapters that name this model as their base, by the names of their folders."""
     found: dict[str, Path] = {}
-    for place in _places(model):
+    for place in places(model):
         for config in sorted(place.glob("adapters/*/adapter_config.json")):
             if _names(config, base_names(model)):
                 found.setdefault(config.parent.name, config.parent)
     return found
-
-
-def _places(model: Path) -> Iterator[Path]:
-    for name, path in packaged().items():
-        if path == model:
-            yield models_folder() / name
-            return
-    model = model.resolve()
-    if model.is_dir():
-        yield model
-    yield model.parent
 
 
 def _names(config: Path, bases: frozenset[str]) -> bool:

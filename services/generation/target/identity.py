@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ from ledger.documents.manifests import BaseManifest, NamedFile
 from ledger.durable_file import write_durably
 from ledger.encoding.canonical import canonical
 from ledger.encoding.text_forms import cid_of_json
-from services.generation.target.errors import ModelNotFound
+from services.generation.target.errors import ModelNotFound, WeightsInvalid
 from services.generation.target.files.gguf_file import GgufFile, is_gguf
 from services.generation.target.files.gguf_header import gguf_sizes
 from services.generation.target.files.safetensors import weight_files
@@ -103,7 +104,7 @@ def _stamp(path: Path) -> list[int]:
 
 
 _CONFIG = ("config.json", "generation_config.json")
-_TOKENIZER = (
+TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja",
     "vocab.json", "merges.txt", "tokenizer.model",
 )  # fmt: skip
@@ -117,14 +118,14 @@ def base_manifest(path: Path, digests: FileDigests | None = None) -> BaseManifes
 
     Raises:
         ModelNotFound: there is no such file, or the directory has no tokenizer file.
-        WeightsInvalid: the directory has no weights, or the GGUF file is damaged.
+        WeightsInvalid: the directory has no weights, or a file is damaged.
         ConfigInvalid: the GGUF file does not say what the model's sizes are.
     """
     digests = digests or FileDigests()
     if is_gguf(path):
         config = model_config(path)
         described = NamedFile(_CONFIG[0], len(config), f"sha256:{sha256(config).hexdigest()}")
-        whole = NamedFile(_GGUF, path.stat().st_size, digests.digest(path))
+        whole = NamedFile(_GGUF, path.stat().st_size, _checked_digest(path, digests))
         return BaseManifest(config=(described,), tokenizer_cid=tokenizer_cid(path), weights=(whole,))
     return BaseManifest(
         config=_described(path, _CONFIG, digests),
@@ -156,7 +157,7 @@ def tokenizer_cid(path: Path) -> str:
     if is_gguf(path):
         digest = GgufFile.open(path).metadata.digest("tokenizer.")
         return cid_of_json({"type": "kolm.tokenizer.v1", "metadata": digest})
-    files = [part.to_document() for part in _described(path, _TOKENIZER, FileDigests())]
+    files = [part.to_document() for part in _described(path, TOKENIZER_FILES, FileDigests())]
     if not files:
         raise ModelNotFound(f"{path}: no tokenizer files; expected tokenizer.json")
     return cid_of_json({"type": "kolm.tokenizer.v1", "files": files})
@@ -167,4 +168,18 @@ def _described(directory: Path, names: tuple[str, ...], digests: FileDigests) ->
 
 
 def _part(path: Path, digests: FileDigests) -> NamedFile:
-    return NamedFile(path.name, path.stat().st_size, digests.digest(path))
+    return NamedFile(path.name, path.stat().st_size, _checked_digest(path, digests))
+
+
+_PUBLISHED = re.compile(r"(?:sha256-)?([0-9a-f]{64})")
+
+
+def _checked_digest(path: Path, digests: FileDigests) -> str:
+    """The digest. The caches of huggingface_hub and Ollama keep a file under the one that was published with it: raises
+    WeightsInvalid where it has another by now.
+    """
+    digest, blob = digests.digest(path), path.resolve()
+    published = _PUBLISHED.fullmatch(blob.name) if blob.parent.name == "blobs" else None
+    if published and digest != f"sha256:{published[1]}":
+        raise WeightsInvalid(f"{path}: damaged, it is not the file that was published; pull the model again")
+    return digest

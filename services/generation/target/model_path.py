@@ -1,11 +1,12 @@
 """Names of models and kinds of folders, told by files that they hold. Imports next to nothing.
 
-A model is a transformers directory, a GGUF file, or a file that comes as a Python package.
+A model is a transformers directory, a GGUF file, a file that comes as a Python package, or one of `naming/`.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -49,28 +50,36 @@ def imported() -> dict[str, Path]:
 
 @dataclass(frozen=True, slots=True)
 class NamedModel:
-    """A name that `--model` takes. `path` is None for a package that is not installed."""
+    """A name that `--model` takes. `path` is None for a package that is not installed, and a model not fetched yet."""
 
     name: str
     path: Path | None
-    origin: str  # package or imported
+    origin: str  # package, imported, hub, ollama or lmstudio
 
 
 def named_models() -> list[NamedModel]:
-    """Models of packages first, then the imported ones by name."""
+    """Models of packages first, then the imported ones by name, then those that other programs have, or fetched."""
+    from services.generation.target.naming.folders import found_here, short_names
+
     packages = [NamedModel(name, path, "package") for name, path in packaged().items()]
-    return packages + [NamedModel(name, path, "imported") for name, path in imported().items()]
+    own = [NamedModel(name, path, "imported") for name, path in imported().items()]
+    short = [NamedModel(name, path, "hub") for name, path in short_names().items()]
+    others = [each for each in found_here() if each.path not in short_names().values()]
+    return packages + own + [NamedModel(each.name, each.path, each.origin) for each in others] + short
 
 
 def name_of(path: Path) -> str:
     """A model's name where nobody gives one: that of its package, or of its directory or file."""
-    path = path.resolve()
-    found = (name for name, file in packaged().items() if file is not None and file.resolve() == path)
-    return next(found, path.name.removesuffix(".gguf"))
+    from services.generation.target.naming.folders import published_name
+
+    real = path.resolve()
+    found = (name for name, file in packaged().items() if file is not None and file.resolve() == real)
+    return next(found, None) or published_name(path) or real.name.removesuffix(".gguf")
 
 
 def model_path(named: str | Path) -> Path:
-    """The directory or file of a model. A path with one wins, then the name of a package, then one that was imported.
+    """The directory or file of a model. A path with one wins, then the name of a package, then one that was imported,
+    then what was pulled from a hub, or lies in the folders of Ollama and LM Studio (`naming/`).
 
     Raises:
         ModelNotFound: nothing of that kind is there, by its looks, or the package is not installed.
@@ -85,6 +94,12 @@ def model_path(named: str | Path) -> Path:
     imported = (models_folder() / path.name, models_folder() / f"{path.name}.gguf")
     found = next((each for each in imported if path.name == str(named) and _is_model(each)), None)
     if found is None:
+        from services.generation.target.naming.folders import here, missing
+
+        if (elsewhere := here(str(named))) is not None:
+            return elsewhere
+        if (error := missing(str(named))) is not None:
+            raise error
         said = f"no model in {path}" if path.is_dir() else f"there is no model {path}"
         raise ModelNotFound(f"{said}; expected a transformers directory, a GGUF file or {', '.join(_PACKAGES)}")
     return found
@@ -115,3 +130,25 @@ class FolderKind:
 STORE_FOLDER = FolderKind("a datastore", "manifest.json")
 HEAD_FOLDER = FolderKind("a head's folder", "config.json")
 ADAPTER_FOLDER = FolderKind("an adapter in peft's layout, as NAME=DIRECTORY", "adapter_config.json")
+
+
+def head_beside(model: Path) -> Path | None:
+    """A draft head's folder."""
+    return next((place / "head" for place in places(model) if (place / "head" / "config.json").is_file()), None)
+
+
+def store_beside(model: Path) -> Path | None:
+    """A datastore's folder."""
+    return next((place / "store" for place in places(model) if (place / "store" / "manifest.json").is_file()), None)
+
+
+def places(model: Path) -> Iterator[Path]:
+    """Folders in which things may lie beside a model."""
+    for name, path in packaged().items():
+        if path == model:
+            yield models_folder() / name
+            return
+    model = model.resolve()
+    if model.is_dir():
+        yield model
+    yield model.parent

@@ -31,7 +31,9 @@ def test_a_model_is_imported_and_found_by_its_name(folder: Path, tmp_path: Path)
     assert kolm("import", str(source), "--name", "mine")[0] == 0
     assert model_path("mine") == folder / "mine"
     listed = json.loads(kolm("list", "--json")[1])
-    assert {"name": "mine", "from": "imported", "path": str(folder / "mine")} in listed
+    (mine,) = (each for each in listed if each["name"] == "mine")
+    assert (mine["from"], mine["path"], mine["family"]) == ("imported", str(folder / "mine"), "llama")
+    assert mine["size"] == (folder / "mine" / "model.safetensors").stat().st_size
     assert [each["from"] for each in listed if each["name"] == "smollm2"] == ["package"]
     assert not [each for each in folder.iterdir() if each.name.startswith(".")]
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from services.generation.target import beside
-from services.generation.target.beside import adapters_beside, head_beside, store_beside
+from services.generation.target import model_path as paths
+from services.generation.target.beside import adapters_beside
 from services.generation.target.errors import ModelNotFound
-from services.generation.target.model_path import model_path, name_of
+from services.generation.target.model_path import head_beside, model_path, name_of, store_beside
 
 FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
@@ -117,7 +117,7 @@ def test_a_packaged_model_has_a_folder_among_the_imported_ones(
     filled(base.parent)  # of the package's own folder nothing is taken
     place = filled(tmp_path / "named" / "smollm2")
     monkeypatch.setenv("KOLM_MODELS", str(tmp_path / "named"))
-    monkeypatch.setattr(beside, "packaged", lambda: {"smollm2": base})
+    monkeypatch.setattr(paths, "packaged", lambda: {"smollm2": base})
     assert head_beside(base) == place / "head"
     assert adapters_beside(base) == {"kind": place / "adapters" / "kind"}
 

@@ -1,0 +1,54 @@
+"""Models that are fetched from a hub before they are used: what comes is said before it comes."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from services.cli.frame.exits import CommandError, Failed, NotFound, Unreachable, UsageError, VerificationFailed
+from services.cli.frame.options import found_model
+from services.cli.frame.views import size
+
+if TYPE_CHECKING:
+    from services.generation.target.naming.catalogue import HubName
+
+
+def pulled_model(context: typer.Context, param: typer.CallbackParam, named: Path | None) -> Path | None:
+    """Callback of options that take a model, and fetch it where it has the name of one on a hub and is not here."""
+    from services.generation.target.errors import ModelNotFound
+    from services.generation.target.model_path import model_path
+    from services.generation.target.naming.folders import to_pull
+
+    try:
+        return None if named is None else model_path(named)
+    except ModelNotFound:
+        name = to_pull(str(named))
+    return pull(name) if name else found_model(context, param, named)
+
+
+def pull(name: HubName) -> Path:
+    """Fetch a model, or what has changed of it. Raises CommandError."""
+    from huggingface_hub import constants
+
+    from services.generation.target.errors import ModelNotFound
+    from services.generation.target.naming import hub
+
+    kinds: dict[type[hub.HubError], type[CommandError]] = {
+        hub.NotOnHub: NotFound,
+        hub.HubAway: Unreachable,
+        hub.DigestWrong: VerificationFailed,
+    }
+    try:
+        model = hub.look_up(name)
+        files = model.file or f"{len(model.files)} files"
+        to_fetch = f"{size(model.missing)} of {size(model.size)} to fetch" if model.missing else "all of it is here"
+        source = f"from {constants.ENDPOINT}, commit {model.commit[:12]}, licence {model.licence}"
+        print(f"{name}: {files} {source}; {to_fetch}", file=sys.stderr, flush=True)
+        return hub.fetch(model)
+    except ModelNotFound as error:
+        raise UsageError(str(error)) from error
+    except hub.HubError as error:
+        raise kinds.get(type(error), Failed)(str(error)) from error

@@ -1,0 +1,137 @@
+"""Names of models that are no path: `hf:owner/repo[@REVISION][:FILE or quantisation]`, and ten short ones.
+
+Imports next to nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from services.generation.target.errors import ModelNotFound
+
+SHORT: Mapping[str, str] = {
+    "gemma3:4b": "ggml-org/gemma-3-4b-it-GGUF",
+    "gpt-oss:20b": "ggml-org/gpt-oss-20b-GGUF",
+    "llama3.2:3b": "bartowski/Llama-3.2-3B-Instruct-GGUF",
+    "qwen2.5-coder:7b": "Qwen/Qwen2.5-Coder-7B-Instruct-GGUF",
+    "qwen3:0.6b": "Qwen/Qwen3-0.6B-GGUF",
+    "qwen3:4b": "Qwen/Qwen3-4B-GGUF",
+    "qwen3:8b": "Qwen/Qwen3-8B-GGUF",
+    "smollm2:1.7b": "HuggingFaceTB/SmolLM2-1.7B-Instruct-GGUF",
+    "smollm2:360m": "HuggingFaceTB/SmolLM2-360M-Instruct-GGUF",
+    "smollm3:3b": "ggml-org/SmolLM3-3B-GGUF",
+}
+"""Repositories of huggingface.co by their short names, which are Ollama's. Qwen, HuggingFaceTB and ggml-org publish
+the models or what runs them; Meta has no GGUF files of Llama, bartowski's are the most used.
+"""
+
+_NAME = re.compile(
+    r"hf:(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@(?P<revision>[\w./-]+))?(?::(?P<wanted>[^:]+))?"
+)
+MAIN = "main"
+
+
+@dataclass(frozen=True, slots=True)
+class HubName:
+    """A model in a repository. `wanted` is a GGUF file, or a quantisation such as Q4_K_M, or empty: see `choose`."""
+
+    repo: str
+    revision: str = MAIN
+    wanted: str = ""
+
+    @classmethod
+    def of(cls, named: str) -> HubName | None:
+        """None for what is no name of a hub's. Raises ModelNotFound for one that begins as such and is none."""
+        if (repo := SHORT.get(named)) is not None:
+            return cls(repo)
+        if not named.startswith("hf:"):
+            return None
+        if (found := _NAME.fullmatch(named)) is None:
+            raise ModelNotFound(f"{named}: expected hf:OWNER/REPOSITORY, with @REVISION and :FILE or :QUANTISATION")
+        return cls(found["repo"], found["revision"] or MAIN, found["wanted"] or "")
+
+    def __str__(self) -> str:
+        revision = "" if self.revision == MAIN else f"@{self.revision}"
+        return f"hf:{self.repo}{revision}{':' if self.wanted else ''}{self.wanted}"
+
+
+_QUANTISATION = re.compile(r"(?:^|[-._/])(F32|BF16|F16|MXFP4|I?Q\d(?:_[A-Z0-9]+)*)\.gguf$", re.IGNORECASE)
+_PART = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
+_EIGHT_BITS = ("Q8_0", "Q6_K", "Q5_K_M", "Q5_K_S", "Q5_1", "Q5_0")
+_FOUR_BITS = ("Q4_K_M", "MXFP4", "Q4_K_S", "IQ4_NL", "Q4_1", "Q4_0")
+_UNROUNDED = ("BF16", "F16", "F32")
+_COMFORT = 8
+"""A file of more than four bits is taken where it needs no more than this part of the memory: it is nearer to what was
+trained, and reading it for every token takes longer."""
+_COPIES, _BESIDE = 2, 1 << 30
+"""`kolm up` has the weights in two processes, server and auditor, and a cache of a gibibyte beside them."""
+
+
+def quantisation(file: str) -> str:
+    """As the name of a GGUF file says, in capitals; empty where it does not."""
+    found = _QUANTISATION.search(file)
+    return found[1].upper() if found else ""
+
+
+def is_model_file(name: str) -> bool:
+    """Whether it is a GGUF file with a model, as its name says: no part of one, and no projector for images."""
+    return name.lower().endswith(".gguf") and not _PART.search(name) and "mmproj" not in name.lower()
+
+
+def choose(sizes: Mapping[str, int], name: HubName, memory: int | None) -> str | None:
+    """Which of a repository's files is meant. None where it is no GGUF file, but the whole folder.
+
+    Without a wish, the best one of eight to five bits that is small beside `memory`, else the best one of four bits
+    that fits; with memory None there has to be just one. Raises ModelNotFound where none is meant, or does not fit.
+    """
+    files = {file: size for file, size in sizes.items() if is_model_file(file)}
+    if name.wanted:
+        meant = [file for file in files if name.wanted in (file, file.rpartition("/")[2])] or [
+            file for file in files if quantisation(file) == name.wanted.upper()
+        ]
+        if len(meant) == 1:
+            return meant[0]
+        raise ModelNotFound(f"{name}: {'several files are' if meant else 'no file is'} called so; {_shown(sizes)}")
+    if not files:
+        if any(file.endswith(".safetensors") for file in sizes):
+            return None
+        raise ModelNotFound(f"{name}: neither a GGUF file nor safetensors; {_shown(sizes)}")
+    if len(files) == 1:
+        return next(iter(files))
+    if memory is None:
+        raise ModelNotFound(f"{name}: say which one, such as {name}:Q4_K_M; {_shown(sizes)}")
+    by_kind = {quantisation(file): file for file in sorted(files, reverse=True)}
+    fitting = {kind: file for kind, file in by_kind.items() if _COPIES * files[file] + _BESIDE <= memory}
+    small = {kind: file for kind, file in fitting.items() if _COMFORT * files[file] <= memory}
+    for kinds, among in ((_EIGHT_BITS, small), (_FOUR_BITS, fitting), (_EIGHT_BITS + _UNROUNDED, fitting)):
+        if found := next((among[kind] for kind in kinds if kind in among), None):
+            return found
+    known = {*_EIGHT_BITS, *_FOUR_BITS, *_UNROUNDED}.intersection(by_kind)
+    why = f"none fits {memory / 1e9:.1f} GB of memory, twice beside a cache" if known else "none has a known storage"
+    raise ModelNotFound(f"{name}: {why}; {_shown(sizes)}")
+
+
+def _shown(sizes: Mapping[str, int]) -> str:
+    files = [f"{name} ({size / 1e9:.2f} GB)" for name, size in sizes.items() if name.lower().endswith(".gguf")]
+    return f"there are {', '.join(files[:12])}" if files else "there are no GGUF files"
+
+
+def memory_at_hand() -> int | None:
+    """Bytes that may be taken without swapping: the machine's and its control group's; None where nothing says."""
+    found = []
+    try:
+        lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+        found.append(int(lines["MemAvailable"].split()[0]) * 1024)
+        group = Path("/sys/fs/cgroup")
+        limit = (group / "memory.max").read_text().strip()
+        if limit != "max":
+            found.append(int(limit) - int((group / "memory.current").read_text()))
+    except (OSError, ValueError, KeyError, IndexError):
+        pass
+    if not found and hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
+        found.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    return min(found, default=None)

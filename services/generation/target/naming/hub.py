@@ -1,0 +1,229 @@
+"""Fetching a model from a hub (huggingface.co, or what HF_ENDPOINT names) into the cache of huggingface_hub.
+
+Of that library are the protocol, credentials (HF_TOKEN), proxies, offline mode and repeated attempts. It throws away
+what a killed process had fetched and believes every byte, so files are written here: into a partial file of their
+digest, which a later call continues, and they get their place in the cache once the digest is right.
+
+    HubError
+    ├── HubAway        it cannot be asked, or stopped answering; what was fetched is kept
+    ├── HubRefused     it wants a token, or one that may read this repository
+    ├── NotOnHub       no such repository, revision or file
+    └── DigestWrong    a file is not what the hub says it is; it was removed
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from services.generation.target.errors import ModelNotFound
+from services.generation.target.identity import TOKENIZER_FILES, FileDigests
+from services.generation.target.naming.catalogue import HubName, choose, memory_at_hand
+from services.generation.target.naming.folders import repo_folder
+
+
+class HubError(Exception):
+    """A model that cannot be fetched; the message says from where and why."""
+
+
+class HubAway(HubError):
+    """The hub cannot be asked, or stopped answering."""
+
+
+class HubRefused(HubError):
+    """The hub does not let this caller read the repository."""
+
+
+class NotOnHub(HubError):
+    """There is no such repository, revision or file."""
+
+
+class DigestWrong(HubError):
+    """A file's bytes are not those that the hub announced."""
+
+
+@dataclass(frozen=True, slots=True)
+class HubFile:
+    """A file. `blob` is its SHA-256, or, of small ones that git holds itself, git's digest: its name in the cache."""
+
+    name: str
+    size: int
+    blob: str
+
+
+@dataclass(frozen=True, slots=True)
+class HubModel:
+    """A model as a hub has it, pinned to a commit: what moves meanwhile is not seen. `file` is a GGUF file's name."""
+
+    name: HubName
+    commit: str
+    licence: str
+    files: tuple[HubFile, ...]
+    file: str | None
+
+    @property
+    def size(self) -> int:
+        return sum(file.size for file in self.files)
+
+    @property
+    def missing(self) -> int:
+        """Bytes that are still to be fetched."""
+        blobs = repo_folder(self.name.repo) / "blobs"
+        return sum(file.size - _length(blobs / file.blob, _partial(blobs / file.blob)) for file in self.files)
+
+
+def _length(*paths: Path) -> int:
+    return next((path.stat().st_size for path in paths if path.exists()), 0)
+
+
+def _partial(blob: Path) -> Path:
+    return blob.with_name(f"{blob.name}.kolm-partial")
+
+
+_CONFIGURATION = {"config.json", "generation_config.json", "model.safetensors.index.json", *TOKENIZER_FILES}
+
+
+def look_up(name: HubName, memory: int | None = None) -> HubModel:
+    """Ask the hub for a model's commit, files and licence; of GGUF files the one that suits `memory` is chosen.
+
+    Raises HubError, and ModelNotFound where the repository has no file that is meant, or fits.
+    """
+    from huggingface_hub import HfApi
+
+    with _explained(str(name)):
+        info = HfApi().model_info(name.repo, revision=name.revision, files_metadata=True)
+    files = {
+        each.rfilename: HubFile(each.rfilename, each.size or 0, each.lfs.sha256 if each.lfs else each.blob_id or "")
+        for each in info.siblings or ()
+    }
+    sizes = {file.name: file.size for file in files.values()}
+    chosen = choose(sizes, name, memory if memory is not None else memory_at_hand() or 1 << 62)
+    wanted = [chosen] if chosen else [file for file in files if file in _CONFIGURATION or _is_weights(file)]
+    if chosen is None and name.wanted:
+        raise ModelNotFound(f"{name}: the repository has no GGUF files; leave out {name.wanted}")
+    tagged = (tag.removeprefix("license:") for tag in info.tags or () if tag.startswith("license:"))
+    licence = next(tagged, "none is stated")
+    return HubModel(name, str(info.sha), licence, tuple(files[each] for each in wanted), chosen)
+
+
+def _is_weights(file: str) -> bool:
+    return "/" not in file and file.startswith("model") and file.endswith(".safetensors")
+
+
+def fetch(model: HubModel) -> Path:
+    """All of its files, checked; the file or folder that is the model. Shows progress on a terminal.
+
+    Raises HubError. What another process fetches at the same time is waited for.
+    """
+    folder = repo_folder(model.name.repo)
+    snapshot = folder / "snapshots" / model.commit
+    free, need = shutil.disk_usage(_existing(folder)).free, model.missing
+    if need > free:
+        raise HubError(f"{model.name}: needs {need / 1e9:.1f} GB in {folder}, where {free / 1e9:.1f} GB are free")
+    for file in model.files:
+        with _explained(f"{model.name}: {file.name}"):
+            _fetch_file(model, file, folder / "blobs" / file.blob)
+        link = snapshot / file.name
+        link.parent.mkdir(parents=True, exist_ok=True)
+        if not link.exists():
+            link.unlink(missing_ok=True)
+            link.symlink_to(os.path.relpath(folder / "blobs" / file.blob, link.parent))
+    ref = folder / "refs" / model.name.revision
+    if model.name.revision != model.commit:
+        ref.parent.mkdir(parents=True, exist_ok=True)
+        ref.write_text(model.commit)
+    return snapshot / model.file if model.file else snapshot
+
+
+def _existing(folder: Path) -> Path:
+    return next(each for each in (folder, *folder.parents) if each.exists())
+
+
+def _fetch_file(model: HubModel, file: HubFile, blob: Path) -> None:
+    from huggingface_hub import hf_hub_url
+    from huggingface_hub.errors import HfHubHTTPError
+    from huggingface_hub.file_download import http_get
+    from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]  # documented, in no __all__
+
+    if blob.exists() and _is_intact(blob):
+        return
+    blob.unlink(missing_ok=True)
+    blob.parent.mkdir(parents=True, exist_ok=True)
+    url = hf_hub_url(model.name.repo, file.name, revision=model.commit)
+    with _alone(_partial(blob)) as partial:
+        if blob.exists():  # another process was quicker
+            return
+        done = min(partial.seek(0, os.SEEK_END), file.size)
+        partial.truncate(done)
+        partial.seek(done)
+        headers, shown = build_hf_headers(library_name="kolm"), file.name
+        try:
+            http_get(url, partial, resume_size=done, expected_size=file.size, headers=headers, displayed_filename=shown)
+        except HfHubHTTPError as error:
+            if error.response.status_code == 416:  # the rest does not exist: what is here is of another file
+                _partial(blob).unlink()
+            raise
+        partial.flush()
+        os.fsync(partial.fileno())
+        os.rename(_partial(blob), blob)
+    if not _is_intact(blob):
+        blob.unlink()
+        raise DigestWrong(f"{model.name}: {file.name} has another digest than the hub says, {blob.name}; removed")
+
+
+@contextmanager
+def _alone(path: Path) -> Iterator[BinaryIO]:
+    """The file, opened for writing behind its end, while no other process has it."""
+    with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o644), "r+b") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield file
+
+
+def _is_intact(blob: Path) -> bool:
+    """Whether a file's digest is its name. That of a large one is remembered for the base's identity."""
+    if len(blob.name) == 64:
+        return FileDigests().digest(blob) == f"sha256:{blob.name}"
+    content = blob.read_bytes()
+    return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest() == blob.name
+
+
+_TOKEN = "set HF_TOKEN to a token that may read it, after you have accepted its conditions on the repository's page"
+
+
+@contextmanager
+def _explained(what: str) -> Iterator[None]:
+    """Errors of the library and of its connection as HubError."""
+    import httpx2
+    from huggingface_hub import errors
+
+    try:
+        yield
+    except errors.GatedRepoError as error:
+        raise HubRefused(f"{what}: the repository is gated; {_TOKEN}") from error
+    except errors.RepositoryNotFoundError as error:  # an answer 401 looks the same as that to a missing one
+        raise NotOnHub(f"{what}: no such repository, or a private one; {_TOKEN}") from error
+    except errors.RevisionNotFoundError as error:
+        raise NotOnHub(f"{what}: no such revision") from error
+    except errors.RemoteEntryNotFoundError as error:
+        raise NotOnHub(f"{what}: the file is gone; ask again, the repository has changed") from error
+    except errors.OfflineModeIsEnabled as error:
+        raise HubAway(f"{what}: HF_HUB_OFFLINE is set, and it is not on this machine") from error
+    except errors.HfHubHTTPError as error:
+        status = error.response.status_code
+        kind = HubRefused if status in (401, 403) else HubAway
+        raise kind(
+            f"{what}: the hub answered {status}; {_TOKEN if kind is HubRefused else 'try again later'}"
+        ) from error
+    except (httpx2.HTTPError, ConnectionError) as error:
+        raise HubAway(f"{what}: the hub does not answer ({error}); what was fetched is kept, ask again") from error
+    except OSError as error:
+        if error.errno is not None:  # of the disk
+            raise
+        raise HubAway(f"{what}: {error}") from error

@@ -1,0 +1,248 @@
+"""Models of a hub: `kolm models pull`, and names that other commands take, against a hub on this machine."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from huggingface_hub import constants, file_download, try_to_load_from_cache
+from typer.testing import CliRunner
+
+from services.cli.main import app
+from services.cli.up.local_services import LocalServices
+from services.cli.up.up_options import ListenOptions
+from services.generation.target.errors import WeightsInvalid
+from services.generation.target.identity import base_cid, base_manifest
+from services.generation.target.model_path import model_path, name_of
+from tests import documented
+from tests.fakes.hub import FakeHub, ollama_model, serving
+from tests.fakes.tiny_gguf import make_tiny_gguf
+from tests.fakes.tiny_model import make_tiny_model
+
+NAME = "hf:maker/model-GGUF"
+FILE = "tiny-Q8_0.gguf"
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "cache"
+    monkeypatch.setenv("HF_HUB_CACHE", str(folder))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    monkeypatch.setenv("KOLM_MODELS", str(tmp_path / "models"))
+    monkeypatch.setenv("OLLAMA_MODELS", str(tmp_path / "ollama"))
+    monkeypatch.setenv("LMSTUDIO_MODELS", str(tmp_path / "lmstudio"))
+    for name in ("HF_TOKEN", "HF_HUB_OFFLINE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("COLUMNS", "250")
+    monkeypatch.setattr(file_download, "time", SimpleNamespace(sleep=lambda seconds: None))
+    monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 500)
+    return folder
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> bytes:
+    return make_tiny_gguf(tmp_path / "source.gguf").read_bytes()
+
+
+@pytest.fixture
+def hub(cache: Path, tiny: bytes, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
+    with serving(FakeHub()) as hub:
+        hub.commit({FILE: tiny, "README.md": b"# tiny"})
+        place = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, hub.endpoint)
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", place)  # what HF_ENDPOINT sets at the start
+        monkeypatch.setattr(constants, "ENDPOINT", hub.endpoint)
+        yield hub
+
+
+def kolm(*words: str) -> tuple[int, str, str]:
+    result = CliRunner().invoke(app, list(words))
+    return result.exit_code, result.stdout, result.stderr
+
+
+def pulled(name: str = NAME) -> Path:
+    code, out, err = kolm("models", "pull", name, "--json")
+    assert code == 0, err
+    return Path(json.loads(out)["path"])
+
+
+def partial(cache: Path) -> list[Path]:
+    return list(cache.rglob("*.kolm-partial"))
+
+
+def test_a_model_is_fetched_checked_and_found_by_its_name_and_by_the_library(
+    hub: FakeHub, cache: Path, tiny: bytes
+) -> None:
+    path = pulled()
+    assert path.read_bytes() == tiny
+    assert str(path) == try_to_load_from_cache(hub.repo, FILE, cache_dir=cache)
+    assert model_path(NAME) == model_path(f"{NAME}:q8_0") == model_path(f"{NAME}:{FILE}") == path
+    assert name_of(path) == "tiny-Q8_0"
+    (weights,) = base_manifest(path).weights
+    assert weights.digest == f"sha256:{hashlib.sha256(tiny).hexdigest()}"
+    assert hub.fetched == [(FILE, None)]
+    pulled()
+    assert hub.fetched == [(FILE, None)]
+
+
+def test_size_licence_and_commit_are_said_before_it_comes(hub: FakeHub) -> None:
+    hub.cuts = [0] * 20
+    code, _, err = kolm("models", "pull", NAME)
+    assert code == 5
+    first = err.splitlines()[0]
+    assert all(said in first for said in (FILE, hub.main[:12], "apache-2.0", hub.endpoint))
+
+
+def test_a_connection_that_is_cut_goes_on_where_it_was(hub: FakeHub, tiny: bytes) -> None:
+    hub.cuts = [1000, 0, 2000]
+    assert pulled().read_bytes() == tiny
+    assert [part for _, part in hub.fetched] == [None, "bytes=1000-", "bytes=1000-", "bytes=3000-"]
+
+
+def test_a_later_call_goes_on_where_a_former_one_ended(hub: FakeHub, cache: Path, tiny: bytes) -> None:
+    hub.cuts = [5000] + [0] * 20
+    assert kolm("models", "pull", NAME)[0] == 5
+    (kept,) = partial(cache)
+    assert kept.read_bytes() == tiny[:5000]
+    hub.cuts, hub.asked = [], []
+    assert pulled().read_bytes() == tiny
+    assert hub.fetched == [(FILE, "bytes=5000-")]
+    assert not partial(cache)
+
+
+def test_bytes_with_another_digest_are_refused_and_removed(hub: FakeHub, cache: Path, tiny: bytes) -> None:
+    hub.served = {FILE: tiny[:-1] + bytes([tiny[-1] ^ 1])}
+    assert kolm("models", "pull", NAME)[0] == 3
+    assert not [path for path in cache.rglob("*") if path.is_file() and path.stat().st_size > 1000]
+    hub.served = {}
+    assert pulled().read_bytes() == tiny
+
+
+def test_a_partial_file_of_wrong_bytes_does_not_last(hub: FakeHub, cache: Path, tiny: bytes) -> None:
+    hub.cuts = [5000] + [0] * 20
+    kolm("models", "pull", NAME)
+    (kept,) = partial(cache)
+    kept.write_bytes(b"x" * 5000)
+    hub.cuts = []
+    assert kolm("models", "pull", NAME)[0] == 3
+    assert pulled().read_bytes() == tiny
+
+
+def test_a_file_that_was_damaged_later_is_not_loaded_and_pulled_again(hub: FakeHub, tiny: bytes) -> None:
+    path = pulled()
+    blob = path.resolve()
+    blob.write_bytes(tiny[:-1] + bytes([tiny[-1] ^ 1]))
+    with pytest.raises(WeightsInvalid, match="not the file that was published"):
+        base_cid(path)
+    assert pulled().read_bytes() == tiny
+
+
+def test_a_revision_that_moves_changes_nothing_until_it_is_pulled(hub: FakeHub, tmp_path: Path, tiny: bytes) -> None:
+    before, first = pulled(), hub.main
+    other = make_tiny_gguf(tmp_path / "other.gguf", seed=9).read_bytes()
+    hub.commit({FILE: other})
+    assert model_path(NAME) == before
+    assert pulled().read_bytes() == other
+    assert model_path(NAME).read_bytes() == other
+    assert model_path(f"{NAME}@{first}").read_bytes() == tiny
+    assert base_cid(model_path(NAME)) != base_cid(before)
+
+
+def test_a_commit_that_is_gone_while_it_is_fetched_is_said(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = hub.answer
+
+    def moved(path: str, token: str | None) -> tuple[int, dict[str, str], bytes]:
+        found = answer(path, token)
+        hub.commits.clear()
+        return found
+
+    monkeypatch.setattr(hub, "answer", moved)
+    assert kolm("models", "pull", NAME)[0] == 4
+
+
+@pytest.mark.parametrize(("what", "code"), [("token", 4), ("gated", 1), ("repository", 4), ("revision", 4)])
+def test_what_the_hub_does_not_give_is_refused_by_its_kind(hub: FakeHub, what: str, code: int, cache: Path) -> None:
+    name = NAME
+    match what:
+        case "token":
+            hub.token = "hf_right"
+        case "gated":
+            hub.gated = True
+        case "repository":
+            name = "hf:maker/other"
+        case "revision":
+            name = f"{NAME}@nowhere"
+    assert kolm("models", "pull", name)[0] == code
+    assert not cache.exists()
+
+
+def test_a_token_opens_what_is_private(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub.token = "hf_right"
+    monkeypatch.setenv("HF_TOKEN", "hf_right")
+    assert pulled().is_file()
+
+
+def test_offline_a_model_that_is_here_is_served_and_none_is_asked_for(
+    hub: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pulled()
+    hub.asked = []
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert model_path(NAME).is_file()
+    assert kolm("models", "pull", NAME)[0] == 5
+    assert hub.asked == []
+
+
+def test_a_folder_of_safetensors_is_fetched_whole(hub: FakeHub, tmp_path: Path) -> None:
+    source = make_tiny_model(tmp_path / "source", layers=1)
+    files = {path.name: path.read_bytes() for path in source.iterdir()}
+    hub.commit({**files, "training_args.bin": b"pickle", "README.md": b"#"})
+    path = pulled()
+    assert {each.name for each in path.iterdir()} == set(files)
+    assert model_path(NAME) == path
+    assert base_cid(path) == base_cid(source)
+    assert name_of(path) == "model-GGUF"
+    (path / "model.safetensors").unlink()
+    assert kolm("doctor", "--model", NAME)[0] == 2
+
+
+def test_up_fetches_what_is_not_here_and_asks_nobody_for_what_is(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[LocalServices] = []
+    monkeypatch.setattr("services.cli.up.up._run", lambda services, *others, as_json: ran.append(services))
+    free = [f"--{each}-port=0" for each in ("generation", "ledger", "auditor", "registry", "explorer", "http")]
+    assert kolm("up", f"{NAME}:Q8_0", *free)[0] == 0
+    assert ran[0].model == model_path(NAME)
+    hub.asked = []
+    assert kolm("up", "--model", NAME, *free)[0] == 0
+    assert (ran[1].model, hub.asked) == (ran[0].model, [])
+    assert kolm("up", NAME, "--model", "smollm2", *free)[0] == 2
+
+
+@pytest.mark.parametrize("line", documented.BY_NAME)
+def test_the_lines_of_the_page_do_what_it_says(
+    line: str, hub: FakeHub, tmp_path: Path, tiny: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.cli.up.up._run", lambda services, *others, as_json: None)
+    monkeypatch.setattr(ListenOptions, "check_ports", lambda *_: None)
+    if "ollama:" in line:
+        ollama_model(tmp_path, "registry.ollama.ai/library/mistral/latest", tiny)
+    else:
+        hub.repo = "HuggingFaceTB/SmolLM2-360M-Instruct" if "SmolLM2" in line else "Qwen/Qwen3-4B-GGUF"
+        hub.commit({"Qwen3-4B-Q4_K_M.gguf": tiny})
+    code, _, err = kolm(*line.split()[1:])
+    assert code == 0, err
+
+
+def test_the_list_says_what_is_here(hub: FakeHub, tiny: bytes) -> None:
+    path = pulled()
+    (path.parent / "store").mkdir()
+    (path.parent / "store" / "manifest.json").touch()
+    listed: list[dict[str, Any]] = json.loads(kolm("models", "list", "--json")[1])
+    (found,) = (each for each in listed if each["name"] == f"{NAME}:Q8_0")
+    assert (found["from"], found["size"], found["family"]) == ("hub", len(tiny), "llama")
+    assert {each["path"] for each in listed if each["name"] == "qwen3:4b"} == {None}
+    assert f"{NAME}:Q8_0" in kolm("models", "list")[1]

@@ -1,0 +1,138 @@
+"""Names of models, which file of a repository is meant, and folders of other programs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from services.generation.target.errors import ModelNotFound
+from services.generation.target.model_path import model_path, name_of, named_models
+from services.generation.target.naming.catalogue import SHORT, HubName, choose
+from services.generation.target.naming.folders import found_here
+from services.generation.target.naming.glance import glance
+from tests.fakes.hub import ollama_model
+from tests.fakes.tiny_gguf import make_tiny_gguf
+
+GB = 10**9
+SIZES = {
+    "m-F16.gguf": 8 * GB,
+    "m-Q8_0.gguf": 4 * GB,
+    "m-Q6_K.gguf": 3 * GB,
+    "m-Q4_K_M.gguf": 2 * GB,
+    "m-Q2_K.gguf": 1 * GB,
+    "mmproj-m-f16.gguf": GB,
+    "README.md": 100,
+}
+
+
+@pytest.mark.parametrize(
+    ("named", "meant"),
+    [
+        ("hf:a/b", HubName("a/b")),
+        ("hf:a/b:Q4_K_M", HubName("a/b", wanted="Q4_K_M")),
+        ("hf:a/b@v1.0:sub/m.gguf", HubName("a/b", "v1.0", "sub/m.gguf")),
+        ("qwen3:4b", HubName("Qwen/Qwen3-4B-GGUF")),
+        ("smollm2", None),
+        ("some/path", None),
+    ],
+)
+def test_a_name_says_repository_revision_and_file(named: str, meant: HubName | None) -> None:
+    assert HubName.of(named) == meant
+    if named.startswith("hf:"):
+        assert str(meant) == named
+
+
+@pytest.mark.parametrize("named", ["hf:", "hf:a", "hf:a/b/c", "hf:../b", "hf:a/b:", "hf:a/b@:x", "hf:a/..:x:y"])
+def test_a_wrong_name_is_refused(named: str) -> None:
+    with pytest.raises(ModelNotFound, match="expected hf:OWNER/REPOSITORY"):
+        HubName.of(named)
+
+
+def test_there_are_ten_short_names_each_of_a_repository() -> None:
+    assert len(SHORT) == 10
+    assert all(HubName.of(f"hf:{repo}") == HubName.of(name) for name, repo in SHORT.items())
+
+
+@pytest.mark.parametrize(
+    ("memory", "file"), [(40, "m-Q8_0.gguf"), (30, "m-Q6_K.gguf"), (16, "m-Q4_K_M.gguf"), (6, "m-Q4_K_M.gguf")]
+)
+def test_more_memory_brings_more_bits_up_to_eight(memory: int, file: str) -> None:
+    assert choose(SIZES, HubName("a/b"), memory * GB) == file
+
+
+def test_what_does_not_fit_is_said_with_its_sizes_but_a_wish_is_followed() -> None:
+    with pytest.raises(ModelNotFound, match=r"none fits 4.0 GB .*m-Q4_K_M.gguf \(2.00 GB\)"):
+        choose(SIZES, HubName("a/b"), 4 * GB)
+    assert choose(SIZES, HubName("a/b", wanted="q8_0"), 4 * GB) == "m-Q8_0.gguf"
+    assert choose(SIZES, HubName("a/b", wanted="m-F16.gguf"), 4 * GB) == "m-F16.gguf"
+    with pytest.raises(ModelNotFound, match="no file is called so"):
+        choose(SIZES, HubName("a/b", wanted="Q5_0"), 4 * GB)
+
+
+def test_parts_and_projectors_are_no_models_and_safetensors_are_a_folder() -> None:
+    parts = {"m-Q4_0-00001-of-00002.gguf": GB, "mmproj-f16.gguf": GB}
+    with pytest.raises(ModelNotFound, match="neither a GGUF file"):
+        choose(parts, HubName("a/b"), 40 * GB)
+    assert choose({**parts, "model.safetensors": GB}, HubName("a/b"), 40 * GB) is None
+
+
+@pytest.fixture
+def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for variable, name in (("HF_HUB_CACHE", "hub"), ("OLLAMA_MODELS", "ollama"), ("LMSTUDIO_MODELS", "lmstudio")):
+        monkeypatch.setenv(variable, str(tmp_path / name))
+    monkeypatch.setenv("KOLM_MODELS", str(tmp_path / "models"))
+    return tmp_path
+
+
+def test_ollamas_models_are_found_by_their_names_there(folders: Path) -> None:
+    blob = ollama_model(folders, "registry.ollama.ai/library/qwen3/4b", b"GGUF of qwen", license="sha256:1")
+    other = ollama_model(folders, "hf.co/maker/model-GGUF/latest", b"GGUF of another")
+    assert model_path("qwen3:4b") == model_path("ollama:qwen3:4b") == blob
+    assert model_path("ollama:hf.co/maker/model-GGUF") == other
+    assert (name_of(blob), name_of(other)) == ("qwen3:4b", "hf.co/maker/model-GGUF:latest")
+    listed = {each.name: each.origin for each in named_models() if each.path}
+    assert listed.items() >= {("qwen3:4b", "hub"), ("ollama:hf.co/maker/model-GGUF:latest", "ollama")}
+    with pytest.raises(ModelNotFound, match="kolm models pull qwen3:8b"):
+        model_path("qwen3:8b")
+
+
+def test_manifests_that_are_none_lead_nowhere(folders: Path) -> None:
+    (folders / "ollama" / "manifests" / "x").mkdir(parents=True)
+    (folders / "ollama" / "manifests" / "x" / "broken").write_text("{")
+    ollama_model(folders, "library/escape/1", b"x", digest="sha256:../../../etc/passwd")
+    ollama_model(folders, "library/adapted/1", b"GGUF", adapter="sha256:2")
+    ollama_model(folders, "library/short/1", b"GGUF whole").write_bytes(b"GGUF")
+    assert found_here() == []
+
+
+def test_lm_studios_files_are_found_by_publisher_and_repository(folders: Path) -> None:
+    place = folders / "lmstudio" / "maker" / "model-GGUF"
+    place.mkdir(parents=True)
+    (place / "m-Q4_K_M.gguf").write_bytes(b"GGUF")
+    assert model_path("lmstudio:maker/model-GGUF") == place / "m-Q4_K_M.gguf"
+    (place / "m-Q8_0.gguf").write_bytes(b"GGUF")
+    assert model_path("lmstudio:maker/model-GGUF:q8_0") == place / "m-Q8_0.gguf"
+    with pytest.raises(ModelNotFound):
+        model_path("lmstudio:maker/model-GGUF")
+
+
+def test_a_configuration_alone_in_the_cache_is_no_model(folders: Path) -> None:
+    snapshot = folders / "hub" / "models--maker--model" / "snapshots" / ("0" * 40)
+    snapshot.mkdir(parents=True)
+    (snapshot.parents[1] / "refs").mkdir()
+    (snapshot.parents[1] / "refs" / "main").write_text("0" * 40)
+    for name in ("config.json", "tokenizer.json"):
+        (snapshot / name).write_text("{}")
+    assert found_here() == []
+    with pytest.raises(ModelNotFound, match="kolm models pull hf:maker/model"):
+        model_path("hf:maker/model")
+    (snapshot / "model.safetensors").touch()
+    assert model_path("hf:maker/model") == snapshot
+
+
+def test_a_glance_tells_family_size_and_storage(tmp_path: Path) -> None:
+    seen = glance(make_tiny_gguf(tmp_path / "m.gguf"))
+    assert (seen.family, seen.size) == ("llama", (tmp_path / "m.gguf").stat().st_size)
+    (tmp_path / "junk.gguf").write_bytes(b"GGUF" + b"\xff" * 100)
+    assert glance(tmp_path / "junk.gguf").family == ""

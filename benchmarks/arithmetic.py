@@ -11,16 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from rich.progress import track
 
 from services.generation.engine.text.tokenizer import Tokenizer
+from services.generation.target.arrays import Float32
 from services.generation.target.cpu import load_target
 from services.generation.target.model_path import model_path
 from services.generation.target.rows import RowsBuilder
 from services.generation.target.target import Target
-
-Float32 = NDArray[np.float32]
 
 ARITHMETICS = ("float32", "int8")
 PROFILES = {

@@ -15,14 +15,14 @@ from typing import Any
 
 import faiss
 import numpy as np
-from numpy.typing import NDArray
 from tokenizers import Tokenizer as FastTokenizer
 
 from services.datastores.documents import CorpusInvalid, Document
 from services.datastores.shard_writer import ShardWriter
 from services.datastores.tokenising import Tokenising
-from services.generation.drafting.retrieval.input_layer import Embedding, Float32, InputLayer
+from services.generation.drafting.retrieval.input_layer import Embedding, InputLayer
 from services.generation.drafting.retrieval.manifest import NAME, Blob, DatastoreError, Manifest
+from services.generation.target.arrays import Float32, Int64
 from services.generation.target.identity import base_cid
 
 FLAT_UP_TO = 50_000
@@ -39,7 +39,7 @@ class PassageVectors:
 
     embedder: InputLayer
     tokens: list[Path]
-    table: NDArray[np.int64]
+    table: Int64
     embedded: Callable[[int, int], None]
     """Hears how many passages have been embedded by now, and of how many."""
 
@@ -66,7 +66,7 @@ class PassageVectors:
         if held:
             yield np.concatenate(waiting)
 
-    def _parts(self, table: NDArray[np.int64]) -> Iterator[Float32]:
+    def _parts(self, table: Int64) -> Iterator[Float32]:
         for number, path in enumerate(self.tokens):
             yield from self.embedder.passages(np.load(path, mmap_mode="r"), table[table[:, 0] == number])
 
@@ -204,7 +204,7 @@ def check_out(out: Path) -> None:
         raise BuildFailed(f"{out} stands already; choose another --out or remove it")
 
 
-def _token_weights(counts: NDArray[np.int64]) -> Float32:
+def _token_weights(counts: Int64) -> Float32:
     """The weight of each token in a mean, [vocab], from how often it occurs in the corpus."""
     share = counts / max(int(counts.sum()), 1)
     return (_COMMON / (_COMMON + share)).astype(np.float32)

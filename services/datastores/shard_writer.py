@@ -12,8 +12,8 @@ import pydivsufsort
 from numpy.typing import NDArray
 
 from services.generation.drafting.retrieval.manifest import Blob, token_dtype
+from services.generation.target.arrays import Bytes, Int32, Int64
 
-Int64 = NDArray[np.int64]
 _PIECE = 1 << 20  # entries of the sorted array that are looked at a time
 _COUNTED = 1 << 18  # tokens that are counted at a time: counting widens them
 
@@ -91,7 +91,7 @@ def _write_suffixes(tokens: NDArray[Any], file: BinaryIO) -> None:
         file.write(piece.astype("<i4", copy=False).data)
 
 
-def sorted_suffixes(tokens: NDArray[Any]) -> Iterator[NDArray[np.int32]]:
+def sorted_suffixes(tokens: NDArray[Any]) -> Iterator[Int32]:
     """Positions in the order of the suffixes of `tokens` [n], one after another in pieces: int32, n in all.
 
     The suffixes of the tokens' bytes are sorted, highest byte first, and those that begin within a token left out: the
@@ -104,7 +104,7 @@ def sorted_suffixes(tokens: NDArray[Any]) -> Iterator[NDArray[np.int32]]:
         yield (piece[piece % width == 0] // width).astype(np.int32, copy=False)
 
 
-def _big_endian(tokens: NDArray[Any], width: int) -> NDArray[np.uint8]:
+def _big_endian(tokens: NDArray[Any], width: int) -> Bytes:
     size = tokens.dtype.itemsize
     all_bytes = tokens.astype(tokens.dtype.newbyteorder(">")).view(np.uint8).reshape(-1, size)
     return np.ascontiguousarray(all_bytes[:, size - width :]).reshape(-1)

@@ -7,9 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
-
 from services.generation.engine.core import EngineCore, EngineSettings
 from services.generation.engine.cost import PassCost
 from services.generation.engine.drafter import Budget, Draft, Drafter
@@ -19,6 +16,7 @@ from services.generation.engine.sequence import TokenDecoder
 from services.generation.engine.text.grammar_compiler import GrammarCompiler
 from services.generation.engine.text.tokenizer import Tokenizer
 from services.generation.engine.tree import TokenTree
+from services.generation.target.arrays import Float32
 from services.generation.target.cpu import load_target
 from services.generation.target.probe import KeptProbes, NumericsProfile, measure_profile
 from services.generation.target.target import Target
@@ -62,7 +60,7 @@ class RecordDraft(Draft):
         done = len(tokens) - self._prompt_length
         return TokenTree.chain((tokens[-1], *self._output[done : done + budget.nodes]))
 
-    def observe(self, tokens: list[int], tree: TokenTree, path: list[int], logits: NDArray[np.float32]) -> None:
+    def observe(self, tokens: list[int], tree: TokenTree, path: list[int], logits: Float32) -> None:
         emitted = tuple(tokens[self._prompt_length :])
         self.left = emitted != self._output[: len(emitted)]
 

@@ -27,6 +27,7 @@ from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.engine.sequence import NoText
 from services.generation.engine.text.tokenizer import Tokenizer
 from services.generation.engine.tree import TokenTree
+from services.generation.target.arrays import Float32
 from services.generation.target.target import Target
 from services.training.plan import PromptsInvalid
 
@@ -119,9 +120,6 @@ def _check_ids(prompts: list[Prompt]) -> None:
         if prompt.id in seen:
             raise PromptsInvalid(f"id: {prompt.id!r} comes twice; ids have to be unique over all files")
         seen.add(prompt.id)
-
-
-Float32 = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,12 +315,12 @@ class Notes(Draft):
     notebook: Notebook
     name: str
     prompt: int
-    pieces: list[NDArray[np.float32]] = field(default_factory=list)
+    pieces: list[Float32] = field(default_factory=list)
 
-    def read(self, tokens: list[int], start: int, features: NDArray[np.float32]) -> None:
+    def read(self, tokens: list[int], start: int, features: Float32) -> None:
         if start == 0:  # a preempted sequence is read once more
             self.pieces.clear()
         self.pieces.append(features.copy())
 
-    def observe(self, tokens: list[int], tree: TokenTree, path: list[int], logits: NDArray[np.float32]) -> None:
+    def observe(self, tokens: list[int], tree: TokenTree, path: list[int], logits: Float32) -> None:
         self.notebook.emitted(self.name, tokens[-1], len(tokens) - self.prompt)

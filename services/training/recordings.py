@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.generation.engine.text.tokenizer import Tokenizer
+from services.generation.target.arrays import Float32
 from services.generation.target.rows import RowsBuilder
 from services.generation.target.target import Target
 from services.training.answering import (
@@ -145,7 +146,7 @@ class Prefill:
                 first = last
         return made
 
-    def _pass(self, answers: Sequence[Answer]) -> NDArray[np.float32]:
+    def _pass(self, answers: Sequence[Answer]) -> Float32:
         builder, tables = RowsBuilder(), [list[int]() for _ in answers]
         try:
             for table, answer in zip(tables, answers, strict=True):

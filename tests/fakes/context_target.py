@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from services.generation.target.adapters import AdapterIdentity
+from services.generation.target.arrays import Float32, Int32, Int64, UInt64
 from services.generation.target.blocks import BLOCK, BlockPool
 from services.generation.target.rows import Rows
 from services.generation.target.target import PassOutput
@@ -52,23 +52,23 @@ class ContextTarget:
         seen = np.concatenate([table[straight // BLOCK] * BLOCK + straight % BLOCK, branch])
         return self._total(self._slots[seen])
 
-    def _total(self, seen: NDArray[np.uint64]) -> int:
+    def _total(self, seen: UInt64) -> int:
         return int((seen * self._weights[: len(seen)]).sum() >> np.uint64(33))
 
     @staticmethod
-    def _features(sums: NDArray[np.int64], layers: Sequence[int]) -> NDArray[np.float32]:
+    def _features(sums: Int64, layers: Sequence[int]) -> Float32:
         return (sums[:, None] % (1009 + np.array(layers, np.int64))).astype(np.float32)
 
-    def features_of(self, tokens: Sequence[int], layers: Sequence[int]) -> NDArray[np.float32]:
+    def features_of(self, tokens: Sequence[int], layers: Sequence[int]) -> Float32:
         """The result of a pass for each of `tokens`, the first ones of a sequence without an adapter."""
         stored = _stored(np.array(tokens), np.arange(len(tokens)))
         sums = [self._total(stored[: end + 1]) for end in range(len(stored))]
         return self._features(np.array(sums, np.int64), layers)
 
-    def embed(self, tokens: NDArray[np.int64]) -> NDArray[np.float32]:
+    def embed(self, tokens: Int64) -> Float32:
         return tokens[:, None].astype(np.float32)
 
-    def unembed(self, states: NDArray[np.float32]) -> NDArray[np.float32]:
+    def unembed(self, states: Float32) -> Float32:
         raise NotImplementedError
 
     def move(self, sources: list[int], targets: list[int]) -> None:
@@ -77,5 +77,5 @@ class ContextTarget:
             self._slots[target] = self._slots[source]
 
 
-def _stored(tokens: NDArray[np.int64], positions: NDArray[np.int64] | NDArray[np.int32]) -> NDArray[np.uint64]:
+def _stored(tokens: Int64, positions: Int64 | Int32) -> UInt64:
     return (tokens.astype(np.uint64) + np.uint64(1)) * np.uint64(1 << 20) + positions.astype(np.uint64)

@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 from safetensors.numpy import load_file
 from transformers import AutoConfig
 
+from services.generation.target.arrays import Float32
 from tests.fakes.tiny_gguf import Change, tokenizer_metadata, write_gguf
-
-Float32 = NDArray[np.float32]
 
 _ARCHITECTURES = {
     "smollm3": MODEL_ARCH.SMOLLM3, "phi3": MODEL_ARCH.PHI3, "gemma2": MODEL_ARCH.GEMMA2,

@@ -6,11 +6,11 @@ import random
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from services.generation.engine.drafter import Ask, Budget, Draft, Drafter
 from services.generation.engine.request import EngineRequest
 from services.generation.engine.tree import TokenTree
+from services.generation.target.arrays import Float32
 from tests.fakes.context_target import ContextTarget
 
 
@@ -67,7 +67,7 @@ class LyingDraft(Draft):
             return self._truth[output_index]
         return self._rng.randrange(-2, self._vocab_size + 2)
 
-    def observe(self, tokens: list[int], tree: TokenTree, path: list[int], logits: NDArray[np.float32]) -> None:
+    def observe(self, tokens: list[int], tree: TokenTree, path: list[int], logits: Float32) -> None:
         assert len(logits) == len(tree)
         assert tokens[-1 - len(path) : -1] == [tree.tokens[node] for node in path]
         if self._rng.random() < self._bugs:
@@ -102,7 +102,7 @@ class ReadingDrafter(Drafter):
         vocab = self._target.config.vocab_size
         return TokenTree((ask.tokens[-1], *(self._rng.randrange(vocab) for _ in range(count))), tuple(parents))
 
-    def check(self, tokens: list[int], start: int, features: NDArray[np.float32]) -> None:
+    def check(self, tokens: list[int], start: int, features: Float32) -> None:
         self.read += len(features)
         right = self._target.features_of(tokens[: start + len(features)], self.feature_layers)[start:]
         if not np.array_equal(right, features):
@@ -114,7 +114,7 @@ class ReadingDraft(Draft):
         self._drafter = drafter
         self.length = 0
 
-    def read(self, tokens: list[int], start: int, features: NDArray[np.float32]) -> None:
+    def read(self, tokens: list[int], start: int, features: Float32) -> None:
         if start != self.length:
             self._drafter.faults.append(f"features from position {start} on after {self.length}")
         self._drafter.check(tokens, start, features)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 from hypothesis import strategies as st
-from numpy.typing import NDArray
+
+from services.generation.target.arrays import Float32
 
 SIZES = st.one_of(st.integers(1, 5), st.integers(6, 300), st.sampled_from((127, 128, 129, 255, 256, 257, 511, 700)))
 """Vocabularies; a group has 128 ids, a tile 256."""
@@ -12,7 +13,7 @@ KINDS = ("normal", "peaked", "near", "flat", "ties", "zeros", "huge", "subnormal
 
 
 @st.composite
-def rows(draw: st.DrawFn, sizes: st.SearchStrategy[int] = SIZES) -> NDArray[np.float32]:
+def rows(draw: st.DrawFn, sizes: st.SearchStrategy[int] = SIZES) -> Float32:
     """Logits [vocab_size], float32, without NaN and +inf, one of them finite at least; some of them -inf at times."""
     rng, size, kind = np.random.default_rng(draw(st.integers(0, 2**32))), draw(sizes), draw(st.sampled_from(KINDS))
     row = _row(kind, rng, size)
@@ -23,7 +24,7 @@ def rows(draw: st.DrawFn, sizes: st.SearchStrategy[int] = SIZES) -> NDArray[np.f
     return row
 
 
-def _row(kind: str, rng: np.random.Generator, size: int) -> NDArray[np.float32]:
+def _row(kind: str, rng: np.random.Generator, size: int) -> Float32:
     normal = rng.standard_normal(size)
     if kind == "peaked":
         normal[rng.integers(size, size=3)] += (9.0, 8.0, 7.9)

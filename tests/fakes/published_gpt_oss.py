@@ -13,6 +13,8 @@ from gguf.quants import dequantize, quantize
 from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
+from services.generation.target.arrays import Bytes
+
 _KIND = GGMLQuantizationType.MXFP4
 
 
@@ -32,7 +34,7 @@ def as_published(directory: Path, quantised: Path, widened: Path) -> None:
     _write(directory, quantised, blocks, {"quantization_config": {"quant_method": "mxfp4"}})
 
 
-def _apart(rows: NDArray[np.uint8]) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+def _apart(rows: Bytes) -> tuple[Bytes, Bytes]:
     """Exponents, and values of which neighbours share a byte; in GGUF those that lie half a block apart do."""
     each = rows.reshape(*rows.shape[:-1], -1, 17)
     values = np.concatenate([each[..., 1:] & 15, each[..., 1:] >> 4], axis=-1)

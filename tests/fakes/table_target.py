@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
+from services.generation.target.arrays import Float32, Int64
 from services.generation.target.blocks import BLOCK, BlockPool
 from services.generation.target.config.config import TargetConfig
 from services.generation.target.config.rope import NO_ROTATION
@@ -19,7 +19,7 @@ VOID = np.zeros((2, 2), np.float32)  # a table for who needs a target's shapes o
 class TableTarget:
     """No model at all: the logits of a row are a given function of its token. Quick, for tests of what lies above."""
 
-    def __init__(self, table: NDArray[np.float32], *, context: int = 4096, eos: tuple[int, ...] = ()) -> None:
+    def __init__(self, table: Float32, *, context: int = 4096, eos: tuple[int, ...] = ()) -> None:
         """`table` [vocab, vocab]: row t holds the logits after token t."""
         self._table = table
         vocab = len(table)
@@ -41,10 +41,10 @@ class TableTarget:
     def probe_kernels(self) -> KernelReport:
         return KernelReport(0, ())
 
-    def embed(self, tokens: NDArray[np.int64]) -> NDArray[np.float32]:
+    def embed(self, tokens: Int64) -> Float32:
         return tokens[:, None].astype(np.float32)
 
-    def unembed(self, states: NDArray[np.float32]) -> NDArray[np.float32]:
+    def unembed(self, states: Float32) -> Float32:
         raise NotImplementedError
 
     def move(self, sources: list[int], targets: list[int]) -> None:

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from services.generation.target.arrays import Float32, Int64
 from services.generation.target.cpu import load_target
 from services.generation.target.rows import Rows
-from services.generation.target.target import Float32, KernelReport, PassOutput, Target
+from services.generation.target.target import KernelReport, PassOutput, Target
 
 
 class WrappedTarget:
@@ -30,7 +30,7 @@ class WrappedTarget:
     def probe_kernels(self) -> KernelReport:
         return self._target.probe_kernels()
 
-    def embed(self, tokens: NDArray[np.int64]) -> Float32:
+    def embed(self, tokens: Int64) -> Float32:
         return self._target.embed(tokens)
 
     def unembed(self, states: Float32) -> Float32:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
+from services.generation.target.arrays import Bytes
 from services.generation.target.files.stored_tensor import LAYOUTS
 from tests.fakes.tiny_model import END, PAD, SPECIAL_TOKENS, TEMPLATE, tiny_tokenizer
 
@@ -123,7 +124,7 @@ def write_gguf(
     writer.close()
 
 
-def random_rows(storage: str, rows: int, columns: int, random: np.random.Generator) -> NDArray[np.uint8]:
+def random_rows(storage: str, rows: int, columns: int, random: np.random.Generator) -> Bytes:
     """[rows, bytes of a row]: any integers in the blocks, scales and numbers about 0.05."""
     layout = LAYOUTS[storage]
     count = rows * (columns // layout.weights)
@@ -178,7 +179,7 @@ def _tensors(shape: _Shape, storage: str, random: np.random.Generator) -> dict[s
     return tensors
 
 
-def _interleaved(rows: NDArray[np.uint8], heads: int) -> NDArray[np.uint8]:
+def _interleaved(rows: Bytes, heads: int) -> Bytes:
     """As llama.cpp's convert_hf_to_gguf.py permutes the rows of q and k of a Llama."""
     return rows.reshape(heads, 2, len(rows) // heads // 2, -1).swapaxes(1, 2).reshape(rows.shape)
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from services.generation.target.arrays import Float32
 from services.generation.target.config.config import read_config
 from services.generation.target.cpu import CpuTarget
 from services.generation.target.rows import RowsBuilder
@@ -21,7 +21,7 @@ def target_of(path: Path, **options: Any) -> CpuTarget:
     return CpuTarget(read_config(path), open_weights(path), 24, "", "", **options)
 
 
-def logits_of(target: CpuTarget, widths: Sequence[int] = (len(TOKENS),)) -> NDArray[np.float32]:
+def logits_of(target: CpuTarget, widths: Sequence[int] = (len(TOKENS),)) -> Float32:
     """Logits of TOKENS, so many in each pass."""
     table: list[int] = []
     target.blocks.extend(table, len(TOKENS))

@@ -6,14 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
+from services.generation.target.arrays import Float32, Int64
 from services.generation.target.families import Temperature
 from services.generation.target.files.stored_tensor import StoredTensor
-
-Float32 = NDArray[np.float32]
-Int64 = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
-Float32 = NDArray[np.float32]
+from services.generation.target.arrays import Float32, UInt32
 
 
 def assert_same_bits(found: Float32, expected: Float32) -> None:
@@ -20,7 +19,7 @@ def assert_same_bits(found: Float32, expected: Float32) -> None:
         raise AssertionError(f"{int((~same).sum())} of {same.size} numbers differ, the first at {where}: {shown}")
 
 
-def bits(values: Float32) -> NDArray[np.uint32]:
+def bits(values: Float32) -> UInt32:
     return np.ascontiguousarray(values).view(np.uint32)
 
 

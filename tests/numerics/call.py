@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from services.generation.target.arrays import Int64
 from services.generation.target.kernels import compilation
 from services.generation.target.kernels.records import PASS, record_of
-
-Int64 = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

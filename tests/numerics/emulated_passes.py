@@ -8,14 +8,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from services.generation.target.arrays import Int64
 from services.generation.target.cpu import CpuTarget
 from services.generation.target.kernels import compilation
 from services.generation.target.program.team import Passes, Team
 from services.generation.target.rows import Rows
 from tests.numerics.emulator import Emulator
 from tests.numerics.image import Image
-
-Int64 = NDArray[np.int64]
 
 _POOL = 512  # words, more than enough for what the members of a team share
 

@@ -9,11 +9,11 @@ import llvmlite.binding as llvm
 import numpy as np
 from llvmlite import ir
 
+from services.generation.target.arrays import Float32
 from services.generation.target.kernels import compilation
 from services.generation.target.kernels.code import F32, I64, POINTER, Code
 from services.generation.target.kernels.machine import this_machine
 from services.generation.target.kernels.row_operations import exponential
-from tests.numerics.arithmetic import Float32
 
 
 def exponential_by_kernel(x: Float32) -> Float32:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-Int64 = NDArray[np.int64]
+from services.generation.target.arrays import Bytes, Int64
 
 _PAGE = 4096
 _BEHIND = 1 << 16  # zero bytes after each run of memory: kernels may fetch ahead
@@ -54,7 +54,7 @@ class Image:
         assert place is not None
         return place
 
-    def give_back(self, memory: NDArray[np.uint8]) -> None:
+    def give_back(self, memory: Bytes) -> None:
         """Put what another process made of the image into the arrays; addresses become this process's again."""
         assert len(memory) == len(self.memory)
         changed = memory.copy()

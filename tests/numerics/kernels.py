@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.generation.target.adapters import Adapter, AdapterIdentity, LowRank
+from services.generation.target.arrays import Float32, Int32, Int64
 from services.generation.target.blocks import BLOCK
 from services.generation.target.config.layer_specs import ModuleSpec
 from services.generation.target.config.rope import query_scales, rotations
@@ -23,7 +24,7 @@ from services.generation.target.kernels.records import count_of
 from services.generation.target.kernels.storages import GROUP, PANEL, padded
 from services.generation.target.program.matrices import AdapterUpdates, matrix_of
 from services.generation.target.sizes import MOST_RANK
-from tests.numerics.arithmetic import Float32, Heads, Int64
+from tests.numerics.arithmetic import Heads
 from tests.numerics.call import Call, Run, run_here
 
 
@@ -263,16 +264,16 @@ class PagedCache:
     def _nan(self, *shape: int) -> NDArray[Any]:
         return np.full(shape, np.nan if self._dtype == np.float32 else 0x7FC0, self._dtype)
 
-    def slots(self, positions: Int64) -> NDArray[np.int32]:
+    def slots(self, positions: Int64) -> Int32:
         return (self.table[positions // BLOCK] * BLOCK + positions % BLOCK).astype(np.int32)
 
-    def write(self, slots: NDArray[np.int32], keys: Float32, values: Float32) -> None:
+    def write(self, slots: Int32, keys: Float32, values: Float32) -> None:
         """keys, values [slots, key heads, dim]; for bfloat16 only what it holds exactly."""
         blocks, offsets = slots // BLOCK, slots % BLOCK
         self.keys[blocks, :, :, offsets] = self._stored(keys)
         self.values[blocks, :, offsets, : self.dim] = self._stored(values)
 
-    def read(self, slots: NDArray[np.int32]) -> tuple[Float32, Float32]:
+    def read(self, slots: Int32) -> tuple[Float32, Float32]:
         blocks, offsets = slots // BLOCK, slots % BLOCK
         return self._widened(self.keys[blocks, :, :, offsets]), self._widened(
             self.values[blocks, :, offsets, : self.dim]

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 
 from services.generation.target.adapters import Adapter, AdapterIdentity, LowRank
+from services.generation.target.arrays import Float32
 from services.generation.target.config.config import TargetConfig
 from services.generation.target.config.rope import Rotation
 from services.generation.target.cpu import CpuTarget
 from services.generation.target.files.stored_tensor import StoredTensor
 from services.generation.target.reference.model import ReferenceModel
 from services.generation.target.rows import RowsBuilder
-from tests.numerics.arithmetic import Float32
 from tests.numerics.bits import assert_same_bits
 from tests.numerics.vectors import array, tensor_of, values_of, weights
 

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from services.generation.target.arrays import Float32, Int64
 from services.generation.target.config.rope import query_scales
 from services.generation.target.files.stored_tensor import StoredTensor
 from services.generation.target.reference import model, operations
-from tests.numerics.arithmetic import Float32, Heads, Int64
+from tests.numerics.arithmetic import Heads
 
 
 class ReferenceArithmetic:

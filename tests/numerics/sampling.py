@@ -18,7 +18,7 @@ from services.generation.engine.sampling import race, sampling_reference
 from services.generation.engine.sampling.processors import LogitsProcessors
 from services.generation.engine.sampling.race import Row, gumbel
 from services.generation.engine.sampling.sampler import Sampler, candidates, logprobs_of
-from tests.numerics.arithmetic import Float32
+from services.generation.target.arrays import Float32
 from tests.numerics.vectors import array, values_of
 
 Case = dict[str, Any]

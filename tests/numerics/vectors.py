@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from services.generation.target.arrays import Float32
 from services.generation.target.families import Temperature
 from services.generation.target.files.stored_tensor import StoredTensor
-from tests.numerics.arithmetic import Arithmetic, Float32, Heads
+from tests.numerics.arithmetic import Arithmetic, Heads
 from tests.numerics.bits import assert_same_bits
 
 FOLDER = Path(__file__).parents[1] / "vectors" / "numerics"
@@ -28,7 +28,7 @@ def read(name: str) -> Any:
     return json.loads((FOLDER / f"{name}.json").read_bytes())
 
 
-def array(values: NDArray[np.float32]) -> dict[str, Any]:
+def array(values: Float32) -> dict[str, Any]:
     """As it is written; which NaN an operation gives is not defined, so that all are written as one."""
     one = np.where(np.isnan(values), np.float32(np.nan), values)
     return {"shape": list(values.shape), "float32": np.ascontiguousarray(one, ">f4").tobytes().hex()}

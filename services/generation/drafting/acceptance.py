@@ -10,13 +10,10 @@ from __future__ import annotations
 from bisect import bisect_left
 
 import numpy as np
-from numpy.typing import NDArray
 
 from services.generation.engine.numba_cache import relaxed
 from services.generation.engine.request import EngineRequest
-
-Float64 = NDArray[np.float64]
-Int64 = NDArray[np.int64]
+from services.generation.target.arrays import Bools, Float64, Int64
 
 PREDICTED, OWN, NEAR, PAST, WINDOW, RETOKENIZED = range(6)
 """Sources of copies: what the caller expects, the request's own text, a passage near it, the tenant's past outputs, a
@@ -78,7 +75,7 @@ class RequestAcceptance:
         """[kinds], as of now."""
         return _blended(_PRIORS, self._shared, self._own)
 
-    def record(self, kinds: Int64, held: NDArray[np.bool_]) -> None:
+    def record(self, kinds: Int64, held: Bools) -> None:
         """Tokens whose parents were emitted held or not; both [any]."""
         _record(self._shared, kinds, held, _SHARED_MEMORY)
         _record(self._own, kinds, held, _OWN_MEMORY)
@@ -123,7 +120,7 @@ def _blended(priors: Float64, shared: Float64, own: Float64) -> Float64:
 
 
 @relaxed
-def _record(counts: Float64, kinds: Int64, held: NDArray[np.bool_], memory: float) -> None:
+def _record(counts: Float64, kinds: Int64, held: Bools, memory: float) -> None:
     for i in range(len(kinds)):
         counts[kinds[i]] *= memory
         counts[kinds[i], 0] += 1.0 if held[i] else 0.0

@@ -5,12 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from services.generation.drafting.acceptance import OWN
 from services.generation.engine.numba_cache import relaxed
-
-Int64 = NDArray[np.int64]
+from services.generation.target.arrays import Int64
 
 LONGEST = 16  # tokens of common end that are compared at most
 REACH = 31  # tokens of a copy at most

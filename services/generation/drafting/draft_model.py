@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from services.generation.drafting.acceptance import Acceptance, Int64
+from services.generation.drafting.acceptance import Acceptance
 from services.generation.drafting.draft_tree.candidates import Candidates, DraftShape, Samplings, Vocabulary, candidates
 from services.generation.drafting.draft_tree.draft_tree import DraftTree, Speaking, expand
 from services.generation.drafting.draft_tree.nodes import Costs
@@ -24,12 +24,13 @@ from services.generation.engine.drafter import ONE_NODE, Ask, Budget, Draft, Dra
 from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.engine.text.tokenizer import Tokenizer
 from services.generation.engine.tree import TokenTree
+from services.generation.target.arrays import Float32, Int64
 from services.generation.target.blocks import BLOCK
 from services.generation.target.config.config import read_config
 from services.generation.target.errors import CacheFull
 from services.generation.target.probe import time_passes
 from services.generation.target.rows import RowsBuilder
-from services.generation.target.target import Float32, Target
+from services.generation.target.target import Target
 
 _log = logging.getLogger(__name__)
 

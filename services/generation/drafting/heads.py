@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 from transformers import LlamaConfig
 
+from services.generation.target.arrays import Float32, Int64
 from services.generation.target.config.config import TargetConfig
 from services.generation.target.config.config_document import read_json_object
 from services.generation.target.config.rope import Rotation, rotation_of
@@ -22,8 +22,6 @@ from services.generation.target.errors import WeightsInvalid
 from services.generation.target.files.safetensors import FLOATS, Part, floats, read_parts
 
 CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
-
-Float32 = NDArray[np.float32]
 
 
 class HeadError(Exception):
@@ -140,7 +138,7 @@ class Stored:
                 raise HeadWeightsInvalid(f"weights: {name} holds a value that is infinite or not a number")
         return tensors
 
-    def target_ids(self, draft_vocab_size: int, vocab_size: int) -> NDArray[np.int64]:
+    def target_ids(self, draft_vocab_size: int, vocab_size: int) -> Int64:
         """[draft_vocab_size] the target's token for each of the head's: target id = draft id + d2t[draft id]. Without a
         d2t both vocabularies are one.
 
@@ -151,7 +149,7 @@ class Stored:
         if "d2t" not in self.parts:
             return own
         self._check("d2t", own.shape, tuple(_WHOLE))
-        ids: NDArray[np.int64] = own + self.parts["d2t"].read().view(_WHOLE[self.parts["d2t"].dtype])
+        ids: Int64 = own + self.parts["d2t"].read().view(_WHOLE[self.parts["d2t"].dtype])
         twice = len(ids) - len(np.unique(ids))
         if ids.min() < 0 or ids.max() >= vocab_size or twice:
             raise HeadWeightsInvalid(

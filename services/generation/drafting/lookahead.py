@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from services.generation.drafting.acceptance import WINDOW, Acceptance
 from services.generation.drafting.copies import Copies, OwnText
@@ -21,6 +20,7 @@ from services.generation.engine.cost import PassCost
 from services.generation.engine.drafter import Budget, Draft, Drafter, tried
 from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.engine.tree import TokenTree
+from services.generation.target.arrays import Float32
 
 CAPACITY = 64
 
@@ -154,7 +154,7 @@ class LookaheadDraft(Draft):
         self._proposed = TokenTree((*tree.tokens, *added), (*tree.parents, *below), tree.predicted)
         return self._proposed
 
-    def observe(self, tokens: list[int], tree: TokenTree, path: list[int], logits: NDArray[np.float32]) -> None:
+    def observe(self, tokens: list[int], tree: TokenTree, path: list[int], logits: Float32) -> None:
         self._copying.observe(tokens, tree, path, logits)
         window_nodes, self._window_nodes = self._window_nodes, 0
         if self._window is not None and window_nodes and tree == self._proposed:  # else the pass ran without it

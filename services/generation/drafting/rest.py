@@ -10,9 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from services.generation.drafting.acceptance import NEAR, Acceptance, Float64
+from services.generation.drafting.acceptance import NEAR, Acceptance
 from services.generation.drafting.copies import END, Copies, OwnText, copies_from
 from services.generation.drafting.draft_tree.candidates import Samplings, sampling_of
 from services.generation.drafting.draft_tree.nodes import Bounds, Nodes
@@ -22,6 +21,7 @@ from services.generation.drafting.retrieval.datastore import Datastore
 from services.generation.drafting.text_draft import TextDraft
 from services.generation.engine.drafter import Drafter, tried
 from services.generation.engine.request import EngineRequest, SamplingParams
+from services.generation.target.arrays import Float64, Int64
 
 _OWN = 8  # earlier places of the request's own text that are looked at
 _NEAR = 8  # places in the passages near it
@@ -31,8 +31,6 @@ _NEAR_TOKENS = 16_384  # of them at most
 _TOPIC = 256  # tokens at the end of a request that are its topic; after as many new ones it is looked up again
 _REACH = 16  # tokens of what is retrieved
 _SURE = 16  # tokens of own text that match: a store or shorter matches add little then
-
-Int64 = NDArray[np.int64]
 
 
 class RestDrafter(Drafter):

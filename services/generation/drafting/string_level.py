@@ -24,9 +24,10 @@ from services.generation.engine.drafter import ONE_NODE, Ask, Budget, Draft, Dra
 from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.engine.text.tokenizer import Tokenizer
 from services.generation.engine.tree import TokenTree
+from services.generation.target.arrays import Float32
 from services.generation.target.errors import CacheFull
 from services.generation.target.rows import RowsBuilder
-from services.generation.target.target import Float32, Target
+from services.generation.target.target import Target
 
 _OPEN = 16  # tokens at the end that may be spelled anew once more text is there
 _LONGEST_OPEN = 64  # tokens from which on the text is settled at any character, where no word begins

@@ -12,11 +12,12 @@ from threading import Lock
 import numpy as np
 
 from services.generation.drafting.acceptance import PAST, Acceptance
-from services.generation.drafting.copies import END, LONGEST, Copies, Int64, OwnText, copies_from
+from services.generation.drafting.copies import END, LONGEST, Copies, OwnText, copies_from
 from services.generation.drafting.method_spec import MethodSpec
 from services.generation.drafting.text_draft import TextDraft
 from services.generation.engine.drafter import Drafter, tried
 from services.generation.engine.request import EngineRequest, RequestKey, SamplingParams
+from services.generation.target.arrays import Int64
 
 MOST_TOKENS = 16_384  # of the outputs of one tenant with one adapter: the newest are kept
 MOST_PASTS = 256  # tenants with an adapter: the least recently used one is forgotten

@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
-import numpy as np
-from numpy.typing import NDArray
-
-from services.generation.drafting.acceptance import Acceptance, Float64
+from services.generation.drafting.acceptance import Acceptance
 from services.generation.drafting.copies import Copies, OwnText
 from services.generation.drafting.draft_tree.candidates import DraftShape
 from services.generation.drafting.draft_tree.draft_tree import DraftTree
@@ -17,6 +14,7 @@ from services.generation.drafting.prediction import Prediction
 from services.generation.engine.drafter import Budget, Draft
 from services.generation.engine.request import EngineRequest
 from services.generation.engine.tree import TokenTree
+from services.generation.target.arrays import Float32, Float64
 
 MOST = 64  # copies that end apart
 _ROOM = 256  # nodes beside copies
@@ -53,7 +51,7 @@ class TextDraft(Draft):
             self._tree.add_by(partial(self._expand, self._text), budget)
         return self._tree.token_tree()
 
-    def observe(self, tokens: list[int], tree: TokenTree, path: list[int], logits: NDArray[np.float32]) -> None:
+    def observe(self, tokens: list[int], tree: TokenTree, path: list[int], logits: Float32) -> None:
         drafted, self._tree = self._tree, None
         if drafted is not None and drafted.root == tree.tokens[0]:
             drafted.judge(tokens[-len(path) :])

@@ -10,9 +10,6 @@ from heapq import heappop, heappush
 from itertools import count
 from weakref import ref
 
-import numpy as np
-from numpy.typing import NDArray
-
 from services.generation.engine.cost import PassCost, breakeven
 from services.generation.engine.drafter import Budget, Drafter
 from services.generation.engine.events import Counts, Sink
@@ -23,6 +20,7 @@ from services.generation.engine.sequence import Sequence, TokenDecoder
 from services.generation.engine.speculation import Speculation
 from services.generation.engine.tree import TokenTree, walk
 from services.generation.engine.waiting import WaitingQueue
+from services.generation.target.arrays import Float32
 from services.generation.target.blocks import blocks_for, slot_of
 from services.generation.target.errors import CacheFull
 from services.generation.target.program.team import team
@@ -30,8 +28,6 @@ from services.generation.target.rows import RowsBuilder
 from services.generation.target.target import PassOutput, Target
 
 log = logging.getLogger(__name__)
-
-Float32 = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,7 +325,7 @@ class EngineCore:
         self._sharing.computed(sequence, self._speculation.own(sequence, features, layers))
 
     @staticmethod
-    def _walked(sequence: Sequence, tree: TokenTree, logits: NDArray[np.float32]) -> list[int]:
+    def _walked(sequence: Sequence, tree: TokenTree, logits: Float32) -> list[int]:
         """The accepted path. An error in sampling or decoding ends its own sequence, not everybody's."""
         try:
             return walk(tree, lambda node: sequence.emit(logits[node]))

@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
+
+from services.generation.target.arrays import Float64, Int64
 
 MARGIN = 1.25  # times its cost that a draft has to be worth: estimates err, and a draft costs more than rows
-
-Float64 = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +46,7 @@ class PassCost:
     def of(self, rows: int, keys: int = 0, sequences: int = 1) -> float:
         return float(self.of_each(np.array([rows]), keys, sequences)[0])
 
-    def of_each(self, rows: NDArray[np.int64], keys: int = 0, sequences: int = 1) -> Float64:
+    def of_each(self, rows: Int64, keys: int = 0, sequences: int = 1) -> Float64:
         """Passes over each of these numbers of rows."""
         last, beyond = self.seconds[-1], np.maximum(rows - self.rows[-1], 0)
         slope = (last - self.seconds[-2]) / (self.rows[-1] - self.rows[-2])

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
-from services.generation.engine.cost import MARGIN, Float64, breakeven
+from services.generation.engine.cost import MARGIN, breakeven
 from services.generation.engine.request import EngineRequest, RequestKey
 from services.generation.engine.tree import TokenTree
+from services.generation.target.arrays import Float32, Float64
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,14 +56,14 @@ class Draft:
         """A tree whose root is tokens[-1]. `tokens` are prompt and output so far; not to be changed or kept."""
         return TokenTree.root(tokens[-1])
 
-    def read(self, tokens: list[int], start: int, features: NDArray[np.float32]) -> None:
+    def read(self, tokens: list[int], start: int, features: Float32) -> None:
         """Features [rows, layers * hidden_size] of the committed tokens from position `start` on.
 
         Called after every pass that computed some, prompts included, positions in order, if the drafter reads any
         layers; `tokens` goes at least one token further. After `release` it starts again from position 0.
         """
 
-    def observe(self, tokens: list[int], tree: TokenTree, path: list[int], logits: NDArray[np.float32]) -> None:
+    def observe(self, tokens: list[int], tree: TokenTree, path: list[int], logits: Float32) -> None:
         """The pass is done: `tokens` now ends with what it emitted. Path and logits [nodes, vocab_size] belong to
         `tree`, which this draft proposed, or to a bare root. After a sequence's last pass nothing is `read`.
         """

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from services.generation.engine.cost import Float64, PassCost
+from services.generation.engine.cost import PassCost
+from services.generation.target.arrays import Float64
 
 _LEAST = 16  # rows
 _SURE = 0.25  # of the rows are shared by all prompts alike: however many shorter ones come, a long one goes on

@@ -20,9 +20,10 @@ import numpy as np
 
 from services.generation.engine.sequence import Sequence
 from services.generation.engine.speculation import Speculation
+from services.generation.target.arrays import Float32
 from services.generation.target.blocks import BLOCK, blocks_for
 from services.generation.target.errors import CacheFull
-from services.generation.target.target import Float32, Target
+from services.generation.target.target import Target
 
 _WORTH_A_PASS = 16  # tokens: a sequence does not wait for less, it would begin to answer later for little
 _LOOKED_AT = 64  # blocks of those that may follow, the newest ones

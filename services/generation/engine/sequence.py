@@ -6,9 +6,6 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
 from ledger.encoding.stream_digest import StreamDigest
 from services.generation.engine.events import (
     Chunk,
@@ -24,6 +21,7 @@ from services.generation.engine.request import EngineRequest, UnusableLogits
 from services.generation.engine.sampling.processors import GrammarMask, end_ids
 from services.generation.engine.sampling.race import Row
 from services.generation.engine.sampling.sampler import Sampler, logprobs_of
+from services.generation.target.arrays import Float32
 
 
 class TokenDecoder(Protocol):
@@ -180,7 +178,7 @@ class Sequence:
     def finished(self) -> bool:
         return self.finish_reason is not None
 
-    def emit(self, logits: NDArray[np.float32]) -> int | None:
+    def emit(self, logits: Float32) -> int | None:
         """Sample the next token from its row and commit it; None if the sequence has ended.
 
         The token that ends it counts. A row that no token can be chosen by ends it with an error instead.

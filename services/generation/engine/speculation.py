@@ -8,14 +8,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-import numpy as np
 from llguidance import LLMatcher
-from numpy.typing import NDArray
 
 from services.generation.engine.drafter import Ask, Budget, Draft, Drafter
 from services.generation.engine.request import Grammar
 from services.generation.engine.sequence import Sequence
 from services.generation.engine.tree import TokenTree
+from services.generation.target.arrays import Float32
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +139,6 @@ class Switch:
             self._left, self._rest = self._rest, min(2 * self._rest, _LONGEST_REST)
 
 
-Float32 = NDArray[np.float32]
 T = TypeVar("T")
 
 

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ledger.encoding.text_forms import cid_of_json
+from services.generation.target.arrays import Float32
 from services.generation.target.config.config_document import read_json_object
 from services.generation.target.errors import AdapterInvalid, AdapterUnsupported, ModelNotFound, WeightsInvalid
 from services.generation.target.files.safetensors import FLOATS, Part, floats, read_parts
@@ -269,7 +269,7 @@ class AdapterWeights:
         self._parts = parts
         self._path = path
 
-    def read(self, update: ModuleUpdate, part: str) -> NDArray[np.float32]:
+    def read(self, update: ModuleUpdate, part: str) -> Float32:
         """lora_A [rank, in] or lora_B [out, rank] in float32, exact from bfloat16 and float16.
 
         Raises AdapterInvalid where a value is not finite.
@@ -334,8 +334,8 @@ _CID = "cidv1:"
 class LowRank:
     """y += scale * ((x down^T) up^T); down [rank, in], up [out, rank], float32."""
 
-    down: NDArray[np.float32]
-    up: NDArray[np.float32]
+    down: Float32
+    up: Float32
     scale: float
 
     @property

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from services.generation.target.adapters import Adapter, read_adapter
+from services.generation.target.arrays import Int64
 from services.generation.target.blocks import BLOCK, BlockPool
 from services.generation.target.config.config import TargetConfig, bounded, cache_blocks, read_config
 from services.generation.target.config.layer_specs import EMBEDDING, HEAD, NORM, layer_specs
@@ -132,7 +132,7 @@ class CpuTarget:
         finally:
             self.blocks.release(table)
 
-    def embed(self, tokens: NDArray[np.int64]) -> Float32:
+    def embed(self, tokens: Int64) -> Float32:
         return self._embedding.rows(tokens)
 
     def unembed(self, states: Float32) -> Float32:

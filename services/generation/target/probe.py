@@ -21,12 +21,11 @@ from statistics import median
 from typing import Any
 
 import llvmlite.binding as llvm
-import numpy as np
-from numpy.typing import NDArray
 
 from ledger.durable_file import write_durably
 from ledger.encoding.text_forms import cid_of_json
 from services.generation.state_folder import one_at_a_time
+from services.generation.target.arrays import Float32
 from services.generation.target.blocks import BLOCK, blocks_for
 from services.generation.target.kernels.compilation import user_cache
 from services.generation.target.kernels.machine import cpus, this_machine
@@ -151,13 +150,13 @@ class _Probing:
         for table in self._tables:
             self._target.blocks.release(table)
 
-    def _row(self, table: list[int], length: int, token: int) -> NDArray[np.float32]:
+    def _row(self, table: list[int], length: int, token: int) -> Float32:
         rows = RowsBuilder()
         rows.add_tree(table, length, [token], [-1], self._adapter)
-        row: NDArray[np.float32] = self._target.forward(rows.build()).logits[0]
+        row: Float32 = self._target.forward(rows.build()).logits[0]
         return row
 
-    def _compare(self, what: str, row: NDArray[np.float32], alone: NDArray[np.float32]) -> None:
+    def _compare(self, what: str, row: Float32, alone: Float32) -> None:
         self.compared += 1
         if row.tobytes() != alone.tobytes():
             self.failures.append(f"{what}{self._worn}: {int((row != alone).sum())} of {len(row)} logits differ")

@@ -7,11 +7,9 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from services.generation.target.arrays import Int32, Int64
 from services.generation.target.blocks import BLOCK
-
-Int32 = NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +21,7 @@ class Rows:
     tokens, itself last. The last position that a row of a target sees is its own.
     """
 
-    tokens: NDArray[np.int64]
+    tokens: Int64
     positions: Int32  # [n] absolute position of the token, by which it is rotated
     lengths: Int32  # [n]
     slots: Int32  # [n] where its key and value are stored

@@ -7,15 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
 from services.generation.target.adapters import AdapterIdentity
+from services.generation.target.arrays import Float32, Int64
 from services.generation.target.blocks import BlockPool
 from services.generation.target.config.config import TargetConfig
 from services.generation.target.rows import Rows
-
-Float32 = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +57,7 @@ class Target(Protocol):
         """Compare single operations at all sizes that passes may have; uses a free part of the cache."""
         ...
 
-    def embed(self, tokens: NDArray[np.int64]) -> Float32:
+    def embed(self, tokens: Int64) -> Float32:
         """Token embeddings, [n] ids to [n, hidden_size] float32; drafters on this model's features read them too."""
         ...
 

@@ -12,8 +12,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import numpy as np
-from numpy.typing import NDArray
 from transformers import Qwen3Config
 
 from services.generation.drafting.heads import (
@@ -30,6 +28,7 @@ from services.generation.drafting.heads import (
     typed,
     typed_or,
 )
+from services.generation.target.arrays import Float32, Int64
 from services.generation.target.config.config import TargetConfig
 from services.generation.target.config.layer_specs import LayerSpec, decoder_layer
 from services.generation.target.sizes import expected, fits
@@ -177,8 +176,8 @@ class BlockHead:
 
     origin: str
     config: BlockConfig
-    tensors: dict[str, NDArray[np.float32]]  # under the names that `block_shapes` lists
-    target_ids: NDArray[np.int64]  # [draft_vocab_size] token of the target for each of the head's own
+    tensors: dict[str, Float32]  # under the names that `block_shapes` lists
+    target_ids: Int64  # [draft_vocab_size] token of the target for each of the head's own
 
 
 LAYOUT = "kolm.block.v1"

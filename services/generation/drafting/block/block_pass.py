@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from services.generation.drafting.block.block_checkpoint import (
     CONFIDENCE,
@@ -24,6 +23,7 @@ from services.generation.drafting.block.block_checkpoint import (
 )
 from services.generation.drafting.draft_tree.candidates import Vocabulary
 from services.generation.drafting.heads import rotation_of_head
+from services.generation.target.arrays import Float32, Int64
 from services.generation.target.blocks import BLOCK, BlockPool
 from services.generation.target.config.rope import inverse_root, query_scales, rotations
 from services.generation.target.files.stored_tensor import StoredTensor
@@ -38,9 +38,6 @@ from services.generation.target.program.program import EmbeddingTable, Product
 from services.generation.target.program.team import Passes
 from services.generation.target.rows import Rows
 from services.generation.target.target import Target
-
-Float32 = NDArray[np.float32]
-Int64 = NDArray[np.int64]
 
 _CACHED = "float32"  # in which keys and values are kept
 _MOST_ROWS = 256  # of a pass; more go through in several

@@ -13,13 +13,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from services.generation.drafting.acceptance import DOUBTED, WHOLE, Int64, RequestAcceptance
+from services.generation.drafting.acceptance import DOUBTED, WHOLE, RequestAcceptance
 from services.generation.drafting.draft_tree.nodes import MOST_COPIED, Level
 from services.generation.engine.cost import PassCost
 from services.generation.engine.drafter import Budget
 from services.generation.engine.numba_cache import relaxed
 from services.generation.engine.request import EngineRequest
 from services.generation.engine.sampling.race import gumbel, key_of, value_of
+from services.generation.target.arrays import Float32, Float64, Int64
 
 _DEPTH = 16  # at most, where a request does not say k; the cost model ends most drafts long before
 
@@ -55,8 +56,6 @@ class DraftShape:
         )
 
 
-Float32 = NDArray[np.float32]
-
 _GROUP = 128  # values that are counted before they are looked at one by one
 _INFINITY = np.int32(0x7F800000)
 
@@ -73,7 +72,7 @@ def largest(row: Float32) -> np.float32:
 
 
 @relaxed
-def above(row: Float32, limit: np.float32, places: NDArray[np.int64]) -> int:
+def above(row: Float32, limit: np.float32, places: Int64) -> int:
     """Write where the row is above `limit` into `places`, ascending, and return how many these are."""
     found = 0
     for start in range(0, row.shape[0], _GROUP):
@@ -215,7 +214,7 @@ def _fill(logits: Float32, vocabulary: Vocabulary, samplings: Samplings, found: 
 
 
 @relaxed
-def _insert(top: NDArray[np.float64], places: NDArray[np.int64], score: float, v: int) -> None:
+def _insert(top: Float64, places: Int64, score: float, v: int) -> None:
     """Among the best, in place of the last: before lower ones, behind equals."""
     at = len(top) - 1
     while at > 0 and top[at - 1] < score:
@@ -225,7 +224,7 @@ def _insert(top: NDArray[np.float64], places: NDArray[np.int64], score: float, v
 
 
 @relaxed
-def _doubt(row: Float32, best: np.float32, scale: float, places: NDArray[np.int64]) -> float:
+def _doubt(row: Float32, best: np.float32, scale: float, places: Int64) -> float:
     """The probability of all `places` but the best one."""
     total = 0.0
     for v in places:
@@ -234,7 +233,7 @@ def _doubt(row: Float32, best: np.float32, scale: float, places: NDArray[np.int6
 
 
 @relaxed
-def _limit(row: Float32, scale: float, least: np.float32, sampling: Any, places: NDArray[np.int64]) -> np.float32:
+def _limit(row: Float32, scale: float, least: np.float32, sampling: Any, places: Int64) -> np.float32:
     """The logit that tokens have to be above; tokens up to `least` are out. Writes into `places` [row].
 
     The order is min-p, top-k, top-p (`Sampler`); equals of the last token stay.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from services.generation.drafting.acceptance import PREDICTED, Float64, Int64, RequestAcceptance, first_choice
+from services.generation.drafting.acceptance import PREDICTED, RequestAcceptance, first_choice
 from services.generation.drafting.copies import Copies
 from services.generation.drafting.draft_tree import nodes as compiled
 from services.generation.drafting.draft_tree.candidates import (
@@ -15,7 +15,6 @@ from services.generation.drafting.draft_tree.candidates import (
     UNCOUPLED,
     Candidates,
     DraftShape,
-    Float32,
     RankedFirst,
     Samplings,
     Vocabulary,
@@ -28,6 +27,7 @@ from services.generation.engine.drafter import Budget
 from services.generation.engine.request import EngineRequest
 from services.generation.engine.sampling.processors import LogitsProcessors, end_ids
 from services.generation.engine.tree import TokenTree
+from services.generation.target.arrays import Float32, Float64, Int64
 
 
 class DraftTree:

@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from services.generation.drafting.acceptance import Float64, Int64, copied, first_choice, said
+from services.generation.drafting.acceptance import copied, first_choice, said
 from services.generation.engine.numba_cache import relaxed
+from services.generation.target.arrays import Bools, Float32, Float64, Int64
 
 NODE = np.dtype(
     [
@@ -58,9 +59,9 @@ class Level(NamedTuple):
     """A model's tokens below each expanded node. A token below 0 is none, a share below 0 is not known."""
 
     tokens: Int64  # [expanded, width], the likeliest first
-    shares: NDArray[np.float32]
+    shares: Float32
     asked: Int64  # [expanded, any] copies below the node
-    asked_shares: NDArray[np.float32]
+    asked_shares: Float32
 
 
 @relaxed
@@ -261,7 +262,7 @@ def ordered(nodes: Nodes, count: int, best: Int64) -> tuple[Int64, Int64]:
 
 
 @relaxed
-def judged(nodes: Nodes, count: int, emitted: Int64) -> tuple[Int64, NDArray[np.bool_]]:
+def judged(nodes: Nodes, count: int, emitted: Int64) -> tuple[Int64, Bools]:
     """Kinds of all candidates, verified or not, whose parents were emitted after the root, and whether they held."""
     held = np.zeros(count, np.bool_)
     held[0] = True

@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from services.generation.drafting.acceptance import Acceptance, Int64
+from services.generation.drafting.acceptance import Acceptance
 from services.generation.drafting.copies import OwnText
-from services.generation.drafting.draft_tree.candidates import Candidates, DraftShape, Float32, Samplings, candidates
+from services.generation.drafting.draft_tree.candidates import Candidates, DraftShape, Samplings, candidates
 from services.generation.drafting.draft_tree.draft_tree import DraftTree, Speaking, expand
 from services.generation.drafting.draft_tree.nodes import Costs
 from services.generation.drafting.eagle3.checkpoint import LAYOUT
@@ -27,6 +27,7 @@ from services.generation.engine.cost import PassCost, StepCost
 from services.generation.engine.drafter import Ask, Draft, Drafter
 from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.engine.tree import TokenTree
+from services.generation.target.arrays import Float32, Int64
 from services.generation.target.blocks import slot_of
 from services.generation.target.errors import CacheFull
 from services.generation.target.rows import PlacedNode, RowsBuilder

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from services.generation.drafting.draft_tree.candidates import Vocabulary
 from services.generation.drafting.eagle3.checkpoint import (
@@ -17,6 +16,7 @@ from services.generation.drafting.eagle3.checkpoint import (
     layer_spec,
 )
 from services.generation.drafting.heads import rotation_of_head
+from services.generation.target.arrays import Float32, Int64
 from services.generation.target.blocks import BLOCK, BlockPool
 from services.generation.target.config.rope import inverse_root, query_scales, rotations
 from services.generation.target.files.stored_tensor import StoredTensor
@@ -30,8 +30,6 @@ from services.generation.target.program.operations import NOWHERE, Operations
 from services.generation.target.program.program import EmbeddingTable
 from services.generation.target.program.team import Passes
 from services.generation.target.rows import Rows
-
-Float32 = NDArray[np.float32]
 
 _CACHED = "float32"  # in which keys and values are kept
 
@@ -91,9 +89,6 @@ class HeadParts:
                 CACHED[_CACHED],
             ),
         )
-
-
-Int64 = NDArray[np.int64]
 
 
 class HeadPrograms:
@@ -160,7 +155,7 @@ class HeadPrograms:
             operations.norm(x, feature, parts.feature_norm)
 
 
-Embed = Callable[[NDArray[np.int64]], Float32]
+Embed = Callable[[Int64], Float32]
 
 _AHEAD = 64  # positions past the context that draft entries may take
 _MOST_ROWS = 256  # of a pass; more go through in several, earlier rows first
@@ -219,7 +214,7 @@ class HeadPass:
         """Compute draft entries that go on from `states` [rows, hidden]."""
         return self._in_pieces(self._programs.steps, rows, self._programs.buffers.x, states)
 
-    def _in_pieces(self, program: NDArray[np.int64], rows: Rows, lines: Float32, inputs: Float32) -> HeadOutput:
+    def _in_pieces(self, program: Int64, rows: Rows, lines: Float32, inputs: Float32) -> HeadOutput:
         """Run a program over as many rows at a time as there is room for; `inputs` go to `lines`."""
         if len(rows) <= _MOST_ROWS:
             lines[: len(rows), : inputs.shape[1]] = inputs
@@ -230,7 +225,7 @@ class HeadPass:
             np.concatenate([piece.states for piece in pieces]), np.concatenate([piece.logits for piece in pieces])
         )
 
-    def _run(self, program: NDArray[np.int64], rows: Rows) -> HeadOutput:
+    def _run(self, program: Int64, rows: Rows) -> HeadOutput:
         """Compute entries and store their keys and values, in place of what was in their slots.
 
         Raises:
@@ -258,6 +253,6 @@ class Head:
 
     origin: Origin
     config: HeadConfig
-    tensors: dict[str, NDArray[np.float32]]  # under the names that `head_shapes` lists
-    target_ids: NDArray[np.int64]  # [draft_vocab_size] token of the target for each of the head's own
+    tensors: dict[str, Float32]  # under the names that `head_shapes` lists
+    target_ids: Int64  # [draft_vocab_size] token of the target for each of the head's own
     other_layers: tuple[tuple[int, ...], ...] = ()  # readings of `feature_layers` that the layout leaves possible

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from services.generation.drafting.eagle3.checkpoint import (
     ARCHITECTURES,
@@ -29,6 +28,7 @@ from services.generation.drafting.heads import (
     read_document,
     read_weights,
 )
+from services.generation.target.arrays import Float32
 from services.generation.target.blocks import blocks_for
 from services.generation.target.config.config import TargetConfig
 from services.generation.target.files.safetensors import Part
@@ -88,7 +88,7 @@ def _agreement(
     return found
 
 
-def _continued(target: Target, prompt: Sequence[int], layers: Sequence[int]) -> tuple[list[int], NDArray[np.float32]]:
+def _continued(target: Target, prompt: Sequence[int], layers: Sequence[int]) -> tuple[list[int], Float32]:
     """The prompt and its greedy continuation, and the streams [tokens - 1, layers, hidden] of all but the last."""
     tokens, table = list(prompt), list[int]()
     length = min(len(tokens) + _CONTINUED, target.config.context_length)

@@ -11,13 +11,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from services.generation.drafting.acceptance import Float64, Int64, said
+from services.generation.drafting.acceptance import said
 from services.generation.drafting.draft_tree.candidates import Samplings
 from services.generation.drafting.draft_tree.nodes import NONE, Bounds, Nodes, child
 from services.generation.engine.numba_cache import relaxed
 from services.generation.engine.sampling.race import gumbel
+from services.generation.target.arrays import Float64, Int32, Int64, UInt32
 
-Tokens = NDArray[np.uint16] | NDArray[np.uint32]
+Tokens = NDArray[np.uint16] | UInt32
 
 
 @relaxed
@@ -33,7 +34,7 @@ def _compare(tokens: Tokens, at: int, pattern: Int64) -> int:
 
 
 @relaxed
-def _edge(tokens: Tokens, suffixes: NDArray[np.int32], edges: Int64, token: int) -> int:
+def _edge(tokens: Tokens, suffixes: Int32, edges: Int64, token: int) -> int:
     """The first of `suffixes` that begins with `token` or a greater one, looked for once."""
     if token < 0:
         return 0
@@ -52,7 +53,7 @@ def _edge(tokens: Tokens, suffixes: NDArray[np.int32], edges: Int64, token: int)
 
 
 @relaxed
-def _first(tokens: Tokens, suffixes: NDArray[np.int32], edges: Int64, pattern: Int64) -> int:
+def _first(tokens: Tokens, suffixes: Int32, edges: Int64, pattern: Int64) -> int:
     """The first of `suffixes` that is not below `pattern`."""
     low = _edge(tokens, suffixes, edges, pattern[0])
     high = _edge(tokens, suffixes, edges, pattern[0] + 1)
@@ -66,7 +67,7 @@ def _first(tokens: Tokens, suffixes: NDArray[np.int32], edges: Int64, pattern: I
 
 
 @relaxed
-def range_of(tokens: Tokens, suffixes: NDArray[np.int32], edges: Int64, pattern: Int64) -> tuple[int, int]:
+def range_of(tokens: Tokens, suffixes: Int32, edges: Int64, pattern: Int64) -> tuple[int, int]:
     """The run of `suffixes` that begin with `pattern`; its end is sought near its beginning first, most are short."""
     first, size, step = _first(tokens, suffixes, edges, pattern), suffixes.shape[0], 1
     if first == size or _compare(tokens, suffixes[first], pattern) != 0:
@@ -86,7 +87,7 @@ def range_of(tokens: Tokens, suffixes: NDArray[np.int32], edges: Int64, pattern:
 
 
 @relaxed
-def longest_end(tokens: Tokens, suffixes: NDArray[np.int32], edges: Int64, context: Int64, most: int) -> int:
+def longest_end(tokens: Tokens, suffixes: Int32, edges: Int64, context: Int64, most: int) -> int:
     """Tokens of the longest end of `context` that occurs, by halving: where an end occurs, so do the shorter ones."""
     size = context.shape[0]
     low, high = 0, min(most, size)
@@ -110,8 +111,8 @@ _MOST_EXPANDED = 32  # nodes
 class Suffixes(NamedTuple):
     """A `Shard`'s arrays, for compiled code."""
 
-    tokens: NDArray[np.uint16] | NDArray[np.uint32]
-    suffixes: NDArray[np.int32]
+    tokens: NDArray[np.uint16] | UInt32
+    suffixes: Int32
     edges: Int64
     separator: int
 

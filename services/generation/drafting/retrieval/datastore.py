@@ -8,11 +8,11 @@ from typing import Any
 
 import faiss
 import numpy as np
-from numpy.typing import NDArray
 
 from services.generation.drafting.retrieval.backoff import Suffixes, Tokens
 from services.generation.drafting.retrieval.input_layer import InputLayer
 from services.generation.drafting.retrieval.manifest import Manifest, StoreInvalid, StoreMismatch, token_dtype
+from services.generation.target.arrays import Float32, Int32, Int64
 from services.generation.target.identity import base_cid
 
 
@@ -26,9 +26,9 @@ class Shard:
     """
 
     tokens: Tokens
-    suffixes: NDArray[np.int32]
+    suffixes: Int32
     separator: int
-    _edges: NDArray[np.int64] = field(init=False, repr=False)
+    _edges: Int64 = field(init=False, repr=False)
     """By token, the first suffix that begins with it or with a greater one; -1 until somebody has looked for it."""
 
     def __post_init__(self) -> None:
@@ -76,7 +76,7 @@ class PassageIndex:
         if isinstance(self._index, faiss.IndexIVF):
             self._index.nprobe = _PROBES
 
-    def nearest(self, embedding: NDArray[np.float32], count: int) -> NDArray[np.int64]:
+    def nearest(self, embedding: Float32, count: int) -> Int64:
         """The `count` nearest passages, best first; fewer where there are fewer.
 
         It runs on the calling thread alone. OpenMP's threads spin: where something else needs one of their cores, a
@@ -88,11 +88,8 @@ class PassageIndex:
             _, found = self._index.search(embedding[None], count)
         finally:
             faiss.omp_set_num_threads(threads)
-        nearest: NDArray[np.int64] = found[0][found[0] >= 0]
+        nearest: Int64 = found[0][found[0] >= 0]
         return nearest
-
-
-Int64 = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +130,7 @@ class Datastore:
                 "again with this base"
             )
         files = {blob.path: blob.check(folder, contents=False) for blob in manifest.blobs}
-        weights: NDArray[np.float32] = _table(files[manifest.weights.path], (manifest.vocab_size,), np.float32)
+        weights: Float32 = _table(files[manifest.weights.path], (manifest.vocab_size,), np.float32)
         shards = [Shard.open(files[t.path], files[s.path], manifest.vocab_size) for t, s in manifest.shards]
         passages: Int64 = _table(files[manifest.passages.path], (-1, 3), np.int64)
         if not near:

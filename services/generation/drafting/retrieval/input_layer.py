@@ -12,14 +12,13 @@ from numpy.typing import NDArray
 
 from ledger.encoding.text_forms import parse_cid
 from ledger.errors import FormatError
+from services.generation.target.arrays import Float32, Int64
 from services.generation.target.config.config_document import family_of, read_document
 from services.generation.target.errors import WeightsInvalid
 from services.generation.target.files.gguf_file import GgufFile, is_gguf
 from services.generation.target.files.gguf_header import gguf_sizes
 from services.generation.target.files.stored_tensor import StoredTensor
 from services.generation.target.weights import open_weights
-
-Float32 = NDArray[np.float32]
 
 _NAME = "model.embed_tokens.weight"
 _PASSAGES = 1024  # embedded at a time
@@ -72,7 +71,7 @@ class InputLayer:
     def dimensions(self) -> int:
         return self._vectors.dimensions
 
-    def passages(self, tokens: NDArray[Any], table: NDArray[np.int64]) -> Iterator[Float32]:
+    def passages(self, tokens: NDArray[Any], table: Int64) -> Iterator[Float32]:
         """[passages, dimensions] in parts, as they are done.
 
         table [passages, 3] as in a datastore: shard, first token, tokens (one or more).
@@ -86,7 +85,7 @@ class InputLayer:
                 weighted.take(tokens[first : first + count], axis=0).sum(axis=0, out=out[row])
             yield _unit(out)
 
-    def request(self, tokens: NDArray[np.int64]) -> Float32:
+    def request(self, tokens: Int64) -> Float32:
         """[dimensions] of the end of a request."""
         rows = self._vectors.rows(tokens) * self._weights[tokens][:, None]
         embedding: Float32 = _unit(rows.sum(axis=0)[None])[0]
@@ -119,7 +118,7 @@ class TokenVectors:
     def dimensions(self) -> int:
         return self.stored.shape[1]
 
-    def rows(self, which: NDArray[Any] | slice) -> NDArray[np.float32]:
+    def rows(self, which: NDArray[Any] | slice) -> Float32:
         """[which, hidden], exact; a copy."""
         return self.stored.rows(which)
 

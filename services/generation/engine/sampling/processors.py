@@ -6,13 +6,10 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from services.generation.engine.numba_cache import compiled
 from services.generation.engine.request import Grammar, SamplingParams, UnusableLogits
-
-Float32 = NDArray[np.float32]
-Int64 = NDArray[np.int64]
+from services.generation.target.arrays import Float32, Int64, UInt32
 
 
 class LogitsProcessor(Protocol):
@@ -63,8 +60,6 @@ class Columns:
         columns: list[int] = self._places[list(tokens)].tolist()
         return [column for column in columns if column >= 0]
 
-
-UInt32 = NDArray[np.uint32]
 
 _NONE, _ALL, _ONE = np.uint32(0), np.uint32(0xFFFFFFFF), np.uint32(1)
 

@@ -6,10 +6,10 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from services.generation.engine.numba_cache import compiled, inlined
 from services.generation.engine.request import UnusableLogits
+from services.generation.target.arrays import Float32, Int32, UInt32
 
 LOG2_E = float.fromhex("0x1.71547652b82fep+0")
 LN2_HIGH = float.fromhex("0x1.62e42fee00000p-1")  # 32 bits of ln 2, so that k * LN2_HIGH is exact (Cody and Waite)
@@ -110,7 +110,7 @@ def word_of(seed: np.uint64, choice: int, position: int, token: int) -> np.uint3
 
 
 @compiled
-def words_of(seed: np.uint64, choice: int, position: int, tokens: NDArray[np.int32], words: NDArray[np.uint32]) -> None:
+def words_of(seed: np.uint64, choice: int, position: int, tokens: Int32, words: UInt32) -> None:
     """The random words of `tokens` [TILE] into `words` [TILE], that of tokens[4 b + j] into words[j BLOCKS + b].
 
     The words of a block are kept apart, so that blocks can be computed side by side.
@@ -121,7 +121,7 @@ def words_of(seed: np.uint64, choice: int, position: int, tokens: NDArray[np.int
 
 
 @compiled
-def words_of_run(seed: np.uint64, choice: int, position: int, first: int, words: NDArray[np.uint32]) -> None:
+def words_of_run(seed: np.uint64, choice: int, position: int, first: int, words: UInt32) -> None:
     """As `words_of`, for the TILE ids from `first`, a multiple of 4."""
     c1, c2 = np.uint64(position) & _LOW, np.uint64(choice) & _LOW
     k0, k1 = seed & _LOW, seed >> _HALF_WORD
@@ -142,9 +142,6 @@ def gumbel(seed: np.uint64, choice: int, position: int, token: int) -> float:
     """The noise of an id."""
     return noise_of(word_of(seed, choice, position, token))
 
-
-Float32 = NDArray[np.float32]
-Int32 = NDArray[np.int32]
 
 GROUP = 128  # ids that share a peak
 
@@ -257,7 +254,7 @@ def _may_win(
 
 @compiled
 def _any_may_win(
-    values: NDArray[np.float32], words: NDArray[np.uint32], highest: np.float32, octaves: np.float32, limit: np.float32
+    values: Float32, words: UInt32, highest: np.float32, octaves: np.float32, limit: np.float32
 ) -> np.bool_:
     """Whether one of a tile's candidates may; `words` as `words_of` has them."""
     count = np.int32(0)
@@ -278,7 +275,7 @@ def _limit(scaled: float, top: float) -> np.float32:
 
 @compiled
 def noisy_argmax(
-    logits: NDArray[np.float32], best: int, tokens: NDArray[np.int32] | None, temperature: float,
+    logits: Float32, best: int, tokens: Int32 | None, temperature: float,
     seed: np.uint64, choice: int, position: int,
 ) -> int:  # fmt: skip
     """The id with the largest float64(logit) / temperature + noise, the lowest id among equals.

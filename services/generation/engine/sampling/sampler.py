@@ -6,16 +6,13 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from services.generation.engine.events import TokenLogprobs
 from services.generation.engine.numba_cache import compiled, inlined
 from services.generation.engine.request import SamplingParams
 from services.generation.engine.sampling.processors import LogitsMask, LogitsProcessors
-from services.generation.engine.sampling.race import GROUP, Float32, Row, exp64, key_of, log64, noisy_argmax, value_of
-
-Int32 = NDArray[np.int32]
-UInt64 = NDArray[np.uint64]
+from services.generation.engine.sampling.race import GROUP, Row, exp64, key_of, log64, noisy_argmax, value_of
+from services.generation.target.arrays import Float32, Int32, UInt64
 
 SCALE = 2.0**40  # the best token's weight; sums over 2**20 ids stay below 2**61
 

@@ -12,8 +12,8 @@ from decimal import ROUND_CEILING, ROUND_FLOOR, ROUND_HALF_EVEN, Context, Decima
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from services.generation.target.arrays import Float32, Float64
 from services.generation.target.errors import ConfigInvalid, UnsupportedArchitecture
 from services.generation.target.families import Temperature
 
@@ -227,7 +227,7 @@ def _float32(value: Decimal) -> float:
     return float(np.float32(float(value)))  # to binary64 first, as the page has it
 
 
-def query_scales(scale: float, temperature: Temperature | None, positions: int) -> NDArray[np.float32]:
+def query_scales(scale: float, temperature: Temperature | None, positions: int) -> Float32:
     """[positions]: `scale`, with a temperature times 1 + its scale * ln(1 + (p + 1) div its floor), rounded to binary64
     and then to float32.
     """
@@ -239,9 +239,6 @@ def query_scales(scale: float, temperature: Temperature | None, positions: int) 
     each = np.array(steps, np.float64).astype(np.float32)
     return each[(np.arange(positions) + 1) // temperature.floor]
 
-
-Float32 = NDArray[np.float32]
-Float64 = NDArray[np.float64]
 
 _TWO_OVER_PI = float.fromhex("0x1.45f306dc9c883p-1")
 _HALF_PI = tuple(  # pi / 2 in three parts; the first two have 33 bits, so that a multiple by 20 bits is exact

@@ -12,8 +12,8 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 from gguf.constants import GGMLQuantizationType
-from numpy.typing import NDArray
 
+from services.generation.target.arrays import Bytes
 from services.generation.target.errors import ConfigInvalid, UnsupportedArchitecture, WeightsInvalid
 from services.generation.target.families import FAMILIES, Family, gguf_families
 from services.generation.target.files.gguf_header import GgufHeader, GgufMetadata, TensorPlace, read_gguf_header
@@ -97,7 +97,7 @@ def held_open(path: Path) -> Iterator[None]:
 class GgufFile:
     """One open file, as `weights.Weights`; the mapping is given back when nothing refers to it or its tensors."""
 
-    def __init__(self, path: Path, header: GgufHeader, data: NDArray[np.uint8]) -> None:
+    def __init__(self, path: Path, header: GgufHeader, data: Bytes) -> None:
         self.path = path
         self.metadata: GgufMetadata = header.metadata
         self._data = data
@@ -162,7 +162,7 @@ class GgufFile:
         stored = StoredTensor.of_bytes(name, self.storage(name), place.shape, data)
         return replace(stored, data=self._in_order(name, stored.data))
 
-    def _in_order(self, name: str, data: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    def _in_order(self, name: str, data: Bytes) -> Bytes:
         """Rows of q and k as transformers has them, the first halves of all rotated pairs before the second halves.
 
         In an interleaved family's files each pair stands together, for an interleaved rotation.

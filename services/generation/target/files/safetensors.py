@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
+from services.generation.target.arrays import Bytes, Float32
 from services.generation.target.errors import WeightsInvalid
 from services.generation.target.families import Family, StackedExperts
 from services.generation.target.files.stored_tensor import StoredTensor, map_file
@@ -72,12 +72,12 @@ def read_parts(path: Path) -> dict[str, Part]:
         raise WeightsInvalid(f"{path}: not a whole safetensors file ({error}); download or copy it again") from error
 
 
-def _entry(field: dict[str, Any], data: NDArray[np.uint8]) -> Part:
+def _entry(field: dict[str, Any], data: Bytes) -> Part:
     begin, end = field["data_offsets"]
     return Part(field["dtype"], tuple(field["shape"]), lambda: data[begin:end])
 
 
-def floats(name: str, part: Part) -> NDArray[np.float32]:
+def floats(name: str, part: Part) -> Float32:
     """The values of a tensor of `FLOATS` in float32, exact; a copy."""
     return StoredTensor.of_bytes(name, _STORAGES[part.dtype], part.shape, part.read()).values().copy()
 
@@ -106,7 +106,6 @@ def weight_files(directory: Path) -> list[Path]:
     return [directory / name for name in names]
 
 
-Bytes = NDArray[np.uint8]
 _BYTES = {"F32": 4, "BF16": 2, "F16": 2}
 _BARE = (".sinks", ".layer_scalar", ".router.scale", ".router.per_expert_scale")
 """Ends of names of vectors that belong to no module."""

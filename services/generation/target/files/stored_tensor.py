@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize, quantize
-from numpy.typing import NDArray
 
+from services.generation.target.arrays import Bytes, Float32, Int64
 from services.generation.target.errors import ModelNotFound, WeightsInvalid
 
 
-def map_file(path: Path) -> NDArray[np.uint8]:
+def map_file(path: Path) -> Bytes:
     """Read-only; given back when nothing refers to it any more.
 
     Raises:
@@ -97,23 +97,23 @@ class StoredTensor:
     storage: str
     """One of `LAYOUTS`."""
     shape: tuple[int, ...]
-    data: NDArray[np.uint8]
+    data: Bytes
 
     @classmethod
-    def of_bytes(cls, name: str, storage: str, shape: tuple[int, ...], data: NDArray[np.uint8]) -> StoredTensor:
+    def of_bytes(cls, name: str, storage: str, shape: tuple[int, ...], data: Bytes) -> StoredTensor:
         """`data` [bytes] as rows. Raises ValueError where that is not what the shape takes."""
         *outer, inner = shape or (1,)
         return cls(name, storage, shape, data.reshape(*outer, LAYOUTS[storage].row_bytes(inner)))
 
     @classmethod
-    def of_values(cls, name: str, values: NDArray[np.float32]) -> StoredTensor:
+    def of_values(cls, name: str, values: Float32) -> StoredTensor:
         """Plain numbers, in two bytes each where bfloat16 holds all of them without loss."""
         bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
         if (bits & 0xFFFF).any():
             return cls(name, "float32", values.shape, bits.view(np.uint8))
         return cls(name, "bfloat16", values.shape, (bits >> 16).astype(np.uint16).view(np.uint8))
 
-    def values(self) -> NDArray[np.float32]:
+    def values(self) -> Float32:
         """The weights in float32, [shape]. Every use of this tensor computes with these, whatever its storage.
 
         Exact for plain numbers. Blocks are dequantised as in GGUF: q8_0 d·q; q4_0 d·(q − 8); q5_0 d·(q − 16); q4_1 and
@@ -131,7 +131,7 @@ class StoredTensor:
         if self.storage == "bfloat16":
             return (self.data.view("<u2").astype(np.uint32) << 16).view(np.float32)
         with np.errstate(invalid="ignore"):  # scales that are not finite are for check_finite to find
-            found: NDArray[np.float32] = dequantize(self.data, LAYOUTS[self.storage].ggml)
+            found: Float32 = dequantize(self.data, LAYOUTS[self.storage].ggml)
         return found
 
     def rounded(self) -> StoredTensor:
@@ -142,11 +142,11 @@ class StoredTensor:
         if len(self.shape) < 2 or self.shape[1] % layout.weights:
             return self
         with np.errstate(over="ignore", invalid="ignore"):
-            data: NDArray[np.uint8] = quantize(np.ascontiguousarray(self.values(), np.float32), layout.ggml)
+            data: Bytes = quantize(np.ascontiguousarray(self.values(), np.float32), layout.ggml)
         finite = _finite(data.reshape(-1, layout.size), layout)
         return StoredTensor(self.name, layout.storage, self.shape, data) if finite else self
 
-    def rows(self, which: NDArray[np.int64] | slice) -> NDArray[np.float32]:
+    def rows(self, which: Int64 | slice) -> Float32:
         """The values of some rows of a matrix, [which, in]; a copy."""
         chosen = np.array(self.data[which])
         return replace(self, shape=(len(chosen), *self.shape[1:]), data=chosen).values()
@@ -168,7 +168,7 @@ class StoredTensor:
                 )
 
 
-def _finite(blocks: NDArray[np.uint8], layout: BlockLayout) -> bool:
+def _finite(blocks: Bytes, layout: BlockLayout) -> bool:
     if layout.storage == "float32":
         return bool(np.isfinite(blocks.view("<f4")).all())
     if layout.storage == "mxfp4":  # an exponent of 255 is not a number, and six times those below it may be infinite

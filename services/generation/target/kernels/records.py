@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numpy.typing import NDArray
 
+from services.generation.target.arrays import Int64
 from services.generation.target.kernels.code import F32, I64, POINTER, Code, Value
 from services.generation.target.kernels.machine import Machine
 
@@ -103,7 +103,7 @@ class Kernel:
         return self.code.at(self.record.scratch, self.code.mul(self.member, self.record.scratch_size))
 
 
-def record_of(operation: str, kernel: int, values: Mapping[str, Any], *, barrier: bool = True) -> NDArray[np.int64]:
+def record_of(operation: str, kernel: int, values: Mapping[str, Any], *, barrier: bool = True) -> Int64:
     """The words of an operation; arrays stand for their addresses, missing fields are 0.
 
     The arrays must outlive the record.

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from services.generation.target.arrays import Bytes, Float32
 from services.generation.target.blocks import BLOCK, blocks_for
 from services.generation.target.config.layer_specs import LayerSizes, LayerSpec
 from services.generation.target.families import Experts
@@ -22,8 +23,6 @@ from services.generation.target.kernels.storages import PANEL, SLACK, padded
 from services.generation.target.rows import Rows
 from services.generation.target.sizes import MOST_RANK
 
-Bytes = NDArray[np.uint8]
-Float32 = NDArray[np.float32]
 _PAGE = 1 << 21
 _CHUNK = 16 * _PAGE  # what small pieces are cut from: a page of its own would leave most of it empty
 _BORDER = 4096  # bytes to which pieces are aligned

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from services.generation.target.arrays import Float32, Int64
 from services.generation.target.blocks import BLOCK, blocks_for
 from services.generation.target.kernels import compilation
 from services.generation.target.kernels.attention.layout import LANES
@@ -23,8 +24,6 @@ from services.generation.target.program.packing import PackedWeights
 from services.generation.target.program.program import ModelWeights
 from services.generation.target.program.team import Team
 from services.generation.target.target import KernelReport
-
-Float32 = NDArray[np.float32]
 
 _MOST_CACHE = 64 << 20  # bytes of a layer's keys that lengths are probed with
 _ROWS = 40  # of attention, together
@@ -96,7 +95,7 @@ def _first_panels(matrix: Matrix, panels: int) -> Matrix:
 class _Pass:
     """Runs one operation, or a few, as a pass of its own. Arrays named are fields of the pass."""
 
-    def __init__(self, team: Team, *records: NDArray[np.int64], **fields: NDArray[np.generic] | int) -> None:
+    def __init__(self, team: Team, *records: Int64, **fields: NDArray[np.generic] | int) -> None:
         self._team, self._kept = team, (records, fields)
         self._program = np.stack(records) if len(records) > 1 else records[0].reshape(1, -1)
         self._words = np.zeros(len(PASS), np.int64)

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from services.generation.target.adapters import Adapter
+from services.generation.target.arrays import Float32
 from services.generation.target.config.layer_specs import ExpertsSpec, LayerInputsSpec, LayerSpec, ModuleSpec
 from services.generation.target.config.rope import inverse_root
 from services.generation.target.program.matrices import (
@@ -19,8 +19,6 @@ from services.generation.target.program.matrices import (
     side_by_side,
     vector,
 )
-
-Float32 = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -108,9 +106,6 @@ def _inputs(spec: LayerInputsSpec, prefix: str, read: Read) -> LayerInputs:
 def _mlp(spec: LayerSpec, read: Read) -> Mlp:
     gate_up = alternating(spec.gate_up, spec.prefix, read)
     return Mlp(gate_up, side_by_side(spec.down, spec.prefix, read)[0])
-
-
-Int64 = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

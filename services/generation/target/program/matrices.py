@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from services.generation.target.adapters import Adapter, LowRank
+from services.generation.target.arrays import Float32, Int64
 from services.generation.target.config.layer_specs import ModuleSpec
 from services.generation.target.files.stored_tensor import StoredTensor
 from services.generation.target.kernels import compilation
@@ -16,9 +16,6 @@ from services.generation.target.kernels.records import FIELDS, count_of, record_
 from services.generation.target.kernels.row_operations import LANES, PART
 from services.generation.target.kernels.storages import GROUP, PANEL, padded
 from services.generation.target.program.packing import PackedWeights, pack
-
-Float32 = NDArray[np.float32]
-Int64 = NDArray[np.int64]
 
 
 def linear_record(
@@ -71,7 +68,7 @@ class Matrix:
         return len(self.weights.panels)
 
 
-def matrix_of(tensor: StoredTensor, bias: Float32 | None = None, order: NDArray[np.int64] | None = None) -> Matrix:
+def matrix_of(tensor: StoredTensor, bias: Float32 | None = None, order: Int64 | None = None) -> Matrix:
     """The weights of one module [out, in] as they are stored. Raises WeightsInvalid for NaN and infinity."""
     tensor.check_finite()
     weights = pack(tensor.storage, tensor.shape[1], tensor.data, order)

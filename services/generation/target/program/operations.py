@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
+from services.generation.target.arrays import Float32, Int64
 from services.generation.target.config.layer_specs import LayerSizes, LayerSpec
 from services.generation.target.kernels import compilation
 from services.generation.target.kernels.attention.layout import LANES
@@ -20,9 +20,6 @@ from services.generation.target.program.matrices import (
     embedding_record,
     linear_record,
 )
-
-Float32 = NDArray[np.float32]
-Int64 = NDArray[np.int64]
 
 NOWHERE = np.empty((0, 0), np.float32)
 """Stands for what `bind_output` is told for each pass."""

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from services.generation.target.arrays import Bytes, Int64
 from services.generation.target.kernels.storages import (
     GROUP,
     PANEL,
@@ -19,8 +20,6 @@ from services.generation.target.kernels.storages import (
 )
 from services.generation.target.program.buffers import on_huge_pages
 
-Bytes = NDArray[np.uint8]
-Float32 = NDArray[np.float32]
 _CHUNK = 64 * PANEL  # columns that are packed at a time
 _IQ4_NL = np.array((-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113), np.int8)
 
@@ -39,7 +38,7 @@ class PackedWeights:
         return padded(self.inputs, GROUP)
 
 
-def pack(storage_name: str, inputs: int, rows: Bytes, order: NDArray[np.int64] | None = None) -> PackedWeights:
+def pack(storage_name: str, inputs: int, rows: Bytes, order: Int64 | None = None) -> PackedWeights:
     """Pack published rows [columns, bytes of a row] of `inputs` weights each.
 
     `order` gives the row that each column of the packed weights holds, -1 for a column of zeros: layers that are

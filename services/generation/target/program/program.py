@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from services.generation.target.arrays import Float32, Int64
 from services.generation.target.config.config import TargetConfig
 from services.generation.target.config.layer_specs import LAYER_EMBEDDING, LAYER_NORM, LAYER_PROJECTION
 from services.generation.target.config.rope import inverse_root
@@ -29,8 +29,6 @@ from services.generation.target.program.matrices import (
 )
 from services.generation.target.program.operations import NOWHERE, Operations
 from services.generation.target.program.team import Passes
-
-Float32 = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -155,7 +153,7 @@ class EmbeddingTable:
         self._words = np.zeros(len(PASS), np.int64)
         self._kept = matrix
 
-    def rows(self, tokens: NDArray[np.int64]) -> Float32:
+    def rows(self, tokens: Int64) -> Float32:
         """[n] ids to [n, size]."""
         tokens = np.ascontiguousarray(tokens, np.int64)
         out = np.empty((len(tokens), padded(self._size, PANEL)), np.float32)

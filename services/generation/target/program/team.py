@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from services.generation.target.arrays import Int64
 from services.generation.target.kernels import compilation
 from services.generation.target.kernels.machine import this_machine
 from services.generation.target.kernels.records import PASS
@@ -105,7 +106,7 @@ class Passes:
         self._team, self._threads = team(), threads
         self._words = np.zeros(len(PASS), np.int64)
 
-    def run(self, records: NDArray[np.int64], rows: Rows) -> None:
+    def run(self, records: Int64, rows: Rows) -> None:
         """Run all operations of a program [operations, words]."""
         arrays: dict[str, NDArray[Any]] = {
             "tokens": rows.tokens, "positions": rows.positions, "slots": rows.slots,
@@ -121,7 +122,7 @@ class Passes:
         self._words[_PLACE["wanted"]], self._words[_PLACE["table_stride"]] = len(rows.wanted), rows.tables.shape[1]
         self.run_plain(records, len(rows))
 
-    def run_plain(self, records: NDArray[np.int64], rows: int) -> None:
+    def run_plain(self, records: Int64, rows: int) -> None:
         """Run operations that ask for nothing about their rows but how many there are."""
         self._words[_PLACE["rows"]] = rows
         self._words[_PLACE["program"]], self._words[_PLACE["operations"]] = records.ctypes.data, len(records)

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from services.generation.target.adapters import Adapter
+from services.generation.target.arrays import Float32
 from services.generation.target.config.config import TargetConfig
 from services.generation.target.config.layer_specs import (
     EMBEDDING,
@@ -52,8 +52,6 @@ from services.generation.target.reference.operations import (
     rotate,
 )
 from services.generation.target.weights import Weights
-
-Float32 = NDArray[np.float32]
 
 
 @np.errstate(all="ignore")

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from services.generation.target.arrays import Bytes, Float32, Float64, Int64
 from services.generation.target.files.stored_tensor import StoredTensor
 
-Float32 = NDArray[np.float32]
 Operand = Float32 | np.float32
 
 ZERO, ONE = np.float32(0), np.float32(1)
@@ -122,7 +122,7 @@ def clamped(gate: Float32, up: Float32, slope: np.float32, limit: np.float32) ->
 ACTIVATIONS: dict[str, Callable[[Float32], Float32]] = {"silu": silu, "gelu": gelu}
 
 
-def embedding(weight: Float32, tokens: NDArray[np.int64], factor: np.float32 = ONE) -> Float32:
+def embedding(weight: Float32, tokens: Int64, factor: np.float32 = ONE) -> Float32:
     """Rows of weight [vocabulary, n]: [tokens, n]."""
     return weight[tokens] * factor + ZERO
 
@@ -160,8 +160,6 @@ def low_rank(y: Float32, x: Float32, down: Float32, up: Float32, scale: np.float
     return fma(scale, linear(inner, up), y)
 
 
-Float64 = NDArray[np.float64]
-
 _TURN = float.fromhex("0x1.45f306dc9c883p-1")
 _QUARTER = [float.fromhex(x) for x in ("0x1.921fb544p+0", "0x1.0b4611a6p-34", "0x1.3198a2e037073p-69")]
 _S = [
@@ -180,9 +178,7 @@ _C = [
 ]  # fmt: skip
 
 
-def cosines_and_sines(
-    positions: NDArray[np.int64], frequencies: Sequence[float], factor: float
-) -> tuple[Float32, Float32]:
+def cosines_and_sines(positions: Int64, frequencies: Sequence[float], factor: float) -> tuple[Float32, Float32]:
     """Cosines and sines of each position and inverse frequency: two tables [positions, dim / 2]."""
     angles = positions.astype(np.float32)[:, None] * np.array(frequencies, np.float32)
     sine, cosine = _sine_and_cosine(angles.astype(np.float64))
@@ -273,7 +269,7 @@ def attention(
 
 
 def _block(
-    queries: Float32, keys: Float32, values: Float32, visible: NDArray[np.int64], cap: np.float32
+    queries: Float32, keys: Float32, values: Float32, visible: Int64, cap: np.float32
 ) -> tuple[Float32, Float32, Float32]:
     """(m, l, o): [heads], [heads], [heads, dim] of the keys and values [visible, heads, dim] of one block."""
     heads, dim = queries.shape
@@ -291,9 +287,6 @@ def _block(
         o = fma(e[:, place, None], values[j], o)
     return m, fold(e, add), o
 
-
-Int64 = NDArray[np.int64]
-Bytes = NDArray[np.uint8]
 
 GROUP = 32  # inputs that are rounded with one scale
 _SMALLEST = np.float32(2.0**-64)

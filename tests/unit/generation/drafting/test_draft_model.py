@@ -13,7 +13,6 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 
 from services.generation.drafting.acceptance import first_choice, said
@@ -26,6 +25,7 @@ from services.generation.engine.cost import StepCost
 from services.generation.engine.drafter import Ask
 from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.engine.tree import TokenTree
+from services.generation.target.arrays import Float32
 from services.generation.target.cpu import CpuTarget, load_target
 from services.generation.target.rows import Rows, RowsBuilder
 from services.generation.target.target import PassOutput
@@ -141,10 +141,10 @@ class Fed:
         self.draft.observe(self.tokens, tree, list(range(held + 1)), NOTHING)
 
 
-def cached(model: CpuTarget, table: Sequence[int], length: int) -> NDArray[np.float32]:
+def cached(model: CpuTarget, table: Sequence[int], length: int) -> Float32:
     places = np.arange(length)
     blocks, offsets = np.array(table)[places // 64], places % 64
-    keys: NDArray[np.float32] = model._parts.cache.groups[0][0][:, blocks, :, :, offsets]
+    keys: Float32 = model._parts.cache.groups[0][0][:, blocks, :, :, offsets]
     return keys
 
 

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from services.generation.drafting.lookahead import LookaheadShape
-from services.generation.engine.cost import MARGIN, Float64, PassCost, StepCost, breakeven
+from services.generation.engine.cost import MARGIN, PassCost, StepCost, breakeven
+from services.generation.target.arrays import Float64
 from services.generation.target.cpu import CpuTarget
 from services.generation.target.probe import time_seen
 

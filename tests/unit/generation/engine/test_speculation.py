@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from services.generation.engine.core import EngineCore, EngineSettings
 from services.generation.engine.cost import PassCost
@@ -20,6 +19,7 @@ from services.generation.engine.request import EngineRequest, SamplingParams, St
 from services.generation.engine.sampling.processors import GrammarMask
 from services.generation.engine.speculation import GrammarGuide, LoadJudge, Switch
 from services.generation.engine.tree import TokenTree
+from services.generation.target.arrays import Float32
 from services.generation.target.cpu import CpuTarget
 from services.generation.target.rows import RowsBuilder
 from tests.examples import examples
@@ -36,17 +36,17 @@ class Reader(Draft):
     truth: Sequence[int]
     start: int
     broken: bool
-    features: list[NDArray[np.float32]] = field(default_factory=list)
+    features: list[Float32] = field(default_factory=list)
     read_to: int = 0
     released: int = 0
 
-    def read(self, tokens: list[int], start: int, features: NDArray[np.float32]) -> None:
+    def read(self, tokens: list[int], start: int, features: Float32) -> None:
         assert start == self.read_to
         assert len(tokens) > start + len(features) - 1
         self.features.append(features.copy())
         self.read_to += len(features)
 
-    def observe(self, tokens: list[int], tree: TokenTree, path: list[int], logits: NDArray[np.float32]) -> None:
+    def observe(self, tokens: list[int], tree: TokenTree, path: list[int], logits: Float32) -> None:
         assert len(tokens) - len(path) <= self.read_to + 1
         assert tokens[-1 - len(path) : -1] == [tree.tokens[node] for node in path]
 
@@ -63,7 +63,7 @@ class ReadingDrafter(Drafter):
         self.feature_layers, self._truth, self._broken = layers, truth, broken
         self.readers: dict[str, Reader] = {}
         self.largest = 0
-        self.final: dict[str, NDArray[np.float32]] = {}
+        self.final: dict[str, Float32] = {}
 
     def begin(self, request: EngineRequest) -> Reader:
         name = request.request_id
@@ -98,7 +98,7 @@ def truth_of(target: CpuTarget) -> dict[str, Sequence[int]]:
     return {name: outcome.token_ids for (name, _), outcome in collected.outcomes.items()}
 
 
-def features_of(target: CpuTarget, tokens: list[int], layers: tuple[int, ...]) -> NDArray[np.float32]:
+def features_of(target: CpuTarget, tokens: list[int], layers: tuple[int, ...]) -> Float32:
     table: list[int] = []
     target.blocks.extend(table, len(tokens))
     rows = RowsBuilder()

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
+from services.generation.target.arrays import Float32
 from services.generation.target.cpu import CpuTarget, load_target
 from services.generation.target.probe import measure_profile, probe
 from services.generation.target.rows import Rows, RowsBuilder
@@ -57,7 +57,7 @@ def lone(base: Path, directories: dict[str, Path]) -> list[CpuTarget]:
     return [*alone, load_target(base, cache_tokens=20 * 64)]
 
 
-def stream(target: Target, tokens: list[int], adapter: int) -> NDArray[np.float32]:
+def stream(target: Target, tokens: list[int], adapter: int) -> Float32:
     """The logits of the last token of a history computed one row at a time."""
     table: list[int] = []
     target.blocks.extend(table, len(tokens))

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
+from services.generation.target.arrays import Float32
 from services.generation.target.config.rope import rotary
 from services.generation.target.reference import operations
-from tests.numerics.arithmetic import Float32
 from tests.numerics.bits import assert_same_bits
 from tests.numerics.exponential import exponential_by_kernel
 from tests.numerics.kernels import KernelArithmetic

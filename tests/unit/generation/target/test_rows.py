@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
+from services.generation.target.arrays import Float32
 from services.generation.target.cpu import CpuTarget, load_target
 from services.generation.target.rows import RowsBuilder
 from tests.examples import examples
@@ -33,7 +33,7 @@ def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return load_target(Path(path), cache_tokens=30 * 64)
 
 
-def one_row(target: CpuTarget, table: list[int], length: int, token: int) -> NDArray[np.float32]:
+def one_row(target: CpuTarget, table: list[int], length: int, token: int) -> Float32:
     rows = RowsBuilder()
     rows.add_tree(table, length, [token], [-1])
     return target.forward(rows.build()).logits[0]

@@ -8,17 +8,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 from safetensors.numpy import load_file
 
 from services.generation.drafting.block.block_checkpoint import BlockHead, load_block_head
 from services.generation.drafting.block.block_pass import BlockPass
+from services.generation.target.arrays import Float32, Int64
 from services.generation.target.config.config import TargetConfig, read_config
 from services.generation.target.rows import RowsBuilder
 from tests.fakes.tiny_model import make_tiny_model
 from tests.vectors.make_block_heads import ANCHOR, BLOCK, FOLDER, HIDDEN, VOCABULARY, make
-
-Float32 = NDArray[np.float32]
 
 
 @dataclass
@@ -29,7 +27,7 @@ class Base:
     output: Float32
     threads: int = 2
 
-    def embed(self, tokens: NDArray[np.int64]) -> Float32:
+    def embed(self, tokens: Int64) -> Float32:
         return self.embeddings[tokens]
 
     def unembed(self, states: Float32) -> Float32:

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from services.generation.drafting.acceptance import WHOLE
 from services.generation.drafting.draft_tree.candidates import _REACH, Candidates, DraftShape
@@ -23,6 +22,7 @@ from services.generation.engine.drafter import Ask, Budget
 from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.engine.sampling.sampler import Sampler
 from services.generation.engine.tree import TokenTree
+from services.generation.target.arrays import Float32, Int64
 from services.generation.target.blocks import slot_of
 from services.generation.target.cpu import CpuTarget
 from services.generation.target.rows import RowsBuilder
@@ -31,7 +31,7 @@ from tests.fakes.budgets import budget as budget_of
 from tests.fakes.engine_runs import CHEAP_ROWS
 from tests.fakes.heads import eagle3
 
-KeysAndValues = tuple[NDArray[np.float32], NDArray[np.float32]]
+KeysAndValues = tuple[Float32, Float32]
 
 WIDE = budget_of(nodes=60, depth=8, breakeven=CHEAP_ROWS.row_share)
 battery = settings(
@@ -223,8 +223,8 @@ def test_a_full_cache_of_the_head_costs_a_draft_and_no_more(target: CpuTarget) -
 
 
 def said(
-    drafter: Eagle3Drafter, draft: Eagle3Draft, logits: NDArray[np.float32], position: int, text: Sequence[int] = (1,)
-) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    drafter: Eagle3Drafter, draft: Eagle3Draft, logits: Float32, position: int, text: Sequence[int] = (1,)
+) -> tuple[Int64, Float32]:
     """The proposals of a head with such logits for a position, and their shares."""
     tree = DraftTree(0, draft.speaking.acceptance, DraftShape(4, 4, 60), Costs(np.ones(61)))
     draft.speaking.begin(tree, text)

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 
 from services.generation.drafting.eagle3.head_pass import HeadPass
 from services.generation.drafting.eagle3.loading import load_head
+from services.generation.target.arrays import Float32
 from services.generation.target.config.config import TargetConfig, read_config
 from services.generation.target.rows import RowsBuilder
 from tests.fakes.heads import head_config, write_kolm, write_safeailab, write_speculators
@@ -109,9 +109,9 @@ def straight_line(
 
 
 def computed(
-    directory: Path, base: TargetConfig, embeddings: torch.Tensor, features: NDArray[np.float32], tokens: list[int],
+    directory: Path, base: TargetConfig, embeddings: torch.Tensor, features: Float32, tokens: list[int],
     drafted: list[int], chunk: int, arithmetic: str = "float32",
-) -> tuple[NDArray[np.float32], NDArray[np.float32]]:  # fmt: skip
+) -> tuple[Float32, Float32]:  # fmt: skip
     """The same by `HeadPass`: entries in chunks, then one drafted token at a time."""
     table_of_embeddings = embeddings.numpy()
     loaded, length = load_head(directory, base), base.context_length

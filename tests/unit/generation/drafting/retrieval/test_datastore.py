@@ -8,12 +8,12 @@ from pathlib import Path
 import faiss
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from services.datastores.builder import BuildParameters
 from services.generation.drafting.retrieval.backoff import range_of
 from services.generation.drafting.retrieval.datastore import Datastore
 from services.generation.drafting.retrieval.manifest import Manifest, StoreInvalid, StoreMismatch
+from services.generation.target.arrays import Int64
 from tests.fakes.datastores import (
     BASE,
     TOKENIZER,
@@ -41,7 +41,7 @@ def test_shards_change_nothing_but_the_files(tmp_path: Path) -> None:
     assert followers(cut, pattern) == followers(whole, pattern) != []
 
 
-def followers(store: Datastore, pattern: NDArray[np.int64]) -> list[int]:
+def followers(store: Datastore, pattern: Int64) -> list[int]:
     """The tokens after a pattern, of all its occurrences."""
     found = []
     for shard in store.shards:

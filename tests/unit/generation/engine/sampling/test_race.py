@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from services.generation.engine.request import UnusableLogits
 from services.generation.engine.sampling import sampling_reference
@@ -36,6 +35,7 @@ from services.generation.engine.sampling.race import (
     words_of,
     words_of_run,
 )
+from services.generation.target.arrays import Float32, Float64, Int32
 from tests.examples import examples
 from tests.fakes.logits import rows
 
@@ -204,13 +204,13 @@ SEEDS = st.integers(0, 2**64 - 1)
 TEMPERATURES = st.sampled_from((1e-6, 0.05, 0.7, 1.0, 3.0, 100.0))
 
 
-def winner(logits: NDArray[np.float32], tokens: NDArray[np.int32], temperature: float, seed: int) -> int:
+def winner(logits: Float32, tokens: Int32, temperature: float, seed: int) -> int:
     """By computing every score."""
     scores = [float(logits[t]) / temperature + gumbel(np.uint64(seed), 2, 77, int(t)) for t in tokens]
     return int(tokens[int(np.argmax(scores))])
 
 
-def raced(logits: NDArray[np.float32], tokens: NDArray[np.int32] | None, temperature: float, seed: int) -> int:
+def raced(logits: Float32, tokens: Int32 | None, temperature: float, seed: int) -> int:
     ids = np.arange(len(logits)) if tokens is None else tokens
     best = int(ids[np.argmax(logits[ids])])
     return noisy_argmax(logits, best, tokens, temperature, np.uint64(seed), 2, 77)
@@ -218,13 +218,13 @@ def raced(logits: NDArray[np.float32], tokens: NDArray[np.int32] | None, tempera
 
 @given(logits=rows(), temperature=TEMPERATURES, seed=SEEDS)
 @settings(deadline=None, max_examples=examples(500))
-def test_all_ids(logits: NDArray[np.float32], temperature: float, seed: int) -> None:
+def test_all_ids(logits: Float32, temperature: float, seed: int) -> None:
     assert raced(logits, None, temperature, seed) == winner(logits, np.arange(len(logits)), temperature, seed)
 
 
 @given(logits=rows(), temperature=TEMPERATURES, seed=SEEDS, share=st.sampled_from((0.02, 0.3, 0.9, 1.0)))
 @settings(deadline=None, max_examples=examples(500))
-def test_some_ids(logits: NDArray[np.float32], temperature: float, seed: int, share: float) -> None:
+def test_some_ids(logits: Float32, temperature: float, seed: int, share: float) -> None:
     chosen = np.random.default_rng(seed).random(len(logits)) < share
     chosen[np.argmax(logits)] = True
     tokens = np.flatnonzero(chosen).astype(np.int32)
@@ -270,7 +270,7 @@ def row(*values: float) -> Row:
 
 @given(rows())
 @settings(deadline=None, max_examples=examples(300))
-def test_the_two_best_are_those_of_a_sort(logits: NDArray[np.float32]) -> None:
+def test_the_two_best_are_those_of_a_sort(logits: Float32) -> None:
     found, order = Row.of(logits), np.argsort(-logits, kind="stable")
     assert found.token == order[0]
     assert found.best == logits[order[0]]
@@ -293,13 +293,13 @@ def test_zeros_have_one_sign() -> None:
 
 @given(rows())
 @settings(deadline=None)
-def test_keys_are_in_the_order_of_the_values(logits: NDArray[np.float32]) -> None:
+def test_keys_are_in_the_order_of_the_values(logits: Float32) -> None:
     keys = np.array([key_of(bits) for bits in logits.view(np.int32)])
     assert (np.sign(keys[:, None] - keys[None]) == np.sign(_differences(logits))).all()
     assert (np.array([value_of(key) for key in keys], np.float32) == logits).all()
 
 
-def _differences(logits: NDArray[np.float32]) -> NDArray[np.float64]:
+def _differences(logits: Float32) -> Float64:
     wide = np.maximum(logits.astype(np.float64), -1e300)
     return wide[:, None] - wide[None]
 

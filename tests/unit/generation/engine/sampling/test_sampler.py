@@ -10,7 +10,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 from scipy import stats
 from transformers import MinPLogitsWarper, RepetitionPenaltyLogitsProcessor, TopKLogitsWarper, TopPLogitsWarper
 
@@ -26,6 +25,7 @@ from services.generation.engine.sampling.sampler import (
     total_weight,
     weights_of,
 )
+from services.generation.target.arrays import Float32
 from tests.examples import examples
 from tests.fakes.logits import SIZES, rows
 
@@ -41,7 +41,7 @@ FILTERS = st.builds(
 
 @given(logits=rows(), params=FILTERS)
 @settings(deadline=None, max_examples=examples(1000))
-def test_the_reference_keeps_the_same(logits: NDArray[np.float32], params: SamplingParams) -> None:
+def test_the_reference_keeps_the_same(logits: Float32, params: SamplingParams) -> None:
     found = candidates(Row.of(logits), params)
     expected = sorted(sampling_reference.kept(logits.tolist(), params))
     assert (list(range(len(logits))) if found is None else found.tolist()) == expected
@@ -68,7 +68,7 @@ def test_a_whole_vocabulary_keeps_what_the_reference_keeps(temperature: float, t
 
 @given(logits=rows(), temperature=st.sampled_from((1e-6, 0.7, 1.0, 100.0)))
 @settings(deadline=None, max_examples=examples(300))
-def test_weights_are_whole_numbers_of_2_to_the_minus_40(logits: NDArray[np.float32], temperature: float) -> None:
+def test_weights_are_whole_numbers_of_2_to_the_minus_40(logits: Float32, temperature: float) -> None:
     row = Row.of(logits)
     found = weights_of(logits, np.arange(len(logits), dtype=np.int32), row.best, temperature).tolist()
     assert found == [sampling_reference.weight(logit, row.best, temperature) for logit in logits.tolist()]

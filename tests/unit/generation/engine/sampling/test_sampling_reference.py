@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from services.generation.engine.request import SamplingParams, UnusableLogits
 from services.generation.engine.sampling import sampling_reference as reference
 from services.generation.engine.sampling.processors import LogitsMask, LogitsProcessors, forbid
 from services.generation.engine.sampling.race import Row
 from services.generation.engine.sampling.sampler import Sampler, logprobs_of
+from services.generation.target.arrays import Float32
 from tests.examples import examples
 from tests.fakes.logits import rows
 
@@ -44,7 +44,7 @@ class Mask(LogitsMask):
         for token in allowed:
             self._words[token >> 5] |= np.uint32(1 << (token & 31))
 
-    def apply(self, logits: NDArray[np.float32]) -> None:
+    def apply(self, logits: Float32) -> None:
         forbid(logits, self._words)
 
     def allows(self, token: int) -> bool | None:
@@ -61,7 +61,7 @@ class Mask(LogitsMask):
 )  # fmt: skip
 @settings(deadline=None, max_examples=examples(1000))
 def test_the_token_is_that_of_the_reference(
-    logits: NDArray[np.float32], params: SamplingParams, biases: dict[int, float],
+    logits: Float32, params: SamplingParams, biases: dict[int, float],
     prompt: list[int], output: list[int], ends: list[int], choice: int, position: int, allowed: set[int] | None,
     tells: bool,
 ) -> None:  # fmt: skip
@@ -108,7 +108,7 @@ def _with(params: SamplingParams, biases: tuple[tuple[int, float], ...]) -> Samp
 
 @given(logits=rows(), token=st.integers(0, 2**20), count=st.integers(0, 20))
 @settings(deadline=None, max_examples=examples(500))
-def test_log_probabilities_are_those_of_the_reference(logits: NDArray[np.float32], token: int, count: int) -> None:
+def test_log_probabilities_are_those_of_the_reference(logits: Float32, token: int, count: int) -> None:
     token %= len(logits)
     found, expected = logprobs_of(Row.of(logits), token, count), reference.logprobs(logits.tolist(), token, count)
     assert repr(found) == repr(expected)  # which tells -0 from 0

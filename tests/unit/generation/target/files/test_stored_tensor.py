@@ -7,8 +7,8 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
+from services.generation.target.arrays import Bytes
 from services.generation.target.errors import WeightsInvalid
 from services.generation.target.files.stored_tensor import LAYOUTS, BlockLayout, StoredTensor
 from tests.fakes.tiny_gguf import random_rows
@@ -128,7 +128,7 @@ def product(factors: tuple[Fraction, ...]) -> Fraction:
     return found
 
 
-def extreme_blocks(layout: BlockLayout, random: np.random.Generator) -> NDArray[np.uint8]:
+def extreme_blocks(layout: BlockLayout, random: np.random.Generator) -> Bytes:
     """Extreme scales beside each other, above integers that are all low, all high or random."""
     scales = [*zip(EXTREMES, EXTREMES[::-1], strict=True), *zip(EXTREMES, EXTREMES[3:] + EXTREMES[:3], strict=True)]
     rows = []

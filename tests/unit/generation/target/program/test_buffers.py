@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from services.generation.drafting.lookahead import LookaheadDrafter
 from services.generation.engine.request import EngineRequest, SamplingParams
+from services.generation.target.arrays import Bytes
 from services.generation.target.config.config import read_config
 from services.generation.target.cpu import CpuTarget
 from services.generation.target.program import buffers
@@ -33,9 +33,9 @@ BEHIND = 1 << 18  # bytes of canaries behind each buffer
 class Guarded:
     """Buffers with canaries behind them."""
 
-    memory: list[tuple[NDArray[np.uint8], int]] = field(default_factory=list)
+    memory: list[tuple[Bytes, int]] = field(default_factory=list)
 
-    def allocate(self, count: int) -> NDArray[np.uint8]:
+    def allocate(self, count: int) -> Bytes:
         whole = np.zeros(count + BEHIND + 64, np.uint8)
         whole = whole[-whole.ctypes.data % 64 :]
         whole[count:] = CANARY

@@ -8,7 +8,6 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from benchmarks.engines import KINDS, conversations
 from benchmarks.load.stack import Stack
@@ -31,7 +30,7 @@ class Asked:
 
 @dataclass(slots=True)
 class Seen:
-    """Times in seconds. `outputs`: a digest of the tokens of each request, by its number."""
+    """Times in seconds. `outputs`: the text or a digest of the tokens of each request, by its number."""
 
     seconds: float = 0.0
     tokens: int = 0
@@ -44,22 +43,22 @@ class Seen:
 
 def requests(count: int, methods: Sequence[str]) -> list[Asked]:
     """Prompts of four kinds, answers of four lengths, three temperatures, the tenants and methods in turn."""
-    prompts = list(_prompts())
+    messages = [[Message(each["role"], each["content"]) for each in conversation] for conversation in prompts()]
     asked = []
     for number in range(count):
         sampling = SamplingParams(
             temperature=_TEMPERATURES[number % 3], seed=number, max_tokens=_OUTPUTS[number % 4], ignore_eos=True
         )
         tenant = TENANTS[number % 2]
-        request = Request(**prompts[number % len(prompts)], sampling=sampling, tenant=tenant)
+        request = Request(messages=messages[number % len(messages)], sampling=sampling, tenant=tenant)
         asked.append(Asked(request, methods[number % len(methods)]))
     return asked
 
 
-def _prompts() -> Iterator[dict[str, Any]]:
+def prompts() -> Iterator[list[dict[str, str]]]:
+    """Conversations of four kinds in turn, as messages with role and content."""
     for turn in zip(*(conversations(kind, _PROMPTS_OF_KIND) for kind in KINDS), strict=True):
-        for messages in turn:
-            yield {"messages": [Message(each["role"], each["content"]) for each in messages]}
+        yield from turn
 
 
 async def serve(stack: Stack, asked: Sequence[Asked], callers: int, *, off: bool) -> Seen:

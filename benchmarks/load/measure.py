@@ -16,7 +16,7 @@ from benchmarks.load.callers import Seen, requests, serve
 from benchmarks.load.stack import Stack, running
 from services.client import LedgerClient, Runtime
 
-_CALLERS = (1, 4, 16, 64)
+CALLERS = (1, 4, 16, 64)
 _LEAST_REQUESTS = 16
 _SOAK_CALLERS = 8
 _LEDGER_SECONDS = 60.0  # until the last receipt is there
@@ -26,7 +26,7 @@ FLAGS = ("--no-prefix-caching",)
 
 def measure(model: str, *, quick: bool = False, soak_minutes: float = 0.0) -> dict[str, Any]:
     """`model` as `--model` takes it. On and off take turns on the same requests, whose tokens have to be the same."""
-    counts = _CALLERS[:2] if quick else _CALLERS
+    counts = CALLERS[:2] if quick else CALLERS
     with tempfile.TemporaryDirectory() as folder, running(Path(folder), model, *FLAGS) as stack:
         methods = methods_of(stack)
         asyncio.run(warm(stack, methods))

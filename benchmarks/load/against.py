@@ -1,0 +1,78 @@
+"""Any OpenAI-compatible server under the load of 1 to 64 callers, by OpenAI's own client, so that engines can be asked
+the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from openai import AsyncOpenAI, OpenAIError
+
+from benchmarks.load.callers import Seen, prompts
+from benchmarks.load.measure import CALLERS, figures
+
+_TOKENS = 64
+_ROUNDS = 3
+_SECONDS = 600.0
+
+
+def measure(url: str, *, quick: bool = False) -> dict[str, Any]:
+    """Streamed chats, T = 0, 64 tokens each, of four kinds of prompts, the same ones for every number of callers.
+
+    `url` is the server's base, such as http://127.0.0.1:8000/v1; $OPENAI_API_KEY is sent where it is set. Ends of
+    sequences are ignored where the server can do that. Raises OpenAIError where it does not answer.
+    """
+    return asyncio.run(_measure(url, CALLERS[:3] if quick else CALLERS))
+
+
+async def _measure(url: str, counts: Sequence[int]) -> dict[str, Any]:
+    client = AsyncOpenAI(
+        base_url=url, api_key=os.environ.get("OPENAI_API_KEY", "none"), max_retries=0, timeout=_SECONDS
+    )
+    model = (await client.models.list()).data[0].id
+    asked = list(prompts())
+    await _serve(client, model, asked, 4)  # what is compiled or cached at its first use is so for every server
+    cases = []
+    for callers in counts:
+        turns = asked * max(1, callers // len(asked))
+        case = {"callers": callers, **figures([await _serve(client, model, turns, callers) for _ in range(_ROUNDS)])}
+        print(case, file=sys.stderr, flush=True)
+        cases.append(case)
+    return {"url": url, "model": model, "tokens": _TOKENS, "cases": cases}
+
+
+async def _serve(client: AsyncOpenAI, model: str, asked: Sequence[Any], callers: int) -> Seen:
+    seen, left = Seen(), iter(enumerate(asked))
+    started = time.perf_counter()
+    await asyncio.gather(*(_caller(client, model, left, seen) for _ in range(callers)))
+    seen.seconds = time.perf_counter() - started
+    return seen
+
+
+async def _caller(client: AsyncOpenAI, model: str, left: Iterator[tuple[int, Any]], seen: Seen) -> None:
+    for number, messages in left:
+        try:
+            await _stream(client, model, number, messages, seen)
+        except OpenAIError as error:
+            seen.failures[type(error).__name__] += 1
+
+
+async def _stream(client: AsyncOpenAI, model: str, number: int, messages: Any, seen: Seen) -> None:
+    text, last = "", time.perf_counter()
+    chunks = await client.chat.completions.create(
+        model=model, messages=messages, temperature=0.0, max_tokens=_TOKENS, stream=True,
+        stream_options={"include_usage": True}, extra_body={"ignore_eos": True},
+    )  # fmt: skip
+    async for chunk in chunks:
+        if chunk.choices and chunk.choices[0].delta.content:
+            now = time.perf_counter()
+            (seen.gaps if text else seen.first).append(now - last)
+            last, text = now, text + chunk.choices[0].delta.content
+        if chunk.usage is not None:
+            seen.tokens += chunk.usage.completion_tokens
+    seen.outputs[number] = text

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from services.generation.target.adapters import Adapter, read_adapter
-from services.generation.target.arrays import Int64
+from services.generation.target.arrays import Float32, Int64
 from services.generation.target.blocks import BLOCK, BlockPool
 from services.generation.target.config.config import TargetConfig, bounded, cache_blocks, read_config
 from services.generation.target.config.layer_specs import EMBEDDING, HEAD, NORM, layer_specs
@@ -28,7 +28,7 @@ from services.generation.target.program.matrices import matrix_of, vector
 from services.generation.target.program.program import EmbeddingTable, LayerInputsTable, ModelWeights, Product, Program
 from services.generation.target.program.team import Passes, team
 from services.generation.target.rows import Rows
-from services.generation.target.target import Float32, KernelReport, PassOutput
+from services.generation.target.target import KernelReport, PassOutput
 from services.generation.target.weights import Weights, check_int8, checked_weights, usual_arithmetic
 
 _ARITHMETIC = "kolm-arithmetic/1"

@@ -1,15 +1,18 @@
-"""Whom servers under test let in, principals with their tokens, and whom they trust: the log's key."""
+"""Who may call: files of principals, and certificates."""
 
 from __future__ import annotations
 
 import atexit
 import functools
+import os
 import shutil
 import tempfile
 from datetime import UTC, datetime
 from pathlib import Path
 
 from ledger.keys.ed25519 import SigningKey
+from services.cli.init import Authority, Pair
+from services.client.identity import ClientTls
 from services.ledger.settings import LedgerSettings
 from services.runtime.access import Access
 from services.runtime.credentials import (
@@ -22,6 +25,7 @@ from services.runtime.credentials import (
     token_digest,
     write_principals,
 )
+from services.runtime.listening import ServerTls
 
 CREATED = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -69,3 +73,33 @@ def trust_log(settings: LedgerSettings) -> LedgerSettings:
 def trust_log_in(data_dir: Path) -> None:
     """The same for a ledger with the default places."""
     trust_log(LedgerSettings(data_dir=data_dir))
+
+
+HOSTS = ("localhost", "127.0.0.1")
+
+
+class Certificates:
+    """A folder with the authority of `ca.pem`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.authority = Authority.create(datetime.now(UTC))
+        folder.mkdir(parents=True, exist_ok=True)
+        self.ca = folder / "ca.pem"
+        self.ca.write_bytes(self.authority.pair().certificate)
+
+    def server(self, name: str = "server", *, mutual: bool = False) -> ServerTls:
+        """A server's files; written again, by renaming, where they are there."""
+        return ServerTls(*self._written(name, HOSTS), self.ca if mutual else None)
+
+    def client(self, name: str = "client") -> ClientTls:
+        return ClientTls(self.ca, *self._written(name, ()))
+
+    def _written(self, name: str, hosts: tuple[str, ...]) -> tuple[Path, Path]:
+        pair: Pair = self.authority.issue(name, hosts, datetime.now(UTC), days=2)
+        certificate, key = self.folder / f"{name}.pem", self.folder / f"{name}.key"
+        for path, data in ((key, pair.key), (certificate, pair.certificate)):
+            fresh = path.with_suffix(".new")
+            fresh.write_bytes(data)
+            os.replace(fresh, path)
+        return certificate, key

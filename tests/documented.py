@@ -182,7 +182,7 @@ RESUME_BY_SEVERAL = (
 """Run by `tests/e2e/test_deviation.py`."""
 
 CONFIGURED = "kolm up --config kolm.toml --metrics-port 9090 --log-format json"
-"""Starts the services of `tests/e2e/test_main_job.py`."""
+"""Starts the services of `tests/e2e/test_documentation.py`."""
 
 LONG_CONTEXT = "kolm up --model path/to/model --context-length 32768 --cache-bytes 8GiB"
 OWN_MODEL = "kolm up --model path/to/model"

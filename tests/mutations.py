@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import base64
 import binascii
+import dataclasses
 import json
 import re
 from collections.abc import Callable, Iterator
 from random import Random
-from typing import Any
+from typing import Any, TypeVar
 
 import cbor2
+import msgspec
 
 _EDGES = (0, 1, -1, 2**31, 2**53, 2**63, 2**64, 10**30, 0.5, 1e308, True, None, "", "0", [], {})
 _LOOK_ALIKE = str.maketrans("aceopxyi0", "асеорхуі\uff10")  # Cyrillic, full width
@@ -208,3 +210,12 @@ _LAYERS: tuple[tuple[Callable[[Any], Any], Callable[[Any], bytes | None]], ...] 
     (_read_base64, lambda value: base64.b64encode(value) if isinstance(value, bytes) else None),
     _separated(" "),
 )
+
+
+T = TypeVar("T")
+
+
+def replace(value: T, **changes: Any) -> T:
+    if isinstance(value, msgspec.Struct):
+        return msgspec.structs.replace(value, **changes)
+    return dataclasses.replace(value, **changes)  # type: ignore[type-var]

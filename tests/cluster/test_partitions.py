@@ -9,8 +9,7 @@ import pytest
 
 from services.client import KolmError
 from tests.cluster.deployment import LEASE_SECONDS, PROMPT, SERVERS, Deployment, deployed
-from tests.cluster.hosts import network
-from tests.cluster.wire import Cut, Weather
+from tests.cluster.hosts import Cut, Weather, network
 from tests.e2e.command import until
 from tests.fakes.tiny_model import make_tiny_model
 from tests.postgres import PostgresMissing

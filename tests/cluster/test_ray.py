@@ -22,8 +22,8 @@ from services.client import Completion, KolmError, LedgerClient, Request, Runtim
 from services.client.errors import ResourceExhausted, Unavailable
 from tests.e2e.command import Kolm, local_services, say, until
 from tests.fakes.tiny_model import make_tiny_model
-from tests.processes import known_port
-from tests.replacing import replace
+from tests.mutations import replace
+from tests.serving import known_port
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: make test-ray")
 

@@ -12,9 +12,17 @@ from typing import Any
 
 import pytest
 
-from tests.compose.file import OURS, ROOT
-from tests.compose.hardening import expect_hardened, expect_order, expect_service, service_of
-from tests.compose.stack import Stack, compose_command, wait
+from tests.compose.stack import (
+    OURS,
+    ROOT,
+    Stack,
+    compose_command,
+    expect_hardened,
+    expect_order,
+    expect_service,
+    service_of,
+    wait,
+)
 
 ASKED = os.environ.get("KOLM_TEST_COMPOSE") == "1"
 pytestmark = [

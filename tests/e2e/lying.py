@@ -28,7 +28,7 @@ from services.generation.receipts.outbox import Outbox
 from services.generation.requests.prompt import Prompt, PromptReader
 from services.generation.settings import GenerationSettings
 from services.runtime.process import run_service
-from tests.replacing import replace
+from tests.mutations import replace
 
 
 def is_told(lie: str) -> bool:

@@ -22,7 +22,7 @@ from services.cli.up.local_services import Addresses, LocalServices, words
 from services.cli.up.supervisor import Plan, Supervisor
 from services.client import LedgerClient
 from tests.e2e.command import ENVIRONMENT, PATIENCE, Kolm, local_services, say, until
-from tests.replacing import replace
+from tests.mutations import replace
 from tests.unit.ledger.builders import receipt
 
 PROMPT = "The ledger keeps one receipt for every request"

@@ -11,7 +11,7 @@ from services.cli.up.local_services import OWNER, Addresses, principals_file, to
 from services.cli.up.supervisor import Supervisor
 from services.client import Finished, LedgerClient, Receipt, Request, Runtime, SamplingParams
 from tests.e2e.command import ENVIRONMENT, KOLM, PATIENCE, Kolm, local_services, say, until
-from tests.processes import known_port
+from tests.serving import known_port
 
 CHOICES = 8
 

@@ -16,7 +16,7 @@ from services.cli.up.supervisor import Plan
 from services.client import Finished, LedgerClient, Request, Runtime, SamplingParams, Started
 from services.client.errors import Cancelled, Internal, Unavailable
 from tests.e2e.command import ENVIRONMENT, PATIENCE, local_services, until
-from tests.processes import known_port
+from tests.serving import known_port
 
 CALLERS = 4
 MISHAPS = (

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from services.generation.engine.cost import MARGIN
 from services.generation.engine.drafter import Ask, Budget, Draft, Drafter
 from services.generation.engine.request import EngineRequest
 from services.generation.engine.tree import TokenTree
 from services.generation.target.arrays import Float32
-from tests.fakes.context_target import ContextTarget
+from tests.fakes.table_target import ContextTarget
 
 
 class LyingDrafter(Drafter):
@@ -122,3 +123,31 @@ class ReadingDraft(Draft):
 
     def release(self) -> None:
         self.length = 0
+
+
+_ROW = 1e-3  # seconds
+
+
+def budget(nodes: int, depth: int, breakeven: float) -> Budget:
+    """`breakeven` is the chance of acceptance from which a node is worth its row."""
+    return Budget(depth, MARGIN * _ROW * (1 / breakeven + np.arange(nodes + 1)))
+
+
+class LetterDecoder:
+    """Ids 0 to 25 are a to z, and so on. With `split`, an odd id opens a character that the next id closes."""
+
+    def __init__(self, prompt: tuple[int, ...] = (), *, split: bool = False) -> None:
+        self._split = split
+        self._open = ""
+
+    def feed(self, token: int) -> str:
+        letter = chr(ord("a") + token % 26)
+        if self._split and token % 2:
+            self._open += letter
+            return ""
+        text, self._open = self._open + letter, ""
+        return text
+
+    def flush(self) -> str:
+        text, self._open = "\N{REPLACEMENT CHARACTER}" * bool(self._open), ""
+        return text

@@ -14,7 +14,7 @@ from services.generation.engine.events import Chunk, Event, Outcome, Sink
 from services.generation.engine.request import EngineRequest
 from services.generation.engine.sequence import TokenDecoder
 from services.generation.target.target import Target
-from tests.fakes.decoder import LetterDecoder
+from tests.fakes.drafters import LetterDecoder
 
 CHEAP_ROWS = PassCost.line(fixed=1.0, row=0.001)  # makes a drafter bold
 

@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from gguf.constants import GGMLQuantizationType
+from gguf.quants import dequantize, quantize
+from numpy.typing import NDArray
+from safetensors import numpy as arrays
 from safetensors.torch import load_file, save_file
+from transformers.models.gemma3 import Gemma3Config, Gemma3ForConditionalGeneration
+from transformers.models.gemma4 import Gemma4Config, Gemma4ForConditionalGeneration
+from transformers.models.llama4 import Llama4Config, Llama4ForConditionalGeneration
+
+from services.generation.target.arrays import Bytes
+from tests.fakes.tiny_model import tiny_tokenizer
 
 LONGROPE = {
     "rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 256,
@@ -112,3 +125,76 @@ def draw_vectors(directory: Path) -> Path:
             tensors[name] = tensor + 0.3 * torch.randn(tensor.shape, generator=generator)
     save_file(tensors, path, {"format": "pt"})
     return directory
+
+
+_KIND = GGMLQuantizationType.MXFP4
+
+
+def as_published(directory: Path, quantised: Path, widened: Path) -> None:
+    """From a directory with experts in plain numbers: `quantised` as OpenAI has it, and `widened`, with the same values
+    in float32.
+    """
+    blocks, values = dict[str, NDArray[Any]](), dict[str, NDArray[Any]]()
+    for name, tensor in arrays.load_file(directory / "model.safetensors").items():
+        if name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+            rows = quantize(np.ascontiguousarray(tensor.swapaxes(1, 2)), _KIND)  # [experts, out, in]
+            values[name] = np.ascontiguousarray(dequantize(rows, _KIND).swapaxes(1, 2))
+            blocks[f"{name}_scales"], blocks[f"{name}_blocks"] = _apart(rows)
+        else:
+            blocks[name] = values[name] = tensor
+    _write(directory, widened, values, {})
+    _write(directory, quantised, blocks, {"quantization_config": {"quant_method": "mxfp4"}})
+
+
+def _apart(rows: Bytes) -> tuple[Bytes, Bytes]:
+    """Exponents, and values of which neighbours share a byte; in GGUF those that lie half a block apart do."""
+    each = rows.reshape(*rows.shape[:-1], -1, 17)
+    values = np.concatenate([each[..., 1:] & 15, each[..., 1:] >> 4], axis=-1)
+    return np.ascontiguousarray(each[..., 0]), values[..., 0::2] | values[..., 1::2] << 4
+
+
+def _write(source: Path, target: Path, tensors: dict[str, NDArray[Any]], more: dict[str, Any]) -> None:
+    shutil.copytree(source, target, ignore=shutil.ignore_patterns("*.safetensors"))
+    arrays.save_file(tensors, target / "model.safetensors", {"format": "pt"})
+    document = json.loads((target / "config.json").read_bytes())
+    (target / "config.json").write_text(json.dumps(document | more))
+
+
+_TEXT = {
+    "eos_token_id": 1,  # where transformers saves it: in the part for text alone
+    "vocab_size": 384, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 512, "initializer_range": 0.1,
+}  # fmt: skip
+_VISION = {
+    "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 8,
+    "patch_size": 4,
+}  # fmt: skip
+_LLAMA4_VISION = {"vision_output_dim": 16, "projector_input_dim": 16, "projector_output_dim": 16}
+_LLAMA4_TEXT = {"intermediate_size_mlp": 64, "num_local_experts": 3}
+_GEMMA4_TEXT = {
+    "global_head_dim": 24, "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 384,
+    "enable_moe_block": True, "num_experts": 3, "top_k_experts": 2, "moe_intermediate_size": 20,
+}  # fmt: skip
+MODELS: dict[str, Any] = {
+    "gemma3": lambda: Gemma3ForConditionalGeneration(
+        Gemma3Config(text_config=_TEXT | {"sliding_window": 30}, vision_config=_VISION, mm_tokens_per_image=4)
+    ),
+    "gemma4": lambda: Gemma4ForConditionalGeneration(
+        Gemma4Config(text_config=_TEXT | _GEMMA4_TEXT, vision_config=None, audio_config=None)
+    ),
+    "llama4": lambda: Llama4ForConditionalGeneration(
+        Llama4Config(text_config=_TEXT | _LLAMA4_TEXT, vision_config=_VISION | _LLAMA4_VISION)
+    ),
+}
+
+
+def make_tiny_multimodal(directory: Path, family: str) -> Any:
+    """Write a model of one of `MODELS`, and its tokenizer; returns transformers' model."""
+    tokenizer = tiny_tokenizer(384)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = MODELS[family]().eval()
+    model.generation_config.eos_token_id = None
+    model.save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+    return model

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -22,6 +24,12 @@ from transformers.models.qwen2 import Qwen2Config
 from transformers.models.qwen3 import Qwen3Config
 from transformers.models.qwen3_moe import Qwen3MoeConfig
 from transformers.models.smollm3 import SmolLM3Config
+
+from services.generation.target.arrays import Float32
+from services.generation.target.config.config import read_config
+from services.generation.target.cpu import CpuTarget
+from services.generation.target.rows import RowsBuilder
+from services.generation.target.weights import open_weights
 
 CONFIGS = {
     "llama": LlamaConfig, "mistral": MistralConfig, "qwen2": Qwen2Config, "qwen3": Qwen3Config,
@@ -107,3 +115,24 @@ def tiny_tokenizer(vocab: int) -> PreTrainedTokenizerFast:
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two layers of a random Llama with a vocabulary of 384 and a context of 512."""
     return make_tiny_model(tmp_path_factory.mktemp("tiny"))
+
+
+TOKENS = [(7 * i * i + 3 * i) % 384 for i in range(90)]
+
+
+def target_of(path: Path, **options: Any) -> CpuTarget:
+    return CpuTarget(read_config(path), open_weights(path), 24, "", "", **options)
+
+
+def logits_of(target: CpuTarget, widths: Sequence[int] = (len(TOKENS),)) -> Float32:
+    """Logits of TOKENS, so many in each pass."""
+    table: list[int] = []
+    target.blocks.extend(table, len(TOKENS))
+    logits, start = [], 0
+    for width in widths:
+        rows = RowsBuilder()
+        rows.add_tree(table, start, TOKENS[start : start + width], range(-1, width - 1))
+        logits.append(target.forward(rows.build()).logits.copy())
+        start += width
+    target.blocks.release(table)
+    return np.concatenate(logits)

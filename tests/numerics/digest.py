@@ -20,7 +20,7 @@ from services.generation.target.kernels.storages import GROUP, packed_as
 from services.generation.target.rows import RowsBuilder
 from services.generation.target.weights import open_weights
 from tests.fakes.tiny_gguf import random_rows
-from tests.numerics.bits import assert_same_bits
+from tests.numerics.arithmetic import assert_same_bits
 from tests.numerics.exponential import exponential_by_kernel
 from tests.numerics.kernels import KernelArithmetic
 from tests.numerics.model import by_kernels, check_model, digest

@@ -25,7 +25,7 @@ from services.generation.target.kernels.storages import GROUP, PANEL, padded
 from services.generation.target.program.matrices import AdapterUpdates, matrix_of
 from services.generation.target.sizes import MOST_RANK
 from tests.numerics.arithmetic import Heads
-from tests.numerics.call import Call, Run, run_here
+from tests.numerics.emulator import Call, Run, run_here
 
 
 class KernelArithmetic:

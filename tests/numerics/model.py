@@ -18,7 +18,7 @@ from services.generation.target.cpu import CpuTarget
 from services.generation.target.files.stored_tensor import StoredTensor
 from services.generation.target.reference.model import ReferenceModel
 from services.generation.target.rows import RowsBuilder
-from tests.numerics.bits import assert_same_bits
+from tests.numerics.arithmetic import assert_same_bits
 from tests.numerics.vectors import array, tensor_of, values_of, weights
 
 

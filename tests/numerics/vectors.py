@@ -16,8 +16,7 @@ import numpy as np
 from services.generation.target.arrays import Float32
 from services.generation.target.families import Temperature
 from services.generation.target.files.stored_tensor import StoredTensor
-from tests.numerics.arithmetic import Arithmetic, Heads
-from tests.numerics.bits import assert_same_bits
+from tests.numerics.arithmetic import Arithmetic, Heads, assert_same_bits
 
 FOLDER = Path(__file__).parents[1] / "vectors" / "numerics"
 Case = dict[str, Any]

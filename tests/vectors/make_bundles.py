@@ -39,7 +39,7 @@ from ledger.tree.multiproof import multi_proof
 from ledger.tree.tile import TileEdge, TileHashes
 from ledger.witness.cosignature import cosign
 from ledger.witness.tlog_policy import Policy, PolicyGroup, PolicyLog, PolicyWitness
-from tests.replacing import replace
+from tests.mutations import replace
 from tests.unit.ledger.builders import (
     BASE,
     KEYS,

@@ -21,7 +21,7 @@ from ledger.keys.envelope import Envelope, sign
 from ledger.tree.checkpoint import Checkpoint, sign_checkpoint
 from ledger.tree.entry import Entry, entry_hash
 from ledger.tree.merkle import Frontier, leaf_hash
-from tests.replacing import replace
+from tests.mutations import replace
 from tests.unit.ledger.builders import (
     KEYS,
     ORIGIN,

@@ -21,7 +21,7 @@ from services.generation.target.files.stored_tensor import LAYOUTS, StoredTensor
 from services.generation.target.reference import operations
 from services.generation.target.weights import expected_shapes
 from tests.fakes.tiny_gguf import random_rows
-from tests.numerics.bits import any_bits
+from tests.numerics.arithmetic import any_bits
 from tests.numerics.model import Model, WrittenWeights, by_reference, digest
 from tests.numerics.reference import ReferenceArithmetic
 from tests.numerics.sampling import ReferenceSampling, bits64, functions, noises, outcome

@@ -21,7 +21,7 @@ from services.auditor.serving import follow
 from services.client import LedgerClient
 from services.client.errors import Unavailable
 from tests.integration.auditor.deployment import Deployment, InterruptedJournal, OneHaltJournal, stopped_after
-from tests.replacing import replace
+from tests.mutations import replace
 from tests.unit.ledger.builders import SCOPE, erasure, receipt, receipt_id, signed
 
 

@@ -31,7 +31,7 @@ from services.generation.requests.parameters import read_sampling, receipt_sampl
 from services.generation.requests.resolution import CONTEXT_LENGTH_EXCEEDED
 from services.runtime.errors import FailedPrecondition, InvalidArgument, ResourceExhausted
 from services.runtime.server import Mount
-from tests.replacing import replace
+from tests.mutations import replace
 from tests.unit.ledger.builders import BASE, KEYS, PROFILE, receipt
 
 METRICS = speculation_pb2.SpeculationMetrics(

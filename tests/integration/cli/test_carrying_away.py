@@ -38,7 +38,7 @@ from services.cli.main import app
 from services.generation.receipts.journal import Journal, Kind
 from tests.fakes.tiny_head import tiny_head
 from tests.integration.auditor.deployment import Deployment
-from tests.replacing import replace
+from tests.mutations import replace
 from tests.unit.ledger.builders import OFF, ORIGIN, content, receipt, receipt_id, signed
 from tests.unit.ledger.test_mutations import FILES
 from tests.unit.ledger.vectors import VECTORS

@@ -19,9 +19,8 @@ from services.client.registry import Head, RegistryClient
 from services.generation.target.adapters import adapter_cid
 from services.generation.target.config.config import read_config
 from tests.fakes.heads import head_config, write_kolm, write_speculators
-from tests.fakes.tiny_adapter import make_tiny_adapter
 from tests.fakes.tiny_gguf import make_tiny_gguf
-from tests.fakes.tiny_head import changed_weights, tensors, tiny_head
+from tests.fakes.tiny_head import changed_weights, make_tiny_adapter, tensors, tiny_head
 from tests.fakes.tiny_model import make_tiny_model
 from tests.integration.auditor.deployment import Deployment
 from tests.unit.ledger.builders import KEYS, withdrawal

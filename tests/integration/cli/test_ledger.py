@@ -22,7 +22,7 @@ from ledger.sql.store import SqlEntryStore
 from services.cli.main import app
 from tests.integration.auditor.deployment import Deployment
 from tests.integration.cli.conftest import Kolm
-from tests.replacing import replace
+from tests.mutations import replace
 from tests.unit.ledger.builders import (
     KEYS,
     OFF,

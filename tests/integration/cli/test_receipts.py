@@ -29,7 +29,7 @@ from services.client import LedgerClient, Message, Receipt
 from services.client.ledger.log import CoseReceipt
 from tests.integration.auditor.deployment import Deployment
 from tests.integration.cli.conftest import Kolm
-from tests.replacing import replace
+from tests.mutations import replace
 from tests.unit.client.test_answer_check import CONTENT, TEXT
 from tests.unit.client.test_answer_check import signed as signed_receipt
 from tests.unit.ledger.builders import KEYS, PROFILE, STRANGER, at, content, receipt, receipt_id, signed, verdict

@@ -26,7 +26,7 @@ from services.ledger.servicer import SERVICE
 from services.ledger.settings import LedgerSettings
 from services.runtime.server import Mount
 from tests.access import trust_log
-from tests.replacing import replace
+from tests.mutations import replace
 from tests.serving import serving
 from tests.unit.ledger.builders import KEYS, OFF, ORIGIN, halt, policy, receipt, receipt_id, signed, verdict
 

@@ -25,7 +25,7 @@ from services.explorer.pages import Pages, Source
 from tests.integration.auditor.deployment import Deployment, opened_deployment
 from tests.integration.explorer.browsing import DESKTOP, PHONE, browsing
 from tests.integration.explorer.site import RECEIPTS, Site, id_of
-from tests.replacing import replace
+from tests.mutations import replace
 from tests.unit.ledger.builders import KEYS, STRANGER, at, expiry, receipt, retention, signed
 
 PAGES = (

@@ -18,7 +18,7 @@ from ledger.encoding.commitment import MESSAGES_DOMAIN, commit_text
 from ledger.tree.tlog_proof import TlogProof
 from tests.integration.explorer.browsing import PHONE, browsing
 from tests.integration.explorer.site import Site
-from tests.replacing import replace
+from tests.mutations import replace
 from tests.unit.client.test_answer_check import CONTENT, TEXT, signed
 from tests.unit.ledger.builders import KEYS, receipt_id, verdict
 from tests.unit.ledger.builders import signed as signed_entry

@@ -2,19 +2,35 @@
 
 from __future__ import annotations
 
+import http.client
 import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
+from ledger.documents.receipt import SpecDecode
 from ledger.documents.signed_document import sign_document
+from ledger.encoding.stream_digest import StreamDigest
 from ledger.keys.envelope import Envelope
+from ledger.keys.note import COSIGNATURE, Note, VerifierKey
 from ledger.tree.checkpoint import Checkpoint, sign_checkpoint
 from ledger.tree.entry import Entry
+from ledger.witness.cosignature import cosign
+from ledger.witness.tlog_policy import Policy, PolicyWitness
 from tests.integration.explorer.browsing import PHONE, browsing
-from tests.integration.explorer.site import HEADS, HOSTILE, HOSTILE_RECEIPT, RECEIPTS, Lie, Site, id_of
-from tests.unit.ledger.builders import KEYS, ORIGIN, STRANGER, receipt, signed_receipt
+from tests.integration.explorer.site import HEADS, HOSTILE, HOSTILE_RECEIPT, RECEIPTS, Lie, Site, explored, id_of
+from tests.integration.monitor.processes import explorer, ledger
+from tests.mutations import replace
+from tests.serving import PATIENCE, started
+from tests.unit.ledger.builders import KEYS, ORIGIN, STRANGER, receipt, receipt_id, signed, signed_receipt, verdict
 
 NUMBER = 24
 
@@ -244,3 +260,123 @@ def test_without_a_policy_of_witnesses_their_silence_is_no_alarm(browser: Browse
         assert page.locator("#freshness").get_attribute("class") is None
         page.locator("#freshness a").click()
         expect(page.locator("#witness-title")).to_be_in_viewport()
+
+
+NAME = "witness.example/w"
+WITNESS = VerifierKey(NAME, KEYS["witness"].public, COSIGNATURE)
+
+
+@pytest.fixture(scope="module")
+def url(site: Site) -> Iterator[str]:
+    """An explorer that knows one witness."""
+    policy = Policy(logs=(), witnesses=(PolicyWitness("w", WITNESS),), quorum="w")
+    with explored(replace(site.source, policy=policy)) as address:
+        yield address
+
+
+def cosigned(response: Any) -> None:
+    text = Note.from_bytes(response.checkpoint).text
+    response.checkpoint += cosign(text, NAME, KEYS["witness"], 1_700_000_000).to_line().encode()
+
+
+def cosigned_something_else(response: Any) -> None:
+    response.checkpoint += cosign("another log\n1\nAAAA\n", NAME, KEYS["witness"], 7).to_line().encode()
+
+
+def test_a_cosignature_is_checked(browser: Browser, site: Site, url: str) -> None:
+    with site.lying(GetInclusionProof=cosigned), browsing(browser, url) as page:
+        assert concluded(page) == "ok"
+        assert states(page)[6] == "ok"
+        assert f"{NAME} at 2023-11-14T22:13:20.000Z" in page.locator("#check-steps").inner_text()
+
+
+def test_a_cosignature_over_something_else_is_red(browser: Browser, site: Site, url: str) -> None:
+    with site.lying(GetInclusionProof=cosigned_something_else), browsing(browser, url) as page:
+        assert concluded(page) == "bad"
+        assert states(page).index("bad") == 6
+
+
+STATES = (
+    "/receipts",
+    f"/receipts/{receipt_id(1)}",
+    "/verdicts",
+    "/halts",
+    "/promises",
+    "/retention",
+    "/trends",
+    "/log",
+)
+
+
+@pytest.mark.parametrize("path", STATES)
+def test_each_page_of_the_log_says_how_old_it_is_by_whose_word(site: Site, url: str, path: str) -> None:
+    assert '<a href="/log#witness-title">' in age(url + path)
+    with site.lying(GetCheckpoint=cosigned):
+        assert re.search(r"days old \(2023-11-14 22:13:20 UTC\)", age(url + path))
+
+
+def test_a_page_without_a_state_says_no_age(url: str) -> None:
+    assert age(f"{url}/check") == age(f"{url}/receipts/{receipt_id(1000)}") == ""
+
+
+def age(url: str) -> str:
+    """The line of the page."""
+    line = re.search('<p id="freshness"[^>]*>(.*?)</p>', httpx2.get(url).text)
+    return line[1] if line else ""
+
+
+def test_the_log_page_says_who_has_not_cosigned(browser: Browser, site: Site, url: str) -> None:
+    with browsing(browser, url) as page:
+        page.goto("/log")
+        expect(page.get_by_role("row", name=NAME)).to_contain_text("not yet")
+    with site.lying(GetCheckpoint=lambda response: cosigned(response)), browsing(browser, url) as page:
+        page.goto("/log")
+        expect(page.get_by_role("row", name=NAME)).to_contain_text("2023-11-14 22:13:20")
+
+
+def get(address: str, path: str) -> tuple[int, str, str]:
+    with closing(http.client.HTTPConnection(address, timeout=60)) as connection:
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        return answer.status, answer.headers["content-security-policy"], answer.read().decode()
+
+
+def command(folder: Path) -> list[str]:
+    flags = ["--ledger", "127.0.0.1:1", "--trusted-keys", str(folder / "trusted"), "--listen", "127.0.0.1:0"]
+    return [sys.executable, "-m", "services.cli", "serve", "explorer", *flags]
+
+
+def test_a_ledger_that_is_away_is_said_to_be_away(tmp_path: Path) -> None:
+    (tmp_path / "trusted").mkdir()
+    KEYS["log"].publish(tmp_path / "trusted")
+    with started(command(tmp_path), tmp_path / "ready") as (process, address):
+        assert get(address, "/health")[0] == 200
+        status, policy, page = get(address, "/receipts")
+        assert (status, "The ledger does not answer" in page) == (503, True)
+        assert policy.startswith("default-src 'none'; script-src 'self'")
+        assert "unsafe" not in policy
+        process.send_signal(signal.SIGTERM)
+        _, said = process.communicate(timeout=PATIENCE)
+        assert (process.returncode, "explorer stopped" in said) == (0, True), said
+
+
+def test_an_explorer_without_keys_does_not_start(tmp_path: Path) -> None:
+    done = subprocess.run(command(tmp_path), capture_output=True, text=True, check=False)
+    assert (done.returncode, "cannot read trusted keys" in done.stderr) == (1, True), done.stderr
+
+
+def test_exact_over_no_token_is_not_shown_as_exact(tmp_path: Path) -> None:
+    with ledger(tmp_path) as served, explorer(tmp_path, served) as url:
+        address = url.removeprefix("http://")
+        ended = replace(receipt(0).output, tokens=0, stream_digest=StreamDigest().hexdigest(), finish_reason="error")
+        index = served.client.append(
+            signed(receipt(0, output=ended, spec_decode=SpecDecode("off", "off", 0, 0, 0)))
+        ).index
+        served.client.append(signed(verdict(index, 0, tokens_compared=0)))
+        for path in ("/receipts", f"/receipts/{receipt_id(0)}", "/verdicts"):
+            status, _, page = get(address, path)
+            assert (status, "nothing to compare" in page, 'class="badge ok' in page) == (200, True, False), path
+        index = served.client.append(signed(receipt(1))).index
+        served.client.append(signed(verdict(index, 1)))
+        for path in ("/receipts", f"/receipts/{receipt_id(1)}", "/verdicts"):
+            assert 'class="badge ok">exact' in get(address, path)[2], path

@@ -25,7 +25,7 @@ from ledger.witness.tlog_policy import Policy, PolicyWitness
 from services.cli.monitor.sources import HttpTiles
 from services.client.errors import Unavailable
 from tests.integration.explorer.site import Site, explored, running_site
-from tests.replacing import replace
+from tests.mutations import replace
 from tests.unit.ledger.builders import KEYS, ORIGIN, receipt, signed
 
 

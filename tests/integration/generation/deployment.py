@@ -33,7 +33,7 @@ from services.ledger.__main__ import opened_servicer as opened_ledger
 from services.ledger.settings import LedgerSettings
 from services.runtime.server import Mount, start_server
 from tests.access import everybody, trust_log
-from tests.processes import known_port
+from tests.serving import known_port
 
 PATIENCE = 240.0  # seconds; only a test that fails gets there
 _PAUSE = 0.01  # seconds between two questions, for whoever is asked needs the CPU

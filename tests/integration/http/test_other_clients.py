@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.fakes.tool_templates import HERMES
+from tests.fakes.grammars import HERMES
 from tests.integration.http.front import Front
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

@@ -16,8 +16,7 @@ from openai.types.responses import Response
 from ledger.bundle.receipt_file import ReceiptFile
 from services.auditor.examination import EnginePlan, Judge
 from services.auditor.own_engine import OwnEngine
-from tests.fakes.grammars import encoded
-from tests.fakes.tool_templates import HERMES
+from tests.fakes.grammars import HERMES, encoded
 from tests.integration.generation.deployment import Deployment
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

@@ -17,7 +17,7 @@ from services.client import LedgerClient
 from services.client.errors import InvalidArgument
 from services.client.ledger.verified import VerifiedLedger
 from services.ledger.settings import LedgerSettings
-from tests.replacing import replace
+from tests.mutations import replace
 from tests.unit.ledger.builders import BASE, PROFILE, START, key_entry, receipt, signed, verdict
 
 HEAD, ADAPTER, OTHER = cid(b"head"), cid(b"adapter"), cid(b"other")

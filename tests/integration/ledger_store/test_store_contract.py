@@ -17,7 +17,7 @@ from ledger.sql.store import SqlEntryStore
 from ledger.tree.entry import Entry
 from ledger.tree.merkle import leaf_hash
 from ledger.tree.tile import Tile, TileEdge
-from tests.replacing import replace
+from tests.mutations import replace
 from tests.unit.ledger.builders import (
     PROFILE,
     at,

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 from services.cli.main import app
 from services.client import LedgerClient
 from tests.access import everybodys_file, trust_log_in
-from tests.processes import PATIENCE, started
+from tests.serving import PATIENCE, started
 from tests.unit.ledger.builders import KEYS, ORIGIN
 
 

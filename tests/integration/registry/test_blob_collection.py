@@ -33,7 +33,7 @@ from tests.fakes.memory_blobs import MemoryBlobs
 from tests.fakes.tiny_head import BASE_CONFIG, TinyHead, tiny_head
 from tests.integration.registry.conftest import Serve
 from tests.integration.registry.pushing import envelope, publish, send
-from tests.replacing import replace
+from tests.mutations import replace
 from tests.unit.ledger.builders import TRUSTED, signed, withdrawal
 
 HOUR = timedelta(hours=1)

@@ -44,7 +44,7 @@ from tests.fakes.tiny_model import make_tiny_model
 from tests.integration.auditor.deployment import Deployment
 from tests.integration.registry.conftest import Serve
 from tests.integration.registry.pushing import NAME, PUBLISHER, envelope, publish, send
-from tests.replacing import replace
+from tests.mutations import replace
 from tests.unit.ledger.builders import KEYS, TRUSTED, kscore, signed, withdrawal
 
 

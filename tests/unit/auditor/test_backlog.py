@@ -22,7 +22,7 @@ from services.auditor.auditor import Examined
 from services.auditor.backlog import Backlog
 from services.auditor.examination import Finding
 from services.auditor.serving import AuditorMetrics
-from tests.replacing import replace
+from tests.mutations import replace
 from tests.serving import exported, listed
 from tests.unit.ledger.builders import (
     BASE,

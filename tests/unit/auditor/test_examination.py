@@ -17,7 +17,7 @@ from ledger.keys.envelope import Envelope
 from services.auditor.audit_error import CannotReplay
 from services.auditor.examination import Examiner, Finding, Replayed, compare, replay_limit
 from services.auditor.own_engine import request_of
-from tests.replacing import replace
+from tests.mutations import replace
 from tests.unit.auditor.test_backlog import trust
 from tests.unit.ledger.builders import OFF, PROFILE, STRANGER, content, receipt, signed
 

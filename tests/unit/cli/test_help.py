@@ -1,4 +1,4 @@
-"""The command line before anything is contacted: help, wrong flags, wrong files, exit codes."""
+"""Help and documentation name every command, option, exit code and variable."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from services.cli.frame import exits
 from services.cli.main import app
 
 NOBODY = ("--generation", "127.0.0.1:1")
@@ -203,3 +204,31 @@ def test_a_database_that_is_not_there_is_missing_and_named(tmp_path: Path) -> No
     code, _, err = kolm("ledger", "verify", "--database", str(tmp_path / "none.sqlite3"), "--trusted", str(tmp_path))
     assert code == 4
     assert "none.sqlite3" in err
+
+
+PAGE = (Path(__file__).resolve().parents[3] / "docs" / "command-line.md").read_text(encoding="utf-8")
+
+
+def paths_of(group: Any, path: str = "kolm") -> Iterator[str]:
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from paths_of(command, f"{path} {name}")
+        else:
+            yield f"{path} {name}"
+
+
+def test_every_command_is_documented_and_every_documented_one_exists() -> None:
+    documented = re.findall(r"^\| `(kolm [^`]+)` \|", PAGE, flags=re.MULTILINE)
+    assert sorted(documented) == sorted(paths_of(typer.main.get_command(app)))
+
+
+def test_every_exit_code_is_documented() -> None:
+    section = PAGE.split("## Exit codes")[1].split("## ")[0]
+    documented = {int(code) for code in re.findall(r"^\| (\d+) \|", section, flags=re.MULTILINE)}
+    named = {value for name, value in vars(exits).items() if name.isupper() and isinstance(value, int)}
+    assert documented == named
+
+
+def test_every_environment_variable_is_documented() -> None:
+    options = (Path(__file__).resolve().parents[3] / "services/cli/frame/options.py").read_text(encoding="utf-8")
+    assert all(name in PAGE for name in re.findall(r'envvar="(\w+)"', options))

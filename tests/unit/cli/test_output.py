@@ -1,16 +1,25 @@
-"""Documents as JSON and as views on a terminal."""
+"""What people and programs are given, and the values that flags take."""
 
 from __future__ import annotations
 
 import io
 import json
+import os
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from services.cli.frame import exits
+from services.cli.frame.exits import UsageError
 from services.cli.frame.output import answer
 from services.cli.frame.process import printable
 from services.cli.frame.rendering import ShownConsole, print_view
+from services.cli.frame.values import age, database_place, moment, numbers
 from services.cli.frame.views import Column, Styled, facts, short, table
+from services.cli.main import app
 
 
 def test_control_characters_of_a_model_do_not_reach_a_terminal() -> None:
@@ -74,3 +83,96 @@ def test_a_value_that_is_missing_is_a_dash_and_a_table_without_rows_says_so(caps
     assert [line.strip() for line in capsys.readouterr().out.splitlines()[-2:]] == ["–", "EXACT"]
     answer(False, [], lambda rows: table(rows, column, empty="no verdicts"))
     assert capsys.readouterr().out == "no verdicts\n"
+
+
+def test_a_database_is_a_file_or_a_url() -> None:
+    assert database_place("a/ledger.sqlite3") == Path("a/ledger.sqlite3")
+    assert database_place("postgresql+psycopg://host/ledger") == "postgresql+psycopg://host/ledger"
+
+
+@pytest.mark.parametrize("text", ["2026-01-02T03:00:00", "2026-01-02T03:00:00Z", "2026-01-02T05:00:00+02:00"])
+def test_a_time_is_in_utc_if_it_names_no_offset(text: str) -> None:
+    assert moment("--since", text) == datetime(2026, 1, 2, 3, tzinfo=UTC)
+
+
+def test_ages_have_units_and_numbers_have_commas() -> None:
+    assert (age("--older-than", "90m"), age("--older-than", "7d")) == (timedelta(minutes=90), timedelta(days=7))
+    assert (numbers("--n", "1, 2", int), numbers("--n", "0,0.7", float)) == ((1, 2), (0.0, 0.7))
+
+
+@pytest.mark.parametrize(
+    ("parse", "text"),
+    [
+        (moment, "soon"),
+        (moment, "0001-01-01T00:00:00+23:00"),
+        (age, "24"),
+        (age, "-1h"),
+        (lambda option, text: numbers(option, text, int), "1,x"),
+        (lambda option, text: numbers(option, text, int), ""),
+    ],
+)
+def test_wrong_words_are_refused_under_the_option_s_name(parse: Callable[[str, str], object], text: str) -> None:
+    with pytest.raises(UsageError, match=f"--option: expected .*, got {text!r}".replace("+", r"\+")):
+        parse("--option", text)
+
+
+NOBODY = "127.0.0.1:1"
+ADDRESSES = [("status", f"--{name}") for name in ("generation", "ledger", "auditor", "registry")]
+WRONG = [
+    (("generate", "-f", "none.txt"), "-f: cannot read none.txt: No such file or directory"),
+    (("generate", "-f", "latin1.txt"), "-f: latin1.txt is not UTF-8"),
+    (("generate", "x", "--prediction", "none"), "--prediction: cannot read none"),
+    (("generate", "x", "--json-schema", "none"), "--json-schema: cannot read none"),
+    (("generate", "x", "--grammar", "."), "--grammar: cannot read ."),
+    (("generate", "x", "--save", "none/x"), "--save: none is not a directory"),
+    (("generate", "x", "--save", "latin1.txt"), "--save: latin1.txt exists already"),
+    (("generate", "x", "--promise", "none/x"), "--promise: none is not a directory"),
+    (("generate", "x", "--token-file", "none"), "--token-file: none: no such file; expected a file with a token"),
+    (("generate", "x", "--tls-ca", "none"), "--tls-ca: none: no such file; expected a file in PEM"),
+    (("generate", "x", "--tls-cert", "none"), "--tls-cert: none: no such file"),
+    (("generate", "x", "--tls-key", "none"), "--tls-key: none: no such file"),
+    (("generate", "x", "--max-tokens", "many"), "--max-tokens: is many; expected a whole number"),
+    (("generate", "x", "--temperature", "hot"), "--temperature: is hot; expected a number"),
+    (("generate", "x", "--timeout", "0"), "--timeout: is 0; expected a number of seconds above 0"),
+    (("generate", "x", "--parameter", "window"), "--parameter: expected NAME=VALUE"),
+    (("chat", "--save", "none/x.tar"), "--save: none is not a directory"),
+    (("receipts", "list", "--since", "yesterday"), "--since: expected a time like 2026-01-02"),
+    (("receipts", "list", "--first", "-1"), "--first: is -1; expected a whole number at least 0"),
+    (("receipts", "export", "2", "none/x"), "PATH: none is not a directory"),
+    (("ledger", "export", "none/x.tar"), "PATH: none is not a directory"),
+    (("heads", "push", "none", "--name", "a", "--model", "a.gguf"), "FOLDER: none: no config.json"),
+    (("models", "import", "none"), "SOURCE: there is no model none"),
+    (("heads", "gc", "--older-than", "old"), "--older-than: expected a number and s, m, h or d"),
+    (("retention", "--days", "0"), "--days: is 0; expected a whole number from 1 to 36500"),
+    (("tokens", "create", "a", "--role", "king"), "--role: 'king': expected one of generate"),
+    (("doctor", "--model", "none"), "--model: there is no model none"),
+    (("doctor", "--threads", "0"), "--threads: is 0; expected a whole number at least 1"),
+    (("audit", "run", "--model", "none"), "--model: there is no model none"),
+    (("up", "--config", "none.toml"), "--config: cannot read none.toml"),
+    (("up", "--model", "a.gguf", "--head", "./none"), "--head: none: no config.json; expected a head's folder"),
+    (("up", "--model", "a.gguf", "--ledger-port", "x"), "--ledger-port: is x; expected a whole number from 0 to 65535"),
+    (("up", "--model", "a.gguf", "--shared-datastore", "none"), "--shared-datastore: none: no manifest.json"),
+    (("up", "--model", "a.gguf", "--adapter", "none"), "--adapter: expected NAME=DIR"),
+    (("status", "--every", "0"), "--every: is 0; expected a number from 0.1 to 3600"),
+    *(((command, flag, "nowhere"), f"{flag}: expected HOST:PORT") for command, flag in ADDRESSES),
+    *(((command, flag, "host:port"), f"{flag}: expected HOST:PORT") for command, flag in ADDRESSES),
+]
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "latin1.txt").write_bytes(b"caf\xe9")
+    (tmp_path / "a.gguf").touch()
+    for name in [name for name in os.environ if name.startswith("KOLM_")]:
+        monkeypatch.delenv(name)
+    for name in ("GENERATION", "LEDGER", "AUDITOR", "REGISTRY"):
+        monkeypatch.setenv(f"KOLM_{name}", NOBODY)
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize(("words", "said"), WRONG, ids=[" ".join(words) for words, _ in WRONG])
+def test_a_wrong_value_is_named_with_its_option_and_with_what_was_expected(words: tuple[str, ...], said: str) -> None:
+    done = CliRunner().invoke(app, list(words))
+    assert done.stderr.startswith(f"kolm: {said}")
+    assert done.exit_code == exits.USAGE
+    assert sorted(path.name for path in Path().iterdir()) == ["a.gguf", "latin1.txt"], "nothing is left behind"

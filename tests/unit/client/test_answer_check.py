@@ -29,7 +29,7 @@ from services.client.errors import ReceiptMismatch
 from services.client.generation.answer_check import check_promise, check_receipt
 from services.client.generation.completion import Receipt, Resolved
 from services.client.generation.request import Message, Request, SamplingParams, SpecDecodeConfig, StructuredOutputs
-from tests.replacing import replace
+from tests.mutations import replace
 from tests.unit.ledger.builders import KEYS, STRANGER, TRUSTED, at, halt, receipt
 
 PROMPT_SALT, OUTPUT_SALT = b"p" * 32, b"o" * 32

@@ -1,15 +1,18 @@
-"""How the demo looks: what is under way, and answers in a narrow terminal."""
+"""The demo: its prompts, its scenes, and what it says when one of them fails."""
 
 from __future__ import annotations
 
 import io
 from pathlib import Path
+from random import Random
 
 import pytest
 from rich.console import Console
 
+from demo.main_job.measurement import KINDS, read_prompts
 from demo.main_job.scenes import Stage, Stream, WrappedText
 from demo.main_job.script import Demo
+from demo.smollm2.prompts import DOMAINS, Choice, is_held_out, prompts, words
 
 
 def shown(*, terminal: bool, long: bool) -> str:
@@ -107,3 +110,32 @@ def test_a_full_line_is_followed_by_nothing_that_would_begin_the_next_one() -> N
     write = WrappedText(written.append, lambda: 14)
     write("one two three. four\nfive sixteen..  \nend ")
     assert "".join(written) == "one two three.\nfour\nfive sixteen..\nend "
+
+
+def test_there_are_prompts_of_every_kind() -> None:
+    for kind in KINDS:
+        prompts = read_prompts(kind, 4)
+        assert len({prompt.ending for prompt in prompts}) == 4
+        assert all(prompt.messages[-1].role == "user" for prompt in prompts)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("domain", DOMAINS)
+def test_a_domain_gives_the_same_different_prompts_every_time(domain: str) -> None:
+    made = list(prompts("train", domain, 30))
+    assert made == list(prompts("train", domain, 30))
+    assert len({str(line.get("messages", line.get("prompt"))) for line in made}) == 30
+    assert all(("messages" in line) != ("prompt" in line) for line in made)
+
+
+@pytest.mark.slow
+def test_no_subject_of_the_held_out_prompts_is_one_of_the_others() -> None:
+    topics = words("knowledge")["topics"]
+    drawn = {split: {Choice(Random(n), split).subject(topics) for n in range(2000)} for split in ("train", "held_out")}
+    assert drawn["held_out"] == {topic for topic in topics if is_held_out(topic)}
+    assert drawn["train"] == set(topics) - drawn["held_out"]
+
+
+def test_every_slot_is_filled() -> None:
+    made = [str(line) for domain in ("code", "knowledge", "text", "maths") for line in prompts("train", domain, 60)]
+    assert not [text for text in made if "{topic}" in text or "{text}" in text or "{code}" in text or "{name}" in text]

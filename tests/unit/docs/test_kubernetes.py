@@ -12,7 +12,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from tests.compose.file import OURS, ROOT, SERVICES, defaulted
+from tests.compose.stack import OURS, ROOT, SERVICES, defaulted
 
 FOLDER = ROOT / "deploy/kubernetes"
 OVERLAYS = sorted(path.parent for path in FOLDER.glob("overlays/*/kustomization.yaml"))

@@ -1,8 +1,11 @@
-"""Pages that list what the code knows: settings, roles of RPCs, members of OpenAI's requests."""
+"""What pages and sources refer to is there, and generated code is what its sources generate."""
 
 from __future__ import annotations
 
+import ast
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,8 +23,8 @@ from services.http.response_fields import ResponseFields
 from services.runtime.access import PERMISSIONS
 from services.runtime.credentials import ROLES
 from services.runtime.usage import FOR_EVERY_PROCESS, OF_COMMANDS, SERVICES, unknown_variables
+from tests.documented import ROOT
 
-ROOT = Path(__file__).parents[3]
 SETTINGS = [(service, name) for service in SERVICES for name in service_settings(f"services.{service}").model_fields]
 
 
@@ -104,3 +107,62 @@ def test_every_member_of_the_table_is_taken() -> None:
         "guided_choice",
         "guided_grammar",
     }
+
+
+_LISTED = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+TEXTS = {name: (ROOT / name).read_text("utf-8") for name in _LISTED.split("\0") if (ROOT / name).is_file()
+         and name.endswith((".py", ".md", ".toml", ".yaml", ".html", ".js"))}  # fmt: skip
+PYTHON = {name: text for name, text in TEXTS.items() if name.endswith(".py") and not name.startswith("protos/gen/")}
+
+
+def test_a_docstring_begins_with_what_it_is_about() -> None:
+    found = [
+        f"{name}:{node.lineno}"
+        for name, text in PYTHON.items()
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+        if re.match(r"(Of|Whose|Those|That)\b", node.value.value)
+    ]
+    assert found == []
+
+
+def test_random_examples_of_unit_tests_are_a_share_of_the_profile_s() -> None:
+    """A number of their own would go against the profile: `tests.examples` makes a share of it."""
+    unit = {name: text for name, text in PYTHON.items() if name.startswith("tests/unit/")}
+    assert [name for name, text in unit.items() if re.search(r"max_examples=\d", text)] == []
+
+
+def test_nothing_tells_people_to_install_a_distribution_that_is_not_published() -> None:
+    """Its name on a package index may be a stranger's by then; a file that `make wheels` has made is kolm's."""
+    told = re.compile(r"pip install (-\S+ )*['\"]?kolm(?!_)")
+    assert [name for name, text in TEXTS.items() if name != "CHANGELOG.md" and told.search(text)] == []
+
+
+def _files(root: Path) -> dict[str, bytes]:
+    return {
+        path.relative_to(root).as_posix(): path.read_bytes()
+        for path in root.rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+
+
+def test_the_committed_code_is_what_the_sources_generate(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, ROOT / "protos" / "generate.py", tmp_path], check=True, capture_output=True)
+    fresh, committed = _files(tmp_path / "kolm"), _files(ROOT / "protos" / "gen" / "kolm")
+    assert sorted(fresh) == sorted(committed), "run `make proto`"
+    assert [name for name in fresh if fresh[name] != committed[name]] == [], "run `make proto`"
+
+
+def test_every_field_of_the_published_config_is_optional_on_the_wire() -> None:
+    from kolm.generation.v1 import speculation_pb2
+
+    fields = speculation_pb2.SpecDecodeConfig.DESCRIPTOR.fields
+    assert [field.name for field in fields] == ["method", "eagle_head", "k", "accept_threshold", "verify", "parameters"]
+    assert all(field.has_presence for field in fields if field.name != "parameters")  # a map is empty
+
+
+def test_every_file_names_its_packages_for_go_and_java() -> None:
+    for path in sorted((ROOT / "protos" / "kolm").rglob("*.proto")):
+        lines, (_, service, version) = path.read_text().splitlines(), path.parent.relative_to(ROOT / "protos").parts
+        assert f'option go_package = "kolm/{service}/{version};{service}{version}";' in lines, path
+        assert f'option java_package = "kolm.{service}.{version}";' in lines, path

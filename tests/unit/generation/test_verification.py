@@ -17,9 +17,9 @@ from services.generation.target.cpu import CpuTarget, load_target
 from services.generation.target.probe import NumericsProfile, ProbeReport
 from services.generation.verification import Record, Stopped, Verifier
 from tests.examples import examples
-from tests.fakes.decoder import LetterDecoder
+from tests.fakes.drafters import LetterDecoder
 from tests.fakes.engine_runs import run
-from tests.fakes.tiny_adapter import make_tiny_adapter
+from tests.fakes.tiny_head import make_tiny_adapter
 from tests.unit.generation.engine.test_identity import drafters_of, requests_of
 
 PROVEN = NumericsProfile({}, "cidv1:sha256:" + "0" * 64, ProbeReport(1, (), ""))

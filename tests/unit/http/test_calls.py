@@ -1,16 +1,31 @@
-"""Calls to the front: the caller's token, and events of a stream."""
+"""Calls to the HTTP front: which are let in, and how their bodies are read."""
 
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 from collections.abc import AsyncGenerator, Mapping, MutableMapping
+from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+from starlette.applications import Starlette
 from starlette.requests import Request
+from starlette.routing import Route
 
-from services.http.api_error import ApiError
+from services.client import AsyncRuntime
+from services.client.errors import InvalidArgument
+from services.client.generation.request_wire import generate_request
+from services.http.api_error import ApiError, of_body, of_kolm
+from services.http.app import PAGE_PATHS, http_app, openapi
 from services.http.calls import DONE, EventStream, event, token
+from services.http.completions import ChatDialect, ChatFields, TextDialect, TextFields
+from services.http.settings import HttpSettings
+from tests.examples import examples
 
 TOKEN = "kolm_" + "x" * 43
 
@@ -84,3 +99,142 @@ async def test_a_caller_that_does_not_read_has_no_longer_than_the_request() -> N
     with pytest.raises(TimeoutError):
         await EventStream(events(), 0.01, lambda: closed.append(True))(SCOPE, never, lambda _: never())
     assert closed == [True]
+
+
+MEMBERS = sorted({*ChatFields.model_fields, *TextFields.model_fields, "unknown"})
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["role", "content", "type", "text", "k", "method", "1"]), inner, max_size=3)
+    ),
+    max_leaves=6,
+)
+BODIES = st.dictionaries(st.sampled_from(MEMBERS), JSON, max_size=5)
+
+
+def refusal(read: Any, body: bytes) -> ApiError | None:
+    """The endpoint's answer without asking the generation server."""
+    try:
+        dialect = read(body)
+    except ValidationError as error:
+        return of_body(error)
+    try:
+        generate_request(dialect.request(), dialect.fields.spec_decode())
+    except InvalidArgument as error:
+        return of_kolm(error, dialect.names)
+    return None
+
+
+def chat(body: bytes) -> ChatDialect:
+    return ChatDialect(ChatFields.model_validate_json(body))
+
+
+def text(body: bytes) -> TextDialect:
+    return TextDialect(TextFields.model_validate_json(body))
+
+
+@settings(max_examples=examples(300), deadline=None)
+@given(BODIES, st.sampled_from([chat, text]))
+def test_any_json_is_a_request_or_a_refusal_that_names_a_member(body: dict[str, Any], read: Any) -> None:
+    refused = refusal(read, json.dumps(body).encode())
+    if refused is not None:
+        assert refused.status == 400
+        assert json.loads(refused.response().body)["error"]["message"] == refused.message
+        assert refused.code == "invalid_json" or (refused.param or "").split(".")[0].split("[")[0] in {*MEMBERS}
+
+
+@settings(max_examples=examples(100), deadline=None)
+@given(st.binary(max_size=40))
+def test_any_bytes_are_refused_as_a_body(body: bytes) -> None:
+    refused = refusal(chat, body)
+    assert refused is not None
+    assert refused.status == 400
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {f"member {number}": 1 for number in range(1000)},
+        {"messages": [{}] * 1000},
+        {"messages": [{"role": "user", "content": "x", **{f"member {number}": 1 for number in range(1000)}}]},
+        {"messages": [], "stop_token_ids": [""] * 1000},
+        {"messages": [], "stop": [1] * 1000},
+        {"messages": [], "logit_bias": dict.fromkeys(range(1000), "x")},
+        {"messages": [], "kolm": {"parameters": dict.fromkeys(range(1000), "x")}},
+    ],
+    ids=lambda body: ",".join(list(body)[:2]),
+)
+def test_a_thousand_mistakes_are_not_a_thousand_errors(body: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError) as caught:
+        ChatFields.model_validate_json(json.dumps(body))
+    assert caught.value.error_count() <= 3
+
+
+def test_an_endless_name_is_cut() -> None:
+    refused = refusal(chat, json.dumps({"messages": [], "x" * 100_000: 1, "seed": "y" * 100_000}).encode())
+    assert refused is not None
+    assert len(refused.message) < 1000
+
+
+def test_a_priority_is_vllm_s() -> None:
+    asked = text(b'{"model": "m", "prompt": "x", "priority": -3}').request()
+    assert generate_request(asked, None).priority == -3
+
+
+MESSAGES = {"messages": [{"role": "user", "content": "x"}]}
+
+
+@pytest.mark.parametrize(
+    ("name", "constraint"), [("json", {"type": "string"}), ("regex", "a+"), ("choice", ["a"]), ("grammar", "start: A")]
+)
+def test_former_names_of_vllm_are_structured_outputs(name: str, constraint: Any) -> None:
+    old = chat(json.dumps(MESSAGES | {f"guided_{name}": constraint}).encode())
+    new = chat(json.dumps(MESSAGES | {"structured_outputs": {name: constraint}}).encode())
+    assert old.fields.constraint() == new.fields.constraint() is not None
+    assert chat(json.dumps(MESSAGES | {f"guided_{name}": None}).encode()).fields.constraint() is None
+    both = MESSAGES | {f"guided_{name}": constraint, "structured_outputs": {"regex": "b"}}
+    refused = refusal(chat, json.dumps(both).encode())
+    assert refused is not None
+    assert "send one of them" in refused.message
+
+
+def test_usage_in_every_event_is_usage_asked_for() -> None:
+    refused = refusal(chat, json.dumps(MESSAGES | {"stream_options": {"continuous_usage_stats": True}}).encode())
+    assert refused is not None
+    assert refused.param == "stream_options.continuous_usage_stats"
+
+
+_OTHERS = {"/", "/page.json", "/openapi.json", "/metrics", "/v1/models/{model:path}"}
+
+
+async def test_every_endpoint_is_described() -> None:
+    async with AsyncRuntime.connect("127.0.0.1:1") as runtime:
+        app: Any = http_app(runtime, HttpSettings())
+    while not isinstance(app, Starlette):  # what lies around it
+        app = app._app
+    routes = {route.path: route for route in app.routes if isinstance(route, Route)}
+    described = openapi()["paths"]
+    assert routes.keys() - _OTHERS == described.keys()
+    assert all({each.lower() for each in routes[path].methods or ()} >= described[path].keys() for path in described)
+
+
+def test_each_body_has_the_members_that_are_checked_and_every_reference_is_there() -> None:
+    document = openapi()
+    schemas = document["components"]["schemas"]
+    assert schemas["ChatFields"]["properties"].keys() == ChatFields.model_fields.keys()
+    assert schemas["ChatFields"]["additionalProperties"] is False
+    named = {part.split('"')[0] for part in json.dumps(document).split("#/components/schemas/")[1:]}
+    assert named <= schemas.keys()
+
+
+SERVICES = Path(__file__).parents[3] / "services"
+
+
+def test_every_file_that_the_page_loads_is_open_to_everybody() -> None:
+    scripts = [*(SERVICES / "http" / "page").glob("*.js"), *(SERVICES / "runtime" / "http" / "browser").glob("*.js")]
+    page = (SERVICES / "http" / "page" / "chat.html").read_text("utf-8")
+    loaded = set(re.findall(r'(?:src|href)="(/page/[^"]+)"', page))
+    for script in scripts:
+        loaded |= {f"/page/{name}" for name in re.findall(r'from "\./([^"]+)"', script.read_text("utf-8"))}
+    assert {"/page/chat.js", "/page/verify.js", "/page/commitments.js"} <= loaded <= set(PAGE_PATHS)

@@ -43,8 +43,7 @@ from ledger.tree.entry import Entry
 from ledger.tree.merkle import inclusion_proof
 from ledger.tree.tile import TileHashes
 from ledger.tree.tlog_proof import TlogProof
-from tests.mutations import mutants
-from tests.replacing import replace
+from tests.mutations import mutants, replace
 from tests.unit.client.test_answer_check import CONTENT, TEXT
 from tests.unit.client.test_answer_check import signed as answered
 from tests.unit.ledger.builders import KEYS, START, TRUSTED, at, policy, publication, receipt, receipt_id, verdict

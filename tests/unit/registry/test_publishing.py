@@ -34,7 +34,7 @@ from services.registry.head_check import MAX_HEADER_BYTES, HeadConfig, Tensor, r
 from services.registry.publishing import LedgerLog, check_name
 from services.runtime.errors import KolmError, Unavailable
 from tests.fakes.heads import block_config
-from tests.replacing import replace
+from tests.mutations import replace
 from tests.unit.ledger.builders import KEYS, ORIGIN, TRUSTED, at, publication, signed, withdrawal
 
 ENVELOPE = signed(publication())

@@ -18,7 +18,7 @@ from services.training import kscore
 from services.training.kscore import NothingMeasured, measure, prompts_digest
 from tests.fakes.heads import random_head
 from tests.fakes.table_target import TableTarget
-from tests.fakes.tiny_adapter import make_tiny_adapter
+from tests.fakes.tiny_head import make_tiny_adapter
 
 VOCABULARY = 11
 ANY_HEAD: Any = SimpleNamespace(kind="eagle3")

@@ -18,7 +18,7 @@ from services.training.devices import Devices
 from services.training.plan import LessonPlan, Minutes, OutputInvalid, Steps
 from services.training.trainer import Muon, Trainer, coverage, frequent_tokens, known_head, orthogonalised, rate_factor
 from services.training.unroll import Passes
-from tests.processes import known_port
+from tests.serving import known_port
 from tests.unit.training.material import Material
 
 TOTAL_STEPS = 12

@@ -15,10 +15,10 @@ from ledger.audit.log_verification import verify_receipt
 from services.generation.serving import opened_servicer
 from services.generation.target.adapters import adapter_cid
 from services.runtime.process import CannotStart
-from tests.fakes.tiny_adapter import make_tiny_adapter
+from tests.fakes.tiny_head import make_tiny_adapter
 from tests.integration.generation.deployment import Deployment, asking, failure
 from tests.integration.generation.requests.test_replay import judged, receipts_of
-from tests.replacing import replace
+from tests.mutations import replace
 
 PROMPT = [70, 80, 90]
 

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from hashlib import sha256
 
 import pytest
+from google.protobuf.message import Message
+from smg_grpc_proto.generated import vllm_engine_pb2
 
+from kolm.generation.v1 import generation_pb2
 from kolm.generation.v1 import generation_pb2 as pb
+from kolm.generation.v1.generation_pb2_grpc import GenerationServiceStub
 from kolm.ledger.v1 import ledger_pb2
 from ledger.audit.log_verification import verify_receipt
 from ledger.encoding.commitment import OUTPUT_DOMAIN, PROMPT_DOMAIN, commit
@@ -15,9 +20,11 @@ from services.generation.api import runner
 from services.generation.receipts.issuer import Speedup
 from services.generation.target.blocks import BLOCK
 from services.runtime.process import TextFormatter
-from tests.fakes.tampered_targets import GatedTarget, Loader
+from tests.fakes.tampered_targets import GatedTarget, Loader, UnprovableTarget
 from tests.fakes.tiny_model import TEMPLATE
+from tests.fuzzing import flood
 from tests.integration.generation.deployment import Deployment, asking, failure
+from tests.integration.generation.requests.test_replay import judged, receipts_of
 
 
 async def test_a_response_carries_a_receipt_that_the_ledger_holds_and_that_commits_to_its_tokens(
@@ -261,3 +268,76 @@ async def test_model_info_and_load_describe_the_server(deployment: Deployment) -
     load = await stub.GetLoad(pb.GetLoadRequest())
     assert (load.running, load.waiting, load.outbox_pending) == (0, 0, 0)
     assert load.blocks_total == 140  # of 32 KiB, in 5 MiB less an eighth
+
+
+SERVICES = [
+    generation_pb2.DESCRIPTOR.services_by_name["GenerationService"],
+    vllm_engine_pb2.DESCRIPTOR.services_by_name["VllmEngine"],
+]
+MODEL = "tiny"
+SECONDS = 0.3  # for a call whose message means something: it may ask for many tokens
+
+
+async def test_random_messages_are_answered_or_refused_and_no_receipt_is_lost(deployment: Deployment) -> None:
+    stub = await deployment.start_generation(model_name=MODEL, vllm_engine=True)
+    before = (await stub.Generate(asking(max_tokens=8))).choices[0].token_ids
+    address = deployment.generation_address
+    await asyncio.to_thread(flood, address, *SERVICES, seconds=SECONDS, changed=of_our_model)
+    after = (await stub.Generate(asking(max_tokens=8))).choices[0]
+    assert after.token_ids == before
+    assert after.receipt.receipt_id
+
+
+def of_our_model(message: Message) -> Message:
+    """Another model's name would be the end of almost every request."""
+    for name in {"model"} & set(message.DESCRIPTOR.fields_by_name):
+        setattr(message, name, MODEL)
+    return message
+
+
+PROMPTS = [[70 + number, *range(30, 60 + 20 * number)] for number in range(6)]
+
+
+async def served(stub: GenerationServiceStub) -> list[pb.GenerateResponse]:
+    """Six requests at once: greedy, sampled, and of two choices; each tries to speculate."""
+    asked = [
+        asking("", token_ids=pb.TokenIds(ids=prompt), max_tokens=24, temperature=0.4 * (number % 3), seed=number,
+               n=1 + number % 2, tenant="acme", workload="WORKLOAD_CODE")
+        for number, prompt in enumerate(PROMPTS)
+    ]  # fmt: skip
+    return await asyncio.gather(*(stub.Generate(request) for request in asked))
+
+
+async def test_six_requests_at_once_give_receipts_whose_replays_are_all_exact(deployment: Deployment) -> None:
+    loader = Loader(UnprovableTarget)
+    stub = await deployment.start_generation(loader)
+    assert isinstance(loader.target, UnprovableTarget)
+    loader.target.widths.clear()
+    responses = await served(stub)
+    kept = [each for response in responses for each in receipts_of(response, deployment)]
+    findings = await judged(deployment, kept)
+    assert [finding.outcome for finding in findings] == ["EXACT"] * 9
+    assert set(loader.target.widths) == {1}
+    again = await served(stub)
+    assert [response.usage.cached_prompt_tokens for response in (*responses, *again)] == [0] * 12
+
+
+async def test_receipts_and_answers_say_whether_the_profile_is_proven(deployment: Deployment) -> None:
+    for loader, proven in ((None, True), (Loader(UnprovableTarget), False)):
+        stub = await (deployment.start_generation() if loader is None else deployment.start_generation(loader))
+        response = await stub.Generate(asking(max_tokens=3, workload="WORKLOAD_CODE"))
+        receipt = verify_receipt(response.choices[0].receipt.envelope, deployment.trust())
+        assert receipt.profile_proven is proven
+        assert response.resolved.HasField("profile_proven")
+        assert response.resolved.profile_proven is proven
+        assert receipt.spec_decode.fallback_reason == (None if proven else "profile_unproven")
+        await deployment.stop_generation()
+
+
+async def test_the_log_says_at_start_how_an_unproven_profile_is_served(
+    deployment: Deployment, caplog: pytest.LogCaptureFixture
+) -> None:
+    await deployment.start_generation(Loader(UnprovableTarget))
+    said = [record for record in caplog.records if "failed its probe" in record.getMessage()]
+    assert [(record.levelno, record.name) for record in said] == [(logging.ERROR, "services.generation.preparation")]
+    assert "one sequence at a time, one row a pass, speculation off" in said[0].getMessage()

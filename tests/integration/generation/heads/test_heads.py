@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import shutil
 import sqlite3
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -20,6 +22,7 @@ from ledger.encoding.text_forms import cid
 from ledger.keys.ed25519 import SigningKey
 from services.cli.heads.publish import Description, push_head
 from services.client.registry import RegistryClient
+from services.generation.drafting.block.block_checkpoint import write_block_head
 from services.generation.drafting.eagle3.checkpoint import write_head
 from services.generation.target.config.config import read_config
 from services.registry.__main__ import opened_servicer
@@ -27,8 +30,9 @@ from services.registry.settings import RegistrySettings
 from services.runtime.process import CannotStart
 from services.runtime.server import Mount, start_server
 from tests.access import everybody
-from tests.fakes.heads import head_config, head_tensors
+from tests.fakes.heads import block_config, block_tensors, head_config, head_tensors
 from tests.fakes.tiny_model import make_tiny_model
+from tests.integration.generation.api.test_methods import build
 from tests.integration.generation.deployment import Deployment, asking, failure, until
 from tests.unit.ledger.builders import at, kscore
 
@@ -206,3 +210,59 @@ async def test_a_folder_given_directly_drafts_and_says_that_nobody_vouches_for_i
     (folder / "model.safetensors").write_bytes(b"short")
     with pytest.raises(CannotStart, match=str(folder)):
         await deployment.start_generation(head=(str(folder),))
+
+
+@pytest.fixture
+def base(model: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(model, tmp_path / "models" / "base"))
+
+
+def put_head(model: Path, folder: Path) -> None:
+    config = head_config(read_config(model))
+    write_head(folder, config, head_tensors(config, 0))
+
+
+async def test_they_draft_and_the_log_says_so(
+    deployment: Deployment, base: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    put_head(base, base.parent / "head")
+    build(base, "The ledger keeps one receipt for every request.", base / "store")
+    with caplog.at_level(logging.INFO):
+        stub = await deployment.start_generation(model=base)
+    said = [record.getMessage() for record in caplog.records]
+    assert any(str(base.parent / "head") in line and "beside the model" in line for line in said)
+    assert any(str(base / "store") in line and "beside the model" in line for line in said)
+    response = await stub.Generate(asking(max_tokens=4))
+    assert (response.metrics.method, response.metrics.HasField("fallback_reason")) == ("eagle3", False)
+    assert (await stub.Generate(asking(max_tokens=4, method="rest"))).metrics.method == "rest"
+
+
+async def test_a_block_head_drafts_by_the_method_of_its_kind(deployment: Deployment, base: Path) -> None:
+    config = block_config(read_config(base))
+    write_block_head(base.parent / "head", config, block_tensors(config))
+    stub = await deployment.start_generation(model=base)
+    plain = await stub.Generate(asking(max_tokens=24, method="off"))
+    for members in ({}, {"method": "block"}):
+        response = await stub.Generate(asking(max_tokens=24, **members))
+        assert (response.metrics.method, response.metrics.HasField("fallback_reason")) == ("block", False)
+        assert [each.text for each in response.choices] == [each.text for each in plain.choices]
+    assert (await failure(stub.Generate(asking(max_tokens=4, method="eagle3")))).reason == "METHOD_NOT_LOADED"
+
+
+async def test_nothing_is_taken_where_the_operator_says_so(deployment: Deployment, base: Path) -> None:
+    put_head(base, base / "head")
+    stub = await deployment.start_generation(model=base, beside=False)
+    assert (await failure(stub.Generate(asking(max_tokens=4, method="eagle3")))).reason == "METHOD_NOT_LOADED"
+
+
+async def test_what_is_for_another_model_is_left_out(deployment: Deployment, base: Path, tmp_path: Path) -> None:
+    other = make_tiny_model(tmp_path / "other", hidden=128)
+    put_head(other, base / "head")
+    build(base, "The ledger keeps", base / "store")
+    manifest = base / "store" / "manifest.json"
+    manifest.write_text(
+        manifest.read_text().replace('"tokenizer_cid":"cidv1:sha256:', '"tokenizer_cid":"cidv1:sha256:0')
+    )
+    stub = await deployment.start_generation(model=base)
+    for method in ("eagle3", "rest"):
+        assert (await failure(stub.Generate(asking(max_tokens=4, method=method)))).reason == "METHOD_NOT_LOADED"

@@ -22,7 +22,7 @@ from services.generation.engine.core import EngineCore
 from services.generation.engine.events import Sink
 from services.generation.engine.request import EngineRequest
 from tests.integration.generation.deployment import Deployment, asking
-from tests.replacing import replace
+from tests.mutations import replace
 
 OLD_PROFILE = cid_of_json(
     {

@@ -21,7 +21,7 @@ from services.client import Request, Runtime, SamplingParams, StructuredOutputs
 from services.client.errors import InvalidArgument
 from tests.fakes.grammars import CONSTRAINTS, PERSON
 from tests.integration.generation.deployment import Deployment, asking, failure
-from tests.replacing import replace
+from tests.mutations import replace
 
 ASKED = (
     StructuredOutputs(json=PERSON),

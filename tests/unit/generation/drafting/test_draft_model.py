@@ -30,7 +30,7 @@ from services.generation.target.cpu import CpuTarget, load_target
 from services.generation.target.rows import Rows, RowsBuilder
 from services.generation.target.target import PassOutput
 from tests.examples import examples
-from tests.fakes.budgets import budget as budget_of
+from tests.fakes.drafters import budget as budget_of
 from tests.fakes.engine_runs import CHEAP_ROWS, run
 from tests.fakes.tiny_model import make_tiny_model
 from tests.unit.generation.engine.test_identity import alone, parameters, signature

@@ -22,7 +22,7 @@ from services.generation.drafting.rest import RestDrafter, joined
 from services.generation.drafting.retrieval.datastore import Datastore
 from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.target.cpu import CpuTarget
-from tests.fakes.budgets import budget as budget_of
+from tests.fakes.drafters import budget as budget_of
 from tests.fakes.engine_runs import CHEAP_ROWS, run
 from tests.unit.generation.engine.test_identity import ONE_ROW, battery, parameters, signature
 

@@ -22,7 +22,7 @@ from services.generation.engine.text.tokenizer import Tokenizer
 from services.generation.target.cpu import CpuTarget, load_target
 from services.generation.target.model_path import model_path
 from tests.examples import examples
-from tests.fakes.budgets import budget as budget_of
+from tests.fakes.drafters import budget as budget_of
 from tests.fakes.engine_runs import run
 from tests.fakes.tiny_model import make_tiny_model
 from tests.unit.generation.engine.test_identity import alone, parameters, signature

@@ -17,7 +17,7 @@ from services.generation.engine.request import EngineRequest, InvalidRequest, Sa
 from services.generation.target.cpu import CpuTarget, load_target
 from tests.examples import examples
 from tests.fakes.engine_runs import run
-from tests.fakes.tiny_adapter import make_tiny_adapter
+from tests.fakes.tiny_head import make_tiny_adapter
 from tests.unit.generation.engine.test_identity import ONE_ROW, drafters_of, requests_of, signature
 
 ADAPTERS = {"small": {"rank": 3, "modules": ("q_proj", "up_proj")}, "wide": {"rank": 16}}

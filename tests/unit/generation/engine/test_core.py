@@ -20,8 +20,7 @@ from services.generation.engine.request import EngineFull, EngineRequest, Invali
 from services.generation.target.kernels import compilation
 from services.generation.target.kernels.machine import this_machine
 from services.generation.target.kernels.team import float_mode
-from tests.fakes.decoder import LetterDecoder
-from tests.fakes.drafters import LyingDrafter
+from tests.fakes.drafters import LetterDecoder, LyingDrafter
 from tests.fakes.engine_runs import CHEAP_ROWS, Collected, run, submit
 from tests.fakes.table_target import TableTarget
 

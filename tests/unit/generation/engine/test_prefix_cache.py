@@ -15,7 +15,7 @@ from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.target.blocks import BLOCK
 from services.generation.target.cpu import CpuTarget
 from tests.examples import examples
-from tests.fakes.decoder import LetterDecoder
+from tests.fakes.drafters import LetterDecoder
 from tests.fakes.engine_runs import CHEAP_ROWS, Collected, run
 from tests.fakes.heads import eagle3
 from tests.unit.generation.engine.test_identity import alone, drafters_of, requests_of, signature

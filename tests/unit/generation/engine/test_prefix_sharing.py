@@ -18,10 +18,9 @@ from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.engine.sequence import TokenDecoder
 from services.generation.target.blocks import BLOCK
 from tests.examples import examples
-from tests.fakes.context_target import ContextTarget
-from tests.fakes.decoder import LetterDecoder
-from tests.fakes.drafters import LyingDrafter, ReadingDrafter
+from tests.fakes.drafters import LetterDecoder, LyingDrafter, ReadingDrafter
 from tests.fakes.engine_runs import CHEAP_ROWS, Collected, run
+from tests.fakes.table_target import ContextTarget
 
 VOCAB = 64
 LAYERS = (1, 3)

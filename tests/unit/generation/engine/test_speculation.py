@@ -23,7 +23,7 @@ from services.generation.target.arrays import Float32
 from services.generation.target.cpu import CpuTarget
 from services.generation.target.rows import RowsBuilder
 from tests.examples import examples
-from tests.fakes.decoder import LetterDecoder
+from tests.fakes.drafters import LetterDecoder
 from tests.fakes.engine_runs import Collected, run
 from tests.fakes.grammars import CONSTRAINTS, VOCAB, encoded, grammar, ids
 from tests.fakes.table_target import TableTarget

@@ -10,7 +10,7 @@ import pytest
 
 from services.generation.engine.core import EngineCore, EngineSettings
 from services.generation.engine.request import EngineFull, EngineRequest, SamplingParams
-from tests.fakes.decoder import LetterDecoder
+from tests.fakes.drafters import LetterDecoder
 from tests.fakes.engine_runs import CHEAP_ROWS, Collected
 from tests.fakes.table_target import TableTarget
 

@@ -22,7 +22,7 @@ from services.generation.receipts import erasures
 from services.generation.receipts.erasures import Erasures
 from services.generation.receipts.issuer import Speedup, replayed
 from services.generation.receipts.outbox import key_envelope
-from tests.replacing import replace
+from tests.mutations import replace
 from tests.unit.ledger.builders import KEYS, at, erasure, expiry, receipt_id
 
 

@@ -17,7 +17,7 @@ from services.generation.target.probe import measure_profile, probe
 from services.generation.target.rows import Rows, RowsBuilder
 from services.generation.target.target import PassOutput, Target
 from tests.examples import examples
-from tests.fakes.tiny_adapter import make_tiny_adapter
+from tests.fakes.tiny_head import make_tiny_adapter
 from tests.fakes.tiny_model import make_tiny_model
 
 ADAPTERS = {

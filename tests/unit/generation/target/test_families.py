@@ -20,15 +20,16 @@ from services.generation.target.config.config import read_config, rope_parameter
 from services.generation.target.cpu import load_target
 from services.generation.target.errors import TargetError
 from services.generation.target.probe import probe
+from services.generation.target.rows import RowsBuilder
+from services.generation.target.target import Target
 from services.generation.target.weights import check_weights, open_weights
 from tests.fakes.converted_gguf import convert
 from tests.fakes.engine_runs import run
-from tests.fakes.tiny_adapter import make_tiny_adapter
 from tests.fakes.tiny_families import FAMILIES, LONGROPE, WITHOUT_GGUF, draw_vectors
 from tests.fakes.tiny_gguf import write_gguf
-from tests.fakes.tiny_model import make_tiny_model
-from tests.fakes.tiny_targets import TOKENS, logits_of, target_of
-from tests.numerics.bits import assert_same_bits
+from tests.fakes.tiny_head import make_tiny_adapter
+from tests.fakes.tiny_model import TOKENS, logits_of, make_tiny_model, target_of
+from tests.numerics.arithmetic import assert_same_bits
 from tests.unit.generation.engine.test_identity import check_identity
 
 
@@ -260,3 +261,74 @@ def test_a_head_takes_over_what_it_can_of_longrope(tmp_path: Path) -> None:
     assert rope_parameters(directory) == {"rope_type": "default", "rope_theta": 1e4}
     directory = make_tiny_model(tmp_path / "gemma", **FAMILIES["gemma3, linear"])
     assert rope_parameters(directory) == {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0}
+
+
+LENGTH = 150
+MODELS: dict[str, dict[str, Any]] = {
+    "llama, tied": {"architecture": "llama", "tie_word_embeddings": True},
+    "llama, biased": {
+        "architecture": "llama", "attention_bias": True, "mlp_bias": True,
+    },
+    "llama, a window that means nothing": {"architecture": "llama", "sliding_window": 40},
+    "llama, rope linear": {
+        "architecture": "llama",
+        "rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0},
+    },
+    "llama, rope llama3": {
+        "architecture": "llama",
+        "rope_parameters": {
+            "rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0, "original_max_position_embeddings": 64,
+        },
+    },
+    "llama, rope dynamic": {
+        "architecture": "llama",
+        "rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0},
+    },
+    "qwen2": {"architecture": "qwen2"},
+    "qwen2, yarn, sliding": {
+        "architecture": "qwen2", "use_sliding_window": True, "sliding_window": 70, "max_window_layers": 1,
+        "rope_parameters": {
+            "rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 128,
+        },
+    },
+    "qwen3": {"architecture": "qwen3", "head_dim": 24},
+    "mistral, sliding": {"architecture": "mistral", "sliding_window": 40},
+    "mistral, odd sizes": {"architecture": "mistral", "hidden": 72, "heads": 6, "kv_heads": 3, "intermediate_size":
+    101},
+    "gpt_oss, bounds that are reached": FAMILIES["gpt_oss"] | {"swiglu_limit": 0.5, "swiglu_alpha": 3.0},
+} | FAMILIES  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=MODELS, ids=list(MODELS))
+def published(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return draw_vectors(make_tiny_model(tmp_path_factory.mktemp("model"), **MODELS[request.param]))
+
+
+def logits_beside_others(target: Target, tokens: list[int]) -> np.ndarray:
+    table: list[int] = []
+    target.blocks.extend(table, len(tokens))
+    rows = RowsBuilder()
+    rows.add_chunk(table, 0, tokens[:50], want_last=False)
+    target.forward(rows.build())
+    rows = RowsBuilder()
+    rows.add_tree(table, 50, tokens[50:], range(-1, len(tokens) - 51))
+    logits = target.forward(rows.build()).logits
+    target.blocks.release(table)
+    return logits
+
+
+def transformers_logits(published: Path, tokens: list[int]) -> np.ndarray:
+    model = AutoModelForCausalLM.from_pretrained(published, dtype=torch.float32).eval()
+    with torch.no_grad():
+        return model(torch.tensor([tokens])).logits[0, 50:].numpy()
+
+
+def whole_context(published: Path) -> Target:
+    return load_target(published, context_length=read_config(published).context_length)
+
+
+def test_logits_are_those_of_transformers_up_to_rounding(published: Path) -> None:
+    tokens = [(7 * i * i + 3 * i) % 384 for i in range(LENGTH)]
+    found, expected = logits_beside_others(whole_context(published), tokens), transformers_logits(published, tokens)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=2e-5)

@@ -1,10 +1,11 @@
-"""gpt-oss as it is published: experts in MXFP4, in safetensors and in GGUF, and what such files may hold wrongly."""
+"""Models with parts of their own: gpt-oss, and the text half of multimodal ones."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from gguf.constants import GGMLQuantizationType
@@ -14,13 +15,11 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 from services.generation.target.config.config import read_config
 from services.generation.target.cpu import load_target
 from services.generation.target.errors import TargetError
-from services.generation.target.weights import open_weights
+from services.generation.target.weights import check_weights, open_weights
 from tests.fakes.converted_gguf import convert
-from tests.fakes.published_gpt_oss import as_published
-from tests.fakes.tiny_families import FAMILIES, draw_vectors
-from tests.fakes.tiny_model import make_tiny_model
-from tests.fakes.tiny_targets import logits_of, target_of
-from tests.numerics.bits import assert_same_bits
+from tests.fakes.tiny_families import FAMILIES, MODELS, as_published, draw_vectors, make_tiny_multimodal
+from tests.fakes.tiny_model import TOKENS, logits_of, make_tiny_model, target_of
+from tests.numerics.arithmetic import assert_same_bits
 
 EXPERTS = "model.layers.0.mlp.experts"
 
@@ -87,4 +86,22 @@ def test_another_quantisation_is_refused(directories: tuple[Path, Path], tmp_pat
     document = json.loads((directories[0] / "config.json").read_bytes())
     (tmp_path / "config.json").write_text(json.dumps(document | {"quantization_config": {"quant_method": "fp8"}}))
     with pytest.raises(TargetError, match=r"quantised weights \(fp8\) are not supported.*this family: mxfp4"):
+        read_config(tmp_path)
+
+
+@pytest.mark.parametrize("family", MODELS)
+def test_the_part_for_text_has_the_logits_of_transformers(family: str, tmp_path: Path) -> None:
+    model = make_tiny_multimodal(tmp_path, family)
+    config = read_config(tmp_path)
+    assert config.eos_token_ids == (1,)
+    check_weights(open_weights(tmp_path), config)
+    with torch.no_grad():
+        expected = model(input_ids=torch.tensor([TOKENS])).logits[0].numpy()
+    np.testing.assert_allclose(logits_of(target_of(tmp_path)), expected, rtol=1e-4, atol=2e-5)
+
+
+def test_a_checkpoint_without_its_text_part_is_refused(tmp_path: Path) -> None:
+    document = {"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3"}
+    (tmp_path / "config.json").write_text(json.dumps(document))
+    with pytest.raises(TargetError, match="text_config: None; expected an object"):
         read_config(tmp_path)

@@ -1,15 +1,21 @@
-"""The probe passes what is canonical and catches what is not; the profile names what bits depend on."""
+"""Probing of the arithmetic before it is trusted, and models that fail it."""
 
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from services.generation.state_folder import one_at_a_time
 from services.generation.target.cpu import CpuTarget, load_target
+from services.generation.target.kernels.records import PASS
 from services.generation.target.probe import KeptProbes, ProbeReport, measure_profile, probe, time_passes
+from services.generation.target.program.team import Team
 from tests.fakes.tampered_targets import WidthDependentTarget
 from tests.fakes.tiny_model import make_tiny_model
 
@@ -119,3 +125,68 @@ def test_a_result_under_another_targets_name_is_not_believed(
     (path,) = tmp_path.glob("*.json")
     path.rename(kept._path(target))
     assert kept.find(target) is None
+
+
+def test_kernels_pass_at_every_size_and_the_cache_is_given_back(target: CpuTarget) -> None:
+    report = target.probe_kernels()
+    assert not report.failures
+    assert report.compared > 1000
+    assert target.blocks.used == 0
+
+
+@pytest.mark.parametrize("rows", [17, 256])
+def test_a_kernel_that_is_wrong_for_one_number_of_rows_is_found(
+    target: CpuTarget, monkeypatch: pytest.MonkeyPatch, rows: int
+) -> None:
+    honest = Team.run
+
+    def tampered(self: Team, words: Any, threads: int, *, wait: bool = False) -> None:
+        if words[PASS.index("rows")] == rows:
+            words[PASS.index("rows")] -= 1
+        honest(self, words, threads, wait=wait)
+
+    monkeypatch.setattr(Team, "run", tampered)
+    report = target.probe_kernels()
+    assert report.failures
+    assert all(f" {rows} rows" in failure for failure in report.failures)
+
+
+_WORK = """
+import sys, time
+from pathlib import Path
+from services.generation.state_folder import one_at_a_time
+folder = Path(sys.argv[1])
+print("asking", flush=True)
+with one_at_a_time(folder):
+    (folder / "inside").touch(exist_ok=False)
+    print("inside", flush=True)
+    sys.stdin.read()
+    (folder / "inside").unlink()
+"""
+
+
+def _process(folder: Path) -> subprocess.Popen[str]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", _WORK, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "asking\n"
+    return process
+
+
+def test_the_second_waits_for_the_first_even_if_that_is_killed(tmp_path: Path) -> None:
+    with _process(tmp_path) as first:
+        assert first.stdout is not None
+        assert first.stdout.readline() == "inside\n"
+        with _process(tmp_path) as second:
+            assert second.poll() is None
+            (tmp_path / "inside").unlink()
+            first.kill()
+            out, _ = second.communicate("")
+            assert (out, second.returncode) == ("inside\n", 0)
+
+
+def test_a_folder_that_cannot_be_written_to_lets_everybody_in(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with one_at_a_time(tmp_path / "file" / "below"):
+        pass

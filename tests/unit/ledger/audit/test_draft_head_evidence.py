@@ -30,7 +30,7 @@ from ledger.tree.checkpoint import Checkpoint, sign_checkpoint
 from ledger.tree.entry import Entry
 from ledger.tree.merkle import leaf_hash
 from ledger.tree.tlog_proof import TlogProof
-from tests.replacing import replace
+from tests.mutations import replace
 from tests.unit.ledger.builders import BASE, KEYS, ORIGIN, TRUSTED, publication, receipt, signed, withdrawal
 from tests.unit.ledger.documents.test_manifests import HEAD
 

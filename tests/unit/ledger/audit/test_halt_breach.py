@@ -10,7 +10,7 @@ from ledger.audit.halt_breach import Breach, HaltWatch
 from ledger.documents.halt import Halt, Resume, Scope, scopes_of
 from ledger.documents.signed_document import Document
 from ledger.encoding.text_forms import cid
-from tests.replacing import replace
+from tests.mutations import replace
 from tests.unit.ledger.builders import BASE, SCOPE, at, draw, receipt, verdict
 
 HALTED, RESUMED = 1000, 5000

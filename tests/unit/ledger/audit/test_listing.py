@@ -18,7 +18,7 @@ from ledger.tree.entry import Entry, entry_hash
 from ledger.tree.merkle import leaf_hash
 from ledger.tree.multiproof import multi_proof, range_proof
 from tests.examples import examples
-from tests.replacing import replace
+from tests.mutations import replace
 from tests.unit.ledger.builders import ORIGIN, TRUSTED, key_entry, receipt, receipt_id, signed, signed_receipt
 from tests.unit.ledger.tree.naive_tree import NaiveTree
 

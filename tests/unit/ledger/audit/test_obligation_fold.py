@@ -21,7 +21,7 @@ from ledger.keys.envelope import Envelope
 from ledger.tree.entry import Entry, entry_hash
 from ledger.tree.merkle import leaf_hash
 from tests.examples import examples
-from tests.replacing import replace
+from tests.mutations import replace
 from tests.unit.ledger.builders import KEYS, START, TRUSTED, at, draw, policy, receipt, signed, verdict
 from tests.unit.ledger.tree.naive_tree import NaiveTree
 

@@ -13,7 +13,7 @@ from ledger.documents.promise import Promise, sign_promise
 from ledger.documents.signed_document import sign_document
 from ledger.encoding.text_forms import parse_timestamp
 from ledger.keys.ed25519 import SigningKey
-from tests.replacing import replace
+from tests.mutations import replace
 from tests.unit.ledger.builders import KEYS, TRUSTED, at, receipt
 from tests.unit.ledger.bundle.test_verification import GOOD, TRUST, chosen_by_a_liar, failed, judged
 from tests.vectors.make_bundles import SUCCESSOR, checkpoint, exported, log_of

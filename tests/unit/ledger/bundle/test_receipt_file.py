@@ -11,7 +11,7 @@ from ledger.bundle.receipt_file import ReceiptFile
 from ledger.documents.signed_document import sign_document
 from ledger.encoding.canonical import canonical
 from ledger.errors import FormatError
-from tests.replacing import replace
+from tests.mutations import replace
 from tests.unit.client.test_answer_check import CONTENT, TEXT, signed
 from tests.unit.ledger.builders import KEYS, halt
 

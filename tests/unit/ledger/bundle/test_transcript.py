@@ -15,7 +15,7 @@ from ledger.bundle.verification import verify_bundle
 from ledger.documents.content import Turn as Message
 from ledger.encoding.text_forms import cid
 from ledger.errors import FormatError
-from tests.replacing import replace
+from tests.mutations import replace
 from tests.unit.ledger.builders import TRUSTED, content, receipt, receipt_id
 from tests.vectors.make_bundles import POLICY, bundles, exported, log_of
 

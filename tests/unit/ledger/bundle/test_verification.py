@@ -35,7 +35,7 @@ from ledger.tree.multiproof import multi_proof
 from ledger.tree.tile import TileHashes
 from ledger.witness.tlog_policy import Policy
 from tests.examples import examples
-from tests.replacing import replace
+from tests.mutations import replace
 from tests.unit.ledger.builders import (
     KEYS,
     OFF,

@@ -22,7 +22,7 @@ from ledger.encoding.text_forms import cid
 from ledger.errors import FormatError, LedgerError, SignatureError
 from ledger.keys.envelope import Envelope, Signature, sign
 from ledger.keys.trusted_keys import TrustedKeys
-from tests.replacing import replace
+from tests.mutations import replace
 from tests.unit.ledger.builders import (
     BASE,
     KEYS,

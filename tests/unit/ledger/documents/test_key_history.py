@@ -9,7 +9,7 @@ from ledger.errors import FormatError, SignatureError
 from ledger.keys.ed25519 import SigningKey
 from ledger.keys.envelope import Envelope
 from ledger.keys.trusted_keys import RETIRED, FixedThreshold, TrustedKeys
-from tests.replacing import replace
+from tests.mutations import replace
 from tests.unit.ledger.builders import KEYS, STRANGER, TRUSTED, at, receipt, verdict
 
 OLD = KEYS["receipts"]

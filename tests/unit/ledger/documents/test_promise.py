@@ -25,7 +25,7 @@ from ledger.encoding.canonical import canonical
 from ledger.encoding.text_forms import digest
 from ledger.errors import FormatError, LedgerError, SignatureError
 from ledger.keys.envelope import Envelope, sign
-from tests.replacing import replace
+from tests.mutations import replace
 from tests.unit.ledger.builders import KEYS, STRANGER, TRUSTED, at, receipt
 
 RECEIPT = receipt(0)

@@ -6,7 +6,7 @@ import pytest
 
 from ledger.documents.erasure import MOST_TENANTS, Expiry, Retention, check_expiry, check_retention, in_force
 from ledger.errors import FormatError
-from tests.replacing import replace
+from tests.mutations import replace
 from tests.unit.ledger.builders import at, expiry, retention
 
 GENERAL, OWN, LONGER = (1, retention()), (2, retention(90, "acme")), (5, retention(60))

@@ -7,7 +7,7 @@ import pytest
 from ledger.bundle.layout import ContentLine
 from ledger.documents.receipt import Receipt, StructuredOutputsPart
 from ledger.errors import FormatError
-from tests.replacing import replace
+from tests.mutations import replace
 from tests.unit.ledger.builders import content, receipt
 
 KEPT = replace(content(0), structured_outputs='{"type": "object"}')

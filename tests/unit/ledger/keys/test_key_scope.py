@@ -17,7 +17,7 @@ from ledger.keys.ed25519 import PublicKey, SigningKey
 from ledger.keys.envelope import sign
 from ledger.keys.key_scope import EVERYTHING, KeyScope
 from ledger.keys.trusted_keys import TrustedKeys
-from tests.replacing import replace
+from tests.mutations import replace
 from tests.unit.ledger.builders import BASE, KEYS, PROFILE, TRUSTED, at, receipt
 
 KEY = KEYS["receipts"]

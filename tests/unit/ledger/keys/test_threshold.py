@@ -19,7 +19,7 @@ from ledger.keys.ed25519 import ROLES, SigningKey
 from ledger.keys.envelope import MAX_SIGNATURES, Envelope
 from ledger.keys.trusted_keys import FILE_NAME, MOST_SIGNATURES, FixedThreshold, TrustedKeys
 from services.runtime.trusted_directory import TrustedDirectory
-from tests.replacing import replace
+from tests.mutations import replace
 from tests.unit.ledger.builders import KEYS, at, receipt, resume
 
 ANNA, BERT, CARL = (SigningKey.from_seed(bytes([number]) * 32, "operator") for number in (1, 2, 3))

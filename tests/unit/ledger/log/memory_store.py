@@ -20,7 +20,7 @@ from ledger.log.content_seal import ContentKey, seal
 from ledger.log.receipt_filter import ReceiptFilter
 from ledger.log.store import Batch, ReceiptRow, Record, VerdictRow, indexable, retentions_of
 from ledger.tree.checkpoint import Checkpoint
-from tests.replacing import replace
+from tests.mutations import replace
 
 
 class MemoryEntryStore:

@@ -12,7 +12,7 @@ from ledger.log.store import Batch, EntryStore, Record
 from ledger.log.writer import LogWriter
 from ledger.tree.checkpoint import Checkpoint, sign_checkpoint
 from ledger.tree.tile import Tile
-from tests.replacing import replace
+from tests.mutations import replace
 from tests.unit.ledger.builders import (
     BASE,
     KEYS,

@@ -26,7 +26,7 @@ from ledger.log.sequencer import Sequencer
 from ledger.log.store import EntryStore
 from ledger.log.writer import Appended
 from ledger.tree.entry import Entry
-from tests.replacing import replace
+from tests.mutations import replace
 from tests.unit.ledger.builders import (
     BASE,
     KEYS,

@@ -16,7 +16,7 @@ from ledger.tree.checkpoint import Checkpoint, open_checkpoint, sign_checkpoint
 from ledger.tree.merkle import verify_consistency
 from ledger.witness.cosignature import cosign
 from ledger.witness.tlog_policy import Policy, PolicyWitness
-from tests.replacing import replace
+from tests.mutations import replace
 from tests.unit.ledger.builders import (
     KEYS,
     ORIGIN,

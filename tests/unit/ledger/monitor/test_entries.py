@@ -18,7 +18,7 @@ from ledger.monitor import finding as kinds
 from ledger.monitor.judgement import Limits, Promised
 from ledger.monitor.memory import MonitorMemory
 from ledger.monitor.monitor import Monitor
-from tests.replacing import replace
+from tests.mutations import replace
 from tests.unit.ledger.builders import (
     BASE,
     KEYS,

@@ -20,7 +20,7 @@ from ledger.statements.scitt import (
 )
 from ledger.tree.checkpoint import Checkpoint
 from ledger.tree.merkle import leaf_hash, node_hash
-from tests.replacing import replace
+from tests.mutations import replace
 from tests.unit.ledger.builders import KEYS, ORIGIN, STRANGER, receipt_id
 
 LEAVES = [leaf_hash(b"entry %d" % number) for number in range(2)]

@@ -14,7 +14,7 @@ from ledger.tree.merkle import leaf_hash, node_hash
 from ledger.tree.tlog_proof import TlogProof
 from ledger.witness.cosignature import cosign, cosigners, cosigning_time
 from ledger.witness.tlog_policy import Policy, PolicyGroup, PolicyLog, PolicyWitness
-from tests.replacing import replace
+from tests.mutations import replace
 from tests.unit.ledger.builders import KEYS, ORIGIN, STRANGER
 from tests.unit.ledger.vectors import VECTORS
 

@@ -27,7 +27,7 @@ from ledger.witness.add_checkpoint import MAX_REQUEST_BYTES, AddCheckpoint, read
 from ledger.witness.cosignature import cosigners
 from ledger.witness.cosignature_store import CosignatureStore, merge
 from ledger.witness.witness import Accusation, SeenTree, Witness
-from tests.replacing import replace
+from tests.mutations import replace
 from tests.unit.ledger.builders import KEYS, ORIGIN, STRANGER
 from tests.unit.ledger.tree.naive_tree import NaiveHashes, NaiveTree
 

@@ -37,7 +37,7 @@ from services.generation.engine.sampling.race import (
 )
 from services.generation.target.arrays import Float32, Float64, Int32
 from tests.examples import examples
-from tests.fakes.logits import rows
+from tests.fakes.table_target import rows
 
 _EXACT = Context(prec=60)
 _DOCS = Path(__file__).parents[5] / "docs"

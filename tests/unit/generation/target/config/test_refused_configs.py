@@ -18,10 +18,9 @@ from services.generation.target.config.config import read_config
 from services.generation.target.errors import ConfigInvalid, TargetError
 from services.generation.target.sizes import LARGEST, MOST_HEAD_DIM
 from tests.fakes.heads import head_config, write_kolm
-from tests.fakes.tiny_families import FAMILIES, WITH_EXPERTS
+from tests.fakes.tiny_families import FAMILIES, MODELS, WITH_EXPERTS, make_tiny_multimodal
 from tests.fakes.tiny_gguf import make_tiny_gguf
 from tests.fakes.tiny_model import make_tiny_model
-from tests.fakes.tiny_multimodal import MODELS, make_tiny_multimodal
 from tests.unit.generation.target.config.test_gguf_config import setting
 
 _MISSING = object()

@@ -1,17 +1,28 @@
-"""Every instruction set that this CPU has gives the same bits."""
+"""Every instruction set gives the same bits; compiled code is kept, and compiled once."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from services.generation.target.cpu import CpuTarget
+from services.generation.target.errors import TargetError
+from services.generation.target.kernels import compilation
+from services.generation.target.kernels.linear import integer
+from services.generation.target.kernels.linear.widening import BITS
 from services.generation.target.kernels.machine import MACHINES, RESTRICTION, _able, this_machine
+from services.generation.target.kernels.storages import STORAGES
 from tests.fakes.tiny_model import make_tiny_model
 from tests.numerics.digest import logits_digest
+from tests.numerics.emulator import EmulatedPasses, Emulator, missing
+from tests.numerics.kernels import KernelArithmetic
+from tests.numerics.model import by_kernels, check_model
+from tests.numerics.vectors import SECTIONS, check, read
 
 ROOT = Path(__file__).parents[5]
 
@@ -28,3 +39,120 @@ def test_vectors_and_a_whole_model_on_one_instruction_set(tmp_path: Path, name: 
     ran = subprocess.run(command, cwd=ROOT, env=os.environ | {RESTRICTION: name}, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.split() == [name, logits_digest(directory)]
+
+
+MODULES = [
+    "rows", "cache_float32", "cache_bfloat16", *(f"linear_{storage}" for storage in STORAGES),
+    *(f"integer_{storage}" for storage in BITS),
+]  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("module", ["rows", "cache_float32", "linear_float32", "linear_q4_1", "linear_mxfp4"])
+def test_modules_are_compiled_for_it(module: str) -> None:
+    code = compilation.object_code(MACHINES["neon"], module)
+    assert code[:4] == b"\x7fELF"
+    assert int.from_bytes(code[18:20], "little") == 183  # EM_AARCH64
+    assert all(name.encode() in code for name in compilation.exports(module))
+
+
+@pytest.fixture(scope="module", params=["neon", "neondot"])
+def emulator(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Emulator:
+    if missing():
+        pytest.skip(f"not installed: {missing()}")
+    with pytest.MonkeyPatch.context() as patch:
+        # Of the tiles of products of bytes, which take long to compile, those that the files' rows and their turns run.
+        patch.setattr(integer, "_tiles", lambda machine: (2, 6, 8))
+        return Emulator.build(tmp_path_factory.mktemp("aarch64"), MODULES, MACHINES[request.param])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("turns", [1, 3, 29])
+@pytest.mark.parametrize("section", SECTIONS)
+def test_kernels_give_the_bits_in_the_files(emulator: Emulator, section: str, turns: int) -> None:
+    check(section, KernelArithmetic(emulator.run), turns)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("section", SECTIONS)
+def test_a_team_gives_the_bits_in_the_files(emulator: Emulator, section: str) -> None:
+    check(section, KernelArithmetic(emulator.run, members=3))
+
+
+@pytest.mark.slow
+def test_a_whole_model_gives_the_logits_in_the_file(emulator: Emulator) -> None:
+    def emulate(target: CpuTarget) -> None:
+        target._passes = EmulatedPasses(target, emulator)
+
+    check_model(read("model"), partial(by_kernels, prepare=emulate))
+
+
+def test_whether_an_earlier_start_has_compiled_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KOLM_KERNEL_CACHE", str(tmp_path))
+    assert not compilation.kernels_are_compiled()
+    compilation.compile_ahead(["rows"])
+    assert compilation.kernels_are_compiled()
+    monkeypatch.setattr(compilation, "version", lambda: "another")
+    assert not compilation.kernels_are_compiled()
+
+
+@pytest.mark.parametrize("change", ["a bit of the code", "the end", "another module's file", "no digest"])
+def test_object_code_that_is_not_what_was_compiled_is_compiled_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    monkeypatch.setenv("KOLM_KERNEL_CACHE", str(tmp_path))
+    compilation.compile_ahead(["rows"])
+    (path,) = tmp_path.glob("rows-*.o")
+    good = path.read_bytes()
+    if change == "a bit of the code":
+        path.write_bytes(good[:2000] + bytes([good[2000] ^ 1]) + good[2001:])
+    elif change == "the end":
+        path.write_bytes(good[:-100])
+    elif change == "no digest":
+        path.write_bytes(good.split(b"\n", 1)[1])
+    else:
+        other = path.with_name(path.name.replace("rows-", "cache_float32-"))
+        path.rename(other)
+        path = other
+    assert not compilation.kernels_are_compiled()
+    compilation.compile_ahead([path.name.partition("-")[0]])
+    assert path.read_bytes() != good if change == "another module's file" else path.read_bytes() == good
+    assert compilation._kept(path)
+
+
+def test_modules_that_cannot_be_written_beside_use_the_users_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("KOLM_KERNEL_CACHE", raising=False)
+    monkeypatch.setattr("os.access", lambda path, mode: tmp_path in Path(path).parents)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert compilation.cache_folder() == tmp_path / "kolm" / "kernels"
+
+
+@pytest.mark.parametrize("home", ["a file", "none"])
+def test_where_nothing_can_be_written_code_is_kept_for_one_start(
+    home: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "home").touch()
+    for name in ("KOLM_KERNEL_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.setenv(name, "")  # so that what is set here is undone
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    monkeypatch.setattr(Path, "home", lambda: tmp_path / "home" if home == "a file" else _homeless())
+    folder = compilation.cache_folder()
+    assert folder == compilation.cache_folder() == Path(os.environ["KOLM_KERNEL_CACHE"])
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert "every start compiles anew; set KOLM_KERNEL_CACHE" in caplog.text
+    folder.rmdir()
+
+
+def test_a_folder_that_was_named_and_cannot_be_written_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "taken").touch()
+    monkeypatch.setenv("KOLM_KERNEL_CACHE", str(tmp_path / "taken"))
+    with pytest.raises(TargetError, match=f"KOLM_KERNEL_CACHE: cannot write in {tmp_path}/taken"):
+        compilation.compile_ahead(["rows"])
+
+
+def _homeless() -> Path:
+    raise RuntimeError("Could not determine home directory.")

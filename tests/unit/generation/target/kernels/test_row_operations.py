@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from services.generation.target.reference import operations
-from tests.numerics.bits import any_bits, assert_same_bits
-from tests.numerics.call import Call, run_here
+from tests.numerics.arithmetic import any_bits, assert_same_bits
+from tests.numerics.emulator import Call, run_here
 from tests.numerics.exponential import exponential_by_kernel
 from tests.numerics.kernels import KernelArithmetic
 from tests.numerics.reference import ReferenceArithmetic

@@ -1,0 +1,371 @@
+"""Families of commands that need no server: models, tokens, training, status, sampling flags."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import stat
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from rich.console import Console
+from rich.progress import Progress
+from typer.testing import CliRunner
+
+from services.cli.frame.exits import UsageError
+from services.cli.generation.generate import speed
+from services.cli.generation.request_options import RequestOptions
+from services.cli.heads import train as training
+from services.cli.heads.train import TerminalReporter
+from services.cli.main import app
+from services.cli.status import Server, Stack, rates
+from services.cli.up.local_services import (
+    LOCAL,
+    OWNER,
+    SERVICE_ROLES,
+    make_local_principals,
+    principals_file,
+    token_file,
+)
+from services.client.generation.completion import Metrics
+from services.client.health import Sample, Samples
+from services.generation.target.model_path import model_path
+from services.runtime.credentials import read_principals, token_digest
+from services.training import devices
+from services.training.plan import Job
+from tests.fakes.tiny_gguf import make_tiny_gguf
+from tests.fakes.tiny_model import make_tiny_model
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("KOLM_MODELS", str(tmp_path / "models"))
+    monkeypatch.setenv("COLUMNS", "200")
+    return tmp_path / "models"
+
+
+def kolm_models(*words: str) -> tuple[int, str]:
+    result = CliRunner().invoke(app, ["models", *words])
+    return result.exit_code, result.stdout + result.stderr
+
+
+def test_a_model_is_imported_and_found_by_its_name(folder: Path, tmp_path: Path) -> None:
+    source = make_tiny_model(tmp_path / "source", layers=1)
+    assert kolm_models("import", str(source), "--name", "mine")[0] == 0
+    assert model_path("mine") == folder / "mine"
+    listed = json.loads(kolm_models("list", "--json")[1])
+    (mine,) = (each for each in listed if each["name"] == "mine")
+    assert (mine["from"], mine["path"], mine["family"]) == ("imported", str(folder / "mine"), "llama")
+    assert mine["size"] == (folder / "mine" / "model.safetensors").stat().st_size
+    assert [each["from"] for each in listed if each["name"] == "smollm2"] == ["package"]
+    assert not [each for each in folder.iterdir() if each.name.startswith(".")]
+
+
+def test_a_model_says_what_it_is(folder: Path, tmp_path: Path) -> None:
+    source = make_tiny_model(tmp_path / "source", layers=2)
+    shown = json.loads(kolm_models("list", str(source), "--context-length", "64", "--json")[1])
+    assert (shown["family"], shown["layers"], shown["context_length"], shown["heads"]) == ("llama", 2, 64, None)
+    assert shown["base_cid"].startswith("cidv1:sha256:")
+    assert shown["arithmetic"] == "kolm-arithmetic/1"
+    assert shown["parameters"] == sum(shown["storages"].values()) > 0
+    assert "of cache for 64 tokens" in kolm_models("list", str(source), "--context-length", "64")[1]
+
+
+@pytest.mark.parametrize("name", ["../mine", "", "a b", "smollm2", ".hidden"])
+def test_a_name_that_is_none_is_refused(folder: Path, tmp_path: Path, name: str) -> None:
+    code, said = kolm_models("import", str(make_tiny_model(tmp_path / "source", layers=1)), "--name", name)
+    assert (code, "cannot be a model's" in said) == (2, True)
+
+
+def test_a_name_that_is_taken_is_refused_and_nothing_changes(folder: Path, tmp_path: Path) -> None:
+    source = make_tiny_model(tmp_path / "source", layers=1)
+    assert kolm_models("import", str(source), "--name", "mine")[0] == 0
+    code, said = kolm_models("import", str(make_tiny_model(tmp_path / "other", layers=1, seed=2)), "--name", "mine")
+    assert (code, "there is a model mine" in said) == (2, True)
+    assert (folder / "mine" / "model.safetensors").read_bytes() == (source / "model.safetensors").read_bytes()
+
+
+def test_what_is_no_model_is_refused_by_its_file_and_copied_nowhere(folder: Path, tmp_path: Path) -> None:
+    source = make_tiny_model(tmp_path / "source", layers=1)
+    weights = source / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    code, said = kolm_models("import", str(source), "--name", "mine")
+    assert (code, "model.safetensors" in said) == (2, True)
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize("command", ["list", "import"])
+def test_a_refusal_names_the_path_once(folder: Path, tmp_path: Path, command: str) -> None:
+    (other := tmp_path / "other").mkdir()
+    (other / "config.json").write_text('{"architectures": ["Other"], "model_type": "other"}')
+    cut = make_tiny_gguf(tmp_path / "cut.gguf")
+    cut.write_bytes(cut.read_bytes()[:-5000])
+    for path in (other, cut):
+        code, said = kolm_models(command, str(path), *(("--name", "mine") if command == "import" else ()))
+        assert (code, said.count(str(path))) == (2, 1), said
+
+
+Kolm = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "principals.json"
+
+
+@pytest.fixture
+def kolm(file: Path) -> Kolm:
+    def run(*arguments: str) -> tuple[int, str, str]:
+        environment = {"KOLM_PRINCIPALS": str(file), "COLUMNS": "200", "TERM": "dumb"}
+        result = CliRunner(env=environment).invoke(app, ["tokens", *arguments])
+        return result.exit_code, result.stdout, result.stderr
+
+    return run
+
+
+def test_a_token_is_shown_once_and_never_listed(kolm: Kolm, file: Path) -> None:
+    code, token, _ = kolm("create", "acme-app", "--role=generate", "--role=generate", "--tenant=acme", "--expires=90d")
+    assert (code, token.startswith("kolm_")) == (0, True)
+    (made,) = read_principals(file)
+    assert (made.token_sha256, made.tenant, made.roles) == (token_digest(token.strip()), "acme", ("generate",))
+    assert made.expires_at is not None
+    assert (made.expires_at - made.created_at).days == 90
+    for shown in (kolm("list")[1], kolm("list", "--json")[1]):
+        assert "acme-app" in shown
+        assert token.strip() not in shown
+        assert token_digest(token.strip()) not in shown
+
+
+def test_a_token_for_a_file_is_not_shown_and_nobody_else_reads_it(kolm: Kolm, tmp_path: Path) -> None:
+    code, shown, _ = kolm("create", "service", "--role=append", "--tenant=*", f"--out={tmp_path / 'token'}", "--json")
+    assert (code, json.loads(shown)["token"], json.loads(shown)["tenant"]) == (0, None, None)
+    assert stat.S_IMODE((tmp_path / "token").stat().st_mode) == 0o600
+    assert kolm("create", "service", "--role=append", f"--out={tmp_path / 'token'}")[0] == 2
+
+
+def test_who_is_revoked_is_gone_by_id_or_by_name(kolm: Kolm, file: Path) -> None:
+    for _ in range(2):
+        kolm("create", "app", "--role=generate")
+    kolm("create", "mirror", "--role=read", "--tenant=*", "--certificate=mirror.example")
+    first = read_principals(file)[0].id
+    assert kolm("revoke", first)[1] == f"revoked {first}, of app\n"
+    assert [each.name for each in read_principals(file)] == ["app", "mirror"]
+    assert kolm("revoke", "app")[0] == 0
+    assert [each.certificate for each in read_principals(file)] == ["mirror.example"]
+    assert kolm("revoke", "app")[0] == 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (("create", "a", "--role=root"), "--role: 'root': expected one of generate, append"),
+        (("create", "a", "--role=read", "--tenant="), "tenant: expected 1 to 128 characters"),
+        (("create", "\x1b[31m", "--role=read"), "name: expected 1 to 128 printable ASCII"),
+        (("create", "a", "--role=read", "--expires=soon"), "--expires: expected a number"),
+        (("create", "a", "--role=read", "--certificate=b", "--out=c"), "--out: no token is made"),
+    ],
+)
+def test_what_is_wrong_is_named_and_nothing_is_written(
+    kolm: Kolm, file: Path, arguments: tuple[str, ...], why: str
+) -> None:
+    code, _, said = kolm(*arguments)
+    assert code == 2
+    assert why in said
+    assert not file.exists() or read_principals(file) == ()
+
+
+def test_a_certificate_is_there_once(kolm: Kolm, file: Path) -> None:
+    wish = ("create", "mirror", "--role=read", "--certificate=mirror.example")
+    assert kolm(*wish)[0] == 0
+    assert "revoke" in kolm(*wish)[2]
+    assert len(read_principals(file)) == 1
+
+
+def test_kolm_up_makes_what_is_missing_and_leaves_the_rest(tmp_path: Path) -> None:
+    make_local_principals(tmp_path)
+    made = read_principals(principals_file(tmp_path))
+    assert {each.name for each in made} == {f"kolm up: {name}" for name in (*SERVICE_ROLES, OWNER, LOCAL)}
+    tokens = {name: token_file(tmp_path, name).read_text() for name in (*SERVICE_ROLES, OWNER, LOCAL)}
+    assert {stat.S_IMODE(token_file(tmp_path, name).stat().st_mode) for name in tokens} == {0o600}
+    make_local_principals(tmp_path)
+    assert read_principals(principals_file(tmp_path))[:-1] == made[:-1]
+    assert token_file(tmp_path, LOCAL).read_text() != tokens[LOCAL]  # of one start
+    CliRunner().invoke(app, ["tokens", "revoke", "kolm up: explorer", f"--data-dir={tmp_path}"])
+    make_local_principals(tmp_path)
+    assert token_file(tmp_path, "explorer").read_text() != tokens["explorer"]
+    assert token_file(tmp_path, OWNER).read_text() == tokens[OWNER]
+
+
+USUAL = {"--steps": "4"}
+CHANGED = {
+    "--work": "elsewhere", "--minutes": "5", "--steps": "5", "--answering-minutes": "1", "--temperatures": "0,1",
+    "--max-tokens": "9", "--held-out": "0.4", "--feature-layers": "1,2", "--draft-vocabulary": "9",
+    "--intermediate": "9", "--unroll": "3", "--decay": "0.9", "--starts": "65", "--passes": "2",
+    "--start-from": "{head}", "--kind": "block", "--layers": "3",
+    "--precision": "float32", "--recompute": "", "--device": "cpu", "--seed": "1",
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("flag", CHANGED)
+def test_every_flag_changes_the_job(flag: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """One that was forgotten on the way would be accepted and do nothing."""
+    jobs: list[tuple[Job, str | None]] = []
+    monkeypatch.setattr(devices, "faster_precision", lambda device: "bfloat16")
+    monkeypatch.setattr(training, "run", lambda job, device: jobs.append((job, device)))
+    (head := tmp_path / "head").mkdir()
+    (head / "config.json").touch()
+    (prompts := tmp_path / "prompts").touch()
+    budget = {} if flag == "--minutes" else USUAL
+    for flags in (USUAL, budget | {flag: CHANGED[flag]}):
+        words = [word for pair in flags.items() for word in pair if word]
+        words = [word.format(head=head) for word in words]
+        files = [str(head), f"--prompts={prompts}", f"--out={tmp_path / 'out'}"]
+        done = CliRunner().invoke(app, ["heads", "train", *files, *words])
+        assert done.exit_code == 130, done.output  # as if stopped on the way
+    usual, changed = jobs
+    assert usual != changed
+
+
+def test_every_flag_is_among_those() -> None:
+    own = {"--prompts", "--out", "--json", "--help", "-h"}
+    command = typer.main.get_command(app).commands["heads"].commands["train"]  # type: ignore[attr-defined]
+    flags = {flag for option in command.params for flag in option.opts if flag.startswith("-")}
+    assert flags - own == CHANGED.keys()
+
+
+def test_answers_are_counted_in_a_line_every_few_seconds() -> None:
+    written = io.StringIO()
+    seconds = count(step=2.0)
+    reporter = TerminalReporter(Progress(console=Console(file=written), disable=True), lambda: next(seconds))
+    for done in range(1, 41):
+        reporter.answered("chat", done, 40)
+    lines = written.getvalue().splitlines()
+    assert lines[0] == "answers chat 2%  1 of 40"
+    assert 3 < len(lines) < 20
+
+
+def server(name: str, read_at: float = 0.0, serving: bool = True, **values: float) -> Server:
+    """`vllm_x` is vllm:x; `name__label__value` has a label."""
+    samples = []
+    for each, value in values.items():
+        series, *label = each.replace("vllm_", "vllm:").split("__")
+        samples.append(Sample(series, dict([label]) if label else {}, value))
+    return Server(name, "a:1", serving, Samples(samples), read_at=read_at)
+
+
+def stack(read_at: float, **of_generation: float) -> Stack:
+    names = ("ledger", "auditor", "registry")
+    return Stack((server("generation", read_at, **of_generation), *(server(name) for name in names)), None)
+
+
+def test_rates_are_over_the_time_between_and_averages_over_what_ended_in_it() -> None:
+    before = stack(10.0, vllm_generation_tokens_total=100, kolm_sequence_passes_total__method__off=10)
+    after = stack(
+        12.0,
+        vllm_generation_tokens_total=150,
+        kolm_sequence_passes_total__method__off=14,
+        vllm_spec_decode_num_draft_tokens_total=8,
+        vllm_spec_decode_num_accepted_tokens_total=6,
+        vllm_time_to_first_token_seconds_sum=3.0,
+        vllm_time_to_first_token_seconds_count=2,
+    )
+    done = rates(before, after)
+    assert (done.seconds, done.tokens, done.acceptance, done.first_token) == (2.0, 25.0, 0.75, 1.5)
+    assert (done.passes, done.next_token, done.batch) == ({"off": 2.0}, None, None)
+
+
+def test_a_server_that_was_restarted_counts_from_its_start() -> None:
+    before, after = stack(0.0, vllm_generation_tokens_total=1000), stack(1.0, vllm_generation_tokens_total=30)
+    assert rates(before, after).tokens == 30.0
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "said"),
+    [
+        ("auditor", {"kolm_auditor_verdicts_total__outcome__DEVIATION": 2}, "2 deviations found"),
+        ("auditor", {"kolm_auditor_obligations__state__overdue": 1}, "1 verdicts overdue"),
+        ("ledger", {"kolm_ledger_open_halts": 1}, "1 halts open"),
+        ("generation", {"kolm_outbox_refused": 3}, "3 receipts refused by the ledger"),
+    ],
+)
+def test_a_broken_promise_is_named(name: str, values: dict[str, float], said: str) -> None:
+    names = ("generation", "ledger", "auditor", "registry")
+    broken = Stack(tuple(server(each, **(values if each == name else {})) for each in names), None)
+    assert broken.broken == (said,)
+    assert Stack(tuple(server(each) for each in names), None).broken == ()
+
+
+def kind_and_text(**options: Any) -> tuple[str, str] | None:
+    asked = RequestOptions(**options).sampling().constraint
+    return None if asked is None else (asked.kind, asked.text)
+
+
+def test_each_flag_is_a_constraint(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text('{"type": "object"}')
+    assert kind_and_text() is None
+    assert kind_and_text(json_schema=file) == ("json", '{"type": "object"}')
+    assert kind_and_text(grammar=file) == ("grammar", '{"type": "object"}')
+    assert kind_and_text(json_object=True) == ("json_object", "")
+    assert kind_and_text(regex="[0-9]") == ("regex", "[0-9]")
+    assert kind_and_text(choice=["yes", "no"]) == ("choice", '["yes","no"]')
+
+
+def test_two_constraints_or_a_file_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="--json-object and --regex: expected one constraint"):
+        kind_and_text(json_object=True, regex="a")
+    with pytest.raises(UsageError, match=r"--json-schema: cannot read .*: No such file"):
+        kind_and_text(json_schema=tmp_path / "missing")
+    (tmp_path / "bytes").write_bytes(b"\xff")
+    with pytest.raises(UsageError, match=r"--grammar: .* is not UTF-8: byte 0"):
+        kind_and_text(grammar=tmp_path / "bytes")
+
+
+def metrics(first: float, decode: float) -> Metrics:
+    return Metrics(
+        num_drafts=0,
+        num_draft_tokens=0,
+        num_accepted_tokens=0,
+        acceptance_rate=0.0,
+        mean_acceptance_length=1.0,
+        num_accepted_tokens_per_pos=(),
+        target_passes=9,
+        first_token_seconds=first,
+        decode_seconds=decode,
+        wall_clock_speedup=None,
+        speedup_basis="",
+        method="off",
+        requested_method="off",
+        fallback_reason=None,
+        passes_by_method={"off": 9},
+    )
+
+
+@pytest.mark.parametrize(
+    ("tokens", "first", "decode", "waited", "line"),
+    [
+        (8, 0.214, 1.811, 3.9, "8 tokens in 3.90 s (first after 0.21 s, 4 tokens/s for 1.81 s, receipt 1.88 s later)"),
+        (48, 0.214, 1.811, None, "48 tokens in 2.02 s (first after 0.21 s, 26 tokens/s for 1.81 s)"),
+        (1, 0.2, 0.0, 0.21, "1 token in 0.21 s (first after 0.20 s, receipt 0.01 s later)"),
+        (5, 0.0, 2.0, 2.5, "5 tokens in 2.50 s (2 tokens/s for 2.00 s, receipt 0.50 s later)"),
+        (0, 0.0, 0.0, 0.25, "0 tokens in 0.25 s"),
+        (0, 0.0, 0.0, None, "0 tokens"),
+    ],
+)  # fmt: skip
+def test_the_times_are_said(tokens: int, first: float, decode: float, waited: float | None, line: str) -> None:
+    assert speed(tokens, metrics(first, decode), waited) == line
+
+
+@pytest.mark.parametrize("first", [0.114, 0.115, 0.116, 0.333])
+@pytest.mark.parametrize("decode", [1.004, 1.005, 1.006])
+@pytest.mark.parametrize("rest", [0.0, 0.004, 0.006, 1.0])
+def test_the_times_add_up_as_they_are_shown(first: float, decode: float, rest: float) -> None:
+    line = speed(9, metrics(first, decode), first + decode + rest)
+    whole, *parts = (round(100 * float(each)) for each in re.findall(r"([0-9.]+) s", line.replace("tokens/s", "")))
+    assert whole == sum(parts)

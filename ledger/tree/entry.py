@@ -6,7 +6,7 @@ Merkle tree over the leaves is the only proof structure; the chain is for fsck a
 
 from __future__ import annotations
 
-from ledger.encoding.canonical import canonical, parse
+from ledger.encoding.canonical import canonical
 from ledger.encoding.document import Count, Digest, Part
 from ledger.encoding.text_forms import digest, parse_digest
 from ledger.errors import FormatError
@@ -35,7 +35,7 @@ class Entry(Part, frozen=True):
         """The entry of canonical bytes; `Entry.from_bytes(b).to_bytes() == b`. Raises FormatError."""
         if len(data) > MAX_ENTRY_BYTES:
             raise FormatError("entry", f"measures {len(data)} bytes, at most {MAX_ENTRY_BYTES} are allowed")
-        return cls.from_document(parse(data, "entry"))
+        return super().from_bytes(data, path or "entry")
 
 
 def entry_bytes(index: int, previous: str, envelope: bytes) -> bytes:

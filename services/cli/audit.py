@@ -17,11 +17,12 @@ from services.cli.frame.exits import Failed, UsageError, VerificationFailed
 from services.cli.frame.options import ENGINE, EngineOptions, ledger_at
 from services.cli.frame.output import print_json, remark, show, steps
 from services.cli.frame.views import Column, Styled, joined, outcome, table
+from services.cli.trust import trust_own
+from services.client.ledger.log import Halt, VerdictEntry
 
 if TYPE_CHECKING:
     from services.auditor.auditor import Auditor, Examined
     from services.auditor.serving import AuditorPlan
-    from services.client.ledger.log import Halt, VerdictEntry
 
 
 def run(
@@ -49,7 +50,6 @@ def run(
     1 if a receipt could not be replayed, which is no pass.
     """
     from services.auditor.serving import AuditorPlan
-    from services.cli.trust import trust_own
 
     if model is None:
         raise exits.UsageError("expected --model: the audited base, with the same weights")

@@ -16,6 +16,7 @@ from services.cli.frame import options
 from services.cli.frame.exits import UsageError
 from services.cli.frame.options import registry_at
 from services.cli.frame.output import answer
+from services.cli.frame.pull import pull as fetched
 from services.cli.frame.views import Column, Styled, View, facts, size, table
 
 if TYPE_CHECKING:
@@ -77,7 +78,6 @@ def pull(
     json: options.Json = False,
 ) -> None:
     """Fetch a model from a hub, or what has changed of it, and check every file's digest; HF_TOKEN, HF_ENDPOINT."""
-    from services.cli.frame.pull import pull as fetched
     from services.generation.target.errors import ModelNotFound
     from services.generation.target.naming.catalogue import SHORT, HubName
 

@@ -11,7 +11,7 @@ from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from json import dumps
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -19,10 +19,11 @@ from services.cli.frame import exits, options
 from services.cli.frame.output import answer, stdout_console
 from services.cli.frame.process import stop_signals
 from services.cli.frame.views import MARKS, OUTCOME_STYLES, Column, Line, Styled, View, facts, joined, table
-
-if TYPE_CHECKING:
-    from services.client.generation.completion import ModelInfo
-    from services.client.health import Samples
+from services.client.channel import Connection
+from services.client.errors import DeadlineExceeded, KolmError, Unavailable
+from services.client.generation.completion import ModelInfo
+from services.client.generation.runtime import Runtime
+from services.client.health import Samples, read_metrics
 
 
 def status(
@@ -203,10 +204,6 @@ def read_stack(addresses: Mapping[str, str]) -> Stack:
 
 
 def _read(name: str, address: str) -> Server:
-    from services.client.channel import Connection
-    from services.client.errors import DeadlineExceeded, KolmError, Unavailable
-    from services.client.health import Samples, read_metrics
-
     with closing(Connection(address)) as connection:
         try:
             serving = connection.serving(timeout=_SECONDS)
@@ -219,9 +216,6 @@ def _read(name: str, address: str) -> Server:
 
 
 def _model(address: str) -> ModelInfo | None:
-    from services.client.errors import KolmError
-    from services.client.generation.runtime import Runtime
-
     try:
         with Runtime.connect(address) as runtime:
             return runtime.model_info(timeout=_SECONDS)

@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
+from ledger.durable_file import write_durably
 from services.cli.frame import exits, options
 from services.cli.frame.exits import Failed, UsageError
 from services.cli.frame.output import answer
+from services.cli.frame.values import age
 from services.cli.frame.views import DASH, Column, Line, View, table
 
 if TYPE_CHECKING:
@@ -58,8 +60,6 @@ def create(
     json: options.Json = False,
 ) -> None:
     """Create a credential. The token is shown this once; servers keep its digest, and need no restart."""
-    from services.cli.frame.values import age
-
     spec = CredentialSpec(
         name, tuple(role), tenant, age("--expires", expires) if expires else None, certificate, anybody, out
     )
@@ -124,7 +124,6 @@ class Created:
 
 def create_credential(file: Path, spec: CredentialSpec) -> Created:
     """Add a credential to a file, which is made if need be. Raises UsageError, Failed."""
-    from ledger.durable_file import write_durably
     from services.runtime.credentials import new_token
 
     if spec.anybody and spec.certificate is not None:

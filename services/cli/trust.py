@@ -51,9 +51,6 @@ def add(
     json: options.Json = False,
 ) -> None:
     """Trust public keys, each for one role. Running services that know a key of the role take it when they restart."""
-    from ledger.keys.ed25519 import ROLES
-    from services.cli.frame.exits import UsageError
-
     if role is not None and role not in ROLES:
         raise UsageError(f"--role: {role!r}: expected one of {', '.join(ROLES)}")
     try:

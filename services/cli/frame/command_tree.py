@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
@@ -55,6 +56,18 @@ class Commands(Mapping[str, Any]):
         if name not in self._made:
             self._made[name] = _command(name, self._members[name])
         return self._made[name]
+
+    def summary(self, name: str) -> str:
+        """The first sentence of what a command says of itself. It is read in its source: nothing is imported for it."""
+        member = self._members[name]
+        if not isinstance(member, str):
+            return member.summary
+        module, _, function = member.partition(":")
+        source = Path(__file__).parents[1].joinpath(*module.split(".")).with_suffix(".py").read_text(encoding="utf-8")
+        said = re.search(rf'^def {function}\(.*?\) -> None:\n    """(.*?)"""', source, re.DOTALL | re.MULTILINE)
+        assert said is not None, f"{member} has no docstring"
+        first, stop, _ = " ".join(said[1].split()).partition(". ")
+        return first + "." if stop else first
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._members)
@@ -291,10 +304,10 @@ def _command_page(command: Any, context: Any) -> str:
         elif not param.hidden:
             panel = options.setdefault(param.rich_help_panel or _OPTIONS, [])
             panel.append(Row(_flag_names(param), param.help or "", _notes(param)))
-    below = getattr(command, "commands", {})
+    below = getattr(command, "commands", Commands({}))
     sections = [
         Section("Arguments", tuple(arguments)),
-        Section("Commands", tuple(Row(name, _summary(below[name])) for name in below)),
+        Section("Commands", tuple(Row(name, below.summary(name)) for name in below)),
         *(Section(title, tuple(rows)) for title, rows in options.items() if title != _OPTIONS),
         Section(_OPTIONS, tuple(options[_OPTIONS])),
     ]
@@ -310,13 +323,6 @@ def _usage(command: Any, context: Any) -> str:
 
 def _argument(param: Any) -> str:
     return f"{param.metavar or param.name.upper()}{'...' if param.nargs == -1 else ''}"
-
-
-def _summary(command: Any) -> str:
-    """The first sentence or line of what a command says of itself."""
-    text = " ".join((command.help or "").split())
-    first, stop, _ = text.partition(". ")
-    return first + "." if stop else text
 
 
 def _flag_names(param: Any) -> str:

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ledger.bundle.conversation import Transcript, Turn
+from ledger.log.receipt_filter import ReceiptFilter
 from services.cli.frame import options
 from services.cli.frame.exits import Failed, UsageError
-from services.cli.frame.failures import of_server
+from services.cli.frame.failures import explain, of_server
 from services.cli.frame.options import ledger_at
 from services.cli.frame.output import print_json, remark
 from services.cli.frame.process import until_interrupted
@@ -25,13 +26,13 @@ from services.cli.frame.views import Styled
 from services.cli.generation.generate import receipt_document, speed, text_writer
 from services.cli.generation.request_options import RequestOptions
 from services.cli.ledger.export import BundleRequest, check_new, export_bundle_to
+from services.client import Chunk, LedgerClient, Message, Request, Runtime, SpecDecodeConfig
+from services.client.errors import InvalidArgument, NotFound, PermissionDenied, Unauthenticated
+from services.client.generation.completion import Finished
+from services.client.ledger.log import ReceiptEntry
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from services.client import LedgerClient, Message, Request, Runtime, SpecDecodeConfig
-    from services.client.generation.completion import Finished
-    from services.client.ledger.log import ReceiptEntry
 
 
 def chat(
@@ -53,9 +54,6 @@ def chat(
     """Talk with the model; every answer has a signed receipt. Piped input gets one answer for each line. Lines that
     are commands: /method NAME, /save FILE, /quit.
     """
-    from services.cli.frame.failures import explain
-    from services.client import Runtime
-
     if save is not None:
         check_new(require_writable_new_file("--save", save))
     interactive = sys.stdin.isatty() and sys.stdout.isatty() and not json
@@ -199,8 +197,6 @@ class Conversation:
 
     def use(self, method: str) -> None:
         """Ask for a method from now on, without the parameters of the former one. Raises UsageError."""
-        from services.client import SpecDecodeConfig
-
         known = dict.fromkeys(("auto", "off", *self._info.methods))
         if method not in known:
             raise UsageError(f"/method: this server has {', '.join(known)}, not {method}")
@@ -212,10 +208,6 @@ class Conversation:
         Ctrl-C cancels the request: what was written stays in the conversation, if anything was. Raises KolmError,
         Failed, UsageError; the conversation is then as it was.
         """
-        from services.client import Chunk
-        from services.client.errors import InvalidArgument
-        from services.client.generation.completion import Finished
-
         self._requests += 1
         request = self._request(question, f"chat-{self._name}-{self._requests}")
         shown, tokens = "", 0
@@ -255,8 +247,6 @@ class Conversation:
 
         Raises UsageError for a conversation without turns and a path that is taken, KolmError, Failed.
         """
-        from services.client.errors import PermissionDenied, Unauthenticated
-
         if not self.turns:
             raise UsageError("nothing was said yet that could be saved")
         check_new(path)
@@ -277,8 +267,6 @@ class Conversation:
             return (_NO_CONTENT, *export_bundle_to(path, ledger, registry, wanted))
 
     def _request(self, question: str, request_id: str) -> Request:
-        from services.client import Message
-
         messages = [] if self._system is None else [Message("system", self._system)]
         for turn in self.turns:
             messages += [Message("user", turn.question), Message("assistant", turn.answer)]
@@ -318,9 +306,6 @@ def _receipt_of(ledger: LedgerClient, turn: Said) -> ReceiptEntry:
 
 
 def _found(ledger: LedgerClient, turn: Said) -> ReceiptEntry | None:
-    from ledger.log.receipt_filter import ReceiptFilter
-    from services.client.errors import NotFound
-
     if turn.receipt_id is None:
         return next(ledger.receipts(ReceiptFilter(request_id=turn.request_id)), None)
     try:

@@ -10,10 +10,12 @@ from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
+from ledger.durable_file import write_durably
+from ledger.log.receipt_filter import ReceiptFilter
 from services.cli.frame import exits, options
 from services.cli.frame.exits import Failed, UsageError
 from services.cli.frame.failures import explained
@@ -23,20 +25,20 @@ from services.cli.frame.process import printable, unless_interrupted, until_inte
 from services.cli.frame.values import require_writable_new_file
 from services.cli.frame.views import Column, Styled, table
 from services.cli.generation.request_options import SAMPLING, SPECULATION, RequestOptions, read_prediction, read_prompt
-
-if TYPE_CHECKING:
-    from services.client import Message, Request, Runtime, SpecDecodeConfig
-    from services.client.generation.completion import (
-        Choice,
-        Completion,
-        Event,
-        Finished,
-        Metrics,
-        PositionLogprobs,
-        Receipt,
-        Resolved,
-    )
-    from services.client.ledger.log import ReceiptEntry
+from services.client import Message, Request, Runtime, SpecDecodeConfig, Started
+from services.client.errors import KolmError
+from services.client.generation.completion import (
+    Choice,
+    Chunk,
+    Completion,
+    Event,
+    Finished,
+    Metrics,
+    PositionLogprobs,
+    Receipt,
+    Resolved,
+)
+from services.client.ledger.log import ReceiptEntry
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +54,6 @@ class PromptOptions:
 
     def read(self) -> str | list[Message]:
         """Raises UsageError."""
-        from services.client import Message
-
         text = read_prompt(self.prompt, self.file)
         first = [] if self.system is None else [Message("system", self.system)]
         return [*first, Message("user", text)] if self.chat or first else text
@@ -139,8 +139,6 @@ def generate(
     json: options.Json = False,
 ) -> None:
     """Generate text with a signed receipt. The text goes to stdout, the summary to stderr."""
-    from services.client import Runtime
-
     live = answer.is_live(n, as_json=json)
     answer.check_files(n)
     sent = given.read()
@@ -216,8 +214,6 @@ def _save(path: Path, receipt: Receipt, sent: str | list[Message], ledger: str) 
 
 def _keeping(path: Path | None, events: Iterable[Event]) -> Iterator[Event]:
     """The events, the promise among them written to `path`."""
-    from services.client import Started
-
     for event in events:
         if path is not None and isinstance(event, Started):
             _keep(path, event.promise)
@@ -225,8 +221,6 @@ def _keeping(path: Path | None, events: Iterable[Event]) -> Iterator[Event]:
 
 
 def _keep(path: Path, promise: bytes | None) -> None:
-    from ledger.durable_file import write_durably
-
     if promise is None:
         raise Failed("the server promises no receipt", "leave out --promise, or ask a server that makes promises")
     try:
@@ -247,9 +241,6 @@ _PATIENCE, _PAUSE = 3.0, 0.05
 
 def receipts_of(request_id: str, choices: int, ledger: str) -> list[ReceiptEntry]:
     """What the ledger has within a few seconds; nothing where it does not answer, or nothing had begun."""
-    from ledger.log.receipt_filter import ReceiptFilter
-    from services.client.errors import KolmError
-
     found: list[ReceiptEntry] = []
     deadline = time.monotonic() + _PATIENCE
     try:
@@ -267,8 +258,6 @@ def show_stream(events: Iterable[Event], started: float) -> Finished | None:
 
     `started`, by `time.monotonic`, is when it was asked for.
     """
-    from services.client.generation.completion import Chunk, Finished
-
     write, finished, begun = text_writer(), None, False
     positions: list[PositionLogprobs] = []
     try:

@@ -5,16 +5,13 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from services.cli.frame.exits import UsageError
 from services.cli.frame.values import read_text
-
-if TYPE_CHECKING:
-    from services.client import Request, SamplingParams, SpecDecodeConfig, StructuredOutputs
-
+from services.client import Request, SamplingParams, SpecDecodeConfig, StructuredOutputs
 
 SAMPLING, SPECULATION = "Sampling (defaults are the server's)", "Speculation (never changes the text)"
 STRUCTURE = "Structured output (one of them)"
@@ -88,8 +85,6 @@ class RequestOptions:
 
     def request(self, n: int | None = None, logprobs: int | None = None) -> Request:
         """A request without its prompt. Raises UsageError as `sampling` does."""
-        from services.client import Request
-
         return Request(
             sampling=self.sampling(n, logprobs),
             model=self.model,
@@ -100,16 +95,12 @@ class RequestOptions:
 
     def sampling(self, n: int | None = None, logprobs: int | None = None) -> SamplingParams:
         """How tokens are chosen. Raises UsageError for constraints that cannot be read or contradict each other."""
-        from services.client import SamplingParams
-
         own = {each.name: getattr(self, each.name) for each in fields(self)}
         shared = {each.name: own[each.name] for each in fields(SamplingParams) if each.name in own}
         shared |= {"stop": tuple(self.stop or ()), "ignore_eos": self.ignore_eos or None}
         return SamplingParams(**shared, n=n, logprobs=logprobs, structured_outputs=self._structured_outputs())
 
     def _structured_outputs(self) -> StructuredOutputs | None:
-        from services.client import StructuredOutputs
-
         given = {
             "json": ("--json-schema", self.json_schema),
             "json_object": ("--json-object", self.json_object or None),
@@ -128,8 +119,6 @@ class RequestOptions:
 
     def spec_decode(self) -> SpecDecodeConfig:
         """How to speculate. Raises UsageError for a `--parameter` that is no NAME=VALUE."""
-        from services.client import SpecDecodeConfig
-
         return SpecDecodeConfig(
             method=self.method,
             eagle_head=self.eagle_head,

@@ -12,28 +12,26 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import typer
 
-from ledger.documents.audit import DEVIATION, EXACT
+from ledger.documents.audit import DEVIATION, EXACT, Verdict
 from ledger.keys.trusted_keys import TrustedKeys
 from services.cli.frame import exits, options
 from services.cli.frame.exits import Failed
 from services.cli.frame.options import ledger_at
 from services.cli.frame.output import print_json, stderr_console, stdout_console
 from services.cli.frame.views import Styled, View
+from services.cli.halts.drill_engine import FAULT, NAME, PROMPT, make_model
 from services.cli.halts.halts import append_resume, signed_resume
 from services.cli.ledger.log import check_log
 from services.cli.trust import operator_key
 from services.cli.up.local_services import OWNER, Addresses, LocalServices, bring_up, token_file
-from services.cli.up.supervisor import Supervisor
-
-if TYPE_CHECKING:
-    from ledger.documents.audit import Verdict
-    from services.client import Completion, LedgerClient, Runtime
-    from services.client.ledger.log import Halt, VerdictEntry
-
+from services.cli.up.supervisor import NotReady, ServiceDied, StopRequested, Supervisor
+from services.client import Completion, LedgerClient, Request, Runtime, SamplingParams, SpecDecodeConfig
+from services.client.errors import FailedPrecondition
+from services.client.ledger.log import Halt, VerdictEntry
 
 ORIGIN = "drill.invalid/not-a-real-log"
 """The name of the drill's log in its checkpoints."""
@@ -57,7 +55,6 @@ def drill(json: options.Json = False) -> None:
     Exit code 0 if every step happened.
     """
     from services.cli.frame.rendering import drawn
-    from services.cli.up.supervisor import NotReady, ServiceDied, StopRequested, Supervisor
 
     shown = stderr_console() if json else stdout_console()
     supervisor, seen = Supervisor(lambda service, line: None), []
@@ -96,8 +93,6 @@ def drill_steps(folder: Path, supervisor: Supervisor) -> Iterator[Seen]:
 
     Raises DidNotHappen, KolmError, LedgerError, and what the supervisor raises for a service that died or a signal.
     """
-    from services.cli.halts.drill_engine import FAULT, NAME, make_model
-
     model, data_dir = make_model(folder / NAME), folder / "data"
     services = LocalServices(
         data_dir,
@@ -137,8 +132,6 @@ def stopped_at_the_end(supervisor: Supervisor) -> Iterator[None]:
 
 
 def _steps(addresses: Addresses, data_dir: Path, fault: Path) -> Iterator[Seen]:
-    from services.client import Runtime
-
     with Runtime.connect(addresses.generation) as runtime, ledger_at(addresses.ledger) as ledger:
         good = _answer(runtime, METHOD)
         index, verdict = _verdict(ledger, good)
@@ -183,9 +176,6 @@ def _steps(addresses: Addresses, data_dir: Path, fault: Path) -> Iterator[Seen]:
 
 
 def _answer(runtime: Runtime, method: str, most: int = _MOST_TOKENS) -> Completion:
-    from services.cli.halts.drill_engine import PROMPT
-    from services.client import Request, SamplingParams, SpecDecodeConfig
-
     sampling = SamplingParams(temperature=0.0, max_tokens=most, ignore_eos=True)
     request = Request(prompt=PROMPT, sampling=sampling, tenant=TENANT)
     return runtime.serve(request, spec_decode=SpecDecodeConfig(method=method))
@@ -223,8 +213,6 @@ def _refusal(runtime: Runtime) -> str | None:
     """What the server says to a request that names the halted method; None while it answers. One token, for which
     nothing is drafted, cannot deviate itself.
     """
-    from services.client.errors import FailedPrecondition
-
     try:
         _answer(runtime, METHOD, most=1)
     except FailedPrecondition as error:
@@ -235,8 +223,6 @@ def _refusal(runtime: Runtime) -> str | None:
 
 
 def _answered(runtime: Runtime) -> Completion | None:
-    from services.client.errors import FailedPrecondition
-
     try:
         return _answer(runtime, METHOD)
     except FailedPrecondition:

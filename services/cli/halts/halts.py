@@ -22,12 +22,12 @@ from services.cli.frame.options import ledger_at
 from services.cli.frame.output import answer
 from services.cli.frame.views import Column, View, short, table
 from services.cli.trust import co_signer, operator_key, operators_needed
+from services.client import LedgerClient
+from services.client.errors import InvalidArgument
+from services.client.ledger.log import Halt
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from services.client import LedgerClient
-    from services.client.ledger.log import Halt
 
 
 def list_(ledger: options.Ledger = options.LEDGER, json: options.Json = False) -> None:
@@ -172,8 +172,6 @@ def signed_resume(halt: Halt, key: Signer, reason: str) -> SignedResume:
 
 def append_resume(ledger: LedgerClient, resume: SignedResume) -> Resumed:
     """Raises KolmError, Failed if more operators have to sign."""
-    from services.client.errors import InvalidArgument
-
     try:
         appended = ledger.append(resume.envelope.to_bytes())
     except InvalidArgument as error:

@@ -5,22 +5,32 @@ from __future__ import annotations
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
+from ledger.audit.draft_head_evidence import (
+    PROVENANCE,
+    DraftHeadEvidence,
+    PublishedDraftHead,
+    check_files,
+    verify_draft_head,
+)
+from ledger.documents.manifests import DraftHeadManifest
+from ledger.encoding.canonical import canonical
+from ledger.errors import DraftHeadRefused
+from ledger.keys.trusted_keys import TrustedKeys
 from services.cli.frame import options
 from services.cli.frame.exits import UsageError
 from services.cli.frame.options import ledger_at, registry_at
 from services.cli.frame.output import answer, transfers
+from services.cli.frame.values import age
 from services.cli.frame.views import DASH, MARKS, Column, Line, Styled, Table, View, counted, facts, size, table
-
-if TYPE_CHECKING:
-    from ledger.audit.draft_head_evidence import PublishedDraftHead
-    from ledger.keys.trusted_keys import TrustedKeys
-    from services.client import LedgerClient
-    from services.client.registry import Head, RegistryClient, SignedWord
-
+from services.cli.trust import load_trusted
+from services.client import LedgerClient
+from services.client.errors import DataLoss, DeadlineExceeded, NotFound, Unavailable
+from services.client.head_folder import check_withdrawals, fetch_head, find_head
+from services.client.registry import Head, RegistryClient, SignedWord
 
 Reference = Annotated[str, typer.Argument(help="name, name@sha256:<digits>, or cidv1:sha256:…")]
 Base = Annotated[str | None, typer.Option("--base", metavar="CID", help="Only heads for this base.")]
@@ -48,8 +58,6 @@ def pull(
         raise UsageError("--out: is filled by a pull; --check keeps nothing")
     if offline and not check:
         raise UsageError("--offline: nothing can be fetched without a server; use it with --check")
-
-    from services.cli.trust import load_trusted
 
     keys = load_trusted(paths.trusted)
     if check:
@@ -98,8 +106,6 @@ def gc(
 
     Heads keep theirs, withdrawn ones too: an auditor may still want to verify them.
     """
-    from services.cli.frame.values import age
-
     oldest = age("--older-than", older_than)
     with registry_at(registry) as client:
         collected = client.collect(oldest, dry_run=dry_run)
@@ -146,10 +152,6 @@ def pull_head(
 
     Raises KolmError, DraftHeadRefused, UsageError, OSError.
     """
-    from ledger.errors import DraftHeadRefused
-    from services.client.errors import DataLoss, NotFound
-    from services.client.head_folder import fetch_head, find_head
-
     evidence, published = find_head(registry, ledger, trusted, reference, base_cid)
     folder = out or cache / published.cid.removeprefix("cidv1:sha256:")
     _check_place(folder, published)
@@ -175,8 +177,6 @@ def _clear(folder: Path, published: PublishedDraftHead, *, is_new: bool) -> None
 
 def _check_place(folder: Path, published: PublishedDraftHead) -> None:
     """Refuse to overwrite files that came from no registry. Raises UsageError, OSError."""
-    from ledger.audit.draft_head_evidence import PROVENANCE
-
     if (folder / PROVENANCE).exists():
         return
     for part in published.manifest.files:
@@ -197,8 +197,6 @@ def _verify_folder(folder: Path, trusted: TrustedKeys, ledger: LedgerClient | No
 
     Raises DraftHeadRefused, FormatError.
     """
-    from ledger.audit.draft_head_evidence import DraftHeadEvidence, check_files, verify_draft_head
-
     evidence = DraftHeadEvidence.read(folder)
     published = verify_draft_head(evidence, trusted)
     check_files(published.manifest, folder)
@@ -206,9 +204,6 @@ def _verify_folder(folder: Path, trusted: TrustedKeys, ledger: LedgerClient | No
 
 
 def _withdrawn(ledger: LedgerClient | None, published: PublishedDraftHead) -> bool | None:
-    from services.client.errors import DeadlineExceeded, Unavailable
-    from services.client.head_folder import check_withdrawals
-
     if ledger is None:
         return None
     try:
@@ -247,8 +242,6 @@ def local_folder(head: str, trusted: Path, registry: str, ledger: str, cache: Pa
 
     Raises what `pull` and `load_trusted` raise.
     """
-    from services.cli.trust import load_trusted
-
     given = _folder_of(head)
     if given is not None:
         return given
@@ -306,9 +299,6 @@ def _heads_view(heads: list[dict[str, Any]]) -> View:
 
 def _head_view(head: dict[str, Any]) -> Table:
     """All that is on record about one head."""
-    from ledger.documents.manifests import DraftHeadManifest
-    from ledger.encoding.canonical import canonical
-
     manifest = DraftHeadManifest.from_bytes(canonical(head["manifest"]))
     layers = ", ".join(map(str, manifest.feature_layers))
     rows: list[tuple[Line, ...]] = [

@@ -23,10 +23,13 @@ from services.cli.frame.options import registry_at
 from services.cli.frame.output import answer, bars, stderr_console
 from services.cli.frame.values import expect_files, expect_folder
 from services.cli.frame.views import Column, Styled, View, table
+from services.cli.heads.fetch import local_folder
+from services.cli.heads.publish import Publisher
+from services.client.head_folder import HeadFolderInvalid, manifest_of
+from services.client.registry import RegistryClient
 from services.generation.target.model_path import HEAD_FOLDER
 
 if TYPE_CHECKING:
-    from services.client.registry import RegistryClient
     from services.generation.drafting.heads import DraftHead
     from services.generation.target.cpu import CpuTarget
     from services.training.kscore import Measured, Prompt
@@ -58,9 +61,6 @@ def kscore(
     expect_files("--prompts", files, "JSON lines with prompt or messages")
     if "/" in head:
         expect_folder("HEAD", Path(head), HEAD_FOLDER)
-
-    from services.cli.heads.fetch import local_folder
-    from services.cli.heads.publish import Publisher
 
     keys, adapted = paths.trusted, adapters_in(adapters or [])
     folder = local_folder(head, keys, registry, ledger, paths.data_dir / "heads")
@@ -127,7 +127,6 @@ class Loaded:
 
 def loaded(plan: Plan) -> Loaded:
     """Load the target, the head and the prompts. Raises UsageError."""
-    from services.client.head_folder import HeadFolderInvalid
     from services.generation.drafting.heads import HeadError
     from services.generation.drafting.methods import load_head
     from services.generation.target.cpu import load_target
@@ -164,8 +163,6 @@ def recorded(scored: Sequence[Scored], registry: RegistryClient, key: Signer) ->
 
 def _manifest(folder: Path, base_cid: str) -> DraftHeadManifest:
     """The published manifest, if the folder came from a registry, for it may hold annotations; else a new one."""
-    from services.client.head_folder import manifest_of
-
     try:
         return DraftHeadManifest.from_bytes(DraftHeadEvidence.read(folder).manifest)
     except DraftHeadUnlogged:

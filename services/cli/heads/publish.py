@@ -30,10 +30,12 @@ from services.cli.frame.output import answer, remark, stderr_console, transfers
 from services.cli.frame.values import expect_folder, numbers
 from services.cli.frame.views import View
 from services.cli.heads.fetch import Base, Reference, head_document
+from services.client.errors import FailedPrecondition, InvalidArgument
+from services.client.head_folder import CONFIG_FILE, TRAINING_FILE, HeadFolderInvalid, manifest_of, training_of
+from services.client.registry import Head, RegistryClient, upload
 from services.generation.target.model_path import HEAD_FOLDER
 
 if TYPE_CHECKING:
-    from services.client.registry import Head, RegistryClient
     from services.generation.drafting.eagle3.head_pass import Head as LoadedHead
 
 
@@ -142,7 +144,6 @@ class Pushed:
 @contextmanager
 def in_own_layout(folder: Path, model: Path, feature_layers: tuple[int, ...] | None) -> Iterator[Path]:
     """The folder of a head in kolm's layout: the given one, or one for the time being. Raises UsageError."""
-    from services.client.head_folder import CONFIG_FILE
     from services.registry.head_check import LAYOUTS
 
     try:
@@ -164,8 +165,6 @@ def in_own_layout(folder: Path, model: Path, feature_layers: tuple[int, ...] | N
 
 def push_head(registry: RegistryClient, head: Description, key: Signer) -> Pushed:
     """Raises UsageError, KolmError."""
-    from services.client.errors import FailedPrecondition
-
     base = _describe_base(head.model)
     manifest = _describe_head(head, base.cid)
     who = head.publisher or getpass.getuser()
@@ -213,8 +212,6 @@ def _describe_base(model: Path) -> BaseManifest:
 
 def _describe_head(head: Description, base_cid: str) -> DraftHeadManifest:
     """Raises UsageError if the folder holds no head, or says that the head was trained on another base."""
-    from services.client.head_folder import TRAINING_FILE, HeadFolderInvalid, manifest_of, training_of
-
     try:
         said = training_of(head.folder).get("base_cid")
         if said not in (None, base_cid):
@@ -232,7 +229,6 @@ def _describe_head(head: Description, base_cid: str) -> DraftHeadManifest:
 
 def _check_fits(head: Description) -> None:
     """Makes the registry's checks before the upload. Raises UsageError, which names head and base."""
-    from services.client.head_folder import CONFIG_FILE
     from services.generation.target.identity import model_config
     from services.registry.errors import BaseMismatch
     from services.registry.head_check import HeadConfig, check_fits
@@ -264,8 +260,6 @@ def _sources(manifest: DraftHeadManifest, folder: Path, base: BaseManifest, mode
 
 
 def _send(registry: RegistryClient, sources: list[_Source]) -> list[str]:
-    from services.client.registry import upload
-
     sent = []
     with transfers("uploading") as progress:
         for part, opened in sources:
@@ -298,8 +292,6 @@ class Publisher:
     @contextmanager
     def explaining(self) -> Iterator[None]:
         """Turns the refusal of an unknown key into UsageError, which says who has to trust the key."""
-        from services.client.errors import InvalidArgument
-
         try:
             yield
         except InvalidArgument as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -21,10 +21,9 @@ from services.cli.frame.views import Column, View, counted, table
 from services.cli.ledger.receipt_files import find
 from services.cli.trust import load_trusted
 from services.cli.trust import operator_key as load_operator_key
-
-if TYPE_CHECKING:
-    from services.client import LedgerClient
-    from services.client.ledger.log import ReceiptEntry
+from services.client import LedgerClient
+from services.client.ledger.log import ReceiptEntry
+from services.client.ledger.verified import VerifiedLedger
 
 
 def erase(
@@ -104,8 +103,6 @@ class Erased:
 
 def erase_content(ledger: LedgerClient, receipt: ReceiptEntry, key: Signer, reason: str, trusted: Path) -> Erased:
     """Returns once the content is gone. Raises KolmError, FormatError, ProofError if the answer does not hold."""
-    from services.client.ledger.verified import VerifiedLedger
-
     document = Erasure(receipt.receipt_id, receipt.index, reason, timestamp(datetime.now(UTC)))
     envelope = sign_document(document, key).to_bytes()
     proving = trusted.is_dir()
@@ -115,8 +112,6 @@ def erase_content(ledger: LedgerClient, receipt: ReceiptEntry, key: Signer, reas
 
 def erase_own(ledger: LedgerClient, receipt: ReceiptEntry, trusted: Path) -> Erased:
     """The same for the receipt's tenant, by its token. Raises KolmError, LedgerError if the answer does not hold."""
-    from services.client.ledger.verified import VerifiedLedger
-
     proving = trusted.is_dir()
     asked = VerifiedLedger(ledger, load_trusted(trusted)) if proving else ledger
     return Erased(receipt.receipt_id, receipt.index, asked.erase_own(receipt.receipt_id).index, proving)
@@ -129,8 +124,6 @@ def set_retention(
 
     Raises KolmError, LedgerError.
     """
-    from services.client.ledger.verified import VerifiedLedger
-
     document = Retention(tenant, days, timestamp(datetime.now(UTC)))
     envelope = sign_document(document, key).to_bytes()
     appended = VerifiedLedger(ledger, load_trusted(trusted)).append(envelope)

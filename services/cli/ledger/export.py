@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, BinaryIO, Literal
+from typing import Annotated, BinaryIO, Literal
 
 import typer
 
@@ -24,11 +24,10 @@ from services.cli.frame.options import ledger_at, registry_at
 from services.cli.frame.output import answer, print_json, remark
 from services.cli.frame.values import require_writable_new_file
 from services.cli.frame.views import Styled
-
-if TYPE_CHECKING:
-    from services.client import LedgerClient
-    from services.client.ledger.log import SignedCheckpoint
-    from services.client.registry import RegistryClient
+from services.client import LedgerClient
+from services.client.errors import KolmError, NotFound
+from services.client.ledger.log import SignedCheckpoint
+from services.client.registry import RegistryClient
 
 
 def export(
@@ -170,8 +169,6 @@ def _add_manifests(bundle: BundleFolder, registry: str) -> tuple[str, ...]:
 
 def _add_manifest(bundle: BundleFolder, head: str, client: RegistryClient, registry: str) -> str | None:
     """Add a head's manifest; returns why it is not in the bundle, None if it is."""
-    from services.client.errors import KolmError, NotFound
-
     name = f"the manifest of {head}"
     try:
         file = draft_head_file(head, client.head(head).manifest)
@@ -257,8 +254,6 @@ def _check_own(folder: Path) -> None:
 
 def _newest(client: LedgerClient, size: int) -> SignedCheckpoint:
     """The newest checkpoint that enough witnesses have cosigned, unless the folder is beyond that already."""
-    from services.client.errors import NotFound
-
     try:
         witnessed = client.checkpoint(witnessed=True)
     except NotFound:

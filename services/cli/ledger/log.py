@@ -30,13 +30,13 @@ from services.cli.frame.options import ledger_at
 from services.cli.frame.output import answer, remark, verifying_entries
 from services.cli.frame.values import database_place
 from services.cli.frame.views import DASH, MARKS, Column, Line, Styled, View, facts, joined, outcome, table
+from services.cli.trust import load_trusted, opened_checkpoint
+from services.client import LedgerClient
+from services.client.errors import DataLoss
 
 if TYPE_CHECKING:
     from ledger import fsck
-    from ledger.audit.log_verification import Report
     from ledger.log.store import EntryStore
-    from services.client import LedgerClient
-
 
 _UNGUARDED = (
     "whether this is an old backup was not checked. Name the guard with --guard; without one, a ledger service with "
@@ -90,8 +90,6 @@ def verify(
     if guard is not None or content_keys is not None:
         raise exits.UsageError("--guard and --content-keys: belong to a database's check; name its --depth")
 
-    from services.cli.trust import load_trusted
-
     place = None if database is None else database_place(database)
     keys = load_trusted(paths.trusted_beside(place.parent) if isinstance(place, Path) else paths.trusted)
     if not obligations:
@@ -120,7 +118,6 @@ def _verify_database(
     json: bool,
 ) -> None:
     from ledger.fsck import Depth as Depths
-    from services.cli.trust import load_trusted
 
     place = database_place(database) if database else paths.data_dir / "ledger.sqlite3"
     folder = place.parent if isinstance(place, Path) else paths.data_dir
@@ -155,8 +152,6 @@ def head(
     json: options.Json = False,
 ) -> None:
     """Show the newest signed checkpoint, and check its signature where the log's key is trusted."""
-    from services.cli.trust import opened_checkpoint
-
     if note and json:
         raise exits.UsageError("--note and --json: name one of them")
     with ledger_at(ledger) as client:
@@ -226,8 +221,6 @@ def _check(
 
 def _streamed(ledger: LedgerClient) -> Iterator[bytes]:
     """An entry that the server itself cannot read is a fault of the log, not of the connection."""
-    from services.client.errors import DataLoss
-
     position = 0
     with ledger.watch(0) as entries:
         try:

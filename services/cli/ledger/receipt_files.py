@@ -14,20 +14,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ledger.errors import LedgerError, ProofError
+from ledger.log.receipt_filter import ReceiptFilter
 from services.cli.frame import exits
 from services.cli.frame.exits import Failed, UsageError
 from services.cli.frame.options import ledger_at
 from services.cli.frame.values import require_writable_new_file
+from services.client import LedgerClient, Message, Receipt
+from services.client.errors import KolmError, NotFound
+from services.client.ledger.log import ReceiptDetails, ReceiptEntry
 
 if TYPE_CHECKING:
     from ledger.bundle.receipt_file import Turns
     from ledger.keys.signer import Signer
     from ledger.keys.trusted_keys import TrustedKeys
-    from ledger.log.receipt_filter import ReceiptFilter
     from ledger.tree.tlog_proof import TlogProof
-    from services.client import LedgerClient, Message, Receipt
-    from services.client.ledger.log import ReceiptDetails, ReceiptEntry
-
 
 _BEGINNING = re.compile(r"0[0-9a-f]{7}[0-9a-f-]*", re.IGNORECASE)
 _ID_LENGTH, _TIME_DIGITS = 36, 12
@@ -53,8 +53,6 @@ def find(ledger: LedgerClient, name: str) -> ReceiptDetails:
 
     Raises NotFound, UsageError for another entry than a receipt and for what several ids begin with.
     """
-    from ledger.log.receipt_filter import ReceiptFilter
-
     if _is_beginning(name):
         return ledger.receipt(_only_id(ledger, name))
     if not name.isdecimal():
@@ -73,8 +71,6 @@ def _is_beginning(name: str) -> bool:
 
 
 def _only_id(ledger: LedgerClient, beginning: str) -> str:
-    from ledger.log.receipt_filter import ReceiptFilter
-
     earliest, latest = _times(beginning)
     listed = ledger.receipts(ReceiptFilter(start_time=earliest, end_time=latest))
     found = list(islice((each.receipt_id for each in listed if each.receipt_id.startswith(beginning.lower())), 2))
@@ -238,7 +234,6 @@ def save(path: Path, receipt: Receipt, sent: str | Sequence[Message], ledger: st
 
 def _proof(receipt: Receipt, ledger: str) -> tuple[TlogProof | None, str]:
     from services.cli.ledger.export import proof_of
-    from services.client.errors import KolmError, NotFound
 
     deadline = time.monotonic() + _PATIENCE
     try:

@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from ledger.log.receipt_filter import ReceiptFilter
 from services.cli.frame import exits, options
 from services.cli.frame.failures import explained
 from services.cli.frame.options import ledger_at
 from services.cli.frame.output import answer, remark
-from services.cli.frame.values import require_writable_new_file
+from services.cli.frame.values import moment, require_writable_new_file
 from services.cli.frame.views import MARKS, Column, Line, Styled, View, facts, joined, outcome, table, whose_replay
+from services.client import LedgerClient
+from services.client.ledger.log import ReceiptEntry, VerdictEntry
 
 if TYPE_CHECKING:
-    from ledger.log.receipt_filter import ReceiptFilter
-    from services.client import LedgerClient
-    from services.client.ledger.log import ReceiptEntry, VerdictEntry
     from services.client.ledger.promised import Promised
 
 
@@ -50,9 +50,6 @@ class Filters:
 
     def narrow(self) -> ReceiptFilter:
         """Raises UsageError for an invalid time."""
-        from ledger.log.receipt_filter import ReceiptFilter
-        from services.cli.frame.values import moment
-
         return ReceiptFilter(
             tenant=self.tenant,
             method=self.method,

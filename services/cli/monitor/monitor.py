@@ -10,23 +10,24 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
+from ledger.errors import NotFound
+from ledger.keys.trusted_keys import TrustedKeys
+from ledger.monitor.finding import Finding
+from ledger.monitor.judgement import Limits
+from ledger.monitor.monitor import Monitor
+from ledger.witness.tlog_policy import Policy
 from services.cli.frame import exits, options
 from services.cli.frame.exits import CommandError, Unreachable
 from services.cli.frame.output import print_json
 from services.cli.frame.process import printable, stop_signals
 from services.cli.frame.values import age
-
-if TYPE_CHECKING:
-    from ledger.keys.trusted_keys import TrustedKeys
-    from ledger.monitor.finding import Finding
-    from ledger.monitor.judgement import Limits
-    from ledger.witness.tlog_policy import Policy
-    from services.cli.monitor.memory import SqliteMonitorMemory
-    from services.cli.monitor.sources import LogFiles
+from services.cli.monitor.memory import SqliteMonitorMemory
+from services.cli.monitor.sources import LogFiles, Webhook, opened_log, read_promises
+from services.cli.verify.sources import TrustSources, own_trust
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +51,6 @@ class LimitOptions:
 
     def limits(self, policy: Policy | None, origin: str | None) -> Limits:
         """Raises UsageError."""
-        from ledger.monitor.judgement import Limits
-
         max_age = None if self.max_age is None else age("--max-age", self.max_age)
         lag = age("--lag", self.lag)
         return Limits(policy, origin, max_age, self.max_unreplayable, self.since, lag)
@@ -94,8 +93,6 @@ def monitor(
     json: options.Json = False,
 ) -> None:
     """Follow a log: each checkpoint, entry, owed replay and promise. Exit code 3, and a line, when one is wrong."""
-    from services.cli.verify.sources import TrustSources, own_trust
-
     trust = own_trust(TrustSources(paths.trusted, policy))
     watched = Watched(
         ledger,
@@ -162,9 +159,6 @@ class Watching:
     """A log that is being followed."""
 
     def __init__(self, watched: Watched, files: LogFiles, memory: SqliteMonitorMemory) -> None:
-        from ledger.monitor.monitor import Monitor
-        from services.cli.monitor.sources import Webhook
-
         self._watched = watched
         self._files = files
         self._memory = memory
@@ -176,9 +170,6 @@ class Watching:
 
         Raises UsageError for a promise that cannot be read, StoreError for the monitor's own state.
         """
-        from ledger.errors import NotFound
-        from services.cli.monitor.sources import read_promises
-
         now, away = datetime.now(UTC), None
         promised = read_promises(self._watched.promises)
         try:
@@ -208,9 +199,6 @@ class Watching:
 @contextmanager
 def watching(watched: Watched) -> Iterator[Watching]:
     """Raises UsageError, StoreError."""
-    from services.cli.monitor.memory import SqliteMonitorMemory
-    from services.cli.monitor.sources import opened_log
-
     with (
         closing(SqliteMonitorMemory(watched.state)) as memory,
         opened_log(watched.ledger, watched.tiles, witnessed=watched.limits.witnessed) as files,

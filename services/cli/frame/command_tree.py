@@ -58,16 +58,8 @@ class Commands(Mapping[str, Any]):
         return self._made[name]
 
     def summary(self, name: str) -> str:
-        """The first sentence of what a command says of itself. It is read in its source: nothing is imported for it."""
         member = self._members[name]
-        if not isinstance(member, str):
-            return member.summary
-        module, _, function = member.partition(":")
-        source = Path(__file__).parents[1].joinpath(*module.split(".")).with_suffix(".py").read_text(encoding="utf-8")
-        said = re.search(rf'^def {function}\(.*?\) -> None:\n    """(.*?)"""', source, re.DOTALL | re.MULTILINE)
-        assert said is not None, f"{member} has no docstring"
-        first, stop, _ = " ".join(said[1].split()).partition(". ")
-        return first + "." if stop else first
+        return _summary(member) if isinstance(member, str) else member.summary
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._members)
@@ -87,9 +79,33 @@ def _command(name: str, member: Member) -> Any:
         alone.command(name, help=member.summary, context_settings=settings, add_help_option=False)(member.run)
     else:
         module, _, function = member.partition(":")
-        command = getattr(import_module(f"services.cli.{module}"), function)
+        try:
+            command = getattr(import_module(f"services.cli.{module}"), function)
+        except ModuleNotFoundError as error:
+            return _left_out(name, member, error)
         alone.command(name, cls=_Command)(with_option_groups(_with_server_options(command)))
     return get_command(alone)
+
+
+def _left_out(name: str, member: str, missing: ModuleNotFoundError) -> Any:
+    """A command that needs what is not installed, as in kolm-verify. It has its summary, and says what it lacks."""
+
+    def run() -> None:
+        raise missing
+
+    alone, settings = typer.Typer(add_completion=False), {"allow_extra_args": True, "ignore_unknown_options": True}
+    alone.command(name, cls=_Command, help=_summary(member), context_settings=settings)(run)
+    return get_command(alone)
+
+
+def _summary(member: str) -> str:
+    """The first sentence of what a command says of itself. It is read in its source: nothing is imported for it."""
+    module, _, function = member.partition(":")
+    source = Path(__file__).parents[1].joinpath(*module.split(".")).with_suffix(".py").read_text(encoding="utf-8")
+    said = re.search(rf'^def {function}\(.*?\) -> None:\n    """(.*?)"""', source, re.DOTALL | re.MULTILINE)
+    assert said is not None, f"{member} has no docstring"
+    first, stop, _ = " ".join(said[1].split()).partition(". ")
+    return first + "." if stop else first
 
 
 class _Command(TyperCommand):

@@ -25,7 +25,7 @@ from ledger.tree.merkle import HashReader, consistency_proof, tree_root
 from ledger.tree.multiproof import multi_proof
 from ledger.tree.tile import TileHashes, TileReader
 
-_ALWAYS = ("key", "halt", "resume", "head_publication", "head_withdrawal", "retention", "expiry")
+_ALWAYS = ("key", "halt", "resume", "head_publication", "head_withdrawal", "retention", "expiry", "engine_profile")
 _ABOUT_RECEIPTS = ("verdict", "erasure")
 
 

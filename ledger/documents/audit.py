@@ -22,6 +22,7 @@ from ledger.encoding.document import (
     Digest,
     Document,
     NotNegative,
+    Number,
     Part,
     Positive,
     Reason,
@@ -41,19 +42,47 @@ LONGEST_PROMISE_SECONDS = 366 * 86_400
 EXACT = "EXACT"
 DEVIATION = "DEVIATION"
 UNREPLAYABLE = "UNREPLAYABLE"
-OUTCOMES = (EXACT, DEVIATION, UNREPLAYABLE)
+SAME = "SAME"
+UNSTABLE = "UNSTABLE"
+CONSISTENT = "CONSISTENT"
+INCONSISTENT = "INCONSISTENT"
+UNCHECKED = "UNCHECKED"
+OUTCOMES = (EXACT, DEVIATION, UNREPLAYABLE, SAME, UNSTABLE, CONSISTENT, INCONSISTENT, UNCHECKED)
 
 PREFILL = "prefill"
 DECODE = "decode"
-VERIFICATIONS = (PREFILL, DECODE)
+AGAIN = "again"
+REFERENCE = "reference"
+VERIFICATIONS = (PREFILL, DECODE, AGAIN, REFERENCE)
+OUTCOMES_BY = {
+    None: (EXACT, DEVIATION, UNREPLAYABLE, UNCHECKED),
+    PREFILL: (EXACT, DEVIATION, UNREPLAYABLE),
+    DECODE: (EXACT, DEVIATION, UNREPLAYABLE),
+    AGAIN: (SAME, DEVIATION, UNSTABLE),
+    REFERENCE: (CONSISTENT, INCONSISTENT),
+}
+"""What each way of verifying can find. They differ in strength, and no outcome of one stands for another's."""
 
 AUDITOR = "auditor"
 SERVER = "server"
-REPLAYERS = (AUDITOR, SERVER)
+ENGINE = "engine"
+REPLAYERS = (AUDITOR, SERVER, ENGINE)
+
+
+class ReferenceThresholds(Part, frozen=True):
+    """What an honest output of another engine may have, before a reference pass calls it INCONSISTENT.
+
+    `mean` and `largest` bound a token's distance from the reference, in nats, over an output (`ReferencePass`).
+    """
+
+    mean: NotNegative
+    largest: NotNegative
 
 
 class AuditPolicy(Document, tag="kolm.audit_policy.v1", frozen=True):
     """A `kolm.audit_policy.v1` document. Signed by a key of role `auditor`; binds until the next one.
+
+    `reference` are the thresholds of passes along other engines' outputs, where the auditor makes such.
 
     A receipt after this entry is sampled with probability `rate` (0 to 1), and a sampled one has its verdict
     `within_seconds` of its issue (of the auditor's last document before it in the log, where that is later: a receipt
@@ -65,6 +94,7 @@ class AuditPolicy(Document, tag="kolm.audit_policy.v1", frozen=True):
     rate: Share
     within_seconds: Annotated[int, Meta(ge=1, le=LONGEST_PROMISE_SECONDS)]
     issued_at: Time
+    reference: ReferenceThresholds | None = None
 
 
 class Draw(Document, tag="kolm.draw.v1", frozen=True):
@@ -111,6 +141,21 @@ class Deviation(Part, frozen=True):
     actual_token: TokenId | None
     expected_margin: NotNegative | None = written(None)
     actual_margin: NotNegative | None = written(None)
+    expected_logprob: Number | None = None
+    actual_logprob: Number | None = None
+
+
+class ReferencePass(Part, frozen=True):
+    """What one pass of kolm's own arithmetic says of another engine's output. A token's distance is how many nats less
+    likely it is, by the reference's distribution under the receipt's parameters, than the reference's own choice; where
+    tokens were sampled, than the distribution leads one to expect.
+
+    `mean` and `largest` are over the output's tokens; `differing` of them are not the reference's choice.
+    """
+
+    mean: Number
+    largest: Number
+    differing: Count
 
 
 class Verdict(Document, tag="kolm.verdict.v1", frozen=True):
@@ -123,6 +168,10 @@ class Verdict(Document, tag="kolm.verdict.v1", frozen=True):
     by token with speculation off. Both decide the same: every token and the stream digest. `replayed_by` says on whose
     engine: the `auditor`'s own, or a generation `server` that was asked, whose answer the auditor believed. Both are
     None, and not in the document, where nothing was computed; older documents lack them too.
+
+    An output of another engine is never EXACT. `again` asks that `engine` once more with speculation off: SAME, or
+    DEVIATION; or UNSTABLE, where it then differs from itself. `reference` is a pass of kolm's own arithmetic along the
+    output, which `reference` describes: CONSISTENT or INCONSISTENT with the weights. UNCHECKED has a reason.
     """
 
     SIGNERS: ClassVar = ("auditor",)
@@ -138,6 +187,7 @@ class Verdict(Document, tag="kolm.verdict.v1", frozen=True):
     off_seconds: NotNegative | None = written(None)
     verification: Annotated[str, one_of(VERIFICATIONS)] | None = None
     replayed_by: Annotated[str, one_of(REPLAYERS)] | None = None
+    reference: ReferencePass | None = None
 
     @property
     def independent(self) -> bool:
@@ -147,7 +197,13 @@ class Verdict(Document, tag="kolm.verdict.v1", frozen=True):
     def check(self) -> None:
         if (self.outcome == DEVIATION) != (self.deviation is not None):
             raise FormatError("deviation", f"expected an object exactly where outcome is {DEVIATION}")
-        if self.outcome == UNREPLAYABLE and self.reason is None:
-            raise FormatError("reason", f"expected text where outcome is {UNREPLAYABLE}")
+        if self.outcome in (UNREPLAYABLE, UNCHECKED) and self.reason is None:
+            raise FormatError("reason", f"expected text where outcome is {self.outcome}")
         if (self.verification is None) != (self.replayed_by is None):
             raise FormatError("verification", "expected beside replayed_by, or neither of the two")
+        if self.outcome not in OUTCOMES_BY[self.verification]:
+            raise FormatError("outcome", f"{self.outcome} is nothing that verification {self.verification} can find")
+        if (self.verification == AGAIN) != (self.replayed_by == ENGINE):
+            raise FormatError("replayed_by", f"expected {ENGINE} exactly where verification is {AGAIN}")
+        if (self.verification == REFERENCE) != (self.reference is not None):
+            raise FormatError("reference", f"expected an object exactly where verification is {REFERENCE}")

@@ -8,6 +8,7 @@ from typing import Annotated, ClassVar
 
 from msgspec import Meta, field
 
+from ledger.documents.engine_profile import EngineVersion
 from ledger.encoding.commitment import STRUCTURED_OUTPUTS_DOMAIN, commit_text
 from ledger.encoding.document import (
     Cid,
@@ -35,6 +36,8 @@ from ledger.errors import FormatError
 FINISH_REASONS = ("stop", "length", "cancelled", "error")
 OFF = "off"
 REPLAYED = "replayed"
+ENGINE = "engine"
+"""The method of what another engine has drafted, whatever it drafts with, and the word that its counts rest on."""
 SPEEDUP_BASES = (REPLAYED, "calibrated")
 """`calibrated`, an estimate from steps that were timed at start, is in older documents and is no longer written."""
 
@@ -135,13 +138,16 @@ class SpecDecode(Part, frozen=True):
     Where `auto` was free to change methods inside the request, `method` is the one it began with, and
     `passes_by_method` counts target passes by whose draft they verified; those without any draft are `off`. It is empty
     elsewhere, and not a member of the document.
+
+    Of another engine than kolm's, the method that speculates is ENGINE. Its counts are its own word (`reported_by`),
+    and null, all three, where it says nothing.
     """
 
     method: Name
     requested_method: Name
-    tokens_proposed: Count
-    tokens_accepted: Count
-    target_passes: Count
+    tokens_proposed: Count | None
+    tokens_accepted: Count | None
+    target_passes: Count | None
     head_cid: Cid | None = written(None)
     k: Positive | None = written(None)
     acceptance_rate: Share | None = written(None)
@@ -151,6 +157,7 @@ class SpecDecode(Part, frozen=True):
     verified_identical_to_off: bool | None = written(None)
     fallback_reason: Text | None = written(None)
     passes_by_method: Mapping[Name, Positive] = field(default_factory=dict)
+    reported_by: Annotated[str, one_of((ENGINE,))] | None = None
 
 
 class Receipt(Document, tag="kolm.receipt.v1", frozen=True):
@@ -159,6 +166,9 @@ class Receipt(Document, tag="kolm.receipt.v1", frozen=True):
     `profile_proven`: whether the server's numerics profile had passed its probe, so that rows could be
     computed side by side; where not, they were computed one at a time, with speculation off. Older documents
     lack the member (None: unknown). `nonce` is the caller's own, where one was sent.
+
+    `engine` is another engine than kolm's that has computed the output, with its version; `profile_cid` then is the
+    cid of its EngineProfile, and `output.stream_digest` is over the tokens alone.
     """
 
     SIGNERS: ClassVar = ("receipts",)
@@ -178,6 +188,7 @@ class Receipt(Document, tag="kolm.receipt.v1", frozen=True):
     adapter_cid: Cid | None = written(None)
     profile_proven: bool | None = None
     nonce: Nonce | None = None
+    engine: EngineVersion | None = None
 
     @property
     def overclaim(self) -> str | None:
@@ -222,16 +233,40 @@ def _check_output(receipt: Receipt) -> None:
     an error may have emitted some of that.
     """
     block, output = receipt.spec_decode, receipt.output
-    emitted = block.target_passes + block.tokens_accepted
+    if receipt.engine is not None:
+        _check_foreign(receipt)
+        return
+    if block.reported_by is not None:
+        raise FormatError("spec_decode.reported_by", "expected to be absent: the counts are this engine's own")
+    emitted = (block.target_passes or 0) + (block.tokens_accepted or 0)
     if output.finish_reason != "error" and output.tokens != emitted:
         expected = f"expected output.tokens = {output.tokens} less target_passes = {block.target_passes}"
         raise FormatError("spec_decode.tokens_accepted", expected)
-    length = output.tokens / block.target_passes if block.target_passes else None
-    if block.mean_acceptance_length != length:
-        expected = "null, as there was no pass" if length is None else f"output.tokens / target_passes = {length}"
-        raise FormatError("spec_decode.mean_acceptance_length", f"expected {expected}")
+    _check_acceptance_length(receipt)
     if receipt.profile_proven is False and block.method != OFF:
         raise FormatError("profile_proven", f"is false: nothing may have drafted, and the method is {block.method}")
+
+
+def _check_acceptance_length(receipt: Receipt) -> None:
+    block, tokens = receipt.spec_decode, receipt.output.tokens
+    length = tokens / block.target_passes if block.target_passes else None
+    if block.mean_acceptance_length != length:
+        expected = "null, as no pass is known" if length is None else f"output.tokens / target_passes = {length}"
+        raise FormatError("spec_decode.mean_acceptance_length", f"expected {expected}")
+
+
+def _check_foreign(receipt: Receipt) -> None:
+    """What a receipt may state of another engine's output: no logits, no proof of a profile, no counts of its own."""
+    block = receipt.spec_decode
+    if block.method not in (ENGINE, OFF):
+        raise FormatError("spec_decode.method", f"expected {ENGINE} or {OFF}, as the output is of {receipt.engine}")
+    if block.reported_by != ENGINE:
+        raise FormatError("spec_decode.reported_by", f"expected {ENGINE}, as the output is of {receipt.engine}")
+    if receipt.output.min_margin is not None:
+        raise FormatError("output.min_margin", f"expected null, as the output is of {receipt.engine}")
+    if receipt.profile_proven is not None:
+        raise FormatError("profile_proven", f"expected to be absent, as the output is of {receipt.engine}")
+    _check_acceptance_length(receipt)
 
 
 def _check_speculation(block: SpecDecode) -> None:
@@ -242,9 +277,14 @@ def _check_speculation(block: SpecDecode) -> None:
     if block.passes_by_method and sum(block.passes_by_method.values()) != block.target_passes:
         expected = f"expected counts that add up to target_passes = {block.target_passes}"
         raise FormatError("spec_decode.passes_by_method", expected)
-    if block.tokens_accepted > block.tokens_proposed:
-        raise FormatError("spec_decode.tokens_accepted", f"expected at most tokens_proposed = {block.tokens_proposed}")
-    rate = block.tokens_accepted / block.tokens_proposed if block.tokens_proposed else None
+    proposed, accepted, passes = block.tokens_proposed, block.tokens_accepted, block.target_passes
+    counts = {"tokens_proposed": proposed, "tokens_accepted": accepted, "target_passes": passes}
+    missing = [name for name, count in counts.items() if count is None]
+    if missing and (len(missing) < len(counts) or block.reported_by is None):
+        raise FormatError(f"spec_decode.{missing[0]}", "expected a number, or null in all counts")
+    if (accepted or 0) > (proposed or 0):
+        raise FormatError("spec_decode.tokens_accepted", f"expected at most tokens_proposed = {proposed}")
+    rate = accepted / proposed if accepted is not None and proposed else None
     if block.acceptance_rate != rate:
         expected = "null, as nothing was proposed" if rate is None else f"tokens_accepted / tokens_proposed = {rate}"
         raise FormatError("spec_decode.acceptance_rate", f"expected {expected}")
@@ -264,5 +304,5 @@ def _check_methods(block: SpecDecode) -> None:
     nothing = block.method == OFF or not block.target_passes or (bool(block.passes_by_method) and not drafted)
     if nothing and block.tokens_proposed:
         raise FormatError("spec_decode.tokens_proposed", "expected 0, as no pass verified a draft")
-    if block.tokens_proposed < drafted:
+    if (block.tokens_proposed or 0) < drafted:
         raise FormatError("spec_decode.tokens_proposed", f"expected one at least for each of {drafted} passes")

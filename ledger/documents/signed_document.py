@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from ledger.documents.audit import AuditPolicy, Draw, Verdict
 from ledger.documents.draft_head import DraftHeadPublication, DraftHeadWithdrawal, KScore
+from ledger.documents.engine_profile import EngineProfile
 from ledger.documents.erasure import Erasure, Expiry, Retention
 from ledger.documents.halt import Halt, Resume
 from ledger.documents.key_entry import KeyEntry
@@ -55,6 +56,7 @@ _Known = (
     | Draw
     | Retention
     | Expiry
+    | EngineProfile
 )
 Document = _Known | UnknownDocument
 

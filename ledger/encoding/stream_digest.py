@@ -4,7 +4,9 @@
     h_{i+1} = SHA-256(h_i ‖ token id as u32 ‖ best logit as float32 ‖ second best logit as float32)     little-endian
 
 A replay on the same numerics profile reproduces every bit of both logits at every emitted position, or
-it is a deviation.
+it is a deviation. Engines other than kolm's state no logits; the digest of what they emit is over the tokens alone:
+
+    SHA-256("kolm.tokens.v1" ‖ token ids as u32)     little-endian
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import math
 import struct
+from collections.abc import Sequence
 from typing import Final
 
 from ledger.errors import FormatError
@@ -50,3 +53,12 @@ class StreamDigest:
     def hexdigest(self) -> str:
         """The digest so far, as `sha256:<hex>`. Of no tokens it is h_0."""
         return "sha256:" + self._state.hex()
+
+
+def token_digest(token_ids: Sequence[int]) -> str:
+    """The digest of an output whose logits nobody states, as `sha256:<hex>`. Raises FormatError for ids beyond u32."""
+    try:
+        packed = struct.pack(f"<{len(token_ids)}I", *token_ids)
+    except struct.error:
+        raise FormatError("stream_digest", "a token id does not fit u32") from None
+    return "sha256:" + hashlib.sha256(b"kolm.tokens.v1" + packed).hexdigest()

@@ -170,13 +170,13 @@ class Trends:
 
 def _sums(receipt: Receipt) -> Sums:
     block, speedup = receipt.spec_decode, receipt.measured_speedup
-    length = block.mean_acceptance_length
+    passes = 0 if block.mean_acceptance_length is None else block.target_passes or 0
     return Sums(
         receipts=1,
-        proposed=block.tokens_proposed,
-        accepted=block.tokens_accepted,
-        passes=0 if length is None else block.target_passes,
-        tokens=0 if length is None else round(block.target_passes * length),
+        proposed=block.tokens_proposed or 0,
+        accepted=block.tokens_accepted or 0,
+        passes=passes,
+        tokens=round(passes * (block.mean_acceptance_length or 0.0)),
         speedups=int(speedup is not None),
         speedup=speedup or 0.0,
     )

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from ledger.documents.audit import AuditPolicy, Draw, Verdict
 from ledger.documents.draft_head import DraftHeadPublication, DraftHeadWithdrawal, KScore
+from ledger.documents.engine_profile import EngineProfile
 from ledger.documents.erasure import Erasure, Expiry, Retention
 from ledger.documents.halt import Halt, Resume
 from ledger.documents.key_entry import KeyEntry
@@ -75,7 +76,7 @@ def _sees(caller: Principal, document: Document, find: FindReceipt) -> bool:
             return document.tenant is not None and caller.sees(document.tenant)
         case Halt() | Resume() | KeyEntry() | AuditPolicy() | Draw():
             return True
-        case DraftHeadPublication() | DraftHeadWithdrawal() | KScore():
+        case DraftHeadPublication() | DraftHeadWithdrawal() | KScore() | EngineProfile():
             return True
         case _:  # who it is about is for a later version to say
             return False

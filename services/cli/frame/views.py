@@ -52,7 +52,10 @@ View = Line | Table | list[Any]
 
 DASH = Styled("–", "dim")
 MARKS: Mapping[bool | None, Styled] = {True: Styled("✓", "green"), False: Styled("✗", "red"), None: DASH}
-OUTCOME_STYLES = {"EXACT": "green", "DEVIATION": "bold red", "UNREPLAYABLE": "yellow"}
+OUTCOME_STYLES = {
+    "EXACT": "green", "SAME": "green", "CONSISTENT": "green", "DEVIATION": "bold red", "INCONSISTENT": "bold red",
+    "UNREPLAYABLE": "yellow", "UNSTABLE": "yellow", "UNCHECKED": "yellow",
+}  # fmt: skip
 
 
 def table(rows: Iterable[Any], *columns: Column, empty: str | None = None) -> View:
@@ -103,6 +106,10 @@ def whose_replay(verification: str | None, replayed_by: str | None) -> Line:
     """How and by whom a verdict's stream was computed again; only an engine of the auditor's own is independent."""
     if verification is None:
         return Styled("(it is not said by whom)", "dim")
+    if verification == "reference":
+        return "by the auditor's own engine, along the output: likely under the weights or not, never exact"
+    if verification == "again":
+        return (Styled("by the audited engine, asked again with speculation off", "yellow"), "")
     if replayed_by == "auditor":
         return f"by the auditor's own engine ({verification})"
     return (Styled("by the audited server, which is not independent", "yellow"), f" ({verification})")

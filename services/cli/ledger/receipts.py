@@ -36,7 +36,7 @@ class Filters:
     profile: Annotated[str | None, typer.Option(metavar="CID", help="Only those of this numerics profile.")] = None
     outcome: Annotated[
         str | None,
-        typer.Option(metavar="EXACT|DEVIATION|UNREPLAYABLE", help="Only those whose newest verdict is this one."),
+        typer.Option(metavar="EXACT|DEVIATION|…", help="Only those whose newest verdict is this one."),
     ] = None
     since: Annotated[str | None, typer.Option(metavar="TIME", help="Only those issued then or later; UTC.")] = None
     until: Annotated[str | None, typer.Option(metavar="TIME", help="Only those issued before this time; UTC.")] = None

@@ -128,7 +128,9 @@ def outcome_number(outcome: str | None) -> documents_pb2.Outcome.ValueType:
     try:
         return documents_pb2.Outcome.Value("OUTCOME_" + (outcome or "UNSPECIFIED"))
     except ValueError:
-        problem = f"expected EXACT, DEVIATION or UNREPLAYABLE, got {outcome!r}"
+        from ledger.documents.audit import OUTCOMES
+
+        problem = f"expected one of {', '.join(OUTCOMES)}, got {outcome!r}"
         raise InvalidArgument(problem, violations=(FieldViolation("outcome", problem),)) from None
 
 

@@ -7,9 +7,12 @@ from datetime import UTC, datetime, timedelta
 from functools import cache
 from typing import Any
 
+from msgspec.structs import replace
+
 from ledger.documents.audit import AuditPolicy, Deviation, Draw, Verdict
 from ledger.documents.content import Content
 from ledger.documents.draft_head import DraftHeadPublication, DraftHeadWithdrawal, KScore, kscore_status
+from ledger.documents.engine_profile import EngineProfile
 from ledger.documents.erasure import Erasure, Expiry, Retention
 from ledger.documents.halt import Halt, Resume, Scope
 from ledger.documents.key_entry import KeyEntry
@@ -18,7 +21,7 @@ from ledger.documents.signed_document import Document, sign_document
 from ledger.encoding.canonical import canonical
 from ledger.encoding.commitment import OUTPUT_DOMAIN, PROMPT_DOMAIN, commit
 from ledger.encoding.document import Seed
-from ledger.encoding.stream_digest import StreamDigest
+from ledger.encoding.stream_digest import StreamDigest, token_digest
 from ledger.encoding.text_forms import cid, digest, new_receipt_id, timestamp
 from ledger.keys.ed25519 import ROLES, SigningKey
 from ledger.keys.envelope import sign
@@ -100,6 +103,29 @@ def receipt(number: int = 0, **changes: Any) -> Receipt:
         ),
     }
     return Receipt(**(fields | changes))
+
+
+def engine_profile(**changes: Any) -> EngineProfile:
+    """The profile of a server of another engine."""
+    fields: dict[str, Any] = {
+        "engine": "vllm",
+        "version": "0.32.0",
+        "model": "smollm2",
+        "base_cid": BASE,
+        "weights_checked": True,
+        "issued_at": at(0),
+        "flags": {"dtype": "bfloat16"},
+    }
+    return EngineProfile(**(fields | changes))
+
+
+def foreign_receipt(number: int = 0, **changes: Any) -> Receipt:
+    """A receipt of what that server's engine has computed, which says nothing of its drafts."""
+    ours, profile = receipt(number), engine_profile()
+    block = SpecDecode("engine", "auto", None, None, None, reported_by="engine")
+    output = replace(ours.output, stream_digest=token_digest(content(number).output_token_ids), min_margin=None)
+    fields = {"engine": profile.name, "profile_cid": cid(profile.to_bytes()), "spec_decode": block, "output": output}
+    return replace(ours, **(fields | changes))
 
 
 def verdict(receipt_index: int, number: int, outcome: str = "EXACT", **changes: Any) -> Verdict:

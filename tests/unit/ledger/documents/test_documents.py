@@ -1,14 +1,15 @@
 """Receipt, verdict, halt, resume, key entry: every field is checked, and every error names it."""
 
+import hashlib
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ledger.documents.audit import Verdict
+from ledger.documents.audit import ReferencePass, Verdict
 from ledger.documents.halt import HaltState, Scope
-from ledger.documents.receipt import Receipt
+from ledger.documents.receipt import Receipt, SpecDecode
 from ledger.documents.signed_document import (
     KINDS,
     Document,
@@ -18,6 +19,7 @@ from ledger.documents.signed_document import (
     sign_document,
 )
 from ledger.encoding.canonical import canonical, parse
+from ledger.encoding.stream_digest import token_digest
 from ledger.encoding.text_forms import cid
 from ledger.errors import FormatError, LedgerError, SignatureError
 from ledger.keys.envelope import Envelope, Signature, sign
@@ -31,8 +33,10 @@ from tests.unit.ledger.builders import (
     STRANGER,
     TRUSTED,
     draw,
+    engine_profile,
     erasure,
     expiry,
+    foreign_receipt,
     halt,
     key_entry,
     kscore,
@@ -60,6 +64,7 @@ DOCUMENTS: dict[str, Document] = {
     "draw": draw(2, b"\x05" * 32),
     "retention": retention(tenant="acme"),
     "expiry": expiry(0, 1, except_tenants=("acme", "zeta")),
+    "engine_profile": engine_profile(flags={}),
 }
 
 
@@ -91,6 +96,7 @@ NULLABLE = {
     "draw": set(),
     "retention": {"tenant", "days"},
     "expiry": {"tenant"},
+    "engine_profile": {"device", "parallelism", "batch_invariant", "speculation"},
 }  # fmt: skip
 
 
@@ -222,6 +228,7 @@ def test_a_document_opens_only_under_the_roles_that_may_sign_its_kind(kind: str)
         "draw": {"auditor"},
         "retention": {"operator"},
         "expiry": {"log"},
+        "engine_profile": {"receipts"},
     }
     allowed |= {name: {"publisher"} for name in ("head_publication", "kscore")}
     allowed["head_withdrawal"] = {"publisher", "operator"}
@@ -476,3 +483,75 @@ def test_a_profile_is_proven_or_not_and_nothing_else(value: object) -> None:
     with pytest.raises(FormatError) as caught:
         Receipt.from_document(_changed(receipt(1), ("profile_proven",), value))
     assert caught.value.field == "profile_proven"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "field"),
+    [
+        ({"output": receipt().output}, "output.min_margin"),
+        ({"profile_proven": True}, "profile_proven"),
+        ({"spec_decode": receipt().spec_decode}, "spec_decode.method"),
+        ({"spec_decode": OFF}, "spec_decode.reported_by"),
+        (
+            {"spec_decode": replace(foreign_receipt().spec_decode, target_passes=1)},
+            "spec_decode.tokens_accepted",
+        ),
+        ({"spec_decode": SpecDecode("engine", "auto", 4, 1, 1, reported_by="engine")}, "spec_decode.acceptance_rate"),
+        ({"engine": None}, "spec_decode.reported_by"),
+        ({"engine": "vllm"}, "engine"),
+    ],
+)
+def test_a_receipt_of_another_engine_states_no_logits_and_no_counts_but_its_word(
+    wrong: dict[str, Any], field: str
+) -> None:
+    whole = foreign_receipt()
+    assert type(whole).from_bytes(whole.to_bytes()) == whole
+    with pytest.raises(FormatError) as refused:
+        type(whole).from_document(foreign_receipt(**wrong).to_document())
+    assert refused.value.field == field
+
+
+_SEEN = ReferencePass(0.1, 2.5, 3)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "more", "field"),
+    [
+        ("SAME", {"verification": "again", "replayed_by": "engine"}, None),
+        ("UNSTABLE", {"verification": "again", "replayed_by": "engine"}, None),
+        ("DEVIATION", {"verification": "again", "replayed_by": "engine"}, None),
+        ("CONSISTENT", {"verification": "reference", "replayed_by": "auditor", "reference": _SEEN}, None),
+        ("INCONSISTENT", {"verification": "reference", "replayed_by": "auditor", "reference": _SEEN}, None),
+        ("UNCHECKED", {"reason": "nobody has the weights"}, None),
+        ("UNCHECKED", {}, "reason"),
+        ("EXACT", {"verification": "again", "replayed_by": "engine"}, "outcome"),
+        ("EXACT", {"verification": "reference", "replayed_by": "auditor", "reference": _SEEN}, "outcome"),
+        ("SAME", {"verification": "decode", "replayed_by": "auditor"}, "outcome"),
+        ("SAME", {}, "outcome"),
+        ("CONSISTENT", {"verification": "again", "replayed_by": "engine"}, "outcome"),
+        ("SAME", {"verification": "again", "replayed_by": "auditor"}, "replayed_by"),
+        ("EXACT", {"verification": "decode", "replayed_by": "engine"}, "replayed_by"),
+        ("CONSISTENT", {"verification": "reference", "replayed_by": "auditor"}, "reference"),
+        ("EXACT", {"verification": "decode", "replayed_by": "auditor", "reference": _SEEN}, "reference"),
+        ("PROBABLY", {}, "outcome"),
+        ("SAME", {"verification": "dice", "replayed_by": "engine"}, "verification"),
+    ],
+)
+def test_a_verdict_says_what_its_way_of_verifying_can_find_and_no_more(
+    outcome: str, more: dict[str, Any], field: str | None
+) -> None:
+    document = verdict(0, 0, outcome, **more)
+    if field is None:
+        assert type(document).from_bytes(document.to_bytes()) == document
+        return
+    with pytest.raises(FormatError) as refused:
+        type(document).from_document(document.to_document())
+    assert refused.value.field == field
+
+
+def test_a_digest_of_tokens_alone_is_none_of_a_stream() -> None:
+    assert token_digest(()) == "sha256:" + hashlib.sha256(b"kolm.tokens.v1").hexdigest()
+    assert token_digest((1, 2)) == "sha256:" + hashlib.sha256(b"kolm.tokens.v1\1\0\0\0\2\0\0\0").hexdigest()
+    for token in (-1, 2**32):
+        with pytest.raises(FormatError):
+            token_digest((token,))

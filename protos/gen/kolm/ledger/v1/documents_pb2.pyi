@@ -56,6 +56,8 @@ class _EntryKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_EntryKind.V
     """kolm.retention.v1, signed by the role operator."""
     ENTRY_KIND_EXPIRY: _EntryKind.ValueType  # 13
     """kolm.expiry.v1, signed by the role log."""
+    ENTRY_KIND_ENGINE_PROFILE: _EntryKind.ValueType  # 15
+    """kolm.engine_profile.v1, signed by the role receipts."""
 
 class EntryKind(_EntryKind, metaclass=_EntryKindEnumTypeWrapper):
     """EntryKind is a kind of document that a watch can be narrowed to. What an entry is stands in its payload type."""
@@ -88,6 +90,8 @@ ENTRY_KIND_RETENTION: EntryKind.ValueType  # 12
 """kolm.retention.v1, signed by the role operator."""
 ENTRY_KIND_EXPIRY: EntryKind.ValueType  # 13
 """kolm.expiry.v1, signed by the role log."""
+ENTRY_KIND_ENGINE_PROFILE: EntryKind.ValueType  # 15
+"""kolm.engine_profile.v1, signed by the role receipts."""
 Global___EntryKind: _TypeAlias = EntryKind  # noqa: Y015
 
 class _Outcome:
@@ -104,6 +108,16 @@ class _OutcomeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Outcome.Value
     """It did not."""
     OUTCOME_UNREPLAYABLE: _Outcome.ValueType  # 3
     """It could not be run: profile not available, content erased, base gone. Never counted as a pass."""
+    OUTCOME_SAME: _Outcome.ValueType  # 4
+    """Another engine than kolm's, asked again with speculation off, gave the same tokens."""
+    OUTCOME_UNSTABLE: _Outcome.ValueType  # 5
+    """It gave others, and others again when it was asked once more: the engine differs from itself."""
+    OUTCOME_CONSISTENT: _Outcome.ValueType  # 6
+    """A pass of kolm's own arithmetic finds another engine's output likely under the weights."""
+    OUTCOME_INCONSISTENT: _Outcome.ValueType  # 7
+    """It does not."""
+    OUTCOME_UNCHECKED: _Outcome.ValueType  # 8
+    """Nobody can check it; the verdict says why. Never counted as a pass."""
 
 class Outcome(_Outcome, metaclass=_OutcomeEnumTypeWrapper):
     """Outcome of a replay."""
@@ -116,6 +130,16 @@ OUTCOME_DEVIATION: Outcome.ValueType  # 2
 """It did not."""
 OUTCOME_UNREPLAYABLE: Outcome.ValueType  # 3
 """It could not be run: profile not available, content erased, base gone. Never counted as a pass."""
+OUTCOME_SAME: Outcome.ValueType  # 4
+"""Another engine than kolm's, asked again with speculation off, gave the same tokens."""
+OUTCOME_UNSTABLE: Outcome.ValueType  # 5
+"""It gave others, and others again when it was asked once more: the engine differs from itself."""
+OUTCOME_CONSISTENT: Outcome.ValueType  # 6
+"""A pass of kolm's own arithmetic finds another engine's output likely under the weights."""
+OUTCOME_INCONSISTENT: Outcome.ValueType  # 7
+"""It does not."""
+OUTCOME_UNCHECKED: Outcome.ValueType  # 8
+"""Nobody can check it; the verdict says why. Never counted as a pass."""
 Global___Outcome: _TypeAlias = Outcome  # noqa: Y015
 
 @_typing.final

@@ -1,0 +1,44 @@
+"""The profile of an engine that is not kolm's own: what is known of how its tokens are computed, and by whose word."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, ClassVar
+
+from msgspec import Meta
+
+from ledger.encoding.document import Cid, Document, Name, Text, Time, form, written
+
+EngineVersion = Annotated[
+    str, form("[a-z][a-z0-9_-]{0,31}/[0-9a-zA-Z._+-]{1,63}", "an engine and its version, as vllm/0.32.0")
+]
+
+
+class EngineProfile(Document, tag="kolm.engine_profile.v1", frozen=True):
+    """A `kolm.engine_profile.v1` document, signed by a key of role `receipts`. Receipts of requests that the engine has
+    served name the cid of its canonical bytes as their `profile_cid`.
+
+    All of it is the operator's word, or the engine's, but `base_cid` where `weights_checked`: then it is that of files
+    whose digests were computed, otherwise one of the model's name alone. `flags` are those of the engine that change
+    numbers, by name. `batch_invariant`: whether the engine says that an answer does not depend on what is computed
+    beside it; None where it says nothing. `speculation` is how it drafts, in its own words; None where it does not say.
+    """
+
+    SIGNERS: ClassVar = ("receipts",)
+
+    engine: Name
+    version: Annotated[str, form("[0-9a-zA-Z._+-]{1,63}", "1 to 63 of letters, digits, '.', '_', '+' and '-'")]
+    model: Text
+    base_cid: Cid
+    weights_checked: bool
+    issued_at: Time
+    flags: Annotated[Mapping[Name, Text], Meta(max_length=64)] = written({})
+    device: Text | None = written(None)
+    parallelism: Text | None = written(None)
+    batch_invariant: bool | None = written(None)
+    speculation: Text | None = written(None)
+
+    @property
+    def name(self) -> str:
+        """What receipts call the engine, such as `vllm/0.32.0`."""
+        return f"{self.engine}/{self.version}"

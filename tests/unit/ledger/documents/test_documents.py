@@ -494,7 +494,7 @@ def test_a_profile_is_proven_or_not_and_nothing_else(value: object) -> None:
         ({"spec_decode": OFF}, "spec_decode.reported_by"),
         (
             {"spec_decode": replace(foreign_receipt().spec_decode, target_passes=1)},
-            "spec_decode.tokens_accepted",
+            "spec_decode.tokens_proposed",
         ),
         ({"spec_decode": SpecDecode("engine", "auto", 4, 1, 1, reported_by="engine")}, "spec_decode.acceptance_rate"),
         ({"engine": None}, "spec_decode.reported_by"),

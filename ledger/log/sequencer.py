@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 
 from ledger.documents.content import Content
 from ledger.errors import Backpressure, LedgerError, NotWritten, SignerUnavailable, Stopped, StoreError, StoreLocked
@@ -28,10 +29,16 @@ _LONGEST_RETRY_SECONDS = 5.0
 _log = logging.getLogger(__name__)
 
 
+Answer = Appended | LedgerError
+"""The place and proof of an envelope, or why it has none."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Waiting:
-    admitted: Admitted
-    answer: Future[Appended]
+    """Envelopes that came together, and whom to tell."""
+
+    admitted: Sequence[Admitted]
+    answer: Callable[[list[Answer]], None]
 
 
 class Sequencer:
@@ -71,6 +78,7 @@ class Sequencer:
         self._probe_seconds = probe_seconds
         self._batch_seconds = 0.0
         self._queue: deque[_Waiting] = deque()
+        self._queued = 0
         self._changed = threading.Condition()
         self._closing = False
         self._failure: LedgerError | None = None
@@ -96,16 +104,34 @@ class Sequencer:
 
     def submit(self, admitted: Admitted) -> Future[Appended]:
         """The second half: queue a checked envelope. Never blocks. Raises Backpressure, Stopped."""
-        waiting = _Waiting(admitted, Future())
-        waiting.answer.set_running_or_notify_cancel()
+        answer: Future[Appended] = Future()
+        answer.set_running_or_notify_cancel()
+        self._put(_Waiting((admitted,), partial(_tell, answer)))
+        return answer
+
+    def submit_all(self, admitted: Sequence[Admitted]) -> Future[list[Answer]]:
+        """The same for up to `most_together` envelopes, in order, with one answer for each: one future costs the
+        sequencer and its caller less than many. Raises Backpressure where there is no room for all, Stopped.
+        """
+        answer: Future[list[Answer]] = Future()
+        answer.set_running_or_notify_cancel()
+        self._put(_Waiting(admitted, answer.set_result))
+        return answer
+
+    @property
+    def most_together(self) -> int:
+        """The largest number of envelopes that `submit_all` takes: they share a transaction."""
+        return min(self._batch_size, self._queue_size)
+
+    def _put(self, waiting: _Waiting) -> None:
         with self._changed:
             if self._closing or self._failure is not None:
                 raise self._stopped()
-            if len(self._queue) >= self._queue_size:
+            if self._queued + len(waiting.admitted) > self._queue_size:
                 raise Backpressure(self._retry_after())
             self._queue.append(waiting)
+            self._queued += len(waiting.admitted)
             self._changed.notify()
-        return waiting.answer
 
     def close(self) -> None:
         """Take no more, write what is queued, stop. Closing twice changes nothing. The store stays open."""
@@ -122,7 +148,7 @@ class Sequencer:
     @property
     def queued(self) -> int:
         """Entries that wait to be written."""
-        return len(self._queue)
+        return self._queued
 
     @property
     def takes_entries(self) -> bool:
@@ -147,7 +173,12 @@ class Sequencer:
             came = self._changed.wait_for(lambda: self._queue or self._closing or self._failure, patience)
             if self._failure is not None or (came and not self._queue):
                 return None
-            return [self._queue.popleft() for _ in range(min(len(self._queue), self._batch_size))]
+            batch, room = list[_Waiting](), self._batch_size
+            while self._queue and len(self._queue[0].admitted) <= room:
+                batch.append(self._queue.popleft())
+                room -= len(batch[-1].admitted)
+            self._queued -= self._batch_size - room
+            return batch
 
     def _probe(self) -> None:
         """Nobody sends entries to a service that says it takes none, so it finds out by itself."""
@@ -165,18 +196,15 @@ class Sequencer:
         try:
             writer = self._recovered()
             before = writer.head
-            answers = writer.write([waiting.admitted for waiting in batch])
+            answers = iter(writer.write([admitted for waiting in batch for admitted in waiting.admitted]))
         except Exception as error:
             self._fail(batch, error)
             return
         if writer.head is not before:  # a batch of what the log holds already writes nothing, and shows nothing
             self._works()
         self.board.post(writer.head)
-        for waiting, answer in zip(batch, answers, strict=True):
-            if isinstance(answer, LedgerError):
-                waiting.answer.set_exception(answer)
-            else:
-                waiting.answer.set_result(answer)
+        for waiting in batch:
+            waiting.answer(list(islice(answers, len(waiting.admitted))))
 
     def _recovered(self) -> LogWriter:
         """The writer; after a failure, a new one, recovered from the database."""
@@ -203,7 +231,7 @@ class Sequencer:
                 self._stop_on(final)
         told = reported if _is_final(reported) else NotWritten(str(reported))
         for waiting in batch:
-            waiting.answer.set_exception(told)
+            waiting.answer([told] * len(waiting.admitted))
 
     def _works(self) -> None:
         if self._failing:
@@ -213,9 +241,9 @@ class Sequencer:
     def _stop_on(self, failure: LedgerError) -> None:
         with self._changed:
             self._failure = failure
-            left, self._queue = self._queue, deque()
+            left, self._queue, self._queued = self._queue, deque(), 0
         for waiting in left:
-            waiting.answer.set_exception(self._stopped())
+            waiting.answer([self._stopped()] * len(waiting.admitted))
 
     def _stopped(self) -> Stopped:
         return Stopped(
@@ -223,8 +251,15 @@ class Sequencer:
         )
 
     def _retry_after(self) -> float:
-        batches = -(-len(self._queue) // self._batch_size)
+        batches = -(-self._queued // self._batch_size)
         return min(max(batches * self._batch_seconds, _SHORTEST_RETRY_SECONDS), _LONGEST_RETRY_SECONDS)
+
+
+def _tell(answer: Future[Appended], answers: list[Answer]) -> None:
+    if isinstance(answers[0], LedgerError):
+        answer.set_exception(answers[0])
+    else:
+        answer.set_result(answers[0])
 
 
 def _reported(error: Exception) -> LedgerError:

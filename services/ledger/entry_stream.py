@@ -7,9 +7,9 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from dataclasses import dataclass
 
 from kolm.ledger.v1 import ledger_pb2
-from ledger.errors import LedgerError
 from ledger.log.writer import Appended
 from services.ledger import messages
+from services.ledger.intake import Answer
 from services.ledger.ledger_errors import to_kolm_error
 from services.runtime.calls import current_request_id
 from services.runtime.errors import (
@@ -58,16 +58,17 @@ _MOST_BYTES = 16 * 1024 * 1024
 _THE_ENTRY = (InvalidArgument, AlreadyExists, PermissionDenied, Unauthenticated)
 """Errors about one entry, after which the stream goes on. After any other error the next entry would fail too."""
 
-Submit = Callable[[Sequence[ledger_pb2.NewEntry]], Awaitable[list[asyncio.Future[Appended]]]]
-"""Takes the entries of a request; each future answers one entry, or raises its error."""
+Submit = Callable[[Sequence[ledger_pb2.NewEntry]], Awaitable[asyncio.Future[list[Answer]]]]
+"""Takes the entries of a request; then there will be an answer for each."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """A request in work: its size in bytes, and the answer to each entry."""
+    """A request in work: its size, in entries and in bytes, and the answers to its entries."""
 
+    entries: int
     size: int
-    answers: list[asyncio.Future[Appended]]
+    answers: asyncio.Future[list[Answer]]
 
 
 class EntryStream:
@@ -90,8 +91,8 @@ class EntryStream:
         self._reading = asyncio.create_task(self._read())
         try:
             while isinstance(work := await self._work.get(), _Work):
-                yield ledger_pb2.AppendEntriesResponse(results=[await _result(answer) for answer in work.answers])
-                self._window.leave(len(work.answers), work.size)
+                yield ledger_pb2.AppendEntriesResponse(results=[_result(answer) for answer in await work.answers])
+                self._window.leave(work.entries, work.size)
             if work is not None:
                 raise work
         finally:
@@ -107,9 +108,9 @@ class EntryStream:
         end: KolmError | None = None
         try:
             async for request in self._requests:
-                size = request.ByteSize()
-                await self._window.enter(_checked_count(request), size)
-                self._work.put_nowait(_Work(size, await self._submit(request.entries)))
+                count, size = _checked_count(request), request.ByteSize()
+                await self._window.enter(count, size)
+                self._work.put_nowait(_Work(count, size, await self._submit(request.entries)))
                 del request  # or it would be there until the next one has come
         except KolmError as error:  # the request itself was wrong
             end = error
@@ -124,9 +125,8 @@ class EntryStream:
             self._reading.cancel()
         while not self._work.empty():
             work = self._work.get_nowait()
-            for answer in work.answers if isinstance(work, _Work) else ():
-                if not answer.cancel() and not answer.cancelled():
-                    answer.exception()  # retrieved, or asyncio would log it as never retrieved
+            if isinstance(work, _Work):
+                work.answers.cancel()
 
 
 def _checked_count(request: ledger_pb2.AppendEntriesRequest) -> int:
@@ -136,18 +136,10 @@ def _checked_count(request: ledger_pb2.AppendEntriesRequest) -> int:
     return count
 
 
-async def _result(answer: asyncio.Future[Appended]) -> ledger_pb2.EntryResult:
-    try:
-        return ledger_pb2.EntryResult(appended=messages.appended_message(await answer))
-    except LedgerError as error:
-        return _refusal(to_kolm_error(error, "entry", "with this receipt_id"))
-    except KolmError as error:
-        return _refusal(error)
-    finally:
-        del answer  # its error has this frame in its traceback: with it, a cycle that keeps the request
-
-
-def _refusal(error: KolmError) -> ledger_pb2.EntryResult:
+def _result(answer: Answer) -> ledger_pb2.EntryResult:
+    if isinstance(answer, Appended):
+        return ledger_pb2.EntryResult(appended=messages.appended_message(answer))
+    error = answer if isinstance(answer, KolmError) else to_kolm_error(answer, "entry", "with this receipt_id")
     if not isinstance(error, _THE_ENTRY):
         raise error
     return ledger_pb2.EntryResult(error=to_status(error, current_request_id.get()))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -14,6 +14,7 @@ import grpc
 from kolm.ledger.v1 import ledger_pb2
 from ledger.documents.erasure import Erasure, Retention
 from ledger.errors import Backpressure, LedgerError
+from ledger.log import sequencer
 from ledger.log.admission import Admitted
 from ledger.log.sequencer import Sequencer
 from ledger.log.writer import Appended
@@ -84,21 +85,27 @@ class Growth:
         event.set()
 
 
-def traced(answer: asyncio.Future[Appended], traceparent: str) -> asyncio.Future[Appended]:
-    """`answer`, with a span from here until it comes, below the one that `traceparent` names."""
-    if not (traceparent and tracing.in_use()):
-        return answer
-    span = tracing.begun("kolm.ledger.append", "INTERNAL", tracing.extracted({tracing.TRACEPARENT: traceparent}))
+Answer = Appended | LedgerError | KolmError
+"""The place and proof of an entry, or why it has none."""
 
-    def came(done: asyncio.Future[Appended]) -> None:
-        if done.cancelled() or done.exception() is not None:
-            tracing.end(span, grpc.StatusCode.ABORTED)
-        else:
-            span.set_attribute("kolm.ledger.index", done.result().index)
-            tracing.end(span, grpc.StatusCode.OK)
 
-    answer.add_done_callback(came)
-    return answer
+class _Spans:
+    """A span for each of some entries that names one of its caller's, from here until its answer comes."""
+
+    def __init__(self, requests: Iterable[_Append]) -> None:
+        named = enumerate(requests) if tracing.in_use() else ()
+        self._spans = {place: _begun(each.traceparent) for place, each in named if each.traceparent}
+
+    def end(self, answers: Sequence[Answer]) -> None:
+        for place, span in self._spans.items():
+            answer = answers[place] if place < len(answers) else None
+            if isinstance(answer, Appended):
+                span.set_attribute("kolm.ledger.index", answer.index)
+            tracing.end(span, grpc.StatusCode.OK if isinstance(answer, Appended) else grpc.StatusCode.ABORTED)
+
+
+def _begun(traceparent: str) -> Any:
+    return tracing.begun("kolm.ledger.append", "INTERNAL", tracing.extracted({tracing.TRACEPARENT: traceparent}))
 
 
 _LARGE_BYTES = 64 * 1024
@@ -119,24 +126,33 @@ class Intake:
         self._answers = FutureBridge(growth.announce)
         self._threads = ThreadPoolExecutor(_THREADS, "ledger-intake")
 
-    async def one(self, request: _Append, caller: Principal) -> asyncio.Future[Appended]:
-        """Check and queue an entry. Raises FormatError, SignatureError, Backpressure, Stopped, PermissionDenied.
-        A small entry is checked on the event loop: handing it to a thread takes as long.
+    async def one(self, request: _Append, caller: Principal) -> Appended:
+        """Check an entry and append it. Raises LedgerError, PermissionDenied. A small entry is checked on the event
+        loop: handing it to a thread takes as long.
         """
         if request.ByteSize() <= _LARGE_BYTES:
-            return traced(self.queue(self._admitted(request, caller)), request.traceparent)
-        loop = asyncio.get_running_loop()
-        admitted = await loop.run_in_executor(self._threads, self._admitted, request, caller)
-        return traced(self.queue(admitted), request.traceparent)
+            admitted = self._admitted(request, caller)
+        else:
+            loop = asyncio.get_running_loop()
+            admitted = await loop.run_in_executor(self._threads, self._admitted, request, caller)
+        spans, answers = _Spans((request,)), list[Appended]()
+        try:
+            answers.append(await self.queue(admitted))
+        finally:
+            spans.end(answers)
+        return answers[0]
 
-    async def many(self, requests: Sequence[_Append], caller: Principal) -> list[asyncio.Future[Appended]]:
-        """Check and queue entries, in order. The future of an entry raises the errors of `one`, except for
-        Backpressure: where the queue is full, this waits for room.
+    async def many(self, requests: Sequence[_Append], caller: Principal) -> asyncio.Future[list[Answer]]:
+        """Check and queue entries, in order; then there will be an answer for each: what `one` returns or raises.
+        Where the queue is full, this waits for room, and no answer is Backpressure.
         """
         loop = asyncio.get_running_loop()
         checked = await loop.run_in_executor(self._threads, self._checked, requests, caller)
-        pairs = zip(checked, requests, strict=True)
-        return [traced(await self._queued(each), request.traceparent) for each, request in pairs]
+        spans = _Spans(requests)
+        admitted = [each for each in checked if isinstance(each, Admitted)]
+        most = self._sequencer.most_together
+        groups = [await self._queued(admitted[at : at + most]) for at in range(0, len(admitted), most)]
+        return asyncio.ensure_future(_answered(checked, groups, spans))
 
     def queue(self, admitted: Admitted) -> asyncio.Future[Appended]:
         """Queue a checked envelope. Raises Backpressure, Stopped."""
@@ -158,24 +174,32 @@ class Intake:
             require_operator(caller)
         return admitted.with_content(log_wire.content(request.content)) if request.HasField("content") else admitted
 
-    async def _queued(self, checked: _Checked) -> asyncio.Future[Appended]:
-        try:
-            if isinstance(checked, Admitted):
-                return await self._queued_when_there_is_room(checked)
-        except LedgerError as error:
-            checked = error
-        refused: asyncio.Future[Appended] = asyncio.get_running_loop().create_future()
-        refused.set_exception(checked)
-        return refused
-
-    async def _queued_when_there_is_room(self, admitted: Admitted) -> asyncio.Future[Appended]:
+    async def _queued(self, admitted: Sequence[Admitted]) -> asyncio.Future[list[sequencer.Answer]]:
+        """Some that go together, once there is room for them."""
         while True:
             grown = self._growth.next()
             try:
-                return self.queue(admitted)
+                return self._answers.awaitable(self._sequencer.submit_all(admitted))
             except Backpressure as full:
                 with suppress(TimeoutError):
                     await asyncio.wait_for(grown.wait(), full.retry_after)
+            except LedgerError as error:
+                refused: asyncio.Future[list[sequencer.Answer]] = asyncio.get_running_loop().create_future()
+                refused.set_result([error] * len(admitted))
+                return refused
+
+
+async def _answered(
+    checked: Sequence[_Checked], groups: Sequence[asyncio.Future[list[sequencer.Answer]]], spans: _Spans
+) -> list[Answer]:
+    """The answers of the groups in the places of those that were queued, errors where they are."""
+    answers = list[Answer]()
+    try:
+        written = iter([answer for group in groups for answer in await group])
+        answers += [next(written) if isinstance(each, Admitted) else each for each in checked]
+    finally:
+        spans.end(answers)
+    return answers
 
 
 def require_operator(caller: Principal) -> None:

@@ -103,7 +103,7 @@ class LedgerServicer(LedgerServiceServicer):
         self, request: ledger_pb2.AppendEntryRequest, context: Context
     ) -> ledger_pb2.AppendEntryResponse:
         with ledger_errors("entry", "with this receipt_id"):
-            appended = await (await self._intake.one(request, caller()))
+            appended = await self._intake.one(request, caller())
         return messages.appended_message(appended)
 
     async def AppendEntries(

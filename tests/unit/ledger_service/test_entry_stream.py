@@ -12,6 +12,7 @@ from kolm.ledger.v1 import ledger_pb2
 from ledger.errors import Conflict, StoreError
 from ledger.log.writer import Appended
 from services.ledger.entry_stream import MOST_ENTRIES, EntryStream
+from services.ledger.intake import Answer
 from services.runtime.errors import Unavailable
 
 ONE = ledger_pb2.AppendEntriesRequest(entries=[ledger_pb2.NewEntry(envelope=b"{}")])
@@ -22,21 +23,20 @@ class Ledger:
 
     def __init__(self) -> None:
         self.read = 0
-        self.waiting: list[asyncio.Future[Appended]] = []
+        self.waiting: list[asyncio.Future[list[Answer]]] = []
 
     async def requests(self, count: int) -> AsyncIterator[ledger_pb2.AppendEntriesRequest]:
         for _ in range(count):
             self.read += 1
             yield ONE
 
-    async def submit(self, entries: Sequence[ledger_pb2.NewEntry]) -> list[asyncio.Future[Appended]]:
-        self.waiting += (made := [asyncio.get_running_loop().create_future() for _ in entries])
-        return made
+    async def submit(self, entries: Sequence[ledger_pb2.NewEntry]) -> asyncio.Future[list[Answer]]:
+        self.waiting.append(asyncio.get_running_loop().create_future())
+        return self.waiting[-1]
 
     def answer(self, number: int) -> None:
-        self.waiting[number].set_result(
-            Appended(number, b'{"previous":"sha256:' + b"0" * 64 + b'"}', "sha256:" + "0" * 64, b"note", 1, (), 0)
-        )
+        entry = b'{"previous":"sha256:' + b"0" * 64 + b'"}'
+        self.waiting[number].set_result([Appended(number, entry, "sha256:" + "0" * 64, b"note", 1, (), 0)])
 
 
 async def settled() -> None:
@@ -116,8 +116,8 @@ def test_an_error_of_one_entry_is_its_result_and_an_error_of_the_ledger_ends_the
         answers = EntryStream(ledger.requests(3), ledger.submit).answers()
         first = asyncio.ensure_future(anext(answers))
         await settled()
-        ledger.waiting[0].set_exception(Conflict("entry 7 holds another"))
-        ledger.waiting[1].set_exception(StoreError("the disk is full"))
+        ledger.waiting[0].set_result([Conflict("entry 7 holds another")])
+        ledger.waiting[1].set_result([StoreError("the disk is full")])
         assert (await first).results[0].error.message.startswith("entry 7")
         with pytest.raises(Unavailable, match="send it again"):
             await anext(answers)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import get_args
 
 from msgspec.structs import replace
@@ -61,6 +62,7 @@ _Known = (
 Document = _Known | UnknownDocument
 
 
+@cache
 def _kind(document_type: type[_Known]) -> str:
     return document_type.type_name().removeprefix("kolm.").removesuffix(".v1")
 

@@ -105,12 +105,14 @@ class LogWriter:
         return self._answers(plan)
 
     def _persist(self, plan: BatchPlan) -> None:
-        edge, tiles = self._state.edge.append(leaf_hash(record.entry) for record in plan.records)
+        leaves = [leaf_hash(record.entry) for record in plan.records]
+        edge, tiles = self._state.edge.append(leaves)
         started = time.perf_counter()
         self._store.commit(Batch(tuple(plan.records), tiles))
         committed = time.perf_counter()
         # From here on the entries are in the log for good; a crash leaves them for recovery to sign.
-        state = LogState(self._read_back(plan.records), edge, plan.previous, plan.halts)
+        self._check_read_back(plan.records)
+        state = LogState(self._frontier(leaves), edge, plan.previous, plan.halts)
         checkpoint = Checkpoint(self._head.checkpoint.origin, state.frontier.size, state.frontier.root())
         read_back = time.perf_counter()
         if self._guard is not None:
@@ -124,16 +126,20 @@ class LogWriter:
         times = WriteTimes(len(plan.records), committed - started, guarded - read_back, time.perf_counter() - guarded)
         self._on_written(times)
 
-    def _read_back(self, records: Sequence[Record]) -> Frontier:
-        """The frontier over the bytes that the database returns, never over those that we meant to write."""
-        frontier = self._state.frontier
-        stored = self._store.entries(frontier.size, len(records))
+    def _check_read_back(self, records: Sequence[Record]) -> None:
+        """A head is signed over what the database returns, never over what we meant to write."""
+        stored = self._store.entries(records[0].index, len(records))
         for record, data in zip(records, stored, strict=False):
             if data != record.entry:
                 raise ChainError(record.index, "the database gave back other bytes than were written")
-            frontier = frontier.append(leaf_hash(data))
         if len(stored) != len(records):
-            raise ChainError(frontier.size, "the database does not give back what was written")
+            raise ChainError(records[0].index + len(stored), "the database does not give back what was written")
+
+    def _frontier(self, leaves: Sequence[bytes]) -> Frontier:
+        """With more leaves. Raises ChainError where the tiles that the database returns have another root."""
+        frontier = self._state.frontier
+        for leaf in leaves:
+            frontier = frontier.append(leaf)
         if tree_root(frontier.size, self._hashes) != frontier.root():
             raise ChainError(frontier.size - 1, "the tiles in the database are not those of the entries")
         return frontier

@@ -41,8 +41,10 @@ _condemned = Table(
 
 _FIND = select(_keys.c.key_id, _keys.c.key)
 
-_RESERVE = 256
-"""Keys made in one transaction, so that few batches of entries wait for it. Those left at the end are never used."""
+_RESERVE = 1024
+"""Keys made in one transaction, so that few batches of entries wait for it: one in four full ones. Those left at the
+end are never used.
+"""
 
 
 class SqlContentKeys:

@@ -6,7 +6,6 @@ Merkle tree over the leaves is the only proof structure; the chain is for fsck a
 
 from __future__ import annotations
 
-from ledger.encoding.canonical import canonical
 from ledger.encoding.document import Count, Digest, Part
 from ledger.encoding.text_forms import digest, parse_digest
 from ledger.errors import FormatError
@@ -40,7 +39,7 @@ class Entry(Part, frozen=True):
 
 def entry_bytes(index: int, previous: str, envelope: bytes) -> bytes:
     """`Entry.to_bytes` from the canonical bytes of the envelope, which stand in the entry as they are."""
-    data = b'{"envelope":%b,"index":%b,"previous":%b}' % (envelope, canonical(index), canonical(previous))
+    data = b'{"envelope":%b,"index":%d,"previous":"%b"}' % (envelope, index, previous.encode())
     if len(data) > MAX_ENTRY_BYTES:
         raise FormatError("envelope", f"makes an entry of {len(data)} bytes, at most {MAX_ENTRY_BYTES} fit")
     return data

@@ -15,7 +15,7 @@ import typer
 from services.cli.frame import exits, options
 from services.cli.frame.exits import Failed, UsageError, VerificationFailed
 from services.cli.frame.options import ENGINE, EngineOptions, ledger_at
-from services.cli.frame.output import print_json, remark, show, steps
+from services.cli.frame.output import members, print_json, remark, show, steps
 from services.cli.frame.views import Column, Styled, joined, outcome, table
 from services.cli.trust import trust_own
 from services.client.ledger.log import Halt, VerdictEntry
@@ -115,20 +115,13 @@ class Pass:
         return {
             "verdicts": [_examined(each) for each in self.examined],
             "elsewhere": [
-                {
-                    "receipt_index": verdict.document.receipt_index,
-                    "verdict_index": verdict.index,
-                    "outcome": verdict.document.outcome,
-                    "tokens_compared": verdict.document.tokens_compared,
-                    "auditor": self.other,
-                }
+                {"verdict_index": verdict.index, "auditor": self.other}
+                | members(verdict.document, "receipt_index", "outcome", "tokens_compared")
                 for verdict in self.elsewhere
             ],
-            "undecided": self.undecided,
-            "remaining": list(self.remaining),
-            "before": dict(self.before),
             "open_halts": [halt.halt_index for halt in self.halts],
             "halted_methods": [halt.scope.method for halt in self.halts],
+            **members(self, "undecided", "remaining", "before"),
         }
 
 
@@ -187,22 +180,12 @@ def examine(
     return other, waited
 
 
+_FOUND = ("outcome", "tokens_compared", "deviation", "verification", "replayed_by", "reason", "tampered")
+
+
 def _examined(each: Examined) -> dict[str, Any]:
-    finding = each.finding
-    return {
-        "receipt_id": each.receipt.receipt_id,
-        "receipt_index": each.receipt_index,
-        "verdict_index": each.verdict_index,
-        "halt_index": each.halt_index,
-        "method": each.receipt.spec_decode.method,
-        "outcome": finding.outcome,
-        "tokens_compared": finding.tokens_compared,
-        "deviation": None if finding.deviation is None else finding.deviation.to_document(),
-        "verification": finding.verification,
-        "replayed_by": finding.replayed_by,
-        "reason": finding.reason,
-        "tampered": finding.tampered,
-    }
+    about = {"receipt_id": each.receipt.receipt_id, "method": each.receipt.spec_decode.method}
+    return about | members(each, "receipt_index", "verdict_index", "halt_index") | members(each.finding, *_FOUND)
 
 
 def _show_pass(done: dict[str, Any]) -> None:

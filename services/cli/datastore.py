@@ -11,7 +11,7 @@ import typer
 
 from services.cli.frame import exits, options
 from services.cli.frame.exits import Failed, UsageError, VerificationFailed
-from services.cli.frame.output import answer, remark, stderr_console
+from services.cli.frame.output import answer, members, remark, stderr_console
 from services.cli.frame.views import MARKS, View, counted, facts
 
 if TYPE_CHECKING:
@@ -129,19 +129,12 @@ def _progress(files: list[Path]) -> Iterator[BuildProgress]:
 
 def _document(store: Path, manifest: Manifest, *, verified: bool) -> dict[str, Any]:
     """Sizes in bytes. `verified` says that every file was hashed again, and is as the manifest says."""
-    return {
-        "store": str(store),
-        "cid": manifest.cid,
-        "tokenizer_cid": manifest.tokenizer_cid,
-        "vocab_size": manifest.vocab_size,
-        "documents": manifest.documents,
-        "tokens": manifest.tokens,
+    return members(manifest, "cid", "tokenizer_cid", "vocab_size", "documents", "tokens", "embedding", "parameters") | {
+        "store": store,
         "shards": len(manifest.shards),
         "files": len(manifest.blobs),
         "bytes": sum(blob.size for blob in manifest.blobs),
-        "embedding": manifest.embedding.to_document(),
         "embedding_cid": manifest.embedding.cid,
-        "parameters": manifest.parameters,
         "verified": verified,
     }
 

@@ -7,7 +7,7 @@ import os
 import platform
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -16,7 +16,7 @@ import typer
 
 from services.cli.frame import exits, options
 from services.cli.frame.exits import Failed, UsageError
-from services.cli.frame.output import answer, stderr_console
+from services.cli.frame.output import answer, members, stderr_console
 from services.cli.frame.views import MARKS, Column, Line, Styled, Table, View, facts, joined, table
 
 if TYPE_CHECKING:
@@ -106,25 +106,12 @@ class Diagnosis:
     def document(self) -> dict[str, Any]:
         """Times in seconds, memory in bytes."""
         profile = self.profile
-        return {
-            "machine": asdict(self.machine),
-            "libraries": self.libraries,
-            "model": {
-                "path": str(self.model),
-                "architecture": self.architecture,
-                "size": self.size,
-                "base_cid": self.base_cid,
-                "tokenizer_cid": self.tokenizer_cid,
-            },
-            "probe": {
-                "passed": profile.passed,
-                "compared": profile.report.compared,
-                "failures": list(profile.report.failures),
-            },
+        return members(self, "machine", "libraries", "seconds") | {
+            "model": {"path": self.model, **members(self, "architecture", "size", "base_cid", "tokenizer_cid")},
+            "probe": {"passed": profile.passed, **members(profile.report, "compared", "failures")},
             "profile_cid": profile.cid,
             "profile": profile.document,
             "passes": [{"rows": rows, "seconds": seconds} for rows, seconds in self.passes],
-            "seconds": self.seconds,
         }
 
 

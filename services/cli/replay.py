@@ -18,7 +18,7 @@ from ledger.documents.signed_document import open_document
 from services.cli.frame import exits, options
 from services.cli.frame.exits import Failed
 from services.cli.frame.options import ENGINE, EngineOptions
-from services.cli.frame.output import answer, steps
+from services.cli.frame.output import answer, members, steps
 from services.cli.frame.views import MARKS, Styled, View, counted, outcome
 from services.cli.trust import load_trusted
 from services.cli.verify.checks import Texts, compared_texts
@@ -83,19 +83,15 @@ class Replay:
 
     def document(self) -> dict[str, Any]:
         """`signature` is null where there were no keys to check it with, `texts` where there were none to compare."""
-        finding = self.finding
-        return {
+        finding, texts = self.finding, self.texts
+        found = members(finding, "outcome", "verification", "tokens_compared", "deviation", "reason")
+        return found | {
             "receipt_id": self.receipt.receipt_id,
             "ledger_index": self.index,
             "signature": self.signed,
-            "outcome": finding.outcome,
-            "verification": finding.verification,
-            "tokens_compared": finding.tokens_compared,
             "tokens": self.receipt.output.tokens,
-            "deviation": None if finding.deviation is None else finding.deviation.to_document(),
-            "reason": finding.reason,
-            "texts": None if self.texts is None else self.texts.same,
-            "texts_compared": None if self.texts is None else self.texts.said,
+            "texts": texts and texts.same,
+            "texts_compared": texts and texts.said,
         }
 
 

@@ -14,7 +14,7 @@ import typer
 from ledger.durable_file import write_durably
 from services.cli.frame import exits, options
 from services.cli.frame.exits import Failed, UsageError
-from services.cli.frame.output import answer
+from services.cli.frame.output import answer, members
 from services.cli.frame.values import age
 from services.cli.frame.views import DASH, Column, Line, View, table
 
@@ -64,7 +64,7 @@ def create(
         name, tuple(role), tenant, age("--expires", expires) if expires else None, certificate, anybody, out
     )
     made = create_credential(principals or data_dir / "principals.json", spec)
-    secret = {"token": made.token, "token_file": None if made.file is None else str(made.file)}
+    secret = {"token": made.token, "token_file": made.file}
     answer(json, _document(made.credential) | secret, _created_view)
 
 
@@ -207,15 +207,8 @@ def _edited(file: Path) -> Iterator[list[Credential]]:
 
 def _document(credential: Credential) -> dict[str, Any]:
     """A credential without what proves it."""
-    return {
-        "id": credential.id,
-        "name": credential.name,
-        "tenant": credential.tenant,
-        "roles": list(credential.roles),
+    return members(credential, "id", "name", "tenant", "roles", "certificate", "created_at", "expires_at") | {
         "kind": "anybody" if credential.anybody else "certificate" if credential.certificate else "token",
-        "certificate": credential.certificate,
-        "created_at": credential.created_at.isoformat(),
-        "expires_at": None if credential.expires_at is None else credential.expires_at.isoformat(),
         "valid": credential.valid_at(datetime.now(UTC)),
     }
 

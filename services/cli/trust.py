@@ -22,7 +22,7 @@ from ledger.tree.checkpoint import Checkpoint, open_checkpoint
 from services.cli.frame import exits, options
 from services.cli.frame.exits import UsageError
 from services.cli.frame.options import ledger_at
-from services.cli.frame.output import answer
+from services.cli.frame.output import answer, members
 from services.cli.frame.views import Column, View, table
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def add(
     added = add_files(keys, role, paths.trusted, scope)
     answer(
         json,
-        [key.document() for key in added],
+        [_document(key) for key in added],
         lambda keys: [
             f"{key['key_id']} {'may sign' if key['new'] else 'could sign before'} for {key['role']}: {key['file']}"
             for key in keys
@@ -74,7 +74,7 @@ def list_(
 ) -> None:
     """List the trusted keys: role, id, file, and what they are trusted for where that is not everything."""
     keys = list_trusted(paths.trusted)
-    answer(json, [key.document() for key in keys], _keys_view)
+    answer(json, [_document(key) for key in keys], _keys_view)
 
 
 def remove(
@@ -88,7 +88,7 @@ def remove(
     """Trust a key no longer, in running services too. Without --retire, what it has signed does not verify any more."""
     removed = remove_trusted(key, paths.trusted, retire=retire)
     said = f"{removed.key_id} of role {removed.role} is {'retired' if retire else 'trusted no longer'}"
-    answer(json, [removed.document()], lambda _: said)
+    answer(json, [_document(removed)], lambda _: said)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,16 +103,6 @@ class TrustedKey:
     retired: bool = False
     is_new: bool = False
     scope: KeyScope = EVERYTHING
-
-    def document(self) -> dict[str, Any]:
-        return {
-            "role": self.role,
-            "key_id": self.key_id,
-            "file": str(self.path),
-            "retired": self.retired,
-            "new": self.is_new,
-            "scope": self.scope.to_document(),
-        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,6 +281,10 @@ def _no_directory(directory: Path) -> UsageError:
         f"no trusted keys: {directory} is not a directory",
         "name one with --trusted, or the --data-dir of `kolm up`",
     )
+
+
+def _document(key: TrustedKey) -> dict[str, Any]:
+    return members(key, "role", "key_id", "retired", "scope") | {"file": key.path, "new": key.is_new}
 
 
 def _keys_view(keys: list[dict[str, Any]]) -> View:

@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import fields, is_dataclass
+from datetime import datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from services.cli.frame.views import View
@@ -22,17 +25,35 @@ FileProgress = Callable[[str, int, int], None]
 
 
 def answer(as_json: bool, document: Any, view: Callable[[Any], View]) -> None:
-    """Print a command's document: as JSON for programs, or as a view of it for people."""
+    """Print a command's document: as JSON for programs, or as a view of it for people. `plain` is what both get."""
     if as_json:
         print_json(document)
     else:
-        show(view(document))
+        show(view(plain(document)))
+
+
+def plain(value: Any) -> Any:
+    """A value in JSON's own types: dataclasses by their fields, documents as they are signed, times in ISO 8601."""
+    if hasattr(value, "to_document"):
+        return value.to_document()
+    if is_dataclass(value):
+        return {each.name: plain(getattr(value, each.name)) for each in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(name): plain(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(each) for each in value]
+    return value.isoformat() if isinstance(value, datetime) else str(value) if isinstance(value, Path) else value
+
+
+def members(value: object, *names: str) -> dict[str, Any]:
+    """Some attributes of a value, by their names."""
+    return {name: getattr(value, name) for name in names}
 
 
 def print_json(document: Any) -> None:
     """One JSON document, indented on a terminal."""
     indent = 2 if sys.stdout.isatty() else None
-    print(json.dumps(document, indent=indent, ensure_ascii=sys.stdout.encoding.lower() != "utf-8"), flush=True)
+    print(json.dumps(plain(document), indent=indent, ensure_ascii=sys.stdout.encoding.lower() != "utf-8"), flush=True)
 
 
 def show(view: View) -> None:

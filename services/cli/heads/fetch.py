@@ -23,7 +23,7 @@ from ledger.keys.trusted_keys import TrustedKeys
 from services.cli.frame import options
 from services.cli.frame.exits import UsageError
 from services.cli.frame.options import ledger_at, registry_at
-from services.cli.frame.output import answer, transfers
+from services.cli.frame.output import answer, members, transfers
 from services.cli.frame.values import age
 from services.cli.frame.views import DASH, MARKS, Column, Line, Styled, Table, View, counted, facts, size, table
 from services.cli.trust import load_trusted
@@ -123,19 +123,10 @@ class Checked:
 
     def document(self) -> dict[str, Any]:
         """`withdrawn` is null if the ledger could not be asked."""
-        publication, manifest = self.head.publication, self.head.manifest
-        return {
-            "head_cid": self.head.cid,
-            "name": publication.name,
-            "base_cid": manifest.subject,
-            "publisher": publication.publisher,
-            "issued_at": publication.issued_at,
-            "ledger_index": self.head.index,
-            "tree_size": self.head.tree_size,
-            "size": manifest.size,
-            "withdrawn": self.withdrawn,
-            "folder": None if self.folder is None else str(self.folder),
-        }
+        head, manifest = self.head, self.head.manifest
+        place = {"head_cid": head.cid, "base_cid": manifest.subject, "ledger_index": head.index, "size": manifest.size}
+        said = members(head.publication, "name", "publisher", "issued_at") | members(head, "tree_size")
+        return place | said | members(self, "withdrawn", "folder")
 
 
 def pull_head(

@@ -27,7 +27,7 @@ from ledger.witness.cosignature_store import newest_signed
 from services.cli.frame import exits, options
 from services.cli.frame.exits import VerificationFailed
 from services.cli.frame.options import ledger_at
-from services.cli.frame.output import answer, remark, verifying_entries
+from services.cli.frame.output import answer, members, remark, verifying_entries
 from services.cli.frame.values import database_place
 from services.cli.frame.views import DASH, MARKS, Column, Line, Styled, View, facts, joined, outcome, table
 from services.cli.trust import load_trusted, opened_checkpoint
@@ -300,17 +300,11 @@ def _guarded(guard: Path | str) -> Sequence[Checkpoint]:
 
 def report_document(report: Report) -> dict[str, Any]:
     """Everything that the check of a whole log says; `bad_index` is the first entry that is wrong."""
-    return {
-        "ok": report.ok,
-        "problem": report.problem,
-        "bad_index": report.bad_index,
-        "size": report.size,
+    return members(report, "ok", "problem", "bad_index", "size", "kinds", "checks") | {
         "root": report.root.hex(),
-        "kinds": dict(report.kinds),
         "halt_epoch": report.halts.epoch,
         "open_halts": [halt.halt_index for halt in report.halts.open],
         "defied_halts": [{"index": index, "halt_index": halt} for index, halt in report.defied_halts],
-        "checks": [asdict(check) for check in report.checks],
     }
 
 
@@ -351,44 +345,28 @@ def _obligations(listed: Sequence[Obligation], done: Completeness, ahead: str | 
     """What auditors promised, what they owe, and the verdicts. `dated_ahead` names a document of a time to come, which
     puts off what is owed.
     """
-    return {
-        "kept": done.kept,
-        "problem": done.problem,
-        "as_of": done.as_of,
-        "outcomes": done.outcomes,
-        "independent": done.independent,
-        "owed": done.owed,
-        "undrawn": done.undrawn,
-        "unreplayable": done.unreplayable,
+    terms = ("rate", "within_seconds", "issued_at")
+    return members(
+        done,
+        "kept",
+        "problem",
+        "as_of",
+        "outcomes",
+        "independent",
+        "owed",
+        "undrawn",
+        "unreplayable",
+        "void_draws",
+        "unpromised",
+    ) | {
         "late": [one.index for one in done.late],
         "overdue": [one.index for one in done.overdue],
-        "void_draws": list(done.void_draws),
-        "unpromised": done.unpromised,
         "dated_ahead": ahead,
-        "policies": [
-            {
-                "index": index,
-                "rate": policy.rate,
-                "within_seconds": policy.within_seconds,
-                "issued_at": policy.issued_at,
-            }
-            for index, policy in done.policies
-        ],
+        "policies": [{"index": index, **members(policy, *terms)} for index, policy in done.policies],
         "obligations": [
-            {
-                "index": one.index,
-                "receipt_id": one.receipt_id,
-                "state": one.state(done.as_of),
-                "sampled": one.sampled,
-                "rate": one.rate,
-                "due_by": one.due_by or None,
-                "policy_index": one.policy_index,
-                "draw_index": one.draw_index,
-                "verdict_index": one.verdict_index,
-                "outcome": one.outcome,
-                "independent": one.independent,
-                "judged_at": one.judged_at,
-            }
+            members(one, "index", "receipt_id", "sampled", "rate", "policy_index", "draw_index", "verdict_index")
+            | members(one, "outcome", "independent", "judged_at")
+            | {"state": one.state(done.as_of), "due_by": one.due_by or None}
             for one in listed
         ],
     }

@@ -136,7 +136,7 @@ class Part(Members, frozen=True, forbid_unknown_fields=True, omit_defaults=True)
     @classmethod
     def from_bytes(cls, data: bytes, path: str = "") -> Self:
         """The value of canonical bytes. Raises FormatError."""
-        value = _read_plain(cls, data)
+        value = read_plain(cls, data)
         if value is None:
             return cls.from_document(parse(data, path or "document"), path)
         try:
@@ -190,7 +190,7 @@ def _decoder(kind: type[_Read]) -> msgspec.json.Decoder[_Read]:
     return msgspec.json.Decoder(kind, dec_hook=_read_value)
 
 
-def _read_plain(kind: type[_Read], data: bytes) -> _Read | None:
+def read_plain(kind: type[_Read], data: bytes) -> _Read | None:
     """The value of bytes that it writes the same again, in two calls into C; None for all others, right or wrong.
 
     Such bytes are canonical, and say no more and no less than the value: see `is_plain`. Whole floats are written with

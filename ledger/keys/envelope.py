@@ -6,30 +6,19 @@ its JSON envelope 0.1.0.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from typing import Annotated, Any
 
 from msgspec import Meta, field
 
 from ledger.encoding.canonical import parse_json
-from ledger.encoding.document import Part
-from ledger.encoding.text_forms import decode_base64
+from ledger.encoding.document import Part, read_plain
 from ledger.errors import SignatureError
 from ledger.keys.ed25519 import PublicKey
 from ledger.keys.signer import Signer
 from ledger.keys.trusted_keys import MOST_SIGNATURES, TrustedKeys
 
 MAX_SIGNATURES = MOST_SIGNATURES
-
-_PLAIN = re.compile(
-    rb'\{"payload":"([A-Za-z0-9+/=]*)","payloadType":"([ !#-\[\]-~]{0,256})",'
-    rb'"signatures":\[\{"keyid":"([ !#-\[\]-~]{1,256})","sig":"([A-Za-z0-9+/=]*)"\}\]\}'
-)
-"""The canonical bytes of an envelope with one signature and no text that JSON would escape, as nearly all of them are.
-
-Each of its JSON strings stands for itself, so that they are read without a JSON parser.
-"""
 
 _TO_STANDARD_ALPHABET = str.maketrans("-_", "+/")
 
@@ -64,14 +53,11 @@ class Envelope(Part, frozen=True):
 
 def read_envelope(data: bytes) -> tuple[Envelope, bytes]:
     """The envelope that `Envelope.from_bytes` reads, and its canonical bytes: `data` where it is canonical."""
-    plain = _PLAIN.fullmatch(data)
-    if plain is None:
-        envelope = Envelope.from_document(parse_json(data, "envelope"))
-        return envelope, envelope.to_bytes()
-    payload, payload_type, key_id, signature = (text.decode("ascii") for text in plain.groups())
-    read = decode_base64(payload, "payload")
-    signed = Signature(key_id, decode_base64(signature, "signatures[0].sig"))
-    return Envelope(read, payload_type, (signed,)), data
+    plain = read_plain(Envelope, data)
+    if plain is not None:
+        return plain, data
+    envelope = Envelope.from_document(parse_json(data, "envelope"))
+    return envelope, envelope.to_bytes()
 
 
 def pae(payload_type: str, payload: bytes) -> bytes:

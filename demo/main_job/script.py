@@ -140,7 +140,7 @@ class Demo:
         directory = self._services.data_dir
         plan = AuditorPlan(
             ledger=ledger,
-            engine=EnginePlan(model_path(self._services.model)),
+            engine=EnginePlan(model_path(self._services.model or "")),
             key_file=directory / "keys" / "auditor.pem",
             trusted_directory=directory / "trusted",
             folder=directory,

@@ -14,12 +14,15 @@ from services.runtime.process import CannotStart, run_service
 
 async def main(settings: GenerationSettings) -> None:
     """See `services.generation.serving`."""
+    own = settings.engine == "kolm"
     try:
-        check_headers(settings.model)
+        if own or settings.weights is not None:
+            check_headers(settings.weights or settings.model)
     except TargetError as error:
         raise CannotStart(f"cannot serve {error}") from error
-    compile_beside("sampling", settings.log_format)
-    if settings.head_references or settings.draft_model:
+    if own:
+        compile_beside("sampling", settings.log_format)
+    if own and (settings.head_references or settings.draft_model):
         compile_beside("trees", settings.log_format)
     spare_torch()
     from services.generation.serving import main

@@ -5,8 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-from collections.abc import AsyncIterator, Coroutine, Iterator
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterator
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    ExitStack,
+    asynccontextmanager,
+    contextmanager,
+    suppress,
+)
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -18,15 +26,19 @@ from ledger.keys.signer import Signer, open_signer
 from services.generation.api.generation_metrics import GenerationMetrics
 from services.generation.api.runner import Generation
 from services.generation.api.servicer import SERVICE, GenerationServicer, IdempotentResponses
+from services.generation.engine.backend import Backend
 from services.generation.engine.core import EngineSettings
+from services.generation.engine.drafter import Drafter
 from services.generation.engine.engine import AsyncEngine
 from services.generation.engine.numba_cache import compile_log
+from services.generation.engine.text.grammar_compiler import Grammars
+from services.generation.engine.text.tokenizer import TextCodec
 from services.generation.ledger_link import LedgerLink, LedgerUnreachable
 from services.generation.preparation import Model, engine_of, identity_of, prepared, trusted_keys
 from services.generation.receipts.erasures import Erasures
 from services.generation.receipts.issuer import ReceiptIssuer
 from services.generation.receipts.journal import Journal
-from services.generation.receipts.outbox import Outbox, key_envelope, register_key
+from services.generation.receipts.outbox import Outbox, key_envelope, register
 from services.generation.requests.halts import HaltBoard, ResumeVerifier
 from services.generation.requests.heads import HeadBoard, HeadState
 from services.generation.requests.prompt import PromptReader
@@ -73,7 +85,7 @@ def mounts(settings: GenerationSettings, servicer: GenerationServicer) -> list[M
 
 
 @asynccontextmanager
-async def _ending_with(engine: AsyncEngine) -> AsyncIterator[None]:
+async def _ending_with(engine: Backend) -> AsyncIterator[None]:
     """A server without its engine is of no use: stop as for a signal, then raise CannotStart so that it shows."""
 
     async def watch() -> None:
@@ -101,12 +113,9 @@ async def opened_servicer(
     """
     with _own_folder(settings) as folder:
         key = _receipts_key(settings)
-        load = load or partial(
-            load_target, cache_dtype=settings.cache_dtype, arithmetic=settings.arithmetic, threads=settings.threads
-        )  # fmt: skip
-        model, state = await prepared(settings, load)
-        identity = identity_of(model, settings.served_name)
-        async with _ledger(settings, folder, key, state, model) as records, _engine(settings, model) as engine:
+        served = await (_own(settings, load) if settings.engine == "kolm" else _foreign(settings, folder, key))
+        identity = served.identity
+        async with _ledger(settings, folder, key, served) as records, served.running() as engine:
             outbox, halts, heads, erasures, quotas = records
             issuer = ReceiptIssuer(identity, key, settings.promise_seconds)
             metrics = GenerationMetrics(registry, identity)
@@ -125,8 +134,7 @@ async def opened_servicer(
             try:
                 yield _servicer(
                     settings=settings,
-                    model=model,
-                    identity=identity,
+                    served=served,
                     generation=generation,
                     engine=engine,
                     outbox=outbox,
@@ -152,20 +160,21 @@ def _own_folder(settings: GenerationSettings) -> Iterator[Path]:
 
 def _servicer(
     settings: GenerationSettings,
-    model: Model,
-    identity: Identity,
+    served: _Served,
     generation: Generation,
-    engine: AsyncEngine,
+    engine: Backend,
     outbox: Outbox,
     halts: HaltBoard,
     heads: HeadBoard,
 ) -> GenerationServicer:
-    prompts = PromptReader(model.tokenizer, identity.context_length, settings.prompt_bytes)
-    rules = Rules(settings.speculation_max_temperature, settings.on_halt == "off", settings.verify == "inline")
+    identity = served.identity
+    prompts = PromptReader(served.tokenizer, identity.context_length, settings.prompt_bytes)
+    on_halt = settings.on_halt or ("refuse" if identity.engine is None else "off")
+    rules = Rules(settings.speculation_max_temperature, on_halt == "off", settings.verify == "inline")
     return GenerationServicer(
         identity=identity,
-        tokenizer=model.tokenizer,
-        resolver=Resolver(identity, prompts, model.grammars, halts, heads, rules),
+        tokenizer=served.tokenizer,
+        resolver=Resolver(identity, prompts, served.grammars, halts, heads, rules),
         generation=generation,
         engine=engine,
         outbox=outbox,
@@ -184,6 +193,41 @@ def _receipts_key(settings: GenerationSettings) -> Signer:
     except (LedgerError, OSError) as error:
         raise CannotStart(f"no key to sign receipts with: {error}") from error
     return key
+
+
+@dataclass(frozen=True, slots=True)
+class _Served:
+    """What answers, not yet running. `entries` are those that receipts refer to; more may come while it runs."""
+
+    identity: Identity
+    tokenizer: TextCodec
+    grammars: Grammars
+    running: Callable[[], AbstractAsyncContextManager[Backend]]
+    heads: HeadState = field(default_factory=HeadState)
+    drafters: Collection[Drafter] = ()
+    entries: tuple[bytes, ...] = ()
+    on_entry: Callable[[Callable[[bytes], None]], None] = lambda told: None
+
+
+async def _own(settings: GenerationSettings, load: LoadTarget | None) -> _Served:
+    load = load or partial(
+        load_target, cache_dtype=settings.cache_dtype, arithmetic=settings.arithmetic, threads=settings.threads
+    )  # fmt: skip
+    model, heads = await prepared(settings, load)
+    identity = identity_of(model, settings.served_name)
+    running = partial(_engine, settings, model)
+    return _Served(identity, model.tokenizer, model.grammars, running, heads, tuple(model.drafters.values()))
+
+
+async def _foreign(settings: GenerationSettings, folder: Path, key: Signer) -> _Served:
+    from services.generation.foreign import ForeignEngine, PassedOn
+
+    engine = ForeignEngine(settings, folder, key)
+    await engine.prepare()
+    return _Served(
+        engine.identity, engine.tokenizer, PassedOn(), engine.running, entries=(engine.envelope,),
+        on_entry=engine.tell,
+    )  # fmt: skip
 
 
 @asynccontextmanager
@@ -207,7 +251,7 @@ async def _engine(settings: GenerationSettings, model: Model) -> AsyncIterator[A
 
 @asynccontextmanager
 async def _ledger(
-    settings: GenerationSettings, folder: Path, key: Signer, state: HeadState, model: Model
+    settings: GenerationSettings, folder: Path, key: Signer, served: _Served
 ) -> AsyncIterator[tuple[Outbox, HaltBoard, HeadBoard, Erasures, TenantQuotas]]:
     """The outbox in `folder`; known halts, heads, erasures and quotas, which tasks keep current.
 
@@ -228,8 +272,8 @@ async def _ledger(
     halts = HaltBoard(
         kept, link.halt_state, settings.halt_poll_seconds, resumes.unverified, settings.halt_lease_seconds
     )
-    heads = HeadBoard(state, link.about_heads, trusted, settings.halt_poll_seconds)
-    erasures = Erasures(model.drafters.values(), link.erasures, settings.halt_poll_seconds)
+    heads = HeadBoard(served.heads, link.about_heads, trusted, settings.halt_poll_seconds)
+    erasures = Erasures(served.drafters, link.erasures, settings.halt_poll_seconds)
     stored = StoredBytes(link.content_bytes)
     quotas = TenantQuotas(settings.quotas, stored.of)
     outbox.on_confirmed = lambda response: halts.noticed(response.halt_epoch)
@@ -238,8 +282,9 @@ async def _ledger(
         _task(halts.follow()),
         _task(heads.follow()),
         _task(erasures.follow()),
-        _task(register_key(envelope, key, link, outbox)),
+        _task(register((envelope, *served.entries), key, link, outbox)),
     ]
+    served.on_entry(lambda entry: tasks.append(_task(register((entry,), key, link, outbox))))
     if any(quota.bytes is not None for quota in settings.quotas.values()):
         tasks.append(_task(stored.follow()))
     with suppress(TimeoutError, LedgerUnreachable):

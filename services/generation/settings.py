@@ -27,6 +27,7 @@ _TenantStore = Annotated[str, Kind("TENANT=DIR", "tenant=folder", "acme=acme.sto
 _Quota = Annotated[str, Kind("QUOTA", "TENANT=NAME:LIMIT,…", "acme=requests:8,tokens:60000,bytes:1GiB")]
 
 _HEAD = re.compile(r"cidv1:sha256:[0-9a-f]{64}|[A-Za-z0-9][A-Za-z0-9._-]{0,127}(@sha256:[0-9a-f]{1,64})?")
+_ENGINE_FLAG = re.compile(r"[a-z][a-z0-9_-]{0,31}=.{1,256}")
 _ADAPTER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}=.+")
 
 
@@ -39,9 +40,37 @@ class GenerationSettings(RpcServerSettings):
     model: Annotated[Path, MODEL] = Field(
         Path("smollm2"), description="The base: a transformers directory, a GGUF file, or smollm2 (a package's file)."
     )
+    engine: Literal["kolm", "vllm", "sglang", "llama-server"] = Field(
+        "kolm", description="What computes: this server, exactly, or another engine at --plain-url."
+    )
+    plain_url: str | None = Field(
+        None,
+        description="Another engine, started without speculation: what --url is held against, and what answers where "
+        "speculation is off or halted.",
+        examples=["http://127.0.0.1:8000"],
+    )
+    url: str | None = Field(
+        None,
+        description="The same engine and model, started with speculation. Default: none, and speculation is off.",
+        examples=["http://127.0.0.1:8001"],
+    )
+    weights: Annotated[Path, MODEL] | None = Field(
+        None,
+        description="The model that the other engine serves, as --model takes one: receipts then name its digest, and "
+        "text is read and checked here. Default: by the engine's own word and tokenizer.",
+    )
+    engine_key_file: Path | None = Field(None, description="A file with the API key that the other engine asks for.")
+    engine_flag: tuple[Annotated[str, Kind("NAME=VALUE", "name=value", "dtype=bfloat16")], ...] = Field(
+        (),
+        description="A flag of the other engine that changes numbers and that it does not tell itself, for its "
+        "profile; may be repeated. device, parallelism, batch_invariant and speculation are known by name there.",
+    )
+    engine_silence_seconds: float = Field(
+        120.0, gt=0, description="How long an upstream may say nothing before its answer counts as broken off."
+    )
     model_name: str | None = Field(
         None,
-        description="Name that requests may use. Default: the package's, or the directory's or file's.",
+        description="Name that requests may use. Default: the package's, or the directory's or file's; the engine's.",
         examples=["house-model"],
     )
     adapter: tuple[_Adapter, ...] = Field(
@@ -158,8 +187,10 @@ class GenerationSettings(RpcServerSettings):
         "beyond, the oldest of it makes way.",
     )
     verify: Literal["sampled", "inline"] = Field("sampled", description="When a request does not say.")
-    on_halt: Literal["refuse", "off"] = Field(
-        "refuse", description="Requests for a halted method: refused, or served with speculation off."
+    on_halt: Literal["refuse", "off"] | None = Field(
+        None,
+        description="Requests for a halted method: refused, or served with speculation off. Default: refuse; before "
+        "another engine off.",
     )
     halt_poll_seconds: float = Field(1.0, gt=0, description="How often the ledger is asked for halts.")
     halt_lease_seconds: float = Field(
@@ -242,6 +273,29 @@ class GenerationSettings(RpcServerSettings):
         if wrong:
             raise ValueError(f"expected a reference, or a folder written with a slash, got {wrong[0]!r}")
         return value
+
+    @field_validator("engine_flag")
+    @classmethod
+    def _flags_named(cls, flags: tuple[str, ...]) -> tuple[str, ...]:
+        if wrong := [flag for flag in flags if not _ENGINE_FLAG.fullmatch(flag)]:
+            raise ValueError(f"expected NAME=VALUE, the name in small letters, digits, '-' and '_', got {wrong[0]!r}")
+        return flags
+
+    @model_validator(mode="after")
+    def _engine_is_somewhere(self) -> Self:
+        given = {"--url": self.url, "--weights": self.weights, "--engine-key-file": self.engine_key_file}
+        if self.engine == "kolm":
+            named = next((flag for flag, value in {"--plain-url": self.plain_url, **given}.items() if value), None)
+            if named is not None:
+                raise ValueError(f"{named} goes with --engine vllm, sglang or llama-server")
+        elif self.plain_url is None:
+            raise ValueError(f"--engine {self.engine} needs --plain-url, an upstream with speculation off")
+        elif self.vllm_engine and self.weights is None:
+            raise ValueError("--vllm-engine hands the tokenizer on, and needs --weights before another engine")
+        for url in (self.url, self.plain_url):
+            if url is not None and not re.match("https?://[^/]", url):
+                raise ValueError(f"expected a URL with http:// or https://, got {url!r}")
+        return self
 
     @model_validator(mode="after")
     def _heads_come_from_somewhere(self) -> Self:

@@ -35,7 +35,7 @@ class LocalServices:
     """
 
     data_dir: Path
-    model: Path
+    model: Path | None  # the weights of another engine, if they are at hand
     host: str = "127.0.0.1"
     generation_port: int = 50051
     ledger_port: int = 50052
@@ -50,16 +50,24 @@ class LocalServices:
     http_port: int | None = None
     shared_flags: tuple[str, ...] = ()
     metrics_port: int | None = None
+    engine_flags: tuple[str, ...] = ()  # of another engine, which computes instead of ours
 
     def check_model(self) -> None:
         """Before anything is made or started. Raises UsageError for what cannot be served, by its files' headers."""
         from services.generation.target.errors import TargetError
         from services.generation.target.weights import check_headers
 
+        if self.model is None:
+            return
         try:
             check_headers(self.model)
         except TargetError as error:
-            raise UsageError(f"--model: {error}") from error
+            raise UsageError(f"{'--weights' if self.engine_flags else '--model'}: {error}") from error
+
+    @property
+    def named_model(self) -> str:
+        """What computes, in words."""
+        return f"{self.engine_flags[1]} at {self.engine_flags[3]}" if self.engine_flags else str(self.model)
 
     def trust_own_keys(self) -> tuple[TrustedKey, ...]:
         """The user of these services trusts their keys, and lets them call each other: keys and tokens are made and
@@ -92,9 +100,9 @@ class LocalServices:
         return self._plan(
             "generation",
             self.generation_port,
-            self.generation_flags,
+            (*self.generation_flags, *self.engine_flags),
             module=self.generation_module,
-            model=self.model,
+            model=None if self.engine_flags else self.model,
             ledger=ledger,
             state_dir=self.data_dir / "generation",
             keys_dir=self.data_dir / "keys",
@@ -150,7 +158,8 @@ class LocalServices:
         """All plans of `kolm up`, with addresses left open."""
         front = () if self.http_port is None else (self.http("", None if self.explorer_port is None else ""),)
         page = () if self.explorer_port is None else (self.explorer(""),)
-        return (self.ledger(), self.registry(""), self.generation("", ""), self.auditor(""), *page, *front)
+        auditor = () if self.model is None else (self.auditor(""),)
+        return (self.ledger(), self.registry(""), self.generation("", ""), *auditor, *page, *front)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +168,7 @@ class Addresses:
 
     generation: str
     ledger: str
-    auditor: str
+    auditor: str | None = None  # there is none without weights
     registry: str | None = None
     explorer: str | None = None
     http: str | None = None
@@ -179,7 +188,8 @@ def bring_up(
     ledger = _Launched(supervisor, services.ledger(), _QUICK_SECONDS)
     registry = _Launched(supervisor, services.registry(ledger.place), _QUICK_SECONDS)
     generation = _Launched(supervisor, services.generation(ledger.place, registry.place), _MODEL_SECONDS)
-    auditor = _Launched(supervisor, services.auditor(ledger.place), _MODEL_SECONDS)
+    audited = services.model is not None
+    auditor = _Launched(supervisor, services.auditor(ledger.place), _MODEL_SECONDS) if audited else None
     pages = services.explorer_port is not None
     explorer = _Launched(supervisor, services.explorer(ledger.place), _QUICK_SECONDS) if pages else None
     fronted = services.http_port is not None
@@ -188,7 +198,7 @@ def bring_up(
     return Addresses(
         generation=generation.address,
         ledger=ledger.address,
-        auditor=auditor.address,
+        auditor=auditor.address if auditor else None,
         registry=registry.address,
         explorer=explorer.address if explorer else None,
         http=http.address if http else None,

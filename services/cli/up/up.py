@@ -19,7 +19,7 @@ from services.cli.frame import options
 from services.cli.frame.exits import FAILED, Failed
 from services.cli.frame.output import print_json, stderr_console
 from services.cli.frame.values import expect_writable
-from services.cli.up.up_options import LISTEN, SERVED, ListenOptions, ServedOptions
+from services.cli.up.up_options import ENGINE, LISTEN, SERVED, EngineOptions, ListenOptions, ServedOptions
 
 if TYPE_CHECKING:
     from services.cli.up.local_services import Addresses, LocalServices
@@ -74,6 +74,7 @@ SERVICES = ServiceOptions()
 def up(
     data_dir: options.DataDir = options.DATA_DIR,
     served: ServedOptions = SERVED,
+    other: EngineOptions = ENGINE,
     listen: ListenOptions = LISTEN,
     audit_rate: Annotated[float, typer.Option(min=0.0, max=1.0, help="Share of receipts that are replayed.")] = 1.0,
     every: ServiceOptions = SERVICES,
@@ -83,12 +84,13 @@ def up(
     from services.cli.up.local_services import LocalServices
     from services.cli.up.up_options import Configuration
 
-    own, found = served.server_flags(), served.adapters_beside()
+    engine = other.flags()
+    own, found = served.server_flags(), {} if engine else served.adapters_beside()
     same = served.auditor_flags(found)
     listen.check_host()
     services = LocalServices(
         data_dir,
-        served.model,
+        other.weights if engine else served.model,
         listen.host,
         generation_port=listen.generation_port,
         ledger_port=listen.ledger_port,
@@ -101,6 +103,7 @@ def up(
         generation_flags=(*same, *own),
         shared_flags=every.flags(insecure=listen.insecure),
         metrics_port=every.metrics_port,
+        engine_flags=engine,
     )
     if every.config is not None:
         Configuration.read(every.config).refuse_what_up_sets(services.plans())
@@ -189,7 +192,7 @@ class UpReporter:
 
     def starting(self, services: LocalServices, adapters: Mapping[str, Path]) -> None:
         """Prints the first lines; `adapters` lie beside the model."""
-        self.log_line(f"starting with {services.model}; keys, ledger and state are in {services.data_dir}")
+        self.log_line(f"starting with {services.named_model}; keys, ledger and state are in {services.data_dir}")
         if adapters:
             self.log_line(f"adapters beside the model, for kolm generate --adapter: {', '.join(adapters)}")
 
@@ -204,7 +207,8 @@ class UpReporter:
             print_json(asdict(addresses))
             return
         self.log_line(f"ready after {seconds:.1f} s: generation {addresses.generation}, ledger {addresses.ledger}")
-        self.log_line(f"       auditor {addresses.auditor}, registry {addresses.registry}")
+        auditor = "" if addresses.auditor is None else f"auditor {addresses.auditor}, "
+        self.log_line(f"       {auditor}registry {addresses.registry}")
         if addresses.explorer is not None:
             self.log_line(f"       the auditor's page: http://{addresses.explorer}/")
         if addresses.http is not None:
@@ -215,9 +219,11 @@ class UpReporter:
                 self.log_line(f"       OpenAI's API: http://{addresses.http}/v1 api_key {key}")
                 self.log_line(f"       a page to chat on: http://{addresses.http}/#key={key}")
         rest = "on its own engine; `kolm audit run --sample 1` the others"
+        nothing = "no auditor runs: it needs --weights"
         all_of_them = "the auditor replays every receipt, on an engine of its own"
         some = f"the auditor replays {services.audit_rate:.0%} of the receipts, {rest}"
-        self.log_line(all_of_them if services.audit_rate >= 1.0 else some)
+        replays = all_of_them if services.audit_rate >= 1.0 else some
+        self.log_line(replays if addresses.auditor is not None else nothing)
         self.log_line('try: kolm generate --chat "What is gravity?"      Ctrl-C stops everything')
 
 

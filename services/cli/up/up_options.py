@@ -106,6 +106,8 @@ def usual_port(host: str, asked: int | None, usual: int) -> int:
 
 def _one_model(context: typer.Context, param: typer.CallbackParam, named: Path | None) -> Path | None:
     """The model that stands without a flag, if there is one."""
+    if context.params.get("engine") is not None:  # which has a model of its own
+        return named
     bare: Path | None = context.params.get("bare")
     source = context.get_parameter_source(param.name or "")
     if bare is not None and source is not None and source.name == "COMMANDLINE":
@@ -206,6 +208,47 @@ class ServedOptions:
 
 
 SERVED = ServedOptions()
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """Another engine that computes, in place of the generation service itself."""
+
+    engine: Annotated[
+        Literal["vllm", "sglang", "llama-server"] | None,
+        typer.Option(help="An engine that runs already, and computes instead of kolm's own."),
+    ] = None
+    plain_url: Annotated[str | None, typer.Option(metavar="URL", help="That engine, started with speculation off.")] = (
+        None
+    )
+    url: Annotated[
+        str | None, typer.Option(metavar="URL", help="The same, started with speculation. Default: none.")
+    ] = None
+    weights: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR|GGUF|NAME", callback=options.found_model, help="The model that it serves."),
+    ] = None
+    engine_key_file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A file with the API key that it asks for.")
+    ] = None
+    engine_flag: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="A flag of it that changes numbers, for its profile; may be repeated."),
+    ] = None
+
+    def flags(self) -> tuple[str, ...]:
+        """Flags of the generation service. Raises UsageError where one is missing."""
+        from services.cli.up.local_services import words
+
+        given = {field: value for field in self.__slots__ if (value := getattr(self, field)) is not None}
+        if self.engine is None and given:
+            raise UsageError(f"--{next(iter(given)).replace('_', '-')} goes with --engine vllm, sglang or llama-server")
+        if self.engine is not None and self.plain_url is None:
+            raise UsageError(f"--engine {self.engine} needs --plain-url, that engine with speculation off")
+        return words(**given)
+
+
+ENGINE = EngineOptions()
 
 
 def _check_folders(heads: list[str], datastores: list[Path]) -> None:

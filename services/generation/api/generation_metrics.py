@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from prometheus_client import CollectorRegistry
 
-from services.generation.engine.engine import AsyncEngine
+from services.generation.engine.backend import Backend
 from services.generation.engine.events import Chunk, Finished, Outcome
 from services.generation.receipts.outbox import Outbox
 from services.generation.requests.halts import HaltBoard
@@ -38,9 +38,10 @@ class GenerationMetrics:
         self._hits = metrics.counter("vllm:prefix_cache_hits").labels(self._model)
         self._ended = metrics.counter("vllm:request_success")
         self._refused = metrics.counter("kolm_requests_refused")
-        metrics.read("kolm_profile_proven", lambda: {(identity.profile_cid,): float(identity.probe_passed)})
+        if identity.engine is None:
+            metrics.read("kolm_profile_proven", lambda: {(identity.profile_cid,): float(identity.probe_passed)})
 
-    def watch(self, engine: AsyncEngine, outbox: Outbox, halts: HaltBoard) -> None:
+    def watch(self, engine: Backend, outbox: Outbox, halts: HaltBoard) -> None:
         """Ask these at each scrape."""
         self._watch_engine(engine)
         self._metrics.read("kolm_outbox_pending", lambda: outbox.pending)
@@ -49,7 +50,7 @@ class GenerationMetrics:
         self._metrics.read("kolm_halt_epoch", lambda: halts.epoch)
         self._metrics.read("kolm_halted", lambda: {(scope.method,): 1.0 for scope in halts.scopes})
 
-    def _watch_engine(self, engine: AsyncEngine) -> None:
+    def _watch_engine(self, engine: Backend) -> None:
         def of_model(name: str, value: Callable[[], float]) -> None:
             self._metrics.read(name, lambda: {(self._model,): value()})
 

@@ -15,7 +15,6 @@ from ledger.documents.halt import Scope
 from ledger.encoding.canonical import canonical
 from services.generation.api.runner import Completed
 from services.generation.drafting.method_spec import MethodSpec
-from services.generation.drafting.methods import METHODS
 from services.generation.engine.engine import Load
 from services.generation.engine.events import Chunk, Outcome, SpeculationMetrics, TokenLogprobs
 from services.generation.receipts.issuer import Speedup
@@ -90,7 +89,7 @@ def resolved_message(resolved: Resolved, identity: Identity) -> pb.Resolved:
         request_id=resolved.request_id,
         base_cid=identity.base_cid,
         tokenizer_cid=identity.tokenizer_cid,
-        profile_cid=identity.profile_cid,
+        profile_cid=resolved.profile_cid,
         profile_proven=identity.probe_passed,
         adapter_cid=resolved.adapter_cid,
         sampling=sampling_message(resolved.sampling, resolved.choices),
@@ -136,7 +135,7 @@ def model_info_message(
             )
             for head in heads.served
         ],
-        draft_methods=[_draft_method(spec) for spec in METHODS if spec.name in identity.methods],
+        draft_methods=[_draft_method(spec) for spec in identity.methods_known if spec.name in identity.methods],
     )
 
 

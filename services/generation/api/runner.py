@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from ledger.documents.halt import scopes_of
 from services.client import tracing
 from services.generation.api.generation_metrics import GenerationMetrics, log_request
-from services.generation.engine.engine import AsyncEngine, Ticket
+from services.generation.engine.backend import Backend
+from services.generation.engine.engine import Ticket
 from services.generation.engine.events import Chunk, Event, Outcome
 from services.generation.engine.request import EngineError
 from services.generation.receipts.erasures import Erasures
@@ -73,7 +74,7 @@ class Generation:
 
     def __init__(
         self,
-        engine: AsyncEngine,
+        engine: Backend,
         identity: Identity,
         issuer: ReceiptIssuer,
         outbox: Outbox,
@@ -241,6 +242,8 @@ class Generation:
             if compared is not None:
                 off, off_ticket = compared
                 identical = _stream(off) == _stream(outcome)
+                if not identical and await self._unsteady(run, choice, off):
+                    return None, None
                 if not identical:
                     await self._deviated(run.resolved, outcome)
                 alone = ticket.alone and off_ticket.alone
@@ -256,6 +259,18 @@ class Generation:
             _log.warning("request %s could not be verified: %s", run.resolved.request_id, error)
             return None
         return (off, ticket) if off.finish_reason in ("stop", "length") else None
+
+    async def _unsteady(self, run: Run, choice: int, off: Outcome) -> bool:
+        """Whether another engine than ours gives, without speculation, another result each time: then a difference says
+        nothing of speculation.
+        """
+        if run.resolved.engine is None:
+            return False
+        again = await self._replay(run, choice)
+        if again is not None and _stream(again[0]) == _stream(off):
+            return False
+        _log.warning("request %s: the engine gives two results without speculation", run.resolved.request_id)
+        return True
 
     async def _deviated(self, resolved: Resolved, outcome: Outcome) -> None:
         decision, moved = resolved.decision, outcome.metrics.passes_by_method

@@ -18,9 +18,9 @@ from kolm.generation.v1 import generation_pb2 as pb
 from kolm.generation.v1.generation_pb2_grpc import GenerationServiceServicer
 from services.generation.api import messages
 from services.generation.api.runner import Completed, Generation, Run
-from services.generation.engine.engine import AsyncEngine
+from services.generation.engine.backend import Backend
 from services.generation.engine.events import Chunk, TokenLogprobs
-from services.generation.engine.text.tokenizer import Tokenizer
+from services.generation.engine.text.tokenizer import TextCodec
 from services.generation.receipts.outbox import Outbox
 from services.generation.requests.halts import HaltBoard
 from services.generation.requests.heads import HeadBoard
@@ -141,10 +141,10 @@ class GenerationServicer(GenerationServiceServicer):
     def __init__(
         self,
         identity: Identity,
-        tokenizer: Tokenizer,
+        tokenizer: TextCodec,
         resolver: Resolver,
         generation: Generation,
-        engine: AsyncEngine,
+        engine: Backend,
         outbox: Outbox,
         halts: HaltBoard,
         heads: HeadBoard,

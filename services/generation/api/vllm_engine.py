@@ -337,6 +337,7 @@ async def _until(events: AsyncIterator[_Value], end: asyncio.Event) -> AsyncIter
 
 def vllm_engine(generation: GenerationServicer, max_sequences: int) -> Mount:
     """Beside GenerationService, on its port."""
+    assert isinstance(generation.tokenizer, Tokenizer)  # the settings see to it
     archive = TokenizerArchive(generation.tokenizer)
     servicer = VllmEngineServicer(generation, generation.identity, archive, max_sequences)
     return Mount(SERVICE, lambda server: add_VllmEngineServicer_to_server(servicer, server))

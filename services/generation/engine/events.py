@@ -20,6 +20,7 @@ class Counts:
     predicted_tokens: int = 0  # drafted from what the caller expects
     accepted_predicted_tokens: int = 0
     accepted_per_depth: list[int] = field(default_factory=list)
+    accepted_elsewhere: int = 0  # by an engine that does not say at which depth
     by_method: dict[str, int] = field(default_factory=dict)  # passes; off: those without any draft
 
     def walked(self, method: str, tree: TokenTree, path: Sequence[int]) -> None:
@@ -38,7 +39,7 @@ class Counts:
 
     @property
     def accepted_tokens(self) -> int:
-        return sum(self.accepted_per_depth)
+        return sum(self.accepted_per_depth) + self.accepted_elsewhere
 
     @property
     def tokens(self) -> int:
@@ -96,6 +97,7 @@ class SpeculationMetrics:
     queue_seconds: float
     prefill_seconds: float  # from admission to the first token
     decode_seconds: float  # from the first token to the last
+    reported_by: Literal["kolm", "engine", "nobody"] = "kolm"  # drafts, acceptances and passes
 
     @property
     def acceptance_rate(self) -> float:

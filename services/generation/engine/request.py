@@ -175,6 +175,7 @@ class EngineRequest:
     deadline: float = math.inf  # on the engine's clock: it has ended by then, or is cancelled
     reuse: bool = True  # whether it may begin with what others have computed; a replay computes all of it anew
     grammar: Grammar | None = None  # of sampling.structured_outputs, compiled
+    profile_cid: str | None = None  # that it was promised under; None: any
 
     @property
     def key(self) -> RequestKey:

@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 from kolm.ledger.v1 import documents_pb2, ledger_pb2
 from ledger.documents.content import Content
 from ledger.documents.promise import Promise, sign_promise
-from ledger.documents.receipt import OutputPart, PromptPart, Receipt, SpecDecode
+from ledger.documents.receipt import ENGINE, OutputPart, PromptPart, Receipt, SpecDecode
 from ledger.documents.signed_document import sign_document
 from ledger.encoding.commitment import (
     MESSAGES_DOMAIN,
@@ -22,6 +22,7 @@ from ledger.encoding.commitment import (
     commit_text,
     new_salt,
 )
+from ledger.encoding.stream_digest import token_digest
 from ledger.encoding.text_forms import new_receipt_id, timestamp
 from ledger.keys.signer import Signer
 from services.generation.engine.events import EMPTY_OUTCOME, Outcome, SpeculationMetrics
@@ -114,7 +115,8 @@ class ReceiptIssuer:
 
         `verified`: the result of an inline replay, None without one.
         """
-        source = resolved.sampling.structured_outputs
+        asked, engine = resolved.sampling, resolved.engine
+        source = asked.structured_outputs
         content = Content(
             resolved.prompt_salt,
             resolved.prompt,
@@ -130,14 +132,15 @@ class ReceiptIssuer:
             base_cid=self._identity.base_cid,
             adapter_cid=resolved.adapter_cid,
             tokenizer_cid=self._identity.tokenizer_cid,
-            profile_cid=self._identity.profile_cid,
-            profile_proven=self._identity.probe_passed,
+            profile_cid=resolved.profile_cid,
+            profile_proven=self._identity.probe_passed if engine is None else None,
             halt_epoch=resolved.halt_epoch,
-            sampling=receipt_sampling(resolved.sampling, resolved.choices, choice, resolved.prompt_salt),
+            sampling=receipt_sampling(asked, resolved.choices, choice, resolved.prompt_salt, engine),
             nonce=resolved.nonce,
             prompt=self._prompt_part(resolved),
-            output=_output_part(content, outcome),
+            output=_output_part(content, outcome, engine),
             spec_decode=_spec_decode(resolved, outcome, verified, speedup),
+            engine=engine,
         )
         envelope = sign_document(receipt, self._key).to_bytes()
         return SignedReceipt(receipt_id, envelope, content)
@@ -156,7 +159,7 @@ class ReceiptIssuer:
             request_id=resolved.request_id,
             nonce=resolved.nonce,
             base_cid=self._identity.base_cid,
-            profile_cid=self._identity.profile_cid,
+            profile_cid=resolved.profile_cid,
             prompt=self._prompt_part(resolved),
             choices=resolved.choices,
         )
@@ -173,13 +176,13 @@ class ReceiptIssuer:
         )
 
 
-def _output_part(content: Content, outcome: Outcome) -> OutputPart:
+def _output_part(content: Content, outcome: Outcome, engine: str | None) -> OutputPart:
     margin = outcome.min_margin
     return OutputPart(
         tokens=len(outcome.token_ids),
         commitment=commit(OUTPUT_DOMAIN, content.output_salt, content.output_token_ids),
         finish_reason=outcome.finish_reason,
-        stream_digest=outcome.stream_digest,
+        stream_digest=outcome.stream_digest if engine is None else token_digest(outcome.token_ids),
         stop_reason=outcome.stop_reason,
         min_margin=margin if margin is not None and math.isfinite(margin) else None,
         text_commitment=commit_text(OUTPUT_TEXT_DOMAIN, content.output_salt, outcome.text),
@@ -188,12 +191,14 @@ def _output_part(content: Content, outcome: Outcome) -> OutputPart:
 
 def _spec_decode(resolved: Resolved, outcome: Outcome, verified: bool | None, speedup: Speedup | None) -> SpecDecode:
     decision, counts = resolved.decision, outcome.metrics
+    told = resolved.engine is None or counts.reported_by == "engine"
     return SpecDecode(
         method=decision.method,
         requested_method=decision.requested_method,
-        tokens_proposed=counts.num_draft_tokens,
-        tokens_accepted=counts.num_accepted_tokens,
-        target_passes=counts.target_passes,
+        tokens_proposed=counts.num_draft_tokens if told else None,
+        tokens_accepted=counts.num_accepted_tokens if told else None,
+        target_passes=counts.target_passes if told else None,
+        reported_by=None if resolved.engine is None else ENGINE,
         head_cid=decision.head_cid,
         k=decision.k,
         acceptance_rate=counts.acceptance_rate if counts.num_draft_tokens else None,

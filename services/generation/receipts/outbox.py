@@ -216,12 +216,14 @@ def key_envelope(path: Path, key: Signer) -> bytes:
     return path.read_bytes()
 
 
-async def register_key(envelope: bytes, key: Signer, ledger: LedgerLink, outbox: Outbox) -> None:
-    """Append the key entry, trying until it works; then send the receipts that were refused before."""
-    refused = False
-    while True:
+async def register(envelopes: Sequence[bytes], key: Signer, ledger: LedgerLink, outbox: Outbox) -> None:
+    """Append the entry of the key and those that receipts refer to, in this order, each until it works; then send the
+    receipts that were refused before.
+    """
+    refused, waiting = False, list(envelopes)
+    while waiting:
         try:
-            await ledger.append(ledger_pb2.AppendEntryRequest(envelope=envelope))
+            await ledger.append(ledger_pb2.AppendEntryRequest(envelope=waiting[0]))
         except LedgerUnreachable:
             await asyncio.sleep(_UNREACHABLE_PAUSE)
         except LedgerRefused as error:
@@ -234,7 +236,8 @@ async def register_key(envelope: bytes, key: Signer, ledger: LedgerLink, outbox:
             refused = True
             await asyncio.sleep(_REFUSED_PAUSE)
         else:
-            break
+            del waiting[0]
     if refused:
         _log.info("the ledger takes the key %s now", key.key_id)
+    if outbox.refused:
         outbox.retry_refused()

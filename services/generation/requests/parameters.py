@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -15,6 +15,7 @@ from kolm.generation.v1 import sampling_pb2, speculation_pb2
 from ledger.documents.receipt import StructuredOutputsPart
 from ledger.encoding.canonical import canonical
 from ledger.encoding.document import Seed
+from services.generation.drafting.method_spec import MethodSpec
 from services.generation.drafting.methods import METHODS
 from services.generation.engine.request import SamplingParams, StructuredOutputs, grammar_engine
 from services.runtime.errors import FailedPrecondition, InvalidArgument
@@ -64,13 +65,15 @@ def sampling_message(sampling: SamplingParams, choices: int) -> sampling_pb2.Sam
 
 
 def receipt_sampling(
-    sampling: SamplingParams, choices: int, choice: int, prompt_salt: bytes
+    sampling: SamplingParams, choices: int, choice: int, prompt_salt: bytes, engine: str | None = None
 ) -> ledger.documents.receipt.Sampling:
-    """As the receipt states it: without logprobs, which change no token, and with a commitment to the constraint."""
+    """As the receipt states it: without logprobs, which change no token, and with a commitment to the constraint, which
+    another `engine` kept to where there was one.
+    """
     values = {field.name: getattr(sampling, field.name) for field in fields(sampling) if field.name != "logprobs"}
     values["seed"] = Seed(values["seed"])
     if (source := sampling.structured_outputs) is not None:
-        part = StructuredOutputsPart.of(source.kind, source.text, prompt_salt, grammar_engine())
+        part = StructuredOutputsPart.of(source.kind, source.text, prompt_salt, engine or grammar_engine())
         values["structured_outputs"] = part
     return ledger.documents.receipt.Sampling(**values, n=choices, choice=choice)
 
@@ -120,7 +123,7 @@ class SpeculationRequest:
     parameters: Mapping[str, int] = field(default_factory=dict)
 
 
-def read_speculation(request: pb.GenerateRequest) -> SpeculationRequest:
+def read_speculation(request: pb.GenerateRequest, methods: Sequence[MethodSpec] = METHODS) -> SpeculationRequest:
     """Raises InvalidArgument naming the field, reason LOSSY_ACCEPTANCE for a threshold."""
     config = request.spec_decode
     if request.workload not in _WORKLOADS:
@@ -131,29 +134,31 @@ def read_speculation(request: pb.GenerateRequest) -> SpeculationRequest:
             f"is {config.accept_threshold}; expected 0.0: anything else accepts tokens that the model did not choose",
             reason="LOSSY_ACCEPTANCE",
         )
-    method = _method(config)
+    method = _method(config, methods)
     return SpeculationRequest(
         method=method,
-        eagle_head=_head(config, method),
+        eagle_head=_head(config, method, methods),
         k=_within("k", config.k, 1, MAX_K) if config.HasField("k") else None,
         verify_inline=_verify(config),
         workload=_WORKLOADS[request.workload],
-        parameters=_parameters(config, method),
+        parameters=_parameters(config, method, methods),
     )
 
 
-def _method(config: speculation_pb2.SpecDecodeConfig) -> str:
+def _method(config: speculation_pb2.SpecDecodeConfig, methods: Sequence[MethodSpec]) -> str:
     method = config.method if config.HasField("method") else "auto"
-    known = ("auto", "off", *(spec.name for spec in METHODS))
+    known = ("auto", "off", *(spec.name for spec in methods))
     if method not in known:
         raise InvalidArgument("spec_decode.method", f"{method!r} is not a method; expected one of {', '.join(known)}")
     return method
 
 
-def _head(config: speculation_pb2.SpecDecodeConfig, method: str) -> str | None:
+def _head(config: speculation_pb2.SpecDecodeConfig, method: str, methods: Sequence[MethodSpec]) -> str | None:
     if not config.HasField("eagle_head"):
         return None
-    kinds = [spec.name for spec in METHODS if spec.has_heads]
+    kinds = [spec.name for spec in methods if spec.has_heads]
+    if not kinds:
+        raise InvalidArgument("spec_decode.eagle_head", "is the choice of the engine behind this server; leave it out")
     if config.HasField("method") and method not in kinds:
         reason = f"goes with {' or '.join(kinds)}, not with {method}; without a method, with the head's own"
         raise InvalidArgument("spec_decode.eagle_head", reason)
@@ -172,9 +177,9 @@ def _verify(config: speculation_pb2.SpecDecodeConfig) -> bool | None:
     return config.verify == speculation_pb2.VERIFY_MODE_INLINE
 
 
-def _parameters(config: speculation_pb2.SpecDecodeConfig, method: str) -> dict[str, int]:
+def _parameters(config: speculation_pb2.SpecDecodeConfig, method: str, methods: Sequence[MethodSpec]) -> dict[str, int]:
     """Parameters of the method that was asked for, or of any where the server chooses."""
-    known = {each.name: each for spec in METHODS if method in (spec.name, "auto") for each in spec.parameters}
+    known = {each.name: each for spec in methods if method in (spec.name, "auto") for each in spec.parameters}
     for name, value in config.parameters.items():
         if name not in known:
             names = ", ".join(known) or "none"

@@ -37,6 +37,7 @@ class PolicyContext:
     max_temperature: float
     off_when_halted: bool
     heads: HeadState = field(default_factory=HeadState)
+    methods: Sequence[MethodSpec] = METHODS
     adapter_cid: str | None = None
 
 
@@ -125,9 +126,9 @@ def _wanted(asked: SpeculationRequest, now: PolicyContext) -> list[MethodSpec]:
     nobody misses a kind that there are none of.
     """
     if asked.method != "auto":
-        return [spec for spec in METHODS if spec.name == asked.method]
+        return [spec for spec in now.methods if spec.name == asked.method]
     weak, kinds = now.heads.all_below_threshold, {head.kind for head in now.heads.served}
-    there = [spec for spec in METHODS if not (spec.has_heads and kinds and spec.name not in kinds)]
+    there = [spec for spec in now.methods if not (spec.has_heads and kinds and spec.name not in kinds)]
     eligible = [spec for spec in there if not spec.by_name_only and not (spec.has_heads and weak)]
     return sorted(eligible, key=lambda spec: asked.workload not in spec.workloads)
 
@@ -142,9 +143,10 @@ def _off(asked: SpeculationRequest, reason: str | None, loaded: list[_Candidate]
             metadata={"method": name},
         )
     if not loaded and asked.method != "auto":
+        flag = next(spec.flag for spec in now.methods if spec.name == asked.method)
         raise FailedPrecondition(
             f"{asked.method} is not loaded here; loaded: {', '.join(now.loaded) or 'none'}. Ask for one of these, "
-            f"for auto, or start the server with {next(spec.flag for spec in METHODS if spec.name == asked.method)}",
+            f"for auto, or start the server with {flag}",
             reason="METHOD_NOT_LOADED",
             metadata={"method": asked.method, "missing": reason or ""},
         )

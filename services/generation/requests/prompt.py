@@ -14,7 +14,7 @@ from ledger.documents.content import Turn, sent_tools, sent_turn
 from ledger.encoding.canonical import canonical
 from services.generation.engine.request import StructuredOutputs
 from services.generation.engine.text.grammar import json_rule, lark_rule
-from services.generation.engine.text.tokenizer import Tokenizer
+from services.generation.engine.text.tokenizer import TextCodec
 from services.generation.engine.text.tool_calls import ToolCallSyntax, read_json
 from services.runtime.errors import InvalidArgument
 
@@ -195,7 +195,7 @@ class Prompt:
 class PromptReader:
     """Reads prompts for a model of `context_length` tokens; texts of more than `max_bytes` are refused unread."""
 
-    def __init__(self, tokenizer: Tokenizer, context_length: int, max_bytes: int) -> None:
+    def __init__(self, tokenizer: TextCodec, context_length: int, max_bytes: int) -> None:
         self._tokenizer = tokenizer
         self._context_length = context_length
         self._max_bytes = max_bytes
@@ -277,7 +277,8 @@ class PromptReader:
             raise InvalidArgument(field, f"measures {size} bytes, at most {self._max_bytes} are taken")
         if size > _LONGEST_TOKEN_BYTES * self._context_length:
             raise self._too_long(field, f"{size} bytes")
-        return tuple(encode() if size <= _INLINE_BYTES else await asyncio.to_thread(encode))
+        near = size <= _INLINE_BYTES and not self._tokenizer.far
+        return tuple(encode() if near else await asyncio.to_thread(encode))
 
     def _check_fits(self, field: str, token_ids: Sequence[int]) -> None:
         if not token_ids:

@@ -12,6 +12,8 @@ from typing import Any
 
 from kolm.generation.v1 import generation_pb2 as pb
 from ledger.encoding.commitment import new_salt
+from services.generation.drafting.method_spec import MethodSpec
+from services.generation.drafting.methods import METHODS
 from services.generation.engine.request import (
     ContextExceeded,
     EngineError,
@@ -23,7 +25,7 @@ from services.generation.engine.request import (
     SamplingParams,
     StructuredOutputs,
 )
-from services.generation.engine.text.grammar_compiler import GrammarCompiler
+from services.generation.engine.text.grammar_compiler import Grammars
 from services.generation.engine.text.tool_calls import ToolCallSyntax
 from services.generation.requests.halts import HaltBoard
 from services.generation.requests.heads import HeadBoard
@@ -71,12 +73,14 @@ def _path(field: str, input_field: str) -> str:
         return input_field
     if field == "adapter":
         return field
-    return f"spec_decode.{field}" if field == "method" else f"sampling.{field}"
+    return f"spec_decode.{field}" if field in ("method", "k") else f"sampling.{field}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Identity:
-    """Fixed at start. `drafters` are the methods that can run besides off, in the order of preference."""
+    """Fixed at start, but for the profile of another engine, which is updated under its server. `drafters` are the
+    methods that can run besides off, in the order of preference. `probe_passed` is about arithmetic of our own.
+    """
 
     name: str
     architecture: str
@@ -91,6 +95,8 @@ class Identity:
     adapters: tuple[AdapterIdentity, ...] = ()
     chat_template: str | None = None  # its digest, `sha256:<hex>`
     eos_token_ids: tuple[int, ...] = ()
+    engine: str | None = None  # name and version of another one, as vllm/0.32.0
+    methods_known: tuple[MethodSpec, ...] = METHODS
 
     def adapter_cid(self, reference: str) -> str | None:
         """The identifier of a loaded adapter by its name or identifier; None where there is no such adapter."""
@@ -98,8 +104,13 @@ class Identity:
 
     @property
     def methods(self) -> tuple[str, ...]:
-        """The methods that can be served: off always, the others only if the profile passed its probe."""
-        return ("off", *self.drafters) if self.probe_passed else ("off",)
+        """The methods that can be served: off always, the others only if our own profile passed its probe."""
+        return ("off", *self.drafters) if self.may_draft else ("off",)
+
+    @property
+    def may_draft(self) -> bool:
+        """Whether anything is known of the arithmetic that forbids it."""
+        return self.probe_passed or self.engine is not None
 
 
 DEFAULT_TENANT = "default"
@@ -124,6 +135,8 @@ class Resolved:
     decision: Decision
     verify_inline: bool
     halt_epoch: int
+    profile_cid: str
+    engine: str | None = None  # another one than ours, as receipts name it
     prediction: tuple[int, ...] = field(default=(), repr=False)
     priority: int = 0  # among the tenant's waiting requests; lower comes first
     deadline: float = math.inf  # of `time.perf_counter`
@@ -141,7 +154,7 @@ class Resolved:
         if off or self.decision.method == "off":
             return EngineRequest(
                 engine_id, self.prompt, self.sampling, choice, self.adapter_cid, tenant=self.tenant, reuse=not off,
-                priority=self.priority, deadline=self.deadline, grammar=self.grammar,
+                priority=self.priority, deadline=self.deadline, grammar=self.grammar, profile_cid=self.profile_cid,
             )  # fmt: skip
         method, *others = self.decision.drafters
         return EngineRequest(
@@ -159,6 +172,7 @@ class Resolved:
             priority=self.priority,
             deadline=self.deadline,
             grammar=self.grammar,
+            profile_cid=self.profile_cid,
         )
 
 
@@ -178,7 +192,7 @@ class Resolver:
         self,
         identity: Identity,
         prompts: PromptReader,
-        grammars: GrammarCompiler,
+        grammars: Grammars,
         halts: HaltBoard,
         heads: HeadBoard,
         rules: Rules,
@@ -196,7 +210,7 @@ class Resolver:
         """
         self._check_names(request)
         adapter_cid = self._adapter(request)
-        speculation = read_speculation(request)
+        speculation = read_speculation(request, self._identity.methods_known)
         choices = read_choices(request.sampling)
         prompt = await self._prompts.read(request)
         sampling = read_sampling(request.sampling, self._identity.context_length - len(prompt.token_ids))
@@ -223,6 +237,8 @@ class Resolver:
             decision=decide(speculation, sampling.temperature, self._context(adapter_cid)),
             verify_inline=inline,
             halt_epoch=self._halts.epoch,
+            profile_cid=self._identity.profile_cid,
+            engine=self._identity.engine,
             prediction=await self._prompts.prediction(request.prediction),
             priority=request.priority,
             deadline=deadline,
@@ -244,7 +260,8 @@ class Resolver:
         return PolicyContext(
             base_cid=self._identity.base_cid,
             loaded=self._identity.drafters,
-            profile_passed=self._identity.probe_passed,
+            profile_passed=self._identity.may_draft,
+            methods=self._identity.methods_known,
             ledger_known=self._halts.known and self._heads.known,
             halted=tuple(self._halts.scopes),
             max_temperature=self._rules.max_temperature,
@@ -280,7 +297,7 @@ class Resolver:
 
 async def calls_held(
     tools: Tools, text: StructuredOutputs | None, syntax: ToolCallSyntax, special: Mapping[str, int],
-    grammars: GrammarCompiler,
+    grammars: Grammars,
 ) -> StructuredOutputs:  # fmt: skip
     """The constraint of an output that calls these tools, or is text that keeps to `text`.
 
@@ -300,7 +317,7 @@ async def calls_held(
     return source
 
 
-async def compiled(source: StructuredOutputs | None, grammars: GrammarCompiler) -> Grammar | None:
+async def compiled(source: StructuredOutputs | None, grammars: Grammars) -> Grammar | None:
     """Compiled on a thread, unless it is kept from before. Raises InvalidArgument naming the field and the place."""
     if source is None:
         return None

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
@@ -277,6 +277,14 @@ if __name__ == "__main__":
 
 
 KEPT = 64  # grammars
+
+
+class Grammars(Protocol):
+    """Makes constraints ready for sequences that follow them."""
+
+    async def compiled(self, source: StructuredOutputs) -> Grammar:
+        """Raises InvalidRequest naming the field and what is wrong."""
+        ...
 
 
 class GrammarCompiler:

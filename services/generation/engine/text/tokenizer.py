@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as FastTokenizer
@@ -239,6 +239,43 @@ _CONTEXT = 4
 """Tokens of the prompt that stand before the first one decoded."""
 
 
+class TextCodec(Protocol):
+    """What requests need of a tokenizer: `Tokenizer` here, or that of another engine. Safe from any thread; a far one
+    answers slowly and may raise ValueError.
+    """
+
+    @property
+    def far(self) -> bool:
+        """Whether a call leaves this process."""
+        ...
+
+    @property
+    def has_chat_template(self) -> bool: ...
+
+    @property
+    def chat_template_digest(self) -> str | None: ...
+
+    @property
+    def tool_calls(self) -> ToolCallSyntax: ...
+
+    @property
+    def special_texts(self) -> dict[str, int]: ...
+
+    def encode(self, text: str) -> list[int]: ...
+
+    def encode_output(self, text: str) -> list[int]: ...
+
+    def encode_chat(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] = ()) -> list[int]: ...
+
+    def decode(self, token_ids: Sequence[int]) -> str: ...
+
+    def decode_all(self, token_ids: Sequence[int]) -> str: ...
+
+    def stream(self, prompt: Sequence[int] = ()) -> StreamDecoder | None:
+        """None where text is not to be had token by token."""
+        ...
+
+
 class Tokenizer:
     """The model's tokenizer. Encoding and decoding are safe from any thread."""
 
@@ -257,6 +294,8 @@ class Tokenizer:
             raise
         except Exception as error:  # many kinds, each of them about these files
             raise ConfigInvalid(f"{path}: the tokenizer does not load: {error}") from error
+
+    far = False
 
     @property
     def fast(self) -> FastTokenizer:

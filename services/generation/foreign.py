@@ -1,0 +1,266 @@
+"""Another engine prepared from the settings: its signed profile, how its text is read, and the way to it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+
+from ledger.documents.engine_profile import EngineProfile
+from ledger.documents.receipt import ENGINE
+from ledger.documents.signed_document import sign_document
+from ledger.durable_file import write_durably
+from ledger.encoding.text_forms import cid, cid_of_json, timestamp
+from ledger.errors import LedgerError
+from ledger.keys.envelope import Envelope
+from ledger.keys.signer import Signer
+from services.generation.drafting.method_spec import MethodSpec
+from services.generation.engine.request import Grammar, StructuredOutputs
+from services.generation.engine.text.grammar import check_size
+from services.generation.engine.text.tokenizer import TextCodec, Tokenizer
+from services.generation.remote.dialects import DIALECTS, About, UpstreamError
+from services.generation.remote.engine import RemoteEngine
+from services.generation.remote.tokenizer import FarTokenizer
+from services.generation.remote.upstream import Upstream, UpstreamDown
+from services.generation.requests.resolution import Identity
+from services.generation.settings import GenerationSettings
+from services.generation.target.adapters import AdapterIdentity, adapter_cid
+from services.generation.target.errors import TargetError, about
+from services.generation.target.identity import base_cid, tokenizer_cid
+from services.runtime.process import CannotStart
+
+_log = logging.getLogger(__name__)
+
+_START_SECONDS = 900.0  # that a large model may take to load
+_RETRY_SECONDS = 1.0
+_LOOK_SECONDS = 10.0  # between two looks at what the upstreams say of themselves
+_ANY_TOKEN = 2**31  # the vocabulary's size where the engine does not say: it refuses ids itself
+
+_SIGN = re.compile(r"[^0-9a-zA-Z.+_-]")  # that no receipt has in a version
+
+SPECULATION = MethodSpec(
+    ENGINE, "the speculation of the engine behind this server, which it was started with", lambda parts: {},
+    flag="--url, an upstream that speculates",
+)  # fmt: skip
+
+
+class PassedOn:
+    """Constraints that the other engine compiles itself."""
+
+    async def compiled(self, source: StructuredOutputs) -> Grammar:
+        """Raises InvalidRequest for one that is too large."""
+        check_size(source)
+        return Grammar(source, 0, 0, fresh=None)  # type: ignore[arg-type]  # only our own sequences read that
+
+
+class ForeignEngine:
+    """Knows the upstreams, and keeps the identity true that requests and receipts are made by."""
+
+    def __init__(self, settings: GenerationSettings, folder: Path, key: Signer) -> None:
+        self._settings, self._folder, self._key = settings, folder, key
+        self._dialect = DIALECTS[settings.engine]
+        self._shown = shown = None if settings.engine_key_file is None else settings.engine_key_file.read_text().strip()
+        urls = {"off": settings.plain_url or "", ENGINE: settings.url}
+        self._upstreams = {
+            method: Upstream(self._dialect, url, shown, settings.engine_silence_seconds)
+            for method, url in urls.items()
+            if url is not None
+        }
+        self._abouts: dict[str, About] = {}
+        self._away: set[str] = set()  # methods whose upstreams may be others by now
+        self._asking = {method: asyncio.Lock() for method in self._upstreams}
+        self._told: Callable[[bytes], None] = lambda entry: None
+        self.identity: Identity
+        self.tokenizer: TextCodec
+        self.envelope: bytes
+
+    async def prepare(self) -> None:
+        """Waits until the upstreams answer. Raises CannotStart."""
+        for method in self._upstreams:
+            self._abouts[method] = await self._first_word(method)
+        plain, fast = self._abouts["off"], self._abouts.get(ENGINE)
+        if plain.speculates:
+            raise CannotStart("--plain-url: that engine speculates; expected the same one with speculation off")
+        if fast is not None and not _alike(plain, fast):
+            raise CannotStart(
+                f"--url is {_named(fast)}, --plain-url {_named(plain)}; expected one version of one model"
+            )
+        if fast is not None and fast.speculates is False:
+            _log.warning("--url: that engine does not speculate either; drop the flag, or start it with speculation")
+        try:
+            self._identify(plain)
+        except TargetError as error:
+            raise CannotStart(f"cannot serve {about(self._settings.weights or Path(), error)}") from error
+        self._profiled()
+
+    async def _first_word(self, method: str) -> About:
+        upstream, until = self._upstreams[method], time.monotonic() + _START_SECONDS
+        while True:
+            try:
+                return await upstream.about()
+            except UpstreamError as error:
+                raise CannotStart(f"--engine {self._dialect.name}: {error}") from error
+            except UpstreamDown as error:
+                if time.monotonic() > until:
+                    raise CannotStart(f"--engine {self._dialect.name}: {error}") from error
+                _log.info("waiting for the engine: %s", error)
+                await asyncio.sleep(_RETRY_SECONDS)
+
+    def _identify(self, plain: About) -> None:
+        """Raises TargetError for weights that cannot be read."""
+        weights, named = self._settings.weights, {"model": plain.model}
+        if weights is None:
+            far = FarTokenizer(self._dialect.name, self._settings.plain_url or "", plain.model, self._shown)
+            self.tokenizer, context = far, far.chat_template_digest
+        else:
+            self.tokenizer = Tokenizer(weights)
+            context = self.tokenizer.chat_template_digest
+        adapters = [AdapterIdentity(name, adapter_cid(path)) for name, path in self._settings.adapters.items()]
+        self.identity = Identity(
+            name=self._settings.model_name or plain.model,
+            architecture=self._dialect.name,
+            base_cid=base_cid(weights) if weights else cid_of_json({"type": "kolm.base.named.v1", **named}),
+            tokenizer_cid=(
+                tokenizer_cid(weights) if weights else cid_of_json({"type": "kolm.tokenizer.named.v1", **named})
+            ),
+            profile_cid="",
+            profile={},
+            probe_passed=False,
+            vocab_size=plain.vocab_size or _ANY_TOKEN,
+            context_length=min(plain.context_length, self._settings.context_length or plain.context_length),
+            drafters=(),
+            adapters=tuple(adapters),
+            chat_template=context,
+            methods_known=(SPECULATION,),
+        )
+
+    def _profiled(self) -> None:
+        """The identity as the upstreams are now; a profile that is known from before is the same entry again."""
+        plain, fast = self._abouts["off"], self._abouts.get(ENGINE)
+        document, kept = self._document(plain, fast), self._folder / "engine-profile.json"
+        envelope = _kept(kept, document)
+        if envelope is None:
+            envelope = sign_document(document, self._key).to_bytes()
+            write_durably(kept, envelope)
+        self.envelope = envelope
+        payload = Envelope.from_bytes(envelope).payload
+        identity = self.identity
+        identity.profile_cid, identity.profile = cid(payload), document.to_document()
+        identity.engine = document.name
+        identity.drafters = (ENGINE,) if fast is not None and _alike(plain, fast) else ()
+        _log.info("the engine is %s, profile %s", identity.engine, identity.profile_cid)
+
+    def _document(self, plain: About, fast: About | None) -> EngineProfile:
+        said = dict(each.partition("=")[::2] for each in self._settings.engine_flag)
+        word = said.pop("speculation", None) if fast is not None else None
+        invariant = said.pop("batch_invariant", None)
+        return EngineProfile(
+            engine=self._dialect.name,
+            version=_SIGN.sub("-", plain.version)[:63],
+            model=plain.model,
+            base_cid=self.identity.base_cid,
+            weights_checked=self._settings.weights is not None,
+            device=said.pop("device", None) or plain.device,
+            parallelism=said.pop("parallelism", None) or plain.parallelism,
+            batch_invariant=plain.batch_invariant if invariant is None else invariant == "true",
+            flags={name.lower(): value for name, value in {**plain.flags, **said}.items() if value},
+            speculation=word or (fast.speculation or "as it was started" if fast is not None else None),
+            issued_at=timestamp(datetime.now(UTC)),
+        )
+
+    def tell(self, told: Callable[[bytes], None]) -> None:
+        """`told` gets the entry of each profile that is new from now on."""
+        self._told = told
+
+    def away(self, method: str) -> None:
+        """Its upstream was not there, or broke off."""
+        self._away.add(method)
+
+    async def confirmed(self, method: str) -> str:
+        """The profile of the upstream of a method. Raises UpstreamDown, UpstreamError."""
+        if method in self._away:
+            async with self._asking[method]:
+                if method in self._away:
+                    await self._look(method)
+        return self.identity.profile_cid
+
+    async def follow(self) -> None:
+        """Look now and then whether the upstreams are what they were. Run it as a task."""
+        while True:
+            await asyncio.sleep(_LOOK_SECONDS)
+            for method in self._upstreams:
+                try:
+                    await self._look(method)
+                except (UpstreamDown, UpstreamError) as error:
+                    if method not in self._away:
+                        _log.warning("the engine cannot say what it is: %s", error)
+                    self.away(method)
+
+    async def _look(self, method: str) -> None:
+        """Raises UpstreamDown, UpstreamError."""
+        found, known = await self._described(method), self._abouts[method]
+        self._away.discard(method)
+        if found == known:
+            return
+        _log.warning("the engine was %s and is %s", _named(known), _named(found))
+        self._abouts[method] = found
+        for other in self._upstreams.keys() - {method}:  # has been updated too, or will be
+            try:
+                self._abouts[other] = await self._described(other)
+            except (UpstreamDown, UpstreamError):
+                self.away(other)
+        self._profiled()
+        self._told(self.envelope)
+
+    async def _described(self, method: str) -> About:
+        found = await self._upstreams[method].about()
+        if method == "off" and found.speculates:
+            raise UpstreamError("--plain-url speculates now; nothing can be held against it")
+        if found.model != self._abouts[method].model:
+            raise UpstreamError(f"serves {found.model} now; start this server anew to serve that")
+        return replace(found, speculation=found.speculation or self._abouts[method].speculation)
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[RemoteEngine]:
+        """The backend; when it ends all upstreams are closed."""
+        ids = {each.cid: each.name for each in self.identity.adapters}
+        engine = RemoteEngine(
+            self._dialect, self._upstreams, self._abouts["off"].model, self.tokenizer, adapters=ids,
+            most=self._settings.max_sequences + self._settings.max_waiting, confirmed=self.confirmed,
+        )  # fmt: skip
+        engine.broke_off = self.away
+        watch = asyncio.create_task(self.follow())
+        try:
+            yield engine
+        finally:
+            watch.cancel()
+            await engine.stop()
+            if isinstance(self.tokenizer, FarTokenizer):
+                self.tokenizer.close()
+
+
+def _alike(plain: About, fast: About) -> bool:
+    """Whether answers of one can be held against the other's."""
+    return (plain.version, plain.model, plain.flags) == (fast.version, fast.model, fast.flags)
+
+
+def _named(found: About) -> str:
+    return f"{found.version} with {found.model} {dict(found.flags)}"
+
+
+def _kept(path: Path, document: EngineProfile) -> bytes | None:
+    """The entry from before, if it says the same."""
+    try:
+        envelope = path.read_bytes()
+        known = EngineProfile.from_bytes(Envelope.from_bytes(envelope).payload)
+    except (OSError, LedgerError):
+        return None
+    return envelope if msgspec.structs.replace(known, issued_at=document.issued_at) == document else None

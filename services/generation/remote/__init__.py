@@ -1,0 +1,1 @@
+"""Other engines behind this service: vLLM, SGLang, llama-server."""

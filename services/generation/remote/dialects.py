@@ -1,0 +1,374 @@
+"""How vLLM, SGLang and llama-server are asked over HTTP and what they answer: token ids in, token ids out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from services.generation.engine.events import FinishReason, TokenLogprobs
+from services.generation.engine.request import EngineRequest, InvalidRequest, SamplingParams, StructuredOutputs
+
+
+class UpstreamError(Exception):
+    """An upstream answers what cannot be used; the message says what was expected."""
+
+
+Ask = Callable[[str, Mapping[str, Any] | None], Awaitable[Any]]
+"""The JSON or, for other types, the text at a path: a GET, or with a body a POST. Raises UpstreamError, OSError."""
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """What an upstream says of itself. None: it does not say."""
+
+    version: str
+    model: str
+    context_length: int
+    vocab_size: int | None = None
+    speculates: bool | None = None
+    speculation: str | None = None  # by its own word
+    flags: Mapping[str, str] = field(default_factory=dict)  # those that change numbers
+    parallelism: str | None = None
+    device: str | None = None
+    batch_invariant: bool | None = None
+    adapters: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Drafted:
+    """The engine's own counts of one sequence."""
+
+    passes: int  # that gave at least one token
+    proposed: int
+    accepted: int
+
+
+@dataclass(slots=True)
+class Answer:
+    """One sequence as it comes. `ids` and `text` only grow; the rest is there at the end."""
+
+    ids: list[int] = field(default_factory=list)
+    text: str = ""
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    finish: FinishReason | None = None
+    stop_reason: str | int | None = None
+    drafted: Drafted | None = None
+    prompt: list[int] | None = None  # as the engine has read it, where it says so
+    cached_tokens: int = 0
+    counted: int | None = None  # tokens, as the engine counts them: its ids may lack some
+
+
+class Dialect(Protocol):
+    """One engine's API. Everything else is the same for all of them."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def path(self) -> str:
+        """Where completions are asked for."""
+        ...
+
+    @property
+    def refused(self) -> Mapping[str, str]:
+        """Fields of a request that the engine has nothing for, each with what can be done instead."""
+        ...
+
+    async def about(self, ask: Ask) -> About:
+        """Raises UpstreamError, OSError."""
+        ...
+
+    def body(self, request: EngineRequest, model: str, adapter: str | None, *, stream: bool) -> dict[str, Any]:
+        """The JSON that asks for one sequence. Raises InvalidRequest."""
+        ...
+
+    def read(self, event: Mapping[str, Any], answer: Answer) -> None:
+        """Take in what came. Raises UpstreamError."""
+        ...
+
+
+def checked(dialect: Dialect, request: EngineRequest) -> None:
+    """Raises InvalidRequest for a field that this engine has nothing for, before anything is sent."""
+    params, plain = request.sampling, SamplingParams()
+    if request.k is not None:
+        raise InvalidRequest("k", f"is the choice of {dialect.name} for all requests; leave it out")
+    for name, instead in dialect.refused.items():
+        given = params.structured_outputs.kind == name if params.structured_outputs else False
+        if given or (hasattr(plain, name) and getattr(params, name) != getattr(plain, name)):
+            where = "structured_outputs" if given else name
+            raise InvalidRequest(where, f"{name} is nothing that {dialect.name} can do; {instead}")
+
+
+def seed_of(request: EngineRequest, bits: int) -> int:
+    """Each choice has a seed of its own, as vLLM counts them. Below 2^bits − 1, which is "random" to llama.cpp."""
+    return (request.sampling.seed + request.choice) % ((1 << bits) - 1)
+
+
+def _salt(request: EngineRequest) -> str:
+    """Cached prefixes stay within a tenant; a request that computes everything anew shares none."""
+    return request.tenant or "default" if request.reuse else f"{request.request_id}/{request.choice}"
+
+
+def finish_of(word: object) -> FinishReason:
+    """Raises UpstreamError for a word that no engine in the table ends an output with."""
+    reasons: dict[object, FinishReason] = {
+        "stop": "stop", "eos": "stop", "word": "stop", "length": "length", "limit": "length", "abort": "cancelled",
+        "error": "error",
+    }  # fmt: skip
+    if word not in reasons:
+        raise UpstreamError(f"ended an output with {word!r}; expected one of {', '.join(map(str, reasons))}")
+    return reasons[word]
+
+
+def ids_in(value: object) -> list[int]:
+    """Raises UpstreamError for anything but a list of token ids."""
+    if not isinstance(value, list) or not all(type(each) is int and 0 <= each < 2**32 for each in value):
+        raise UpstreamError(f"gave {str(value)[:80]} for token ids; expected whole numbers")
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class Vllm:
+    """OpenAI's completions with `return_token_ids`, vLLM 0.10.2 and later."""
+
+    name: str = "vllm"
+    path: str = "/v1/completions"
+    refused: Mapping[str, str] = field(default_factory=dict)
+
+    async def about(self, ask: Ask) -> About:
+        version, models = await ask("/version", None), await ask("/v1/models", None)
+        base, *adapters = sorted(models["data"], key=lambda each: each.get("parent") is not None)
+        metrics = str(await ask("/metrics", None))
+        cache = next((line for line in metrics.splitlines() if line.startswith("vllm:cache_config_info{")), "")
+        told = dict(part.split("=", 1) for part in cache.partition("{")[2].partition("}")[0].split(",") if "=" in part)
+        kept = ("block_size", "cache_dtype", "enable_prefix_caching", "sliding_window")
+        return About(
+            version=version["version"],
+            model=base["id"],
+            context_length=base["max_model_len"],
+            speculates="vllm:spec_decode_num_drafts" in metrics,
+            flags={name: told[name].strip('"') for name in kept if name in told},
+            adapters=frozenset(each["id"] for each in adapters),
+        )
+
+    def body(self, request: EngineRequest, model: str, adapter: str | None, *, stream: bool) -> dict[str, Any]:
+        params = request.sampling
+        made = _common(params) | {
+            "model": adapter or model, "prompt": list(request.prompt), "seed": seed_of(request, 63), "stream": stream,
+            "max_tokens": params.max_tokens, "min_tokens": params.min_tokens, "stop_token_ids": params.stop_token_ids,
+            "repetition_penalty": params.repetition_penalty, "logprobs": params.logprobs, "priority": 0,
+            "logit_bias": {str(token): bias for token, bias in params.logit_bias} or None,
+            "return_token_ids": True, "return_tokens_as_token_ids": True, "add_special_tokens": False,
+            "cache_salt": _salt(request), "stream_options": {"include_usage": True} if stream else None,
+        }  # fmt: skip
+        source = params.structured_outputs
+        if source is not None:
+            text = json.loads(source.text) if source.kind in ("json", "choice") else source.text or True
+            made["structured_outputs"] = {source.kind: text}
+        return made
+
+    def read(self, event: Mapping[str, Any], answer: Answer) -> None:
+        usage = event.get("usage") or {}
+        answer.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or answer.cached_tokens
+        counts = (event.get("metrics") or {}).get("speculative_decoding")
+        if counts is not None:
+            proposed, accepted = counts["num_draft_tokens"], counts["num_accepted_draft_tokens"]
+            answer.drafted = Drafted(len(answer.ids) - accepted, proposed, accepted)
+        for choice in event.get("choices", ()):
+            if choice.get("token_ids") is None and (choice.get("text") or choice.get("finish_reason") is None):
+                raise UpstreamError("gave no token_ids; expected a vLLM that knows return_token_ids (0.10.2 or later)")
+            if choice.get("prompt_token_ids") is not None:
+                answer.prompt = ids_in(choice["prompt_token_ids"])
+            answer.ids += ids_in(choice.get("token_ids") or [])
+            answer.text += choice.get("text") or ""
+            answer.logprobs += _vllm_logprobs(choice.get("logprobs"))
+            if choice.get("finish_reason") is not None:
+                answer.finish, answer.stop_reason = finish_of(choice["finish_reason"]), choice.get("stop_reason")
+
+
+def _vllm_logprobs(part: Mapping[str, Any] | None) -> list[TokenLogprobs]:
+    def token(text: str) -> int:
+        return int(text.removeprefix("token_id:"))
+
+    if part is None:
+        return []
+    return [
+        TokenLogprobs(token(chosen), logprob, tuple((token(each), value) for each, value in (top or {}).items()))
+        for chosen, logprob, top in zip(part["tokens"], part["token_logprobs"], part["top_logprobs"], strict=True)
+    ]
+
+
+def _common(params: SamplingParams) -> dict[str, Any]:
+    """Under the names that all three have."""
+    return {
+        "temperature": params.temperature, "top_p": params.top_p, "top_k": params.top_k or -1, "min_p": params.min_p,
+        "stop": list(params.stop), "ignore_eos": params.ignore_eos, "presence_penalty": params.presence_penalty,
+        "frequency_penalty": params.frequency_penalty,
+    }  # fmt: skip
+
+
+_SAMPLERS = ["penalties", "top_k", "top_p", "min_p", "temperature"]
+
+
+@dataclass(frozen=True, slots=True)
+class LlamaServer:
+    """llama.cpp's own completions. A stream leaves out ids within a character: `counted` shows it."""
+
+    name: str = "llama-server"
+    path: str = "/completion"
+    refused: Mapping[str, str] = field(
+        default_factory=lambda: {
+            "min_tokens": "leave it out",
+            "stop_token_ids": "name the text of that token in stop",
+            "regex": "write it as a grammar (GBNF)",
+        }
+    )
+
+    async def about(self, ask: Ask) -> About:
+        props, models = await ask("/props", None), await ask("/v1/models", None)
+        try:
+            slots = await ask("/slots", None)
+        except UpstreamError:  # started with --no-slots
+            slots = []
+        types = next((each["params"].get("speculative.types") for each in slots if "params" in each), None)
+        meta = models["data"][0].get("meta") or {}
+        return About(
+            version=props["build_info"],
+            model=props.get("model_alias") or models["data"][0]["id"],
+            context_length=props["default_generation_settings"]["n_ctx"],
+            vocab_size=meta.get("n_vocab"),
+            speculates=slots[0].get("speculative") if slots else None,
+            speculation=None if types == "none" else types,
+            flags={"model_ftype": props["model_ftype"]} if "model_ftype" in props else {},
+            adapters=frozenset(each["path"] for each in await ask("/lora-adapters", None)),
+        )
+
+    def body(self, request: EngineRequest, model: str, adapter: str | None, *, stream: bool) -> dict[str, Any]:
+        params = request.sampling
+        return _common(params) | _llama_constraint(params.structured_outputs) | {
+            "prompt": list(request.prompt), "n_predict": params.max_tokens, "seed": seed_of(request, 32),
+            "top_k": params.top_k, "repeat_penalty": params.repetition_penalty,
+            "repeat_last_n": len(request.prompt) + params.max_tokens,
+            "n_probs": 0 if params.logprobs is None else max(params.logprobs, 1),
+            "logit_bias": [[token, bias] for token, bias in params.logit_bias], "samplers": _SAMPLERS,
+            "cache_prompt": request.reuse, "return_tokens": True, "stream": stream,
+        }  # fmt: skip
+
+    def read(self, event: Mapping[str, Any], answer: Answer) -> None:
+        if "tokens" not in event:
+            raise UpstreamError("gave no tokens; expected a llama-server that knows return_tokens (b4300 or later)")
+        answer.ids += ids_in(event["tokens"])
+        answer.text += event.get("content") or ""
+        for each in event.get("completion_probabilities") or ():
+            top = tuple((one["id"], one["logprob"]) for one in each["top_logprobs"])
+            answer.logprobs.append(TokenLogprobs(each["id"], each["logprob"], top))
+        answer.counted = event.get("tokens_predicted", answer.counted)
+        if event.get("stop"):
+            answer.finish = finish_of(event["stop_type"])
+            answer.stop_reason = event.get("stopping_word") or None
+            timings = event.get("timings") or {}
+            answer.cached_tokens = timings.get("cache_n") or 0
+            accepted = timings.get("draft_n_accepted") or 0
+            answer.drafted = Drafted((answer.counted or 0) - accepted, timings.get("draft_n") or 0, accepted)
+
+
+def _llama_constraint(source: StructuredOutputs | None) -> dict[str, Any]:
+    match source:
+        case None:
+            return {}
+        case StructuredOutputs("json", text):
+            return {"json_schema": json.loads(text)}
+        case StructuredOutputs("json_object"):
+            return {"json_schema": {"type": "object"}}
+        case StructuredOutputs("choice", text):
+            return {"grammar": "root ::= " + " | ".join(json.dumps(each) for each in json.loads(text))}
+        case StructuredOutputs(_, text) if "::=" in text:
+            return {"grammar": text}
+    raise InvalidRequest("structured_outputs", "expected a grammar as llama-server reads them, in GBNF")
+
+
+@dataclass(frozen=True, slots=True)
+class Sglang:
+    """SGLang's own /generate, which takes and gives token ids."""
+
+    name: str = "sglang"
+    path: str = "/generate"
+    refused: Mapping[str, str] = field(default_factory=lambda: {"choice": "write it as a regex"})
+
+    async def about(self, ask: Ask) -> About:
+        info, models = await ask("/server_info", None), await ask("/v1/models", None)
+        base, *adapters = sorted(models["data"], key=lambda each: each.get("parent") is not None)
+        algorithm = info.get("speculative_algorithm")
+        kept = (
+            "dtype",
+            "quantization",
+            "kv_cache_dtype",
+            "attention_backend",
+            "sampling_backend",
+            "chunked_prefill_size",
+        )
+        sizes = [f"{name}={info[name]}" for name in ("tp_size", "pp_size", "dp_size") if info.get(name, 1) != 1]
+        return About(
+            version=info["version"],
+            model=base["id"],
+            context_length=base["max_model_len"],
+            speculates=algorithm is not None,
+            speculation=algorithm,
+            flags={name: str(info[name]) for name in kept if info.get(name) is not None},
+            parallelism=", ".join(sizes) or None,
+            device=info.get("device"),
+            batch_invariant=info.get("enable_deterministic_inference"),
+            adapters=frozenset(each["id"] for each in adapters),
+        )
+
+    def body(self, request: EngineRequest, model: str, adapter: str | None, *, stream: bool) -> dict[str, Any]:
+        params = request.sampling
+        sampling = _common(params) | {
+            "max_new_tokens": params.max_tokens, "min_new_tokens": params.min_tokens,
+            "sampling_seed": seed_of(request, 31), "stop_token_ids": list(params.stop_token_ids),
+            "repetition_penalty": params.repetition_penalty,
+            "logit_bias": {str(token): bias for token, bias in params.logit_bias} or None,
+        }  # fmt: skip
+        source = params.structured_outputs
+        if source is not None:
+            kinds = {"json": "json_schema", "json_object": "json_schema", "grammar": "ebnf"}
+            sampling[kinds.get(source.kind, source.kind)] = source.text or '{"type":"object"}'
+        made = {
+            "input_ids": list(request.prompt),
+            "sampling_params": sampling,
+            "stream": stream,
+            "lora_path": adapter,
+            "extra_key": _salt(request),
+        }
+        if params.logprobs is not None:
+            made |= {"return_logprob": True, "top_logprobs_num": params.logprobs}
+        return made
+
+    def read(self, event: Mapping[str, Any], answer: Answer) -> None:
+        """An event holds the whole answer so far, or with SGLang's --incremental-streaming-output what is new."""
+        if "error" in event:
+            raise UpstreamError(str(event["error"].get("message", event["error"])))
+        if "output_ids" not in event:
+            raise UpstreamError("gave no output_ids; expected SGLang's /generate")
+        ids, told, text = ids_in(event["output_ids"]), event["meta_info"], event.get("text") or ""
+        if len(ids) == told["completion_tokens"]:
+            answer.ids, answer.text = ids, text or answer.text
+        else:
+            answer.ids, answer.text = answer.ids + ids, answer.text + text
+        values, tops = told.get("output_token_logprobs") or [], told.get("output_top_logprobs") or []
+        for position in range(len(answer.logprobs), len(values)):
+            logprob, token, _ = values[position]
+            top = tops[position] if position < len(tops) and tops[position] else ()
+            answer.logprobs.append(TokenLogprobs(token, logprob, tuple((each[1], each[0]) for each in top)))
+        answer.cached_tokens = told.get("cached_tokens") or 0
+        if told.get("finish_reason") is not None:
+            answer.finish = finish_of(told["finish_reason"]["type"])
+            answer.stop_reason = told["finish_reason"].get("matched")
+            if "spec_verify_ct" in told:
+                proposed, accepted = told["spec_num_proposed_drafts"], told["spec_num_correct_drafts"]
+                answer.drafted = Drafted(len(answer.ids) - accepted, proposed, accepted)
+
+
+DIALECTS: Mapping[str, Dialect] = {each.name: each for each in (Vllm(), Sglang(), LlamaServer())}

@@ -1,0 +1,327 @@
+"""Another engine as this service's backend: requests go to the upstream that speculates, or to the plain one."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ledger.documents.receipt import ENGINE
+from ledger.encoding.stream_digest import token_digest
+from services.generation.engine.engine import Load, Ticket
+from services.generation.engine.events import (
+    Chunk,
+    Counts,
+    Event,
+    Finished,
+    FinishReason,
+    Outcome,
+    SpeculationMetrics,
+    TokenLogprobs,
+)
+from services.generation.engine.request import EngineError, EngineFull, EngineRequest, EngineStopped
+from services.generation.engine.text.tokenizer import TextCodec
+from services.generation.remote.dialects import Answer, Dialect, UpstreamError, checked
+from services.generation.remote.spelling import Spelling, missing
+from services.generation.remote.upstream import Upstream, UpstreamDown
+
+_log = logging.getLogger(__name__)
+
+_PAUSES = (0.2, 1.0)  # seconds before a request is sent again that failed before its first token
+
+
+@dataclass(slots=True, eq=False)
+class _Sequence:
+    """One sequence upstream, and what of it has been handed on."""
+
+    request: EngineRequest
+    events: asyncio.Queue[Event]
+    ticket: Ticket
+    taken: asyncio.Future[None]
+    started: float
+    answer: Answer = field(default_factory=Answer)
+    spelling: Spelling | None = None  # None where the ids' text is asked for in the end
+    released: int = 0  # ids
+    released_text: int = 0
+    first_token: float | None = None
+    last_token: float = 0.0
+
+    def begin(self, text: TextCodec) -> None:
+        """Anew: nothing of it has been handed on."""
+        self.answer, decoder = Answer(), text.stream(self.request.prompt)
+        self.spelling = None if decoder is None else Spelling(decoder)
+
+    def arrived(self, now: float) -> None:
+        """Hand on what has come, unless ids are missing that the engine has counted. Raises UpstreamError."""
+        answer = self.answer
+        if answer.prompt is not None and tuple(answer.prompt) != self.request.prompt:
+            raise UpstreamError("read other token ids than those it was sent as the prompt")
+        if len(answer.ids) > self.request.sampling.max_tokens:
+            raise UpstreamError(f"gave {len(answer.ids)} tokens where max_tokens is {self.request.sampling.max_tokens}")
+        if answer.counted not in (None, len(answer.ids)):
+            return
+        ids, text = answer.ids[self.released :], answer.text[self.released_text :]
+        if ids or text:
+            if self.spelling is not None:
+                self.spelling.feed(ids, text)
+            self.first_token, self.last_token = self.first_token or now, now
+            self._send(ids, text)
+
+    def _send(self, ids: list[int], text: str) -> None:
+        most = self.request.sampling.logprobs
+        logprobs = self.answer.logprobs[self.released : self.released + len(ids)] if most is not None else []
+        self.released, self.released_text = self.released + len(ids), self.released_text + len(text)
+        shown = tuple(replace(each, top=_best(each, most or 0)) for each in logprobs)
+        self.events.put_nowait(Chunk(self.request.request_id, self.request.choice, tuple(ids), text, shown))
+
+    def tail(self, text: str) -> None:
+        """Text that the engine left out."""
+        self.answer.text += text
+        self._send([], text)
+
+
+def _method(request: EngineRequest) -> str:
+    return "off" if request.method == "off" else ENGINE
+
+
+def _best(position: TokenLogprobs, most: int) -> tuple[tuple[int, float], ...]:
+    return tuple(sorted(position.top, key=lambda pair: -pair[1])[:most])
+
+
+class RemoteEngine:
+    """A `Backend`. Each sequence is a request of its own upstream, so that one that hangs holds no other up."""
+
+    def __init__(
+        self,
+        dialect: Dialect,
+        upstreams: Mapping[str, Upstream],
+        model: str,
+        text: TextCodec,
+        *,
+        adapters: Mapping[str, str],
+        most: int,
+        confirmed: Callable[[str], Awaitable[str]],
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """`upstreams` by method, `off` and perhaps ENGINE. `model` is what the engine calls it, `adapters` what
+        it calls these identifiers; at most `most` sequences are open. `confirmed` gives the profile of a method's
+        upstream, asked for anew if that was away; it raises UpstreamDown, UpstreamError.
+        """
+        self._dialect, self._upstreams, self.model, self._text = dialect, upstreams, model, text
+        self._adapters, self._most, self._confirmed, self._clock = adapters, most, confirmed, clock
+        self._open: dict[_Sequence, asyncio.Task[None]] = {}
+        self._totals = Counts()
+        self.broke_off: Callable[[str], None] = lambda method: None  # its upstream was not there, or broke off
+
+    @property
+    def alive(self) -> bool:
+        return True
+
+    @property
+    def totals(self) -> Counts:
+        return self._totals
+
+    def load(self) -> Load:
+        """Sequences of this server only; of its cache the engine tells its own metrics."""
+        begun = sum(sequence.first_token is not None for sequence in self._open)
+        return Load(begun, len(self._open) - begun, 0, 1, 0, 0)
+
+    async def submit_all(self, requests: Sequence[EngineRequest], events: asyncio.Queue[Event]) -> list[Ticket]:
+        for request in requests:
+            checked(self._dialect, request)
+            self._body(request, stream=True)  # refuses what it cannot say
+        if len(self._open) + len(requests) > self._most:
+            raise EngineFull("request_id", f"{len(self._open)} sequences are with the engine, of at most {self._most}")
+        alone, loop = not self._open and len(requests) == 1, asyncio.get_running_loop()
+        for other in self._open:
+            other.ticket.alone = False
+        held: asyncio.Queue[Event] = asyncio.Queue() if len(requests) > 1 else events
+        sequences = [
+            _Sequence(request, held, Ticket(alone), loop.create_future(), self._clock()) for request in requests
+        ]
+        for sequence in sequences:
+            self._open[sequence] = asyncio.create_task(self._run(sequence))
+        answers = await asyncio.gather(*(sequence.taken for sequence in sequences), return_exceptions=True)
+        refusal = next((each for each in answers if isinstance(each, BaseException)), None)
+        if refusal is not None:
+            for sequence in sequences:
+                self._end(sequence)
+            raise refusal
+        while not held.empty() and held is not events:
+            events.put_nowait(held.get_nowait())
+        for sequence in sequences:
+            sequence.events = events
+        return [sequence.ticket for sequence in sequences]
+
+    async def complete(self, request: EngineRequest) -> tuple[Outcome, Ticket]:
+        events: asyncio.Queue[Event] = asyncio.Queue()
+        try:
+            (ticket,) = await self.submit_all((request,), events)
+            while not isinstance(event := await events.get(), Finished):
+                pass
+        except asyncio.CancelledError:
+            self.cancel(request.request_id)
+            raise
+        return event.outcome, ticket
+
+    def cancel(self, request_id: str) -> None:
+        for sequence in self._open:
+            if sequence.request.request_id == request_id:
+                self._end(sequence)
+
+    async def stop(self) -> None:
+        running = list(self._open.values())
+        for sequence in self._open:
+            self._end(sequence)
+        await asyncio.gather(*running, return_exceptions=True)
+        for upstream in set(self._upstreams.values()):
+            await upstream.close()
+
+    def _end(self, sequence: _Sequence) -> None:
+        if (task := self._open.get(sequence)) is not None:
+            task.cancel()
+
+    async def _run(self, sequence: _Sequence) -> None:
+        """Whatever happens, it ends with a Finished or, before the engine has taken it, with its refusal."""
+        error: str | None = None
+        try:
+            async with asyncio.timeout(None if math.isinf(sequence.request.deadline) else self._left(sequence)):
+                await self._answered(sequence)
+            reason = sequence.answer.finish or "error"
+        except (asyncio.CancelledError, TimeoutError):
+            reason = "cancelled"
+        except EngineError as refusal:
+            sequence.taken.set_exception(refusal) if not sequence.taken.done() else None
+            reason, error = "error", str(refusal)
+        except UpstreamDown as down:
+            stopped = EngineStopped("request_id", f"the engine cannot be reached: {down}")
+            sequence.taken.set_exception(stopped) if not sequence.taken.done() else None
+            reason, error = "error", str(down)
+        except Exception as wrong:  # a bug here, or an answer as no engine gives it, must not leave a caller waiting
+            if not isinstance(wrong, UpstreamError):
+                _log.exception("an answer could not be read")
+            reason, error = "error", f"{self._dialect.name}: {wrong}"
+        if not sequence.taken.done():
+            sequence.taken.set_result(None)
+        del self._open[sequence]
+        request = sequence.request
+        sequence.events.put_nowait(Finished(request.request_id, request.choice, self._outcome(sequence, reason, error)))
+
+    def _body(self, request: EngineRequest, *, stream: bool) -> dict[str, Any]:
+        return self._dialect.body(request, self.model, self._adapters.get(request.adapter or ""), stream=stream)
+
+    def _left(self, sequence: _Sequence) -> float:
+        return max(0.0, sequence.request.deadline - self._clock())
+
+    async def _answered(self, sequence: _Sequence) -> None:
+        """Sent again while nothing has come. Raises EngineError, UpstreamDown, UpstreamError."""
+        for pause in (*_PAUSES, None):
+            try:
+                await self._ask(sequence)
+                return
+            except UpstreamDown as down:
+                self.broke_off(_method(sequence.request))
+                if pause is None or sequence.answer.ids:
+                    raise
+                _log.info("request %s is sent again: %s", sequence.request.request_id, down)
+                await asyncio.sleep(pause)
+
+    async def _ask(self, sequence: _Sequence) -> None:
+        request = sequence.request
+        upstream = self._upstreams[_method(request)]
+        profile_cid = await self._confirmed(_method(request))
+        if request.profile_cid not in (None, profile_cid):
+            raise EngineStopped("request_id", "the engine was updated after this request came; send it again")
+        sequence.begin(self._text)
+        async with aclosing(upstream.events(self._body(request, stream=True))) as events:
+            async for event in events:
+                if event is None:
+                    if not sequence.taken.done():
+                        sequence.taken.set_result(None)
+                    continue
+                self._dialect.read(event, sequence.answer)
+                sequence.arrived(self._clock())
+        drafted = sequence.answer.drafted
+        if drafted is not None and drafted.proposed and request.method == "off":
+            raise UpstreamError("drafts, and was started as the plain one; nothing can be held against it")
+        if sequence.answer.finish is None:
+            raise UpstreamDown(f"{upstream.url} ended an answer in the middle")
+        if sequence.answer.counted not in (None, len(sequence.answer.ids)):
+            await self._asked_whole(sequence, upstream)
+        await self._checked_text(sequence)
+
+    async def _asked_whole(self, sequence: _Sequence, upstream: Upstream) -> None:
+        """Ids that the stream left out, from the same request at one go. Raises UpstreamError if that differs."""
+        streamed, sequence.answer = sequence.answer, Answer()
+        async with aclosing(upstream.events(self._body(sequence.request, stream=False))) as events:
+            async for event in events:
+                if event is not None:
+                    self._dialect.read(event, sequence.answer)
+        whole, rest = sequence.answer, iter(sequence.answer.ids)
+        same = whole.text == streamed.text and whole.ids[: sequence.released] == streamed.ids[: sequence.released]
+        if not same or not all(token in rest for token in streamed.ids) or len(whole.ids) != streamed.counted:
+            sequence.answer = streamed
+            raise UpstreamError("left token ids out of its stream, and answers otherwise where it is not to stream")
+        sequence.arrived(self._clock())
+
+    async def _checked_text(self, sequence: _Sequence) -> None:
+        """Raises UpstreamError unless the ids spell the text."""
+        answer, ends = sequence.answer, sequence.request.sampling.stop_token_ids
+        if not isinstance(answer.stop_reason, str) and answer.stop_reason not in ends:
+            answer.stop_reason = None  # the model's own end of sequence
+        stop = answer.stop_reason if isinstance(answer.stop_reason, str) else None
+        by_token = answer.finish == "stop" and stop is None
+        if sequence.spelling is not None:
+            lacking = sequence.spelling.end(stop, by_token=by_token)
+        else:
+            ids = answer.ids[:-1] if by_token else answer.ids
+            spelled = await asyncio.to_thread(self._text.decode, ids)
+            lacking = missing(spelled, answer.text, stop)
+        if lacking:
+            sequence.tail(lacking)
+
+    def _outcome(self, sequence: _Sequence, reason: FinishReason, error: str | None) -> Outcome:
+        """States what has been handed on, and nothing else."""
+        answer, ids = sequence.answer, tuple(sequence.answer.ids[: sequence.released])
+        first = sequence.first_token or sequence.started
+        drafted = answer.drafted if reason in ("stop", "length") and ids else None
+        if drafted is not None and not 0 <= drafted.accepted <= drafted.proposed:
+            drafted = None  # counts of nothing that can have happened
+        passes = max(1, drafted.passes) if drafted else 0
+        self._totals.passes += passes if drafted else len(ids)
+        if drafted is not None:
+            self._totals.draft_tokens += drafted.proposed
+            self._totals.accepted_elsewhere += drafted.accepted
+        method = _method(sequence.request)
+        self._totals.by_method[method] = self._totals.by_method.get(method, 0) + (passes if drafted else len(ids))
+        return Outcome(
+            token_ids=ids,
+            text=answer.text[: sequence.released_text],
+            finish_reason=reason,
+            stop_reason=answer.stop_reason if reason == "stop" else None,
+            stream_digest=token_digest(ids),
+            margins=(),
+            metrics=SpeculationMetrics(
+                num_drafts=0,
+                num_draft_tokens=drafted.proposed if drafted else 0,
+                num_accepted_tokens=drafted.accepted if drafted else 0,
+                num_accepted_tokens_per_pos=(),
+                accepted_prediction_tokens=0,
+                rejected_prediction_tokens=0,
+                passes_by_method=(),
+                target_passes=passes,
+                prompt_tokens=len(sequence.request.prompt),
+                cached_prompt_tokens=min(answer.cached_tokens, len(sequence.request.prompt)),
+                output_tokens=len(ids),
+                queue_seconds=0.0,
+                prefill_seconds=first - sequence.started,
+                decode_seconds=max(0.0, sequence.last_token - first),
+                reported_by="engine" if drafted else "nobody",
+            ),
+            error=error,
+        )

@@ -1,0 +1,90 @@
+"""The tokenizer and chat template of an engine whose weights are not at hand, asked over HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+import httpx2
+
+from services.generation.engine.text.tokenizer import StreamDecoder
+from services.generation.engine.text.tool_calls import PLAIN, ToolCallSyntax, plain_turns
+
+_SECONDS = 30.0
+_KEPT_TOKENS = 65_536  # whose texts are asked for once
+
+
+class FarTokenizer:
+    """A `TextCodec`. Tools are described in words, as for templates that know none."""
+
+    far = True
+    has_chat_template = True  # or else the engine refuses the messages
+    chat_template_digest: str | None = None
+    tool_calls: ToolCallSyntax = PLAIN
+
+    def __init__(self, engine: str, url: str, model: str, key: str | None) -> None:
+        self._llama, self._model = engine == "llama-server", {} if engine == "llama-server" else {"model": model}
+        shown = {} if key is None else {"Authorization": f"Bearer {key}"}
+        self._client = httpx2.Client(base_url=url, headers=shown, timeout=_SECONDS, trust_env=False)
+        self._text_of = lru_cache(_KEPT_TOKENS)(self._asked_text)
+
+    @property
+    def special_texts(self) -> dict[str, int]:
+        return {}
+
+    def encode(self, text: str) -> list[int]:
+        return self._tokens(text, special=True)
+
+    def encode_output(self, text: str) -> list[int]:
+        return self._tokens(text, special=False)
+
+    def encode_chat(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] = ()) -> list[int]:
+        calling = tools or any(turn["role"] == "tool" or "tool_calls" in turn for turn in messages)
+        turns = plain_turns(messages, tools) if calling else list(messages)
+        if self._llama:
+            return self.encode(str(self._asked("/apply-template", {"messages": turns}, "prompt")))
+        return self._ids("/tokenize", {**self._model, "messages": turns, "add_generation_prompt": True})
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return self._text_of(tuple(token_ids)) if len(token_ids) == 1 else self._asked_text(tuple(token_ids))
+
+    def decode_all(self, token_ids: Sequence[int]) -> str:
+        return self.decode(token_ids)
+
+    def stream(self, prompt: Sequence[int] = ()) -> StreamDecoder | None:
+        return None
+
+    def close(self) -> None:
+        self._client.close()
+
+    def _tokens(self, text: str, *, special: bool) -> list[int]:
+        if self._llama:
+            return self._ids("/tokenize", {"content": text, "add_special": special, "parse_special": True})
+        return self._ids("/tokenize", {**self._model, "prompt": text, "add_special_tokens": special})
+
+    def _ids(self, path: str, body: Mapping[str, Any]) -> list[int]:
+        found = self._asked(path, body, "tokens")
+        if not isinstance(found, list) or not all(isinstance(each, int) for each in found):
+            raise ValueError("the engine's tokenizer gives no token ids")
+        return found
+
+    def _asked_text(self, token_ids: tuple[int, ...]) -> str:
+        if not token_ids:
+            return ""
+        body = {**self._model, "tokens": token_ids, "skip_special_tokens": True}
+        return str(self._asked("/detokenize", body, "content", "prompt", "text"))
+
+    def _asked(self, path: str, body: Mapping[str, Any], *names: str) -> Any:
+        """The first of these members of the answer. Raises ValueError."""
+        try:
+            response = self._client.post(path, json=body)
+            document = response.json()
+        except (httpx2.TransportError, ValueError) as error:
+            raise ValueError(f"the engine's tokenizer does not answer: {error!r}") from error
+        if response.status_code != 200:
+            raise ValueError(f"the engine says: {str(document.get('error', document))[:300]}")
+        found = [document[name] for name in names if name in document]
+        if not found:
+            raise ValueError(f"the engine's {path} answers without {' or '.join(names)}")
+        return found[0]

@@ -1,0 +1,145 @@
+"""One upstream over HTTP: questions, answers event by event, and which failures mean what."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import AsyncGenerator, Mapping
+from typing import Any
+
+import httpx2
+
+from services.generation.engine.request import ContextExceeded, EngineFull, EngineStopped, InvalidRequest
+from services.generation.remote.dialects import About, Dialect, UpstreamError
+
+logging.getLogger("httpx2").setLevel(logging.WARNING)  # which otherwise has a line for each request
+
+_CONNECT_SECONDS = 5.0
+_ABOUT_SECONDS = 10.0
+_FIELDS = {
+    "max_new_tokens": "max_tokens", "n_predict": "max_tokens", "min_new_tokens": "min_tokens",
+    "repeat_penalty": "repetition_penalty", "n_probs": "logprobs", "top_logprobs_num": "logprobs",
+    "sampling_seed": "seed", "json_schema": "structured_outputs", "ebnf": "structured_outputs",
+    "grammar": "structured_outputs", "regex": "structured_outputs", "lora_path": "adapter", "input_ids": "prompt",
+}  # fmt: skip
+"""The request's name of what an engine calls otherwise."""
+_KNOWN = (
+    "temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "min_tokens", "stop_token_ids", "stop",
+    "ignore_eos", "logprobs", "logit_bias", "presence_penalty", "frequency_penalty", "repetition_penalty",
+    "structured_outputs", "prompt",
+)  # fmt: skip
+
+
+class UpstreamDown(Exception):
+    """It did not answer, or broke off; the same request may succeed later."""
+
+
+class Upstream:
+    """One server of the engine. On one event loop; nothing waits for another request."""
+
+    def __init__(self, dialect: Dialect, url: str, key: str | None, silence_seconds: float) -> None:
+        """`key` is shown as a bearer token. `silence_seconds` without a byte end a request."""
+        self.url = url
+        self._dialect = dialect
+        self._client = httpx2.AsyncClient(
+            base_url=url,
+            headers={} if key is None else {"Authorization": f"Bearer {key}"},
+            timeout=httpx2.Timeout(silence_seconds, connect=_CONNECT_SECONDS),
+            limits=httpx2.Limits(max_connections=None, max_keepalive_connections=64),
+            trust_env=False,
+        )
+
+    async def about(self) -> About:
+        """What it says of itself. Raises UpstreamDown, UpstreamError."""
+        try:
+            return await self._dialect.about(self._ask)
+        except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
+            raise UpstreamError(
+                f"{self.url} does not describe itself as {self._dialect.name} does: {error!r}"
+            ) from error
+
+    async def _ask(self, path: str, body: Mapping[str, Any] | None) -> Any:
+        try:
+            response = await self._client.request(
+                "GET" if body is None else "POST", path, json=body, timeout=_ABOUT_SECONDS
+            )
+        except httpx2.TransportError as error:
+            raise UpstreamDown(f"{self.url} does not answer: {error!r}") from error
+        if response.status_code in (502, 503, 504):
+            raise UpstreamDown(f"{self.url} is not ready: {response.text[:200]}")
+        if response.status_code != 200:
+            raise UpstreamError(f"{self.url}{path} answers {response.status_code}: {response.text[:200]}")
+        return response.json() if "json" in response.headers.get("content-type", "") else response.text
+
+    ask = _ask
+
+    async def events(self, body: Mapping[str, Any]) -> AsyncGenerator[Mapping[str, Any] | None, None]:
+        """None once the engine has taken the request, then its events. Closing it ends the request there.
+
+        Raises InvalidRequest naming the field, EngineFull, EngineStopped, UpstreamDown, UpstreamError.
+        """
+        try:
+            async with self._client.stream("POST", self._dialect.path, json=body) as response:
+                if response.status_code != 200:
+                    raise _refusal(self.url, response.status_code, await response.aread())
+                yield None
+                if "event-stream" not in response.headers.get("content-type", ""):
+                    yield _parsed(await response.aread())
+                    return
+                async for line in response.aiter_lines():
+                    if line.startswith("data:") and (data := line[5:].strip()) != "[DONE]":
+                        yield _parsed(data)
+        except httpx2.TransportError as error:
+            raise UpstreamDown(f"{self.url} broke off: {error!r}") from error
+
+    async def close(self) -> None:
+        await self._client.aclose()
+
+
+def _parsed(data: str | bytes) -> Mapping[str, Any]:
+    """Raises UpstreamError for what is no JSON object, or tells of an error."""
+    try:
+        event = json.loads(data)
+    except ValueError:
+        event = None
+    if not isinstance(event, dict):
+        raise UpstreamError(f"sent {str(data)[:80]!r}; expected a JSON object")
+    if event.get("error"):
+        raise UpstreamError(f"broke off with {_message(event)}")
+    return event
+
+
+def _message(document: object) -> str:
+    said = document.get("error", document) if isinstance(document, dict) else document
+    said = said.get("message", said) if isinstance(said, dict) else said
+    return str(said)[:400]
+
+
+def _refusal(url: str, status: int, data: bytes) -> Exception:
+    """By what a status means to whoever sent the request."""
+    try:
+        document = json.loads(data)
+    except ValueError:
+        document = data.decode(errors="replace")
+    message = _message(document)
+    if status == 429:
+        return EngineFull("request_id", f"the engine takes no more requests now: {message}")
+    if status in (502, 503, 504):
+        return UpstreamDown(f"{url} is not ready: {message}")
+    if status in (401, 403):
+        return EngineStopped("request_id", "the engine refuses this server's key (--engine-key-file)")
+    if status in (400, 404, 413, 422):
+        if "context" in message and ("length" in message or "size" in message):
+            return ContextExceeded("max_tokens", f"the engine says: {message}")
+        return InvalidRequest(_field(document, message), f"the engine refuses it: {message}")
+    return UpstreamError(f"answers {status}: {message}")
+
+
+def _field(document: object, message: str) -> str:
+    """The request's field that a refusal is about: named as such, or by the first word that is one."""
+    inner = document.get("error") if isinstance(document, dict) else None
+    named = inner.get("param") if isinstance(inner, dict) else None
+    names = {**{each: each for each in _KNOWN}, **_FIELDS}
+    if isinstance(named, str) and named in names:
+        return names[named]
+    return next((ours for theirs, ours in names.items() if theirs in message), "prompt")

@@ -1,0 +1,228 @@
+"""A fake vLLM, SGLang or llama-server on a loopback port: honest, or wrong in one of the ways that tests ask for."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from services.generation.engine.text.tokenizer import Tokenizer
+
+
+class Dropped(Exception):
+    """The connection ends here."""
+
+
+@dataclass
+class FakeUpstream:
+    """The next token is a digest of those before it, of the seed and of `taste`: fakes of one taste agree.
+
+    `fault` is how it fails: `hang` and `drop` after `after` tokens, `short` (ends without saying so), `text`, `ids`
+    (has none), `prompt`, `many`, `busy`, `loading`, `refuse`, `garbage`; `unsteady` answers otherwise each time.
+    """
+
+    kind: str
+    tokenizer: Tokenizer
+    speculates: bool = False
+    version: str = "1.2.3"
+    model: str = "house-model"
+    taste: str = "plain"
+    fault: str | None = None
+    after: int = 2
+    differs_at: int | None = None  # the place of a token that is another one
+    vocabulary: Sequence[int] = ()
+    ends_after: int | None = None  # tokens, with an end-of-sequence token
+    counts: bool = True  # tells of its speculation
+    port: int = 0
+    bodies: list[dict[str, Any]] = field(default_factory=list)
+    closed_early: int = 0  # answers whose reader left
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def tokens(self, prompt: Sequence[int], seed: int, most: int) -> list[int]:
+        """The whole output for a prompt."""
+        made: list[int] = []
+        many = most + 1 if self.fault == "many" else most
+        while len(made) < many:
+            if self.ends_after is not None and len(made) == self.ends_after:
+                return [*made, self.tokenizer.fast.token_to_id("</s>")]
+            told = [self.taste, seed, *prompt, *made, len(self.bodies) if self.fault == "unsteady" else 0]
+            drawn = int.from_bytes(hashlib.sha256(json.dumps(told).encode()).digest()[:4])
+            made.append(self.vocabulary[(drawn + (len(made) == self.differs_at)) % len(self.vocabulary)])
+        return made
+
+    async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(Dropped, ConnectionError, asyncio.IncompleteReadError):
+            while line := await reader.readline():
+                method, path, _ = line.decode().split()
+                headers = {}
+                while (header := (await reader.readline()).decode().strip()) != "":
+                    name, _, value = header.partition(":")
+                    headers[name.lower()] = value.strip()
+                data = await reader.readexactly(int(headers.get("content-length", 0)))
+                await self._answer(path, json.loads(data) if method == "POST" else None, writer)
+        writer.close()
+
+    async def _answer(self, path: str, body: dict[str, Any] | None, writer: asyncio.StreamWriter) -> None:
+        if path in ("/v1/completions", "/generate", "/completion") and body is not None:
+            self.bodies.append(body)
+            await self._complete(body, writer)
+            return
+        status, document = 200, self._about(path, body or {})
+        if document is None:
+            status, document = 404, {"error": {"message": "no such path"}}
+        kind = "text/plain" if isinstance(document, str) else "application/json"
+        await _send(writer, status, document if isinstance(document, str) else json.dumps(document), kind)
+
+    def _about(self, path: str, body: dict[str, Any]) -> Any:
+        models = {"data": [{"id": self.model, "max_model_len": 256, "meta": {"n_vocab": None}}]}
+        spec = "vllm:spec_decode_num_drafts_total 0\n" if self.speculates else ""
+        text = body.get("prompt", body.get("content", ""))
+        match path:
+            case "/version":
+                return {"version": self.version}
+            case "/v1/models":
+                return models
+            case "/metrics":
+                return f'vllm:cache_config_info{{block_size="16",engine="0"}} 1\n{spec}'
+            case "/props":
+                return {"build_info": self.version, "model_alias": self.model, "model_ftype": "Q8_0",
+                        "default_generation_settings": {"n_ctx": 256}}  # fmt: skip
+            case "/slots":
+                return [{"speculative": self.speculates}]
+            case "/lora-adapters":
+                return []
+            case "/server_info":
+                return {"version": self.version, "speculative_algorithm": "NGRAM" if self.speculates else None}
+            case "/tokenize" if "messages" in body:
+                return {"tokens": self.tokenizer.encode(" ".join(turn["content"] for turn in body["messages"]))}
+            case "/apply-template":
+                return {"prompt": " ".join(turn["content"] for turn in body["messages"])}
+            case "/tokenize":
+                return {"tokens": self.tokenizer.encode(text)}
+            case "/detokenize":
+                return {"prompt": self.tokenizer.decode(body["tokens"])}
+        return None
+
+    async def _complete(self, body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+        refusals = {
+            "busy": (429, {"error": {"message": "too many"}}),
+            "loading": (503, {"error": {"message": "Loading model"}}),
+            "refuse": (400, {"error": {"message": "top_k is too large", "param": "top_k"}}),
+        }
+        if self.fault in refusals:
+            status, document = refusals[self.fault]
+            await _send(writer, status, json.dumps(document), "application/json")
+            return
+        stream = body["stream"]
+        kind = "text/event-stream" if stream else "application/json"
+        head = f"HTTP/1.1 200 OK\r\nContent-Type: {kind}\r\nTransfer-Encoding: chunked\r\n\r\n"
+        writer.write(head.encode())
+        await writer.drain()
+        events = [event async for event in self._events(body)] if not stream else self._events(body)
+        if isinstance(events, list):
+            await _chunk(writer, json.dumps(events[-1]))
+        else:
+            async for event in events:
+                await _chunk(writer, f"data: {event if isinstance(event, str) else json.dumps(event)}\n\n")
+            await _chunk(writer, "data: [DONE]\n\n")
+        writer.write(b"0\r\n\r\n")
+        await writer.drain()
+
+    async def _events(self, body: dict[str, Any]) -> AsyncIterator[Any]:
+        sampling = body.get("sampling_params", body)
+        prompt = body.get("input_ids", body.get("prompt"))
+        most = sampling.get("max_new_tokens", sampling.get("n_predict", sampling.get("max_tokens")))
+        seed = sampling.get("sampling_seed", sampling.get("seed"))
+        ids = self.tokens(prompt, seed, most)
+        ended = self.ends_after is not None and len(ids) == self.ends_after + 1
+        decoder, so_far = self.tokenizer.stream(prompt), ""
+        for place, token in enumerate(ids):
+            if place == self.after:
+                await self._fail()
+            if self.fault == "garbage":
+                yield "no JSON"
+            text = decoder.feed(token) if not (ended and place == len(ids) - 1) else ""
+            so_far += "x" + text if self.fault == "text" else text
+            yield self._event(prompt, ids[: place + 1], text if self.fault != "text" else "x" + text, so_far)
+            await asyncio.sleep(0)
+        if self.fault != "short":
+            for event in self._last(ids, so_far, "stop" if ended else "length"):
+                yield event
+
+    async def _fail(self) -> None:
+        if self.fault == "hang":
+            await asyncio.sleep(3600)
+        if self.fault == "drop":
+            raise Dropped
+
+    def _event(self, prompt: Sequence[int], ids: Sequence[int], text: str, so_far: str) -> dict[str, Any]:
+        new = [] if self.fault == "ids" else [ids[-1]]
+        match self.kind:
+            case "vllm":
+                choice = {"text": text, "token_ids": None if self.fault == "ids" else new}
+                if len(ids) == 1:
+                    choice["prompt_token_ids"] = [*prompt, 1] if self.fault == "prompt" else list(prompt)
+                return {"choices": [choice]}
+            case "llama-server":
+                tokens = {} if self.fault == "ids" else {"tokens": new}
+                return {"content": text, "stop": False, "tokens_predicted": len(ids), **tokens}
+        ours = {} if self.fault == "ids" else {"output_ids": list(ids)}
+        return {"text": so_far, "meta_info": {"completion_tokens": len(ids), "finish_reason": None}, **ours}
+
+    def _last(self, ids: Sequence[int], text: str, reason: str) -> list[dict[str, Any]]:
+        accepted = len(ids) // 2 if self.speculates else 0
+        proposed = accepted + 1 if self.speculates else 0
+        match self.kind:
+            case "vllm":
+                told = {"num_draft_tokens": proposed, "num_accepted_draft_tokens": accepted}
+                counts = {"metrics": {"speculative_decoding": told}} if self.counts and self.speculates else {}
+                usage = {"prompt_tokens_details": {"cached_tokens": 1}}
+                return [{"choices": [{"text": "", "token_ids": [], "finish_reason": reason}]},
+                        {"choices": [], "usage": usage, **counts}]  # fmt: skip
+            case "llama-server":
+                timings = {"draft_n": proposed, "draft_n_accepted": accepted} if self.speculates else {}
+                stopped = {"stop": "eos", "length": "limit"}[reason]
+                return [{"content": "", "tokens": [], "stop": True, "stop_type": stopped, "tokens_predicted": len(ids),
+                         "timings": timings}]  # fmt: skip
+        told = {"completion_tokens": len(ids), "finish_reason": {"type": reason}, "cached_tokens": 1}
+        if self.counts and self.speculates:
+            told |= {"spec_verify_ct": 1, "spec_num_proposed_drafts": proposed, "spec_num_correct_drafts": accepted}
+        return [{"text": text, "output_ids": list(ids), "meta_info": told}]
+
+
+async def _send(writer: asyncio.StreamWriter, status: int, text: str, kind: str) -> None:
+    data = text.encode()
+    writer.write(f"HTTP/1.1 {status} -\r\nContent-Type: {kind}\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data)
+    await writer.drain()
+
+
+async def _chunk(writer: asyncio.StreamWriter, text: str) -> None:
+    data = text.encode()
+    writer.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
+    await writer.drain()
+
+
+@asynccontextmanager
+async def listening(upstream: FakeUpstream) -> AsyncIterator[FakeUpstream]:
+    """Serve it, on its port if it has one: as after a restart."""
+    writers: set[asyncio.StreamWriter] = set()
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writers.add(writer)
+        await upstream.handle(reader, writer)
+
+    server = await asyncio.start_server(handle, "127.0.0.1", upstream.port)
+    upstream.port = server.sockets[0].getsockname()[1]
+    try:
+        yield upstream
+    finally:
+        server.close()
+        for writer in writers:
+            writer.transport.abort()

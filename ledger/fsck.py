@@ -16,7 +16,7 @@ from functools import lru_cache
 from itertools import islice
 from typing import Protocol
 
-from ledger.audit.log_verification import verify_log
+from ledger.audit.log_verification import Spread, verify_log
 from ledger.documents.content import Content
 from ledger.documents.erasure import Erasure, Expiry
 from ledger.documents.receipt import Receipt
@@ -128,12 +128,13 @@ def fsck(
     guarded: Sequence[Checkpoint] = (),
     witnessed: Sequence[Checkpoint] = (),
     origin: str | None = None,
+    spread: Spread = map,
 ) -> FsckReport:
     """Run the checks of a depth and of those above it, and list what is wrong, up to MOST_FINDINGS.
 
     `guarded` is what the guard holds, read *before* the inspection began where a ledger is running beside it; only the
     head of this log is looked at. `witnessed` are checkpoints that the log has signed, as others keep them, under the
-    same condition. Never raises for anything that is wrong with the database.
+    same condition. `spread` is as in `verify_log`. Never raises for anything that is wrong with the database.
     """
     findings: list[Finding] = []
     size = covered = 0
@@ -151,7 +152,7 @@ def fsck(
             except LedgerError as error:
                 findings.append(Finding("checkpoints", row["size"], str(error)))
         findings += _against_signed(inspection, size, head, _of_this_log(guarded, head, origin), witnessed)
-        found = _of_all_rows(inspection, trusted, depth, head)
+        found = _of_all_rows(inspection, trusted, depth, head, spread)
         findings += islice(_once_a_row(found), MOST_FINDINGS - len(findings))
     except LedgerError as error:  # from there on, nothing can be read
         findings.append(Finding("database", None, str(error)))
@@ -212,7 +213,7 @@ def _against_signed(
 
 
 def _of_all_rows(
-    inspection: Inspection, trusted: TrustedKeys, depth: Depth, head: Checkpoint | None
+    inspection: Inspection, trusted: TrustedKeys, depth: Depth, head: Checkpoint | None, spread: Spread
 ) -> Iterator[Finding]:
     if depth >= Depth.STRUCTURE:
         yield from _Comparison(inspection, contents=depth >= Depth.DEEP).findings()
@@ -224,7 +225,7 @@ def _of_all_rows(
             except LedgerError as error:
                 yield Finding("checkpoints", row["size"], str(error))
         entries = (row["entry"] if isinstance(row["entry"], bytes) else b"" for row in inspection.rows("leaves"))
-        report = verify_log(entries, None, trusted)
+        report = verify_log(entries, None, trusted, spread=spread)
         if report.problem is not None:
             problem = report.problem.removeprefix(f"entry {report.bad_index}: ")
             yield Finding("leaves", report.bad_index, problem)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import islice
 
 from ledger.audit.halt_breach import GRACE_SECONDS
-from ledger.audit.log_walk import CheckFailed, LogWalk
+from ledger.audit.log_walk import CheckedEntry, CheckFailed, LogWalk, check_entry
 from ledger.documents.halt import HaltState
 from ledger.documents.key_history import KeyHistory
 from ledger.documents.receipt import Receipt
@@ -70,8 +72,11 @@ def verify_log(
     trusted: TrustedKeys,
     origin: str | None = None,
     now: datetime | None = None,
+    spread: Spread = map,
 ) -> Report:
     """Run the checklist `CHECKS` over entries 0, 1, 2, … as they stream by, and stop at the first failure.
+
+    `spread` may have several processes read the entries and verify their signatures; the report is the same.
 
     `checkpoint` is a signed note; entries beyond its size are checked too, although no signed tree head covers them
     yet. Without one, checks 1 and 6 have nothing to check. `now` is the verifier's clock: a document of a time to come
@@ -81,7 +86,7 @@ def verify_log(
     walk = LogWalk(KeyHistory.of(trusted), not_after=not_after)
     try:
         head = _open_head(checkpoint, trusted, origin)
-        _walk(walk, entries, head)
+        _walk(walk, _Pieces(walk, iter(entries)), head, spread)
         if head is not None and checkpoint is not None:  # and with a key that had not been replaced by then
             _open_head(checkpoint, walk.keys.at(max(head.size - 1, 0)), origin)
     except CheckFailed as failed:
@@ -127,23 +132,59 @@ def _open_head(checkpoint: bytes | None, trusted: TrustedKeys, origin: str | Non
         raise CheckFailed(1, str(error)) from error
 
 
-def _walk(walk: LogWalk, entries: Iterable[bytes], head: Checkpoint | None) -> None:
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Entries that one process checks at once, by the keys that were known when they were read."""
+
+    entries: tuple[bytes, ...]
+    keys: KeyHistory
+
+    def checked(self) -> list[CheckedEntry]:
+        return [check_entry(data, self.keys) for data in self.entries]
+
+
+Spread = Callable[[Callable[[Piece], list[CheckedEntry]], Iterable[Piece]], Iterable[list[CheckedEntry]]]
+"""`map`, or one like it that uses several processes; results in the order of the pieces."""
+
+_PIECE = 128
+
+
+class _Pieces:
+    """A log, cut up as it is read. `waiting` are the pieces that were taken, `failure` is why no more came."""
+
+    def __init__(self, walk: LogWalk, entries: Iterator[bytes]) -> None:
+        self.waiting: deque[Piece] = deque()
+        self.failure: LedgerError | None = None
+        self._walk = walk
+        self._entries = entries
+
+    def __iter__(self) -> Iterator[Piece]:
+        while entries := tuple(self._read()):
+            self.waiting.append(Piece(entries, self._walk.keys))
+            yield self.waiting[-1]
+
+    def _read(self) -> Iterator[bytes]:
+        """What was read before a failure is still a piece: its entries may fail first."""
+        try:
+            yield from islice(self._entries if self.failure is None else (), _PIECE)
+        except LedgerError as error:
+            self.failure = error
+
+
+def _walk(walk: LogWalk, pieces: _Pieces, head: Checkpoint | None, spread: Spread) -> None:
     _compare_root(walk, head)
-    stream = iter(entries)
-    while (data := _next(walk, stream)) is not None:
-        walk.take(data)
-        _compare_root(walk, head)
+    for checked in spread(Piece.checked, pieces):
+        piece = pieces.waiting.popleft()
+        for data, entry in zip(piece.entries, checked, strict=True):
+            # A key that was replaced meanwhile counts at once: such entries are checked again, by the keys of now.
+            walk.take(entry if piece.keys is walk.keys else check_entry(data, walk.keys))
+            _compare_root(walk, head)
+    if isinstance(pieces.failure, ChainError):  # the database knows which entry is damaged
+        raise CheckFailed(2, pieces.failure.problem, pieces.failure.index) from pieces.failure
+    if pieces.failure is not None:  # it does not, but this is the one that should have come next
+        raise CheckFailed(2, f"cannot be read: {pieces.failure}", walk.frontier.size) from pieces.failure
     if head is not None and walk.frontier.size < head.size:
         raise CheckFailed(6, f"the checkpoint covers {head.size} entries, the log holds {walk.frontier.size}")
-
-
-def _next(walk: LogWalk, stream: Iterator[bytes]) -> bytes | None:
-    try:
-        return next(stream, None)
-    except ChainError as error:  # the database knows which entry is damaged
-        raise CheckFailed(2, error.problem, error.index) from error
-    except LedgerError as error:  # it does not, but this is the one that should have come next
-        raise CheckFailed(2, f"cannot be read: {error}", walk.frontier.size) from error
 
 
 def _compare_root(walk: LogWalk, head: Checkpoint | None) -> None:

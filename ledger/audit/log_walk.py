@@ -18,10 +18,49 @@ from ledger.documents.reference_rules import References, follow
 from ledger.documents.signed_document import Document, kind_of
 from ledger.encoding.text_forms import ZERO_DIGEST
 from ledger.errors import ChainError, LedgerError
+from ledger.keys.envelope import Envelope
 from ledger.tree.entry import Entry, entry_hash
 from ledger.tree.merkle import Frontier, leaf_hash
 
 T = TypeVar("T")
+
+NOT_KEPT = Envelope(b"", "", ())
+"""Stands for the envelopes that no rule looks at."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedEntry:
+    """One entry as far as it can be judged alone, which is most of the work; travels from one process to another.
+
+    `malformed` says why the bytes are no entry; then all but the hashes is missing. `refused` says why the document
+    does not hold: its form, or its signatures. `envelope` is kept where others are judged by its bytes (draws, keys).
+    """
+
+    leaf: bytes
+    hash: str
+    index: int = -1
+    previous: str = ""
+    signers: tuple[str, ...] = ()
+    document: Document | None = None
+    envelope: Envelope = NOT_KEPT
+    malformed: str | None = None
+    refused: str | None = None
+
+
+def check_entry(data: bytes, keys: KeyHistory) -> CheckedEntry:
+    """Read an entry and verify its signatures by the keys of its index. Never raises for its bytes."""
+    leaf, name = leaf_hash(data), entry_hash(data)
+    try:
+        entry = Entry.from_bytes(data)
+    except LedgerError as error:
+        return CheckedEntry(leaf, name, malformed=str(error))
+    signers = tuple(signature.key_id for signature in entry.envelope.signatures)
+    try:
+        document = keys.open(entry.index, entry.envelope)
+    except LedgerError as error:
+        return CheckedEntry(leaf, name, entry.index, entry.previous, signers, refused=str(error))
+    kept = entry.envelope if isinstance(document, Draw | KeyEntry) else NOT_KEPT
+    return CheckedEntry(leaf, name, entry.index, entry.previous, signers, document, kept)
 
 
 class CheckFailed(Exception):
@@ -90,15 +129,20 @@ class LogWalk:
     signers: set[str] = field(default_factory=set)
     not_after: str | None = None
 
-    def take(self, data: bytes) -> tuple[Entry, Document]:
-        """Check the next entry. Raises CheckFailed; then nothing has been taken."""
-        index = self.frontier.size
-        entry = _attempt(2, index, lambda: Entry.from_bytes(data))
+    def take(self, entry: CheckedEntry) -> Document:
+        """Check the place of the next entry, which was checked by `keys` as they are. Returns its document.
+
+        Raises CheckFailed; then nothing has been taken.
+        """
+        index, document = self.frontier.size, entry.document
+        if entry.malformed is not None:
+            raise CheckFailed(2, entry.malformed, index)
         if entry.index != index:
             raise CheckFailed(2, f"says that it is entry {entry.index}", index)
         if entry.previous != self.previous:
             raise CheckFailed(3, f"names {entry.previous} as the one before it, which is {self.previous}", index)
-        document = _attempt(4, index, lambda: self.keys.open(index, entry.envelope))
+        if document is None:
+            raise CheckFailed(4, str(entry.refused), index)
         if isinstance(document, KeyEntry) and document.replaces and document.public_key.key_id in self.signers:
             raise CheckFailed(4, f"{document.public_key.key_id} was in use before the entry that introduces it", index)
         if isinstance(document, Receipt) and self.seen.knows(document.receipt_id):
@@ -109,10 +153,10 @@ class LogWalk:
         self.halts = halts
         self.kinds[kind_of(document)] += 1
         self.watch.observe(index, document)
-        self.signers.update(signature.key_id for signature in entry.envelope.signatures)
+        self.signers.update(entry.signers)
         self.seen.remember(index, document)
-        self.frontier, self.previous = self.frontier.append(leaf_hash(data)), entry_hash(data)
-        return entry, document
+        self.frontier, self.previous = self.frontier.append(entry.leaf), entry.hash
+        return document
 
     def _check_date(self, index: int, document: Document) -> None:
         """Replays are due so long after these times, and halts end at them: dated ahead, they put off what is owed."""

@@ -3,40 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ledger.audit.log_walk import CheckedEntry, check_entry
 from ledger.bundle.folder import BundleFolder
 from ledger.bundle.layout import ENTRIES_PER_FILE, ContentLine, split_lines
-from ledger.documents.audit import Draw
 from ledger.documents.content import Content
 from ledger.documents.key_history import KeyHistory
 from ledger.documents.receipt import Receipt
-from ledger.documents.signed_document import Document
 from ledger.errors import FormatError, LedgerError
-from ledger.keys.envelope import Envelope
-from ledger.tree.entry import Entry, entry_hash
-from ledger.tree.merkle import leaf_hash
+from ledger.tree.entry import Entry
 
 CANONICAL, SIGNED, CONTENT = 6, 8, 12
 """Numbers of `verification.CHECKS`."""
-
-
-@dataclass(frozen=True, slots=True)
-class CheckedEntry:
-    """One entry as far as it can be judged alone. `problem` is the check that failed, and why.
-
-    `envelope` is kept where the rest of the log is judged by its bytes (draws).
-    """
-
-    index: int
-    leaf: bytes
-    hash: str
-    previous: str
-    signers: tuple[str, ...] = ()
-    document: Document | None = None
-    envelope: Envelope | None = None
-    problem: tuple[int, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +47,10 @@ def check_file(job: FileCheck) -> CheckedFile:
             raise FormatError(f"entries/{job.name}.jsonl", f"expected 1 to {ENTRIES_PER_FILE} entries")
     except LedgerError as error:
         return CheckedFile((), problem=(CANONICAL, str(error)))
-    entries = tuple(_check_line(data, f"{job.name}.jsonl line {at}", job.keys) for at, data in enumerate(lines, 1))
-    if entries[0].problem is None and entries[0].index != int(job.name):
+    entries = tuple(
+        _named(check_entry(data, job.keys), f"{job.name}.jsonl line {at}") for at, data in enumerate(lines, 1)
+    )
+    if entries[0].document is not None and entries[0].index != int(job.name):
         return CheckedFile(
             entries, problem=(CANONICAL, f"entries/{job.name}.jsonl begins with entry {entries[0].index}")
         )
@@ -81,19 +63,9 @@ def check_file(job: FileCheck) -> CheckedFile:
         return CheckedFile(entries, problem=(CONTENT, str(error)))
 
 
-def _check_line(data: bytes, place: str, keys: KeyHistory) -> CheckedEntry:
-    leaf, name = leaf_hash(data), entry_hash(data)
-    try:
-        entry = Entry.from_bytes(data)
-    except LedgerError as error:
-        return CheckedEntry(-1, leaf, name, "", problem=(CANONICAL, f"{place}: {error}"))
-    signers = tuple(signature.key_id for signature in entry.envelope.signatures)
-    try:
-        document = keys.open(entry.index, entry.envelope)
-    except LedgerError as error:
-        return CheckedEntry(entry.index, leaf, name, entry.previous, signers, problem=(SIGNED, str(error)))
-    kept = entry.envelope if isinstance(document, Draw) else None
-    return CheckedEntry(entry.index, leaf, name, entry.previous, signers, document, kept)
+def _named(entry: CheckedEntry, place: str) -> CheckedEntry:
+    """Without an index, the line says which entry is malformed."""
+    return entry if entry.malformed is None else replace(entry, malformed=f"{place}: {entry.malformed}")
 
 
 def key_history(history: KeyHistory, lines: Iterable[bytes]) -> KeyHistory:
@@ -120,8 +92,8 @@ def _contents(bundle: BundleFolder, name: str) -> dict[int, Content]:
 
 
 def _check_contents(contents: dict[int, Content], entries: Iterable[CheckedEntry]) -> int:
-    judged = {entry.index: entry.document for entry in entries if entry.problem is None}
-    unjudged = {entry.index for entry in entries if entry.problem is not None}
+    judged = {entry.index: entry.document for entry in entries if entry.document is not None}
+    unjudged = {entry.index for entry in entries if entry.document is None}
     for index, content in contents.items():
         receipt = judged.get(index)
         if index in unjudged or -1 in unjudged:

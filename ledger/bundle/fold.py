@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from ledger.audit.fulfilment import Fulfilment
 from ledger.audit.halt_breach import HaltWatch
+from ledger.audit.log_walk import CheckedEntry
 from ledger.audit.obligation_fold import ObligationFold
-from ledger.bundle.file_checks import CheckedEntry
 from ledger.bundle.layout import BundleManifest
 from ledger.documents.audit import EXACT, UNREPLAYABLE, Verdict
 from ledger.documents.draft_head import DraftHeadPublication, DraftHeadWithdrawal
@@ -19,14 +19,10 @@ from ledger.documents.receipt import Receipt
 from ledger.documents.reference_rules import follow
 from ledger.documents.signed_document import Document, kind_of
 from ledger.errors import FormatError
-from ledger.keys.envelope import Envelope
 from ledger.tree.merkle import Frontier
 
 CANONICAL, COMPLETE, SIGNED, RULES = 6, 7, 8, 9
 """Numbers of `verification.CHECKS`."""
-
-_NOT_KEPT = Envelope(b"", "", ())
-"""Stands for the envelopes that no rule looks at."""
 
 
 @dataclass(slots=True)
@@ -90,8 +86,8 @@ class BundleFold:
 
     def take(self, entry: CheckedEntry) -> None:
         """Fold the next entry. Its place is judged even where its document, or an earlier entry, is wrong."""
-        if entry.problem is not None:
-            self._blame(*entry.problem, entry.index)
+        self._blame(CANONICAL, entry.malformed, entry.index)
+        self._blame(SIGNED, entry.refused, entry.index)
         if entry.index >= 0:
             self._place(entry)
         if entry.document is not None and not self.problems:
@@ -155,7 +151,7 @@ class BundleFold:
         self.kinds[kind_of(document)] += 1
         self.watch.observe(entry.index, document)
         if self.whole:
-            self.obligations.observe(entry.leaf, entry.envelope or _NOT_KEPT, document)
+            self.obligations.observe(entry.leaf, entry.envelope, document)
         match document:
             case Receipt():
                 self._remember_receipt(entry.index, document)

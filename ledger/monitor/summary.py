@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ledger.audit.halt_breach import Breach, HaltWatch
-from ledger.audit.log_walk import LogWalk, SeenEntries
+from ledger.audit.log_walk import CheckedEntry, LogWalk, SeenEntries, check_entry
 from ledger.audit.obligation import Obligation
 from ledger.audit.obligation_fold import ObligationFold
 from ledger.documents.audit import DEVIATION, Verdict
@@ -26,8 +26,7 @@ from ledger.keys.envelope import Envelope
 from ledger.keys.note import Note
 from ledger.keys.trusted_keys import TrustedKeys
 from ledger.tree.checkpoint import Checkpoint
-from ledger.tree.entry import Entry
-from ledger.tree.merkle import Frontier, leaf_hash
+from ledger.tree.merkle import Frontier
 
 _VERSION = 2
 
@@ -79,8 +78,9 @@ class Summary:
     def take(self, data: bytes) -> None:
         """Check and fold the next entry. Raises CheckFailed."""
         open_before = self.walk.halts.open
-        entry, document = self.walk.take(data)
-        self.obligations.observe(leaf_hash(data), entry.envelope, document)
+        entry = check_entry(data, self.walk.keys)
+        document = self.walk.take(entry)
+        self.obligations.observe(entry.leaf, entry.envelope, document)
         self._count()
         self._settle(entry, document, open_before)
 
@@ -90,7 +90,7 @@ class Summary:
         for breach in self.walk.watch.take_breaches():
             self.breaches, self.newest_breach = self.breaches + 1, breach
 
-    def _settle(self, entry: Entry, document: Document, open_before: tuple[OpenHalt, ...]) -> None:
+    def _settle(self, entry: CheckedEntry, document: Document, open_before: tuple[OpenHalt, ...]) -> None:
         match document:
             case Verdict() if document.outcome == DEVIATION:
                 self.deviations[entry.index] = document.receipt_index

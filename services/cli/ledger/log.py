@@ -16,9 +16,11 @@ import typer
 from ledger.audit.log_verification import Report, verify_log
 from ledger.audit.obligation import Completeness, Obligation
 from ledger.audit.obligation_fold import ObligationFold
+from ledger.audit.processes import Processes
 from ledger.documents.signed_document import counted as counted_kinds
 from ledger.documents.signed_document import read_document
 from ledger.errors import ChainError, LedgerError, StoreDamaged
+from ledger.keys.note import Note
 from ledger.keys.trusted_keys import TrustedKeys
 from ledger.tree.checkpoint import Checkpoint
 from ledger.tree.entry import Entry
@@ -207,7 +209,7 @@ def check_log(
 def _check(
     entries: Iterator[bytes], checkpoint: bytes | None, trusted: TrustedKeys, origin: str | None, seen: Seen | None
 ) -> Report:
-    with verifying_entries() as advance:
+    with verifying_entries(_size_of(checkpoint)) as advance:
 
         def shown() -> Iterator[bytes]:
             for entry in entries:
@@ -216,7 +218,15 @@ def _check(
                     seen(entry)
                 yield entry
 
-        return verify_log(shown(), checkpoint, trusted, origin, datetime.now(UTC))
+        return verify_log(shown(), checkpoint, trusted, origin, datetime.now(UTC), Processes().map)
+
+
+def _size_of(checkpoint: bytes | None) -> int | None:
+    """How many entries an unverified checkpoint is over."""
+    try:
+        return None if checkpoint is None else Checkpoint.from_text(Note.from_bytes(checkpoint).text).size
+    except LedgerError:
+        return None
 
 
 def _streamed(ledger: LedgerClient) -> Iterator[bytes]:
@@ -288,7 +298,9 @@ def check_database(
         return unreadable(depth, damage)
     witnessed = () if newest is None else (newest,)
     with closing(inspection):
-        return fsck(inspection, keys, depth, guarded=guarded, witnessed=witnessed, origin=origin)
+        return fsck(
+            inspection, keys, depth, guarded=guarded, witnessed=witnessed, origin=origin, spread=Processes().map
+        )
 
 
 def _guarded(guard: Path | str) -> Sequence[Checkpoint]:

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
-import os
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import chain, islice
 from pathlib import Path
 
+from ledger.audit.processes import Processes
 from ledger.bundle.conversation import another_tokenizer, is_answer, is_prompt
 from ledger.bundle.evidence import CheckFiles, Evidence, read_evidence
 from ledger.bundle.file_checks import CheckedFile, FileCheck
-from ledger.bundle.folder import opened_bundle
+from ledger.bundle.folder import BundleFolder, opened_bundle
+from ledger.bundle.layout import MANIFEST, BundleManifest
 from ledger.bundle.proven import ProvenEntry, ProvenStatement, prove_entry, prove_statement
 from ledger.bundle.receipt_file import MAX_FILE_BYTES, ReceiptFile
 from ledger.bundle.report import BundleReport, Trust
@@ -25,16 +22,12 @@ from ledger.documents.content import TURN_MEMBERS, Content, Turn, check_opened, 
 from ledger.documents.promise import ANSWER_TYPE, Promise, PromiseAnswer, open_answer, open_promise
 from ledger.documents.receipt import Receipt
 from ledger.documents.receipt import Receipt as ReceiptDocument
-from ledger.errors import SignatureError
+from ledger.errors import LedgerError, SignatureError
 from ledger.tree.checkpoint import Checkpoint
 from ledger.tree.tlog_proof import TlogProof
 from services.cli.frame.exits import UsageError, VerificationFailed
 from services.cli.frame.output import verifying_entries
 from services.cli.verify.sources import ModelTextReader, TrustSources, claimed_trust, own_trust
-
-_ALONE = 4
-"""Files of entries that are checked before other processes are started, which takes longer than these files."""
-
 
 _KEYS_HINT = (
     "was a key replaced since you got yours? name a bundle of this log with --history (`kolm ledger export`), which "
@@ -45,9 +38,17 @@ _KEYS_HINT = (
 def check_bundle(path: Path, sources: TrustSources, workers: int = 0) -> BundleReport:
     """Raises NotFound, FormatError for an archive that cannot be read, UsageError."""
     trust = None if sources.as_claimed else own_trust(sources)
-    with opened_bundle(path) as bundle, verifying_entries() as advance:
-        check_files = _counted(_parallel(workers or os.cpu_count() or 1), advance)
+    with opened_bundle(path) as bundle, verifying_entries(_claimed_entries(bundle)) as advance:
+        check_files = _counted(Processes(workers).map, advance)
         return verify_bundle(bundle, trust or claimed_trust(sources, bundle), check_files)
+
+
+def _claimed_entries(bundle: BundleFolder) -> int | None:
+    """How many entries a bundle says that it has; None where it says nothing that can be read."""
+    try:
+        return BundleManifest.from_bytes(bundle.read(MANIFEST)).entries
+    except LedgerError:
+        return None
 
 
 def check_proof(path: Path, sources: TrustSources, history: Path | None = None) -> ProvenEntry:
@@ -114,31 +115,6 @@ def _check_same_log(evidence: Evidence, checkpoint: Checkpoint) -> None:
         )
     if evidence.roots().get(checkpoint.size, checkpoint.root) != checkpoint.root:
         raise VerificationFailed(f"the log has signed two trees of {checkpoint.size} entries: here and in --history")
-
-
-def _parallel(workers: int) -> CheckFiles:
-    def check_files(check: Callable[[FileCheck], CheckedFile], jobs: Iterable[FileCheck]) -> Iterator[CheckedFile]:
-        remaining = iter(jobs)
-        yield from map(check, islice(remaining, _ALONE))
-        first = next(remaining, None)
-        if first is not None:
-            yield from _in_processes(check, chain([first], remaining), workers)
-
-    return check_files
-
-
-def _in_processes(
-    check: Callable[[FileCheck], CheckedFile], jobs: Iterable[FileCheck], workers: int
-) -> Iterator[CheckedFile]:
-    """Results in the order of the jobs, of which only a few wait at a time, for memory's sake."""
-    waiting: deque[Future[CheckedFile]] = deque()
-    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
-        for job in jobs:
-            waiting.append(pool.submit(check, job))
-            if len(waiting) > 2 * workers:
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
 
 
 def _counted(check_files: CheckFiles, advance: Callable[[int], None]) -> CheckFiles:

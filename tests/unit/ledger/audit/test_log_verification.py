@@ -1,5 +1,7 @@
 import json
-from collections.abc import Iterator
+import pickle
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -8,16 +10,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ledger.audit import log_verification
 from ledger.audit.log_verification import (
     CHECKS,
+    Piece,
     Report,
+    Spread,
     verify_appended,
     verify_log,
     verify_receipt,
 )
-from ledger.documents.signed_document import Document
+from ledger.audit.log_walk import CheckedEntry
+from ledger.documents.key_entry import KeyEntry
+from ledger.documents.signed_document import Document, sign_document, sign_rotation
 from ledger.encoding.text_forms import cid
-from ledger.errors import FormatError, ProofError, SignatureError, StoreError
+from ledger.errors import ChainError, FormatError, LedgerError, ProofError, SignatureError, StoreError
+from ledger.keys.ed25519 import SigningKey
 from ledger.keys.envelope import Envelope
 from ledger.keys.trusted_keys import TrustedKeys
 from ledger.tree.merkle import inclusion_proof, leaf_hash
@@ -46,10 +54,25 @@ LOG = good_log()
 TAMPERED = sorted((VECTORS / "tampered").iterdir())
 
 
-def verify_folder(folder: Path) -> Report:
+def verify_folder(folder: Path, spread: Spread = map) -> Report:
     entries = (folder / "entries.jsonl").read_bytes().splitlines()
     trusted = TrustedKeys.load(VECTORS / "log/keys")
-    return verify_log(iter(entries), (folder / "checkpoint").read_bytes(), trusted, ORIGIN)
+    return verify_log(iter(entries), (folder / "checkpoint").read_bytes(), trusted, ORIGIN, spread=spread)
+
+
+def as_processes_do(work: Callable[[Piece], list[CheckedEntry]], pieces: Iterable[Piece]) -> Iterator[Any]:
+    """Some pieces are taken before the first result is asked for; they travel by pickle, as results do."""
+    ahead: deque[bytes] = deque()
+    for piece in pieces:
+        ahead.append(pickle.dumps((work, piece)))
+        if len(ahead) > 3:
+            yield _done(ahead.popleft())
+    yield from map(_done, ahead)
+
+
+def _done(job: bytes) -> Any:
+    work, piece = pickle.loads(job)
+    return pickle.loads(pickle.dumps(work(piece)))
 
 
 def test_the_files_are_what_the_code_makes_of_them() -> None:
@@ -204,6 +227,49 @@ def test_a_kind_of_a_later_version_is_carried_chained_and_reported() -> None:
     assert (report.ok, report.kinds) == (True, {"receipt": 1, "unknown": 2, "verdict": 1})
     swapped = [log.entries[0], log.entries[2], log.entries[1], log.entries[3]]
     assert verify_log(swapped, log.checkpoint(), TRUSTED, ORIGIN).bad_index == 1
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, 128])
+@pytest.mark.parametrize("folder", [VECTORS / "log", *TAMPERED], ids=lambda folder: folder.name)
+def test_a_log_that_is_divided_among_processes_has_the_same_report(
+    folder: Path, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone = verify_folder(folder)
+    monkeypatch.setattr(log_verification, "_PIECE", size)
+    assert verify_folder(folder, as_processes_do) == alone
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 128])
+def test_a_key_that_is_replaced_counts_for_what_other_processes_have_checked_by_then(
+    size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    new = SigningKey.from_seed(b"\x31" * 32, "receipts")
+    rotation = KeyEntry("receipts", new.public, at(9), replaces=KEYS["receipts"].key_id)
+    log, retired = ListedLog(), ListedLog()
+    log.append(receipt(0), sign_rotation(rotation, new, KEYS["receipts"]).to_bytes())
+    log.append(*(sign_document(receipt(number), new).to_bytes() for number in range(1, 6)))
+    retired.append(receipt(0), sign_rotation(rotation, new, KEYS["receipts"]).to_bytes(), receipt(1), receipt(2))
+    monkeypatch.setattr(log_verification, "_PIECE", size)
+    for each, bad_index in ((log, None), (retired, 2)):
+        report = verify_log(each.entries, each.checkpoint(), TRUSTED, ORIGIN, spread=as_processes_do)
+        assert report.bad_index == bad_index, report.problem
+        assert report == verify_log(each.entries, each.checkpoint(), TRUSTED, ORIGIN)
+
+
+@pytest.mark.parametrize("failure", [StoreError("the disk is gone"), ChainError(3, "is damaged")])
+@pytest.mark.parametrize("size", [1, 2, 128])
+def test_what_was_read_before_a_failure_is_judged_first(
+    failure: LedgerError, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def entries(first: bytes) -> Iterator[bytes]:
+        yield from (first, *LOG.entries[1:3])
+        raise failure
+
+    monkeypatch.setattr(log_verification, "_PIECE", size)
+    for spread in (map, as_processes_do):
+        report = verify_log(entries(LOG.entries[0]), None, TRUSTED, ORIGIN, spread=spread)
+        assert (report.size, report.bad_index) == (3, 3)
+        assert verify_log(entries(b"junk"), None, TRUSTED, ORIGIN, spread=spread).bad_index == 0
 
 
 @pytest.mark.parametrize(

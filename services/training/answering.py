@@ -206,13 +206,12 @@ def _half(streams: Float32) -> NDArray[np.uint16]:
     return torch.from_numpy(np.ascontiguousarray(streams)).to(torch.bfloat16).view(torch.uint16).numpy()
 
 
-_AT_ONCE = 32
-_MOST_ROWS = 512
+_AT_ONCE = 64
+_MOST_ROWS = 256
 _UNTIMED = PassCost.line(fixed=1.0, row=1.0)  # nothing is drafted here, so nothing asks what a row costs
 _SETTINGS = EngineSettings(
-    max_sequences=_AT_ONCE, max_waiting=2 * _AT_ONCE, max_rows=_MOST_ROWS, prefill_rows=_MOST_ROWS,
-    prefix_caching=False,
-)  # fmt: skip
+    max_sequences=_AT_ONCE, max_waiting=2 * _AT_ONCE, max_rows=_MOST_ROWS, prefill_rows=_MOST_ROWS
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from services.generation.drafting.block.block_checkpoint import BlockConfig
 from services.generation.drafting.heads import rotation_of_head
-from services.training.unroll import StepSums, Teacher, Window
+from services.training.unroll import Places, StepSums, Teacher, Window, compared
 
 
 class BlockModule(nn.Module):
@@ -141,26 +141,23 @@ def _turned(heads: Tensor, turns: tuple[Tensor, Tensor]) -> Tensor:
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
 
 
-def block_sums(head: BlockModule, teacher: Teacher, window: Window) -> StepSums:
+def block_sums(head: BlockModule, teacher: Teacher, window: Window, weights: Tensor) -> StepSums:
     """Cross-entropy of each row against the target's distribution, and that of the confidence against the overlap of
-    both, which is how often a draft would hold.
+    both, which is how often a draft would hold; `weights` [block] of their sums.
 
     The token before a row is the answer's own, as in the drafts that matter: those whose earlier tokens held.
     """
-    size = head.config.block_size
-    probabilities = teacher(F.pad(window.finals, (0, 0, 0, size)))
-    said = teacher.draft_ids[F.pad(window.said, (0, size))]
+    places = Places.of(window, teacher)
     states, before = head.states(window), head.before(window)
-    sums: list[tuple[Tensor, ...]] = []
-    for row in range(size):
-        places = slice(row + 1, row + 1 + window.starts)
-        counted = window.valid(row + 1) & (said[:, places] >= 0)
-        taken, previous = states[:, :, row][counted], before[:, :, row][counted]
-        logits, wanted = head.logits(taken, previous).to(probabilities.dtype), probabilities[:, places][counted]
-        loss = F.cross_entropy(logits, wanted, reduction="sum")
-        held = torch.minimum(logits.detach().softmax(-1), wanted).sum(-1)
-        sure = head.confidence(taken.detach(), previous.detach()).to(held.dtype)
-        loss = loss + F.binary_cross_entropy_with_logits(sure, held, reduction="sum")
-        right = logits.detach().argmax(-1) == said[:, places][counted]
-        sums.append((loss, right.sum().float()))
-    return StepSums(*(torch.stack(column) for column in zip(*sums, strict=True)))
+
+    def foreseen(values: Tensor) -> Tensor:
+        return torch.stack([places.from_starts(values[:, :, row], row + 1) for row in range(len(weights))])
+
+    states, before = foreseen(states), foreseen(before)
+    matrix = torch.cat([head.lm_head.weight, head.markov_head.get_parameter("markov_w2.weight")], dim=1)
+    drafted = torch.cat([states, before.to(states.dtype)], dim=-1)
+    found = compared(drafted, matrix, weights, teacher, places, overlap=True)
+    sure = head.confidence(states.detach(), before.detach()).to(found.overlaps.dtype)
+    doubts = F.binary_cross_entropy_with_logits(sure, found.overlaps, reduction="none")
+    doubts = (doubts * places.counted(len(weights))).sum(-1)
+    return StepSums(found.loss + (doubts * weights).sum(), found.losses.sum(-1) + doubts.detach(), found.right.sum(-1))

@@ -263,17 +263,17 @@ _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 class Lesson(nn.Module):
     """A head, unrolled or in blocks, and its teacher as one module, which is what gradients are averaged over."""
 
-    def __init__(self, head: HeadModule | BlockModule, teacher: Teacher, steps: int) -> None:
+    def __init__(self, head: HeadModule | BlockModule, teacher: Teacher) -> None:
         super().__init__()
-        self.head, self._teacher, self._steps = head, teacher, steps
+        self.head, self._teacher = head, teacher
 
-    def forward(self, window: Window) -> tuple[Tensor, Tensor]:
-        """(losses [steps], right guesses [steps]), summed over the window's starts; only losses have gradients."""
+    def forward(self, window: Window, weights: Tensor) -> tuple[Tensor, Tensor]:
+        """The loss, each step weighted, and without gradients [losses, right guesses] x [steps], summed over starts."""
         if isinstance(self.head, BlockModule):
-            sums = block_sums(self.head, self._teacher, window)
+            sums = block_sums(self.head, self._teacher, window, weights)
         else:
-            sums = step_sums(self.head, self._teacher, window, self._steps)
-        return sums.losses, sums.right
+            sums = step_sums(self.head, self._teacher, window, weights)
+        return sums.loss, torch.stack([sums.losses, sums.right])
 
 
 class Trainer:
@@ -293,7 +293,7 @@ class Trainer:
         self.head = head
         self.steps = 0
         self._target_ids = teacher.target_ids
-        self._lesson = devices.together(Lesson(head, teacher, plan.steps_unrolled).to(devices.device))
+        self._lesson = devices.together(Lesson(head, teacher).to(devices.device))
         self._passes = Passes(answers, plan.starts_per_pass, plan.seed)
         self._answers, self._recordings = answers, recordings
         self._plan, self._budget, self._devices = plan, budget, devices
@@ -325,10 +325,9 @@ class Trainer:
         device, half = self._devices.device, self._plan.precision == "bfloat16"
         window = window_of([self._answers[n] for n in numbers], self._recordings.of(numbers))
         with torch.autocast(device.type, dtype=torch.bfloat16, enabled=half):
-            losses, right = self._lesson(window.to(device, torch.bfloat16 if half else torch.float32))
-        # Gradients are averaged over the devices; their sum is wanted.
-        ((losses * weights).sum() * self._devices.count).backward()
-        return torch.stack([losses.detach(), right])
+            loss, sums = self._lesson(window.to(device, torch.bfloat16 if half else torch.float32), weights)
+        (loss * self._devices.count).backward()  # gradients are averaged over the devices; their sum is wanted
+        return sums  # type: ignore[no-any-return]
 
     def _starts(self, passes: list[list[int]]) -> Tensor:
         """[steps] how many starts of an optimiser step have a token to foresee at each draft step."""

@@ -146,37 +146,145 @@ class Teacher(nn.Module):
         self.register_buffer("draft_ids", draft_ids)
 
     @torch.no_grad()
+    def normed(self, finals: Tensor) -> Tensor:
+        """What the output matrix is multiplied with, [..., hidden]."""
+        return F.rms_norm(finals.to(self.norm.dtype), self.norm.shape, self.norm, self._epsilon)
+
+    @torch.no_grad()
     def forward(self, finals: Tensor) -> Tensor:
         """Probabilities [..., draft_vocab_size]."""
-        normed = F.rms_norm(finals.to(self.norm.dtype), self.norm.shape, self.norm, self._epsilon)
-        return F.linear(normed, self.rows).to(self.norm.dtype).softmax(-1)
+        return F.linear(self.normed(finals), self.rows).to(self.norm.dtype).softmax(-1)
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Tokens of a window's answers that a draft could say, each foreseen from up to `steps` starts before it.
+
+    A token that is not in the draft vocabulary teaches nothing, and cannot be right. EAGLE-3 asks that of the
+    target's greedy token; what it said spares the products over the rest of the vocabulary, most of a lesson's cost.
+    """
+
+    lines: Tensor  # [places] int64
+    said: Tensor  # [places] int64: which token of the answer
+    drafts: Tensor  # [places] int64: its draft id
+    finals: Tensor  # [places, hidden] normed: what the target's distribution there is made of
+
+    @classmethod
+    def of(cls, window: Window, teacher: Teacher) -> Places:
+        drafts = teacher.draft_ids[window.said]
+        counted = (drafts >= 0) & (torch.arange(drafts.shape[1], device=drafts.device) < window.said_lengths[:, None])
+        counted[:, 0] = False  # no draft begins before the prompt's end
+        lines, said = counted.nonzero(as_tuple=True)
+        return cls(lines, said, drafts[lines, said], teacher.normed(window.finals[lines, said]))
+
+    def from_starts(self, values: Tensor, step: int) -> Tensor:
+        """Values [b, a, ...] of the starts that foresee these places at `step`; those of others where there is none."""
+        return values[self.lines, (self.said - step).clamp(min=0)]
+
+    def counted(self, steps: int) -> Tensor:
+        """[steps, places] whether there is such a start."""
+        return self.said >= torch.arange(1, steps + 1, device=self.said.device)[:, None]
 
 
 @dataclass(frozen=True, slots=True)
 class StepSums:
-    """Sums over starts, [steps] each: of cross-entropy in nats, and of guesses that were right.
-
-    A start whose token is not in the draft vocabulary teaches nothing, and cannot be right. EAGLE-3 asks that of the
-    target's greedy token; what it said spares the products over the rest of the vocabulary, most of a lesson's cost.
+    """`losses` (cross-entropy in nats) and `right` guesses: sums over the starts of each step, [steps], without
+    gradients. `loss` is the losses' weighted sum, with them.
     """
 
+    loss: Tensor
     losses: Tensor
     right: Tensor
 
 
-def step_sums(head: HeadModule, teacher: Teacher, window: Window, steps: int) -> StepSums:
-    """Soft cross-entropy against the target's distribution at every step (arXiv 2503.01840 unrolls seven)."""
-    probabilities = teacher(F.pad(window.finals, (0, 0, 0, steps)))
-    said = teacher.draft_ids[F.pad(window.said, (0, steps))]
-    sums: list[tuple[Tensor, ...]] = []
-    for step, output in enumerate(unroll(head, window, steps), 1):
-        places = slice(step, step + window.starts)
-        counted = window.valid(step) & (said[:, places] >= 0)
-        logits = head.logits(output[counted]).to(probabilities.dtype)
-        loss = F.cross_entropy(logits, probabilities[:, places][counted], reduction="sum")
-        right = logits.detach().argmax(-1) == said[:, places][counted]
-        sums.append((loss, right.sum().float()))
-    return StepSums(*(torch.stack(column) for column in zip(*sums, strict=True)))
+_ROWS_COMPARED = 512  # at once: their logits in float32 should stay in a cache
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """Drafts beside what the target says: weighted sum of losses, with gradients; and without, by step and place
+    [steps, places], losses, right guesses, and how much both distributions overlap.
+    """
+
+    loss: Tensor
+    losses: Tensor
+    right: Tensor
+    overlaps: Tensor
+
+
+def compared(
+    states: Tensor, matrix: Tensor, weights: Tensor, teacher: Teacher, places: Places, *, overlap: bool
+) -> Compared:
+    """Logits are states [steps, places, n] times matrix [draft_vocab_size, n]; `weights` [steps] are the losses'."""
+    counted = places.counted(len(weights)).to(weights.dtype)
+    kind = states.device.type
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else states.dtype
+    loss, *found = _Comparison.apply(  # type: ignore[no-untyped-call]
+        states.to(dtype), matrix.to(dtype), weights[:, None] * counted, places.finals.to(dtype),
+        teacher.rows.to(dtype), places.drafts, overlap,
+    )  # fmt: skip
+    return Compared(loss, *(each * counted for each in found))
+
+
+_ROWS_COMPARED = 512  # at once: their logits in float32 should stay in a cache
+
+
+class _Comparison(torch.autograd.Function):
+    """Soft cross-entropy against the target's distribution, and its gradient, computed at once.
+
+    Logits are made and used up some rows at a time: written out in float32, with those of autograd, they would be most
+    of a lesson's memory and time.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, states: Tensor, matrix: Tensor, weights: Tensor, finals: Tensor, rows: Tensor, drafts: Tensor,
+        overlap: bool,
+    ) -> tuple[Tensor, ...]:  # fmt: skip
+        """`weights` [steps, places] of losses, 0 where there is no draft; finals [places, hidden] times rows
+        [draft_vocab_size, hidden] are the target's logits, and drafts [places] what it said. Without `overlap` that
+        of the distributions is not computed.
+        """
+        steps, count, width = states.shape
+        exact = weights.dtype  # float32, or float64 in tests
+        slopes = states.new_empty(steps, count, len(matrix))
+        losses, right, overlaps = (weights.new_zeros(steps, count) for _ in range(3))
+        size = max(1, _ROWS_COMPARED // steps)
+        with torch.autocast(states.device.type, enabled=False):
+            for first in range(0, count, size):
+                part = slice(first, first + size)
+                wanted = F.linear(finals[part], rows).to(exact).softmax(-1)
+                logits = F.linear(states[:, part].reshape(-1, width), matrix).to(exact).view(steps, -1, len(matrix))
+                best, shares = logits.amax(-1), logits.softmax(-1)
+                sums = best - shares.amax(-1).log()  # the logarithms of the sums of exponentials
+                losses[:, part] = sums - torch.einsum("spv,pv->sp", logits, wanted)
+                said = drafts[part].expand(steps, -1)[..., None]
+                right[:, part] = (logits.gather(-1, said)[..., 0] == best).to(exact)
+                if overlap:
+                    overlaps[:, part] = torch.minimum(shares, wanted).sum(-1)
+                slopes[:, part] = shares.sub_(wanted)
+        ctx.save_for_backward(slopes, states, matrix, weights)
+        ctx.mark_non_differentiable(losses, right, overlaps)
+        return (losses * weights).sum(), losses, right, overlaps
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+        slopes, states, matrix, weights = ctx.saved_tensors
+        factors = (weights * slope).to(states.dtype).flatten()[:, None]
+        flat = slopes.flatten(0, 1)
+        to_states, to_matrix = factors * (flat @ matrix), flat.T @ (factors * states.flatten(0, 1))
+        return to_states.view_as(states), to_matrix, None, None, None, None, None
+
+
+def step_sums(head: HeadModule, teacher: Teacher, window: Window, weights: Tensor) -> StepSums:
+    """Soft cross-entropy against the target's distribution at every step (arXiv 2503.01840 unrolls seven); `weights`
+    [steps] of their losses.
+    """
+    places = Places.of(window, teacher)
+    outputs = unroll(head, window, len(weights))
+    states = torch.stack([places.from_starts(output, step) for step, output in enumerate(outputs, 1)])
+    found = compared(head.norm(states), head.lm_head.weight, weights, teacher, places, overlap=False)
+    return StepSums(found.loss, found.losses.sum(-1), found.right.sum(-1))
 
 
 def unroll(head: HeadModule, window: Window, steps: int) -> Iterator[Tensor]:

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 
 from services.generation.drafting.block.block_checkpoint import BlockConfig, BlockHead, block_shapes
 from services.generation.drafting.block.block_drafter import BlockDraft, BlockDrafter
-from services.generation.drafting.draft_tree.candidates import Candidates
+from services.generation.drafting.draft_tree.nodes import Level
 from services.generation.drafting.eagle3.checkpoint import HeadConfig, head_shapes, write_head
 from services.generation.drafting.eagle3.drafter import Eagle3Draft, Eagle3Drafter
 from services.generation.drafting.eagle3.head_pass import Head
@@ -109,7 +109,7 @@ class InformedDrafter(Drafter):
         start, output = self._known[id(draft)]
         return output[position - start] if position - start < len(output) and self._rng.random() < self._right else None
 
-    def _candidates(self, logits: Any, samplings: Any, asked: Any, width: int) -> Candidates:
+    def _candidates(self, logits: Any, samplings: Any, asked: Any, width: int) -> Level:
         if self._rng.random() < self._bugs:
             raise RuntimeError("a head's bug")
         found = self._says(logits, samplings, asked, width)
@@ -118,8 +118,8 @@ class InformedDrafter(Drafter):
         for row, (draft, position) in enumerate(zip(told, samplings["position"].tolist(), strict=True)):
             token = self._next(draft, position)
             if token is not None:
-                found.level.tokens[row, self._rng.randrange(width)] = token
-                found.level.shares[row] = 0.5
+                found.tokens[row, self._rng.randrange(width)] = token
+                found.shares[row] = 0.5
         return found
 
 

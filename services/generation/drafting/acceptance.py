@@ -19,7 +19,6 @@ PREDICTED, OWN, NEAR, PAST, WINDOW, RETOKENIZED = range(6)
 """Sources of copies: what the caller expects, the request's own text, a passage near it, the tenant's past outputs, a
 Jacobi window, the words of a model with another tokenizer, by their depth in place of a match's length.
 """
-WHOLE, DOUBTED = range(2)  # kinds: the first choices of the two rules of `draft_tree.candidates`, where they differ
 
 _LENGTHS = np.array((1, 2, 3, 5, 8))  # of matches: classes by length; longer matches are in the last class
 _COPY_PRIORS = np.array((
@@ -35,11 +34,10 @@ _DEEPEST = 8  # depths from here on share one rate
 
 _BORDERS = np.concatenate([[0.0], _EDGES, [1.0]])
 _SHARES = (_BORDERS[:-1] + _BORDERS[1:]) / 2
-_COPIES = 2  # the first kind of each group
-_SAID = _COPIES + _COPY_PRIORS.size * len(_RANKS)
+_SAID = _COPY_PRIORS.size * len(_RANKS)  # the first kind of the group; that of copies is 0
 _FIRST = _SAID + 2 * len(_SHARES) * _DEEPEST
 _PRIORS = np.concatenate([
-    [0.5, 0.5], np.multiply.outer(_COPY_PRIORS, _RANKS).ravel(),
+    np.multiply.outer(_COPY_PRIORS, _RANKS).ravel(),
     np.repeat([_SHARES, _SHARES**_SECONDED], _DEEPEST), np.full(_DEEPEST, _FIRST_CHOICE),
 ])  # by kind, the acceptance expected before any was judged  # fmt: skip
 
@@ -91,7 +89,7 @@ def copied(source: int, length: int, rank: int) -> int:
     number = 0
     while number < len(_LENGTHS) and length > _LENGTHS[number]:
         number += 1
-    kind: int = _COPIES + (source * _COPY_PRIORS.shape[1] + number) * len(_RANKS) + min(rank, len(_RANKS) - 1)
+    kind: int = (source * _COPY_PRIORS.shape[1] + number) * len(_RANKS) + min(rank, len(_RANKS) - 1)
     return kind
 
 

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from services.generation.drafting.acceptance import Acceptance
-from services.generation.drafting.draft_tree.candidates import Candidates, DraftShape, Samplings, Vocabulary, candidates
+from services.generation.drafting.draft_tree.candidates import DraftShape, Samplings, Vocabulary, candidates
 from services.generation.drafting.draft_tree.draft_tree import DraftTree, Speaking, expand
-from services.generation.drafting.draft_tree.nodes import Costs
+from services.generation.drafting.draft_tree.nodes import Costs, Level
 from services.generation.drafting.method_spec import MethodSpec, Parts
 from services.generation.drafting.prediction import Prediction
 from services.generation.drafting.string_level import DEEPEST, StringLevelDrafter
@@ -168,7 +168,7 @@ class DraftModelDrafter(Drafter):
         """Ids beyond the draft model's vocabulary are padding of the target's; they are read as token 0."""
         return [token if token < self._known else 0 for token in tokens]
 
-    def _candidates(self, logits: Float32, samplings: Samplings, asked: Int64, width: int) -> Candidates:
+    def _candidates(self, logits: Float32, samplings: Samplings, asked: Int64, width: int) -> Level:
         return candidates(logits, self._vocabulary, samplings, asked, width)
 
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from services.generation.engine.request import EngineRequest, SamplingParams
-from services.training.answering import AnswerFile, questions, regenerate
-from services.training.recordings import Archive, Stored
+from services.training.answering import AnswerFile, Prompt, questions, regenerate
+from services.training.recordings import Archive, Prefill, Stored
 from tests.fakes.engine_runs import run
 from tests.unit.training.material import LONGEST_ANSWER, PROMPTS, Material
 
@@ -35,6 +35,15 @@ def test_streams_taken_down_while_answering_equal_those_of_a_prefill_bit_for_bit
         (again,) = Prefilled(material).of(answer.id)
         assert recording.features.shape == (len(answer.tokens) - 1, material.streams.width)
         assert recording.finals.shape == (len(answer.said), material.streams.hidden_size)
+        np.testing.assert_array_equal(recording.features, again.features)
+        np.testing.assert_array_equal(recording.finals, again.finals)
+
+
+def test_streams_of_a_beginning_that_prompts_share_are_those_of_a_prefill_too(material: Material) -> None:
+    begin = tuple(range(40))
+    prompts = [Prompt(f"s{number}", "a", (*begin, 40 + number, 50)) for number in range(70)]
+    for answer, recording in regenerate(material.target, questions(prompts, (0.0,), seed=3), 4, material.streams):
+        (again,) = Prefill(material.target, material.streams, [answer]).of([0])
         np.testing.assert_array_equal(recording.features, again.features)
         np.testing.assert_array_equal(recording.finals, again.finals)
 

@@ -64,8 +64,8 @@ def test_every_row_of_every_start_equals_the_head_that_drafts(material: Material
 def test_the_loss_of_a_row_leaves_rows_behind_an_answer_s_end_out(material: Material) -> None:
     head, numbers = material.block(), [0, 1, 2]
     lengths = [len(material.answers[number].said) for number in numbers]
-    sums = block_sums(head, material.teacher(), window(material, numbers))
-    alone = [block_sums(head, material.teacher(), window(material, [number])) for number in numbers]
+    sums = block_sums(head, material.teacher(), window(material, numbers), torch.ones(4))
+    alone = [block_sums(head, material.teacher(), window(material, [number]), torch.ones(4)) for number in numbers]
     torch.testing.assert_close(sums.losses, sum(each.losses for each in alone))
     assert sums.losses.shape == (4,)
     assert (sums.right <= torch.tensor([sum(max(0, n - row - 1) for n in lengths) for row in range(4)])).all()

@@ -80,8 +80,9 @@ def test_the_gradient_of_the_last_step_goes_through_all_steps_before_it(paramete
     """Against finite differences in float64: a step that was detached anywhere would give another slope."""
     head, teacher, window = material.head().double(), material.teacher().double(), _window(material, [0, 3])
     window = window.to(torch.device("cpu"), torch.float64)
+    last = torch.tensor([0.0] * (STEPS - 1) + [1.0], dtype=torch.float64)
     weight = dict(head.named_parameters())[parameter]
-    step_sums(head, teacher, window, STEPS).losses[-1].backward()
+    step_sums(head, teacher, window, last).loss.backward()
     assert weight.grad is not None
     direction = torch.randn_like(weight)
     slope = (weight.grad * direction).sum().item()
@@ -89,7 +90,7 @@ def test_the_gradient_of_the_last_step_goes_through_all_steps_before_it(paramete
     for sign in (1, -1):
         with torch.no_grad():
             weight.add_(direction, alpha=sign * 1e-6)
-            values.append(step_sums(head, teacher, window, STEPS).losses[-1].item())
+            values.append(step_sums(head, teacher, window, last).loss.item())
             weight.sub_(direction, alpha=sign * 1e-6)
     assert slope == pytest.approx((values[0] - values[1]) / 2e-6, rel=1e-4)
 
@@ -119,7 +120,7 @@ def test_losses_are_the_cross_entropy_of_every_start_that_counts(material: Mater
     head, teacher, window = material.head(), material.teacher(), _window(material, [2])
     answer = material.answers[2]
     with torch.no_grad():
-        sums = step_sums(head, teacher, window, 2)
+        sums = step_sums(head, teacher, window, torch.ones(2))
         shares = teacher(window.finals)
         said = teacher.draft_ids[window.said]
         outputs = list(unroll(head, window, 2))

@@ -17,9 +17,9 @@ from services.generation.drafting.acceptance import Acceptance
 from services.generation.drafting.block.block_checkpoint import KNOWN_BY, BlockHead, is_block, load_block_head
 from services.generation.drafting.block.block_pass import BlockPass
 from services.generation.drafting.copies import OwnText
-from services.generation.drafting.draft_tree.candidates import Candidates, DraftShape, Samplings, candidates
+from services.generation.drafting.draft_tree.candidates import DraftShape, Samplings, candidates
 from services.generation.drafting.draft_tree.draft_tree import DraftTree, Speaking, expand
-from services.generation.drafting.draft_tree.nodes import Costs
+from services.generation.drafting.draft_tree.nodes import Costs, Level
 from services.generation.drafting.heads import HeadKind
 from services.generation.drafting.lookahead import LookaheadShape
 from services.generation.drafting.method_spec import MethodSpec, Parameter, Parts
@@ -202,11 +202,11 @@ class BlockDrafter(Drafter):
 
     def _sure_candidates(
         self, sure: Float32 | None, logits: Float32, samplings: Samplings, asked: Int64, width: int
-    ) -> Candidates:
+    ) -> Level:
         """Candidates whose first ones have the head's own confidence for a share, where no noise is drawn."""
         found = self._candidates(logits, samplings, asked, width)
         if sure is not None:
-            shares, asked_shares = found.level.shares, found.level.asked_shares
+            shares, asked_shares = found.shares, found.asked_shares
             rows = (samplings["temperature"] == 0.0) & (shares[:, 0] < 1.0)
             rest = (1.0 - sure[rows]) / (1.0 - shares[rows, 0])
             shares[rows, 1:] *= rest[:, None]
@@ -214,7 +214,7 @@ class BlockDrafter(Drafter):
             shares[rows, 0] = sure[rows]
         return found
 
-    def _candidates(self, logits: Float32, samplings: Samplings, asked: Int64, width: int) -> Candidates:
+    def _candidates(self, logits: Float32, samplings: Samplings, asked: Int64, width: int) -> Level:
         return candidates(logits, self._pass.vocabulary, samplings, asked, width)
 
     def _time_drafts(self, clock: Callable[[], float] = time.perf_counter) -> tuple[StepCost, StepCost]:

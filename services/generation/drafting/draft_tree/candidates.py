@@ -1,8 +1,6 @@
 """The candidates that a draft model's logits give: the likeliest tokens, drawn with the noise of the target's sampler.
 
-A model that has the target's own logits draws the target's token with the whole noise (rule WHOLE). A model that errs
-is often unsure where the target is not. It does better with the noise weighed by its own doubt (rule DOUBTED). Where
-the two rules rank different tokens first, it is counted which one was right.
+A model that has the target's own logits draws the target's token.
 """
 
 from __future__ import annotations
@@ -13,7 +11,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from services.generation.drafting.acceptance import DOUBTED, WHOLE, RequestAcceptance
 from services.generation.drafting.draft_tree.nodes import MOST_COPIED, Level
 from services.generation.engine.cost import PassCost
 from services.generation.engine.drafter import Budget
@@ -88,18 +85,16 @@ def above(row: Float32, limit: np.float32, places: Int64) -> int:
     return found
 
 
-UNCOUPLED = -1  # the rule without noise
-_SURE = 1e-3  # doubt up to which no weighed noise is drawn: drawing costs more than the rest of a token
 _REACH = 10.0  # nats below the best: tokens further down get no noise, for it would have to be rarer than e^-10
 
 SAMPLING = np.dtype(
     [
         ("temperature", np.float64), ("top_k", np.float64), ("top_p", np.float64), ("min_p", np.float64),
-        ("seed", np.uint64), ("choice", np.int32), ("position", np.int32), ("rule", np.int32),
+        ("seed", np.uint64), ("choice", np.int32), ("position", np.int32), ("coupled", np.int32),
     ],
     align=True,
 )  # fmt: skip
-"""How the token at a position is sampled."""
+"""How the token at a position is sampled; `coupled`: with the sampler's own noise."""
 Samplings = NDArray[Any]  # of dtype SAMPLING
 
 
@@ -110,60 +105,32 @@ class Vocabulary(NamedTuple):
     draft_ids: Int64
 
 
-class Candidates(NamedTuple):
-    """`whole` and `doubted` [rows] are the tokens that either rule ranks first: equal where there is hardly a doubt."""
-
-    level: Level
-    whole: Int64
-    doubted: Int64
-
-
-class RankedFirst(NamedTuple):
-    """One row's `Candidates.whole` and `Candidates.doubted`."""
-
-    whole: int
-    doubted: int
-
-
-def sampling_of(request: EngineRequest, rule: int = WHOLE) -> Samplings:
+def sampling_of(request: EngineRequest, *, coupled: bool = True) -> Samplings:
     """The sampling of a request, [1]; its position is to be filled in."""
     sampling = request.sampling
     return np.array([(
-        sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p, sampling.seed, request.choice, 0, rule,
+        sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p, sampling.seed, request.choice, 0, coupled,
     )], SAMPLING)  # fmt: skip
 
 
-def better_rule(acceptance: RequestAcceptance) -> int:
-    """The one that has been right more often."""
-    rates = acceptance.rates()
-    return DOUBTED if rates[DOUBTED] > rates[WHOLE] else WHOLE
-
-
-def record_rules(acceptance: RequestAcceptance, ranked: RankedFirst, emitted: int) -> None:
-    """Count which rule was right, where the two ranked different tokens first."""
-    if ranked.whole != ranked.doubted:
-        acceptance.record(np.array((WHOLE, DOUBTED)), np.array(ranked) == emitted)
-
-
-def candidates(logits: Float32, vocabulary: Vocabulary, samplings: Samplings, asked: Int64, width: int) -> Candidates:
+def candidates(logits: Float32, vocabulary: Vocabulary, samplings: Samplings, asked: Int64, width: int) -> Level:
     """The `width` likeliest tokens below each row and their shares, and the shares of tokens that are asked for.
 
     logits [rows, draft vocabulary] C-contiguous, samplings [rows], asked [rows, any], -1 for none. Where a row's
-    temperature is above 0 and its rule is not UNCOUPLED, logits / temperature gets the noise that the target's sampler
-    will use there: likely winners come first. Tokens that top-k, top-p and min-p remove are out. A
+    temperature is above 0 and it is coupled, logits / temperature gets the noise that the target's sampler will use
+    there: likely winners come first. Tokens that top-k, top-p and min-p remove are out. A
     share is the token's part of the softmax over those scores.
     """
     rows = len(logits)
     tokens, shares = np.empty((rows, width), np.int64), np.empty((rows, width), np.float32)
     level = Level(tokens, shares, asked, np.empty(asked.shape, np.float32))
-    found = Candidates(level, np.empty(rows, np.int64), np.empty(rows, np.int64))
-    _fill(logits, vocabulary, samplings, found)
-    return found
+    _fill(logits, vocabulary, samplings, level)
+    return level
 
 
 @relaxed
-def _fill(logits: Float32, vocabulary: Vocabulary, samplings: Samplings, found: Candidates) -> None:
-    level, target_ids = found.level, vocabulary.target_ids
+def _fill(logits: Float32, vocabulary: Vocabulary, samplings: Samplings, level: Level) -> None:
+    target_ids = vocabulary.target_ids
     width = level.tokens.shape[1]
     places, kept = np.empty(width, np.int64), np.empty(logits.shape[1], np.int64)
     top = np.empty(width, np.float64)
@@ -175,31 +142,19 @@ def _fill(logits: Float32, vocabulary: Vocabulary, samplings: Samplings, found: 
         if sampling.temperature > 0.0:
             limit = _limit(row, scale, limit, sampling, kept)
         likely = kept[: above(row, limit, kept)]
-        coupled = sampling.temperature > 0.0 and sampling.rule != UNCOUPLED
-        doubt = _doubt(row, best, scale, likely) if coupled else 0.0
-        noisy = coupled and (sampling.rule == WHOLE or doubt > _SURE)
-        weight = 1.0 if sampling.rule == WHOLE else doubt
+        noisy = sampling.temperature > 0.0 and sampling.coupled
         top[:] = -np.inf
         places[:] = 0
-        whole = doubted = -np.inf
-        found.whole[r] = found.doubted[r] = -1
         total, pivot = 0.0, np.float64(best) * scale
         for v in likely:
             score = np.float64(row[v]) * scale
             if noisy:
-                noise = gumbel(sampling.seed, sampling.choice, sampling.position, target_ids[v])
-                if score + noise > whole and doubt > _SURE:
-                    whole, found.whole[r] = score + noise, target_ids[v]
-                if score + doubt * noise > doubted and doubt > _SURE:
-                    doubted, found.doubted[r] = score + doubt * noise, target_ids[v]
-                score += weight * noise
+                score += gumbel(sampling.seed, sampling.choice, sampling.position, target_ids[v])
             if score > pivot:
                 total, pivot = total * np.exp(pivot - score), score
             total += np.exp(score - pivot)
             if score > top[width - 1]:
                 _insert(top, places, score, v)
-        if doubt <= _SURE:
-            found.whole[r] = found.doubted[r] = target_ids[places[0]]
         for i in range(width):
             level.tokens[r, i] = target_ids[places[i]] if top[i] > -np.inf else -1
             level.shares[r, i] = np.exp(top[i] - pivot) / total if top[i] > -np.inf else 0.0
@@ -209,7 +164,7 @@ def _fill(logits: Float32, vocabulary: Vocabulary, samplings: Samplings, found: 
             if v >= 0:
                 score = np.float64(row[v]) * scale
                 if noisy:
-                    score += weight * gumbel(sampling.seed, sampling.choice, sampling.position, target_ids[v])
+                    score += gumbel(sampling.seed, sampling.choice, sampling.position, target_ids[v])
                 level.asked_shares[r, i] = np.exp(score - pivot) / total if row[v] > limit else 0.0
 
 
@@ -221,15 +176,6 @@ def _insert(top: Float64, places: Int64, score: float, v: int) -> None:
         top[at], places[at] = top[at - 1], places[at - 1]
         at -= 1
     top[at], places[at] = score, v
-
-
-@relaxed
-def _doubt(row: Float32, best: np.float32, scale: float, places: Int64) -> float:
-    """The probability of all `places` but the best one."""
-    total = 0.0
-    for v in places:
-        total += np.exp((np.float64(row[v]) - np.float64(best)) * scale)
-    return 1.0 - 1.0 / total
 
 
 @relaxed

@@ -12,14 +12,9 @@ from services.generation.drafting.copies import Copies
 from services.generation.drafting.draft_tree import nodes as compiled
 from services.generation.drafting.draft_tree.candidates import (
     SAMPLING,
-    UNCOUPLED,
-    Candidates,
     DraftShape,
-    RankedFirst,
     Samplings,
     Vocabulary,
-    better_rule,
-    record_rules,
     sampling_of,
 )
 from services.generation.drafting.draft_tree.nodes import MOST_COPIED, NODE, NONE, Bounds, Costs, Level
@@ -134,7 +129,7 @@ class DraftTree:
 MOST_ASKED = 4  # copies below a node that a model is asked about
 
 
-Say = Callable[[Float32, Samplings, Int64, int], Candidates]  # `candidates`, its vocabulary given
+Say = Callable[[Float32, Samplings, Int64, int], Level]  # `candidates`, its vocabulary given
 
 
 @dataclass(slots=True)
@@ -150,7 +145,6 @@ class Speaking:
     coupled: bool = True
     tree: DraftTree | None = None  # in flight
     length: int = 0  # of the sequence, when the tree was begun
-    ranked: RankedFirst | None = None  # below the root of the tree in flight
 
     @classmethod
     def of(
@@ -163,7 +157,7 @@ class Speaking:
 
     def begin(self, tree: DraftTree, tokens: Sequence[int]) -> None:
         """`tree` is to be verified after `tokens`."""
-        self.tree, self.length, self.ranked = tree, len(tokens), None
+        self.tree, self.length = tree, len(tokens)
         self.processors.follow(tokens)
 
     def observe(self, root: int, emitted: Sequence[int]) -> None:
@@ -172,8 +166,6 @@ class Speaking:
         if tree is None or tree.root != root:
             return
         tree.judge(emitted)
-        if self.ranked is not None:
-            record_rules(self.acceptance, self.ranked, emitted[0])
 
 
 def expand(speaking: Sequence[Speaking], logits: Float32, say: Say) -> None:
@@ -187,19 +179,15 @@ def expand(speaking: Sequence[Speaking], logits: Float32, say: Say) -> None:
     samplings, at = np.empty(len(logits), SAMPLING), 0
     for each, tree, count in zip(speaking, trees, rows, strict=True):
         part = slice(at, at + count)
-        rule = better_rule(each.acceptance) if each.coupled else UNCOUPLED
-        samplings[part] = sampling_of(each.request, rule)
+        samplings[part] = sampling_of(each.request, coupled=each.coupled)
         samplings["position"][part] = each.length + tree.steps
         if not each.processors.idle:
             logits[part] = each.processors.apply(logits[part])
         at += count
     asked = np.concatenate([tree.asked() for tree in trees])
-    found, at = say(logits, samplings, asked, max(tree.shape.width for tree in trees)), 0
-    for each, tree, count in zip(speaking, trees, rows, strict=True):
+    level, at = say(logits, samplings, asked, max(tree.shape.width for tree in trees)), 0
+    for tree, count in zip(trees, rows, strict=True):
         part, width = slice(at, at + count), tree.shape.width
-        level = found.level
-        if each.ranked is None:
-            each.ranked = RankedFirst(int(found.whole[at]), int(found.doubted[at]))
         tree.expand(
             Level(
                 np.ascontiguousarray(level.tokens[part, :width]),

@@ -13,9 +13,9 @@ import numpy as np
 
 from services.generation.drafting.acceptance import Acceptance
 from services.generation.drafting.copies import OwnText
-from services.generation.drafting.draft_tree.candidates import Candidates, DraftShape, Samplings, candidates
+from services.generation.drafting.draft_tree.candidates import DraftShape, Samplings, candidates
 from services.generation.drafting.draft_tree.draft_tree import DraftTree, Speaking, expand
-from services.generation.drafting.draft_tree.nodes import Costs
+from services.generation.drafting.draft_tree.nodes import Costs, Level
 from services.generation.drafting.eagle3.checkpoint import LAYOUT
 from services.generation.drafting.eagle3.head_pass import Head, HeadPass
 from services.generation.drafting.eagle3.loading import confirm_layers, is_eagle3, load_head
@@ -254,7 +254,7 @@ class Eagle3Drafter(Drafter):
             drafts = [draft for draft in drafts if draft.computed]
             out = self._pass.step(rows.build(), out.states[sources])
 
-    def _candidates(self, logits: Float32, samplings: Samplings, asked: Int64, width: int) -> Candidates:
+    def _candidates(self, logits: Float32, samplings: Samplings, asked: Int64, width: int) -> Level:
         return candidates(logits, self._pass.vocabulary, samplings, asked, width)
 
     def _time_steps(self, clock: Callable[[], float] = time.perf_counter) -> StepCost:

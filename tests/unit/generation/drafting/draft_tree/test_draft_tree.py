@@ -12,10 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from services.generation.drafting.acceptance import (
-    DOUBTED,
     NEAR,
     OWN,
-    WHOLE,
     RequestAcceptance,
     copied,
     first_choice,
@@ -23,15 +21,11 @@ from services.generation.drafting.acceptance import (
 )
 from services.generation.drafting.copies import END, Copies, OwnText
 from services.generation.drafting.draft_tree.candidates import (
-    UNCOUPLED,
     DraftShape,
-    RankedFirst,
     Vocabulary,
     above,
-    better_rule,
     candidates,
     largest,
-    record_rules,
     sampling_of,
 )
 from services.generation.drafting.draft_tree.draft_tree import MOST_ASKED, DraftTree
@@ -266,61 +260,41 @@ def request(temperature: float) -> EngineRequest:
     return EngineRequest("r", (1,), SamplingParams(temperature=temperature, seed=SEED), CHOICE)
 
 
-def candidates_of(logits: np.ndarray, temperature: float, rule: int) -> tuple[list[int], RankedFirst]:
-    """The likeliest tokens, and what each rule ranks first."""
-    samplings = sampling_of(request(temperature))
-    samplings["position"], samplings["rule"] = POSITION, rule
+def candidates_of(logits: np.ndarray, temperature: float, *, coupled: bool) -> list[int]:
+    """The likeliest tokens."""
+    samplings = sampling_of(request(temperature), coupled=coupled)
+    samplings["position"] = POSITION
     found = candidates(logits[None], EVERYTHING, samplings, np.empty((1, 0), np.int64), WIDTH)
-    return found.level.tokens[0].tolist(), RankedFirst(int(found.whole[0]), int(found.doubted[0]))
+    return list(found.tokens[0].tolist())
 
 
 def test_tokens_that_are_asked_for_get_the_shares_that_the_likeliest_get() -> None:
     logits = np.random.default_rng(3).standard_normal(VOCABULARY).astype(np.float32)
     vocabulary = Vocabulary(np.arange(VOCABULARY) + 5, np.concatenate([np.full(5, -1), np.arange(VOCABULARY)]))
     samplings = sampling_of(request(0.8))
-    level = candidates(logits[None], vocabulary, samplings, np.empty((1, 0), np.int64), WIDTH).level
+    level = candidates(logits[None], vocabulary, samplings, np.empty((1, 0), np.int64), WIDTH)
     asked = np.array([[*level.tokens[0], 3, -1]])
-    again = candidates(logits[None], vocabulary, samplings, asked, WIDTH).level
+    again = candidates(logits[None], vocabulary, samplings, asked, WIDTH)
     assert again.asked_shares[0].tolist() == [*level.shares[0].tolist(), -1.0, -1.0]
 
 
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("spread", [0.1, 1.5, 6.0])
-def test_the_noise_is_weighed_by_the_probability_of_all_but_the_likeliest(seed: int, spread: float) -> None:
+def test_the_noise_is_that_of_the_sampler_unless_a_model_is_not_coupled(seed: int, spread: float) -> None:
     logits = (np.random.default_rng(seed).standard_normal(VOCABULARY) * spread).astype(np.float32)
     scores = logits.astype(np.float64) / 0.7
     noise = np.array(
         [gumbel(np.uint64(SEED), np.int32(CHOICE), np.int32(POSITION), np.int64(v)) for v in range(VOCABULARY)]
     )
-    shares = np.exp(scores - scores.max())
-    doubt = 1.0 - shares.max() / shares.sum()
     near = np.where(scores > scores.max() - 10.0, 0.0, -np.inf)
-    best = {WHOLE: scores + noise + near, DOUBTED: scores + doubt * noise + near, UNCOUPLED: scores}
-    for rule, expected in best.items():
-        tokens, ranked = candidates_of(logits, 0.7, rule)
-        assert tokens == np.argsort(-expected)[:WIDTH].tolist()
-        if rule != UNCOUPLED:
-            assert ranked == (best[WHOLE].argmax(), best[DOUBTED].argmax())
+    for coupled, expected in ((True, scores + noise + near), (False, scores)):
+        assert candidates_of(logits, 0.7, coupled=coupled) == np.argsort(-expected)[:WIDTH].tolist()
 
 
-def test_without_noise_there_is_nothing_to_tell_apart() -> None:
+def test_there_is_no_noise_at_temperature_0() -> None:
     logits = np.linspace(0.0, 9.0, VOCABULARY, dtype=np.float32)
-    for temperature, rule in ((0.0, WHOLE), (0.0, DOUBTED), (1.0, UNCOUPLED)):
-        assert candidates_of(logits, temperature, rule) == ([199, 198, 197], (199, 199))
-
-
-def test_the_whole_noise_until_the_other_has_been_right_more_often() -> None:
-    acceptance = RequestAcceptance()
-
-    assert better_rule(acceptance) == WHOLE
-    record_rules(acceptance, RankedFirst(5, 6), 6)
-    assert better_rule(acceptance) == DOUBTED
-    record_rules(acceptance, RankedFirst(5, 6), 7)
-    record_rules(acceptance, RankedFirst(6, 6), 6)  # where both say the same, neither wins
-    assert better_rule(acceptance) == DOUBTED
-    for _ in range(2):
-        record_rules(acceptance, RankedFirst(5, 6), 5)
-    assert better_rule(acceptance) == WHOLE
+    for temperature, coupled in ((0.0, True), (1.0, False)):
+        assert candidates_of(logits, temperature, coupled=coupled) == [199, 198, 197]
 
 
 ROWS = arrays(np.float32, st.integers(0, 300), elements=st.floats(-4.0, 4.0, width=32))

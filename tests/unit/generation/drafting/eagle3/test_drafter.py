@@ -13,10 +13,9 @@ import torch
 from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 
-from services.generation.drafting.acceptance import WHOLE
-from services.generation.drafting.draft_tree.candidates import _REACH, Candidates, DraftShape
+from services.generation.drafting.draft_tree.candidates import _REACH, DraftShape
 from services.generation.drafting.draft_tree.draft_tree import DraftTree, expand
-from services.generation.drafting.draft_tree.nodes import Costs
+from services.generation.drafting.draft_tree.nodes import Costs, Level
 from services.generation.drafting.eagle3.checkpoint import head_shapes
 from services.generation.drafting.eagle3.drafter import Eagle3Draft, Eagle3Drafter
 from services.generation.drafting.eagle3.head_pass import Head
@@ -235,14 +234,14 @@ def said(
     tree = DraftTree(0, draft.speaking.acceptance, DraftShape(4, 4, 60), Costs(np.ones(61)))
     draft.speaking.begin(tree, text)
     draft.speaking.length = position
-    found = list[Candidates]()
+    found = list[Level]()
 
-    def say(*asked: Any) -> Candidates:
+    def say(*asked: Any) -> Level:
         found.append(drafter._candidates(*asked))
         return found[0]
 
     expand([draft.speaking], logits[None].copy(), say)
-    return found[0].level.tokens[0], found[0].level.shares[0]
+    return found[0].tokens[0], found[0].shares[0]
 
 
 SAMPLINGS = (
@@ -270,7 +269,6 @@ def test_a_coupled_head_with_the_targets_logits_draws_the_targets_token(
     sampling = replace(known, seed=seed, stop_token_ids=(end,))
     draft = drafter.begin(EngineRequest("r", tuple(prompt), sampling, choice=2, method="eagle3"))
     assert isinstance(draft, Eagle3Draft)
-    draft.speaking.acceptance.record(np.full(99, WHOLE), np.ones(99, np.bool_))
     said_logits = rng.standard_normal(len(ids)).astype(np.float32) * 2
     said_logits[drafter._pass.vocabulary.draft_ids[output]] += 4.0
     said_logits[drafter._pass.vocabulary.draft_ids[end]] = 20.0 if sampling.min_tokens else -20.0

@@ -95,6 +95,9 @@ class ForeignEngine:
             )
         if fast is not None and fast.speculates is False:
             _log.warning("--url: that engine does not speculate either; drop the flag, or start it with speculation")
+        if unknown := next((name for name in self._settings.adapters if name not in plain.adapters), None):
+            known = ", ".join(sorted(plain.adapters)) or "none"
+            raise CannotStart(f"--adapter: the engine has no LoRA adapter {unknown}; it has {known}")
         try:
             self._identify(plain)
         except TargetError as error:

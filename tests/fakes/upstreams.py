@@ -127,7 +127,7 @@ class FakeUpstream:
         await writer.drain()
         events = [event async for event in self._events(body)] if not stream else self._events(body)
         if isinstance(events, list):
-            await _chunk(writer, json.dumps(events[-1]))
+            await _chunk(writer, json.dumps(_whole(events)))
         else:
             async for event in events:
                 await _chunk(writer, f"data: {event if isinstance(event, str) else json.dumps(event)}\n\n")
@@ -195,6 +195,18 @@ class FakeUpstream:
         if self.counts and self.speculates:
             told |= {"spec_verify_ct": 1, "spec_num_proposed_drafts": proposed, "spec_num_correct_drafts": accepted}
         return [{"text": text, "output_ids": list(ids), "meta_info": told}]
+
+
+def _whole(events: list[dict[str, Any]]) -> dict[str, Any]:
+    """The events of a stream in one."""
+    if "meta_info" in events[-1]:
+        return events[-1]
+    if "choices" not in events[-1]:
+        ids = [token for event in events for token in event["tokens"]]
+        return events[-1] | {"content": "".join(event["content"] for event in events), "tokens": ids}
+    choices = [event["choices"][0] for event in events if event["choices"]]
+    ids, text = [token for each in choices for token in each["token_ids"]], "".join(each["text"] for each in choices)
+    return events[-1] | {"choices": [{**choices[-1], "text": text, "token_ids": ids}]}
 
 
 async def _send(writer: asyncio.StreamWriter, status: int, text: str, kind: str) -> None:

@@ -242,7 +242,6 @@ class LlamaServer:
             speculates=slots[0].get("speculative") if slots else None,
             speculation=None if types == "none" else types,
             flags={"model_ftype": props["model_ftype"]} if "model_ftype" in props else {},
-            adapters=frozenset(each["path"] for each in await ask("/lora-adapters", None)),
         )
 
     def body(self, request: EngineRequest, model: str, adapter: str | None, *, stream: bool) -> dict[str, Any]:

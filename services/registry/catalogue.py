@@ -10,7 +10,8 @@ import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from sqlalchemy import (
     BigInteger,
@@ -229,16 +230,10 @@ def lock_name(connection: Connection, name: str) -> None:
 
 _ROWS_AT_ONCE = 100  # a manifest has at most 256 KiB
 
-_IS_PUBLISHED = exists().where(
-    documents.c.head_cid == heads.c.head_cid,
-    documents.c.kind == PUBLICATION,
-    documents.c.ledger_index.is_not(None),
-)
-_IS_WITHDRAWN = exists().where(
-    documents.c.head_cid == heads.c.head_cid,
-    documents.c.kind == WITHDRAWAL,
-    documents.c.ledger_index.is_not(None),
-)
+_ABOUT_HEAD = exists().where(documents.c.head_cid == heads.c.head_cid)
+_ON_RECORD = _ABOUT_HEAD.where(documents.c.ledger_index.is_not(None))
+_IS_PUBLISHED = _ON_RECORD.where(documents.c.kind == PUBLICATION)
+_IS_WITHDRAWN = _ON_RECORD.where(documents.c.kind == WITHDRAWAL)
 
 
 class Catalogue:
@@ -266,15 +261,8 @@ class Catalogue:
         with self._database.writing() as connection:
             lock_blobs(connection, alone=False)
             check(_first_of_name(connection, document))
-            _insert_new(connection, heads, head_cid=row.head_cid, base_cid=row.base_cid, manifest=row.manifest)
-            _insert_new(
-                connection,
-                documents,
-                kind=document.kind,
-                head_cid=document.head_cid,
-                key=document.key,
-                envelope=document.envelope,
-            )
+            _insert_new(connection, heads, asdict(row))
+            _insert_new(connection, documents, asdict(document))
             return _signed(connection.execute(select(documents).where(_same(document))).one())
 
     def rows(self) -> Iterator[HeadRow]:
@@ -297,13 +285,8 @@ class Catalogue:
     def retract(self, document: Signed) -> None:
         """The ledger will not take it. Confirmed documents stay."""
         with self._database.writing() as connection:
-            connection.execute(
-                documents.delete().where(
-                    _same(document),
-                    documents.c.ledger_index.is_(None),
-                    documents.c.envelope == document.envelope,
-                )
-            )
+            unconfirmed = documents.c.ledger_index.is_(None), documents.c.envelope == document.envelope
+            connection.execute(documents.delete().where(_same(document), *unconfirmed))
 
     def proposals(self) -> Sequence[Signed]:
         """Unconfirmed documents, oldest first."""
@@ -322,7 +305,7 @@ class Catalogue:
         if narrow.base_cid is not None:
             query = query.where(heads.c.base_cid == narrow.base_cid)
         if narrow.name is not None:
-            query = query.where(_bears(narrow.name))
+            query = query.where(_IS_PUBLISHED.where(documents.c.key == narrow.name))
         if not narrow.withdrawn:
             query = query.where(~_IS_WITHDRAWN)
         return self._read(query.order_by(heads.c.position).limit(limit))
@@ -356,12 +339,7 @@ class Catalogue:
             about: dict[str, list[Signed]] = {row.head_cid: [] for row in rows}
             for found in connection.execute(confirmed):
                 about[found.head_cid].append(_signed(found))
-        return [
-            CataloguedHead(
-                row.position, HeadRow(row.head_cid, row.base_cid, bytes(row.manifest)), tuple(about[row.head_cid])
-            )
-            for row in rows
-        ]
+        return [CataloguedHead(row.position, _head_row(row), tuple(about[row.head_cid])) for row in rows]
 
 
 def _first_of_name(connection: Connection, document: Signed) -> Signed | None:
@@ -375,15 +353,18 @@ def _first_of_name(connection: Connection, document: Signed) -> Signed | None:
 
 
 def _rows(connection: Connection) -> Iterator[HeadRow]:
-    any_document = exists().where(documents.c.head_cid == heads.c.head_cid)
-    query = select(heads).where(any_document).execution_options(yield_per=_ROWS_AT_ONCE)
+    query = select(heads).where(_ABOUT_HEAD).execution_options(yield_per=_ROWS_AT_ONCE)
     for row in connection.execute(query):
-        yield HeadRow(row.head_cid, row.base_cid, bytes(row.manifest))
+        yield _head_row(row)
 
 
-def _insert_new(connection: Connection, table: object, **values: object) -> None:
+def _head_row(row: Row[Any]) -> HeadRow:
+    return HeadRow(row.head_cid, row.base_cid, bytes(row.manifest))
+
+
+def _insert_new(connection: Connection, table: object, values: dict[str, object]) -> None:
     insert = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
-    connection.execute(insert(table).values(**values).on_conflict_do_nothing())  # type: ignore[arg-type]
+    connection.execute(insert(table).values(values).on_conflict_do_nothing())  # type: ignore[arg-type]
 
 
 def _same(document: Signed) -> ColumnElement[bool]:
@@ -394,14 +375,5 @@ def _same(document: Signed) -> ColumnElement[bool]:
     )
 
 
-def _bears(name: str) -> ColumnElement[bool]:
-    return exists().where(
-        documents.c.head_cid == heads.c.head_cid,
-        documents.c.kind == PUBLICATION,
-        documents.c.key == name,
-        documents.c.ledger_index.is_not(None),
-    )
-
-
-def _signed(row: Row[tuple[object, ...]]) -> Signed:
+def _signed(row: Row[Any]) -> Signed:
     return Signed(row.kind, row.head_cid, row.key, bytes(row.envelope), row.ledger_index)

@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import sys
+import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from queue import SimpleQueue
@@ -57,6 +58,14 @@ def stop_signals(
 
 
 _Value = TypeVar("_Value")
+
+
+def awaited(ask: Callable[[], _Value | None], seconds: float, pause: float = 0.1) -> _Value | None:
+    """What `ask` says once it says something; None after so many seconds in which it did not."""
+    deadline = time.monotonic() + seconds
+    while (answer := ask()) is None and time.monotonic() < deadline:
+        time.sleep(pause)
+    return answer
 
 
 class _End(Exception):

@@ -66,12 +66,19 @@ def expect_files(flag: str, paths: Iterable[Path], expected: str) -> None:
         raise UsageError(f"{flag}: {', '.join(missing)}: no such file; expected {expected}")
 
 
+def read_bytes(flag: str, path: Path, most: int = -1) -> bytes:
+    """The bytes of a file, `most` of them where that is given."""
+    try:
+        with path.open("rb") as file:
+            return file.read(most)
+    except OSError as error:
+        raise UsageError(f"{flag}: cannot read {path}: {error.strerror}") from None
+
+
 def read_text(flag: str, path: Path) -> str:
     """The text of a file in UTF-8."""
     try:
-        return path.read_bytes().decode()
-    except OSError as error:
-        raise UsageError(f"{flag}: cannot read {path}: {error.strerror}") from None
+        return read_bytes(flag, path).decode()
     except UnicodeDecodeError as error:
         raise UsageError(f"{flag}: {path} is not UTF-8: byte {error.start}") from None
 

@@ -20,7 +20,7 @@ from services.cli.frame.exits import Failed, UsageError
 from services.cli.frame.failures import explain, of_server
 from services.cli.frame.options import ledger_at
 from services.cli.frame.output import print_json, remark
-from services.cli.frame.process import until_interrupted
+from services.cli.frame.process import awaited, until_interrupted
 from services.cli.frame.values import require_writable_new_file
 from services.cli.frame.views import Styled
 from services.cli.generation.generate import receipt_document, speed, text_writer
@@ -126,8 +126,7 @@ _LONG_ANSWER = 512
 """Tokens of an answer where nothing else was asked for; the server's own default is meant for completions."""
 _TEMPLATE_TOKENS = 64
 """More than a chat template adds to a message."""
-_PATIENCE, _PAUSE = 10.0, 0.05
-"""Seconds to wait for a receipt in the ledger, and between two looks."""
+_PATIENCE = 10.0  # seconds to wait for a receipt in the ledger
 _NO_CONTENT = (
     "what the receipts commit to, which the ledger gives to auditors and to the tenant's own token: without it no "
     "reader can check the texts against the receipts"
@@ -293,12 +292,8 @@ def _check_whole(finished: Finished | None) -> None:
 
 def _receipt_of(ledger: LedgerClient, turn: Said) -> ReceiptEntry:
     """The receipt of a turn, waiting until the ledger has it. Raises Failed, KolmError."""
-    deadline = time.monotonic() + _PATIENCE
-    while time.monotonic() < deadline:
-        found = _found(ledger, turn)
-        if found is not None:
-            return found
-        time.sleep(_PAUSE)
+    if (found := awaited(lambda: _found(ledger, turn), _PATIENCE)) is not None:
+        return found
     raise Failed(
         f"the ledger has no receipt of the request {turn.request_id} after {_PATIENCE:g} s",
         "`kolm status` shows whether the ledger answers; receipts wait for it with the generation service",

@@ -6,7 +6,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, closing, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,7 @@ from services.cli.frame.exits import Failed, UsageError
 from services.cli.frame.failures import explained
 from services.cli.frame.options import ledger_at
 from services.cli.frame.output import print_json, remark, stderr_console
-from services.cli.frame.process import printable, unless_interrupted, until_interrupted
+from services.cli.frame.process import awaited, printable, unless_interrupted, until_interrupted
 from services.cli.frame.values import require_writable_new_file
 from services.cli.frame.views import Column, Styled, table
 from services.cli.generation.request_options import SAMPLING, SPECULATION, RequestOptions, read_prediction, read_prompt
@@ -235,21 +235,19 @@ def _check_whole(finish_reasons: Sequence[str]) -> None:
         raise Failed(f"the server ended the output early ({cut[0]}); the receipt covers the output so far")
 
 
-_PATIENCE, _PAUSE = 3.0, 0.05
-"""Seconds to wait for the receipts, and between two looks."""
+_PATIENCE = 3.0  # seconds to wait for the receipts
 
 
 def receipts_of(request_id: str, choices: int, ledger: str) -> list[ReceiptEntry]:
     """What the ledger has within a few seconds; nothing where it does not answer, or nothing had begun."""
     found: list[ReceiptEntry] = []
-    deadline = time.monotonic() + _PATIENCE
-    try:
-        with ledger_at(ledger) as client:
-            while len(found) < choices and time.monotonic() < deadline:
-                found = list(client.receipts(ReceiptFilter(request_id=request_id)))
-                time.sleep(_PAUSE)
-    except KolmError:
-        pass
+    with suppress(KolmError), ledger_at(ledger) as client:
+
+        def all_there() -> bool | None:
+            found[:] = client.receipts(ReceiptFilter(request_id=request_id))
+            return len(found) >= choices or None
+
+        awaited(all_there, _PATIENCE)
     return found
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from services.cli.frame.exits import UsageError
-from services.cli.frame.values import read_text
+from services.cli.frame.values import read_bytes, read_text
 from services.client import Request, SamplingParams, SpecDecodeConfig, StructuredOutputs
 
 SAMPLING, SPECULATION = "Sampling (defaults are the server's)", "Speculation (never changes the text)"
@@ -186,8 +186,4 @@ def _read(flag: str, file: Path | None) -> tuple[str, bytes]:
     """A name for messages and the bytes, up to one more than may be sent, which shows that there are too many."""
     if file is None or str(file) == "-":
         return "standard input", sys.stdin.buffer.read(MAX_PROMPT_BYTES + 1)
-    try:
-        with file.open("rb") as opened:
-            return str(file), opened.read(MAX_PROMPT_BYTES + 1)
-    except OSError as error:
-        raise UsageError(f"{flag}: cannot read {file}: {error.strerror}") from None
+    return str(file), read_bytes(flag, file, MAX_PROMPT_BYTES + 1)

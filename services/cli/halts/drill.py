@@ -7,7 +7,6 @@ import queue
 import shutil
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -22,6 +21,7 @@ from services.cli.frame import exits, options
 from services.cli.frame.exits import Failed
 from services.cli.frame.options import ledger_at
 from services.cli.frame.output import print_json, stderr_console, stdout_console
+from services.cli.frame.process import awaited
 from services.cli.frame.views import Styled, View
 from services.cli.halts.drill_engine import FAULT, NAME, PROMPT, make_model
 from services.cli.halts.halts import append_resume, signed_resume
@@ -235,11 +235,8 @@ def _resume(ledger: LedgerClient, halt: Halt, data_dir: Path) -> int:
 
 
 def _until(ask: Callable[[], _Value | None], what: str) -> _Value:
-    deadline = time.monotonic() + _PATIENCE_SECONDS
-    while (answer := ask()) is None:
-        if time.monotonic() > deadline:
-            raise DidNotHappen(f"{what} did not come within {_PATIENCE_SECONDS:.0f} s")
-        time.sleep(_LOOK_SECONDS)
+    if (answer := awaited(ask, _PATIENCE_SECONDS)) is None:
+        raise DidNotHappen(f"{what} did not come within {_PATIENCE_SECONDS:.0f} s")
     return answer
 
 

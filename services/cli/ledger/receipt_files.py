@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -18,6 +18,7 @@ from ledger.log.receipt_filter import ReceiptFilter
 from services.cli.frame import exits
 from services.cli.frame.exits import Failed, UsageError
 from services.cli.frame.options import ledger_at
+from services.cli.frame.process import awaited
 from services.cli.frame.values import require_writable_new_file
 from services.client import LedgerClient, Message, Receipt
 from services.client.errors import KolmError, NotFound
@@ -206,7 +207,6 @@ def write_new(path: Path, data: bytes) -> None:
 
 
 _PATIENCE = 10.0  # seconds in which a receipt on its way should have arrived
-_PAUSE = 0.25
 
 
 def check_writable(path: Path) -> None:
@@ -226,25 +226,24 @@ def save(path: Path, receipt: Receipt, sent: str | Sequence[Message], ledger: st
     from ledger.keys.envelope import Envelope
 
     turns: str | Turns = sent if isinstance(sent, str) else tuple(sent_turn(each.role, each.content) for each in sent)
-    proof, why = _proof(receipt, ledger)
+    proof, lacking = _proof(receipt, ledger)
     file = ReceiptFile(Envelope.from_bytes(receipt.envelope), receipt.content, turns, receipt.text, proof)
     write_new(path, file.to_bytes())
-    return why
+    return None if proof else lacking
 
 
 def _proof(receipt: Receipt, ledger: str) -> tuple[TlogProof | None, str]:
+    """The proof, or why there is none."""
     from services.cli.ledger.export import proof_of
 
-    deadline = time.monotonic() + _PATIENCE
+    def proven() -> TlogProof | None:
+        with suppress(NotFound):
+            return proof_of(client, client.receipt(receipt.receipt_id).receipt.index)
+        return None
+
     try:
         with ledger_at(ledger) as client:
-            while True:
-                try:
-                    return proof_of(client, client.receipt(receipt.receipt_id).receipt.index), ""
-                except NotFound:
-                    if time.monotonic() > deadline:
-                        return None, f"the log has not taken the receipt within {_PATIENCE:.0f} s"
-                time.sleep(_PAUSE)
+            return awaited(proven, _PATIENCE), f"the log has not taken the receipt within {_PATIENCE:.0f} s"
     except KolmError as error:
         return None, f"the ledger at {ledger} does not answer: {error.message}"
 

@@ -19,6 +19,7 @@ from ledger.monitor.finding import Finding
 from ledger.monitor.judgement import Promised
 from services.cli.frame.exits import Unreachable, UsageError
 from services.cli.frame.options import ledger_at
+from services.cli.frame.values import read_bytes
 from services.runtime.http.http_call import get, on_own_thread, post
 
 
@@ -102,11 +103,7 @@ def _promises(places: Iterable[Path]) -> Iterator[Promised]:
 
 
 def _promise(path: Path) -> Promised:
-    try:
-        with path.open("rb") as file:
-            return Promised(str(path), file.read(_MOST_BYTES))
-    except OSError as error:
-        raise UsageError(f"--promise: cannot read {path}: {error.strerror}") from None
+    return Promised(str(path), read_bytes("--promise", path, _MOST_BYTES))
 
 
 _POST_SECONDS = 10.0

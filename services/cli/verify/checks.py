@@ -27,6 +27,7 @@ from ledger.tree.checkpoint import Checkpoint
 from ledger.tree.tlog_proof import TlogProof
 from services.cli.frame.exits import UsageError, VerificationFailed
 from services.cli.frame.output import verifying_entries
+from services.cli.frame.values import read_text
 from services.cli.verify.sources import ModelTextReader, TrustSources, claimed_trust, own_trust
 
 _KEYS_HINT = (
@@ -165,7 +166,7 @@ def check_receipt_file(
         sent = remembered = _sent(prompt, chat=document.prompt.chat_template is not None)
         check_sent(document, file.content.prompt_salt, remembered)
     if output is not None:
-        text = _text(output)
+        text = read_text("--output", output)
         check_opened(document, file.content, text)
     texts = None if sources.model is None else compared_texts(document, file.content, sent, text, sources.model)
     if texts is not None and texts.same is False:
@@ -197,7 +198,7 @@ def _kept_promises(document: ReceiptDocument, sources: TrustSources) -> tuple[Pr
 
 
 def _sent(path: Path, *, chat: bool) -> str | list[dict[str, str]]:
-    text = _text(path)
+    text = read_text("--prompt", path)
     if not chat:
         return text
     try:
@@ -208,15 +209,6 @@ def _sent(path: Path, *, chat: bool) -> str | list[dict[str, str]]:
         ]
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise UsageError(f'--prompt: {path}: expected the messages, [{{"role": …, "content": …}}, …]') from error
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_bytes().decode()
-    except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{path} is not UTF-8") from error
 
 
 _LONGEST = 1 << 20  # bytes

@@ -24,6 +24,7 @@ from ledger.keys.trusted_keys import TrustedKeys
 from ledger.tree.checkpoint import Checkpoint
 from ledger.witness.tlog_policy import Policy
 from services.cli.frame.exits import UsageError, brought_by
+from services.cli.frame.values import read_bytes
 
 if TYPE_CHECKING:
     from kolm.generation.v1 import generation_pb2 as pb
@@ -111,7 +112,7 @@ def _own_policy(sources: TrustSources) -> Policy | None:
     if sources.policy is None and not path.is_file():
         return None
     try:
-        return Policy.from_bytes(_read(path, "--policy"))
+        return Policy.from_bytes(read_bytes("--policy", path))
     except FormatError as error:
         raise UsageError(f"--policy: {path} is not a policy: {error}") from None
 
@@ -138,13 +139,13 @@ def _timestamp_check(path: Path) -> Callable[[bytes, bytes], datetime]:
     except ImportError:
         raise UsageError("--tsa: timestamps need rfc3161-client", brought_by("timestamp")) from None
     try:
-        return Authority.from_pem(_read(path, "--tsa")).check
+        return Authority.from_pem(read_bytes("--tsa", path)).check
     except FormatError as error:
         raise UsageError(f"--tsa: {path} holds no certificates: {error}") from None
 
 
 def _checkpoint(path: Path) -> bytes:
-    data = _read(path, "--checkpoint")
+    data = read_bytes("--checkpoint", path)
     try:
         Checkpoint.from_text(Note.from_bytes(data).text)
     except FormatError as error:
@@ -153,20 +154,11 @@ def _checkpoint(path: Path) -> bytes:
     return data
 
 
-def _read(path: Path, option: str) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise UsageError(f"{option}: cannot read {path}: {error.strerror}") from None
-
-
 def read_promise_file(path: Path) -> bytes:
     """The signed bytes of a promise in form; its signature is not checked. Raises UsageError."""
+    data = read_bytes("promise", path)
     try:
-        data = path.read_bytes()
         read_promise(data)
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}") from None
     except FormatError as error:
         raise UsageError(f"{path} is not a promise: {error}", "`kolm generate --promise FILE` keeps one") from None
     return data

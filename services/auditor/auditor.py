@@ -13,6 +13,8 @@ from ledger.documents.receipt import Receipt
 from ledger.documents.signed_document import read_document
 from ledger.errors import LedgerError
 from ledger.keys.envelope import Envelope
+from ledger.keys.note import Note
+from ledger.tree.checkpoint import Checkpoint
 from services.auditor.audit_error import AuditError, BrokenLog
 from services.auditor.backlog import Backlog, Due
 from services.auditor.examination import Examiner, Finding
@@ -20,8 +22,17 @@ from services.auditor.held_folder import HeldFolder, Share
 from services.auditor.journal import Announcement, Journal
 from services.client.errors import KolmError
 from services.client.ledger.ledger import LedgerClient
+from services.client.ledger.log import SignedCheckpoint
 
 _log = logging.getLogger(__name__)
+
+_KEPT_EVERY = 4096
+"""Entries after which the fold is kept again."""
+
+
+def origin_of(note: bytes) -> str:
+    """The name of a log, by a checkpoint of it."""
+    return Checkpoint.from_text(Note.from_bytes(note).text).origin
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +70,7 @@ class Auditor:
         self._promise = promise
         self._share = share
         self._named: set[int] = set()
+        self._kept = backlog.position
 
     @property
     def remaining(self) -> tuple[int, ...]:
@@ -125,13 +137,25 @@ class Auditor:
 
     def _catch_up(self) -> None:
         head = self._ledger.checkpoint()
+        if self._backlog.position > head.tree_size:
+            raise BrokenLog(f"the ledger has signed {head.tree_size} entries, and has shown {self._backlog.position}")
+        self._compare(head)
         with self._ledger.watch(self._backlog.position) as entries:
             for entry in entries:
                 self._backlog.observe(entry.entry)
-                if self._backlog.position == head.tree_size and self._backlog.root != head.root_hash:
-                    raise BrokenLog(f"the first {head.tree_size} entries are not what the ledger's checkpoint is over")
+                self._compare(head)
         if self._backlog.position < head.tree_size:
             raise BrokenLog(f"the ledger signed {head.tree_size} entries and shows {self._backlog.position}")
+
+    def _compare(self, head: SignedCheckpoint) -> None:
+        """Where the fold has come to a checkpoint, they have to agree; only then the fold is worth keeping."""
+        if self._backlog.position != head.tree_size:
+            return
+        if self._backlog.root != head.root_hash:
+            raise BrokenLog(f"the first {head.tree_size} entries are not what the ledger's checkpoint is over")
+        if self._backlog.position - self._kept >= _KEPT_EVERY:
+            self._folder.keep_fold(self._backlog.to_document(origin_of(head.note)))
+            self._kept = self._backlog.position
 
     def _judge(self, due: Due, finding: Finding, seconds: float) -> Examined:
         """Append the verdict, and a halt where it is a deviation."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import random
 from dataclasses import dataclass, replace
+from typing import Any
 
 from ledger.audit.obligation import Obligation
 from ledger.audit.obligation_fold import ObligationFold
@@ -15,6 +16,7 @@ from ledger.documents.receipt import Receipt
 from ledger.documents.signed_document import Document, open_document, read_document
 from ledger.encoding.text_forms import ZERO_DIGEST
 from ledger.errors import ChainError, LedgerError, SignatureError
+from ledger.keys.ed25519 import ROLES
 from ledger.keys.envelope import Envelope
 from ledger.keys.trusted_keys import TrustedKeys
 from ledger.tree.entry import Entry, entry_hash
@@ -22,6 +24,10 @@ from ledger.tree.merkle import Frontier, leaf_hash
 from services.auditor.audit_error import BrokenLog
 
 _log = logging.getLogger(__name__)
+
+
+_VERSION = 1
+"""Counted up where entries are folded in another way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +46,8 @@ class Due:
 class Backlog:
     """Entries in, in order from 0; out come the receipts to examine and the deviations that no halt has answered yet.
 
-    Folding the same log again gives the same backlog, so an auditor keeps nothing else and may be killed at any point.
-    Memory grows with the open work, not with the log.
+    Folding the same log again gives the same backlog, so an auditor may be killed at any point; what it keeps of a fold
+    (`to_document`) saves it the entries before. Memory grows with the open work, not with the log.
     """
 
     def __init__(self, trust: TrustedKeys, spot_checks: float = 0.0) -> None:
@@ -59,6 +65,44 @@ class Backlog:
         self._settled: set[int] = set()  # by verdicts of ours whose entries have not been observed yet
         self._deviations: dict[int, Verdict] = {}
         self._halts: list[tuple[int, Scope]] = []
+        self._signers = _signers(trust)
+
+    def to_document(self, origin: str) -> dict[str, Any]:
+        """The fold as JSON, to go on from at the next start, with the name of the log."""
+        return {
+            "version": _VERSION,
+            "origin": origin,
+            "signers": self._signers,
+            "spot_checks": self._spot_checks,
+            "frontier": self._frontier.to_document(),
+            "previous": self._previous,
+            "obligations": self._obligations.to_document(),
+            "receipts": [
+                [due.index, due.receipt_id, due.envelope.to_document(), due.erased] for due in self._receipts.values()
+            ],
+            "picked": sorted(self._picked),
+            "deviations": [[index, verdict.to_document()] for index, verdict in self._deviations.items()],
+            "halts": [[index, scope.to_document()] for index, scope in self._halts],
+        }
+
+    @classmethod
+    def from_document(cls, document: Any, origin: str, trust: TrustedKeys, spot_checks: float = 0.0) -> Backlog | None:
+        """The fold that `to_document` wrote; trusts the document: it is the auditor's own. None where it is of another
+        version, log or share of spot checks, or was made under other keys, which would count other entries.
+        """
+        backlog = cls(trust, spot_checks)
+        kept = (document["version"], document["origin"], document["signers"], document["spot_checks"])
+        if kept != (_VERSION, origin, backlog._signers, spot_checks):
+            return None
+        backlog._frontier = Frontier.from_document(document["frontier"])
+        backlog._previous = document["previous"]
+        backlog._obligations = ObligationFold.from_document(document["obligations"])
+        for index, receipt_id, envelope, erased in document["receipts"]:
+            backlog._receipts[index] = Due(index, receipt_id, Envelope.from_document(envelope), erased=erased)
+        backlog._picked = set(document["picked"])
+        backlog._deviations = {index: Verdict.from_document(verdict) for index, verdict in document["deviations"]}
+        backlog._halts = [(index, Scope.from_document(scope)) for index, scope in document["halts"]]
+        return backlog
 
     @property
     def position(self) -> int:
@@ -191,6 +235,11 @@ class Backlog:
             _log.warning("ignoring entry %d, which counts for the ledger and not for us: %s", entry.index, error)
             return False
         return True
+
+
+def _signers(trust: TrustedKeys) -> list[list[str]]:
+    """The keys that decide which entries count."""
+    return sorted([role, key.key_id] for role in ROLES for key in trust.keys(role))
 
 
 def _explained(due: Due, owed: Obligation | None, spot_checks: float) -> Due:

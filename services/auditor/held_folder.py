@@ -1,7 +1,7 @@
 """An auditor's share of the receipts, and the folder that one process of it holds.
 
-The folder has a draw that is on its way, and a count of attempts. Nothing else is lost with it: the log says which
-receipts are owed and judged.
+The folder has a draw that is on its way, a count of attempts, and the log as far as it was folded. Nothing else is lost
+with it: the log says which receipts are owed and judged.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from ledger.durable_file import write_durably
 from services.auditor.audit_error import FolderError
@@ -127,6 +127,25 @@ class HeldFolder:
     def forget_draw(self) -> None:
         """The kept draw is in the log, or void."""
         self._draw.unlink(missing_ok=True)
+
+    def kept_fold(self) -> Any:
+        """The fold that `keep_fold` wrote, as JSON; None where there is none, or none that can be read."""
+        try:
+            return json.loads(self._fold.read_bytes())
+        except (OSError, ValueError):
+            return None
+
+    def keep_fold(self, document: Any) -> None:
+        """Keep what was folded of the log, if this process holds the folder. Lost, it is only folded again."""
+        try:
+            if self.held:
+                write_durably(self._fold, json.dumps(document, separators=(",", ":")).encode())
+        except OSError as error:
+            raise FolderError(f"cannot write {self._fold}: {error.strerror}") from error
+
+    @property
+    def _fold(self) -> Path:
+        return self._path / "fold.json"
 
     @property
     def _draw(self) -> Path:

@@ -26,8 +26,9 @@ from ledger.documents.receipt import Receipt
 from ledger.encoding.text_forms import timestamp
 from ledger.errors import LedgerError
 from ledger.keys.signer import open_signer
+from ledger.keys.trusted_keys import TrustedKeys
 from services.auditor.audit_error import AuditError, EngineFailed, FolderError, Interrupted
-from services.auditor.auditor import Auditor, Examined
+from services.auditor.auditor import Auditor, Examined, origin_of
 from services.auditor.backlog import Backlog
 from services.auditor.examination import ContentReader, EnginePlan, Examiner, Replayed, Replayer
 from services.auditor.held_folder import HeldFolder, Share
@@ -49,6 +50,9 @@ from services.runtime.trusted_directory import TrustedDirectory
 
 if TYPE_CHECKING:
     from services.auditor.settings import AuditorSettings  # which imports what the model's files are read with
+
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +100,7 @@ def connected(
         replayer = load() if on_load is None else LoadedWhenAsked(load, on_load)
         examiner = Examiner(trust, _content_reader(ledger), replayer, plan.decode_share)
         journal = Journal(ledger, key, lambda: datetime.now(UTC))
-        backlog = Backlog(trust, plan.spot_checks)
+        backlog = kept_backlog(folder, ledger, trust, plan.spot_checks)
         yield Auditor(
             ledger,
             backlog,
@@ -106,6 +110,17 @@ def connected(
             Announcement(backlog, journal, folder, plan.terms, plan.draw_seconds),
             plan.share,
         )
+
+
+def kept_backlog(folder: HeldFolder, ledger: LedgerClient, trust: TrustedKeys, spot_checks: float) -> Backlog:
+    """The fold of the folder, to go on from; an empty one where that does not serve, or the ledger is away."""
+    kept = None
+    try:
+        if (document := folder.kept_fold()) is not None:
+            kept = Backlog.from_document(document, origin_of(ledger.checkpoint().note), trust, spot_checks)
+    except (KolmError, LedgerError, KeyError, TypeError, ValueError, AttributeError) as error:
+        _log.warning("the log is read from its first entry on: what was kept of it cannot be used: %s", error)
+    return Backlog(trust, spot_checks) if kept is None else kept
 
 
 @dataclass
@@ -197,8 +212,6 @@ def yield_to_others() -> None:
         with contextlib.suppress(OSError):
             Path("/proc/self/autogroup").write_text(str(NICENESS), encoding="ascii")
 
-
-_log = logging.getLogger(__name__)
 
 _UNTRUSTED = "UNTRUSTED_SIGNATURE"
 """The ledger's answer until a person has said that this auditor's key counts, which may happen at any moment."""

@@ -19,10 +19,10 @@ from ledger.documents.receipt import Receipt
 from ledger.keys.ed25519 import SigningKey
 from ledger.keys.trusted_keys import TrustedKeys
 from services.auditor.auditor import Auditor
-from services.auditor.backlog import Backlog
 from services.auditor.examination import Examiner, Replayed, Replayer
 from services.auditor.held_folder import HeldFolder, Share
 from services.auditor.journal import Announcement, Journal, Terms
+from services.auditor.serving import kept_backlog
 from services.client import Content as SentContent
 from services.client import LedgerClient
 from services.ledger.__main__ import opened_servicer
@@ -97,8 +97,8 @@ class Deployment:
         share: Share | None = None,
     ) -> Auditor:
         """A new auditor, which knows nothing but what the ledger and the deployment's folder show it."""
-        trust = TrustedKeys.load(self.trusted)
-        backlog, folder = Backlog(trust, spot_checks), folder or self.folder
+        trust, folder = TrustedKeys.load(self.trusted), folder or self.folder
+        backlog = kept_backlog(folder, self.ledger, trust, spot_checks)
         writes = journal(self.ledger, KEYS["auditor"], lambda: datetime.now(UTC))
         return Auditor(
             self.ledger,

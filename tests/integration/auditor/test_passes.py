@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 
@@ -14,7 +14,7 @@ from ledger.documents.receipt import SpecDecode
 from ledger.documents.signed_document import read_document
 from ledger.keys.envelope import Envelope
 from ledger.keys.trusted_keys import TrustedKeys
-from services.auditor.audit_error import FolderError
+from services.auditor.audit_error import BrokenLog, FolderError
 from services.auditor.held_folder import HeldFolder, Share
 from services.auditor.journal import Journal, Terms
 from services.auditor.serving import follow
@@ -284,3 +284,35 @@ def test_an_auditor_whose_key_nobody_trusts_yet_waits_for_that(deployment: Deplo
     key.write_bytes(trusted)
     following.join(60)
     assert outcomes(deployment) == [(0, "EXACT")]
+
+
+def test_a_new_auditor_goes_on_from_the_fold_that_the_one_before_has_kept(deployment: Deployment) -> None:
+    for number in range(4):
+        deployment.receive(number)
+    list(deployment.auditor().run_pass())
+    end = deployment.auditor().backlog.position
+    assert end >= 4  # nothing was read yet: it is what was kept
+    deployment.receive(4)
+    auditor = deployment.auditor()
+    assert [each.receipt_index for each in auditor.run_pass()] == [len(kinds(deployment)) - 2]
+    assert deployment.replays.asked.count(receipt_id(0)) == 1
+
+
+def test_a_fold_that_is_not_of_the_signed_log_is_told_at_once(deployment: Deployment) -> None:
+    deployment.receive(0)
+    list(deployment.auditor().run_pass())
+    kept = deployment.folder.kept_fold()
+    size = kept["frontier"]["size"]
+    deployment.folder.keep_fold(kept | {"frontier": {"size": size, "hashes": ["00" * 32] * size.bit_count()}})
+    with pytest.raises(BrokenLog):
+        list(deployment.auditor().run_pass())
+    deployment.folder.keep_fold(kept | {"frontier": {"size": 1 << 20, "hashes": ["00" * 32]}})
+    with pytest.raises(BrokenLog):  # the log has become shorter than it was
+        list(deployment.auditor().run_pass())
+
+
+@pytest.mark.parametrize("junk", [[], {}, {"version": 1}, "junk", 7])
+def test_a_fold_that_cannot_be_read_is_folded_again(deployment: Deployment, junk: Any) -> None:
+    deployment.receive(0)
+    deployment.folder.keep_fold(junk)
+    assert [each.receipt_index for each in deployment.auditor().run_pass()] == [0]

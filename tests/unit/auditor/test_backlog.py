@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -223,3 +224,55 @@ def test_verdicts_are_counted_by_outcome_and_replays_are_timed() -> None:
     assert registry.get_sample_value("kolm_auditor_verdicts_total", {"outcome": EXACT}) == 1
     assert registry.get_sample_value("kolm_auditor_replay_seconds_sum") == 2.5
     assert exported(registry) == listed("auditor")
+
+
+STORY = (
+    policy(1.0),
+    receipt(0),
+    receipt(1),
+    verdict(1, 1, "DEVIATION"),
+    halt(3),
+    receipt(2),
+    policy(0.5),
+    *(receipt(number) for number in range(3, 12)),
+    verdict(2, 2),
+    expiry(0, 9),
+)
+
+
+def state(backlog: Backlog) -> tuple[object, ...]:
+    due = backlog.due()
+    asks = [backlog.needs_halt(SCOPE, index) for index in range(len(STORY))]
+    return (
+        backlog.position, backlog.root, backlog.policy, due, [backlog.receipt(index) for index in due],
+        backlog.owed(), backlog.undrawn(), backlog.waiting(), backlog.deviations(), asks,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("spot_checks", [0.0, 1.0])
+def test_a_fold_that_was_kept_goes_on_as_if_it_had_never_stopped(spot_checks: float) -> None:
+    log = entries(*STORY)
+    whole = Backlog(trust(), spot_checks)
+    for data in log:
+        whole.observe(data)
+    for cut in range(len(log) + 1):
+        first = Backlog(trust(), spot_checks)
+        for data in log[:cut]:
+            first.observe(data)
+        kept = json.loads(json.dumps(first.to_document("example.org/log")))
+        second = Backlog.from_document(kept, "example.org/log", trust(), spot_checks)
+        assert second is not None
+        assert state(second) == state(first)
+        for data in log[cut:]:
+            second.observe(data)
+        assert state(second) == state(whole)
+
+
+def test_a_fold_of_another_log_or_under_other_keys_is_not_gone_on_from() -> None:
+    kept = Backlog(trust()).to_document("example.org/log")
+    assert Backlog.from_document(kept, "example.org/other", trust()) is None
+    assert Backlog.from_document(kept, "example.org/log", trust(), 0.5) is None
+    assert Backlog.from_document(kept | {"version": 0}, "example.org/log", trust()) is None
+    more = SigningKey.generate("auditor")
+    keys = TrustedKeys({**trust().by_role, "auditor": (*trust().keys("auditor"), more.public)})
+    assert Backlog.from_document(kept, "example.org/log", keys) is None

@@ -18,6 +18,7 @@ from services.generation.target.cpu import load_target
 from services.generation.target.target import Target
 from services.training.answering import Streams
 from services.training.block import BlockModule
+from services.training.curve import Curve, Point
 from services.training.devices import Devices
 from services.training.head import HeadModule
 from services.training.kscore import Measured, NothingMeasured, measure
@@ -35,7 +36,7 @@ from services.training.trainer import (
 )
 
 _SECONDS_PER_MINUTE = 60.0
-_GLANCED, _GLANCED_TOKENS = 16, 48  # held-out prompts, and tokens of their answers, measured at each checkpoint
+_GLANCED, _GLANCED_TOKENS = 32, 64  # held-out prompts, and tokens of their answers, measured at each checkpoint
 _FEW_ANSWERS = 1000
 """With fewer a person is warned: a head then fits them and drafts other texts badly."""
 
@@ -82,6 +83,7 @@ def train_head(job: Job, devices: Devices, reporter: Reporter, stop: Callable[[]
         devices=devices,
         reporter=reporter,
         stop=stop,
+        curve=Curve(job.work),
     )
     return run.to_the_end()
 
@@ -100,6 +102,7 @@ class _Run:
     devices: Devices
     reporter: Reporter
     stop: Callable[[], bool]
+    curve: Curve
     _saved_at: float = field(default_factory=time.monotonic)
 
     def to_the_end(self) -> dict[str, Measured] | None:
@@ -115,10 +118,18 @@ class _Run:
             if self.devices.agree(self.stop()):
                 self._save()
                 return None
-            if time.monotonic() - self._saved_at > self.job.save_minutes * _SECONDS_PER_MINUTE:
+            if self._due():
                 self._save()
+                if self.devices.agree(self.curve.has_stopped_rising):
+                    self.reporter.said("held-out acceptance rises no more: the run ends here")
+                    return self._measured()
         self._save()
         return self._measured()
+
+    def _due(self) -> bool:
+        """Whether it is time for a checkpoint, by the leading process's clock."""
+        late = time.monotonic() - self._saved_at > self.job.save_minutes * _SECONDS_PER_MINUTE
+        return self.devices.agree(late and self.devices.leads)
 
     def _measured(self) -> dict[str, Measured]:
         """The snapshot on held-out prompts by domain, as the engine drafts with it; a domain of answers too short for a
@@ -138,6 +149,7 @@ class _Run:
                 )
             before += len(prompts)
         self._export(self.job.out, found)
+        self.curve.write(self.job.out)
         return found
 
     def _report_measured(self, before: int, total: int, done: int) -> None:
@@ -159,6 +171,7 @@ class _Run:
             seen = measure(self.target, head, prompts, k=self.job.lesson.steps_unrolled, max_tokens=_GLANCED_TOKENS)
         except NothingMeasured:
             return
+        self.curve.add(Point.of(self.trainer.starts, self.trainer.steps, seen))
         shares = " ".join(f"{share:.0%}" for share in seen.acceptance_by_depth)
         self.reporter.said(f"held out: {seen.mean_acceptance_length:.2f} tokens a pass, accepted by position {shares}")
 
@@ -189,6 +202,7 @@ class _Run:
             "answers": len(answers),
             "answer_tokens": sum(len(answer.said) for answer in answers),
             "draft_vocabulary_coverage": round(coverage(answers, self.target_ids), 4),
+            "starts": self.trainer.starts,
             "steps": self.trainer.steps,
             "seconds": round(self.trainer.seconds),
             "k": self.job.k,

@@ -291,7 +291,7 @@ class Trainer:
         clock: Clock = time.monotonic,
     ) -> None:
         self.head = head
-        self.steps = 0
+        self.steps = self.starts = 0  # optimiser steps, and starts of drafts that were learned from in them
         self._target_ids = teacher.target_ids
         self._lesson = devices.together(Lesson(head, teacher).to(devices.device))
         self._passes = Passes(answers, plan.starts_per_pass, plan.seed)
@@ -318,6 +318,7 @@ class Trainer:
                 sums += self._learn(numbers, weights.to(self._devices.device))
         self._optimiser.step(rate_factor(self.fraction))
         self.steps += 1
+        self.starts += int(starts[0])
         return _report(self._devices.sum(sums).cpu(), starts)
 
     def _learn(self, numbers: list[int], weights: Tensor) -> Tensor:
@@ -352,6 +353,7 @@ class Trainer:
             "optimiser": self._optimiser.state(),
             "target_ids": self._target_ids,
             "steps": self.steps,
+            "starts": self.starts,
             "seconds": self.seconds,
         }
 
@@ -361,7 +363,7 @@ class Trainer:
             raise OutputInvalid("the checkpoint's draft vocabulary is another one; use another folder, or remove it")
         self.head.load_state_dict(state["head"])
         self._optimiser.restore(state["optimiser"])
-        self.steps = state["steps"]
+        self.steps, self.starts = state["steps"], state["starts"]
         self._seconds_before, self._started = state["seconds"], self._clock()
 
     @property

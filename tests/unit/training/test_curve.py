@@ -1,0 +1,51 @@
+"""The curve of a run goes on where it was, is drawn, and says when more lessons bring nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from services.training.curve import CURVE_FILE, PLOT_FILE, Curve, Point
+
+
+def point(steps: int, length: float) -> Point:
+    return Point(100 * steps, steps, length, (0.5, 0.25))
+
+
+def curve_of(folder: Path, lengths: list[float]) -> Curve:
+    curve = Curve(folder)
+    for steps, length in enumerate(lengths, 1):
+        curve.add(point(steps, length))
+    return curve
+
+
+def test_a_curve_goes_on_from_its_file_and_forgets_what_a_crash_undid(tmp_path: Path) -> None:
+    curve_of(tmp_path, [1.1, 1.2, 1.3])
+    again = Curve(tmp_path)
+    assert again.points == [point(1, 1.1), point(2, 1.2), point(3, 1.3)]
+    again.add(point(2, 1.25))
+    assert Curve(tmp_path).points == [point(1, 1.1), point(2, 1.25)]
+
+
+def test_the_plot_has_a_line_for_each_depth(tmp_path: Path) -> None:
+    curve_of(tmp_path, [1.1, 1.2]).write(tmp_path)
+    tree = ElementTree.fromstring((tmp_path / PLOT_FILE).read_text(encoding="utf-8"))
+    assert len(tree.findall("{*}polyline")) == 2
+    assert len((tmp_path / CURVE_FILE).read_text(encoding="utf-8").splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    ("lengths", "over"),
+    [
+        ([], False),
+        ([1.0] * 6, False),  # too few to judge
+        ([1.0] * 7, True),
+        ([1.0 + 0.01 * n for n in range(20)], False),
+        ([1.5, 1.4, 1.4, 1.4, 1.4, 1.4, 1.502], True),
+        ([1.5, 1.4, 1.4, 1.4, 1.4, 1.4, 1.52], False),
+    ],
+)
+def test_a_run_ends_once_the_last_checkpoints_bring_nothing(lengths: list[float], over: bool, tmp_path: Path) -> None:
+    assert curve_of(tmp_path, lengths).has_stopped_rising is over

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shlex
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
+from json import dumps, loads
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -48,6 +50,10 @@ def pull(
         bool, typer.Option("--offline", help="With --check of a folder: do not ask the ledger about withdrawals.")
     ] = False,
     base: Base = None,
+    engine: Annotated[
+        Literal["vllm", "sglang", "llama-server"] | None,
+        typer.Option("--for", help="Print the flags with which this engine drafts with the head."),
+    ] = None,
     registry: options.Registry = options.REGISTRY,
     ledger: options.Ledger = options.LEDGER,
     paths: options.Paths = options.PATHS,
@@ -56,6 +62,8 @@ def pull(
     """Fetch a head and check all of it against the ledger's signed tree. Exit code 3 if something is wrong."""
     if check and out is not None:
         raise UsageError("--out: is filled by a pull; --check keeps nothing")
+    if check and engine is not None:
+        raise UsageError("--for: is about a folder that stays; --check keeps nothing")
     if offline and not check:
         raise UsageError("--offline: nothing can be fetched without a server; use it with --check")
 
@@ -65,7 +73,33 @@ def pull(
         return answer(json, checked.document(), _checked_view)
     with registry_at(registry) as client, ledger_at(ledger) as log:
         pulled = pull_head(client, log, keys, reference, base_cid=base, out=out, cache=paths.data_dir / "heads")
-    answer(json, pulled.document(), lambda head: [head["folder"], head["head_cid"]])
+    flags = {} if engine is None or pulled.folder is None else {"flags": engine_flags(engine, pulled.folder)}
+    answer(json, pulled.document() | flags, lambda head: [head["folder"], head["head_cid"], *flags.values()])
+
+
+_DRAFTED = 4  # tokens that each engine's own guide begins with
+
+
+def engine_flags(engine: str, folder: Path) -> str:
+    """The flags of another engine, as a shell takes them, that make it draft with the head in `folder`."""
+    method, place = _method_of(folder), str(folder.resolve())
+    match engine:
+        case "vllm":
+            config = {"method": method, "model": place, "num_speculative_tokens": _DRAFTED}
+            words = ["--speculative-config", dumps(config)]
+        case "sglang":
+            words = ["--speculative-algorithm", method.upper(), "--speculative-draft-model-path", place]
+            words += ["--speculative-num-draft-tokens", str(_DRAFTED)]
+        case _:  # reads GGUF, which its convert_hf_to_gguf.py makes: FOLDER --target-model-dir BASE --outfile …
+            words = ["--spec-type", f"draft-{method}", "--model-draft", f"{place}/head.gguf"]
+    return shlex.join(words)
+
+
+def _method_of(folder: Path) -> str:
+    """By the names that engines give to the layouts of config.json; they are told apart as `drafting/heads.py` does."""
+    document = loads((folder / "config.json").read_text(encoding="utf-8"))
+    said = f"{document.get('speculators_model_type')} {document.get('architectures')} {document.get('layout')}".lower()
+    return next((kind for kind in ("dspark", "dflash") if kind in said), "eagle3")
 
 
 def list_(

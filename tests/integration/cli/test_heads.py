@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -230,6 +231,26 @@ def test_a_pull_overwrites_only_what_a_pull_has_written(kolm: Kolm, folder: Path
     (here / "model.safetensors").write_bytes(b"damaged")
     assert kolm("heads", "pull", "support-head", "--out", str(here))[0] == 0
     assert (here / "model.safetensors").read_bytes() == HEAD.weights
+
+
+@pytest.mark.parametrize(
+    ("engine", "flag"),
+    [
+        ("vllm", "--speculative-config"),
+        ("sglang", "--speculative-draft-model-path"),
+        ("llama-server", "--model-draft"),
+    ],
+)
+def test_a_pull_for_another_engine_says_with_which_flags_that_drafts_with_it(
+    kolm: Kolm, folder: Path, tmp_path: Path, engine: str, flag: str
+) -> None:
+    kolm("heads", "push", str(folder), "--name", "support-head")
+    code, pulled, _ = kolm("heads", "pull", "support-head", "--out", str(tmp_path / "for"), "--for", engine)
+    words = shlex.split(pulled["flags"])
+    value = words[words.index(flag) + 1]
+    named = json.loads(value)["model"] if engine == "vllm" else value
+    assert (code, named.startswith(str(tmp_path / "for"))) == (0, True)
+    assert kolm("heads", "pull", "support-head", "--check", "--for", engine)[0] == 2
 
 
 def test_a_base_that_does_not_fit_is_refused_before_anything_is_uploaded(

@@ -113,6 +113,10 @@ class TrustedKeys:
             raise KeyFileError(f"cannot read trusted keys in {directory}: {error.strerror}") from None
         return cls(keys, FixedThreshold.load(directory))
 
+    def now(self) -> TrustedKeys:
+        """The keys as they are now, for many signatures at once: those of a directory look at it for each."""
+        return TrustedKeys(dict(self.by_role), self.threshold)
+
     def keys(self, role: str) -> tuple[PublicKey, ...]:
         return self.by_role.get(role, ())
 

@@ -39,8 +39,12 @@ class ContentKey:
     key: bytes = field(repr=False)
 
     @classmethod
-    def generate(cls) -> ContentKey:
-        return cls(secrets.token_bytes(KEY_ID_BYTES), secrets.token_bytes(KEY_BYTES))
+    def generate(cls, count: int) -> list[ContentKey]:
+        """New keys, of random bytes that the operating system is asked for once."""
+        size = KEY_ID_BYTES + KEY_BYTES
+        drawn = secrets.token_bytes(count * size)
+        each = (drawn[at : at + size] for at in range(0, count * size, size))
+        return [cls(one[:KEY_ID_BYTES], one[KEY_ID_BYTES:]) for one in each]
 
 
 class ContentKeys(Protocol):

@@ -102,6 +102,10 @@ class Sequencer:
         """The first half of `append`: the checks in the caller's thread. Raises FormatError, SignatureError."""
         return admit(envelope, content, self._trusted)
 
+    def admission(self) -> Callable[[bytes], Admitted]:
+        """`admit` for envelopes that have come together, by the keys that are trusted now."""
+        return partial(admit, content=None, trusted=self._trusted.now())
+
     def submit(self, admitted: Admitted) -> Future[Appended]:
         """The second half: queue a checked envelope. Never blocks. Raises Backpressure, Stopped."""
         answer: Future[Appended] = Future()

@@ -66,7 +66,7 @@ class SqlContentKeys:
 
     def take(self, count: int) -> Sequence[ContentKey]:
         if count > len(self._reserve):
-            made = [ContentKey.generate() for _ in range(max(count, _RESERVE))]
+            made = ContentKey.generate(max(count, _RESERVE))
             with self._database.writing() as connection:
                 connection.execute(insert(_keys), [{"key_id": each.key_id, "key": each.key} for each in made])
             self._reserve += made

@@ -131,10 +131,10 @@ class Intake:
         loop: handing it to a thread takes as long.
         """
         if request.ByteSize() <= _LARGE_BYTES:
-            admitted = self._admitted(request, caller)
+            admitted = _admitted(request, caller, self._sequencer.admit)
         else:
-            loop = asyncio.get_running_loop()
-            admitted = await loop.run_in_executor(self._threads, self._admitted, request, caller)
+            loop, admit = asyncio.get_running_loop(), self._sequencer.admit
+            admitted = await loop.run_in_executor(self._threads, _admitted, request, caller, admit)
         spans, answers = _Spans((request,)), list[Appended]()
         try:
             answers.append(await self.queue(admitted))
@@ -160,19 +160,13 @@ class Intake:
 
     def _checked(self, requests: Sequence[_Append], caller: Principal) -> list[_Checked]:
         checked: list[_Checked] = []
+        admit = self._sequencer.admission()
         for request in requests:
             try:
-                checked.append(self._admitted(request, caller))
+                checked.append(_admitted(request, caller, admit))
             except (KolmError, LedgerError) as error:
                 checked.append(without_frames(error))
         return checked
-
-    def _admitted(self, request: _Append, caller: Principal) -> Admitted:
-        """Content is read once the receipt's signature holds: a million ids take ten times their bytes."""
-        admitted = self._sequencer.admit(request.envelope)
-        if isinstance(admitted.document, Erasure | Retention):
-            require_operator(caller)
-        return admitted.with_content(log_wire.content(request.content)) if request.HasField("content") else admitted
 
     async def _queued(self, admitted: Sequence[Admitted]) -> asyncio.Future[list[sequencer.Answer]]:
         """Some that go together, once there is room for them."""
@@ -187,6 +181,14 @@ class Intake:
                 refused: asyncio.Future[list[sequencer.Answer]] = asyncio.get_running_loop().create_future()
                 refused.set_result([error] * len(admitted))
                 return refused
+
+
+def _admitted(request: _Append, caller: Principal, admit: Callable[[bytes], Admitted]) -> Admitted:
+    """Content is read once the receipt's signature holds: a million ids take ten times their bytes."""
+    admitted = admit(request.envelope)
+    if isinstance(admitted.document, Erasure | Retention):
+        require_operator(caller)
+    return admitted.with_content(log_wire.content(request.content)) if request.HasField("content") else admitted
 
 
 async def _answered(

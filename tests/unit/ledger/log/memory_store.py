@@ -116,7 +116,7 @@ class MemoryEntryStore:
         for index, receipt in self._receipts():
             content = self._records[index].content
             if content is not None:
-                usage[receipt.tenant] += len(seal(content, receipt.receipt_id, ContentKey.generate()))
+                usage[receipt.tenant] += len(seal(content, receipt.receipt_id, ContentKey.generate(1)[0]))
         return usage
 
     def _erase(self, index: int, by: int) -> None:

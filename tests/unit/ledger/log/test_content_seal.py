@@ -9,7 +9,7 @@ from ledger.errors import FormatError
 from ledger.log.content_seal import ContentKey, seal, unseal
 from tests.unit.ledger.builders import content, receipt_id
 
-KEY = ContentKey.generate()
+KEY = ContentKey.generate(1)[0]
 
 
 def test_a_content_comes_back_as_it_was() -> None:
@@ -35,7 +35,7 @@ def test_only_its_own_key_opens_it_and_only_for_its_own_receipt() -> None:
     sealed = seal(content(0), receipt_id(0), KEY)
     for data, name, key in (
         (sealed, receipt_id(1), KEY),
-        (sealed, receipt_id(0), ContentKey.generate()),
+        (sealed, receipt_id(0), ContentKey.generate(1)[0]),
         *((sealed[:at] + bytes([sealed[at] ^ 1]) + sealed[at + 1 :], receipt_id(0), KEY) for at in range(len(sealed))),
         *((sealed[:at], receipt_id(0), KEY) for at in range(len(sealed))),
     ):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -43,8 +42,6 @@ _START_SECONDS = 900.0  # that a large model may take to load
 _RETRY_SECONDS = 1.0
 _LOOK_SECONDS = 10.0  # between two looks at what the upstreams say of themselves
 _ANY_TOKEN = 2**31  # the vocabulary's size where the engine does not say: it refuses ids itself
-
-_SIGN = re.compile(r"[^0-9a-zA-Z.+_-]")  # that no receipt has in a version
 
 SPECULATION = MethodSpec(
     ENGINE, "the speculation of the engine behind this server, which it was started with", lambda parts: {},
@@ -167,7 +164,7 @@ class ForeignEngine:
         invariant = said.pop("batch_invariant", None)
         return EngineProfile(
             engine=self._dialect.name,
-            version=_SIGN.sub("-", plain.version)[:63],
+            version=plain.version,
             model=plain.model,
             base_cid=self.identity.base_cid,
             weights_checked=self._settings.weights is not None,

@@ -51,7 +51,7 @@ class FakeUpstream:
         many = most + 1 if self.fault == "many" else most
         while len(made) < many:
             if self.ends_after is not None and len(made) == self.ends_after:
-                return [*made, self.tokenizer.fast.token_to_id("</s>")]
+                return [*made, self.tokenizer.fast.token_to_id("<|end|>")]
             told = [self.taste, seed, *prompt, *made, len(self.bodies) if self.fault == "unsteady" else 0]
             drawn = int.from_bytes(hashlib.sha256(json.dumps(told).encode()).digest()[:4])
             made.append(self.vocabulary[(drawn + (len(made) == self.differs_at)) % len(self.vocabulary)])

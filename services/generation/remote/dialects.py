@@ -23,7 +23,7 @@ Ask = Callable[[str, Mapping[str, Any] | None], Awaitable[Any]]
 class About:
     """What an upstream says of itself. None: it does not say."""
 
-    version: str
+    version: str  # letters, digits and ._+- as receipts have it
     model: str
     context_length: int
     vocab_size: int | None = None
@@ -120,6 +120,12 @@ def finish_of(word: object) -> FinishReason:
     if word not in reasons:
         raise UpstreamError(f"ended an output with {word!r}; expected one of {', '.join(map(str, reasons))}")
     return reasons[word]
+
+
+def stop_of(answer: Answer, request: EngineRequest) -> str | int | None:
+    """What ended the answer, as receipts say it: a string, a token id that was asked for, None for the model's own."""
+    reason = answer.stop_reason
+    return reason if isinstance(reason, str) or reason in request.sampling.stop_token_ids else None
 
 
 def ids_in(value: object) -> list[int]:

@@ -26,7 +26,7 @@ from services.generation.engine.events import (
 )
 from services.generation.engine.request import EngineError, EngineFull, EngineRequest, EngineStopped
 from services.generation.engine.text.tokenizer import TextCodec
-from services.generation.remote.dialects import Answer, Dialect, UpstreamError, checked
+from services.generation.remote.dialects import Answer, Dialect, UpstreamError, checked, stop_of
 from services.generation.remote.spelling import Spelling, missing
 from services.generation.remote.upstream import Upstream, UpstreamDown
 
@@ -271,9 +271,8 @@ class RemoteEngine:
 
     async def _checked_text(self, sequence: _Sequence) -> None:
         """Raises UpstreamError unless the ids spell the text."""
-        answer, ends = sequence.answer, sequence.request.sampling.stop_token_ids
-        if not isinstance(answer.stop_reason, str) and answer.stop_reason not in ends:
-            answer.stop_reason = None  # the model's own end of sequence
+        answer = sequence.answer
+        answer.stop_reason = stop_of(answer, sequence.request)
         stop = answer.stop_reason if isinstance(answer.stop_reason, str) else None
         by_token = answer.finish == "stop" and stop is None
         if sequence.spelling is not None:

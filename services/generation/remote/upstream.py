@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import AsyncGenerator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import httpx2
@@ -14,6 +16,8 @@ from services.generation.remote.dialects import About, Dialect, UpstreamError
 
 logging.getLogger("httpx2").setLevel(logging.WARNING)  # which otherwise has a line for each request
 
+_SIGN = re.compile(r"[^0-9a-zA-Z.+_-]")
+_LONGEST_VERSION = 63
 _CONNECT_SECONDS = 5.0
 _ABOUT_SECONDS = 10.0
 _FIELDS = {
@@ -52,7 +56,8 @@ class Upstream:
     async def about(self) -> About:
         """What it says of itself. Raises UpstreamDown, UpstreamError."""
         try:
-            return await self._dialect.about(self._ask)
+            found = await self._dialect.about(self._ask)
+            return replace(found, version=_SIGN.sub("-", found.version)[:_LONGEST_VERSION])
         except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
             raise UpstreamError(
                 f"{self.url} does not describe itself as {self._dialect.name} does: {error!r}"

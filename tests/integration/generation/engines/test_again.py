@@ -1,4 +1,4 @@
-"""Asking the plain upstream again: the same, another result because of speculation, or none that it stands by."""
+"""Asking the plain upstream again, without a server between: what it gives, what it says of it, and what it is."""
 
 from __future__ import annotations
 
@@ -8,48 +8,46 @@ from pathlib import Path
 
 import pytest
 
-from services.generation.engine.request import EngineRequest, SamplingParams
+from services.generation.engine.request import EngineRequest, InvalidRequest, SamplingParams
 from services.generation.engine.text.tokenizer import Tokenizer
-from services.generation.remote.again import Comparison, PlainEngine
+from services.generation.remote.again import PlainEngine
 from services.generation.remote.upstream import UpstreamDown
 from tests.fakes.upstreams import FakeUpstream, listening
 
-KINDS = ("vllm", "sglang", "llama-server")
 PROMPT = (20, 30, 40)
 REQUEST = EngineRequest("again", PROMPT, SamplingParams(max_tokens=6, temperature=0.7, seed=5), choice=1)
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=["vllm", "sglang", "llama-server"])
 async def plain(request: pytest.FixtureRequest, model: Path) -> AsyncIterator[FakeUpstream]:
-    fake = FakeUpstream(request.param, Tokenizer(model), vocabulary=range(40, 80))
+    fake = FakeUpstream(request.param, Tokenizer(model), vocabulary=range(40, 80), version="1.2 of today")
     async with listening(fake):
         yield fake
 
 
-async def held(plain: FakeUpstream, served: list[int], *, whole: bool = True) -> Comparison:
+async def test_it_gives_the_tokens_and_the_end_that_a_server_before_it_gives(plain: FakeUpstream) -> None:
     engine = PlainEngine(plain.kind, plain.url)
-    return await asyncio.to_thread(engine.held_against, REQUEST, served, plain.model, whole=whole)
+    again = await asyncio.to_thread(engine.again, REQUEST)
+    assert (list(again.token_ids), again.finish_reason) == (plain.tokens(PROMPT, 6, 6), "length")
+    plain.ends_after = 2
+    again = await asyncio.to_thread(engine.again, REQUEST)
+    assert (len(again.token_ids), again.finish_reason, again.stop_reason) == (3, "stop", None)
 
 
-async def test_what_the_plain_engine_gives_again_is_the_same(plain: FakeUpstream) -> None:
-    served = plain.tokens(PROMPT, 6, 6)
-    assert await held(plain, served) == Comparison("SAME")
-    assert await held(plain, served[:3], whole=False) == Comparison("SAME")
+async def test_it_says_what_it_is_as_receipts_do(plain: FakeUpstream) -> None:
+    engine = PlainEngine(plain.kind, plain.url)
+    assert await asyncio.to_thread(engine.name) == f"{plain.kind}/1.2-of-today"
+    assert await asyncio.to_thread(engine.model) == plain.model
 
 
-async def test_a_deviation_has_its_first_position_and_both_tokens(plain: FakeUpstream) -> None:
-    right = plain.tokens(PROMPT, 6, 6)
-    found = await held(plain, [*right[:4], 7, 7])
-    assert (found.outcome, found.position, found.served, found.plain) == ("DEVIATION", 4, 7, right[4])
-    assert (await held(plain, right[:4])).position == 4
-
-
-async def test_an_engine_that_disagrees_with_itself_convicts_nobody(plain: FakeUpstream) -> None:
-    plain.fault = "unsteady"
-    assert (await held(plain, plain.tokens(PROMPT, 6, 6))).outcome == "UNSTABLE"
-
-
-async def test_an_engine_that_is_not_there_says_nothing(plain: FakeUpstream) -> None:
+async def test_an_engine_that_is_not_ready_says_nothing(plain: FakeUpstream) -> None:
     plain.fault = "loading"
     with pytest.raises(UpstreamDown):
-        await held(plain, [1])
+        await asyncio.to_thread(PlainEngine(plain.kind, plain.url).again, REQUEST)
+
+
+async def test_what_it_refuses_is_an_invalid_request(plain: FakeUpstream) -> None:
+    plain.fault = "refuse"
+    with pytest.raises(InvalidRequest) as caught:
+        await asyncio.to_thread(PlainEngine(plain.kind, plain.url).again, REQUEST)
+    assert caught.value.field == "top_k"

@@ -6,10 +6,11 @@ kind, and a `model.safetensors`. Pickles are not read.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from transformers import LlamaConfig
@@ -17,9 +18,14 @@ from transformers import LlamaConfig
 from services.generation.target.arrays import Float32, Int64
 from services.generation.target.config.config import TargetConfig
 from services.generation.target.config.config_document import read_json_object
+from services.generation.target.config.layer_specs import LayerSpec
 from services.generation.target.config.rope import Rotation, rotation_of
 from services.generation.target.errors import WeightsInvalid
 from services.generation.target.files.safetensors import FLOATS, Part, floats, read_parts
+from services.generation.target.sizes import expected, fits
+
+if TYPE_CHECKING:
+    import torch
 
 CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
 
@@ -54,7 +60,11 @@ class Sizes(Protocol):
     @property
     def heads(self) -> int: ...
     @property
+    def kv_heads(self) -> int: ...
+    @property
     def head_dim(self) -> int: ...
+    @property
+    def norm_epsilon(self) -> float: ...
     @property
     def vocab_size(self) -> int: ...
     @property
@@ -173,6 +183,113 @@ class Stored:
 
 
 _WHOLE = {"I64": "<i8", "I32": "<i4"}
+
+
+_SIZES = {
+    "layers": "num_hidden_layers", "hidden_size": "hidden_size", "target_hidden_size": "hidden_size",
+    "intermediate_size": "intermediate_size", "heads": "num_attention_heads", "kv_heads": "num_key_value_heads",
+    "head_dim": "head_dim", "vocab_size": "vocab_size", "draft_vocab_size": "vocab_size",
+    "trained_length": "max_position_embeddings",
+}  # fmt: skip
+
+
+def check_sizes(config: Sizes) -> None:
+    """Raises HeadConfigInvalid, naming the field, for sizes that no head of any kind can have."""
+    for name, size in _SIZES.items():
+        if not fits(size, getattr(config, name)):
+            raise HeadConfigInvalid(f"{name} is {getattr(config, name)!r:.80}; expected {expected(size)}")
+    if config.heads % config.kv_heads:
+        raise HeadConfigInvalid(f"{config.heads} attention heads are not a multiple of {config.kv_heads} key heads")
+    if config.head_dim % 2:
+        raise HeadConfigInvalid(f"head_dim is {config.head_dim}; RoPE needs an even one")
+    if not 0.0 < config.norm_epsilon < 1.0:
+        raise HeadConfigInvalid(f"rms_norm_eps is {config.norm_epsilon!r}; expected a number between 0 and 1")
+    if config.draft_vocab_size > config.vocab_size:
+        raise HeadConfigInvalid(f"draft_vocab_size {config.draft_vocab_size} exceeds vocab_size {config.vocab_size}")
+    if not config.feature_layers:
+        raise HeadConfigInvalid("feature layers: expected at least one")
+
+
+def layer_shapes(spec: LayerSpec, hidden_size: int) -> dict[str, tuple[int, ...]]:
+    """Name and shape of every tensor of a decoder layer; weights are [out, in]."""
+    shapes: dict[str, tuple[int, ...]] = {f"{spec.prefix}{norm}.weight": (hidden_size,) for norm in spec.norms}
+    shapes |= {f"{spec.prefix}{norm}.weight": (spec.head_dim,) for norm in spec.head_norms}
+    for module in spec.modules:
+        shapes[f"{spec.prefix}{module.name}.weight"] = (module.outputs, module.inputs)
+        if module.bias:
+            shapes[f"{spec.prefix}{module.name}.bias"] = (module.outputs,)
+    return shapes
+
+
+# Member of config.json: (attribute of the configuration, type).
+_MEMBERS: dict[str, tuple[str, type]] = {
+    "num_hidden_layers": ("layers", int),
+    "hidden_size": ("hidden_size", int),
+    "target_hidden_size": ("target_hidden_size", int),
+    "intermediate_size": ("intermediate_size", int),
+    "num_attention_heads": ("heads", int),
+    "num_key_value_heads": ("kv_heads", int),
+    "head_dim": ("head_dim", int),
+    "rms_norm_eps": ("norm_epsilon", float),
+    "vocab_size": ("vocab_size", int),
+    "draft_vocab_size": ("draft_vocab_size", int),
+    "feature_layers": ("feature_layers", list),
+    "rope_parameters": ("rope", dict),
+    "max_position_embeddings": ("trained_length", int),
+    "attention_bias": ("attention_bias", bool),
+    "own_embeddings": ("own_embeddings", bool),
+}
+
+
+class Layout:
+    """kolm's own layout of a kind of head. All members of its config.json are required, and no other is allowed."""
+
+    def __init__(self, fixed: Mapping[str, Any], members: Mapping[str, tuple[str, type]]) -> None:
+        """Members that always have one value, the layout's name among them; and those of this kind alone."""
+        self._fixed, self._members = fixed, {**_MEMBERS, **members}
+
+    def document(self, config: Sizes) -> dict[str, Any]:
+        """config.json."""
+        values = {member: getattr(config, attribute) for member, (attribute, _) in self._members.items()}
+        return {**self._fixed, **{m: list(v) if isinstance(v, tuple) else v for m, v in values.items()}}
+
+    def values(self, document: Mapping[str, Any]) -> dict[str, Any]:
+        """By attribute. Raises HeadConfigInvalid, naming what is missing, unknown or mistyped."""
+        known, name = self._members.keys() | self._fixed.keys(), self._fixed["layout"]
+        missing, unknown = sorted(known - document.keys()), sorted(document.keys() - known)
+        if missing or unknown:
+            raise HeadConfigInvalid(f"config.json: missing {missing}, unknown {unknown}; {name} has {sorted(known)}")
+        for member, value in self._fixed.items():
+            if document[member] != value:
+                raise HeadConfigInvalid(f"config.json: {member} is {document[member]!r:.80}; expected {value!r}")
+        values = {attribute: typed(document, member, kind) for member, (attribute, kind) in self._members.items()}
+        return values | {"feature_layers": layer_numbers(document, "feature_layers")}
+
+    def write(
+        self, directory: Path, config: Sizes, shapes: Mapping[str, tuple[int, ...]],
+        tensors: Mapping[str, torch.Tensor],
+    ) -> None:  # fmt: skip
+        """Write a head's folder. `tensors` are the floats of these shapes, and `d2t` [draft_vocab_size] int64 (target
+        id = draft id + d2t[draft id]) where the head has a vocabulary of its own. `t2d` [vocab_size] bool, which other
+        engines ask for, is derived.
+
+        Raises:
+            HeadWeightsInvalid: a tensor is missing, unknown or of another shape.
+        """
+        import torch
+        from safetensors.torch import save_file
+
+        found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+        wrong = sorted(name for name in shapes.keys() | found.keys() if shapes.get(name) != found.get(name))
+        if wrong:
+            raise HeadWeightsInvalid(f"tensors {wrong} are missing, unknown or of another shape than the config says")
+        whole = {name: tensor.contiguous() for name, tensor in tensors.items()}
+        if "d2t" in whole:
+            whole["t2d"] = torch.zeros(config.vocab_size, dtype=torch.bool)
+            whole["t2d"][torch.arange(config.draft_vocab_size) + whole["d2t"]] = True
+        directory.mkdir(parents=True, exist_ok=True)
+        save_file(whole, directory / WEIGHTS_FILE)
+        (directory / CONFIG_FILE).write_text(json.dumps(self.document(config), indent=2) + "\n")
 
 
 def check_base(head: Sizes, base: TargetConfig) -> None:

@@ -6,7 +6,6 @@ write one flat Qwen3 configuration.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,13 +14,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from transformers import Qwen3Config
 
 from services.generation.drafting.heads import (
-    CONFIG_FILE,
-    WEIGHTS_FILE,
     HeadConfigInvalid,
-    HeadWeightsInvalid,
+    Layout,
     Stored,
     check_base,
+    check_sizes,
     layer_numbers,
+    layer_shapes,
     read_document,
     read_weights,
     rotation_of_head,
@@ -31,7 +30,6 @@ from services.generation.drafting.heads import (
 from services.generation.target.arrays import Float32, Int64
 from services.generation.target.config.config import TargetConfig
 from services.generation.target.config.layer_specs import LayerSpec, decoder_layer
-from services.generation.target.sizes import expected, fits
 
 if TYPE_CHECKING:
     import torch
@@ -85,27 +83,11 @@ class BlockConfig:
 
     def check(self) -> None:
         """Raises HeadConfigInvalid, naming the field, for sizes that no head can have."""
-        sizes = {
-            "layers": "num_hidden_layers", "hidden_size": "hidden_size", "target_hidden_size": "hidden_size",
-            "intermediate_size": "intermediate_size", "heads": "num_attention_heads", "kv_heads": "num_key_value_heads",
-            "head_dim": "head_dim", "vocab_size": "vocab_size", "draft_vocab_size": "vocab_size",
-            "trained_length": "max_position_embeddings",
-        }  # fmt: skip
-        for name, size in sizes.items():
-            if not fits(size, getattr(self, name)):
-                raise HeadConfigInvalid(f"{name} is {getattr(self, name)!r:.80}; expected {expected(size)}")
+        check_sizes(self)
         least = 1 if self.from_first else 2
         _within("block_size", self.block_size, least, MOST_BLOCK)
         _within("mask_token_id", self.mask_token, 0, self.vocab_size - 1)
         _within("markov_rank", self.markov_rank, 0, self.hidden_size)
-        if self.heads % self.kv_heads:
-            raise HeadConfigInvalid(f"{self.heads} attention heads are not a multiple of {self.kv_heads} key heads")
-        if self.head_dim % 2:
-            raise HeadConfigInvalid(f"head_dim is {self.head_dim}; RoPE needs an even one")
-        if not 0.0 < self.norm_epsilon < 1.0:
-            raise HeadConfigInvalid(f"rms_norm_eps is {self.norm_epsilon!r}; expected a number between 0 and 1")
-        if self.draft_vocab_size > self.vocab_size:
-            raise HeadConfigInvalid(f"draft_vocab_size {self.draft_vocab_size} exceeds vocab_size {self.vocab_size}")
         of_base = self.vocab_size, self.target_hidden_size
         if not self.own_output and (self.draft_vocab_size, self.hidden_size) != of_base:
             raise HeadConfigInvalid(
@@ -115,8 +97,6 @@ class BlockConfig:
             raise HeadConfigInvalid(f"windows is {list(self.windows)!r:.80}; expected {self.layers} whole numbers")
         if self.confidence_reads_token and not (self.confidence and self.markov_rank):
             raise HeadConfigInvalid("confidence_head_with_markov: expected a confidence head and a markov_rank")
-        if not self.feature_layers:
-            raise HeadConfigInvalid("feature layers: expected at least one")
         rotation_of_head(self)
 
 
@@ -140,15 +120,7 @@ def block_shapes(config: BlockConfig) -> dict[str, tuple[int, ...]]:
         NORM: (hidden,),
     }
     for number in range(config.layers):
-        spec = block_layer(config, number)
-        for norm in (spec.attention_norm, spec.mlp_norm):
-            shapes[f"{spec.prefix}{norm}.weight"] = (hidden,)
-        for norm in spec.head_norms:
-            shapes[f"{spec.prefix}{norm}.weight"] = (config.head_dim,)
-        for module in spec.modules:
-            shapes[f"{spec.prefix}{module.name}.weight"] = (module.outputs, module.inputs)
-            if module.bias:
-                shapes[f"{spec.prefix}{module.name}.bias"] = (module.outputs,)
+        shapes |= layer_shapes(block_layer(config, number), hidden)
     if config.own_embeddings:
         shapes[EMBEDDING] = (config.vocab_size, hidden)
     if config.own_output:
@@ -234,52 +206,29 @@ def load_block_head(directory: Path, base: TargetConfig) -> BlockHead:
 
 _VERIFIER = ("verifier_norm.weight", "verifier_lm_head.weight")  # speculators' copies of the base, for training only
 
-# Member of config.json: (attribute of BlockConfig, type). All are required, and no other is allowed.
-_MEMBERS: dict[str, tuple[str, type]] = {
-    "num_hidden_layers": ("layers", int),
-    "hidden_size": ("hidden_size", int),
-    "target_hidden_size": ("target_hidden_size", int),
-    "intermediate_size": ("intermediate_size", int),
-    "num_attention_heads": ("heads", int),
-    "num_key_value_heads": ("kv_heads", int),
-    "head_dim": ("head_dim", int),
-    "rms_norm_eps": ("norm_epsilon", float),
-    "vocab_size": ("vocab_size", int),
-    "draft_vocab_size": ("draft_vocab_size", int),
-    "feature_layers": ("feature_layers", list),
-    "block_size": ("block_size", int),
-    "mask_token_id": ("mask_token", int),
-    "sample_from_anchor": ("from_first", bool),
-    "rope_parameters": ("rope", dict),
-    "max_position_embeddings": ("trained_length", int),
-    "attention_bias": ("attention_bias", bool),
-    "windows": ("windows", list),
-    "markov_rank": ("markov_rank", int),
-    "confidence_head": ("confidence", bool),
-    "confidence_head_with_markov": ("confidence_reads_token", bool),
-    "own_embeddings": ("own_embeddings", bool),
-    "own_output": ("own_output", bool),
-}
-_FIXED = {"layout": LAYOUT, "architectures": ["Qwen3DSparkModel"], "model_type": "qwen3", "hidden_act": "silu"}
+_LAYOUT = Layout(
+    {"layout": LAYOUT, "architectures": ["Qwen3DSparkModel"], "model_type": "qwen3", "hidden_act": "silu"},
+    {
+        "block_size": ("block_size", int),
+        "mask_token_id": ("mask_token", int),
+        "sample_from_anchor": ("from_first", bool),
+        "windows": ("windows", list),
+        "markov_rank": ("markov_rank", int),
+        "confidence_head": ("confidence", bool),
+        "confidence_head_with_markov": ("confidence_reads_token", bool),
+        "own_output": ("own_output", bool),
+    },
+)
 
 
 def block_document(config: BlockConfig) -> dict[str, Any]:
     """config.json of a head in kolm's layout."""
-    values = {member: getattr(config, attribute) for member, (attribute, _) in _MEMBERS.items()}
-    return {**_FIXED, **values, "feature_layers": list(config.feature_layers), "windows": list(config.windows)}
+    return _LAYOUT.document(config)
 
 
 def parse_block_config(document: Mapping[str, Any]) -> BlockConfig:
     """Raises HeadConfigInvalid, naming what is missing, unknown, mistyped or out of range."""
-    known = _MEMBERS.keys() | _FIXED.keys()
-    missing, unknown = sorted(known - document.keys()), sorted(document.keys() - known)
-    if missing or unknown:
-        raise HeadConfigInvalid(f"config.json: missing {missing}, unknown {unknown}; {LAYOUT} has {sorted(known)}")
-    for member, value in _FIXED.items():
-        if document[member] != value:
-            raise HeadConfigInvalid(f"config.json: {member} is {document[member]!r:.80}; expected {value!r}")
-    values = {attribute: typed(document, member, kind) for member, (attribute, kind) in _MEMBERS.items()}
-    values["feature_layers"] = layer_numbers(document, "feature_layers")
+    values = _LAYOUT.values(document)
     config = BlockConfig(**values | {"windows": tuple(values["windows"])})
     config.check()
     return config
@@ -392,29 +341,7 @@ def _windows(parsed: Qwen3Config, see_all: bool) -> tuple[int, ...]:
 
 
 def write_block_head(directory: Path, config: BlockConfig, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Write a head in kolm's layout.
-
-    `tensors` are the floats that `block_shapes(config)` lists, and `d2t` [draft_vocab_size] int64 where the head has a
-    vocabulary of its own. `t2d` [vocab_size] bool, which other engines ask for, is derived.
-
-    Raises:
-        HeadWeightsInvalid: a tensor is missing, unknown or of another shape.
-    """
-    import torch
-    from safetensors.torch import save_file
-
+    """Write a head in kolm's layout: see `Layout.write`."""
     config.check()
-    shapes, own = dict(block_shapes(config)), config.draft_vocab_size
-    if own < config.vocab_size:
-        shapes["d2t"] = (own,)
-    found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    wrong = sorted(name for name in shapes.keys() | found.keys() if shapes.get(name) != found.get(name))
-    if wrong:
-        raise HeadWeightsInvalid(f"tensors {wrong} are missing, unknown or of another shape than the config says")
-    whole = {name: tensor.contiguous() for name, tensor in tensors.items()}
-    if "d2t" in whole:
-        whole["t2d"] = torch.zeros(config.vocab_size, dtype=torch.bool)
-        whole["t2d"][torch.arange(own) + whole["d2t"]] = True
-    directory.mkdir(parents=True, exist_ok=True)
-    save_file(whole, directory / WEIGHTS_FILE)
-    (directory / CONFIG_FILE).write_text(json.dumps(block_document(config), indent=2) + "\n")
+    shapes, own = block_shapes(config), config.draft_vocab_size
+    _LAYOUT.write(directory, config, shapes | ({"d2t": (own,)} if own < config.vocab_size else {}), tensors)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import logging
-from collections.abc import Set
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,19 +11,17 @@ from typing import TYPE_CHECKING, Any
 from transformers import LlamaConfig, Qwen3Config
 
 from services.generation.drafting.heads import (
-    CONFIG_FILE,
-    WEIGHTS_FILE,
     HeadConfigInvalid,
-    HeadWeightsInvalid,
+    Layout,
+    check_sizes,
     layer_numbers,
-    typed,
+    layer_shapes,
     typed_or,
 )
 from services.generation.target.config.config import TargetConfig
 from services.generation.target.config.config_document import ACTIVATIONS
 from services.generation.target.config.layer_specs import LayerSpec, decoder_layer
 from services.generation.target.families import GPT_OSS
-from services.generation.target.sizes import expected, fits
 
 if TYPE_CHECKING:
     import torch
@@ -65,25 +62,9 @@ class HeadConfig:
 
     def check(self) -> None:
         """Raises HeadConfigInvalid, naming the field, for sizes that no head can have."""
-        sizes = {
-            "layers": "num_hidden_layers", "hidden_size": "hidden_size", "target_hidden_size": "hidden_size",
-            "intermediate_size": "intermediate_size", "heads": "num_attention_heads", "kv_heads": "num_key_value_heads",
-            "head_dim": "head_dim", "vocab_size": "vocab_size", "draft_vocab_size": "vocab_size",
-            "trained_length": "max_position_embeddings",
-        }  # fmt: skip
-        for name, size in sizes.items():
-            if not fits(size, getattr(self, name)):
-                raise HeadConfigInvalid(f"{name} is {getattr(self, name)!r:.80}; expected {expected(size)}")
+        check_sizes(self)
         if self.hidden_act not in ACTIVATIONS:
-            raise HeadConfigInvalid(f"hidden_act is {self.hidden_act!r}; supported: {', '.join(ACTIVATIONS)}")
-        if self.heads % self.kv_heads:
-            raise HeadConfigInvalid(f"{self.heads} attention heads are not a multiple of {self.kv_heads} key heads")
-        if self.head_dim % 2:
-            raise HeadConfigInvalid(f"head_dim is {self.head_dim}; RoPE needs an even one")
-        if self.draft_vocab_size > self.vocab_size:
-            raise HeadConfigInvalid(f"draft_vocab_size {self.draft_vocab_size} exceeds vocab_size {self.vocab_size}")
-        if not self.feature_layers:
-            raise HeadConfigInvalid("feature layers: expected at least one")
+            raise HeadConfigInvalid(f"hidden_act is {self.hidden_act!r:.80}; supported: {', '.join(ACTIVATIONS)}")
 
 
 def head_shapes(config: HeadConfig) -> dict[str, tuple[int, ...]]:
@@ -102,8 +83,8 @@ def head_shapes(config: HeadConfig) -> dict[str, tuple[int, ...]]:
     if config.fc_norm:
         shapes |= {f"fc_norm.{i}.weight": (config.target_hidden_size,) for i in range(len(config.feature_layers))}
     for layer in range(config.layers):
-        shapes |= _layer_shapes(config, layer)
-    return shapes
+        shapes |= layer_shapes(layer_spec(config, layer), hidden)
+    return {**shapes, FEATURE_NORM: (hidden,)}
 
 
 def layer_spec(config: HeadConfig, layer: int) -> LayerSpec:
@@ -120,98 +101,39 @@ FEATURE_NORM = "midlayer.hidden_norm.weight"
 EMBEDDING = "embed_tokens.weight"
 
 
-def _layer_shapes(config: HeadConfig, layer: int) -> dict[str, tuple[int, ...]]:
-    spec = layer_spec(config, layer)
-    norms = [f"{spec.prefix}{norm}.weight" for norm in (spec.attention_norm, spec.mlp_norm)]
-    norms += [FEATURE_NORM] if layer == 0 else []
-    shapes: dict[str, tuple[int, ...]] = dict.fromkeys(norms, (config.hidden_size,))
-    for norm in spec.head_norms:
-        shapes[f"{spec.prefix}{norm}.weight"] = (config.head_dim,)
-    for module in spec.modules:
-        shapes[f"{spec.prefix}{module.name}.weight"] = (module.outputs, module.inputs)
-        if module.bias:
-            shapes[f"{spec.prefix}{module.name}.bias"] = (module.outputs,)
-    return shapes
-
-
 LAYOUT = "kolm.eagle3.v1"
 
-# Member of config.json: (attribute of HeadConfig, type). All are required, and no other is allowed.
-_MEMBERS: dict[str, tuple[str, type]] = {
-    "num_hidden_layers": ("layers", int),
-    "hidden_size": ("hidden_size", int),
-    "target_hidden_size": ("target_hidden_size", int),
-    "intermediate_size": ("intermediate_size", int),
-    "num_attention_heads": ("heads", int),
-    "num_key_value_heads": ("kv_heads", int),
-    "head_dim": ("head_dim", int),
-    "rms_norm_eps": ("norm_epsilon", float),
-    "vocab_size": ("vocab_size", int),
-    "draft_vocab_size": ("draft_vocab_size", int),
-    "feature_layers": ("feature_layers", list),
-    "rope_parameters": ("rope", dict),
-    "max_position_embeddings": ("trained_length", int),
-    "attention_bias": ("attention_bias", bool),
-    "output_bias": ("output_bias", bool),
-    "mlp_bias": ("mlp_bias", bool),
-    "head_norms": ("head_norms", bool),
-    "own_embeddings": ("own_embeddings", bool),
-    "norm_before_residual": ("norm_before_residual", bool),
-    "norm_before_fc": ("norm_before_fc", bool),
-    "fc_norm": ("fc_norm", bool),
-    "norm_output": ("norm_output", bool),
-    "hidden_act": ("hidden_act", str),
-}
-_FIXED = {"layout": LAYOUT, "architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama"}
+_LAYOUT = Layout(
+    {"layout": LAYOUT, "architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama"},
+    {
+        "output_bias": ("output_bias", bool),
+        "mlp_bias": ("mlp_bias", bool),
+        "head_norms": ("head_norms", bool),
+        "norm_before_residual": ("norm_before_residual", bool),
+        "norm_before_fc": ("norm_before_fc", bool),
+        "fc_norm": ("fc_norm", bool),
+        "norm_output": ("norm_output", bool),
+        "hidden_act": ("hidden_act", str),
+    },
+)
 
 
 def config_document(config: HeadConfig) -> dict[str, Any]:
     """config.json of a head in kolm's layout."""
-    values = {member: getattr(config, attribute) for member, (attribute, _) in _MEMBERS.items()}
-    return {**_FIXED, **values, "feature_layers": list(config.feature_layers)}
+    return _LAYOUT.document(config)
 
 
-def parse_config(document: dict[str, Any]) -> HeadConfig:
+def parse_config(document: Mapping[str, Any]) -> HeadConfig:
     """Raises HeadConfigInvalid, naming what is missing, unknown, mistyped or out of range."""
-    expected = _MEMBERS.keys() | _FIXED.keys()
-    missing, unknown = sorted(expected - document.keys()), sorted(document.keys() - expected)
-    if missing or unknown:
-        raise HeadConfigInvalid(f"config.json: missing {missing}, unknown {unknown}; {LAYOUT} has {sorted(expected)}")
-    for member, value in _FIXED.items():
-        if document[member] != value:
-            raise HeadConfigInvalid(f"config.json: {member} is {document[member]!r}; expected {value!r}")
-    values = {attribute: typed(document, member, kind) for member, (attribute, kind) in _MEMBERS.items()}
-    values["feature_layers"] = layer_numbers(document, "feature_layers")
-    config = HeadConfig(**values)
+    config = HeadConfig(**_LAYOUT.values(document))
     config.check()
     return config
 
 
-def write_head(directory: Path, config: HeadConfig, tensors: dict[str, torch.Tensor]) -> None:
-    """Write a head in kolm's layout.
-
-    `tensors` are the floats that `head_shapes(config)` lists, and `d2t` [draft_vocab_size] int64: target id = draft id
-    + d2t[draft id]. `t2d` [vocab_size] bool, which other engines ask for, is derived.
-
-    Raises:
-        HeadWeightsInvalid: a tensor is missing, unknown or of another shape.
-    """
-    import torch
-    from safetensors.torch import save_file
-
+def write_head(directory: Path, config: HeadConfig, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Write a head in kolm's layout, a `d2t` always: see `Layout.write`."""
     config.check()
-    shapes = {**head_shapes(config), "d2t": (config.draft_vocab_size,)}
-    found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    wrong = sorted(name for name in shapes.keys() | found.keys() if shapes.get(name) != found.get(name))
-    if wrong:
-        raise HeadWeightsInvalid(f"tensors {wrong} are missing, unknown or of another shape than the config says")
-    known = torch.zeros(config.vocab_size, dtype=torch.bool)
-    known[torch.arange(config.draft_vocab_size) + tensors["d2t"]] = True
-    directory.mkdir(parents=True, exist_ok=True)
-    save_file(
-        {name: tensor.contiguous() for name, tensor in {**tensors, "t2d": known}.items()}, directory / WEIGHTS_FILE
-    )
-    (directory / CONFIG_FILE).write_text(json.dumps(config_document(config), indent=2) + "\n")
+    _LAYOUT.write(directory, config, head_shapes(config) | {"d2t": (config.draft_vocab_size,)}, tensors)
 
 
 _log = logging.getLogger(__name__)

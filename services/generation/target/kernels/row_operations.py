@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,10 @@ TANH_NEAR = 0.625  # below it the polynomial is taken
 SQRT_2_OVER_PI, GELU_CUBE = 0.7978845608028654, 0.044715
 
 
+def _lanes(x: Value) -> int:
+    return x.type.count if isinstance(x.type, ir.VectorType) else 1
+
+
 def _real(c: Code, value: float, lanes: int) -> Value:
     return c.vector(F32, float(np.float32(value)), lanes)
 
@@ -30,7 +34,7 @@ def _real(c: Code, value: float, lanes: int) -> Value:
 def exponential(c: Code, x: Value) -> Value:
     """exp(x) of a float32 or a vector; +0 below LOWEST, exp(HIGHEST) above HIGHEST."""
     b = c.b
-    lanes = x.type.count if isinstance(x.type, ir.VectorType) else 1
+    lanes = _lanes(x)
     low, high = _real(c, LOWEST, lanes), _real(c, HIGHEST, lanes)
     bounded = b.select(b.fcmp_ordered(">", x, low), x, low)
     bounded = b.select(b.fcmp_ordered("<", bounded, high), bounded, high)
@@ -50,7 +54,7 @@ def exponential(c: Code, x: Value) -> Value:
 def hyperbolic_tangent(c: Code, x: Value) -> Value:
     """tanh(x) of a float32 or a vector: a polynomial near 0, else 1 - 2 / (1 + exp(2 |x|)) with the sign of x."""
     b = c.b
-    lanes = x.type.count if isinstance(x.type, ir.VectorType) else 1
+    lanes = _lanes(x)
     size, z = c.intrinsic("llvm.fabs", x.type, x), b.fmul(x, x)
     p = _real(c, TANH[0], lanes)
     for coefficient in TANH[1:]:
@@ -63,21 +67,21 @@ def hyperbolic_tangent(c: Code, x: Value) -> Value:
 
 def capped(c: Code, x: Value, cap: Value) -> Value:
     """cap * tanh(x / cap); `cap` is a float32."""
-    lanes = x.type.count if isinstance(x.type, ir.VectorType) else 1
+    lanes = _lanes(x)
     most = c.repeated(cap, lanes)
     return c.b.fmul(hyperbolic_tangent(c, c.b.fdiv(x, most)), most)
 
 
 def silu(c: Code, x: Value) -> Value:
     """x / (1 + exp(-x))."""
-    lanes = x.type.count if isinstance(x.type, ir.VectorType) else 1
+    lanes = _lanes(x)
     return c.b.fdiv(x, c.b.fadd(_real(c, 1.0, lanes), exponential(c, c.b.fneg(x))))
 
 
 def gelu_tanh(c: Code, x: Value) -> Value:
     """x / (1 + exp(-2 u)), u = sqrt(2 / pi) * (x + 0.044715 x^3): GELU by tanh (Hendrycks and Gimpel 2016)."""
     b = c.b
-    lanes = x.type.count if isinstance(x.type, ir.VectorType) else 1
+    lanes = _lanes(x)
     cube = b.fmul(b.fmul(b.fmul(x, x), x), _real(c, GELU_CUBE, lanes))
     u = b.fmul(b.fadd(x, cube), _real(c, -2.0 * float(np.float32(SQRT_2_OVER_PI)), lanes))
     return b.fdiv(x, b.fadd(_real(c, 1.0, lanes), exponential(c, u)))
@@ -117,9 +121,9 @@ def build(module: ir.Module, machine: Machine) -> None:
     _activate(module, machine, "activate_clamped", _bounded)
     _low_rank(module, machine)
     _cap(module, machine)
-    _copy(module, machine)
-    _gate(module, machine)
-    _scale(module, machine)
+    _each_row(module, machine, "copy", ("x",), "out", _copied)
+    _each_row(module, machine, "gate", ("x", "y"), "out", _gated)
+    _each_row(module, machine, "scale", ("x",), "x", _scaled)
 
 
 def vectors(c: Code, size: Value, wide: Callable[[Value, int], None]) -> None:
@@ -238,52 +242,38 @@ def _cap(module: ir.Module, machine: Machine) -> None:
     c.done()
 
 
-def _copy(module: ir.Module, machine: Machine) -> None:
-    """out[r] = x[r]: hidden states that are wanted as features."""
-    kernel = Kernel(module, machine, "copy")
+_Element = Callable[..., Value]
+"""A function of the record and of vectors of each input."""
+
+
+def _each_row(module: ir.Module, machine: Machine, name: str, inputs: Sequence[str], out: str, of: _Element) -> None:
+    """out[r] = of(inputs[r]), element by element."""
+    kernel = Kernel(module, machine, name)
     c, record = kernel.code, kernel.record
     first, last = kernel.share(kernel.passed.rows)
     with c.loop(last, first) as row:
-        x = c.at(record.x, c.mul(row, record.x_stride))
-        out = c.at(record.out, c.mul(row, record.out_stride))
-
-        def copied(at: Value, lanes: int, x: Value = x, out: Value = out) -> None:
-            c.store(c.load(x, at, F32, lanes), out, at)
-
-        vectors(c, record.size, copied)
-    c.done()
-
-
-def _gate(module: ir.Module, machine: Machine) -> None:
-    """out[r] = gelu(x[r]) * y[r]."""
-    kernel = Kernel(module, machine, "gate")
-    c, record = kernel.code, kernel.record
-    first, last = kernel.share(kernel.passed.rows)
-    with c.loop(last, first) as row:
-        x, y, out = (
-            c.at(getattr(record, name), c.mul(row, getattr(record, f"{name}_stride"))) for name in ("x", "y", "out")
+        *sources, to = (
+            c.at(getattr(record, each), c.mul(row, getattr(record, f"{each}_stride"))) for each in (*inputs, out)
         )
 
-        def gated(at: Value, lanes: int, x: Value = x, y: Value = y, out: Value = out) -> None:
-            c.store(c.b.fmul(gelu_tanh(c, c.load(x, at, F32, lanes)), c.load(y, at, F32, lanes)), out, at)
+        def computed(at: Value, lanes: int, sources: list[Value] = sources, to: Value = to) -> None:
+            c.store(of(c, record, *(c.load(source, at, F32, lanes) for source in sources)), to, at)
 
-        vectors(c, record.size, gated)
+        vectors(c, record.size, computed)
     c.done()
 
 
-def _scale(module: ir.Module, machine: Machine) -> None:
-    """x[r] *= factor."""
-    kernel = Kernel(module, machine, "scale")
-    c, record = kernel.code, kernel.record
-    first, last = kernel.share(kernel.passed.rows)
-    with c.loop(last, first) as row:
-        x = c.at(record.x, c.mul(row, record.x_stride))
+def _copied(c: Code, record: Any, x: Value) -> Value:
+    """Hidden states that are wanted as features."""
+    return x
 
-        def scaled(at: Value, lanes: int, x: Value = x) -> None:
-            c.store(c.b.fmul(c.load(x, at, F32, lanes), c.repeated(record.factor, lanes)), x, at)
 
-        vectors(c, record.size, scaled)
-    c.done()
+def _gated(c: Code, record: Any, x: Value, y: Value) -> Value:
+    return c.b.fmul(gelu_tanh(c, x), y)
+
+
+def _scaled(c: Code, record: Any, x: Value) -> Value:
+    return c.b.fmul(x, c.repeated(record.factor, _lanes(x)))
 
 
 # A part of an adapter: A [inputs][rank padded], B [rank][outputs padded], by address; the outputs' first column, and 1

@@ -71,7 +71,7 @@ class ChatMessage(Strict):
     """One turn. Members of answers that are null (refusal, tool_calls) may come back with them."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Annotated[str | None, BeforeValidator(joined), Field(validate_default=True)] = None
+    content: Annotated[str | None, joined("text"), Field(validate_default=True)] = None
     name: str | None = None
     refusal: Annotated[Any, only()] = None
     annotations: Annotated[Any, only([])] = None

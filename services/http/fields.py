@@ -7,6 +7,7 @@ the tenant.
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -73,16 +74,21 @@ def _unsigned(seed: int | None) -> int | None:
     return seed + 2**64 if seed is not None and -(2**63) <= seed < 0 else seed
 
 
-def joined(content: Any) -> Any:
-    """Parts of text as one text: chat templates know no parts."""
-    if not isinstance(content, list):
-        return content
-    for place, part in enumerate(content):
-        if not isinstance(part, dict) or part.keys() != {"type", "text"} or part["type"] != "text":
-            raise ValueError(f'part {place}: expected {{"type": "text", "text": …}}, other parts are not supported')
-        if not isinstance(part["text"], str):
-            raise ValueError(f"part {place}: expected a string as its text")
-    return "".join(part["text"] for part in content)
+def joined(*types: str, beside: Collection[str] = ()) -> BeforeValidator:
+    """Takes parts of text as one text: chat templates know no parts. They are of `types`, and may have `beside`."""
+
+    def join(content: Any) -> Any:
+        if not isinstance(content, list):
+            return content
+        for place, part in enumerate(content):
+            if not isinstance(part, dict) or part.get("type") not in types or part.keys() - {"type", "text", *beside}:
+                expected = f'{{"type": "{types[0]}", "text": …}}'
+                raise ValueError(f"part {place}: expected {expected}, other parts are not supported")
+            if not isinstance(part.get("text"), str):
+                raise ValueError(f"part {place}: expected a string as its text")
+        return "".join(part["text"] for part in content)
+
+    return BeforeValidator(join)
 
 
 _Key = Annotated[int, Field(strict=False)]
@@ -135,7 +141,7 @@ class Prediction(Strict):
     """The output that the caller expects."""
 
     type: Literal["content"]
-    content: Annotated[str, BeforeValidator(joined)]
+    content: Annotated[str, joined("text")]
 
 
 class StructuredFields(Strict):

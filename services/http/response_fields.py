@@ -5,27 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag, ValidationInfo, field_validator, model_validator
+from pydantic import Discriminator, Field, Tag, ValidationInfo, field_validator, model_validator
 
 from services.client import Message, StructuredOutputs, ToolCall, Tools
 from services.http.completions import JsonSchema
-from services.http.fields import CommonFields, Strict, by_type, only
+from services.http.fields import CommonFields, Strict, by_type, joined, only
 from services.http.tool_fields import CallArguments, FlatFunction, FlatToolChoice, tools_of
 
-_PARTS = ("input_text", "output_text", "text")
-_PART_MEMBERS = {"type", "text", "annotations", "logprobs"}
-
-
-def _joined(content: Any) -> Any:
-    """Parts of text, those of earlier answers too, as one text: chat templates know no parts."""
-    if not isinstance(content, list):
-        return content
-    for place, part in enumerate(content):
-        if not isinstance(part, dict) or part.get("type") not in _PARTS or part.keys() - _PART_MEMBERS:
-            raise ValueError(f'part {place}: expected {{"type": "input_text", "text": …}}, others are not supported')
-        if not isinstance(part.get("text"), str):
-            raise ValueError(f"part {place}: expected a string as its text")
-    return "".join(part["text"] for part in content)
+_TEXT = joined("input_text", "output_text", "text", beside=("annotations", "logprobs"))
+"""Parts of earlier answers may come back as they were sent."""
 
 
 class InputMessage(Strict):
@@ -33,7 +21,7 @@ class InputMessage(Strict):
 
     type: Literal["message"] | None = None
     role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[str, BeforeValidator(_joined)]
+    content: Annotated[str, _TEXT]
     id: str | None = None
     status: str | None = None
     phase: Annotated[Any, only()] = None
@@ -55,7 +43,7 @@ class InputCallOutput(Strict):
 
     type: Literal["function_call_output"]
     call_id: str
-    output: Annotated[str, BeforeValidator(_joined)]
+    output: Annotated[str, _TEXT]
     id: str | None = None
     status: str | None = None
 

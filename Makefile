@@ -11,7 +11,7 @@ SHOW   := awk '/^ *(Downloading|Using cached) .*\([0-9.]+ [MG]B\)/ { print "  " 
   /^Installing collected/ { print "  unpacking " found " packages ..." } /^FAILED$$/ { failed = 1 } { fflush() } END { exit failed }' >&2
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-long test-fast test-compose test-ray lint format proto docs outputs wheels bench clean-kernels clean
+.PHONY: help venv demo test test-long test-fast test-compose test-engines test-ray lint format proto docs outputs wheels bench clean-kernels clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -59,6 +59,15 @@ test-fast: $(STAMP) ## unit tests but the slow ones, with few random examples
 # Where no image registry is reachable, images named as in Dockerfile and docker-compose.yml have to be there before.
 test-compose: $(STAMP) ## the stack of docker-compose.yml, built, used, killed piece by piece, taken down
 	@KOLM_TEST_COMPOSE=1 $(PYTEST) -x tests/compose
+
+# llama-server comes out of the package xllamacpp; ENGINES names others that run already, a line each: engine, plain URL,
+# speculating URL, weights (docs/engines.md).
+test-engines: $(STAMP) ## real engines behind the generation service: llama-server with n-grams, and those in ENGINES
+	@$(BIN)/python -m pip --quiet --disable-pip-version-check install xllamacpp==2026.10.11549
+	@$(BIN)/python -m tests.engines.llama_server 8092 & plain=$$!; \
+	  $(BIN)/python -m tests.engines.llama_server 8091 NGRAM_MAP_K & fast=$$!; trap "kill $$plain $$fast" EXIT; \
+	  KOLM_TEST_ENGINES="$$(printf 'llama-server http://127.0.0.1:8092 http://127.0.0.1:8091 smollm2\n%s' "$$ENGINES")" \
+	  $(PYTEST) -q tests/engines
 
 # Ray goes beside $(VENV) and not into it: its dependencies change how the others run (uvicorn takes uvloop where it is).
 RAY := .cache/ray

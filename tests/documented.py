@@ -195,6 +195,11 @@ BY_NAME = (
 )
 """Run by `tests/integration/cli/test_pull.py`, before a hub on this machine."""
 
+BEFORE_VLLM = (
+    "kolm up --engine vllm --plain-url http://127.0.0.1:8000 --url http://127.0.0.1:8001 --weights path/to/model"
+)
+"""Run by `tests/integration/cli/test_up_engine.py`."""
+
 RUN = {
     *SMOLLM2,
     *DATASTORES,
@@ -215,6 +220,7 @@ RUN = {
     LONG_CONTEXT,
     OWN_MODEL,
     *BY_NAME,
+    BEFORE_VLLM,
 }
 """All of them, but for how README starts the services: `docs.outputs` has that."""
 

@@ -50,7 +50,7 @@ class PlainEngine:
         )
 
     def logprobs(self, request: EngineRequest, adapter: str | None = None) -> tuple[TokenLogprobs, ...]:
-        """Those of each position of `again`, as many as request.sampling.logprobs says."""
+        """The log-probabilities at each position of `again`, as many as request.sampling.logprobs says."""
         return tuple(self._answer(request, adapter).logprobs)
 
     def close(self) -> None:

@@ -167,50 +167,6 @@ _NAMES_LOCK = 7306003
 """The first key of those in `lock_name`."""
 
 
-class Database:
-    """Transactions, from any thread. SQLite takes its one writer at the beginning, so that none has to be repeated."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        # SQLite's own lock between threads is a sleeping loop; ours is a queue.
-        self._writer = threading.Lock() if engine.dialect.name == "sqlite" else nullcontext()
-        self._outage = Outage(_log, "use the catalogue's database", SQLAlchemyError)
-
-    @classmethod
-    def open(cls, url: str) -> Database:
-        """`sqlite:///path` or `postgresql+psycopg://…`, its tables made where missing.
-
-        Raises SQLAlchemyError, OSError.
-        """
-        return cls(open_database(make_url(url), metadata, _TABLES_LOCK))
-
-    @contextmanager
-    def writing(self) -> Iterator[Connection]:
-        """A transaction that commits where the block ends and rolls back where it raises. Raises Unavailable."""
-        with self._writer, self._errors(), self._engine.begin() as connection:
-            yield connection
-
-    @contextmanager
-    def reading(self) -> Iterator[Connection]:
-        """A transaction that only reads. Raises Unavailable."""
-        with (
-            self._errors(),
-            self._engine.connect().execution_options(reads_only=True) as connection,
-            connection.begin(),
-        ):
-            yield connection
-
-    def close(self) -> None:
-        self._engine.dispose()
-
-    @contextmanager
-    def _errors(self) -> Iterator[None]:
-        with self._outage:
-            yield
-            return
-        raise Unavailable("the registry's database failed; try again", reason="CATALOGUE_UNAVAILABLE")
-
-
 def lock_blobs(connection: Connection, *, alone: bool) -> None:
     """For the rest of the transaction, a remover of blobs is alone; others are together with their like.
 
@@ -244,13 +200,20 @@ class Catalogue:
     is one transaction and survives a crash once it has returned. Errors: Unavailable (CATALOGUE_UNAVAILABLE).
     """
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        # SQLite's own lock between threads is a sleeping loop; ours is a queue. It has one writer, who is taken at the
+        # beginning, so that no transaction has to be repeated.
+        self._writer = threading.Lock() if engine.dialect.name == "sqlite" else nullcontext()
+        self._outage = Outage(_log, "use the catalogue's database", SQLAlchemyError)
 
     @classmethod
     def open(cls, url: str) -> Catalogue:
-        """Raises SQLAlchemyError, OSError."""
-        return cls(Database.open(url))
+        """`sqlite:///path` or `postgresql+psycopg://…`, its tables made where missing.
+
+        Raises SQLAlchemyError, OSError.
+        """
+        return cls(open_database(make_url(url), metadata, _TABLES_LOCK))
 
     def propose(self, row: HeadRow, document: Signed, check: Check = lambda first: None) -> Signed:
         """Keep a document, and its head where it is new; the one that stands under its key from now on: the first.
@@ -258,7 +221,7 @@ class Catalogue:
         `check` runs within, while nobody is `removing` and nobody else publishes under the same name; it is given the
         first publication of that name, of whatever head. Its errors are raised, and nothing is kept.
         """
-        with self._database.writing() as connection:
+        with self._writing() as connection:
             lock_blobs(connection, alone=False)
             check(_first_of_name(connection, document))
             _insert_new(connection, heads, asdict(row))
@@ -267,30 +230,30 @@ class Catalogue:
 
     def rows(self) -> Iterator[HeadRow]:
         """Every head that a document is about, proposed ones included."""
-        with self._database.reading() as connection:
+        with self._reading() as connection:
             yield from _rows(connection)
 
     @contextmanager
     def removing(self) -> Iterator[Iterator[HeadRow]]:
         """`rows`, and nothing is proposed until the block ends."""
-        with self._database.writing() as connection:
+        with self._writing() as connection:
             lock_blobs(connection, alone=True)
             yield _rows(connection)
 
     def confirm(self, document: Signed, ledger_index: int) -> None:
         """The ledger has it at this index. Confirming again changes nothing."""
-        with self._database.writing() as connection:
+        with self._writing() as connection:
             connection.execute(documents.update().where(_same(document)).values(ledger_index=ledger_index))
 
     def retract(self, document: Signed) -> None:
         """The ledger will not take it. Confirmed documents stay."""
-        with self._database.writing() as connection:
+        with self._writing() as connection:
             unconfirmed = documents.c.ledger_index.is_(None), documents.c.envelope == document.envelope
             connection.execute(documents.delete().where(_same(document), *unconfirmed))
 
     def proposals(self) -> Sequence[Signed]:
         """Unconfirmed documents, oldest first."""
-        with self._database.reading() as connection:
+        with self._reading() as connection:
             unconfirmed = select(documents).where(documents.c.ledger_index.is_(None)).order_by(documents.c.id)
             return [_signed(row) for row in connection.execute(unconfirmed)]
 
@@ -325,11 +288,33 @@ class Catalogue:
 
     def close(self) -> None:
         """Release connections. Closing twice changes nothing."""
-        self._database.close()
+        self._engine.dispose()
+
+    @contextmanager
+    def _writing(self) -> Iterator[Connection]:
+        """A transaction that commits where the block ends and rolls back where it raises."""
+        with self._writer, self._errors(), self._engine.begin() as connection:
+            yield connection
+
+    @contextmanager
+    def _reading(self) -> Iterator[Connection]:
+        with (
+            self._errors(),
+            self._engine.connect().execution_options(reads_only=True) as connection,
+            connection.begin(),
+        ):
+            yield connection
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        with self._outage:
+            yield
+            return
+        raise Unavailable("the registry's database failed; try again", reason="CATALOGUE_UNAVAILABLE")
 
     def _read(self, query: Select[tuple[object, ...]]) -> list[CataloguedHead]:
         """The heads of a query, with everything confirmed about them."""
-        with self._database.reading() as connection:
+        with self._reading() as connection:
             rows = connection.execute(query).all()
             confirmed = (
                 select(documents)

@@ -27,6 +27,7 @@ from ledger.documents.audit import Verdict
 from ledger.encoding.text_forms import encode_base64
 from ledger.errors import FormatError, LedgerError, NotFound, ProofError
 from ledger.keys.ed25519 import SigningKey
+from ledger.keys.envelope import Envelope
 from ledger.keys.note import Note
 from ledger.keys.trusted_keys import TrustedKeys
 from ledger.tree.checkpoint import Checkpoint, sign_checkpoint
@@ -40,10 +41,12 @@ from tests.unit.ledger.builders import (
     KEYS,
     OFF,
     ORIGIN,
+    STRANGER,
     TRUSTED,
     at,
     erasure,
     expiry,
+    of_a_later_version,
     receipt,
     resume,
     retention,
@@ -156,6 +159,17 @@ def test_a_choice_is_not_told_to_be_free_of_what_it_may_leave_out(tmp_path: Path
     assert (report.checks[9].passed, "takes the log from its first entry" in report.checks[9].detail) == (None, True)
     report = judged(exported(log_of(), start=0, end=9), tmp_path / "from-the-first")
     assert (report.checks[9].passed, report.checks[9].detail) == (True, "1 halt, 0 open")
+
+
+def test_a_kind_of_a_later_version_is_carried_and_counted(tmp_path: Path) -> None:
+    log = log_of({10: Envelope.from_bytes(of_a_later_version(KEYS["log"]))})
+    report = judged(exported(log), tmp_path / "whole")
+    assert (failed(report), report.kinds["unknown"]) == (0, 1)
+    report = judged(exported(log, start=0, end=0, indexes=(9,)), tmp_path / "chosen")
+    assert failed(report) == 0
+    assert "unknown" not in report.kinds  # nobody can tell whether it is about others
+    log = log_of({10: Envelope.from_bytes(of_a_later_version(STRANGER))})
+    assert failed(judged(exported(log), tmp_path / "stranger")) == 8
 
 
 def test_receipts_of_an_unproven_profile_are_counted(tmp_path: Path) -> None:

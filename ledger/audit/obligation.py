@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ledger.documents.audit import UNREPLAYABLE, AuditPolicy
+from ledger.documents.audit import NO_ANSWERS, AuditPolicy
 
 UNDRAWN, OWED, LATE, OVERDUE, JUDGED = "UNDRAWN", "OWED", "LATE", "OVERDUE", "JUDGED"
 STATES = (UNDRAWN, OWED, OVERDUE, LATE, JUDGED)
@@ -48,12 +48,12 @@ class Obligation:
 class Completeness:
     """Whether every sampled receipt has its verdict in time.
 
-    `outcomes` counts the verdicts on sampled receipts; UNREPLAYABLE among them is an answer and no pass. `overdue`
-    are receipts without a verdict past their promised time, drawn or not; `late` those judged past it. `void_draws`
-    are the entries of draws over another log than this one: the auditor was shown a different one. `unpromised`
-    counts receipts that stand before any policy. `as_of` is the document time that it was judged by. `independent`
-    counts those among the EXACT verdicts that an engine of the auditor's own stands behind; the others are the word of
-    the audited server.
+    `outcomes` counts the verdicts on sampled receipts; UNREPLAYABLE, UNSTABLE and UNCHECKED among them are answers and
+    no pass. `overdue` are receipts without a verdict past their promised time, drawn or not; `late` those judged past
+    it. `void_draws` are the entries of draws over another log than this one: the auditor was shown a different one.
+    `unpromised` counts receipts that stand before any policy. `as_of` is the document time that it was judged by.
+    `independent` counts those among the EXACT verdicts that an engine of the auditor's own stands behind; the others
+    are the word of the audited server.
     """
 
     as_of: str
@@ -74,8 +74,8 @@ class Completeness:
 
     @property
     def unreplayable(self) -> int:
-        """Sampled receipts whose replay was impossible: never a pass."""
-        return self.outcomes.get(UNREPLAYABLE, 0)
+        """Sampled receipts whose replay or check was impossible: never a pass."""
+        return sum(self.outcomes.get(outcome, 0) for outcome in NO_ANSWERS)
 
     @property
     def problem(self) -> str | None:

@@ -21,7 +21,7 @@ from typing import Any
 
 from ledger.audit.halt_breach import GRACE_SECONDS
 from ledger.audit.obligation import LATE, OVERDUE, OWED, UNDRAWN, Completeness, Obligation
-from ledger.documents.audit import EXACT, OUTCOMES, AuditPolicy, Draw, Verdict, draw_seed, is_sampled
+from ledger.documents.audit import EXACT, OUTCOMES, OWN_OUTCOMES, AuditPolicy, Draw, Verdict, draw_seed, is_sampled
 from ledger.documents.receipt import Receipt
 from ledger.documents.signed_document import Document, open_document
 from ledger.encoding.text_forms import moved, timestamp
@@ -118,7 +118,7 @@ class ObligationFold:
         overdue = sorted((one for one in waiting if one.state(as_of) == OVERDUE), key=lambda one: one.index)
         return Completeness(
             as_of=as_of,
-            outcomes={outcome: self._outcomes[outcome] for outcome in OUTCOMES},
+            outcomes={name: self._outcomes[name] for name in OUTCOMES if name in OWN_OUTCOMES or self._outcomes[name]},
             late=tuple(self._late),
             overdue=tuple(overdue),
             owed=sum(one.state(as_of) == OWED for one in self._open.values()),

@@ -32,7 +32,7 @@ from ledger.bundle.report import (
     check_promises,
     judge_promise,
 )
-from ledger.documents.audit import EXACT
+from ledger.documents.audit import CONSISTENT, EXACT, SAME
 from ledger.documents.halt import HaltState
 from ledger.documents.signed_document import counted
 from ledger.encoding.text_forms import moved, parse_timestamp, timestamp
@@ -46,9 +46,9 @@ _SHOWN = 5  # entries that a line names
 
 
 def check_unreplayable(fold: BundleFold, trust: Trust) -> str:
-    """A finding in words. Raises ProofError for more receipts than allowed whose newest verdict is UNREPLAYABLE."""
+    """A finding in words. Raises ProofError for more receipts than allowed whose newest verdict is no answer."""
     count, judged = len(fold.unreplayable), sum(fold.outcomes_by_kind.values())
-    found = f"{count} receipts could not be replayed, which is no pass{erased_in_words(fold.unreplayable)}"
+    found = f"{count} receipts could not be replayed or checked, which is no pass{erased_in_words(fold.unreplayable)}"
     if trust.max_unreplayable is None:
         raise NothingToCheck(f"{found}; no limit was set")
     if count > trust.max_unreplayable:
@@ -57,7 +57,7 @@ def check_unreplayable(fold: BundleFold, trust: Trust) -> str:
         raise NothingToCheck("the bundle holds no verdict")
     if not count:
         return f"all {judged} judged receipts were replayed"
-    return f"{count} of {judged} judged receipts could not be replayed{erased_in_words(fold.unreplayable)}"
+    return f"{count} of {judged} judged receipts could not be replayed or checked{erased_in_words(fold.unreplayable)}"
 
 
 def erased_in_words(unreplayable: Mapping[int, int | None]) -> str:
@@ -84,6 +84,8 @@ def owed_in_words(found: Completeness) -> str:
     """The verdicts on sampled receipts, those that are still owed, and the time that it was judged by."""
     verdicts = ", ".join(f"{count} {outcome}" for outcome, count in found.outcomes.items() if count) or "no verdict yet"
     whose = f"; {found.independent} EXACT by an engine of the auditor's own" if found.outcomes[EXACT] else ""
+    others = sum(found.outcomes.get(name, 0) for name in (SAME, CONSISTENT))
+    whose += f"; {others} of another engine, which nothing says is exact" if others else ""
     return f"{verdicts}{whose}; {found.owed} owed and in time; as of {found.as_of}"
 
 

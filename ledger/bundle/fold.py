@@ -10,7 +10,7 @@ from ledger.audit.halt_breach import HaltWatch
 from ledger.audit.log_walk import CheckedEntry
 from ledger.audit.obligation_fold import ObligationFold
 from ledger.bundle.layout import BundleManifest
-from ledger.documents.audit import EXACT, UNREPLAYABLE, Verdict
+from ledger.documents.audit import AGAIN, EXACT, NO_ANSWERS, REFERENCE, UNCHECKED, UNREPLAYABLE, Verdict
 from ledger.documents.draft_head import DraftHeadPublication, DraftHeadWithdrawal
 from ledger.documents.erasure import Erasure, Expiry, Retention
 from ledger.documents.halt import HaltState
@@ -40,7 +40,7 @@ class BundleFold:
     kinds: Counter[str] = field(default_factory=Counter)
     outcomes_by_kind: Counter[str] = field(default_factory=Counter)
     unreplayable: dict[int, int | None] = field(default_factory=dict)
-    """Receipts whose newest verdict is that, with the entry that had erased their content by then."""
+    """Receipts whose newest verdict is no answer, with the entry that had erased their content by then."""
     independent: int = 0
     unproven: int = 0
     overclaims: int = 0
@@ -57,6 +57,7 @@ class BundleFold:
     _frontier: Frontier = field(default_factory=Frontier)
     _receipt_ids: dict[int, str] = field(default_factory=dict)
     _known_receipts: set[str] = field(default_factory=set)
+    _foreign: set[int] = field(default_factory=set)  # receipts of other engines
     _outcomes: dict[int, str] = field(default_factory=dict)
     _waiting: dict[int, tuple[str, str]] = field(default_factory=dict)
     """Tenant and time of issue of the receipts without an EXACT so far."""
@@ -136,11 +137,21 @@ class BundleFold:
             return f"is a second receipt with the id {document.receipt_id}"
         if isinstance(document, Verdict | Erasure) and self._is_elsewhere(document.receipt_index, index):
             return None  # about a receipt that is not in the bundle
+        if isinstance(document, Verdict) and (problem := self._strength_problem(document)) is not None:
+            return problem
         try:
             self.halts = follow(index, document, self.halts, self)
         except FormatError as error:
             return str(error)
         return None
+
+    def _strength_problem(self, verdict: Verdict) -> str | None:
+        """Checks of another engine's output say nothing of ours, and ours nothing of theirs."""
+        weaker = verdict.verification in (AGAIN, REFERENCE) or verdict.outcome == UNCHECKED
+        foreign = verdict.receipt_index in self._foreign
+        if weaker == foreign or verdict.outcome == UNREPLAYABLE:
+            return None
+        return f"{verdict.outcome} is nothing that can be said of entry {verdict.receipt_index}"
 
     def _is_elsewhere(self, receipt_index: int, index: int) -> bool:
         """Whether the bundle need not hold the receipt that the document at `index` is about."""
@@ -158,7 +169,7 @@ class BundleFold:
             case Verdict():
                 self._outcomes[entry.index] = document.outcome
                 self.unreplayable.pop(document.receipt_index, None)
-                if document.outcome == UNREPLAYABLE:
+                if document.outcome in NO_ANSWERS:
                     self.unreplayable[document.receipt_index] = self._erased_by(document.receipt_index)
                 if document.outcome == EXACT:
                     self._waiting.pop(document.receipt_index, None)
@@ -187,6 +198,8 @@ class BundleFold:
         self._waiting[index] = (receipt.tenant, receipt.issued_at)
         self._receipt_ids[index] = receipt.receipt_id
         self._known_receipts.add(receipt.receipt_id)
+        if receipt.engine is not None:
+            self._foreign.add(index)
         self.unproven += receipt.profile_proven is False
         self.overclaims += receipt.overclaim is not None
         if receipt.spec_decode.head_cid is not None:

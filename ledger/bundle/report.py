@@ -127,7 +127,7 @@ class Trust:
     the latest time that log, witnesses and timestamps name. `check_timestamp` None leaves timestamps unchecked.
     `now` is the verifier's clock: nothing in the log can have been signed later. None asks the witnesses alone.
     `reader` None leaves the texts of a conversation uncompared. `max_unreplayable` is how many receipts may
-    have UNREPLAYABLE as their newest verdict, `max_age` how long ago witnesses may have cosigned the checkpoint; None
+    have a newest verdict that is no answer, `max_age` how long ago witnesses may have cosigned the checkpoint; None
     sets no limit. `promises` are those that servers gave the verifier before answers, in form.
     """
 

@@ -49,15 +49,18 @@ INCONSISTENT = "INCONSISTENT"
 UNCHECKED = "UNCHECKED"
 OUTCOMES = (EXACT, DEVIATION, UNREPLAYABLE, SAME, UNSTABLE, CONSISTENT, INCONSISTENT, UNCHECKED)
 
+OWN_OUTCOMES = (EXACT, DEVIATION, UNREPLAYABLE)
+"""What a replay on kolm's own arithmetic finds."""
+
 PREFILL = "prefill"
 DECODE = "decode"
 AGAIN = "again"
 REFERENCE = "reference"
 VERIFICATIONS = (PREFILL, DECODE, AGAIN, REFERENCE)
 OUTCOMES_BY = {
-    None: (EXACT, DEVIATION, UNREPLAYABLE, UNCHECKED),
-    PREFILL: (EXACT, DEVIATION, UNREPLAYABLE),
-    DECODE: (EXACT, DEVIATION, UNREPLAYABLE),
+    None: (*OWN_OUTCOMES, UNCHECKED),
+    PREFILL: OWN_OUTCOMES,
+    DECODE: OWN_OUTCOMES,
     AGAIN: (SAME, DEVIATION, UNSTABLE),
     REFERENCE: (CONSISTENT, INCONSISTENT),
 }
@@ -69,14 +72,30 @@ ENGINE = "engine"
 REPLAYERS = (AUDITOR, SERVER, ENGINE)
 
 
-class ReferenceThresholds(Part, frozen=True):
-    """What an honest output of another engine may have, before a reference pass calls it INCONSISTENT.
+PASSES = (EXACT, SAME, CONSISTENT)
+"""Outcomes that speak for a receipt, each with the strength of its own check: only EXACT says that no bit differs."""
+ACCUSATIONS = (DEVIATION, INCONSISTENT)
+NO_ANSWERS = (UNREPLAYABLE, UNSTABLE, UNCHECKED)
+"""Outcomes that accuse nobody and are no pass."""
 
-    `mean` and `largest` bound a token's distance from the reference, in nats, over an output (`ReferencePass`).
+
+class ReferenceThresholds(Part, frozen=True):
+    """The most that an honest output of another engine may have, before a reference pass calls it INCONSISTENT. The
+    members are those of `ReferencePass`; `surprise` bounds both sides of zero.
     """
 
     mean: NotNegative
     largest: NotNegative
+    surprise: NotNegative
+    rarest: NotNegative
+
+    def exceeded(self, by: ReferencePass) -> str | None:
+        """The first statistic that is beyond, in words; None where the output is consistent with the weights."""
+        for name in ("mean", "largest", "surprise", "rarest"):
+            value, most = getattr(by, name), getattr(self, name)
+            if value is not None and abs(value) > most:
+                return f"{name} is {value:.4g}, at most {most:g} is expected of an honest engine"
+        return None
 
 
 class AuditPolicy(Document, tag="kolm.audit_policy.v1", frozen=True):
@@ -145,17 +164,28 @@ class Deviation(Part, frozen=True):
     actual_logprob: Number | None = None
 
 
-class ReferencePass(Part, frozen=True):
-    """What one pass of kolm's own arithmetic says of another engine's output. A token's distance is how many nats less
-    likely it is, by the reference's distribution under the receipt's parameters, than the reference's own choice; where
-    tokens were sampled, than the distribution leads one to expect.
+SHORT = 64
+"""Tokens that an output counts as at least, where a mean is taken: a single near tie is much of a shorter one."""
 
-    `mean` and `largest` are over the output's tokens; `differing` of them are not the reference's choice.
+
+class ReferencePass(Part, frozen=True):
+    """What one pass of kolm's own arithmetic, with the weights `base_cid`, says of another engine's output.
+
+    A token's margin is how much smaller its logit is than the least that the receipt's parameters leave to choose from:
+    at temperature 0 that is the largest one, otherwise the last that top_k, top_p and min_p keep. It is 0 for a token
+    that could be chosen. `mean` (over SHORT tokens at least) and `largest` are over the output, `differing` counts the
+    tokens that could not be chosen.
+
+    Of sampled outputs: `surprise` is by how many standard deviations the output's log-probability is off the one to be
+    expected, positive for rarer tokens; `rarest` the largest number of nats that a token's probability is below 1.
     """
 
-    mean: Number
-    largest: Number
+    base_cid: Cid
+    mean: NotNegative
+    largest: NotNegative
     differing: Count
+    surprise: Number | None = None
+    rarest: NotNegative | None = None
 
 
 class Verdict(Document, tag="kolm.verdict.v1", frozen=True):

@@ -58,6 +58,7 @@ def judge(
     return [
         *_forks(memory),
         *_deviations(summary, limits),
+        *_inconsistent(summary, limits),
         *_breaches(summary, limits, now),
         *_obligations(summary, limits, as_of, now),
         *_unreplayable(memory, limits),
@@ -91,6 +92,16 @@ def _deviations(summary: Summary, limits: Limits) -> Iterator[Finding]:
             f"({len(standing)} such verdicts stand; operators end one by `kolm halts resume`)"
         )
         yield Finding(kinds.DEVIATION, f"{kinds.DEVIATION}:{verdict}", message, verdict)
+
+
+def _inconsistent(summary: Summary, limits: Limits) -> Iterator[Finding]:
+    newest = summary.newest_inconsistent
+    if newest is not None and newest[0] >= limits.since:
+        message = (
+            f"entry {newest[0]}: what another engine served, at entry {newest[1]}, is not what the weights would give "
+            f"({summary.inconsistent} such verdicts)"
+        )
+        yield Finding(kinds.INCONSISTENT, f"{kinds.INCONSISTENT}:{newest[0]}", message, newest[0])
 
 
 def _breaches(summary: Summary, limits: Limits, now: datetime) -> Iterator[Finding]:
@@ -131,7 +142,7 @@ def _unreplayable(memory: MonitorMemory, limits: Limits) -> Iterator[Finding]:
     count, first = memory.unreplayable(limits.since)
     if count > limits.max_unreplayable:
         message = (
-            f"{count} receipts could not be replayed, which is no pass: first that in entry {first}; "
+            f"{count} receipts could not be replayed or checked, which is no pass: first that in entry {first}; "
             f"{limits.max_unreplayable} are allowed"
         )
         yield Finding(kinds.UNREPLAYABLE, kinds.UNREPLAYABLE, message, first)

@@ -32,7 +32,7 @@ class MonitorMemory(SeenEntries, Protocol):
         ...
 
     def unreplayable(self, since: int) -> tuple[int, int]:
-        """How many receipts from an index on have UNREPLAYABLE as their newest verdict, and the first one's index."""
+        """How many receipts from an index on have a newest verdict of `NO_ANSWERS`, and the first's index."""
         ...
 
     def accuse(self, kind: str, evidence: Evidence) -> None:

@@ -14,7 +14,7 @@ from ledger.audit.halt_breach import Breach, HaltWatch
 from ledger.audit.log_walk import CheckedEntry, LogWalk, SeenEntries, check_entry
 from ledger.audit.obligation import Obligation
 from ledger.audit.obligation_fold import ObligationFold
-from ledger.documents.audit import DEVIATION, Verdict
+from ledger.documents.audit import DEVIATION, INCONSISTENT, Verdict
 from ledger.documents.draft_head import DraftHeadPublication
 from ledger.documents.halt import Halt, HaltState, OpenHalt, Resume
 from ledger.documents.key_entry import KeyEntry
@@ -28,7 +28,7 @@ from ledger.keys.trusted_keys import TrustedKeys
 from ledger.tree.checkpoint import Checkpoint
 from ledger.tree.merkle import Frontier
 
-_VERSION = 2
+_VERSION = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +55,9 @@ class Summary:
     obligations: ObligationFold = field(default_factory=lambda: ObligationFold(keep_judged=False))
     deviations: dict[int, int] = field(default_factory=dict)
     """The receipt of each DEVIATION verdict that stands: operators have not resumed what it halted."""
+    inconsistent: int = 0
+    newest_inconsistent: tuple[int, int] | None = None
+    """Verdicts that outputs are not those of the weights, counted; the newest one's entry, and its receipt's."""
     late: int = 0
     newest_late: Obligation | None = None
     breaches: int = 0
@@ -94,6 +97,9 @@ class Summary:
         match document:
             case Verdict() if document.outcome == DEVIATION:
                 self.deviations[entry.index] = document.receipt_index
+            case Verdict() if document.outcome == INCONSISTENT or self._misjudged(document):
+                self.inconsistent += 1
+                self.newest_inconsistent = (entry.index, document.receipt_index)
             case Resume():
                 self._resume(document, open_before)
             case DraftHeadPublication():
@@ -104,6 +110,12 @@ class Summary:
                 self._rotations.append((entry.index, entry.envelope))
             case UnknownDocument():
                 self.newest_unknown = (entry.index, document.type)
+
+    def _misjudged(self, verdict: Verdict) -> bool:
+        """Whether a verdict says CONSISTENT of what the announced thresholds do not allow."""
+        policy = self.obligations.policy
+        allowed = None if policy is None else policy.reference
+        return allowed is not None and verdict.reference is not None and allowed.exceeded(verdict.reference) is not None
 
     def _resume(self, resume: Resume, open_before: tuple[OpenHalt, ...]) -> None:
         """A deviation in a scope that was halted already has no halt of its own: it is settled with the last one."""
@@ -128,6 +140,7 @@ class Summary:
             "watch": walk.watch.to_document(),
             "obligations": self.obligations.to_document(),
             "deviations": list(self.deviations.items()),
+            "inconsistent": [self.inconsistent, self.newest_inconsistent],
             "late": [self.late, None if self.newest_late is None else asdict(self.newest_late)],
             "breaches": [self.breaches, None if self.newest_breach is None else asdict(self.newest_breach)],
             "heads_published": self.heads_published,
@@ -165,11 +178,14 @@ class Summary:
         walk.kinds.update(document["kinds"])
         head, unknown = document["head"], document["newest_unknown"]
         (late, newest_late), (breaches, newest_breach) = document["late"], document["breaches"]
+        inconsistent, newest = document["inconsistent"]
         return cls(
             walk=walk,
             head=None if head is None else SeenHead(head[0].encode(), head[1], head[2]),
             obligations=ObligationFold.from_document(document["obligations"]),
             deviations=dict(document["deviations"]),
+            inconsistent=inconsistent,
+            newest_inconsistent=None if newest is None else (newest[0], newest[1]),
             late=late,
             newest_late=None if newest_late is None else Obligation(**newest_late),
             breaches=breaches,

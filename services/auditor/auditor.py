@@ -107,7 +107,7 @@ class Auditor:
                 self._catch_up()
             self._answer_deviations()
         while (due := self._next()) is not None:
-            yield self._examine(due)
+            yield from self._examine(due)
 
     def _next(self) -> Due | None:
         """The oldest receipt of the share that is due as the log stands now, and was not given up."""
@@ -121,12 +121,14 @@ class Auditor:
                 self._named.add(index)
         return None
 
-    def _examine(self, due: Due) -> Examined:
+    def _examine(self, due: Due) -> Iterator[Examined]:
+        """All its verdicts are in the ledger before the first is told."""
         self._folder.begin(due.index)
         started, failed = time.monotonic(), False
         try:
-            finding = self._examiner.examine(due.envelope, due.erased)
-            return self._judge(due, finding, time.monotonic() - started)
+            findings = self._examiner.examine(due.envelope, due.erased)
+            seconds = time.monotonic() - started
+            yield from [self._judge(due, finding, seconds) for finding in findings]
         except (KolmError, AuditError, KeyboardInterrupt, GeneratorExit):  # these say nothing about the receipt
             raise
         except Exception:

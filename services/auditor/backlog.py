@@ -10,11 +10,12 @@ from typing import Any
 from ledger.audit.obligation import Obligation
 from ledger.audit.obligation_fold import ObligationFold
 from ledger.documents.audit import DEVIATION, AuditPolicy, Draw, Verdict
+from ledger.documents.engine_profile import EngineProfile
 from ledger.documents.erasure import Erasure, Expiry
 from ledger.documents.halt import Halt, Scope
 from ledger.documents.receipt import Receipt
 from ledger.documents.signed_document import Document, open_document, read_document
-from ledger.encoding.text_forms import ZERO_DIGEST
+from ledger.encoding.text_forms import ZERO_DIGEST, cid
 from ledger.errors import ChainError, LedgerError, SignatureError
 from ledger.keys.ed25519 import ROLES
 from ledger.keys.envelope import Envelope
@@ -66,6 +67,8 @@ class Backlog:
         self._deviations: dict[int, Verdict] = {}
         self._halts: list[tuple[int, Scope]] = []
         self._signers = _signers(trust)
+        self.profiles: dict[str, EngineProfile] = {}
+        """Other engines than kolm's that the log tells of, by their identifiers."""
 
     def to_document(self, origin: str) -> dict[str, Any]:
         """The fold as JSON, to go on from at the next start, with the name of the log."""
@@ -83,6 +86,7 @@ class Backlog:
             "picked": sorted(self._picked),
             "deviations": [[index, verdict.to_document()] for index, verdict in self._deviations.items()],
             "halts": [[index, scope.to_document()] for index, scope in self._halts],
+            "profiles": [profile.to_document() for profile in self.profiles.values()],
         }
 
     @classmethod
@@ -102,6 +106,8 @@ class Backlog:
         backlog._picked = set(document["picked"])
         backlog._deviations = {index: Verdict.from_document(verdict) for index, verdict in document["deviations"]}
         backlog._halts = [(index, Scope.from_document(scope)) for index, scope in document["halts"]]
+        profiles = map(EngineProfile.from_document, document["profiles"])
+        backlog.profiles = {cid(profile.to_bytes()): profile for profile in profiles}
         return backlog
 
     @property
@@ -212,6 +218,8 @@ class Backlog:
                 self._receipts[document.receipt_index] = replace(self._receipts[document.receipt_index], erased=erased)
             case Expiry():
                 self._expire(entry.index, document)
+            case EngineProfile():
+                self.profiles[cid(entry.envelope.payload)] = document
             case Halt():
                 self._halts.append((entry.index, document.scope))
 
@@ -227,7 +235,7 @@ class Backlog:
             self._receipts.pop(index, None)
 
     def _is_trusted(self, entry: Entry, document: Document) -> bool:
-        if not isinstance(document, AuditPolicy | Draw | Verdict | Halt | Erasure | Expiry):
+        if not isinstance(document, AuditPolicy | Draw | Verdict | Halt | Erasure | Expiry | EngineProfile):
             return False
         try:
             open_document(entry.envelope, self._trust)

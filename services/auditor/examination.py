@@ -10,7 +10,19 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Protocol
 
-from ledger.documents.audit import AUDITOR, DECODE, DEVIATION, EXACT, PREFILL, UNREPLAYABLE, Deviation, Verdict
+from ledger.documents.audit import (
+    AUDITOR,
+    DECODE,
+    DEVIATION,
+    EXACT,
+    PASSES,
+    PREFILL,
+    UNCHECKED,
+    UNREPLAYABLE,
+    Deviation,
+    ReferencePass,
+    Verdict,
+)
 from ledger.documents.content import Content
 from ledger.documents.receipt import Receipt
 from ledger.documents.signed_document import open_document
@@ -53,6 +65,7 @@ class Finding:
     tampered: bool = False
     verification: str | None = None
     replayed_by: str | None = None
+    reference: ReferencePass | None = None
 
     @classmethod
     def exact(cls, tokens_compared: int, off_seconds: float | None, reason: str | None = None) -> Finding:
@@ -68,8 +81,8 @@ class Finding:
 
     @property
     def passed(self) -> bool:
-        """UNREPLAYABLE is not a pass."""
-        return self.outcome == EXACT
+        """UNREPLAYABLE and UNCHECKED are not passes, nor is UNSTABLE."""
+        return self.outcome in PASSES
 
     def noting(self, remark: str) -> Finding:
         """The same finding with a remark at the end of its reason."""
@@ -94,6 +107,7 @@ class Finding:
             off_seconds=self.off_seconds,
             verification=self.verification,
             replayed_by=self.replayed_by,
+            reference=self.reference,
         )
 
 
@@ -114,7 +128,15 @@ class Replayer(Protocol):
         ...
 
 
-_OPEN_ENDED = ("cancelled", "error")
+class OwnReplayer(Replayer, Protocol):
+    """A replayer on the auditor's own weights, which also says what they make of another engine's output."""
+
+    def refer(self, receipt: Receipt, content: Content) -> ReferencePass:
+        """Raises CannotReplay, Interrupted."""
+        ...
+
+
+OPEN_ENDED = ("cancelled", "error")
 """Finish reasons that come from outside the stream: only the tokens emitted until then can be compared."""
 
 
@@ -138,7 +160,7 @@ def replay_limit(receipt: Receipt) -> int:
     Otherwise 0, "as sampling says": the replay ends where decoding ends by itself, so an output that was cut short or
     goes on for too long differs.
     """
-    return receipt.output.tokens if receipt.output.finish_reason in _OPEN_ENDED else 0
+    return receipt.output.tokens if receipt.output.finish_reason in OPEN_ENDED else 0
 
 
 def compare(receipt: Receipt, output: Sequence[int], replayed: Replayed) -> Finding:
@@ -149,7 +171,7 @@ def compare(receipt: Receipt, output: Sequence[int], replayed: Replayed) -> Find
     if receipt.output.stream_digest != replayed.stream_digest:
         return _end_difference(output, replayed, "same tokens, another stream digest: logits differ in bits")
     claimed = receipt.output.finish_reason
-    if claimed not in _OPEN_ENDED and claimed != replayed.finish_reason:
+    if claimed not in OPEN_ENDED and claimed != replayed.finish_reason:
         problem = f"the receipt ended by {claimed}, the replay by {replayed.finish_reason}"
         return _end_difference(output, replayed, problem)
     return Finding.exact(len(output), replayed.decode_seconds)
@@ -272,6 +294,12 @@ ContentReader = Callable[[str], Content | None]
 """The content of a receipt by its id; None where it was never kept or has been erased."""
 
 
+class JudgeForeign(Protocol):
+    """As `services.auditor.foreign.ForeignJudge`."""
+
+    def judge(self, receipt: Receipt, content: Content) -> tuple[Finding, ...]: ...
+
+
 class Examiner:
     """Examines receipts one by one. Nothing is remembered between two of them."""
 
@@ -282,14 +310,17 @@ class Examiner:
         replayer: Replayer,
         decode_share: float = 0.0,
         chance: Callable[[], float] = random.random,
+        foreign: JudgeForeign | None = None,
     ) -> None:
-        """`decode_share` and `chance` are those of `Judge`."""
+        """`decode_share` and `chance` are those of `Judge`; `foreign` judges receipts of other engines."""
         self._trust = trust
         self._contents = contents
         self._judge = Judge(replayer, decode_share, chance)
+        self._foreign = foreign
 
-    def examine(self, envelope: Envelope, erased: str | None = None) -> Finding:
+    def examine(self, envelope: Envelope, erased: str | None = None) -> tuple[Finding, ...]:
         """The checks in order; the first that fails is the finding. `erased` says which entry erased the content.
+        A receipt of another engine than kolm's is judged by `foreign`, with a finding for each of its checks.
 
         1. The receipt is signed by a key trusted for receipts.
         2. Its content is there.
@@ -304,16 +335,25 @@ class Examiner:
         try:
             receipt = self._signed_receipt(envelope)
         except LedgerError as error:
-            return Finding.unreplayable(f"the receipt is not what a trusted key signed: {error}", tampered=True)
+            reason = f"the receipt is not what a trusted key signed: {error}"
+            return (Finding.unreplayable(reason, tampered=True),)
+        nothing = UNREPLAYABLE if receipt.engine is None else UNCHECKED
         content = self._contents(receipt.receipt_id)
         if content is None:
-            return Finding.unreplayable(erased or "the ledger keeps no content of it")
+            return (Finding(nothing, reason=erased or "the ledger keeps no content of it"),)
         try:
             content.check_against(receipt)
         except FormatError as error:
-            return Finding.unreplayable(f"the content is not what the receipt commits to: {error}", tampered=True)
-        finding = self._judge.judge(receipt, content)
-        return finding if receipt.overclaim is None else finding.noting(f"the receipt {receipt.overclaim}")
+            reason = f"the content is not what the receipt commits to: {error}"
+            return (Finding(nothing, reason=reason, tampered=True),)
+        if receipt.engine is None:
+            found: tuple[Finding, ...] = (self._judge.judge(receipt, content),)
+        elif self._foreign is None:
+            found = (Finding(UNCHECKED, reason=f"this auditor has no means to check {receipt.engine}"),)
+        else:
+            found = self._foreign.judge(receipt, content)
+        claimed = receipt.overclaim
+        return found if claimed is None else tuple(each.noting(f"the receipt {claimed}") for each in found)
 
     def _signed_receipt(self, envelope: Envelope) -> Receipt:
         document = open_document(envelope, self._trust)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 
-from ledger.documents.audit import AuditPolicy, Draw
+from ledger.documents.audit import AuditPolicy, Draw, ReferenceThresholds
 from ledger.documents.halt import Halt, Scope
 from ledger.documents.receipt import Receipt
 from ledger.documents.signed_document import Document, read_document, sign_document
@@ -37,8 +37,9 @@ class Journal:
     def halt(self, scope: Scope, verdict_index: int, reason: str) -> int:
         return self._sign_and_append(Halt(scope, verdict_index, reason, self._now()))
 
-    def policy(self, rate: float, within_seconds: int) -> int:
-        return self._sign_and_append(AuditPolicy(rate, within_seconds, self._now()))
+    def policy(self, terms: Terms) -> int:
+        policy = AuditPolicy(terms.rate, terms.within_seconds, self._now(), terms.reference)
+        return self._sign_and_append(policy)
 
     def signed_draw(self, tree_size: int, root: bytes) -> Envelope:
         """A draw over the first `tree_size` entries, not appended yet."""
@@ -60,10 +61,13 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """The share of receipts (0 to 1), and the seconds from the issue of a sampled one to its verdict."""
+    """The share of receipts (0 to 1), the seconds from the issue of a sampled one to its verdict, and the thresholds of
+    reference passes where such are made.
+    """
 
     rate: float
     within_seconds: int
+    reference: ReferenceThresholds | None = None
 
 
 class Announcement:
@@ -98,7 +102,7 @@ class Announcement:
         if terms is None or not _changes(self._backlog.policy, terms):
             return False
         try:
-            index = self._journal.policy(terms.rate, terms.within_seconds)
+            index = self._journal.policy(terms)
         except BaseException:
             self._terms = terms  # not announced yet
             raise
@@ -158,4 +162,4 @@ class Announcement:
 def _changes(policy: AuditPolicy | None, terms: Terms) -> bool:
     if policy is None:
         return terms.rate > 0.0
-    return (policy.rate, policy.within_seconds) != (terms.rate, terms.within_seconds)
+    return Terms(policy.rate, policy.within_seconds, policy.reference) != terms

@@ -7,13 +7,15 @@ from typing import cast
 
 from msgspec import structs
 
-from ledger.documents.audit import DECODE, PREFILL
+from ledger.documents.audit import DECODE, PREFILL, ReferencePass
 from ledger.documents.content import Content
 from ledger.documents.receipt import Receipt
 from services.auditor.audit_error import CannotReplay, EngineFailed, Interrupted
 from services.auditor.examination import EnginePlan, Replayed, replay_limit
+from services.auditor.reference import scored
 from services.generation.engine.request import (
     KINDS,
+    EngineError,
     EngineRequest,
     InvalidRequest,
     Kind,
@@ -80,6 +82,19 @@ class OwnEngine:
             outcome.text if receipt.tokenizer_cid == self._verifier.target.tokenizer_cid else None,
             outcome.stop_reason,
         )
+
+    def refer(self, receipt: Receipt, content: Content) -> ReferencePass:
+        """What these weights make of another engine's output. Raises CannotReplay, Interrupted."""
+        if receipt.sampling.structured_outputs is not None:
+            raise CannotReplay("the output followed a constraint as the engine reads it, which is not known here")
+        request, target = request_of(receipt, content), self._verifier.target
+        logits = self._verifier.logits(Record(request, content.output_token_ids))
+        try:
+            return scored(request, content.output_token_ids, logits, target.config.eos_token_ids, target.base_cid)
+        except EngineError as error:
+            raise CannotReplay(f"the auditor's engine cannot run along the output: {error}") from error
+        except Stopped as error:
+            raise Interrupted("stopped in the middle of a pass") from error
 
     def _check(self, receipt: Receipt) -> None:
         """Another base, tokenizer or profile computes other bits; its stream proves nothing about the receipt's."""

@@ -20,17 +20,18 @@ from typing import TYPE_CHECKING
 from prometheus_client import CollectorRegistry
 
 from ledger.audit.obligation import OVERDUE, OWED, UNDRAWN, Obligation
-from ledger.documents.audit import DECODE, OUTCOMES, PREFILL
+from ledger.documents.audit import DECODE, OUTCOMES, PREFILL, ReferencePass, ReferenceThresholds
 from ledger.documents.content import Content
 from ledger.documents.receipt import Receipt
 from ledger.encoding.text_forms import timestamp
 from ledger.errors import LedgerError
 from ledger.keys.signer import open_signer
 from ledger.keys.trusted_keys import TrustedKeys
-from services.auditor.audit_error import AuditError, EngineFailed, FolderError, Interrupted
+from services.auditor.audit_error import AuditError, CannotReplay, EngineFailed, FolderError, Interrupted
 from services.auditor.auditor import Auditor, Examined, origin_of
 from services.auditor.backlog import Backlog
-from services.auditor.examination import ContentReader, EnginePlan, Examiner, Replayed, Replayer
+from services.auditor.examination import ContentReader, EnginePlan, Examiner, OwnReplayer, Replayed
+from services.auditor.foreign import HONEST, ForeignJudge, ForeignPlan, Reference
 from services.auditor.held_folder import HeldFolder, Share
 from services.auditor.journal import Announcement, Journal, Terms
 from services.client.errors import (
@@ -66,7 +67,7 @@ class AuditorPlan:
     key_file: Path
     trusted_directory: Path
     folder: Path
-    engine: EnginePlan
+    engine: EnginePlan | None
     share: Share = Share()  # noqa: RUF009 - a frozen value
     public_directory: Path | None = None
     decode_share: float = 0.0
@@ -75,6 +76,7 @@ class AuditorPlan:
     draw_seconds: float = 0.0
     max_attempts: int = 5
     key_passphrase_file: Path | None = None
+    foreign: ForeignPlan | None = None
 
 
 @contextmanager
@@ -98,9 +100,10 @@ def connected(
     ):
         load = partial(_own_engine, plan.engine, stop)
         replayer = load() if on_load is None else LoadedWhenAsked(load, on_load)
-        examiner = Examiner(trust, _content_reader(ledger), replayer, plan.decode_share)
         journal = Journal(ledger, key, lambda: datetime.now(UTC))
         backlog = kept_backlog(folder, ledger, trust, plan.spot_checks)
+        foreign = _foreign(plan.foreign, backlog, None if plan.engine is None else replayer.refer)
+        examiner = Examiner(trust, _content_reader(ledger), replayer, plan.decode_share, foreign=foreign)
         yield Auditor(
             ledger,
             backlog,
@@ -129,20 +132,45 @@ class LoadedWhenAsked:
     raise EngineFailed too.
     """
 
-    load: Callable[[], Replayer]
+    load: Callable[[], OwnReplayer]
     on_load: Callable[[], None]
     ways: tuple[str, ...] = (PREFILL, DECODE)
 
     @cached_property
-    def _engine(self) -> Replayer:
+    def _engine(self) -> OwnReplayer:
         self.on_load()
         return self.load()
 
     def replay(self, receipt: Receipt, content: Content, way: str = DECODE) -> Replayed:
         return self._engine.replay(receipt, content, way)
 
+    def refer(self, receipt: Receipt, content: Content) -> ReferencePass:
+        return self._engine.refer(receipt, content)
 
-def _own_engine(engine: EnginePlan, stop: threading.Event) -> Replayer:
+
+class NoEngine:
+    """Stands for the engine of an auditor without weights."""
+
+    ways: tuple[str, ...] = (DECODE,)
+
+    def replay(self, receipt: Receipt, content: Content, way: str = DECODE) -> Replayed:
+        raise CannotReplay("this auditor has no weights, --model")
+
+    def refer(self, receipt: Receipt, content: Content) -> ReferencePass:
+        raise CannotReplay("this auditor has no weights, --model")
+
+
+def _foreign(plan: ForeignPlan | None, backlog: Backlog, reference: Reference | None) -> ForeignJudge:
+    def thresholds() -> ReferenceThresholds:
+        announced = None if backlog.policy is None else backlog.policy.reference
+        return announced or (HONEST if plan is None else plan.thresholds)
+
+    return ForeignJudge(backlog.profiles.get, None if plan is None else plan.plain, reference, thresholds)
+
+
+def _own_engine(engine: EnginePlan | None, stop: threading.Event) -> OwnReplayer:
+    if engine is None:
+        return NoEngine()
     try:
         from services.auditor.own_engine import OwnEngine
     except ModuleNotFoundError as error:
@@ -289,9 +317,10 @@ async def main(settings: AuditorSettings) -> None:
 
 def plan(settings: AuditorSettings) -> AuditorPlan:
     """The plan of an auditor, from its settings."""
+    foreign = settings.foreign
     return AuditorPlan(
         ledger=settings.ledger,
-        engine=settings.engine,
+        engine=settings.own_engine,
         decode_share=settings.decode_share,
         key_file=settings.auditor_key,
         key_passphrase_file=settings.key_passphrase_file,
@@ -299,7 +328,8 @@ def plan(settings: AuditorSettings) -> AuditorPlan:
         public_directory=settings.public_directory,
         folder=settings.data_dir,
         share=settings.auditor_share,
-        terms=Terms(settings.rate, settings.within_seconds),
+        terms=Terms(settings.rate, settings.within_seconds, foreign.thresholds if foreign else None),
+        foreign=foreign,
         draw_seconds=settings.draw_seconds,
         max_attempts=settings.max_attempts,
     )

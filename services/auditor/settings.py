@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
-from ledger.documents.audit import LONGEST_PROMISE_SECONDS
+from ledger.documents.audit import LONGEST_PROMISE_SECONDS, ReferenceThresholds
 from services.auditor.examination import EnginePlan
+from services.auditor.foreign import HONEST, ForeignPlan
 from services.auditor.held_folder import Share
 from services.generation.target.beside import MODEL, NAMED_ADAPTER
 from services.runtime.setting_kind import Adapter, Target
 from services.runtime.settings import Address, RpcServerSettings, settings_config
+
+
+def thresholds(text: str) -> ReferenceThresholds:
+    """Raises ValueError for anything but four numbers from 0 on."""
+    parts = text.split(",")
+    if len(parts) != 4 or not all(float(part) >= 0.0 for part in parts):
+        raise ValueError(f"expected mean,largest,surprise,rarest, four numbers, got {text!r}")
+    return ReferenceThresholds(*map(float, parts))
 
 
 class AuditorSettings(RpcServerSettings):
@@ -22,13 +31,32 @@ class AuditorSettings(RpcServerSettings):
 
     listen: Address = Field("127.0.0.1:50053", description="host:port to serve health on; port 0 takes a free one.")
     ledger: Target = Field("127.0.0.1:50052", description="The ledger to audit, host:port or any gRPC name.")
-    model: Annotated[Path, MODEL] = Field(
+    model: Annotated[Path, MODEL] | None = Field(
+        None,
         description="The base that this auditor computes with, by itself: a transformers directory, a GGUF file, or a "
         "model's name. The same weights as the audited server's; receipts of another base are UNREPLAYABLE.",
         examples=["smollm2"],
     )
     adapter: tuple[Annotated[Adapter, NAMED_ADAPTER], ...] = Field(
         (), description="LoRA adapters that receipts may name: NAME=DIRECTORY, may be repeated."
+    )
+    engine: Literal["kolm", "vllm", "sglang", "llama-server"] = Field(
+        "kolm",
+        description="What has computed the receipts. Along outputs of another engine than kolm's, kolm's arithmetic "
+        "passes with --model: CONSISTENT or INCONSISTENT with these weights, and never EXACT.",
+    )
+    plain_url: str | None = Field(
+        None,
+        description="That engine with speculation off: requests are asked again there. SAME, DEVIATION or, where it "
+        "differs from itself, UNSTABLE.",
+        examples=["http://127.0.0.1:8000"],
+    )
+    engine_key_file: Path | None = Field(None, description="A file with the key that this engine asks for.")
+    reference: str | None = Field(
+        None,
+        description="Thresholds of these passes, announced in the log: mean,largest,surprise,rarest as "
+        "docs/auditing.md explains them. Default: those of llama.cpp with 8 bits a weight.",
+        examples=["0.02,1.5,5,20"],
     )
     context_length: int | None = Field(
         None, ge=1, description="That of the audited server, where it was given one.", examples=[32768]
@@ -96,12 +124,38 @@ class AuditorSettings(RpcServerSettings):
         Share.parse(share)
         return share
 
+    @field_validator("reference")
+    @classmethod
+    def _thresholds(cls, reference: str | None) -> str | None:
+        if reference is not None:
+            thresholds(reference)
+        return reference
+
+    @model_validator(mode="after")
+    def _computes(self) -> Self:
+        if self.model is None and self.engine == "kolm":
+            raise ValueError("expected --model, the audited base, or --engine, another engine that has served")
+        return self
+
     @property
     def auditor_share(self) -> Share:
         return Share.parse(self.share)
 
     @property
-    def engine(self) -> EnginePlan:
+    def foreign(self) -> ForeignPlan | None:
+        if self.engine == "kolm":
+            return None
+        plain = None
+        if self.plain_url is not None:
+            from services.auditor.plain import PlainUpstream
+
+            plain = PlainUpstream(self.engine, self.plain_url, self.engine_key_file)
+        return ForeignPlan(plain, HONEST if self.reference is None else thresholds(self.reference))
+
+    @property
+    def own_engine(self) -> EnginePlan | None:
+        if self.model is None:
+            return None
         pairs = (each.partition("=") for each in self.adapter)
         adapters = {name: Path(directory) for name, _, directory in pairs}
         return EnginePlan(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ledger.documents.audit import ACCUSATIONS, PASSES
 from services.cli.frame import exits, options
 from services.cli.frame.exits import Failed, UsageError, VerificationFailed
 from services.cli.frame.options import ENGINE, EngineOptions, ledger_at
@@ -34,6 +35,16 @@ def run(
         options.model("--model", "The audited base, loaded here: a transformers directory, a GGUF file, or smollm2."),
     ] = None,
     engine: EngineOptions = ENGINE,
+    served_by: Annotated[
+        str | None,
+        typer.Option("--engine", metavar="vllm|sglang|llama-server", help="Another engine has computed the receipts."),
+    ] = None,
+    plain_url: Annotated[
+        str | None, typer.Option(metavar="URL", help="That engine with speculation off, to ask again.")
+    ] = None,
+    engine_key_file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A file with the API key that it asks for.")
+    ] = None,
     decode: Annotated[bool, typer.Option("--decode", help="Decode token by token, all of them.")] = False,
     ledger: options.Ledger = options.LEDGER,
     paths: options.Paths = options.PATHS,
@@ -49,16 +60,25 @@ def run(
     Exit code 3 if a replay deviates, something has been tampered with, or an earlier deviation is still halted;
     1 if a receipt could not be replayed, which is no pass.
     """
+    from services.auditor.foreign import ForeignPlan
     from services.auditor.serving import AuditorPlan
 
-    if model is None:
+    if model is None and plain_url is None:
         raise exits.UsageError("expected --model: the audited base, with the same weights")
+    foreign = None
+    if plain_url is not None:
+        from services.auditor.plain import PlainUpstream
+
+        if served_by not in ("vllm", "sglang", "llama-server"):
+            raise exits.UsageError("expected --engine beside --plain-url: vllm, sglang or llama-server")
+        foreign = ForeignPlan(PlainUpstream(served_by, plain_url, engine_key_file))
     directory = paths.trusted
     if key is None:  # an auditor with a key of this data directory is trusted here
         trust_own(paths.key("auditor"), "auditor", directory, key_passphrase_file)
     plan = AuditorPlan(
         ledger=ledger,
-        engine=engine.plan(model),
+        engine=None if model is None else engine.plan(model),
+        foreign=foreign,
         decode_share=float(decode),
         key_file=paths.key("auditor", key),
         key_passphrase_file=key_passphrase_file,
@@ -99,16 +119,16 @@ class Pass:
     def deviated(self) -> bool:
         """Whether a replay deviates, something has been tampered with, or a scope is still halted."""
         found = [each.finding for each in self.examined]
-        outcomes = [*(each.outcome for each in found), *(verdict.document.outcome for verdict in self.elsewhere)]
-        return bool(self.halts) or "DEVIATION" in outcomes or any(each.tampered for each in found)
+        outcomes = {*(each.outcome for each in found), *(verdict.document.outcome for verdict in self.elsewhere)}
+        return bool(self.halts) or not outcomes.isdisjoint(ACCUSATIONS) or any(each.tampered for each in found)
 
     @property
     def passed(self) -> bool:
-        """Whether everything that was due was replayed, exactly."""
-        exact = all(each.finding.passed for each in self.examined) and all(
-            verdict.document.outcome == "EXACT" for verdict in self.elsewhere
+        """Whether everything that was due was replayed, exactly, or what another engine served passed its checks."""
+        passed = all(each.finding.passed for each in self.examined) and all(
+            verdict.document.outcome in PASSES for verdict in self.elsewhere
         )
-        return exact and not self.remaining and not self.deviated
+        return passed and not self.remaining and not self.deviated
 
     def document(self) -> dict[str, Any]:
         """Every verdict, and what is left."""
@@ -184,8 +204,14 @@ _FOUND = ("outcome", "tokens_compared", "deviation", "verification", "replayed_b
 
 
 def _examined(each: Examined) -> dict[str, Any]:
-    about = {"receipt_id": each.receipt.receipt_id, "method": each.receipt.spec_decode.method}
-    return about | members(each, "receipt_index", "verdict_index", "halt_index") | members(each.finding, *_FOUND)
+    finding = each.finding
+    about = {
+        "receipt_id": each.receipt.receipt_id,
+        "method": each.receipt.spec_decode.method,
+        "engine": each.receipt.engine,
+        "reference": None if finding.reference is None else finding.reference.to_document(),
+    }
+    return about | members(each, "receipt_index", "verdict_index", "halt_index") | members(finding, *_FOUND)
 
 
 def _show_pass(done: dict[str, Any]) -> None:

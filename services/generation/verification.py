@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from services.generation.engine.core import EngineCore, EngineSettings
 from services.generation.engine.cost import PassCost
 from services.generation.engine.drafter import Budget, Draft, Drafter
 from services.generation.engine.events import Event, Finished, Outcome
-from services.generation.engine.request import EngineRequest
+from services.generation.engine.request import EngineRequest, InvalidRequest, SamplingParams
 from services.generation.engine.sequence import TokenDecoder
 from services.generation.engine.text.grammar_compiler import GrammarCompiler
 from services.generation.engine.text.tokenizer import Tokenizer
@@ -19,6 +19,7 @@ from services.generation.engine.tree import TokenTree
 from services.generation.target.arrays import Float32
 from services.generation.target.cpu import load_target
 from services.generation.target.probe import KeptProbes, NumericsProfile, measure_profile
+from services.generation.target.rows import RowsBuilder
 from services.generation.target.target import Target
 
 
@@ -135,6 +136,32 @@ class Verifier:
         """The outcome with speculation off, one row a token. Raises as `prefill` does."""
         return self._run(self._core({}), replace(request, method="off", next_methods=()), lambda: False)
 
+    def logits(self, record: Record) -> Iterator[Float32]:
+        """The raw logits [vocab_size] of each token of the output, whatever the target itself would have chosen: one
+        pass over prompt and output. Raises InvalidRequest, Stopped.
+        """
+        request, target = record.request, self.target
+        asked = replace(request, prompt=(*request.prompt, *record.output), sampling=SamplingParams(max_tokens=1))
+        asked.check(target.config.vocab_size, target.config.context_length + 1)
+        adapters = {adapter.cid: index for index, adapter in enumerate(target.adapters)}
+        if request.adapter is not None and request.adapter not in adapters:
+            raise InvalidRequest("adapter", f"{request.adapter} is not loaded")
+        adapter = -1 if request.adapter is None else adapters[request.adapter]
+        tokens, first, table = (*request.prompt, *record.output[:-1]), len(request.prompt) - 1, list[int]()
+        target.blocks.extend(table, len(tokens))
+        try:
+            for start, end in _spans(first, len(tokens), self._settings.max_rows):
+                rows, part = RowsBuilder(), tokens[start:end]
+                if start < first:
+                    rows.add_chunk(table, start, part, want_last=False, adapter=adapter)
+                else:
+                    rows.add_tree(table, start, part, range(-1, len(part) - 1), adapter)
+                yield from target.forward(rows.build()).logits
+                if self._stopping():
+                    raise Stopped
+        finally:
+            target.blocks.release(table)
+
     def _core(self, drafters: Mapping[str, RecordDrafter]) -> EngineCore:
         return EngineCore(self.target, drafters, self._new_decoder, _CHEAP_ROWS, self._settings, time.perf_counter)
 
@@ -156,3 +183,10 @@ class Verifier:
                 raise Stopped
         (finished,) = (event for event in events if isinstance(event, Finished))
         return finished.outcome
+
+
+def _spans(first: int, end: int, most: int) -> Iterator[tuple[int, int]]:
+    """Positions [0, end) in parts of `most` at most, one of which begins at `first`."""
+    for start, stop in ((0, first), (first, end)):
+        for at in range(start, stop, most):
+            yield at, min(at + most, stop)

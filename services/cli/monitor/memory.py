@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ledger.documents.audit import DEVIATION, UNREPLAYABLE, Verdict
+from ledger.documents.audit import DEVIATION, NO_ANSWERS, Verdict
 from ledger.documents.erasure import Retention
 from ledger.documents.promise import kept_digest
 from ledger.documents.receipt import Receipt
@@ -111,7 +111,7 @@ class SqliteMonitorMemory:
         if isinstance(document, Verdict):
             if document.outcome == DEVIATION:
                 self._write("INSERT INTO deviations VALUES (?)", index)
-            failed = document.outcome == UNREPLAYABLE
+            failed = document.outcome in NO_ANSWERS
             self._write("UPDATE receipts SET unreplayable = ? WHERE entry = ?", failed, document.receipt_index)
 
         if isinstance(document, Retention):

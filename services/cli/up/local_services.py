@@ -158,8 +158,7 @@ class LocalServices:
         """All plans of `kolm up`, with addresses left open."""
         front = () if self.http_port is None else (self.http("", None if self.explorer_port is None else ""),)
         page = () if self.explorer_port is None else (self.explorer(""),)
-        auditor = () if self.model is None else (self.auditor(""),)
-        return (self.ledger(), self.registry(""), self.generation("", ""), *auditor, *page, *front)
+        return (self.ledger(), self.registry(""), self.generation("", ""), self.auditor(""), *page, *front)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +167,7 @@ class Addresses:
 
     generation: str
     ledger: str
-    auditor: str | None = None  # there is none without weights
+    auditor: str | None = None
     registry: str | None = None
     explorer: str | None = None
     http: str | None = None
@@ -188,8 +187,7 @@ def bring_up(
     ledger = _Launched(supervisor, services.ledger(), _QUICK_SECONDS)
     registry = _Launched(supervisor, services.registry(ledger.place), _QUICK_SECONDS)
     generation = _Launched(supervisor, services.generation(ledger.place, registry.place), _MODEL_SECONDS)
-    audited = services.model is not None
-    auditor = _Launched(supervisor, services.auditor(ledger.place), _MODEL_SECONDS) if audited else None
+    auditor = _Launched(supervisor, services.auditor(ledger.place), _MODEL_SECONDS)
     pages = services.explorer_port is not None
     explorer = _Launched(supervisor, services.explorer(ledger.place), _QUICK_SECONDS) if pages else None
     fronted = services.http_port is not None
@@ -198,7 +196,7 @@ def bring_up(
     return Addresses(
         generation=generation.address,
         ledger=ledger.address,
-        auditor=auditor.address if auditor else None,
+        auditor=auditor.address,
         registry=registry.address,
         explorer=explorer.address if explorer else None,
         http=http.address if http else None,

@@ -99,7 +99,7 @@ def up(
         explorer_port=listen.page(),
         http_port=listen.front(),
         audit_rate=audit_rate,
-        auditor_flags=same,
+        auditor_flags=(*same, *other.auditor_flags()),
         generation_flags=(*same, *own),
         shared_flags=every.flags(insecure=listen.insecure),
         metrics_port=every.metrics_port,
@@ -219,11 +219,11 @@ class UpReporter:
                 self.log_line(f"       OpenAI's API: http://{addresses.http}/v1 api_key {key}")
                 self.log_line(f"       a page to chat on: http://{addresses.http}/#key={key}")
         rest = "on its own engine; `kolm audit run --sample 1` the others"
-        nothing = "no auditor runs: it needs --weights"
         all_of_them = "the auditor replays every receipt, on an engine of its own"
         some = f"the auditor replays {services.audit_rate:.0%} of the receipts, {rest}"
         replays = all_of_them if services.audit_rate >= 1.0 else some
-        self.log_line(replays if addresses.auditor is not None else nothing)
+        asked = "the auditor asks the engine again with speculation off, and passes along outputs if it has --weights"
+        self.log_line(asked if services.engine_flags else replays)
         self.log_line('try: kolm generate --chat "What is gravity?"      Ctrl-C stops everything')
 
 

@@ -247,6 +247,14 @@ class EngineOptions:
             raise UsageError(f"--engine {self.engine} needs --plain-url, that engine with speculation off")
         return words(**given)
 
+    def auditor_flags(self) -> tuple[str, ...]:
+        """Flags of the auditor, which asks the plain one again."""
+        from services.cli.up.local_services import words
+
+        if self.engine is None:
+            return ()
+        return words(engine=self.engine, plain_url=self.plain_url, engine_key_file=self.engine_key_file)
+
 
 ENGINE = EngineOptions()
 

@@ -295,13 +295,18 @@ def _scope(report: BundleReport) -> list[str]:
 
 def _remarks(report: BundleReport) -> list[str]:
     from ledger.bundle.checks import erased_in_words
+    from ledger.documents.audit import NO_ANSWERS
 
     outcomes, remarks = report.outcomes, []
     if outcomes.get("DEVIATION"):
         remarks.append(f"{outcomes['DEVIATION']} replays came out differently (DEVIATION)")
-    if outcomes.get("UNREPLAYABLE"):
-        found = f"{outcomes['UNREPLAYABLE']} receipts could not be replayed, which is no pass"
+    if outcomes.get("INCONSISTENT"):
+        remarks.append(f"{outcomes['INCONSISTENT']} outputs are not what the weights would give (INCONSISTENT)")
+    if unanswered := sum(outcomes.get(name, 0) for name in NO_ANSWERS):
+        found = f"{unanswered} receipts could not be replayed or checked, which is no pass"
         remarks.append(found + erased_in_words(report.unreplayable))
+    if weaker := outcomes.get("SAME", 0) + outcomes.get("CONSISTENT", 0):
+        remarks.append(f"{weaker} verdicts are on another engine's outputs: SAME and CONSISTENT are weaker than EXACT")
     if believed := outcomes.get("EXACT", 0) - report.independent:
         remarks.append(f"{believed} of the EXACT verdicts rest on the word of the audited server, or do not say whose")
     if report.unproven:

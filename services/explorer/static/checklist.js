@@ -133,6 +133,16 @@ export async function witnessesAgree({ evidence, note }) {
   return found.map(({ name, seconds }) => `${name} at ${new Date(seconds * 1000).toISOString()}`);
 }
 
+// What each way of checking can find: only the first three are on kolm's own arithmetic, where a verdict can be exact.
+const REPLAYED = ["EXACT", "DEVIATION", "UNREPLAYABLE"];
+const FINDINGS = {
+  none: [...REPLAYED, "UNCHECKED"],
+  prefill: REPLAYED,
+  decode: REPLAYED,
+  again: ["SAME", "DEVIATION", "UNSTABLE"],
+  reference: ["CONSISTENT", "INCONSISTENT"],
+};
+
 export async function verdictsAreSigned({ evidence, shown }) {
   if (evidence.verdicts.length === 0) throw new Skipped("Nobody has replayed this request so far.");
   const keys = evidence.trusted.keys.auditor.map(fromBase64);
@@ -143,6 +153,9 @@ export async function verdictsAreSigned({ evidence, shown }) {
     if (verdict.receipt_id !== shown.receiptId) throw new Error(`verdict ${index} is about ${verdict.receipt_id}`);
     if (shown.verdicts.get(index) !== verdict.outcome) {
       throw new Error(`verdict ${index} is shown as ${shown.verdicts.get(index)}, and was signed as ${verdict.outcome}`);
+    }
+    if (!FINDINGS[verdict.verification ?? "none"]?.includes(verdict.outcome)) {
+      throw new Error(`verdict ${index} says ${verdict.outcome} by ${verdict.verification}, which this page does not know`);
     }
     const whose = verdict.replayed_by ? `replayed by ${verdict.replayed_by} (${verdict.verification}), ` : "";
     lines.push(`Entry ${index}: ${verdict.outcome}, ${whose}key ${signers.join(", ")}`);

@@ -29,7 +29,7 @@ async function run() {
     verdicts: what("[data-verdict]", (element) => Number(element.dataset.verdict)),
   };
   const state = await check({ evidence: await answer.json(), shown }, reporter(STEPS));
-  const deviates = [...shown.verdicts.values()].includes("DEVIATION");
+  const deviates = [...shown.verdicts.values()].some((outcome) => ["DEVIATION", "INCONSISTENT"].includes(outcome));
   if (state === "ok" && deviates) conclude("deviates", `${SUMMARIES.ok} ${DEVIATES}`);
   else conclude(state, SUMMARIES[state]);
 }

@@ -51,7 +51,7 @@ async function run(dropped) {
   if (dropped.size > LARGEST) throw new Error("it is larger than any receipt file");
   const work = { text: await dropped.text(), trusted: await asked("/trusted.json"), verdictsOf };
   const state = await check(work, reporter(FILE_STEPS), FILE_STEPS);
-  const deviates = state === "ok" && [...work.shown.verdicts.values()].includes("DEVIATION");
+  const deviates = state === "ok" && [...work.shown.verdicts.values()].some((outcome) => ["DEVIATION", "INCONSISTENT"].includes(outcome));
   conclude(deviates ? "deviates" : state, SUMMARIES[state] + (deviates ? DEVIATES : ""));
   if (work.opened) show(work);
 }

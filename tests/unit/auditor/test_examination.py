@@ -52,7 +52,7 @@ def examined(
     contents: Callable[[str], Content | None] | None = None,
 ) -> Finding:
     envelope = document if isinstance(document, bytes) else signed(document)
-    return Examiner(trust(), contents or (lambda _: kept), replayer).examine(Envelope.from_bytes(envelope))
+    return Examiner(trust(), contents or (lambda _: kept), replayer).examine(Envelope.from_bytes(envelope))[0]
 
 
 def test_a_faithful_replay_is_exact() -> None:
@@ -91,7 +91,8 @@ def test_erased_content_is_unreplayable_and_no_pass() -> None:
     assert finding.reason == "the ledger keeps no content of it"
     envelope = Envelope.from_bytes(signed(receipt()))
     examiner = Examiner(trust(), lambda _: None, ScriptedReplayer(faithful()))
-    assert examiner.examine(envelope, "the content was erased by entry 7").reason == "the content was erased by entry 7"
+    erased = "the content was erased by entry 7"
+    assert [each.reason for each in examiner.examine(envelope, erased)] == [erased]
 
 
 @pytest.mark.parametrize("part", ["prompt_token_ids", "output_token_ids"])
@@ -149,7 +150,7 @@ def test_a_stream_of_another_profile_than_the_receipt_s_is_no_deviation() -> Non
 
 def along(share: float, replayer: ScriptedReplayer, chance: float = 0.5) -> Finding:
     examiner = Examiner(trust(), lambda _: content(), replayer, share, lambda: chance)
-    return examiner.examine(Envelope.from_bytes(signed(receipt())))
+    return examiner.examine(Envelope.from_bytes(signed(receipt())))[0]
 
 
 def deviating() -> Replayed:

@@ -238,6 +238,7 @@ def signed(document: Document) -> bytes:
         KScore: "publisher",
         AuditPolicy: "auditor",
         Draw: "auditor",
+        EngineProfile: "receipts",
     }
     role = document.role if isinstance(document, KeyEntry) else roles[type(document)]
     return sign_document(document, KEYS[role]).to_bytes()

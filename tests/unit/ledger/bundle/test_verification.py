@@ -46,6 +46,7 @@ from tests.unit.ledger.builders import (
     at,
     erasure,
     expiry,
+    foreign_receipt,
     of_a_later_version,
     receipt,
     resume,
@@ -226,6 +227,25 @@ def test_receipts_that_could_not_be_replayed_are_no_pass(tmp_path: Path, allowed
     assert (failed(report), len(report.unreplayable)) == (check, 1), report.problem
     chosen = judged(chosen_by_a_liar([2, 4], log_of()), tmp_path / "chosen", replace(TRUST, max_unreplayable=allowed))
     assert (failed(chosen), len(chosen.unreplayable)) == (0, 0), chosen.problem
+
+
+@pytest.mark.parametrize(
+    ("outcome", "by", "own"),
+    [
+        ("EXACT", {"verification": "decode", "replayed_by": "auditor"}, True),
+        ("SAME", {"verification": "again", "replayed_by": "engine"}, False),
+        ("UNCHECKED", {"reason": "no means"}, False),
+        ("UNREPLAYABLE", {}, None),
+    ],
+)
+def test_a_verdict_of_one_strength_is_none_on_a_receipt_of_the_other(
+    outcome: str, by: dict[str, str], own: bool | None, tmp_path: Path
+) -> None:
+    for foreign in (True, False):
+        document = foreign_receipt(1) if foreign else receipt(1)
+        log = log_of({3: document, 12: verdict(3, 1, outcome, **by)})
+        report = judged(chosen_by_a_liar([3, 12], log), tmp_path / str(foreign))
+        assert failed(report) == (9 if own is foreign else 0), report.problem
 
 
 def test_the_newest_verdict_says_whether_a_receipt_could_be_replayed(tmp_path: Path) -> None:

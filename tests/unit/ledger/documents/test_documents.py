@@ -511,7 +511,7 @@ def test_a_receipt_of_another_engine_states_no_logits_and_no_counts_but_its_word
     assert refused.value.field == field
 
 
-_SEEN = ReferencePass(0.1, 2.5, 3)
+_SEEN = ReferencePass(BASE, 0.1, 2.5, 3)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from typing import Any
 
 from ledger.audit.log_walk import SeenInMemory
 from ledger.bundle.tiles import export_tiles
-from ledger.documents.audit import UNREPLAYABLE, Verdict
+from ledger.documents.audit import NO_ANSWERS, Verdict
 from ledger.documents.promise import kept_digest
 from ledger.documents.receipt import Receipt
 from ledger.documents.signed_document import Document
@@ -107,7 +107,7 @@ class ListedMemory(SeenInMemory):
         if isinstance(document, Receipt):
             self.kept[kept_digest(document)] = index
         if isinstance(document, Verdict):
-            self.failed[document.receipt_index] = document.outcome == UNREPLAYABLE
+            self.failed[document.receipt_index] = document.outcome in NO_ANSWERS
 
     def holds(self, digests: Iterable[bytes]) -> int:
         return sum(digest in self.kept for digest in digests)

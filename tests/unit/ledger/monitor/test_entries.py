@@ -8,6 +8,7 @@ from datetime import timedelta
 import pytest
 
 from ledger.audit.log_verification import verify_log
+from ledger.documents.audit import ReferencePass, ReferenceThresholds
 from ledger.documents.key_entry import KeyEntry
 from ledger.documents.promise import Promise, sign_promise
 from ledger.documents.signed_document import sign_document, sign_rotation
@@ -26,9 +27,12 @@ from tests.unit.ledger.builders import (
     START,
     at,
     draw,
+    engine_profile,
     expiry,
+    foreign_receipt,
     halt,
     of_a_later_version,
+    policy,
     publication,
     receipt,
     resume,
@@ -88,6 +92,29 @@ def test_a_deviation_stands_until_operators_have_resumed(memory: MonitorMemory) 
     assert told(log, memory) == [kinds.DEVIATION]
     log.append(resume(5))
     assert told(log, memory) == []
+
+
+def test_an_output_that_is_not_of_the_weights_is_told_and_no_resume_ends_it(memory: MonitorMemory) -> None:
+    log = ListedLog()
+    log.append(
+        replace(policy(1.0), reference=ReferenceThresholds(0.1, 1.0, 4.0, 20.0)), engine_profile(), foreign_receipt(0)
+    )
+    seen = {"verification": "reference", "replayed_by": "auditor"}
+    log.append(verdict(2, 0, "CONSISTENT", **seen, reference=ReferencePass(BASE, 0.0, 0.5, 1)))
+    assert told(log, memory) == []
+    log.append(verdict(2, 0, "CONSISTENT", **seen, reference=ReferencePass(BASE, 0.0, 1.5, 1)))  # beyond what was said
+    assert told(log, memory) == [kinds.INCONSISTENT]
+    log.append(verdict(2, 0, "INCONSISTENT", **seen, reference=ReferencePass(BASE, 0.5, 1.5, 1)))
+    assert told(log, memory) == [kinds.INCONSISTENT]
+    assert told(log, memory, since=6) == []
+
+
+@pytest.mark.parametrize("outcome", ["UNSTABLE", "UNCHECKED"])
+def test_what_could_not_be_checked_of_another_engine_is_no_pass(outcome: str, memory: MonitorMemory) -> None:
+    log = ListedLog()
+    by = {"verification": "again", "replayed_by": "engine"} if outcome == "UNSTABLE" else {"reason": "no means"}
+    log.append(policy(), engine_profile(), foreign_receipt(0), verdict(2, 0, outcome, **by))
+    assert told(log, memory) == [kinds.UNREPLAYABLE]
 
 
 def test_serving_in_a_halted_scope_is_told(memory: MonitorMemory) -> None:

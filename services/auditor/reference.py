@@ -1,0 +1,90 @@
+"""A reference pass: one pass of kolm's own arithmetic along another engine's output, and whether that is likely.
+
+The other engine adds in another order, and perhaps with fewer bits, so that its logits are near the reference's and
+not equal to them. An honest engine's token may lose a near tie; it is never far behind. What the engine sampled is held
+against the distribution that the receipt's parameters leave of the reference's logits: no engine says which noise it
+draws, so that one token proves nothing, and their sum does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ledger.documents.audit import SHORT, ReferencePass
+from services.generation.engine.request import EngineRequest, SamplingParams
+from services.generation.engine.sampling.processors import LogitsProcessors, end_ids
+from services.generation.target.arrays import Float32
+
+_NOISE = 0.1  # by which an honest engine's logits may be off the reference's, as a standard deviation
+
+
+@dataclass(slots=True)
+class Scores:
+    """The statistics of one output, token by token."""
+
+    sampled: bool
+    margins: list[float] = field(default_factory=list)
+    excess: float = 0.0  # nats that the output is rarer than expected
+    variance: float = 0.0
+    rarest: float = 0.0
+
+    def add(self, logits: Float32, token: int, params: SamplingParams) -> None:
+        """The next token, with the logits that it was chosen by: after penalties and biases."""
+        if not self.sampled:
+            self.margins.append(float(logits.max() - logits[token]))
+            return
+        kept, least = _kept(logits, params)
+        self.margins.append(max(0.0, least - float(logits[token])))
+        scaled = (kept - kept[0]) / params.temperature
+        normaliser = math.log(float(np.exp(scaled).sum()))
+        logs = scaled - normaliser
+        shares = np.exp(logs)
+        entropy = -float((shares * logs).sum())
+        self.variance += float((shares * logs * logs).sum()) - entropy**2 + (_NOISE / params.temperature) ** 2
+        chosen = max(float(logits[token]), least)  # one that was left out is told by its margin
+        surprise = normaliser - (chosen - float(kept[0])) / params.temperature
+        self.excess += surprise - entropy
+        self.rarest = max(self.rarest, surprise)
+
+    def result(self, base_cid: str) -> ReferencePass:
+        return ReferencePass(
+            base_cid=base_cid,
+            mean=sum(self.margins) / max(SHORT, len(self.margins)),
+            largest=max(self.margins, default=0.0),
+            differing=sum(margin > 0.0 for margin in self.margins),
+            surprise=self.excess / math.sqrt(self.variance) if self.variance else None,
+            rarest=self.rarest if self.sampled else None,
+        )
+
+
+def _kept(logits: Float32, params: SamplingParams) -> tuple[NDArray[np.float64], float]:
+    """The logits that top_k, min_p and top_p leave, in that order, falling; and the least of them."""
+    falling = np.sort(logits.astype(np.float64))[::-1]
+    falling = falling[np.isfinite(falling)]
+    if params.top_k:
+        falling = falling[: params.top_k]
+    if params.min_p > 0.0:
+        falling = falling[falling >= falling[0] + params.temperature * math.log(params.min_p)]
+    if params.top_p < 1.0:
+        shares = np.exp((falling - falling[0]) / params.temperature)
+        before = np.cumsum(shares) - shares
+        falling = falling[before < params.top_p * shares.sum()]
+    return falling, float(falling[-1])
+
+
+def scored(
+    request: EngineRequest, output: Iterable[int], logits: Iterable[Float32], eos: tuple[int, ...], base_cid: str
+) -> ReferencePass:
+    """The statistics of an output, given the raw logits of each of its tokens."""
+    params = request.sampling
+    processors = LogitsProcessors(params, request.prompt, end_ids(params, eos))
+    scores = Scores(params.temperature > 0.0)
+    for token, row in zip(output, logits, strict=True):
+        scores.add(processors.apply(row), token, params)
+        processors.accept(token)
+    return scores.result(base_cid)

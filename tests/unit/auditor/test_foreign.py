@@ -1,0 +1,169 @@
+"""The examination of what another engine has served, on fakes of both sides that lie or do not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from msgspec.structs import replace as changed
+
+from ledger.documents.audit import ReferencePass, ReferenceThresholds
+from ledger.documents.content import Content
+from ledger.documents.engine_profile import EngineProfile
+from ledger.documents.receipt import Receipt
+from ledger.encoding.text_forms import cid
+from services.auditor.audit_error import CannotReplay
+from services.auditor.examination import Finding
+from services.auditor.foreign import Comparison, ForeignJudge
+from services.auditor.reference import scored
+from services.generation.engine.request import EngineRequest, SamplingParams
+from tests.unit.ledger.builders import BASE, content, engine_profile, foreign_receipt
+
+SERVED = content().output_token_ids
+HONEST = ReferencePass(BASE, 0.001, 0.05, 1)
+
+
+@dataclass(frozen=True)
+class FakePlain:
+    """A plain engine with this answer."""
+
+    found: Comparison = Comparison()  # noqa: RUF009 - a frozen value
+    engine: str = "vllm/0.32.0"
+
+    def name(self) -> str:
+        return self.engine
+
+    def held_against(self, receipt: Receipt, content: Content) -> Comparison:
+        return self.found
+
+
+CHANGED = FakePlain(Comparison(1, SERVED[1], 99, -1.5, -0.25))
+
+
+def judged(
+    plain: FakePlain | None = None,
+    found: ReferencePass | None = None,
+    receipt: Receipt | None = None,
+    profile: EngineProfile | None = None,
+) -> tuple[Finding, ...]:
+    profile = profile or engine_profile()
+
+    def reference(receipt: Receipt, content: Content) -> ReferencePass:
+        if found is None:
+            raise CannotReplay("no weights here")
+        return found
+
+    known = {cid(profile.to_bytes()): profile}
+    examined = receipt or foreign_receipt(profile_cid=next(iter(known)))
+    return ForeignJudge(known.get, plain, reference).judge(examined, content())
+
+
+def outcomes(findings: Sequence[Finding]) -> list[str]:
+    return [each.outcome for each in findings]
+
+
+def test_an_honest_engine_is_the_same_and_consistent_and_never_exact() -> None:
+    plain = FakePlain()
+    assert outcomes(judged(plain, HONEST)) == ["SAME", "CONSISTENT"]
+    assert [(each.verification, each.replayed_by) for each in judged(plain, HONEST)] == [
+        ("again", "engine"),
+        ("reference", "auditor"),
+    ]
+
+
+def test_speculation_that_changes_a_token_is_a_deviation_at_the_first_one_with_both_probabilities() -> None:
+    (found,) = judged(CHANGED)
+    deviation = found.deviation
+    assert deviation is not None
+    assert (found.outcome, deviation.position) == ("DEVIATION", 1)
+    assert (deviation.expected_token, deviation.actual_token) == (99, SERVED[1])
+    assert (deviation.expected_logprob, deviation.actual_logprob) == (-0.25, -1.5)
+
+
+def test_an_engine_that_differs_from_itself_is_unstable_and_accuses_no_speculation() -> None:
+    (found,) = judged(FakePlain(Comparison(1, stable=False)))
+    assert (found.outcome, found.deviation, found.passed) == ("UNSTABLE", None, False)
+
+
+def test_the_worst_of_two_checks_is_told_last() -> None:
+    assert outcomes(judged(FakePlain(), changed(HONEST, largest=9.0))) == ["SAME", "INCONSISTENT"]
+    assert outcomes(judged(CHANGED, HONEST)) == ["CONSISTENT", "DEVIATION"]
+
+
+@pytest.mark.parametrize(
+    "statistics", [{"mean": 0.5}, {"largest": 9.0}, {"surprise": 7.0}, {"surprise": -7.0}, {"rarest": 40.0}]
+)
+def test_each_statistic_beyond_its_threshold_is_inconsistent(statistics: dict[str, float]) -> None:
+    (found,) = judged(None, changed(HONEST, **statistics))
+    assert (found.outcome, next(iter(statistics)) in (found.reason or "")) == ("INCONSISTENT", True)
+
+
+def test_what_nobody_can_check_is_unchecked_with_its_reasons() -> None:
+    (found,) = judged()
+    assert found.outcome == "UNCHECKED"
+    assert not found.passed
+    assert found.reason
+    assert found.verification is None
+
+
+def test_an_engine_that_was_updated_cannot_be_asked_about_what_it_was() -> None:
+    (found,) = judged(FakePlain(engine="vllm/0.33.0"))
+    assert found.outcome == "UNCHECKED"
+
+
+def test_other_weights_than_those_that_were_checked_say_nothing() -> None:
+    other = cid(b"other weights")
+    assert outcomes(judged(None, changed(HONEST, base_cid=other))) == ["UNCHECKED"]
+    word = engine_profile(weights_checked=False)  # then the auditor's weights are all that there is
+    assert outcomes(judged(None, changed(HONEST, base_cid=other), profile=word)) == ["CONSISTENT"]
+
+
+@pytest.mark.parametrize("lie", [{"version": "0.31.0"}, {"base_cid": cid(b"others")}, {"engine": "sglang"}])
+def test_a_profile_that_is_not_of_the_receipts_engine_and_base_leaves_it_unchecked(lie: dict[str, str]) -> None:
+    profile = engine_profile(**lie)
+    receipt = foreign_receipt(profile_cid=cid(profile.to_bytes()))
+    assert outcomes(judged(FakePlain(), HONEST, receipt, profile)) == ["UNCHECKED"]
+
+
+def test_without_a_profile_in_the_log_nothing_is_checked() -> None:
+    assert outcomes(judged(FakePlain(), HONEST, foreign_receipt(profile_cid=BASE))) == ["UNCHECKED"]
+
+
+def test_a_digest_of_other_tokens_is_tampering() -> None:
+    whole = foreign_receipt()
+    receipt = foreign_receipt(output=changed(whole.output, stream_digest="sha256:" + "0" * 64))
+    (found,) = judged(FakePlain(), HONEST, receipt)
+    assert (found.outcome, found.tampered) == ("UNCHECKED", True)
+
+
+def test_what_the_pass_says_is_the_margin_of_every_token_after_penalties() -> None:
+    logits = np.array([[3.0, 2.5, 0.0], [3.0, 2.5, 0.0]], np.float32)
+    request = EngineRequest("r", (2,), SamplingParams(temperature=0.0, presence_penalty=1.0))
+    found = scored(request, (0, 1), logits, (), BASE)
+    assert (found.largest, found.differing, found.surprise) == (0.0, 0, None)  # 0 is penalised once it was said
+    found = scored(request, (1, 1), logits, (), BASE)
+    assert (found.largest, found.differing, found.mean) == (1.5, 2, 2.0 / 64)
+
+
+def test_sampled_tokens_are_held_against_what_the_parameters_leave() -> None:
+    logits = np.array([[3.0, 2.9, -9.0]] * 200, np.float32)
+    sampling = SamplingParams(temperature=1.0, top_k=2)
+    fair = scored(EngineRequest("r", (2,), sampling), [0, 1] * 100, logits, (), BASE)
+    assert fair.largest == 0.0
+    assert fair.surprise is not None
+    assert abs(fair.surprise) < 1.0
+    outside = scored(EngineRequest("r", (2,), sampling), [0, 1] * 99 + [0, 2], logits, (), BASE)
+    assert outside.largest == pytest.approx(11.9)
+    peaked = np.array([[3.0, 1.0, 1.0]] * 200, np.float32)
+    greedy = scored(EngineRequest("r", (2,), SamplingParams(temperature=1.0)), [0] * 200, peaked, (), BASE)
+    assert greedy.surprise is not None
+    assert greedy.surprise < -5.0
+
+
+def test_thresholds_that_the_log_announces_decide() -> None:
+    strict = ReferenceThresholds(0.0, 0.0, 0.0, 0.0)
+    profile = engine_profile()
+    judge = ForeignJudge({cid(profile.to_bytes()): profile}.get, None, lambda *_: HONEST, lambda: strict)
+    assert outcomes(judge.judge(foreign_receipt(), content())) == ["INCONSISTENT"]

@@ -135,7 +135,7 @@ class Stack:
 
     @cached_property
     def unproven(self) -> bool:
-        return self.model is not None and not self.model.probe_passed
+        return self.model is not None and self.model.engine is None and not self.model.probe_passed
 
     @cached_property
     def broken(self) -> tuple[str, ...]:
@@ -181,7 +181,8 @@ class Stack:
             "broken": list(self.broken),
             "servers": [server.document() for server in self.servers],
             "model": model and model.model,
-            "profile_proven": model and model.probe_passed,
+            "engine": model and model.engine,
+            "profile_proven": model and (model.probe_passed if model.engine is None else None),
             "methods": model and list(model.methods),
             "heads": model and [head.name for head in model.heads if not head.withdrawn],
             **{
@@ -306,7 +307,7 @@ def _facts(stack: dict[str, Any]) -> Iterator[tuple[Line, ...]]:
     if stack["model"] is not None:
         heads = ", ".join(name or "a folder's head" for name in stack["heads"])
         unproven = (Styled("unproven", "bold red"), ": one row a pass, no speculation")
-        proven = ("proven",) if stack["profile_proven"] else unproven
+        proven = (stack["engine"],) if stack["engine"] else ("proven",) if stack["profile_proven"] else unproven
         yield "model", (f"{stack['model']}, profile ", *proven)
         yield "methods", f"{', '.join(stack['methods'])}{f' with {heads}' if heads else ''}"
     if stack["running"] is not None:

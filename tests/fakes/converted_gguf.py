@@ -16,12 +16,14 @@ from safetensors.numpy import load_file
 from transformers import AutoConfig
 
 from services.generation.target.arrays import Float32
+from services.generation.target.config.config_document import inner_size
 from tests.fakes.tiny_gguf import Change, tokenizer_metadata, write_gguf
 
 _ARCHITECTURES = {
     "smollm3": MODEL_ARCH.SMOLLM3, "phi3": MODEL_ARCH.PHI3, "gemma2": MODEL_ARCH.GEMMA2,
     "gemma3_text": MODEL_ARCH.GEMMA3, "qwen3_moe": MODEL_ARCH.QWEN3MOE, "mixtral": MODEL_ARCH.LLAMA,
     "gpt_oss": MODEL_ARCH.GPT_OSS, "llama4_text": MODEL_ARCH.LLAMA4, "gemma4_text": MODEL_ARCH.GEMMA4,
+    "lfm2": MODEL_ARCH.LFM2,
 }  # fmt: skip
 _PERMUTED = ("smollm3", "mixtral")  # whose rows of q and k are put in the order of an interleaved rotation
 
@@ -73,6 +75,8 @@ def _converted(tensor: str, kind: str, config: Any, values: Float32) -> Float32:
         return pairs.swapaxes(1, 2).reshape(values.shape)
     if kind in ("gemma2", "gemma3_text") and tensor.endswith("norm.weight"):
         return values + np.float32(1)
+    if tensor.endswith("conv.conv.weight"):
+        return values.squeeze(1)
     return values
 
 
@@ -84,7 +88,7 @@ def _sizes(config: Any) -> dict[str, Any]:
         "feed_forward_length": config.intermediate_size,
         "attention.head_count": config.num_attention_heads,
         "attention.head_count_kv": config.num_key_value_heads,
-        "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
+        "attention.layer_norm_rms_epsilon": getattr(config, "rms_norm_eps", None),
         "vocab_size": config.vocab_size,
     }
 
@@ -227,9 +231,22 @@ def _gemma4(config: Any) -> dict[str, Any]:
     }
 
 
+def _lfm2(config: Any) -> dict[str, Any]:
+    return {
+        "feed_forward_length": inner_size(config),
+        "attention.head_count_kv": [
+            config.num_key_value_heads if k == "full_attention" else 0 for k in config.layer_types
+        ],
+        "attention.layer_norm_rms_epsilon": config.norm_eps,
+        "shortconv.l_cache": config.conv_L_cache,
+        "rope.freq_base": config.rope_parameters["rope_theta"],
+    }
+
+
 _OWN_FIELDS = {
     "smollm3": _smollm3, "phi3": _phi3, "gemma2": _gemma2, "gemma3_text": _gemma3, "qwen3_moe": _experts,
     "mixtral": _experts, "gpt_oss": _gpt_oss, "llama4_text": _llama4, "gemma4_text": _gemma4,
+    "lfm2": _lfm2,
 }  # fmt: skip
 
 

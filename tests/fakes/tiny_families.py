@@ -71,6 +71,15 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "use_double_wide_mlp": True, "layer_types": ["sliding_attention", "full_attention"] * 2,
         "tie_word_embeddings": True,
     },
+    "lfm2": {
+        "architecture": "lfm2", "layers": 3, "hidden": 72, "heads": 6, "kv_heads": 3,
+        "layer_types": ["conv", "full_attention", "conv"], "tie_word_embeddings": True,
+        "block_auto_adjust_ff_dim": False,
+    },
+    "lfm2, wide taps, a size that follows": {
+        "architecture": "lfm2", "layers": 4, "conv_L_cache": 5, "layer_types": ["conv"] * 3 + ["full_attention"],
+        "tie_word_embeddings": True, "block_multiple_of": 32,
+    },
 }  # fmt: skip
 WITH_EXPERTS: dict[str, dict[str, Any]] = {
     "qwen3_moe": {

@@ -75,6 +75,12 @@ class Arithmetic(Protocol):
         """Queries that are normed, rotated and scaled; keys and values as they come out of the cache again."""
         ...
 
+    def short_convolution(self, bcx: Float32, weights: Float32, positions: Int64, cache_dtype: str) -> Float32:
+        """bcx [tokens, 3 * channels] of one sequence, weights [channels, taps]: [positions, channels], times the
+        second part.
+        """
+        ...
+
     def attention(
         self, queries: Float32, keys: Float32, values: Float32, positions: Int64, window: int, cache_dtype: str,
         cap: float = 0.0, sinks: Float32 | None = None, chunk: int = 0,

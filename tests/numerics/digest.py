@@ -1,8 +1,9 @@
 """Holds this machine's kernels against the vectors and the reference, and says what the logits of a model's text are.
 
-    python -m tests.numerics.digest <model directory>
+    python -m tests.numerics.digest <model directory> …
 
-prints the instruction set and SHA-256 of the logits. KOLM_INSTRUCTION_SET chooses the instruction set of a process.
+prints the instruction set and SHA-256 of the logits of each. KOLM_INSTRUCTION_SET chooses the instruction set of a
+process.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ def check_integer_layers() -> None:
 def main() -> None:
     check_vectors()
     check_integer_layers()
-    print(this_machine().name, logits_digest(Path(sys.argv[1])))
+    print(this_machine().name, *(logits_digest(Path(directory)) for directory in sys.argv[1:]))
 
 
 if __name__ == "__main__":

@@ -198,6 +198,39 @@ class KernelArithmetic:
         self._call(f"cache_{cache_dtype}", "rotate", "rotate", fields, passed)
         return queries[:, :, :dim], *cache.read(slots)
 
+    def short_convolution(self, bcx: Float32, weights: Float32, positions: Int64, cache_dtype: str) -> Float32:
+        """One pass for the tokens up to the last position, then one for each position on a branch of its own: a copy of
+        that token behind all others, which sees the committed ones before it.
+        """
+        channels, taps = weights.shape
+        whole = int(positions.max())
+        cache = PagedCache(whole + len(positions), 1, channels, cache_dtype)
+        wide = padded(channels, layout.LANES)
+        padded_weights = np.zeros((taps, wide), np.float32)
+        padded_weights[:, :channels] = weights.T
+        qkv = lines(np.concatenate([bcx[:whole], bcx[positions]]), PANEL)
+        mixed = unwritten(len(qkv), padded(channels, PANEL))
+        own = np.concatenate([np.arange(whole), positions]).astype(np.int32)
+        slots = cache.slots(np.arange(len(qkv)))
+        for first, end in ((0, whole), (whole, len(qkv))):
+            branched = first == whole
+            rows = slice(first, end)
+            fields = {
+                "qkv": qkv[rows].copy(), "qkv_stride": qkv.strides[0], "size": channels, "padded": wide,
+                "values": cache.values, "weight": padded_weights, "taps": taps, "mixed": mixed[rows].copy(),
+                "mixed_stride": mixed.strides[0],
+            }  # fmt: skip
+            count = end - first
+            passed = {
+                "rows": count, "slots": slots[rows].copy(), "lengths": own[rows] + 1,
+                "sequences": np.zeros(count, np.int32), "contiguous": own[rows] + (0 if branched else 1),
+                "branch_starts": np.arange(count + 1, dtype=np.int32) * branched,
+                "branches": slots[rows].copy(), "tables": cache.table[None].copy(), "table_stride": len(cache.table),
+            }  # fmt: skip
+            self._call(f"cache_{cache_dtype}", "convolve", "convolve", fields, passed)
+            mixed[rows] = fields["mixed"]
+        return mixed[whole:, :channels]
+
     def attention(
         self, queries: Float32, keys: Float32, values: Float32, positions: Int64, window: int, cache_dtype: str,
         cap: float = 0.0, sinks: Float32 | None = None, chunk: int = 0, runs: Int64 | None = None,

@@ -75,6 +75,12 @@ class ReferenceArithmetic:
             values = operations.rms_norm(values, np.ones(values.shape[-1], np.float32), np.float32(heads.epsilon))
         return queries, operations.cached(keys, cache_dtype), operations.cached(values, cache_dtype)
 
+    def short_convolution(self, bcx: Float32, weights: Float32, positions: Int64, cache_dtype: str) -> Float32:
+        before, after, x = np.split(bcx, 3, axis=1)
+        with np.errstate(all="ignore"):
+            inputs = operations.cached(before * x, cache_dtype)
+            return (after * operations.short_convolution(inputs, weights))[positions]
+
     def attention(
         self, queries: Float32, keys: Float32, values: Float32, positions: Int64, window: int, cache_dtype: str,
         cap: float = 0.0, sinks: Float32 | None = None, chunk: int = 0,

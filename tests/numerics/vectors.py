@@ -118,6 +118,11 @@ def rotation(arithmetic: Arithmetic, case: Case, turns: int = 1) -> Outcome:
     return dict(zip(("queries", "keys", "values"), found, strict=True))
 
 
+def short_convolution(arithmetic: Arithmetic, case: Case, turns: int = 1) -> Outcome:
+    bcx, weights, positions = values_of(case["bcx"]), values_of(case["weights"]), np.array(case["positions"] * turns)
+    return {"y": arithmetic.short_convolution(bcx, weights, positions, case["cache_dtype"])}
+
+
 def attention(arithmetic: Arithmetic, case: Case, turns: int = 1) -> Outcome:
     queries = np.concatenate([values_of(case["queries"])] * turns)
     positions = np.array(case["positions"] * turns, np.int64)
@@ -141,5 +146,6 @@ SECTIONS: Mapping[str, Callable[[Arithmetic, Case, int], Outcome]] = {
     "experts": experts,
     "rotation": rotation,
     "attention": attention,
+    "short_convolution": short_convolution,
 }
 """By the name of the file; each file is a list of cases."""

@@ -211,6 +211,21 @@ def attention() -> Iterator[Case]:
     }  # fmt: skip
 
 
+def short_convolution() -> Iterator[Case]:
+    random = np.random.default_rng(13)
+    for channels, taps, cache_dtype, positions in (
+        (8, 3, "float32", [0, 1, 2, 5, 63, 64, 65]),
+        (37, 4, "bfloat16", [0, 2, 3, 9]),
+        (70, 3, "float32", [1, 5]),
+    ):
+        bcx = drawn(random, positions[-1] + 1, 3 * channels)
+        bcx[0, :4], bcx[1, :4], bcx[1, 4:6] = -0.0, 1e-30, any_bits(random, 2)
+        yield {
+            "bcx": array(bcx), "weights": array(drawn(random, channels, taps)), "cache_dtype": cache_dtype,
+            "positions": positions,
+        }  # fmt: skip
+
+
 def model() -> dict[str, Any]:
     """Two layers with everything that families differ in; matrices in several storages."""
     frequencies, factor = rotary({"rope_theta": 5e5, **YARN, "original_max_position_embeddings": 64}, 8, 256)
@@ -298,6 +313,7 @@ def _row(random: np.random.Generator, case: int, params: dict[str, Any]) -> Case
 CASES = {
     "elementary": elementary, "embedding": embedding, "norm": norm, "linear": linear, "linear_int8": linear_int8,
     "adapter": adapter, "experts": experts, "rotation": rotation, "attention": attention,
+    "short_convolution": short_convolution,
 }  # fmt: skip
 
 

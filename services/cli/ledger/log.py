@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from ledger.audit.log_verification import Report, verify_log
-from ledger.audit.obligation import Completeness, Obligation
 from ledger.audit.obligation_fold import ObligationFold
 from ledger.audit.processes import Processes
 from ledger.documents.signed_document import counted as counted_kinds
@@ -31,7 +30,8 @@ from services.cli.frame.exits import VerificationFailed
 from services.cli.frame.options import ledger_at
 from services.cli.frame.output import answer, members, remark, verifying_entries
 from services.cli.frame.values import database_place
-from services.cli.frame.views import DASH, MARKS, Column, Line, Styled, View, facts, joined, outcome, table
+from services.cli.frame.views import MARKS, Column, Styled, View, facts, table
+from services.cli.ledger.obligations import obligations_document, obligations_view
 from services.cli.trust import load_trusted, opened_checkpoint
 from services.client import LedgerClient
 from services.client.errors import DataLoss
@@ -105,7 +105,9 @@ def verify(
     report, book = check_obligations(ledger, database, keys, origin)
     now = datetime.now(UTC)
     done, ahead = book.completeness(now), book.dated_ahead(now)
-    answer(json, report_document(report) | {"obligations": _obligations(book.all(), done, ahead)}, _obligations_view)
+    answer(
+        json, report_document(report) | {"obligations": obligations_document(book.all(), done, ahead)}, _audited_view
+    )
     kept = report.ok and done.kept and ahead is None
     raise typer.Exit(exits.OK if kept else exits.VERIFICATION_FAILED)
 
@@ -342,6 +344,10 @@ def report_view(report: dict[str, Any]) -> list[View]:
     ]
 
 
+def _audited_view(report: dict[str, Any]) -> View:
+    return [*report_view(report), *obligations_view(report["obligations"])]
+
+
 def _database_view(report: dict[str, Any]) -> View:
     """One line for each finding, and the verdict."""
     unsigned = f"; {report['unsigned']} not signed yet, which the next start does" if report["unsigned"] else ""
@@ -351,97 +357,3 @@ def _database_view(report: dict[str, Any]) -> View:
         f"{report['size']} entries, {report['depth']} check{unsigned}",
         Styled("nothing wrong", "green") if report["ok"] else Styled(wrong, "bold red"),
     ]
-
-
-def _obligations(listed: Sequence[Obligation], done: Completeness, ahead: str | None) -> dict[str, Any]:
-    """What auditors promised, what they owe, and the verdicts. `dated_ahead` names a document of a time to come, which
-    puts off what is owed.
-    """
-    terms = ("rate", "within_seconds", "issued_at")
-    return members(
-        done,
-        "kept",
-        "problem",
-        "as_of",
-        "outcomes",
-        "independent",
-        "owed",
-        "undrawn",
-        "unreplayable",
-        "void_draws",
-        "unpromised",
-    ) | {
-        "late": [one.index for one in done.late],
-        "overdue": [one.index for one in done.overdue],
-        "dated_ahead": ahead,
-        "policies": [{"index": index, **members(policy, *terms)} for index, policy in done.policies],
-        "obligations": [
-            members(one, "index", "receipt_id", "sampled", "rate", "policy_index", "draw_index", "verdict_index")
-            | members(one, "outcome", "independent", "judged_at")
-            | {"state": one.state(done.as_of), "due_by": one.due_by or None}
-            for one in listed
-        ],
-    }
-
-
-_STATE_STYLES = {"JUDGED": "dim", "OWED": "", "UNDRAWN": "dim", "OVERDUE": "bold red", "LATE": "red"}
-
-
-def _obligations_view(report: dict[str, Any]) -> View:
-    """Below the log's own report, one line for each sampled receipt, and whether the promise is kept."""
-    done = report["obligations"]
-    rows = table(
-        done["obligations"],
-        Column("entry", "index", right=True),
-        Column("receipt", "receipt_id", whole=True),
-        Column("state", _state),
-        Column("due by", lambda one: (one["due_by"] or "–").replace("T", " ")[: len("2026-01-02 03:04")]),
-        Column("chosen by", _chosen_by),
-    )
-    dated = [] if done["dated_ahead"] is None else [Styled(done["dated_ahead"], "bold red")]
-    return [*report_view(report), *([rows] if done["obligations"] else []), *_summary(done), *dated]
-
-
-def _state(one: dict[str, Any]) -> Line:
-    """The verdict, where there is one, and whether it came in time."""
-    state = one["state"]
-    parts: list[Line] = [outcome(one["outcome"])] if one["outcome"] else []
-    return joined([*parts, *([] if state == "JUDGED" else [Styled(state.lower(), _STATE_STYLES[state])])], " ")
-
-
-def _summary(done: dict[str, Any]) -> list[Line]:
-    outcomes = done["outcomes"]
-    counts = joined((f"{count} ", outcome(name)) for name, count in outcomes.items() if count) or ("none yet",)
-    lines: list[Line] = [
-        _promise(done["policies"]),
-        ("sampled and judged: ", *counts, f"; {done['owed']} owed, {done['undrawn']} undrawn"),
-    ]
-    if believed := outcomes.get("EXACT", 0) - done["independent"]:
-        rest = f"{believed} of the EXACT verdicts rest on the word of the audited server, or do not say whose"
-        lines.append(Styled(rest, "yellow"))
-    if done["unreplayable"]:
-        lines.append(Styled(f"{done['unreplayable']} could not be replayed, which is no pass", "yellow"))
-    if done["unpromised"]:
-        lines.append(Styled(f"{done['unpromised']} receipts stand before any policy: nothing was promised", "dim"))
-    if done["problem"] is not None:
-        lines.append(Styled(done["problem"], "bold red"))
-    elif done["policies"]:
-        lines.append(Styled("the promise is kept so far", "green"))
-    return lines
-
-
-def _promise(policies: list[dict[str, Any]]) -> Line:
-    if not policies:
-        return Styled("no auditor has announced a policy: nothing is promised", "yellow")
-    *before, policy = policies
-    earlier = f"; {len(before)} policies before it" if before else ""
-    terms = f"{policy['rate']:g} of all receipts, within {policy['within_seconds']} s"
-    return f"promised in entry {policy['index']}: {terms}{earlier}"
-
-
-def _chosen_by(one: dict[str, Any]) -> Line:
-    if one["draw_index"] is not None:
-        return Styled(f"draw {one['draw_index']}", "dim")
-    if not one["sampled"]:
-        return DASH
-    return Styled("all are", "dim") if one["rate"] == 1.0 else "its issuer"

@@ -277,7 +277,8 @@ class ModelInfo:
     """The model and methods of a server.
 
     `profile` is the parsed numerics profile, `adapters` their identifiers by name, `heads` the draft heads and
-    `draft_methods` the methods that draft, the preferred one first.
+    `draft_methods` the methods that draft, the preferred one first. `engine` is another one than ours that computes, as
+    vllm/0.32.0: nothing is probed then.
     """
 
     model: str
@@ -295,6 +296,7 @@ class ModelInfo:
     adapters: Mapping[str, str]
     heads: tuple[LoadedHead, ...]
     draft_methods: tuple[DraftMethod, ...]
+    engine: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,6 +78,7 @@ def model_info(message: pb.GetModelInfoResponse) -> model.ModelInfo:
         adapters={adapter.name: adapter.adapter_cid for adapter in message.adapters},
         heads=tuple(plain_value(model.LoadedHead, head) for head in message.heads),
         draft_methods=tuple(map(_draft_method, message.draft_methods)),
+        engine=message.engine if message.HasField("engine") else None,
     )
 
 

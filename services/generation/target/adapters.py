@@ -66,8 +66,15 @@ MODULES = (
     "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj",
 )  # fmt: skip
 FUSED_MODULES = ("self_attn.qkv_proj", "self_attn.o_proj", "mlp.gate_up_proj", "mlp.down_proj")
-SUPPORTED = "q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj, of fused models qkv_proj, gate_up_proj"
-_TARGETS = {module.rpartition(".")[2] for module in MODULES + FUSED_MODULES}
+CONVOLVED_MODULES = (
+    "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.out_proj", "conv.in_proj", "conv.out_proj",
+    "feed_forward.w1", "feed_forward.w2", "feed_forward.w3",
+)  # fmt: skip
+SUPPORTED = (
+    "q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj, of fused models qkv_proj, gate_up_proj, "
+    "of LFM2 in_proj, out_proj, w1, w2, w3"
+)
+_TARGETS = {module.rpartition(".")[2] for module in MODULES + FUSED_MODULES + CONVOLVED_MODULES}
 _MOST_ALPHA = 3.4e38  # float32 reaches a little further
 
 _READ = {
@@ -373,7 +380,7 @@ def read_adapter(name: str, directory: Path, base: TargetConfig, base_directory:
 
 def _modules(base: TargetConfig) -> tuple[str, ...]:
     """Modules that can be adapted; experts cannot."""
-    modules = FUSED_MODULES if base.fused else MODULES
+    modules = FUSED_MODULES if base.fused else CONVOLVED_MODULES if base.convolutions else MODULES
     return tuple(module for module in modules if not (base.experts and module.startswith("mlp.")))
 
 

@@ -13,9 +13,10 @@ from services.generation.target.adapters import Adapter, read_adapter
 from services.generation.target.arrays import Float32, Int64
 from services.generation.target.blocks import BLOCK, BlockPool
 from services.generation.target.config.config import TargetConfig, bounded, cache_blocks, read_config
-from services.generation.target.config.layer_specs import EMBEDDING, HEAD, NORM, layer_specs
+from services.generation.target.config.layer_specs import EMBEDDING, HEAD, layer_specs
 from services.generation.target.config.rope import query_scales, rotations
 from services.generation.target.errors import TargetError
+from services.generation.target.families import NORM
 from services.generation.target.identity import base_cid, tokenizer_cid
 from services.generation.target.kernels import compilation
 from services.generation.target.kernels.attention.layout import CACHED, Cached

@@ -7,6 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
+
+NORM = "model.norm.weight"
+"""The last norm."""
+CONVOLUTION = "conv.conv"
+"""The weights [hidden size, taps] of a layer's short convolution."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +110,10 @@ class Family:
     query_scale: float = 0.0  # what queries are multiplied with, or 0 where their size says it
     sizes_by_layer: bool = False  # per_layer_config counts; values are normalised, and layers have scalars
     gguf_wide_queries: int = 0  # layers of the one model in GGUF whose query_pre_attn_scalar is hidden_size / heads
+    names: Mapping[str, str] = field(default_factory=dict)
+    """What published checkpoints call modules and norms of a layer, by Llama's names, where they are others."""
+    final_norm: str = NORM
+    convolved: bool = False  # layer_types counts: layers of conv are gated short convolutions
     gguf_modules: Mapping[str, str] = field(default_factory=dict)
     """Names of a layer's modules in GGUF, and in transformers, where they are others than `files.gguf_names` has."""
 
@@ -339,12 +349,65 @@ LLAMA4 = Family(
     },
 )
 
+# LFM2 and LFM2.5 (Liquid AI 2025): gated short convolutions, and attention with head norms in a few layers.
+LFM2 = Family(
+    name="lfm2",
+    architecture="Lfm2ForCausalLM",
+    gguf_name="lfm2",
+    windows=False,
+    head_norms=True,
+    convolved=True,
+    final_norm="model.embedding_norm.weight",
+    names={
+        "input_layernorm": "operator_norm",
+        "post_attention_layernorm": "ffn_norm",
+        "self_attn.q_norm": "self_attn.q_layernorm",
+        "self_attn.k_norm": "self_attn.k_layernorm",
+        "self_attn.o_proj": "self_attn.out_proj",
+        "mlp.gate_proj": "feed_forward.w1",
+        "mlp.up_proj": "feed_forward.w3",
+        "mlp.down_proj": "feed_forward.w2",
+    },
+    gguf_modules={
+        "attn_norm": "operator_norm",
+        "attn_q_norm": "self_attn.q_layernorm",
+        "attn_k_norm": "self_attn.k_layernorm",
+        "attn_output": "self_attn.out_proj",
+        "shortconv.in_proj": "conv.in_proj",
+        "shortconv.conv": "conv.conv",
+        "shortconv.out_proj": "conv.out_proj",
+        "ffn_norm": "ffn_norm",
+        "ffn_gate": "feed_forward.w1",
+        "ffn_up": "feed_forward.w3",
+        "ffn_down": "feed_forward.w2",
+    },
+)
 
-FAMILIES = (LLAMA, MISTRAL, QWEN2, QWEN3, SMOLLM3, PHI3, GEMMA2, GEMMA3, QWEN3_MOE, MIXTRAL, GPT_OSS, LLAMA4, GEMMA4)
 
+FAMILIES = (
+    LLAMA, MISTRAL, QWEN2, QWEN3, SMOLLM3, PHI3, GEMMA2, GEMMA3, QWEN3_MOE, MIXTRAL, GPT_OSS, LLAMA4, GEMMA4, LFM2,
+)  # fmt: skip
+
+BY_NAME: Mapping[str, Family] = {family.name: family for family in FAMILIES}
 BY_ARCHITECTURE: Mapping[str, Family] = {
     name: family for family in FAMILIES for name in (family.architecture, family.multimodal) if name
 }
+
+
+def architecture_of(document: Mapping[str, Any]) -> object:
+    """What a config.json says of its architecture, or what its model type stands for where it names none."""
+    named = document.get("architectures")
+    if isinstance(named, list) and named:
+        return named[0]
+    if named:
+        return named
+    kind = document.get("model_type")
+    for family in FAMILIES:
+        if kind == family.name:
+            return family.architecture
+        if family.multimodal and kind == family.name.removesuffix("_text"):
+            return family.multimodal
+    return kind
 
 
 def gguf_families(name: str) -> list[Family]:

@@ -13,11 +13,11 @@ from services.generation.target.config.layer_specs import (
     LAYER_EMBEDDING,
     LAYER_NORM,
     LAYER_PROJECTION,
-    NORM,
     ModuleSpec,
     layer_specs,
 )
 from services.generation.target.errors import ArithmeticUnsupported, TargetError, WeightsInvalid, about
+from services.generation.target.families import CONVOLUTION, NORM
 from services.generation.target.files.gguf_file import ROPE_FACTORS, ROPE_LONG, ROPE_SHORT, GgufFile, is_gguf
 from services.generation.target.files.safetensors import SafetensorsFiles
 from services.generation.target.files.stored_tensor import StoredTensor
@@ -100,6 +100,8 @@ def expected_shapes(config: TargetConfig) -> dict[str, tuple[int, ...]]:
     for layer in layer_specs(config):
         vectors = dict.fromkeys(layer.norms, hidden) | dict.fromkeys(layer.head_norms, layer.head_dim)
         vectors |= {layer.sinks: layer.heads} if layer.sinks else {}
+        if layer.taps:
+            shapes[f"{layer.prefix}{CONVOLUTION}.weight"] = (config.hidden_size, layer.taps)
         vectors |= {layer.scalar: 1} if layer.scalar else {}
         if layer.experts and layer.experts.beside:
             vectors[layer.experts.beside.scales] = len(layer.experts.down)

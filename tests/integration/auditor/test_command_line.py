@@ -62,7 +62,7 @@ def test_what_is_owed_is_listed_with_its_state_and_unreplayable_is_no_pass(deplo
     list(auditor.run_pass())
     code, done = obligations(kolm)
     assert [one["outcome"] for one in done["obligations"]] == ["EXACT", "UNREPLAYABLE"]
-    assert done["outcomes"] == {"EXACT": 1, "DEVIATION": 0, "UNREPLAYABLE": 1}
+    assert {name: count for name, count in done["outcomes"].items() if count} == {"EXACT": 1, "UNREPLAYABLE": 1}
     assert (code, done["kept"], done["owed"]) == (0, True, 0)
     shown = kolm.text("ledger", "verify", "--obligations")
     assert "1 could not be replayed, which is no pass" in shown

@@ -10,6 +10,7 @@ from sqlalchemy.exc import DBAPIError
 
 from ledger.errors import StoreError
 from ledger.log.sequencer import Sequencer
+from ledger.sql.schema import REVISION
 from ledger.sql.store import SqlEntryStore
 from tests.postgres import url_of
 from tests.unit.ledger.builders import KEYS, ORIGIN, TRUSTED, signed_receipt
@@ -75,7 +76,9 @@ def test_a_cluster_that_was_made_without_a_locale_holds_a_log_too(postgres_clust
     admin.dispose()
 
 
-@pytest.mark.parametrize("change", ["UPDATE ledger_version SET revision = 6", "DROP TABLE ledger_version"])
+@pytest.mark.parametrize(
+    "change", [f"UPDATE ledger_version SET revision = {REVISION + 1}", "DROP TABLE ledger_version"]
+)
 def test_tables_of_another_version_are_left_as_they_are(postgres_url: str, tmp_path: Path, change: str) -> None:
     for url in (postgres_url, f"sqlite:///{tmp_path / 'ledger.db'}"):
         fill(url)

@@ -18,10 +18,12 @@ from services.generation.target.config.config_document import (
     check_size,
     chunks,
     clamp,
+    convolutions,
     experts,
     family_of,
     first,
     head_dim,
+    inner_size,
     positive,
     read_document,
     rotations,
@@ -80,9 +82,17 @@ class TargetConfig:
     value_norms: bool = False  # of values, with weights of 1
     layer_inputs: int = 0  # size of the inputs that each layer has of every token, or 0
     layer_scalars: bool = False  # what the stream is multiplied with after each layer
+    convolutions: tuple[int, ...] = ()  # per layer, taps of a gated short convolution in place of attention, or 0
 
     def heads_of(self, layer: int) -> HeadSizes:
         return self.head_sizes[layer] if self.head_sizes else HeadSizes(self.kv_heads, self.head_dim)
+
+    def cached(self, layer: int) -> int:
+        """Numbers of a token in the cache of a layer: keys and values, or the input of a convolution."""
+        if self.convolutions and self.convolutions[layer]:
+            return self.hidden_size
+        own = self.heads_of(layer)
+        return 0 if own.source is not None else 2 * own.kv_heads * own.head_dim
 
 
 def read_config(path: Path) -> TargetConfig:
@@ -189,12 +199,12 @@ def _target_config(
         architecture=family.name,
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,
-        intermediate_size=getattr(config, "intermediate_size_mlp", config.intermediate_size),
+        intermediate_size=inner_size(config),
         layers=config.num_hidden_layers,
         heads=config.num_attention_heads,
         kv_heads=first(config).num_key_value_heads,
         head_dim=head_dim(config),
-        norm_epsilon=float(config.rms_norm_eps),
+        norm_epsilon=float(config.norm_eps if family.convolved else config.rms_norm_eps),
         context_length=config.max_position_embeddings,
         tied_embeddings=bool(config.tie_word_embeddings),
         attention_bias=False,
@@ -219,6 +229,7 @@ def _target_config(
         unit_head_norms=family.unit_head_norms and config.use_qk_norm,
         chunks=chunks(config, place) if family.chunks else (),
         temperature=temperature(config, place) if family.tempered and config.attn_temperature_tuning else None,
+        convolutions=convolutions(config, place) if family.convolved else (),
     )
     return replace(read, **by_layer(config, place)) if family.sizes_by_layer else read
 
@@ -310,9 +321,8 @@ def cache_blocks(config: TargetConfig, element_bytes: int, *, tokens: int | None
 
 
 def block_bytes(config: TargetConfig, element_bytes: int) -> int:
-    """Keys and values of BLOCK tokens in all layers."""
-    sizes = [config.heads_of(layer) for layer in range(config.layers)]
-    return 2 * element_bytes * BLOCK * sum(each.kv_heads * each.head_dim for each in sizes if each.source is None)
+    """What the cache holds of BLOCK tokens, in all layers."""
+    return element_bytes * BLOCK * sum(map(config.cached, range(config.layers)))
 
 
 def feature_bytes(size: int | None) -> int:

@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 from services.generation.target.config.rope import NO_ROTATION, Rotation, rotation_of
 from services.generation.target.errors import ConfigInvalid, ModelNotFound, TargetError, UnsupportedArchitecture
-from services.generation.target.families import BY_ARCHITECTURE, Clamp, Experts, Family, HeadSizes, Temperature
+from services.generation.target.families import (
+    BY_ARCHITECTURE,
+    Clamp,
+    Experts,
+    Family,
+    HeadSizes,
+    Temperature,
+    architecture_of,
+)
 from services.generation.target.sizes import LARGEST, expected, fits
 
 _LARGEST = 2**24  # bytes: far beyond any of these files
@@ -80,13 +88,13 @@ def read_document(directory: Path) -> dict[str, Any]:
 
 def family_of(document: dict[str, Any]) -> Family:
     """Raises UnsupportedArchitecture where it is none of the table's, or asks for what is not implemented."""
-    found = document.get("architectures") or [None]
-    if not isinstance(found, list) or not isinstance(found[0], str) or found[0] not in BY_ARCHITECTURE:
+    found = architecture_of(document)
+    if not isinstance(found, str) or found not in BY_ARCHITECTURE:
         raise UnsupportedArchitecture(
-            f"architectures: {found!r} is not supported; supported: {', '.join(BY_ARCHITECTURE)}"
+            f"architectures: {found!r:.80} is not supported; supported: {', '.join(BY_ARCHITECTURE)}"
         )
-    family = BY_ARCHITECTURE[found[0]]
-    text = document.get("text_config") if found[0] == family.multimodal else document
+    family = BY_ARCHITECTURE[found]
+    text = document.get("text_config") if found == family.multimodal else document
     if not isinstance(text, dict):
         raise ConfigInvalid(f"text_config: {text!r:.80}; expected an object, as in every {family.multimodal}")
     _check_sizes(text)
@@ -95,17 +103,32 @@ def family_of(document: dict[str, Any]) -> Family:
         raise UnsupportedArchitecture(f"{name}: {text[name]!r} is not supported; supported: {family.activation}")
     if text.get("use_bidirectional_attention"):
         raise UnsupportedArchitecture("use_bidirectional_attention: true is not supported; supported: false")
+    if text.get("conv_bias"):
+        raise UnsupportedArchitecture("conv_bias: true is not supported; supported: false")
+    _check_kinds(text, family)
     _check_quantisation(document, family)
     return family
+
+
+_ATTENTION = ("full_attention", "sliding_attention", "chunked_attention")
+
+
+def _check_kinds(text: dict[str, Any], family: Family) -> None:
+    known = ("full_attention", "conv") if family.convolved else _ATTENTION
+    kinds = text.get("layer_types") or []
+    for kind in kinds if isinstance(kinds, list) else [kinds]:
+        if kind not in known:
+            raise UnsupportedArchitecture(
+                f"layer_types: {kind!r:.80} is not supported in this family; supported: {', '.join(known)}"
+            )
 
 
 def named_family(directory: Path) -> Family | None:
     """The family that config.json names, or none where it names none of the table's."""
     try:
-        found = read_document(directory).get("architectures")
+        named = architecture_of(read_document(directory))
     except TargetError:
         return None
-    named = found[0] if isinstance(found, list) and found else None
     return BY_ARCHITECTURE.get(named) if isinstance(named, str) else None
 
 
@@ -250,6 +273,22 @@ def rotations(config: PreTrainedConfig, family: Family, divisors: Sequence[float
     if len(turned) < layers:
         raise ConfigInvalid(f"no_rope_layers: {len(turned)} entries; expected one for each of {layers} layers")
     return tuple(rotation if each else NO_ROTATION for each in turned[:layers])
+
+
+def inner_size(config: PreTrainedConfig) -> int:
+    """The size of MLPs. LFM2 may say another one, from which it follows."""
+    size = int(getattr(config, "intermediate_size_mlp", config.intermediate_size))
+    if not getattr(config, "block_auto_adjust_ff_dim", False):
+        return size
+    whole = int((config.block_ffn_dim_multiplier or 1.0) * int(2 * size / 3))
+    multiple = int(config.block_multiple_of)
+    return -(-whole // multiple) * multiple
+
+
+def convolutions(config: PreTrainedConfig, place: str) -> tuple[int, ...]:
+    """Taps of each layer that is a convolution, 0 for attention."""
+    check_size(config.conv_L_cache, "conv_L_cache", place)
+    return tuple(config.conv_L_cache if kind == "conv" else 0 for kind in layer_types(config, place))
 
 
 def windows(config: PreTrainedConfig, family: Family, place: str) -> tuple[int, ...]:

@@ -182,32 +182,50 @@ def _sizes(file: GgufFile, of: Family) -> dict[str, Any]:
     hidden, layers = sizes["hidden_size"], sizes["num_hidden_layers"]
     if layers > len(file.names()):
         raise ConfigInvalid(f"{file.path}: {family}.block_count is {layers}, but there are {len(file.names())} tensors")
-    own = sizes_by_layer(file, of, sizes) if of.sizes_by_layer else _sizes_of_all(metadata, of, heads, hidden)
+    own = sizes_by_layer(file, of, sizes) if of.sizes_by_layer else _sizes_of_all(metadata, of, heads, sizes)
     head_dim = own["per_layer_config"][0]["head_dim"] if of.sizes_by_layer else own["head_dim"]
+    first = own["layer_types"].index("full_attention") if of.convolved else 0
     module, shared = ("qkv_proj", 2 * own["num_key_value_heads"]) if of.fused else ("q_proj", 0)
-    file.check_shape(f"model.layers.0.self_attn.{module}.weight", ((heads + shared) * head_dim, hidden))
+    file.check_shape(f"model.layers.{first}.self_attn.{module}.weight", ((heads + shared) * head_dim, hidden))
     _check_tokens(metadata, sizes["vocab_size"])
     return (
         sizes
         | own
         | {
             "num_attention_heads": heads,
-            "rms_norm_eps": metadata.real(f"{family}.attention.layer_norm_rms_epsilon"),
+            "norm_eps" if of.convolved else "rms_norm_eps": metadata.real(f"{family}.attention.layer_norm_rms_epsilon"),
             "max_position_embeddings": metadata.whole(f"{family}.context_length", least=1),
             "tie_word_embeddings": "lm_head.weight" not in file.names(),
         }
     )
 
 
-def _sizes_of_all(metadata: GgufMetadata, family: Family, heads: int, hidden: int) -> dict[str, Any]:
-    """Where layers are alike."""
-    name = family.gguf_name
+def _sizes_of_all(metadata: GgufMetadata, family: Family, heads: int, sizes: Mapping[str, int]) -> dict[str, Any]:
+    """Where layers are alike, but for those that are convolutions."""
+    name, hidden = family.gguf_name, sizes["hidden_size"]
     head_dim = metadata.whole(f"{name}.attention.key_length", hidden // heads, least=1)
     _check_attention(metadata, family, head_dim)
+    if family.convolved:
+        return {"head_dim": head_dim} | _convolved(metadata, name, sizes["num_hidden_layers"])
     return {
         "intermediate_size": metadata.whole(f"{name}.feed_forward_length", least=1),
         "num_key_value_heads": metadata.whole(f"{name}.attention.head_count_kv", heads, least=1),
         "head_dim": head_dim,
+    }
+
+
+def _convolved(metadata: GgufMetadata, name: str, layers: int) -> dict[str, Any]:
+    """LFM2 has no key heads in layers that are convolutions."""
+    key = f"{name}.attention.head_count_kv"
+    kv_heads = _of_each(metadata, key, layers, least=0)
+    if len(set(kv_heads) - {0}) != 1:
+        raise metadata.refused(key, "one number for all layers that attend, 0 for convolutions")
+    return {
+        "intermediate_size": metadata.whole(f"{name}.feed_forward_length", least=1),
+        "block_auto_adjust_ff_dim": False,
+        "num_key_value_heads": max(kv_heads),
+        "layer_types": ["full_attention" if each else "conv" for each in kv_heads],
+        "conv_L_cache": metadata.whole(f"{name}.shortconv.l_cache", least=1),
     }
 
 

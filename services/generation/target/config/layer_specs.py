@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 from services.generation.target.config.rope import NO_ROTATION, inverse_root
-from services.generation.target.families import BesideNames, Clamp, Experts, Temperature
+from services.generation.target.families import BY_NAME, BesideNames, Clamp, Experts, Temperature
 
 if TYPE_CHECKING:
     from services.generation.target.config.config import TargetConfig  # which takes transformers
@@ -77,8 +77,9 @@ class LayerInputsSpec:
 @dataclass(frozen=True, slots=True)
 class LayerSpec:
     """x += output(attention(norm(x))), then x += down(activation(gate(norm(x))) * up(norm(x))), each normalised again
-    before it is added where there is a norm for it. Experts are in place of the latter, or, where there is an MLP too,
-    added after it or, with norms of their own, to it. At last come inputs of the layer itself.
+    before it is added where there is a norm for it. A convolution may be in place of attention. Experts are in place of
+    the latter, or, where there is an MLP too, added after it or, with norms of their own, to it. At last come inputs of
+    the layer itself.
 
     Modules in one tuple have the same input and are computed together; their outputs lie side by side, whether a model
     has them as one module or as several.
@@ -112,6 +113,12 @@ class LayerSpec:
     after_attention: str = ""  # the norm of attention's output, or none
     after_mlp: str = ""
     experts: ExpertsSpec | None = None
+    taps: int = 0  # of a gated short convolution in place of attention: `qkv` and `output` are around it, or 0
+
+    @property
+    def cached(self) -> tuple[int, int, int]:
+        """Key heads, and sizes of a key and of a value in the cache; a convolution keeps its input as a value."""
+        return (1, 0, self.output[0].outputs) if self.taps else (self.kv_heads, self.head_dim, self.head_dim)
 
     @property
     def norms(self) -> tuple[str, ...]:
@@ -146,7 +153,7 @@ LAYER_EMBEDDING, LAYER_PROJECTION, LAYER_NORM = (
     for name in ("embed_tokens_per_layer", "per_layer_model_projection", "per_layer_projection_norm")
 )
 """Tensors that the inputs of all layers are made of."""
-EMBEDDING, NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
 def layer_specs(config: TargetConfig) -> tuple[LayerSpec, ...]:
@@ -173,7 +180,18 @@ def _target_layer(config: TargetConfig, number: int) -> LayerSpec:
             mlp_norm="pre_feedforward_layernorm",
             after_mlp="post_feedforward_layernorm",
         )
-    return _with_inputs(_with_experts(_with_names(spec, config), config, number), config)
+    return _with_convolution(
+        _with_inputs(_with_experts(_with_names(spec, config), config, number), config), config, number
+    )
+
+
+def _with_convolution(spec: LayerSpec, config: TargetConfig, number: int) -> LayerSpec:
+    hidden = config.hidden_size
+    if not config.convolutions or not config.convolutions[number]:
+        return spec
+    qkv = (ModuleSpec("conv.in_proj", 3 * hidden, hidden, False),)
+    output = (ModuleSpec("conv.out_proj", hidden, hidden, False),)
+    return replace(spec, qkv=qkv, head_norms=(), output=output, taps=config.convolutions[number])
 
 
 def _sized_layer(config: TargetConfig, number: int) -> LayerSpec:
@@ -190,11 +208,29 @@ def _sized_layer(config: TargetConfig, number: int) -> LayerSpec:
 
 
 def _with_names(spec: LayerSpec, config: TargetConfig) -> LayerSpec:
-    """Modules as the family has them: under another name, or put together."""
+    """Modules as the family has them: under other names, or put together."""
     if config.fused:
         qkv, gate_up = _fused("self_attn.qkv_proj", spec.qkv), _fused("mlp.gate_up_proj", spec.gate_up)
         spec = replace(spec, qkv=(qkv,), gate_up=(gate_up,))
-    return replace(spec, gate_up=_inside(config.mlp, spec.gate_up), down=_inside(config.mlp, spec.down))
+    spec = replace(spec, gate_up=_inside(config.mlp, spec.gate_up), down=_inside(config.mlp, spec.down))
+    names = BY_NAME[config.architecture].names
+    return _renamed(spec, names) if names else spec
+
+
+def _renamed(spec: LayerSpec, names: Mapping[str, str]) -> LayerSpec:
+    def modules(group: Sequence[ModuleSpec]) -> tuple[ModuleSpec, ...]:
+        return tuple(replace(module, name=names.get(module.name, module.name)) for module in group)
+
+    return replace(
+        spec,
+        attention_norm=names.get(spec.attention_norm, spec.attention_norm),
+        qkv=modules(spec.qkv),
+        head_norms=tuple(names.get(norm, norm) for norm in spec.head_norms),
+        output=modules(spec.output),
+        mlp_norm=names.get(spec.mlp_norm, spec.mlp_norm),
+        gate_up=modules(spec.gate_up),
+        down=modules(spec.down),
+    )
 
 
 def _with_inputs(spec: LayerSpec, config: TargetConfig) -> LayerSpec:

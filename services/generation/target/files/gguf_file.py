@@ -23,6 +23,7 @@ from services.generation.target.sizes import MOST_EXPERTS
 _OUTSIDE = {
     "token_embd.weight": "model.embed_tokens.weight",
     "output_norm.weight": "model.norm.weight",
+    "token_embd_norm.weight": "model.norm.weight",
     "output.weight": "lm_head.weight",
     "per_layer_token_embd.weight": "model.embed_tokens_per_layer.weight",
     "per_layer_model_proj.weight": "model.per_layer_model_projection.weight",
@@ -41,7 +42,7 @@ _INSIDE = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-_BLOCK = re.compile(r"blk\.(0|[1-9][0-9]{0,8})\.([a-z_0-9]+)\.(weight|bias|scale)", re.ASCII)
+_BLOCK = re.compile(r"blk\.(0|[1-9][0-9]{0,8})\.([a-z_0-9.]+)\.(weight|bias|scale)", re.ASCII)
 
 ROPE_FACTORS = "rope_freqs.weight"
 """The divisor of each rotary frequency (Llama 3); read with the configuration, not with the weights."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 
 from services.generation.target.arrays import Bytes, Float32
 from services.generation.target.errors import WeightsInvalid
-from services.generation.target.families import Family, StackedExperts
+from services.generation.target.families import CONVOLUTION, NORM, Family, StackedExperts
 from services.generation.target.files.stored_tensor import StoredTensor, map_file
 from services.generation.target.sizes import MOST_EXPERTS
 
@@ -109,6 +109,7 @@ def weight_files(directory: Path) -> list[Path]:
 _BYTES = {"F32": 4, "BF16": 2, "F16": 2}
 _BARE = (".sinks", ".layer_scalar", ".router.scale", ".router.per_expert_scale")
 """Ends of names of vectors that belong to no module."""
+_CONVOLVED = f".{CONVOLUTION}.weight"
 _GROUP, _PACKED = 32, 16
 """Weights of an MXFP4 block, and its bytes."""
 
@@ -137,11 +138,15 @@ def parts_of(family: Family | None, entries: Mapping[str, Part]) -> dict[str, Pa
     if family and family.multimodal:
         named = ((_in_text_part(name), part) for name, part in entries.items())
         entries = {name: part for name, part in named if name}
+    if family and family.final_norm != NORM:
+        entries = {NORM if name == family.final_norm else name: part for name, part in entries.items()}
     stacked = family.stacked if family else None
     place = re.compile(rf"(.*\.{re.escape(stacked.module)})\.(gate_up_proj|down_proj)(_\w+)?" if stacked else "(?!)")
     for name, part in entries.items():
         match = place.fullmatch(name)
-        if stacked is None or match is None:
+        if name.endswith(_CONVOLVED) and len(part.shape) == 3:  # [channels, 1, taps]
+            found[name] = replace(part, shape=(part.shape[0], part.shape[1] * part.shape[2]))
+        elif stacked is None or match is None:
             found[f"{name}.weight" if name.endswith(_BARE) else name] = part
         elif match[3] != "_scales":  # those are read with the blocks
             found |= _each(match, _stack(stacked, entries, match), stacked.interleaved)

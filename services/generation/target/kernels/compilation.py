@@ -22,7 +22,7 @@ from llvmlite import ir
 
 from services.generation.state_folder import one_at_a_time
 from services.generation.target.errors import TargetError
-from services.generation.target.kernels import experts, row_operations, team
+from services.generation.target.kernels import convolution, experts, row_operations, team
 from services.generation.target.kernels.attention import attend, layout, rotation
 from services.generation.target.kernels.attention.layout import CACHED
 from services.generation.target.kernels.linear import integer, linear
@@ -122,7 +122,7 @@ def exports(module: str) -> tuple[str, ...]:
 
 _EXPORTS = {
     "rows": (*row_operations.KERNELS, *experts.KERNELS, "run_team", "member", "set_float_mode"),
-    "cache": ("rotate", "attend", "combine", "move"),
+    "cache": ("rotate", "attend", "combine", "move", "convolve"),
     "linear": ("linear", "embed"),
     "integer": ("linear",),
 }
@@ -189,7 +189,7 @@ def _ir(machine: Machine, name: str) -> ir.Module:
     elif kind == "integer":
         integer.build(module, machine, STORAGES[rest])
     elif kind == "cache":
-        for part in (rotation, attend, layout):
+        for part in (rotation, attend, layout, convolution):
             part.build(module, machine, CACHED[rest])
     else:
         row_operations.build(module, machine)

@@ -38,6 +38,7 @@ FIELDS: Mapping[str, tuple[str, ...]] = {
         "queries", "heads", "kv_heads", "dim", "padded", "keys", "values", "window", "chunk", "cap", "sinks", "mixed",
         "mixed_stride", "partial", "blocks", "scratch", "scratch_size",
     ),
+    "convolve": ("qkv", "qkv_stride", "size", "padded", "values", "weight", "taps", "mixed", "mixed_stride"),
     "activate": ("gate_up", "gate_up_stride", "out", "out_stride", "panels", "unit", "times", "slope", "limit"),
     "route": (
         "logits", "logits_stride", "experts", "chosen", "normalised", "sigmoid", "factors", "picks", "shares", "places",

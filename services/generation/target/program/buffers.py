@@ -97,8 +97,8 @@ class ReusedMemory:
 @dataclass(frozen=True, slots=True, eq=False)
 class Cache:
     """Each layer's keys [blocks, kv_heads, dim, BLOCK] and values [blocks, kv_heads, BLOCK, dim padded], in the form
-    `cached`, its own or those of another layer; cosines and sines of its rotation, [positions, frequencies]; the
-    factors of its queries, [positions].
+    `cached`, its own or those of another layer; of a convolution its inputs, as values without keys; cosines and sines
+    of its rotation, [positions, frequencies]; the factors of its queries, [positions].
     """
 
     cached: Cached
@@ -122,10 +122,11 @@ class Cache:
         found: dict[int, tuple[NDArray[Any], NDArray[Any]]] = {}
         groups = []
         own = [number for number, layer in enumerate(layers) if layer.source is None]
-        for kv_heads, dim in dict.fromkeys((layers[number].kv_heads, layers[number].head_dim) for number in own):
-            numbers = [n for n in own if (layers[n].kv_heads, layers[n].head_dim) == (kv_heads, dim)]
+        for sizes in dict.fromkeys(layers[number].cached for number in own):
+            numbers = [number for number in own if layers[number].cached == sizes]
+            kv_heads, key, value = sizes
             shape = len(numbers), blocks, kv_heads
-            keys, values = zeros(*shape, dim, BLOCK), zeros(*shape, BLOCK, padded(dim, LANES))
+            keys, values = zeros(*shape, key, BLOCK), zeros(*shape, BLOCK, padded(value, LANES))
             groups.append((keys, values))
             found |= {number: (keys[place], values[place]) for place, number in enumerate(numbers)}
         read = [found[number if layer.source is None else layer.source] for number, layer in enumerate(layers)]
@@ -172,7 +173,7 @@ class Buffers:
         inner = padded(widest_mlp, PANEL)
         self.rows, self.members, self.positions = rows, members, positions
         self.x, self.normed, self.update = (self.lines(sizes.hidden_size) for _ in range(3))
-        self.qkv = self.lines(max((layer.heads + 2 * layer.kv_heads) * layer.head_dim for layer in layers))
+        self.qkv = self.lines(max(sum(module.outputs for module in layer.qkv) for layer in layers))
         queries = max(layer.heads * padded(layer.head_dim, layout.LANES) for layer in layers)
         self.queries = on_huge_pages(4 * rows * queries).view(np.float32).reshape(rows, queries)
         self._mixed: dict[int, Float32] = {}

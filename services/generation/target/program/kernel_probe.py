@@ -116,7 +116,10 @@ def _attention(
     parts: ModelWeights, buffers: Buffers, team: Team, table: list[int], rng: np.random.Generator
 ) -> Iterator[tuple[int, Float32, Float32]]:
     """As `_layer_attention`, of one layer for each size of heads."""
-    sizes = {(layer.spec.heads, layer.spec.kv_heads, layer.spec.head_dim): n for n, layer in enumerate(parts.layers)}
+    sizes = {
+        (layer.spec.heads, layer.spec.kv_heads, layer.spec.head_dim): number
+        for number, layer in enumerate(parts.layers) if not layer.spec.taps
+    }  # fmt: skip
     for number in sizes.values():
         yield from _layer_attention(parts, number, buffers, team, table, rng)
 

@@ -9,8 +9,16 @@ import numpy as np
 
 from services.generation.target.adapters import Adapter
 from services.generation.target.arrays import Float32
-from services.generation.target.config.layer_specs import ExpertsSpec, LayerInputsSpec, LayerSpec, ModuleSpec
+from services.generation.target.config.layer_specs import (
+    ExpertsSpec,
+    LayerInputsSpec,
+    LayerSpec,
+    ModuleSpec,
+)
 from services.generation.target.config.rope import inverse_root
+from services.generation.target.families import CONVOLUTION
+from services.generation.target.kernels.attention.layout import LANES
+from services.generation.target.kernels.storages import padded
 from services.generation.target.program.matrices import (
     AdapterUpdates,
     Matrix,
@@ -58,6 +66,7 @@ class Layer:
     value_norm: Float32 | None
     scalar: float
     inputs: LayerInputs | None
+    convolution: Float32 | None  # [taps, hidden size padded]
     updates: tuple[AdapterUpdates, ...]  # of the four linear layers, in the order of `LayerSpec.linears`
 
     @property
@@ -94,8 +103,18 @@ def load_layer(
         value_norm=ones if spec.value_norms else None,
         inputs=_inputs(spec.inputs, spec.prefix, read) if spec.inputs else None,
         scalar=float(vector(read, f"{spec.prefix}{spec.scalar}.weight")[0]) if spec.scalar else 1.0,
+        convolution=_convolution(spec, read) if spec.taps else None,
         updates=tuple(updates(modules, modules is spec.gate_up) for modules in spec.linears),
     )
+
+
+def _convolution(spec: LayerSpec, read: Read) -> Float32:
+    tensor = read(f"{spec.prefix}{CONVOLUTION}.weight")
+    tensor.check_finite()
+    values = tensor.values()
+    weights = np.zeros((spec.taps, padded(len(values), LANES)), np.float32)
+    weights[:, : len(values)] = values.T
+    return weights
 
 
 def _inputs(spec: LayerInputsSpec, prefix: str, read: Read) -> LayerInputs:

@@ -51,11 +51,13 @@ class Operations:
         )  # fmt: skip
 
     def store(self, layer: Layer, number: int, x: Float32) -> None:
-        """Queries, and keys and values into the cache."""
+        """Queries, and keys and values into the cache; of a convolution what it is made of."""
         buffers, cache = self._buffers, self._cache
         for last, matrix in zip([False] * (len(layer.qkv) - 1) + [True], layer.qkv, strict=True):
             self.linear(matrix, x, buffers.qkv, barrier=last)
         self._low_rank(layer.updates[0], x, buffers.qkv)
+        if layer.convolution is not None:
+            return
         norms = dict(zip(("query_norm", "key_norm"), layer.head_norms, strict=False))
         cosines, sines = cache.rotations[number]
         if layer.value_norm is not None:
@@ -69,9 +71,17 @@ class Operations:
         )  # fmt: skip
 
     def attend(self, layer: Layer, number: int) -> None:
-        """x += attention of the queries."""
+        """x += attention of the queries, or the convolution."""
         buffers, spec = self._buffers, layer.spec
         mixed = buffers.mixed(spec.output[0].inputs)
+        if layer.convolution is not None:
+            self._add(
+                "convolve", {"qkv": buffers.qkv, "qkv_stride": buffers.qkv.strides[0], "size": spec.output[0].inputs,
+                "padded": layer.convolution.shape[1], "values": self._cache.values[number],
+                "weight": layer.convolution, "taps": spec.taps, "mixed": mixed, "mixed_stride": mixed.strides[0]},
+            )  # fmt: skip
+            self._residual(layer.output, layer.updates[1], mixed, layer.after_attention)
+            return
         attend = {
             **self._attended(layer, number), **buffers.own, "window": layer.spec.window, "chunk": layer.spec.chunk,
             "cap": layer.spec.cap, "mixed": mixed, "mixed_stride": mixed.strides[0],

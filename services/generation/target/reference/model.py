@@ -23,13 +23,13 @@ from services.generation.target.config.layer_specs import (
     LAYER_EMBEDDING,
     LAYER_NORM,
     LAYER_PROJECTION,
-    NORM,
     ExpertsSpec,
     LayerSpec,
     ModuleSpec,
     layer_specs,
 )
 from services.generation.target.config.rope import inverse_root, query_scales
+from services.generation.target.families import CONVOLUTION, NORM
 from services.generation.target.reference.operations import (
     ACTIVATIONS,
     ONE,
@@ -50,6 +50,7 @@ from services.generation.target.reference.operations import (
     quantised,
     rms_norm,
     rotate,
+    short_convolution,
 )
 from services.generation.target.weights import Weights
 
@@ -129,7 +130,8 @@ class ReferenceModel:
         """x [tokens, hidden size] after one more decoder layer, which keeps its keys and values in `stored`."""
         normed = self._norm(f"{spec.prefix}{spec.attention_norm}.weight", x)
         qkv = self._modules(number, spec, spec.qkv, normed)
-        added = self._modules(number, spec, spec.output, self._attention(number, spec, qkv, stored))
+        mixed = self._convolution(spec, qkv) if spec.taps else self._attention(number, spec, qkv, stored)
+        added = self._modules(number, spec, spec.output, mixed)
         x = x + self._after(spec, spec.after_attention, added)
         normed = self._norm(f"{spec.prefix}{spec.mlp_norm}.weight", x)
         if spec.experts and spec.experts.beside:
@@ -210,6 +212,12 @@ class ReferenceModel:
         more = spec.window, np.float32(spec.cap), sinks, spec.chunk
         rows = [attention(queries[p], keys[: p + 1], values[: p + 1], *more) for p in range(tokens)]
         return np.stack(rows).reshape(tokens, -1)
+
+    def _convolution(self, spec: LayerSpec, bcx: Float32) -> Float32:
+        """[tokens, hidden size]; `bcx` are three lines of that size side by side."""
+        before, after, x = np.split(bcx, 3, axis=1)
+        inputs = cached(before * x, self._cache_dtype)
+        return after * short_convolution(inputs, self._weight(f"{spec.prefix}{CONVOLUTION}.weight"))
 
     def _turned(self, number: int, spec: LayerSpec, heads: Float32, norm: int) -> Float32:
         """Heads of queries (norm 0) or keys (1) at positions from 0 on, normalised where they are, and rotated."""

@@ -288,6 +288,17 @@ def _block(
     return m, fold(e, add), o
 
 
+@np.errstate(all="ignore")
+def short_convolution(inputs: Float32, weights: Float32) -> Float32:
+    """Sums over taps of inputs [tokens, channels], from the first token on. Weights are [channels, taps]."""
+    taps = weights.shape[1]
+    total = np.zeros_like(inputs)
+    for tap in range(taps):
+        back = taps - 1 - tap
+        total[back:] = fma(weights[:, tap], inputs[: len(inputs) - back], total[back:])
+    return total
+
+
 GROUP = 32  # inputs that are rounded with one scale
 _SMALLEST = np.float32(2.0**-64)
 _IQ4_NL = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int64)

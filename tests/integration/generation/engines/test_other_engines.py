@@ -112,6 +112,15 @@ async def test_choices_have_seeds_of_their_own_and_chunks_are_the_answer(engines
     assert sorted(each.sampling.choice for each in await engines.deployment.receipts(3)) == [0, 1, 2]
 
 
+async def test_a_server_says_which_engine_computes(engines: Engines) -> None:
+    stub = await engines.start()
+    info = await stub.GetModelInfo(pb.GetModelInfoRequest())
+    profile = EngineProfile.from_bytes(info.profile_json)
+    assert (info.engine, list(info.methods), info.model) == ("vllm/1.2.3", ["off", "engine"], "house-model")
+    assert (cid(info.profile_json), profile.flags) == (info.profile_cid, {"block_size": "16"})
+    assert profile.weights_checked
+
+
 async def test_off_goes_to_the_plain_upstream(engines: Engines) -> None:
     stub = await engines.start()
     await stub.Generate(asking(max_tokens=2, method="off"))

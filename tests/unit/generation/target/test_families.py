@@ -120,6 +120,16 @@ FAULTS: dict[str, tuple[str, dict[str, Any], str]] = {
     "Gemma with another activation": (
         "gemma2", {"hidden_activation": "gelu"}, "hidden_activation: 'gelu' is not supported; supported: gelu_pytorch",
     ),
+    "a kind of layers that nothing computes": (
+        "lfm2", {"layer_types": ["conv", "full_attention", "linear_attention"]},
+        "layer_types: 'linear_attention' is not supported in this family; supported: full_attention, conv",
+    ),
+    "a convolution where all layers attend": (
+        "gemma3", {"layer_types": ["conv"] * 7}, "layer_types: 'conv' is not supported in this family",
+    ),
+    "kinds of some layers": ("lfm2", {"layer_types": ["conv", "full_attention"]}, "layer_types"),
+    "biased convolutions": ("lfm2", {"conv_bias": True}, "conv_bias: true is not supported; supported: false"),
+    "more taps than there is room for": ("lfm2", {"conv_L_cache": 17}, "conv_L_cache.* is 17|conv_L_cache: 17"),
     "another activation": ("phi3", {"hidden_act": "gelu"}, "hidden_act: 'gelu' is not supported; supported: silu"),
 }  # fmt: skip
 
@@ -131,6 +141,21 @@ def test_what_cannot_be_served_is_named(fault: str, tmp_path: Path) -> None:
     document = json.loads((directory / "config.json").read_bytes())
     (directory / "config.json").write_text(json.dumps(document | change))
     with pytest.raises(TargetError, match=message):
+        read_config(directory)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3", "lfm2"])
+def test_a_model_type_stands_for_an_architecture_that_is_not_named(family: str, tmp_path: Path) -> None:
+    directory = make_tiny_model(tmp_path, **FAMILIES.get(family, {"architecture": family}))
+    document = json.loads((directory / "config.json").read_bytes())
+    expected = read_config(directory)
+    for empty in ({}, {"architectures": None}, {"architectures": []}):
+        others = {name: value for name, value in document.items() if name != "architectures"}
+        (directory / "config.json").write_text(json.dumps(others | empty))
+        assert read_config(directory) == expected
+        check_weights(open_weights(directory), expected)
+    (directory / "config.json").write_text(json.dumps({"model_type": "other"}))
+    with pytest.raises(TargetError, match="'other' is not supported"):
         read_config(directory)
 
 
@@ -173,7 +198,7 @@ def test_keys_that_no_layer_computes_may_be_there(tmp_path: Path) -> None:
         assert_same_bits(logits_of(target_of(path), [len(TOKENS)]), expected)
 
 
-GEMMA4_FAULTS: dict[str, tuple[str, dict[str, Any], str]] = {
+GGUF_FAULTS: dict[str, tuple[str, dict[str, Any], str]] = {
     "a window in the last layer": (
         "gemma4", {"attention.sliding_window_pattern": [True] * 3}, "true or false for each layer, false for the last",
     ),
@@ -189,17 +214,26 @@ GEMMA4_FAULTS: dict[str, tuple[str, dict[str, Any], str]] = {
     "more layers that share than there are": (
         "gemma4", {"attention.shared_kv_layers": 9}, "num_kv_shared_layers is 9 of 3 layers",
     ),
+    "a state of the wrong size": (
+        "lfm2", {"shortconv.l_cache": 4}, r"conv\.conv\.weight has shape \[72, 3\], by the configuration \[72, 4\]",
+    ),
+    "layers of other kinds than their tensors": (
+        "lfm2", {"attention.head_count_kv": [3, 3, 0]}, r"self_attn\.|layers\.0",
+    ),
+    "no layer that attends": ("lfm2", {"attention.head_count_kv": [0, 0, 0]}, "head_count_kv is .*; expected one"),
+    "key heads of several numbers": ("lfm2", {"attention.head_count_kv": [0, 3, 1]}, "expected one number for all"),
+    "no taps": ("lfm2", {"shortconv.l_cache": 0}, "shortconv.l_cache is 0"),
     "inputs of layers that are not there": (
         "gemma4", {"embedding_length_per_layer_input": 20}, "embed_tokens_per_layer.weight.* missing",
     ),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("fault", GEMMA4_FAULTS)
+@pytest.mark.parametrize("fault", GGUF_FAULTS)
 def test_what_a_gguf_file_cannot_mean_is_named(fault: str, tmp_path: Path) -> None:
-    family, change, message = GEMMA4_FAULTS[fault]
+    family, change, message = GGUF_FAULTS[fault]
     directory = make_tiny_model(tmp_path / "directory", **FAMILIES[family])
-    fields = {f"gemma4.{name}": value for name, value in change.items()}
+    fields = {f"{family}.{name}": value for name, value in change.items()}
     path = convert(directory, tmp_path / "m.gguf", change_metadata=lambda metadata: metadata.update(fields))
     with pytest.raises(TargetError, match=message):
         check_weights(open_weights(path), read_config(path))
@@ -238,6 +272,26 @@ def test_adapters_update_the_modules_that_a_layer_has(family: str, tmp_path: Pat
     adapter = make_tiny_adapter(tmp_path / "a", base, modules=("q_proj", "k_proj", "v_proj", "up_proj"))
     target = load_target(base, adapters={"a": adapter}, cache_tokens=2048)
     assert probe(target).passed
+
+
+def test_adapters_update_convolutions(tmp_path: Path) -> None:
+    base = draw_vectors(make_tiny_model(tmp_path / "base", **FAMILIES["lfm2"]))
+    modules = ("in_proj", "out_proj", "q_proj", "w1", "w2")
+    target = load_target(
+        base, adapters={"a": make_tiny_adapter(tmp_path / "a", base, modules=modules)}, cache_tokens=2048
+    )
+    assert probe(target).passed
+
+
+def test_a_tensor_that_no_layer_reads_is_refused(tmp_path: Path) -> None:
+    """As of an attention where the layer is a convolution."""
+    directory = make_tiny_model(tmp_path, **FAMILIES["lfm2"])
+    tensors = load_file(directory / "model.safetensors")
+    name = "model.layers.{}.self_attn.q_proj.weight"
+    tensors[name.format(0)] = tensors[name.format(1)].clone()
+    save_file(tensors, directory / "model.safetensors", {"format": "pt"})
+    with pytest.raises(TargetError, match=r"layers\.0\.self_attn\.q_proj\.weight not known to this architecture"):
+        check_weights(open_weights(directory), read_config(directory))
 
 
 def test_longrope_is_served_within_the_length_trained_first_unless_more_is_asked(tmp_path: Path) -> None:

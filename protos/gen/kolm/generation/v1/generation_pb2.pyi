@@ -922,6 +922,7 @@ class GetModelInfoResponse(_message.Message):
     ADAPTERS_FIELD_NUMBER: _builtins.int
     HEADS_FIELD_NUMBER: _builtins.int
     DRAFT_METHODS_FIELD_NUMBER: _builtins.int
+    ENGINE_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """The name it is served under."""
     base_cid: _builtins.str
@@ -944,6 +945,10 @@ class GetModelInfoResponse(_message.Message):
     """Longest prompt plus output, in tokens."""
     halt_epoch: _builtins.int
     """The halt epoch this server knows of."""
+    engine: _builtins.str
+    """Another engine than kolm's that computes, with its version, such as "vllm/0.32.0": profile_json is what it says of
+    itself, and no probe is run. Absent where kolm computes.
+    """
     @_builtins.property
     def methods(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The methods this server can run."""
@@ -982,12 +987,15 @@ class GetModelInfoResponse(_message.Message):
         adapters: _abc.Iterable[Global___Adapter] | None = ...,
         heads: _abc.Iterable[Global___Head] | None = ...,
         draft_methods: _abc.Iterable[Global___DraftMethod] | None = ...,
+        engine: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_engine", b"_engine", "engine", b"engine"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "architecture", b"architecture", "base_cid", b"base_cid", "context_length", b"context_length", "draft_methods", b"draft_methods", "halt_epoch", b"halt_epoch", "halted_scopes", b"halted_scopes", "heads", b"heads", "methods", b"methods", "model", b"model", "probe_passed", b"probe_passed", "profile_cid", b"profile_cid", "profile_json", b"profile_json", "tokenizer_cid", b"tokenizer_cid", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_engine", b"_engine", "adapters", b"adapters", "architecture", b"architecture", "base_cid", b"base_cid", "context_length", b"context_length", "draft_methods", b"draft_methods", "engine", b"engine", "halt_epoch", b"halt_epoch", "halted_scopes", b"halted_scopes", "heads", b"heads", "methods", b"methods", "model", b"model", "probe_passed", b"probe_passed", "profile_cid", b"profile_cid", "profile_json", b"profile_json", "tokenizer_cid", b"tokenizer_cid", "vocab_size", b"vocab_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__engine: _TypeAlias = _typing.Literal["engine"]  # noqa: Y015
+    _WhichOneofArgType__engine: _TypeAlias = _typing.Literal["_engine", b"_engine"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__engine) -> _WhichOneofReturnType__engine | None: ...
 
 Global___GetModelInfoResponse: _TypeAlias = GetModelInfoResponse  # noqa: Y015
 

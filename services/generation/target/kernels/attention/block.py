@@ -7,7 +7,7 @@ from typing import Any
 from llvmlite import ir
 
 from services.generation.target.blocks import BLOCK
-from services.generation.target.kernels.attention.layout import LANES, LINE, Cached, Layout, seen
+from services.generation.target.kernels.attention.layout import LANES, LINE, Cached, Layout, Path, seen
 from services.generation.target.kernels.code import F32, I8, I32, I64, POINTER, Code, Value, calling
 from services.generation.target.kernels.machine import Machine
 from services.generation.target.kernels.records import FIELDS, PASS, Words
@@ -164,9 +164,8 @@ class _Block:
         self.start = c.mul(self.number, BLOCK)
         self.low = c.larger(c.sub(first, self.start), 0)
         self.high = c.smaller(c.sub(self.length, self.start), BLOCK)
-        self.run = c.index(self.passed.contiguous, self.row)
-        line = c.mul(c.index(self.passed.sequences, self.row), self.passed.table_stride)
-        self.table = c.at(self.passed.tables, c.mul(line, 4))
+        self.path = Path(c, self.passed, self.row)
+        self.run, self.table = self.path.run, self.path.table
         self.keys_size = c.mul(self.record.dim, self.size * BLOCK)
         self.values_size = c.mul(self.padded, self.size * BLOCK)
 
@@ -222,30 +221,14 @@ class _Block:
         A key's score does not depend on its neighbours, so blocks of the cache are scored whole, one after another.
         """
         c = self.c
-        branch = c.at(self.passed.branches, c.mul(c.index(self.passed.branch_starts, self.row), 4))
         scored = c.variable(I64, c.i(-1))
         with c.loop(self.high) as j:
-            slot = self._slot(c.add(self.start, j), branch)
+            slot = self.path.slot(c.add(self.start, j))
             number, offset = c.div(slot, BLOCK), c.rem(slot, BLOCK)
             with c.when(c.compare(number, "!=", c.get(scored))):
                 self._score(number, self.layout.gathered)
                 c.put(number, scored)
             self._copy(number, offset, j)
-
-    def _slot(self, position: Value, branch: Value) -> Value:
-        """The slot of the key at a position: by the table, or from `run` on by the row's own branch of the tree."""
-        c = self.c
-        slot = c.variable(I64, c.i(0))
-
-        def in_table() -> None:
-            number = c.index(self.table, c.div(position, BLOCK))
-            c.put(c.add(c.mul(number, BLOCK), c.rem(position, BLOCK)), slot)
-
-        def in_branch() -> None:
-            c.put(c.index(branch, c.sub(position, self.run)), slot)
-
-        c.either(c.compare(position, "<", self.run), in_table, in_branch)
-        return c.get(slot)
 
     def _copy(self, number: Value, offset: Value, j: Value) -> None:
         """A key's scores and its value to the j-th place."""

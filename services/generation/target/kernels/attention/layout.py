@@ -75,6 +75,32 @@ def seen(c: Code, record: Any, passed: Any, row: Value) -> tuple[Value, Value]:
     return c.b.select(c.compare(record.chunk, ">", 0), c.larger(c.sub(position, before), first), first), length
 
 
+class Path:
+    """Where the cache holds what a row sees: by its sequence's table, from position `run` on by the row's own branch of
+    the tree.
+    """
+
+    def __init__(self, c: Code, passed: Any, row: Value) -> None:
+        self._code, self.run = c, c.index(passed.contiguous, row)
+        line = c.mul(c.index(passed.sequences, row), passed.table_stride)
+        self.table = c.at(passed.tables, c.mul(line, 4))
+        self._branch = c.at(passed.branches, c.mul(c.index(passed.branch_starts, row), 4))
+
+    def slot(self, position: Value) -> Value:
+        c = self._code
+        slot = c.variable(I64, c.i(0))
+
+        def in_table() -> None:
+            number = c.index(self.table, c.div(position, BLOCK))
+            c.put(c.add(c.mul(number, BLOCK), c.rem(position, BLOCK)), slot)
+
+        def in_branch() -> None:
+            c.put(c.index(self._branch, c.sub(position, self.run)), slot)
+
+        c.either(c.compare(position, "<", self.run), in_table, in_branch)
+        return c.get(slot)
+
+
 @dataclass(frozen=True, slots=True)
 class Cached:
     """float32 as it is, or rounded to bfloat16 where it is stored and widened where it is read."""

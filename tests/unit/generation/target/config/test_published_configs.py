@@ -91,6 +91,25 @@ def test_gemma_3_1b(tmp_path: Path) -> None:
     assert config.eos_token_ids == (1, 106)
 
 
+def test_lfm2_1_2b(tmp_path: Path) -> None:
+    """Kinds of layers by their numbers, and an inner size that follows from the one that is given."""
+    config = read(
+        tmp_path, architectures=["Lfm2ForCausalLM"], model_type="lfm2", block_auto_adjust_ff_dim=True, block_dim=2048,
+        block_ff_dim=12288, block_ffn_dim_multiplier=1.0, block_multiple_of=256, block_norm_eps=1e-05,
+        block_use_swiglu=True, bos_token_id=1, conv_L_cache=3, conv_bias=False, conv_dim=2048, eos_token_id=7,
+        full_attn_idxs=[2, 5, 8, 10, 12, 14], hidden_size=2048, max_position_embeddings=128000, norm_eps=1e-05,
+        num_attention_heads=32, num_heads=32, num_hidden_layers=16, num_key_value_heads=8, pad_token_id=0,
+        rope_theta=1000000.0, torch_dtype="bfloat16", vocab_size=65536,
+    )  # fmt: skip
+    assert [number for number, taps in enumerate(config.convolutions) if not taps] == [2, 5, 8, 10, 12, 14]
+    assert set(config.convolutions) == {0, 3}
+    assert (config.intermediate_size, config.head_dim, config.norm_epsilon) == (8192, 64, 1e-05)
+    assert config.head_norms
+    assert config.tied_embeddings
+    assert config.eos_token_ids == (7,)
+    assert sum(config.cached(layer) for layer in range(16)) == 10 * 2048 + 6 * 2 * 8 * 64
+
+
 def test_gemma_2_27b(tmp_path: Path) -> None:
     config = read(
         tmp_path, architectures=["Gemma2ForCausalLM"], model_type="gemma2", attn_logit_softcapping=50.0,

@@ -17,6 +17,7 @@ from services.generation.target.kernels.linear import integer
 from services.generation.target.kernels.linear.widening import BITS
 from services.generation.target.kernels.machine import MACHINES, RESTRICTION, _able, this_machine
 from services.generation.target.kernels.storages import STORAGES
+from tests.fakes.tiny_families import FAMILIES
 from tests.fakes.tiny_model import make_tiny_model
 from tests.numerics.digest import logits_digest
 from tests.numerics.emulator import EmulatedPasses, Emulator, missing
@@ -34,11 +35,14 @@ def test_vectors_and_a_whole_model_on_one_instruction_set(tmp_path: Path, name: 
         pytest.skip(f"this CPU has no {name}")
     if name == this_machine().name:
         pytest.skip(f"{name} is what the other tests run on")
-    directory = make_tiny_model(tmp_path, architecture="qwen3", hidden=96, head_dim=24)
-    command = [sys.executable, "-m", "tests.numerics.digest", str(directory)]
+    models = (
+        make_tiny_model(tmp_path / "attention", architecture="qwen3", hidden=96, head_dim=24),
+        make_tiny_model(tmp_path / "convolutions", **FAMILIES["lfm2"]),
+    )
+    command = [sys.executable, "-m", "tests.numerics.digest", *map(str, models)]
     ran = subprocess.run(command, cwd=ROOT, env=os.environ | {RESTRICTION: name}, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
-    assert ran.stdout.split() == [name, logits_digest(directory)]
+    assert ran.stdout.split() == [name, *map(logits_digest, models)]
 
 
 MODULES = [

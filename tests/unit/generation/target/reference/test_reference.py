@@ -256,11 +256,14 @@ def test_adapters(tmp_path: Path) -> None:
             assert_same_bits(one, other)
 
 
+_WHOLE_BLOCKS = {"hidden": 64, "heads": 4, "kv_heads": 2, "intermediate_size": 128, "tie_word_embeddings": False}
+
+
 @pytest.mark.parametrize("arithmetic", ["float32", "int8"])
-@pytest.mark.parametrize("architecture", ["phi3", "gemma2", "mixtral"])
+@pytest.mark.parametrize("architecture", ["phi3", "gemma2", "mixtral", "lfm2"])
 def test_quantised_files_of_other_families(tmp_path: Path, architecture: str, arithmetic: str) -> None:
     """Fused modules, norms around one and tensors of all experts, in blocks."""
-    directory = draw_vectors(make_tiny_model(tmp_path / "d", architecture=architecture, tie_word_embeddings=False))
+    directory = draw_vectors(make_tiny_model(tmp_path / "d", **(FAMILIES[architecture] | _WHOLE_BLOCKS)))
     path = convert(directory, tmp_path / "m.gguf", GGMLQuantizationType.Q8_0)
     weights = open_weights(path)
     matrices = {weights.storage(name) for name in weights.names() if len(weights.shape(name)) == 2}

@@ -102,7 +102,7 @@ class ForeignEngine:
         self._profiled()
 
     async def _first_word(self, method: str) -> About:
-        upstream, until = self._upstreams[method], time.monotonic() + _START_SECONDS
+        upstream, until, said = self._upstreams[method], time.monotonic() + _START_SECONDS, ""
         while True:
             try:
                 return await upstream.about()
@@ -111,7 +111,8 @@ class ForeignEngine:
             except UpstreamDown as error:
                 if time.monotonic() > until:
                     raise CannotStart(f"--engine {self._dialect.name}: {error}") from error
-                _log.info("waiting for the engine: %s", error)
+                if str(error) != said:
+                    _log.info("waiting for the engine: %s", said := str(error))
                 await asyncio.sleep(_RETRY_SECONDS)
 
     def _identify(self, plain: About) -> None:

@@ -50,11 +50,11 @@ test: $(STAMP) ## lint and the whole test suite beside each other, random exampl
 suite:
 	@$(SPREAD)
 
-test-long: $(STAMP) ## the same with four times as many random examples: for a night
+test-long: $(STAMP) ## the same with four times as many random examples and grids in full: for a night
 	@$(SPREAD) --hypothesis-profile=long
 
 test-fast: $(STAMP) ## unit tests but the slow ones, with few random examples
-	@$(SPREAD) -m 'not slow' --hypothesis-profile=fast tests/unit
+	@$(PYTEST) -q --numprocesses=$(shell nproc) --dist=loadscope --no-loadscope-reorder -m 'not slow' --hypothesis-profile=fast tests/unit
 
 # Where no image registry is reachable, images named as in Dockerfile and docker-compose.yml have to be there before.
 test-compose: $(STAMP) ## the stack of docker-compose.yml, built, used, killed piece by piece, taken down

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import settings
 
 from tests import object_storage
+from tests.examples import LONG
 from tests.postgres import REQUIRED, PostgresMissing, running_cluster, url_of
 from tests.softhsm import Token, new_token
 
@@ -36,7 +37,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Examples are drawn anew in each run; a failure prints what draws it again. The Makefile names profiles.
-for profile, count in (("kolm", 25), ("fast", 8), ("long", 100)):
+for profile, count in (("kolm", 25), ("fast", 8), ("long", LONG)):
     settings.register_profile(profile, deadline=None, max_examples=count, derandomize=False, print_blob=True)
 settings.load_profile("kolm")
 
@@ -45,7 +46,12 @@ LONGEST = ("tests/e2e", "tests/cluster", "tests/integration/generation", "tests/
 """Modules of these folders begin first, so that several workers end together."""
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if settings().max_examples < LONG:
+        left_out = [item for item in items if item.get_closest_marker("long")]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not item.get_closest_marker("long")]
+
     def place(item: pytest.Item) -> int:
         return next((number for number, folder in enumerate(LONGEST) if item.nodeid.startswith(folder)), len(LONGEST))
 

@@ -1,14 +1,15 @@
 """Holds this machine's kernels against the vectors and the reference, and says what the logits of a model's text are.
 
-    python -m tests.numerics.digest <model directory> …
+    python -m tests.numerics.digest <storage>,… <model directory> …
 
-prints the instruction set and SHA-256 of the logits of each. KOLM_INSTRUCTION_SET chooses the instruction set of a
-process.
+holds kernels for weights in these storages, and prints the instruction set and SHA-256 of the logits of each model.
+KOLM_INSTRUCTION_SET chooses the instruction set of a process.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Collection
 from pathlib import Path
 
 import numpy as np
@@ -43,24 +44,25 @@ def logits_digest(directory: Path) -> str:
     return digest(target.forward(rows.build()).logits)
 
 
-def check_vectors() -> None:
+def check_vectors(storages: Collection[str]) -> None:
     """Raises AssertionError where this process's kernels give other bits than the files."""
     for section in SECTIONS:
         for turns in (1, 7, 29):
-            check(section, KernelArithmetic(), turns)
-        check(section, KernelArithmetic(members=3))
+            check(section, KernelArithmetic(), turns, storages)
+        check(section, KernelArithmetic(members=3), 1, storages)
     case = read("elementary")[0]
     assert_same_bits(exponential_by_kernel(values_of(case["x"])), values_of(case["exp"]))
     check_model(read("model"), by_kernels)
 
 
-def check_integer_layers() -> None:
-    """Raises AssertionError where linear layers of int8 in any storage, shape or number of rows give other bits than
-    the reference.
+def check_integer_layers(storages: Collection[str]) -> None:
+    """Raises AssertionError where linear layers of int8 in any of the storages, shape or number of rows give other
+    bits than the reference.
     """
-    for storage, layout in LAYOUTS.items():
+    for storage in storages:
         if not packed_as(storage).quantised:
             continue
+        layout = LAYOUTS[storage]
         random = np.random.default_rng(0)
         for outputs, inputs in ((70, 96), (33, 1568)) if layout.weights == GROUP else ((70, 256), (33, 768)):
             weights = StoredTensor("weights", storage, (outputs, inputs), random_rows(storage, outputs, inputs, random))
@@ -74,9 +76,10 @@ def check_integer_layers() -> None:
 
 
 def main() -> None:
-    check_vectors()
-    check_integer_layers()
-    print(this_machine().name, *(logits_digest(Path(directory)) for directory in sys.argv[1:]))
+    storages = sys.argv[1].split(",")
+    check_vectors(storages)
+    check_integer_layers(storages)
+    print(this_machine().name, *(logits_digest(Path(directory)) for directory in sys.argv[2:]))
 
 
 if __name__ == "__main__":

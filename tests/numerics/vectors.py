@@ -7,7 +7,7 @@ index fastest. Weights are their storage, shape and published bytes.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -47,9 +47,13 @@ def tensor_of(name: str, written: Mapping[str, Any]) -> StoredTensor:
     return StoredTensor.of_bytes(name, written["storage"], tuple(written["shape"]), data)
 
 
-def check(name: str, arithmetic: Arithmetic, turns: int = 1) -> None:
-    """Compute a file's cases and compare. `turns`: how often rows are repeated, as kernels take many another way."""
+def check(name: str, arithmetic: Arithmetic, turns: int = 1, storages: Collection[str] | None = None) -> None:
+    """Compute a file's cases, those of weights in `storages` where it is given, and compare. `turns`: how often rows
+    are repeated, as kernels take many another way.
+    """
     for case in read(name):
+        if storages is not None and "weights" in case and case["weights"]["storage"] not in storages:
+            continue
         outcome = SECTIONS[name](arithmetic, case, turns)
         assert outcome.keys() == case["expected"].keys()
         for part, found in outcome.items():

@@ -225,6 +225,7 @@ def drafted(drafter: SuffixDrafter, asked: EngineRequest, tokens: Sequence[int] 
     return set(drafter.begin(asked).propose(list(tokens), BOLD).tokens[1:])
 
 
+@pytest.mark.slow
 @given(seed=st.integers(0, 2**32))
 @battery
 def test_no_past_changes_a_token(target: CpuTarget, cramped_target: CpuTarget, seed: int) -> None:

@@ -51,6 +51,7 @@ def tokens_of(target: CpuTarget, asked: EngineRequest) -> tuple[int, ...]:
     return run(target, [off], settings=ONE_ROW).outcomes[off.key].token_ids
 
 
+@pytest.mark.slow
 @given(seed=st.integers(0, 2**32))
 @battery
 def test_no_store_changes_a_token(target: CpuTarget, tiny_model: Path, seed: int, tmp_path_factory: object) -> None:

@@ -107,6 +107,7 @@ def test_trees_and_chunks_with_mixed_adapters_have_the_bits_of_lone_rows(
         first += len(tokens)
 
 
+@pytest.mark.slow
 def test_the_probe_covers_every_adapter_and_the_profile_does_not_depend_on_them(
     mixed: CpuTarget, lone: list[CpuTarget]
 ) -> None:
@@ -117,6 +118,7 @@ def test_the_probe_covers_every_adapter_and_the_profile_does_not_depend_on_them(
     assert (loaded.cid, loaded.document) == (bare.cid, bare.document)
 
 
+@pytest.mark.slow
 def test_the_probe_catches_an_update_that_depends_on_a_neighbour(
     mixed: CpuTarget, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -66,12 +66,14 @@ def test_a_row_does_not_depend_on_the_rows_beside_it(directory: Path, cache_dtyp
         assert_same_bits(logits_of(target, widths), alone)
 
 
+@pytest.mark.slow
 def test_no_method_and_no_schedule_changes_a_token(directory: Path) -> None:
     target = target_of(directory)
     for seed in range(4):
         check_identity(target, target, seed)
 
 
+@pytest.mark.slow
 def test_greedy_tokens_are_those_of_transformers(directory: Path) -> None:
     prompt = tuple(TOKENS[:70])
     request = EngineRequest("r", prompt, SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True))
@@ -83,6 +85,7 @@ def test_greedy_tokens_are_those_of_transformers(directory: Path) -> None:
     assert list(found) == tokens.tolist()
 
 
+@pytest.mark.slow
 def test_the_probe_passes(directory: Path) -> None:
     assert probe(load_target(directory, cache_tokens=2048)).passed
 
@@ -257,6 +260,7 @@ def test_a_tensor_of_more_experts_than_any_model_has_is_refused(tmp_path: Path) 
         open_weights(tmp_path / "m.gguf")
 
 
+@pytest.mark.slow
 def test_adapters_update_attention_beside_experts(tmp_path: Path) -> None:
     base = make_tiny_model(tmp_path / "base", **FAMILIES["qwen3_moe"])
     adapter = make_tiny_adapter(tmp_path / "a", base, modules=("q_proj", "o_proj"))
@@ -266,6 +270,7 @@ def test_adapters_update_attention_beside_experts(tmp_path: Path) -> None:
         load_target(base, adapters={"a": make_tiny_adapter(tmp_path / "b", base, modules=("up_proj",))})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["gemma4", "gemma4, shared keys and inputs of layers"])
 def test_adapters_update_the_modules_that_a_layer_has(family: str, tmp_path: Path) -> None:
     base = draw_vectors(make_tiny_model(tmp_path / "base", **FAMILIES[family]))
@@ -382,6 +387,7 @@ def whole_context(published: Path) -> Target:
     return load_target(published, context_length=read_config(published).context_length)
 
 
+@pytest.mark.slow
 def test_logits_are_those_of_transformers_up_to_rounding(published: Path) -> None:
     tokens = [(7 * i * i + 3 * i) % 384 for i in range(LENGTH)]
     found, expected = logits_beside_others(whole_context(published), tokens), transformers_logits(published, tokens)

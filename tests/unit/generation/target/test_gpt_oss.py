@@ -47,6 +47,7 @@ def test_experts_are_what_transformers_makes_of_them(directories: tuple[Path, Pa
                 assert (found.values() == expected[number].T[first::step]).all()
 
 
+@pytest.mark.slow
 def test_storage_changes_no_bit(directories: tuple[Path, Path], tmp_path: Path) -> None:
     quantised, widened = directories
     path = convert(widened, tmp_path / "m.gguf", kind_of_experts=GGMLQuantizationType.MXFP4)

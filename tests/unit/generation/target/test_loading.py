@@ -134,6 +134,7 @@ def test_int8_is_refused_for_plain_weights(model: Path) -> None:
     assert load_target(path).numerics["arithmetic"] == "kolm-arithmetic/1"
 
 
+@pytest.mark.slow
 def test_a_profile_of_int8_is_another_one_and_passes_its_probe(tmp_path: Path) -> None:
     path = make_tiny_gguf(tmp_path / "tiny.gguf", storage="q4_1")
     plain, whole = (measure_profile(load_target(path, arithmetic=name)) for name in ("float32", "int8"))

@@ -45,6 +45,7 @@ def test_the_reference_gives_the_bits_in_the_files(section: str) -> None:
     check(section, ReferenceArithmetic())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("turns", [1, 3, 29])
 @pytest.mark.parametrize("section", SECTIONS)
 def test_kernels_give_the_bits_in_the_files(section: str, turns: int) -> None:

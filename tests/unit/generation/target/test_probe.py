@@ -20,6 +20,7 @@ from tests.fakes.tampered_targets import WidthDependentTarget
 from tests.fakes.tiny_model import make_tiny_model
 
 
+@pytest.mark.slow
 def test_the_cpu_target_passes_and_leaves_the_cache_free(target: CpuTarget) -> None:
     report = probe(target)
     assert report.passed, report.failures
@@ -36,6 +37,7 @@ def test_a_target_whose_bits_depend_on_the_width_fails(target: CpuTarget) -> Non
     assert target.blocks.used == 0
 
 
+@pytest.mark.slow
 def test_a_target_that_does_not_move_slots_fails(target: CpuTarget) -> None:
     class Forgetful(WidthDependentTarget):
         def move(self, sources: list[int], targets: list[int]) -> None:
@@ -45,10 +47,12 @@ def test_a_target_that_does_not_move_slots_fails(target: CpuTarget) -> None:
     assert [failure.split(" at ")[0] for failure in report.failures] == ["the row after a moved path"] * 2
 
 
+@pytest.mark.slow
 def test_a_context_shorter_than_the_probe_is_probed_too(tmp_path: Path) -> None:
     assert probe(load_target(make_tiny_model(tmp_path, context=40))).passed
 
 
+@pytest.mark.slow
 def test_a_profile_is_the_same_every_time_and_another_for_another_base(target: CpuTarget, tmp_path: Path) -> None:
     first, second = measure_profile(target), measure_profile(target)
     other = measure_profile(load_target(make_tiny_model(tmp_path, seed=1)))
@@ -77,6 +81,7 @@ def test_passes_that_take_long_are_timed_fewer_times(
     assert len(passes) == 6 * rounds
 
 
+@pytest.mark.slow
 def test_the_second_start_takes_what_the_first_has_found(
     target: CpuTarget, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -94,6 +99,7 @@ def test_other_code_is_probed_again(target: CpuTarget, tmp_path: Path, monkeypat
     assert kept.find(target) is None
 
 
+@pytest.mark.slow
 def test_what_failed_and_what_is_damaged_is_not_kept(target: CpuTarget, tmp_path: Path) -> None:
     kept = KeptProbes(tmp_path)
     tampered = WidthDependentTarget(target)
@@ -127,6 +133,7 @@ def test_a_result_under_another_targets_name_is_not_believed(
     assert kept.find(target) is None
 
 
+@pytest.mark.slow
 def test_kernels_pass_at_every_size_and_the_cache_is_given_back(target: CpuTarget) -> None:
     report = target.probe_kernels()
     assert not report.failures
@@ -134,6 +141,7 @@ def test_kernels_pass_at_every_size_and_the_cache_is_given_back(target: CpuTarge
     assert target.blocks.used == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", [17, 256])
 def test_a_kernel_that_is_wrong_for_one_number_of_rows_is_found(
     target: CpuTarget, monkeypatch: pytest.MonkeyPatch, rows: int

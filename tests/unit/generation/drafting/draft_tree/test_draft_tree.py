@@ -268,6 +268,7 @@ def candidates_of(logits: np.ndarray, temperature: float, *, coupled: bool) -> l
     return list(found.tokens[0].tolist())
 
 
+@pytest.mark.slow
 def test_tokens_that_are_asked_for_get_the_shares_that_the_likeliest_get() -> None:
     logits = np.random.default_rng(3).standard_normal(VOCABULARY).astype(np.float32)
     vocabulary = Vocabulary(np.arange(VOCABULARY) + 5, np.concatenate([np.full(5, -1), np.arange(VOCABULARY)]))

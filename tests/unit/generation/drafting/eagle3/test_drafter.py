@@ -257,6 +257,7 @@ SAMPLINGS = (
 )
 
 
+@pytest.mark.slow
 @given(seed=st.integers(0, 2**63), position=st.integers(2, 2000), known=st.sampled_from(SAMPLINGS))
 @example(seed=55_143_981_152_585, position=891, known=SAMPLINGS[0])  # draws a token out of reach
 @battery
@@ -325,6 +326,7 @@ def passing_through(target: Signpost, layers: tuple[int, ...], others: tuple[tup
     return Head("safeailab", config, {name: t.numpy() for name, t in tensors.items()}, np.arange(VOCAB), others)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("telling", [2, 1, 7])
 def test_the_reading_that_is_right_is_taken(telling: int, caplog: pytest.LogCaptureFixture) -> None:
     target = Signpost(telling)

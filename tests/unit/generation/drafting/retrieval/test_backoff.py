@@ -44,6 +44,7 @@ def paths(nodes: np.ndarray) -> list[list[int]]:
     return found[1:]
 
 
+@pytest.mark.slow
 @given(
     document=st.lists(st.integers(0, 4), min_size=1, max_size=60),
     end=st.lists(st.integers(0, 4), min_size=1, max_size=6),

@@ -36,6 +36,7 @@ TEXTS = [
 ]
 
 
+@pytest.mark.slow
 def test_shards_change_nothing_but_the_files(tmp_path: Path) -> None:
     whole = store_of(TEXTS * 3, tmp_path / "whole")
     cut = store_of(TEXTS * 3, tmp_path / "cut", BuildParameters(shard_tokens=40, passage_tokens=8))

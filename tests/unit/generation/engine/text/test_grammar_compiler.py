@@ -124,6 +124,7 @@ def test_what_does_not_compile_is_refused_in_words(kind: Kind, text: str, why: s
     assert len(message) < 500
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "text"),
     [
@@ -180,6 +181,7 @@ def test_a_grammar_whose_trial_does_not_end_is_refused_and_the_next_one_compiles
     assert fresh.compile(StructuredOutputs("regex", "b"))
 
 
+@pytest.mark.slow
 def test_a_process_that_computes_or_takes_memory_without_end_is_ended_by_the_system() -> None:
     """The bounds that the process lays upon itself, where nothing else stops it."""
     for endless, ended in (("\nwhile True: pass", -signal.SIGXCPU), ("bytearray(2 << 30)", 1)):
@@ -313,6 +315,7 @@ def test_forbidden_tokens_get_minus_infinity_and_no_other_bit_changes(bits: list
     np.testing.assert_array_equal(masked, np.where(bits, logits, np.float32(-np.inf)))
 
 
+@pytest.mark.slow
 def test_what_reads_an_output_in_ever_more_ways_ends_before_it_holds_up_the_engine() -> None:
     laid = mask(StructuredOutputs("grammar", 'start: e\ne: e e | e e e | "x" | "y" | "x" e'))
     token = encoded("x")[0]

@@ -334,6 +334,7 @@ def test_logits_are_those_of_peft_up_to_rounding(made: tuple[Path, Path]) -> Non
     np.testing.assert_allclose(found, expected, rtol=2e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_the_adapter_makes_a_difference(made: tuple[Path, Path]) -> None:
     tokens = [(7 * i * i + 3 * i) % 384 for i in range(LENGTH)]
     target = load_target(made[0], adapters={"adapter": made[1]})

@@ -117,6 +117,7 @@ def read_within_bounds(paths: list[Path]) -> list[tuple[str, str]]:
     return [(kind, words) for kind, words in json.loads(done.stdout)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["gemma2", "gemma4", "qwen3_moe"])
 def test_config_json(tmp_path: Path, family: str) -> None:
     make_tiny_model(tmp_path / "good", **(FAMILIES | WITH_EXPERTS)[family])
@@ -139,6 +140,7 @@ def test_a_window_of_less_than_one_key_is_refused_where_windows_count(tmp_path: 
         read_config(tmp_path)
 
 
+@pytest.mark.slow
 def test_gguf(tmp_path: Path) -> None:
     cases: list[tuple[str, dict[str, Any]]] = [
         (key, {key.replace(".", "__"): value})

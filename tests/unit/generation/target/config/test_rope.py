@@ -223,6 +223,7 @@ def between(value: np.floating, towards: float) -> Fraction:
     return (Fraction(float(value)) + Fraction(float(np.nextafter(value, type(value)(towards))))) / 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [np.float32, np.float64])
 @pytest.mark.parametrize(("of", "power"), [(math.sqrt, 1), (inverse_root, -1)])
 def test_roots_of_all_sizes_are_the_nearest(of: Callable[[float], float], power: int, kind: type) -> None:

@@ -95,6 +95,7 @@ def test_branches_of_trees(window: int, cache_dtype: str, members: int) -> None:
     check(*drawn(random, 7, 6, 136, 2, 24), positions, window, cache_dtype, members, runs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("members", [1, 2])
 @pytest.mark.parametrize(("window", "chunk"), [(0, 0), (200, 0), (192, 0), (0, 250), (70, 0)])
 @pytest.mark.parametrize(("group_size", "dim"), [(1, 24), (3, 16), (5, 80), (30, 8)])

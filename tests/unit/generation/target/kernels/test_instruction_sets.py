@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 
 from services.generation.target.cpu import CpuTarget
 from services.generation.target.errors import TargetError
+from services.generation.target.files.stored_tensor import LAYOUTS
 from services.generation.target.kernels import compilation
 from services.generation.target.kernels.linear import integer
 from services.generation.target.kernels.linear.widening import BITS
@@ -28,9 +30,15 @@ from tests.numerics.vectors import SECTIONS, check, read
 ROOT = Path(__file__).parents[5]
 
 
+FEW = ("float32", "q4_1", "q6_k")
+"""One storage of each layout: plain numbers, blocks of 32, blocks of 256. Compiling the others takes minutes."""
+STORED = [pytest.param(FEW, id="few"), pytest.param(tuple(LAYOUTS), id="all", marks=pytest.mark.long)]
+
+
 @pytest.mark.slow
+@pytest.mark.parametrize("storages", STORED)
 @pytest.mark.parametrize("name", [*MACHINES])
-def test_vectors_and_a_whole_model_on_one_instruction_set(tmp_path: Path, name: str) -> None:
+def test_vectors_and_a_whole_model_on_one_instruction_set(tmp_path: Path, name: str, storages: tuple[str, ...]) -> None:
     if name not in _able():
         pytest.skip(f"this CPU has no {name}")
     if name == this_machine().name:
@@ -39,16 +47,23 @@ def test_vectors_and_a_whole_model_on_one_instruction_set(tmp_path: Path, name: 
         make_tiny_model(tmp_path / "attention", architecture="qwen3", hidden=96, head_dim=24),
         make_tiny_model(tmp_path / "convolutions", **FAMILIES["lfm2"]),
     )
-    command = [sys.executable, "-m", "tests.numerics.digest", *map(str, models)]
+    command = [sys.executable, "-m", "tests.numerics.digest", ",".join(storages), *map(str, models)]
     ran = subprocess.run(command, cwd=ROOT, env=os.environ | {RESTRICTION: name}, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.split() == [name, *map(logits_digest, models)]
 
 
-MODULES = [
-    "rows", "cache_float32", "cache_bfloat16", *(f"linear_{storage}" for storage in STORAGES),
-    *(f"integer_{storage}" for storage in BITS),
-]  # fmt: skip
+ALWAYS = ["rows", "cache_float32", "cache_bfloat16", *(f"linear_{storage}" for storage in STORAGES)]
+
+
+@dataclass(frozen=True, slots=True)
+class Emulated:
+    emulator: Emulator
+    storages: tuple[str, ...]  # that it has layers of whole numbers for
+
+    def check(self, section: str, turns: int = 1, members: int = 1) -> None:
+        chosen = self.storages if section == "linear_int8" else None
+        check(section, KernelArithmetic(self.emulator.run, members=members), turns, chosen)
 
 
 @pytest.mark.slow
@@ -60,33 +75,41 @@ def test_modules_are_compiled_for_it(module: str) -> None:
     assert all(name.encode() in code for name in compilation.exports(module))
 
 
+@pytest.fixture(scope="module", params=STORED)
+def storages(request: pytest.FixtureRequest) -> tuple[str, ...]:
+    return request.param  # type: ignore[no-any-return]
+
+
 @pytest.fixture(scope="module", params=["neon", "neondot"])
-def emulator(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Emulator:
+def emulated(
+    request: pytest.FixtureRequest, storages: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory
+) -> Emulated:
     if missing():
         pytest.skip(f"not installed: {missing()}")
     with pytest.MonkeyPatch.context() as patch:
         # Of the tiles of products of bytes, which take long to compile, those that the files' rows and their turns run.
         patch.setattr(integer, "_tiles", lambda machine: (2, 6, 8))
-        return Emulator.build(tmp_path_factory.mktemp("aarch64"), MODULES, MACHINES[request.param])
+        modules = [*ALWAYS, *(f"integer_{storage}" for storage in BITS if storage in storages)]
+        return Emulated(Emulator.build(tmp_path_factory.mktemp("aarch64"), modules, MACHINES[request.param]), storages)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("turns", [1, 3, 29])
 @pytest.mark.parametrize("section", SECTIONS)
-def test_kernels_give_the_bits_in_the_files(emulator: Emulator, section: str, turns: int) -> None:
-    check(section, KernelArithmetic(emulator.run), turns)
+def test_kernels_give_the_bits_in_the_files(emulated: Emulated, section: str, turns: int) -> None:
+    emulated.check(section, turns)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("section", SECTIONS)
-def test_a_team_gives_the_bits_in_the_files(emulator: Emulator, section: str) -> None:
-    check(section, KernelArithmetic(emulator.run, members=3))
+def test_a_team_gives_the_bits_in_the_files(emulated: Emulated, section: str) -> None:
+    emulated.check(section, members=3)
 
 
 @pytest.mark.slow
-def test_a_whole_model_gives_the_logits_in_the_file(emulator: Emulator) -> None:
+def test_a_whole_model_gives_the_logits_in_the_file(emulated: Emulated) -> None:
     def emulate(target: CpuTarget) -> None:
-        target._passes = EmulatedPasses(target, emulator)
+        target._passes = EmulatedPasses(target, emulated.emulator)
 
     check_model(read("model"), partial(by_kernels, prepare=emulate))
 

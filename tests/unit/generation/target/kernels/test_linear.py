@@ -16,8 +16,8 @@ from tests.numerics.reference import ReferenceArithmetic
 
 PAGE = ReferenceArithmetic()
 ROWS = (1, 2, 3, 4, 5, 7, 9, 13, 24, 25, 31, 40)
-EACH = [pytest.param(each, marks=() if each in ("float32", "q4_1", "q6_k") else pytest.mark.slow) for each in LAYOUTS]
-"""All storages; without the slow ones, one of each layout: plain numbers, blocks of 32, blocks of 256."""
+EACH = [pytest.param(each, marks=() if each in ("float32", "q4_1", "q6_k") else pytest.mark.long) for each in LAYOUTS]
+"""All storages; without the long ones, one of each layout: plain numbers, blocks of 32, blocks of 256."""
 SHAPES = {1: ((70, 96), (70, 1536), (33, 40)), 32: ((70, 96), (70, 1536)), 256: ((70, 256), (35, 768))}
 
 
@@ -31,7 +31,7 @@ def plain(values: np.ndarray) -> StoredTensor:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("storage", LAYOUTS)
+@pytest.mark.parametrize("storage", EACH)
 def test_every_storage_at_every_way_that_rows_go(storage: str) -> None:
     random = np.random.default_rng(1)
     for outputs, inputs in SHAPES[LAYOUTS[storage].weights]:
@@ -91,6 +91,7 @@ def test_embeddings(storage: str) -> None:
         assert_same_bits(KernelArithmetic().embedding(weights, tokens), PAGE.embedding(weights, tokens))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("storage", ["q5_0", "q5_1", "iq4_nl"])
 def test_widened_weights_are_the_values_that_dequantising_gives(storage: str) -> None:
     """Every integer under extreme scales: zeros, the smallest and the largest float16, and the ordinary ones."""
@@ -128,6 +129,7 @@ def test_the_reference_reads_the_weights_that_dequantising_gives(storage: str) -
     assert_same_bits(values.astype(np.float32), weights.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("storage", QUANTISED)
 def test_int8_of_every_quantised_storage_at_every_way_that_rows_go(storage: str) -> None:
     random = np.random.default_rng(1)

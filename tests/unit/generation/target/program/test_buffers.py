@@ -87,6 +87,7 @@ def tree_near_the_end(target: CpuTarget, nodes: int) -> str:
     return hashlib.sha256(np.ascontiguousarray(logits).tobytes()).hexdigest()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("threads", [2, 8, 16, 32])
 def test_a_tree_near_the_contexts_end_stays_within_the_buffers(model: Path, threads: int, guarded: Guarded) -> None:
     alone, together = (target_of(model, members) for members in (1, threads))
@@ -95,6 +96,7 @@ def test_a_tree_near_the_contexts_end_stays_within_the_buffers(model: Path, thre
         assert guarded.overwritten == 0, nodes
 
 
+@pytest.mark.slow
 def test_a_request_with_a_wide_window_stays_within_the_buffers(tmp_path: Path, guarded: Guarded) -> None:
     path = make_tiny_model(tmp_path, layers=1, hidden=32, heads=2, kv_heads=1, head_dim=16, context=CONTEXT)
     asked = EngineRequest(

@@ -21,11 +21,10 @@ from ledger.keys.ed25519 import PublicKey
 from ledger.keys.note import check_key_name
 from ledger.keys.signer import Signer
 from ledger.keys.trusted_keys import TrustedKeys
-from ledger.log.batch_plan import LogState
 from ledger.log.guard import Guard, check_not_rolled_back
 from ledger.log.store import EntryStore, entries_from
 from ledger.log.tree_head import TreeHead
-from ledger.log.writer import LogWriter, OnWritten, ignore_times
+from ledger.log.writer import LogState, LogWriter, OnWritten, ignore_times
 from ledger.tree.checkpoint import Checkpoint, open_checkpoint, sign_checkpoint
 from ledger.tree.entry import Entry, entry_hash
 from ledger.tree.merkle import Frontier, leaf_hash, tree_root

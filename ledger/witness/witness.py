@@ -25,8 +25,7 @@ from ledger.keys.note import Note, VerifierKey, check_key_name, verify_note
 from ledger.keys.signer import Signer
 from ledger.tree.checkpoint import Checkpoint
 from ledger.tree.merkle import EMPTY_ROOT, verify_consistency
-from ledger.witness.add_checkpoint import AddCheckpoint
-from ledger.witness.cosignature import cosign
+from ledger.witness.cosignature import AddCheckpoint, cosign
 
 _EMPTY = 0
 

@@ -16,7 +16,7 @@ from functools import partial
 from ledger.errors import FormatError, Inconsistent, LedgerError
 from ledger.keys.note import Note
 from ledger.log.reader import LedgerReader
-from ledger.witness.add_checkpoint import AddCheckpoint, read_size
+from ledger.witness.cosignature import AddCheckpoint, read_size
 from ledger.witness.cosignature_store import CosignatureStore
 from ledger.witness.tlog_policy import Policy, PolicyWitness
 from services.runtime.http.http_call import on_own_thread

@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry
 from ledger.errors import LedgerError
 from ledger.keys.note import Note
 from ledger.log.reader import LedgerReader
-from ledger.witness.add_checkpoint import PATH
+from ledger.witness.cosignature import PATH
 from ledger.witness.cosignature_store import CosignatureStore
 from ledger.witness.tlog_policy import Policy
 from services.ledger.checkpoints import Checkpoints

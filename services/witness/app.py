@@ -22,7 +22,7 @@ from ledger.errors import (
     UnsignedCheckpoint,
 )
 from ledger.keys.note import VerifierKey
-from ledger.witness.add_checkpoint import MAX_REQUEST_BYTES, PATH, SIZE_TYPE
+from ledger.witness.cosignature import MAX_REQUEST_BYTES, PATH, SIZE_TYPE
 from ledger.witness.witness import Witness
 from services.runtime.metrics import Metrics
 from services.witness.memory import SqliteWitnessMemory

@@ -23,8 +23,7 @@ from ledger.keys.ed25519 import SigningKey
 from ledger.keys.note import COSIGNATURE, Note, VerifierKey
 from ledger.tree.checkpoint import Checkpoint, sign_checkpoint
 from ledger.tree.merkle import EMPTY_ROOT, consistency_proof, leaf_hash, tree_root
-from ledger.witness.add_checkpoint import MAX_REQUEST_BYTES, AddCheckpoint, read_size
-from ledger.witness.cosignature import cosigners
+from ledger.witness.cosignature import MAX_REQUEST_BYTES, AddCheckpoint, cosigners, read_size
 from ledger.witness.cosignature_store import CosignatureStore, merge
 from ledger.witness.witness import Accusation, SeenTree, Witness
 from tests.mutations import replace

@@ -17,7 +17,7 @@ from services.generation.drafting.acceptance import Acceptance
 from services.generation.drafting.block.block_checkpoint import KNOWN_BY, BlockHead, is_block, load_block_head
 from services.generation.drafting.block.block_pass import BlockPass
 from services.generation.drafting.copies import OwnText
-from services.generation.drafting.draft_tree.candidates import DraftShape, Samplings, candidates
+from services.generation.drafting.draft_tree.candidates import HEAD_NOISE, DraftShape, Samplings, candidates
 from services.generation.drafting.draft_tree.draft_tree import DraftTree, Speaking, expand
 from services.generation.drafting.draft_tree.nodes import Costs, Level
 from services.generation.drafting.heads import HeadKind
@@ -105,12 +105,12 @@ _ARITHMETIC = "int8"  # of the head, as of EAGLE-3's
 class BlockDrafter(Drafter):
     """`Drafter` by one head on one target. Used by the engine's thread.
 
-    `coupled` draws with the sampler's own noise at temperatures above 0 (`candidates`). With `copies`, text that
+    At temperatures above 0 it draws with so much of the sampler's own `noise` (`candidates`). With `copies`, text that
     followed the same words earlier in the sequence is drafted too.
     """
 
     def __init__(
-        self, head: BlockHead, target: Target, cost: PassCost, *, coupled: bool = True, copies: bool = False
+        self, head: BlockHead, target: Target, cost: PassCost, *, noise: float = HEAD_NOISE, copies: bool = False
     ) -> None:
         config = head.config
         shape = DraftShape.for_device(cost)
@@ -118,13 +118,13 @@ class BlockDrafter(Drafter):
         self.feature_layers = config.feature_layers
         blocks, length = target.blocks.total + _SPARE_BLOCKS, target.config.context_length
         self._pass = BlockPass(head, target, blocks, length, arithmetic=_ARITHMETIC)
-        self._coupled, self._guesses = coupled, LookaheadShape.for_device(cost).guesses if copies else 0
+        self._noise, self._guesses = noise, LookaheadShape.for_device(cost).guesses if copies else 0
         self._acceptance, self._ends = Acceptance(), target.config.eos_token_ids
         self.draft_cost, self.level_cost = self._time_drafts()
 
     def begin(self, request: EngineRequest) -> BlockDraft:
         acceptance = self._acceptance.begin(request)
-        speaking = Speaking.of(request, acceptance, self._ends, self._pass.vocabulary, coupled=self._coupled)
+        speaking = Speaking.of(request, acceptance, self._ends, self._pass.vocabulary, noise=self._noise)
         shape = self.shape.for_request(request)
         width = request.parameters.get("block_width", shape.width)
         shape = replace(shape, depth=min(shape.depth, self.head.config.drafts), width=width)

@@ -90,12 +90,19 @@ _REACH = 10.0  # nats below the best: tokens further down get no noise, for it w
 SAMPLING = np.dtype(
     [
         ("temperature", np.float64), ("top_k", np.float64), ("top_p", np.float64), ("min_p", np.float64),
-        ("seed", np.uint64), ("choice", np.int32), ("position", np.int32), ("coupled", np.int32),
+        ("seed", np.uint64), ("choice", np.int32), ("position", np.int32), ("noise", np.float64),
     ],
     align=True,
 )  # fmt: skip
-"""How the token at a position is sampled; `coupled`: with the sampler's own noise."""
+"""How the token at a position is sampled; `noise`: how much of the sampler's own noise a model draws with."""
 Samplings = NDArray[Any]  # of dtype SAMPLING
+
+
+HEAD_NOISE = 0.8
+"""How much of the noise a head draws with. All of it is right for a model that knows the target's logits. A head does
+not: its scores are too flat, and at T = 1 its first token held 39.5 % of the time with all of the noise, 37.3 % without
+and 42.7 % with this much (T = 0.7: 53.6, 51.8 and 55.1 %; 400 tokens of answers of SmolLM2-135M, four draws each).
+"""
 
 
 class Vocabulary(NamedTuple):
@@ -105,11 +112,11 @@ class Vocabulary(NamedTuple):
     draft_ids: Int64
 
 
-def sampling_of(request: EngineRequest, *, coupled: bool = True) -> Samplings:
+def sampling_of(request: EngineRequest, *, noise: float = 1.0) -> Samplings:
     """The sampling of a request, [1]; its position is to be filled in."""
     sampling = request.sampling
     return np.array([(
-        sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p, sampling.seed, request.choice, 0, coupled,
+        sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p, sampling.seed, request.choice, 0, noise,
     )], SAMPLING)  # fmt: skip
 
 
@@ -117,7 +124,7 @@ def candidates(logits: Float32, vocabulary: Vocabulary, samplings: Samplings, as
     """The `width` likeliest tokens below each row and their shares, and the shares of tokens that are asked for.
 
     logits [rows, draft vocabulary] C-contiguous, samplings [rows], asked [rows, any], -1 for none. Where a row's
-    temperature is above 0 and it is coupled, logits / temperature gets the noise that the target's sampler will use
+    temperature is above 0, logits / temperature gets the row's share of the noise that the target's sampler will use
     there: likely winners come first. Tokens that top-k, top-p and min-p remove are out. A
     share is the token's part of the softmax over those scores.
     """
@@ -142,14 +149,14 @@ def _fill(logits: Float32, vocabulary: Vocabulary, samplings: Samplings, level: 
         if sampling.temperature > 0.0:
             limit = _limit(row, scale, limit, sampling, kept)
         likely = kept[: above(row, limit, kept)]
-        noisy = sampling.temperature > 0.0 and sampling.coupled
+        noise = sampling.noise if sampling.temperature > 0.0 else 0.0
         top[:] = -np.inf
         places[:] = 0
         total, pivot = 0.0, np.float64(best) * scale
         for v in likely:
             score = np.float64(row[v]) * scale
-            if noisy:
-                score += gumbel(sampling.seed, sampling.choice, sampling.position, target_ids[v])
+            if noise > 0.0:
+                score += noise * gumbel(sampling.seed, sampling.choice, sampling.position, target_ids[v])
             if score > pivot:
                 total, pivot = total * np.exp(pivot - score), score
             total += np.exp(score - pivot)
@@ -163,8 +170,8 @@ def _fill(logits: Float32, vocabulary: Vocabulary, samplings: Samplings, level: 
             level.asked_shares[r, i] = -1.0
             if v >= 0:
                 score = np.float64(row[v]) * scale
-                if noisy:
-                    score += gumbel(sampling.seed, sampling.choice, sampling.position, target_ids[v])
+                if noise > 0.0:
+                    score += noise * gumbel(sampling.seed, sampling.choice, sampling.position, target_ids[v])
                 level.asked_shares[r, i] = np.exp(score - pivot) / total if row[v] > limit else 0.0
 
 

@@ -136,24 +136,24 @@ Say = Callable[[Float32, Samplings, Int64, int], Level]  # `candidates`, its voc
 class Speaking:
     """The state of a draft model for one request: how the request samples, and how often drafts were accepted.
 
-    `coupled`: the model draws with the sampler's own noise.
+    `noise`: how much of the sampler's own noise the model draws with.
     """
 
     request: EngineRequest
     acceptance: RequestAcceptance
     processors: LogitsProcessors
-    coupled: bool = True
+    noise: float = 1.0
     tree: DraftTree | None = None  # in flight
     length: int = 0  # of the sequence, when the tree was begun
 
     @classmethod
     def of(
         cls, request: EngineRequest, acceptance: RequestAcceptance, eos: Collection[int], vocabulary: Vocabulary,
-        *, coupled: bool = True,
+        *, noise: float = 1.0,
     ) -> Speaking:  # fmt: skip
         ends = end_ids(request.sampling, eos)
         processors = LogitsProcessors(request.sampling, request.prompt, ends, vocabulary.draft_ids)
-        return cls(request, acceptance, processors, coupled)
+        return cls(request, acceptance, processors, noise)
 
     def begin(self, tree: DraftTree, tokens: Sequence[int]) -> None:
         """`tree` is to be verified after `tokens`."""
@@ -179,7 +179,7 @@ def expand(speaking: Sequence[Speaking], logits: Float32, say: Say) -> None:
     samplings, at = np.empty(len(logits), SAMPLING), 0
     for each, tree, count in zip(speaking, trees, rows, strict=True):
         part = slice(at, at + count)
-        samplings[part] = sampling_of(each.request, coupled=each.coupled)
+        samplings[part] = sampling_of(each.request, noise=each.noise)
         samplings["position"][part] = each.length + tree.steps
         if not each.processors.idle:
             logits[part] = each.processors.apply(logits[part])

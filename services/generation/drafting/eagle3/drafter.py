@@ -13,7 +13,7 @@ import numpy as np
 
 from services.generation.drafting.acceptance import Acceptance
 from services.generation.drafting.copies import OwnText
-from services.generation.drafting.draft_tree.candidates import DraftShape, Samplings, candidates
+from services.generation.drafting.draft_tree.candidates import HEAD_NOISE, DraftShape, Samplings, candidates
 from services.generation.drafting.draft_tree.draft_tree import DraftTree, Speaking, expand
 from services.generation.drafting.draft_tree.nodes import Costs, Level
 from services.generation.drafting.eagle3.checkpoint import LAYOUT
@@ -162,24 +162,25 @@ _ARITHMETIC = "int8"  # of the head: half of what a step reads in bfloat16, and 
 class Eagle3Drafter(Drafter):
     """`Drafter` by one head on one target. Used by the engine's thread.
 
-    `coupled` draws with the sampler's own noise at temperatures above 0 (`candidates`); without it the head proposes
-    its likeliest tokens. With `copies`, text that followed the same words earlier in the sequence is drafted too.
+    At temperatures above 0 it draws with so much of the sampler's own `noise` (`candidates`); without it the head
+    proposes its likeliest tokens. With `copies`, text that followed the same words earlier in the sequence is drafted
+    too.
     """
 
     def __init__(
-        self, head: Head, target: Target, cost: PassCost, *, coupled: bool = True, copies: bool = False
+        self, head: Head, target: Target, cost: PassCost, *, noise: float = HEAD_NOISE, copies: bool = False
     ) -> None:
         self.head, self.shape = head, DraftShape.for_device(cost)
         self.feature_layers = head.config.feature_layers
         blocks, length = target.blocks.total + _SPARE_BLOCKS, target.config.context_length
         self._pass = HeadPass(head, target.embed, blocks, length, threads=target.threads, arithmetic=_ARITHMETIC)
-        self._coupled, self._guesses = coupled, LookaheadShape.for_device(cost).guesses if copies else 0
+        self._noise, self._guesses = noise, LookaheadShape.for_device(cost).guesses if copies else 0
         self._acceptance, self._ends = Acceptance(), target.config.eos_token_ids
         self.step_cost = self._time_steps()
 
     def begin(self, request: EngineRequest) -> Eagle3Draft:
         acceptance = self._acceptance.begin(request)
-        speaking = Speaking.of(request, acceptance, self._ends, self._pass.vocabulary, coupled=self._coupled)
+        speaking = Speaking.of(request, acceptance, self._ends, self._pass.vocabulary, noise=self._noise)
         return Eagle3Draft(request, self.shape.for_request(request), speaking, self._pass, self._store)
 
     def propose(self, asks: Sequence[Ask]) -> list[TokenTree]:

@@ -260,9 +260,9 @@ def request(temperature: float) -> EngineRequest:
     return EngineRequest("r", (1,), SamplingParams(temperature=temperature, seed=SEED), CHOICE)
 
 
-def candidates_of(logits: np.ndarray, temperature: float, *, coupled: bool) -> list[int]:
+def candidates_of(logits: np.ndarray, temperature: float, *, noise: float) -> list[int]:
     """The likeliest tokens."""
-    samplings = sampling_of(request(temperature), coupled=coupled)
+    samplings = sampling_of(request(temperature), noise=noise)
     samplings["position"] = POSITION
     found = candidates(logits[None], EVERYTHING, samplings, np.empty((1, 0), np.int64), WIDTH)
     return list(found.tokens[0].tolist())
@@ -281,21 +281,22 @@ def test_tokens_that_are_asked_for_get_the_shares_that_the_likeliest_get() -> No
 
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("spread", [0.1, 1.5, 6.0])
-def test_the_noise_is_that_of_the_sampler_unless_a_model_is_not_coupled(seed: int, spread: float) -> None:
+def test_the_noise_is_that_of_the_sampler_as_much_of_it_as_a_model_takes(seed: int, spread: float) -> None:
     logits = (np.random.default_rng(seed).standard_normal(VOCABULARY) * spread).astype(np.float32)
     scores = logits.astype(np.float64) / 0.7
-    noise = np.array(
+    drawn = np.array(
         [gumbel(np.uint64(SEED), np.int32(CHOICE), np.int32(POSITION), np.int64(v)) for v in range(VOCABULARY)]
     )
     near = np.where(scores > scores.max() - 10.0, 0.0, -np.inf)
-    for coupled, expected in ((True, scores + noise + near), (False, scores)):
-        assert candidates_of(logits, 0.7, coupled=coupled) == np.argsort(-expected)[:WIDTH].tolist()
+    for noise in (1.0, 0.8, 0.0):
+        expected = scores + noise * drawn + near
+        assert candidates_of(logits, 0.7, noise=noise) == np.argsort(-expected)[:WIDTH].tolist()
 
 
 def test_there_is_no_noise_at_temperature_0() -> None:
     logits = np.linspace(0.0, 9.0, VOCABULARY, dtype=np.float32)
-    for temperature, coupled in ((0.0, True), (1.0, False)):
-        assert candidates_of(logits, temperature, coupled=coupled) == [199, 198, 197]
+    for temperature, noise in ((0.0, 1.0), (1.0, 0.0)):
+        assert candidates_of(logits, temperature, noise=noise) == [199, 198, 197]
 
 
 ROWS = arrays(np.float32, st.integers(0, 300), elements=st.floats(-4.0, 4.0, width=32))

@@ -261,7 +261,7 @@ SAMPLINGS = (
 @given(seed=st.integers(0, 2**63), position=st.integers(2, 2000), known=st.sampled_from(SAMPLINGS))
 @example(seed=55_143_981_152_585, position=891, known=SAMPLINGS[0])  # draws a token out of reach
 @battery
-def test_a_coupled_head_with_the_targets_logits_draws_the_targets_token(
+def test_a_head_with_the_targets_logits_and_all_of_the_noise_draws_the_targets_token(
     drafter: Eagle3Drafter, seed: int, position: int, known: SamplingParams
 ) -> None:
     rng, ids = np.random.default_rng(seed), drafter._pass.vocabulary.target_ids
@@ -270,6 +270,7 @@ def test_a_coupled_head_with_the_targets_logits_draws_the_targets_token(
     sampling = replace(known, seed=seed, stop_token_ids=(end,))
     draft = drafter.begin(EngineRequest("r", tuple(prompt), sampling, choice=2, method="eagle3"))
     assert isinstance(draft, Eagle3Draft)
+    draft.speaking.noise = 1.0
     said_logits = rng.standard_normal(len(ids)).astype(np.float32) * 2
     said_logits[drafter._pass.vocabulary.draft_ids[output]] += 4.0
     said_logits[drafter._pass.vocabulary.draft_ids[end]] = 20.0 if sampling.min_tokens else -20.0

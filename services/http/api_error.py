@@ -1,4 +1,4 @@
-"""Errors as OpenAI's clients know them: `{"error": {"message", "type", "param", "code"}}` and an HTTP status."""
+"""Errors as OpenAI's clients know them, `{"error": {"message", "type", "param", "code"}}`, or Anthropic's; a status."""
 
 from __future__ import annotations
 
@@ -31,6 +31,9 @@ _STATUS: dict[type[client.KolmError], int] = {
     client.Unavailable: 503,
 }
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+MESSAGES = "/v1/messages"
+"""Below this path answers Anthropic's API."""
+_ANTHROPIC = {404: "not_found_error", 408: "timeout_error", 413: "request_too_large", 503: "overloaded_error"}
 _RETRY_SECONDS = 1  # where the generation server does not say
 _LONGEST_VALUE = 80  # characters of a wrong value, or of an unknown member's name, that are shown again
 
@@ -48,18 +51,21 @@ class ApiError(Exception):
         self.param = param
         self.retry_after = retry_after
 
-    def body(self) -> dict[str, Any]:
-        """The JSON object; a stream that has begun carries it as an event."""
-        type_ = _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "api_error")
-        return {"error": {"message": self.message, "type": type_, "param": self.param, "code": self.code}}
+    def body(self, path: str = "") -> dict[str, Any]:
+        """The JSON object, as the API with this path has it; a stream that has begun carries it as an event."""
+        anthropic = path.startswith(MESSAGES)
+        types = _TYPES | _ANTHROPIC if anthropic else _TYPES
+        type_ = types.get(self.status, "invalid_request_error" if self.status < 500 else "api_error")
+        error = {"error": {"message": self.message, "type": type_, "param": self.param, "code": self.code}}
+        return {"type": "error", **error} if anthropic else error
 
-    def response(self) -> JSONResponse:
+    def response(self, path: str = "") -> JSONResponse:
         headers = {}
         if self.status in (429, 503):
             headers["retry-after"] = str(max(1, math.ceil(self.retry_after or _RETRY_SECONDS)))
         if self.status == 401:
             headers["www-authenticate"] = "Bearer"
-        return JSONResponse(self.body(), self.status, headers)
+        return JSONResponse(self.body(path), self.status, headers)
 
 
 def of_kolm(error: client.KolmError, names: Mapping[str, str]) -> ApiError:

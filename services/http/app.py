@@ -28,6 +28,8 @@ from services.http.api_error import ApiError, of_kolm
 from services.http.calls import Admission, Callers, Endpoint, Gate, read_fields, token, while_there
 from services.http.completions import ChatDialect, ChatFields, ChatMessage, TextDialect, TextFields
 from services.http.fields import Strict, only
+from services.http.message_answer import MessageDialect
+from services.http.message_fields import MessageFields, PromptFields
 from services.http.response_answer import ResponseDialect
 from services.http.response_fields import ResponseFields
 from services.http.settings import HttpSettings
@@ -135,6 +137,13 @@ class Tokens:
         answer = {"count": len(ids), "max_model_len": found.context_length, "tokens": ids, "token_strs": None}
         return JSONResponse(answer)
 
+    async def count(self, request: Request) -> Response:
+        """Anthropic's count_tokens."""
+        runtime = self._runtime.with_token(token(request))
+        fields = await read_fields(request, PromptFields, self._settings)
+        found = await _asked(request, runtime.tokenize(fields.prompt()))
+        return JSONResponse({"input_tokens": len(found.token_ids)})
+
     async def detokenize(self, request: Request) -> Response:
         runtime = self._runtime.with_token(token(request))
         fields = await read_fields(request, DetokenizeFields, self._settings)
@@ -152,6 +161,8 @@ _BODIES: dict[str, tuple[type[BaseModel], str]] = {
     "/v1/chat/completions": (ChatFields, "A conversation, whole or as server-sent events"),
     "/v1/completions": (TextFields, "A prompt, whole or as server-sent events"),
     "/v1/responses": (ResponseFields, "A response, whole or as named events"),
+    "/v1/messages": (MessageFields, "A message of Anthropic's API, whole or as named events"),
+    "/v1/messages/count_tokens": (PromptFields, "How many tokens a message's prompt has"),
     "/tokenize": (TokenizeFields, "Which tokens a prompt or messages are"),
     "/detokenize": (DetokenizeFields, "The text of tokens"),
 }
@@ -207,6 +218,7 @@ def http_app(
     chat = Endpoint(runtime, settings, ChatFields, ChatDialect)
     text = Endpoint(runtime, settings, TextFields, TextDialect)
     responses = Endpoint(runtime, settings, ResponseFields, ResponseDialect)
+    messages = Endpoint(runtime, settings, MessageFields, MessageDialect)
     tokens, models = Tokens(runtime, settings), Models(runtime)
 
     async def health(_: Request) -> Response:
@@ -224,6 +236,8 @@ def http_app(
             Route("/v1/chat/completions", chat.answer, methods=["POST"]),
             Route("/v1/completions", text.answer, methods=["POST"]),
             Route("/v1/responses", responses.answer, methods=["POST"]),
+            Route("/v1/messages", messages.answer, methods=["POST"]),
+            Route("/v1/messages/count_tokens", tokens.count, methods=["POST"]),
             Route("/tokenize", tokens.tokenize, methods=["POST"]),
             Route("/detokenize", tokens.detokenize, methods=["POST"]),
             Route("/v1/models", models.all),
@@ -259,15 +273,15 @@ def _failed(request: Request, error: Exception) -> Response:
         error = of_kolm(error, {})
     if isinstance(error, HTTPException):
         message = f"{request.method} {request.url.path}: {error.detail}"
-        answer = ApiError(error.status_code, message, error.detail.lower().replace(" ", "_")).response()
+        answer = ApiError(error.status_code, message, error.detail.lower().replace(" ", "_")).response(request.url.path)
         answer.headers.update(error.headers or {})
         return answer
     assert isinstance(error, ApiError)
     if error.status >= 500:
         _log.error("cannot answer: %s", error.message)
-    return error.response()
+    return error.response(request.url.path)
 
 
-def _bug(_: Request, error: Exception) -> Response:
+def _bug(request: Request, error: Exception) -> Response:
     """Starlette raises it again once this has been sent, and it comes into the log."""
-    return ApiError(500, "internal error; the front's log has it", "internal_error").response()
+    return ApiError(500, "internal error; the front's log has it", "internal_error").response(request.url.path)

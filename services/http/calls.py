@@ -131,6 +131,8 @@ def token(request: Request) -> str:
     scheme, _, sent = request.headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer" and sent.startswith(_TOKEN_PREFIX):
         return sent
+    if (key := request.headers.get("x-api-key", "")).startswith(_TOKEN_PREFIX):  # Anthropic's clients
+        return key
     if is_rebound(request.headers, request.scope.get("client")):
         raise _nameless()
     return ""
@@ -177,14 +179,16 @@ class Gate:
             try:
                 await self._callers.admit(token(Request(scope)))
             except ApiError as refusal:
-                await refusal.response()(scope, receive, send)
+                await refusal.response(scope["path"])(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
 
 def _nameless() -> ApiError:
     how = "`kolm up` prints one at its start, `kolm tokens create` makes one"
-    return ApiError(401, f"expected an API key, authorization: Bearer {_TOKEN_PREFIX}…: {how}", "token_required")
+    return ApiError(
+        401, f"expected an API key, authorization: Bearer {_TOKEN_PREFIX}… or x-api-key: {how}", "token_required"
+    )
 
 
 async def read_fields(request: Request, kind: type[_Fields], settings: HttpSettings) -> _Fields:
@@ -247,7 +251,7 @@ class Admission:
         most = self._most if token(Request(scope)) else max(1, 3 * self._most // 4)
         if self._running >= most:
             full = ApiError(429, f"{most} requests are running; come back later", "too_many_requests")
-            await full.response()(scope, receive, send)
+            await full.response(scope["path"])(scope, receive, send)
             return
         self._running += 1
         try:

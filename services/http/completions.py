@@ -10,24 +10,18 @@ from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, mo
 
 from services.client import Chunk, Finished, Message, Request, StructuredOutputs, ToolCall, Tools
 from services.client.generation.completion import Choice, Resolved
+from services.client.generation.output_reader import OutputReader, Part, Thought, output_reader
 from services.client.generation.request import call_id
-from services.client.generation.tool_call_reader import (
-    Arguments,
-    CallBegins,
-    Part,
-    Text,
-    ToolCallReader,
-    tool_call_reader,
-)
+from services.client.generation.tool_call_reader import Arguments, CallBegins, Text
 from services.http.answer import Answer, chat_logprobs, text_length, text_logprobs
 from services.http.fields import NAMES, CommonFields, Strict, joined, only, unsupported
 from services.http.tool_fields import Called, NestedFunction, NestedToolChoice, tools_of
 
 
 class ToolCallDeltas:
-    """The pieces of one choice's calls."""
+    """The pieces of one choice that has thoughts or calls."""
 
-    def __init__(self, reader: ToolCallReader, request_id: str, choice: int) -> None:
+    def __init__(self, reader: OutputReader, request_id: str, choice: int) -> None:
         self._reader, self._request_id, self._choice = reader, request_id, choice
         self.calls = 0
 
@@ -43,6 +37,8 @@ class ToolCallDeltas:
         match part:
             case Text():
                 return {"content": part.text}
+            case Thought():
+                return {"reasoning_content": part.text}
             case CallBegins():
                 self.calls += 1
                 call = ToolCall(call_id(self._request_id, self._choice, self.calls - 1), part.name, "")
@@ -55,12 +51,14 @@ def call_json(call: ToolCall) -> dict[str, Any]:
     return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
 
-def message_json(content: str, calls: Sequence[ToolCall]) -> dict[str, Any]:
-    """An assistant's message; beside calls an empty content is null."""
+def message_json(content: str, calls: Sequence[ToolCall], thoughts: str = "") -> dict[str, Any]:
+    """An assistant's message; beside calls an empty content is null. Thoughts have vLLM's and llama-server's name."""
+    message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+    if thoughts:
+        message["reasoning_content"] = thoughts
     if not calls:
-        return {"role": "assistant", "content": content, "refusal": None}
-    called = [call_json(call) for call in calls]
-    return {"role": "assistant", "content": content or None, "refusal": None, "tool_calls": called}
+        return message
+    return {**message, "content": content or None, "tool_calls": [call_json(call) for call in calls]}
 
 
 def _is_blank(part: Part) -> bool:
@@ -75,6 +73,7 @@ class ChatMessage(Strict):
     name: str | None = None
     refusal: Annotated[Any, only()] = None
     annotations: Annotated[Any, only([])] = None
+    reasoning_content: str | None = None
     audio: Annotated[Any, only()] = None
     tool_calls: Annotated[list[Called], Field(fail_fast=True)] | None = None
     tool_call_id: str | None = None
@@ -225,13 +224,13 @@ class ChatDialect:
 
     def answer(self, asked: Request, resolved: Resolved, promise: bytes | None) -> Answer:
         for choice in range(self.fields.n or 1):
-            if (reader := tool_call_reader(resolved, asked)) is not None:
+            if (reader := output_reader(resolved, asked)) is not None:
                 self._calls[choice] = ToolCallDeltas(reader, resolved.request_id, choice)
         return Answer(self, asked, resolved, promise)
 
     def choice(self, choice: Choice) -> dict[str, Any]:
         logprobs = chat_logprobs(choice.logprobs) if self.fields.logprobs else None
-        message = message_json(choice.content, choice.tool_calls)
+        message = message_json(choice.content, choice.tool_calls, choice.thoughts)
         return {"message": message, "logprobs": logprobs, "finish_reason": _why(choice, len(choice.tool_calls))}
 
     def opening(self) -> dict[str, Any] | None:

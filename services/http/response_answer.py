@@ -8,8 +8,9 @@ from typing import Any
 
 from services.client import Chunk, Completion, Finished, Request
 from services.client.generation.completion import Metrics, PositionLogprobs, Resolved, Usage
+from services.client.generation.output_reader import Part, output_reader
 from services.client.generation.request import call_id
-from services.client.generation.tool_call_reader import Arguments, CallBegins, Part, Text, tool_call_reader
+from services.client.generation.tool_call_reader import Arguments, CallBegins, Text
 from services.http.answer import KolmMember, response_logprobs, speculative_decoding
 from services.http.api_error import ApiError
 from services.http.fields import NAMES
@@ -89,13 +90,16 @@ _INCOMPLETE = {"length": "max_output_tokens", "cancelled": "cancelled", "error":
 
 
 class ResponseAnswer:
-    """The answer to one request, once the server has resolved it. One message, unless there are calls of tools."""
+    """The answer to one request, once the server has resolved it. One message, unless there are calls of tools.
+
+    Thoughts are left out, but beside log-probabilities, which are of all tokens.
+    """
 
     def __init__(self, fields: ResponseFields, asked: Request, resolved: Resolved, promise: bytes | None) -> None:
         self._kolm = KolmMember(asked, resolved, promise, files=fields.wants_files)
         self._request_id = resolved.request_id
         self._numbers, self._items = 0, list[MessageItem | CallItem]()
-        self._reader = tool_call_reader(resolved, asked)
+        self._reader = None if fields.logprobs is not None else output_reader(resolved, asked)
         sampling = resolved.sampling
         self._common: dict[str, Any] = {
             "id": "resp_" + resolved.request_id,

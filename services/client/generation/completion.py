@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from services.client.generation.request import Called, ToolCall, ToolCallSyntax
+from services.client.generation.request import Called, ThoughtSyntax, ToolCall, ToolCallSyntax
 
 if TYPE_CHECKING:
     import ledger.documents.receipt
@@ -108,7 +108,7 @@ class Resolved:
     """The request with every default filled in and every name turned into an identifier.
 
     `sampling` is by field name; `profile_proven` is None from servers that do not say. `tool_calls` is how calls look
-    in the text, None where the model was told of no tools.
+    in the text, None where the model was told of no tools, `thoughts` how they do, None for a model that shows none.
     """
 
     request_id: str
@@ -128,13 +128,14 @@ class Resolved:
     prompt_token_ids: tuple[int, ...]
     prompt_salt: bytes = field(repr=False)
     tool_calls: ToolCallSyntax | None = None
+    thoughts: ThoughtSyntax | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
     """One continuation. `finish_reason` is stop, length, cancelled or error; `stop_reason` is the match, or None.
 
-    `text` is the whole output, calls of tools as the model wrote them included; `content` is what stands beside those.
+    `text` is the whole output, thoughts and calls of tools as the model wrote them included; `content` is the rest.
     """
 
     index: int
@@ -154,6 +155,11 @@ class Choice:
     @property
     def tool_calls(self) -> tuple[ToolCall, ...]:
         return () if self.called is None else self.called.calls
+
+    @property
+    def thoughts(self) -> str:
+        """What the model has said before its answer, where it shows that."""
+        return "" if self.called is None else self.called.thoughts
 
 
 @dataclass(frozen=True, slots=True)

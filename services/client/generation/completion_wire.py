@@ -15,9 +15,9 @@ from services.client.errors import Internal
 from services.client.generation import completion as model
 from services.client.generation import completion as values
 from services.client.generation.completion import Choice, Chunk, Completion, Event, Finished, Metrics, Started, Usage
-from services.client.generation.request import Request, SpecDecodeConfig, ToolCallSyntax
+from services.client.generation.output_reader import with_calls
+from services.client.generation.request import Request, SpecDecodeConfig, ThoughtSyntax, ToolCallSyntax
 from services.client.generation.request_wire import structured_outputs_value
-from services.client.generation.tool_call_reader import with_calls
 
 
 def completion(message: pb.GenerateResponse, promise: bytes | None = None) -> values.Completion:
@@ -133,11 +133,13 @@ def _receipt(
 
 def _resolved(message: pb.Resolved) -> values.Resolved:
     calls = message.tool_call_syntax if message.HasField("tool_call_syntax") else None
+    thoughts = message.thought_syntax if message.HasField("thought_syntax") else None
     return plain_value(
         values.Resolved,
         message,
         sampling=_sampling(message.sampling),
         tool_calls=None if calls is None else plain_value(ToolCallSyntax, calls),
+        thoughts=None if thoughts is None else plain_value(ThoughtSyntax, thoughts),
     )
 
 

@@ -171,10 +171,11 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class Called:
-    """An output's calls, and the text beside them."""
+    """An output's calls, the text beside them, and what was thought before."""
 
     content: str
     calls: tuple[ToolCall, ...]
+    thoughts: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +186,16 @@ class ToolCallSyntax:
     middle: str
     between: str | None
     close: str
+
+
+@dataclass(frozen=True, slots=True)
+class ThoughtSyntax:
+    """How thoughts look in an output's text, as the proto's ThoughtSyntax says."""
+
+    open: str
+    closes: tuple[str, ...]
+    bare: str = ""
+    begun: bool = False
 
 
 def call_id(request_id: str, choice: int, place: int) -> str:

@@ -34,9 +34,9 @@ from services.client.errors import DeadlineExceeded, Unavailable, decoded_errors
 from services.client.generation import completion_wire
 from services.client.generation.completion import Completion, Event, Load, ModelInfo, Tokens
 from services.client.generation.completion_wire import Collection, checked_completion, checked_events
+from services.client.generation.output_reader import with_calls
 from services.client.generation.request import Request, SpecDecodeConfig, as_config, as_request
 from services.client.generation.request_wire import detokenize_request, generate_request, tokenize_request
-from services.client.generation.tool_call_reader import with_calls
 from services.client.identity import ClientTls, Metadata
 
 SERVICE = "kolm.generation.v1.GenerationService"

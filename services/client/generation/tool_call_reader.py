@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
-from services.client.generation.request import Called, ToolCall, ToolCallSyntax, call_id
-
-if TYPE_CHECKING:
-    from services.client.generation.completion import Choice, Completion, Resolved
-    from services.client.generation.request import Request
+from services.client.generation.request import ToolCallSyntax
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,39 +120,6 @@ class ToolCallReader:
             if not last and any(_may_become(rest, candidate) for candidate in self._first):
                 return at, None, at
         return known, None, known
-
-
-def tool_call_reader(resolved: Resolved, request: Request) -> ToolCallReader | None:
-    """For one choice; None where the model was told of no tools. An output under a constraint is calls, or none."""
-    if resolved.tool_calls is None or request.tool_set is None:
-        return None
-    return ToolCallReader(resolved.tool_calls, request.tool_set.names, anywhere=request.params.constraint is None)
-
-
-def with_calls(completion: Completion, request: Request) -> Completion:
-    """With the calls of each choice read, where the model was told of tools."""
-    read = (_called(each, completion.resolved, request) for each in completion.choices)
-    return replace(completion, choices=tuple(read))
-
-
-def _called(choice: Choice, resolved: Resolved, request: Request) -> Choice:
-    if (reader := tool_call_reader(resolved, request)) is None:
-        return choice
-    content, names, arguments = "", list[str](), list[str]()
-    for part in (*reader.feed(choice.text), *reader.end()):
-        match part:
-            case Text():
-                content += part.text
-            case CallBegins():
-                names.append(part.name)
-                arguments.append("")
-            case Arguments():
-                arguments[-1] += part.text
-    calls = [
-        ToolCall(call_id(resolved.request_id, choice.index, place), name, written)
-        for place, (name, written) in enumerate(zip(names, arguments, strict=True))
-    ]
-    return replace(choice, called=Called(content.strip() if calls else content, tuple(calls)))
 
 
 class _Object:

@@ -103,6 +103,7 @@ def resolved_message(resolved: Resolved, identity: Identity) -> pb.Resolved:
         prompt_token_ids=resolved.prompt,
         prompt_salt=resolved.prompt_salt,
         tool_call_syntax=None if resolved.tool_calls is None else pb.ToolCallSyntax(**asdict(resolved.tool_calls)),
+        thought_syntax=None if resolved.thoughts is None else pb.ThoughtSyntax(**asdict(resolved.thoughts)),
     )
 
 

@@ -33,6 +33,9 @@ class FarTokenizer:
     def special_texts(self) -> dict[str, int]:
         return {}
 
+    def thoughts(self, prompt: Sequence[int]) -> None:
+        """Its chat template is not at hand: thoughts are text."""
+
     def encode(self, text: str) -> list[int]:
         return self._tokens(text, special=True)
 

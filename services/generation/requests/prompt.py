@@ -14,6 +14,7 @@ from ledger.documents.content import Turn, sent_tools, sent_turn
 from ledger.encoding.canonical import canonical
 from services.generation.engine.request import StructuredOutputs
 from services.generation.engine.text.grammar import json_rule, lark_rule
+from services.generation.engine.text.thoughts import ThoughtSyntax
 from services.generation.engine.text.tokenizer import TextCodec
 from services.generation.engine.text.tool_calls import ToolCallSyntax, read_json
 from services.runtime.errors import InvalidArgument
@@ -248,6 +249,10 @@ class PromptReader:
     def tool_calls(self) -> ToolCallSyntax:
         """How this model calls tools."""
         return self._tokenizer.tool_calls
+
+    def thoughts(self, prompt: Sequence[int]) -> ThoughtSyntax | None:
+        """How this model shows what it thinks, behind this prompt."""
+        return self._tokenizer.thoughts(prompt)
 
     @property
     def special(self) -> Mapping[str, int]:

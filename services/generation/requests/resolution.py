@@ -26,6 +26,7 @@ from services.generation.engine.request import (
     StructuredOutputs,
 )
 from services.generation.engine.text.grammar_compiler import Grammars
+from services.generation.engine.text.thoughts import ThoughtSyntax
 from services.generation.engine.text.tool_calls import ToolCallSyntax
 from services.generation.requests.halts import HaltBoard
 from services.generation.requests.heads import HeadBoard
@@ -142,6 +143,7 @@ class Resolved:
     deadline: float = math.inf  # of `time.perf_counter`
     grammar: Grammar | None = None  # of sampling.structured_outputs
     tool_calls: ToolCallSyntax | None = None  # as the output's text has them, if the model is told of tools
+    thoughts: ThoughtSyntax | None = None  # as the output's text has them, if the model shows any
     prompt_salt: bytes = field(default_factory=new_salt, repr=False)  # of the promise and of all choices' receipts
 
     @property
@@ -244,6 +246,7 @@ class Resolver:
             deadline=deadline,
             grammar=grammar,
             tool_calls=None if prompt.tools is None else self._prompts.tool_calls.without(self._prompts.special),
+            thoughts=self._prompts.thoughts(prompt.token_ids) if prompt.field == "messages" else None,
         )
 
     async def tokenize(self, request: pb.TokenizeRequest) -> tuple[int, ...]:

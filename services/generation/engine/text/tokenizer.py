@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,6 +15,7 @@ from tokenizers.decoders import DecodeStream
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from services.generation.engine.text.thoughts import ThoughtSyntax, known_thoughts
 from services.generation.engine.text.tool_calls import PLAIN, PROBE_TOOL, ToolCallSyntax, learned_syntax, plain_turns
 from services.generation.target.errors import ConfigInvalid, TargetError
 from services.generation.target.files.gguf_file import GgufFile, is_gguf
@@ -236,6 +237,7 @@ def _surround(tokenizer: FastTokenizer, metadata: GgufMetadata, roles: dict[str,
 
 
 _CONTEXT = 4
+_TAIL = 8  # tokens at a prompt's end in which a thought may have begun
 """Tokens of the prompt that stand before the first one decoded."""
 
 
@@ -260,6 +262,8 @@ class TextCodec(Protocol):
 
     @property
     def special_texts(self) -> dict[str, int]: ...
+
+    def thoughts(self, prompt: Sequence[int]) -> ThoughtSyntax | None: ...
 
     def encode(self, text: str) -> list[int]: ...
 
@@ -347,6 +351,16 @@ class Tokenizer:
     def tool_calls(self) -> ToolCallSyntax:
         """How this model calls tools, special tokens included."""
         return self._native_calls or PLAIN
+
+    def thoughts(self, prompt: Sequence[int]) -> ThoughtSyntax | None:
+        """How this model shows what it thinks before it answers this prompt; None where it does not."""
+        if (syntax := self._thoughts) is None:
+            return None
+        return replace(syntax, begun=self.decode_all(prompt[-_TAIL:]).rstrip().endswith(syntax.open))
+
+    @cached_property
+    def _thoughts(self) -> ThoughtSyntax | None:
+        return known_thoughts(self._tokenizer.get_chat_template()) if self.has_chat_template else None
 
     @cached_property
     def special_texts(self) -> dict[str, int]:

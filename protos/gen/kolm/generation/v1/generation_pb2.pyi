@@ -334,6 +334,44 @@ class ToolCallSyntax(_message.Message):
 Global___ToolCallSyntax: _TypeAlias = ToolCallSyntax  # noqa: Y015
 
 @_typing.final
+class ThoughtSyntax(_message.Message):
+    """ThoughtSyntax says how an output shows what the model thinks before it answers: `open`, thought, one of `closes`, answer; white
+    space beside. Special tokens are no text, and are not here.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OPEN_FIELD_NUMBER: _builtins.int
+    CLOSES_FIELD_NUMBER: _builtins.int
+    BARE_FIELD_NUMBER: _builtins.int
+    BEGUN_FIELD_NUMBER: _builtins.int
+    open: _builtins.str
+    """Before the thought."""
+    bare: _builtins.str
+    """Before an answer without a thought. Empty: nothing."""
+    begun: _builtins.bool
+    """Whether the prompt has ended with `open` already: the output begins within the thought."""
+    @_builtins.property
+    def closes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Each of them ends the thought. Of one with a space, what is behind the space belongs to what follows."""
+
+    def __init__(
+        self,
+        *,
+        open: _builtins.str = ...,
+        closes: _abc.Iterable[_builtins.str] | None = ...,
+        bare: _builtins.str = ...,
+        begun: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bare", b"bare", "begun", b"begun", "closes", b"closes", "open", b"open"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ThoughtSyntax: _TypeAlias = ThoughtSyntax  # noqa: Y015
+
+@_typing.final
 class Message(_message.Message):
     """Message is one turn of a conversation."""
 
@@ -604,6 +642,7 @@ class Resolved(_message.Message):
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     PROMPT_SALT_FIELD_NUMBER: _builtins.int
     TOOL_CALL_SYNTAX_FIELD_NUMBER: _builtins.int
+    THOUGHT_SYNTAX_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """The request's id, the server's own where the request had none."""
     base_cid: _builtins.str
@@ -648,6 +687,10 @@ class Resolved(_message.Message):
     def tool_call_syntax(self) -> Global___ToolCallSyntax:
         """How calls look in the output's text; absent where the model was told of no tools."""
 
+    @_builtins.property
+    def thought_syntax(self) -> Global___ThoughtSyntax:
+        """How thoughts look in the output's text; absent where the model shows none, or the prompt is no conversation."""
+
     def __init__(
         self,
         *,
@@ -668,10 +711,11 @@ class Resolved(_message.Message):
         prompt_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         prompt_salt: _builtins.bytes = ...,
         tool_call_syntax: Global___ToolCallSyntax | None = ...,
+        thought_syntax: Global___ThoughtSyntax | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_adapter_cid", b"_adapter_cid", "_fallback_reason", b"_fallback_reason", "_head_cid", b"_head_cid", "_k", b"_k", "_profile_proven", b"_profile_proven", "_tool_call_syntax", b"_tool_call_syntax", "adapter_cid", b"adapter_cid", "fallback_reason", b"fallback_reason", "head_cid", b"head_cid", "k", b"k", "profile_proven", b"profile_proven", "sampling", b"sampling", "tool_call_syntax", b"tool_call_syntax"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_adapter_cid", b"_adapter_cid", "_fallback_reason", b"_fallback_reason", "_head_cid", b"_head_cid", "_k", b"_k", "_profile_proven", b"_profile_proven", "_thought_syntax", b"_thought_syntax", "_tool_call_syntax", b"_tool_call_syntax", "adapter_cid", b"adapter_cid", "fallback_reason", b"fallback_reason", "head_cid", b"head_cid", "k", b"k", "profile_proven", b"profile_proven", "sampling", b"sampling", "thought_syntax", b"thought_syntax", "tool_call_syntax", b"tool_call_syntax"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_adapter_cid", b"_adapter_cid", "_fallback_reason", b"_fallback_reason", "_head_cid", b"_head_cid", "_k", b"_k", "_profile_proven", b"_profile_proven", "_tool_call_syntax", b"_tool_call_syntax", "adapter_cid", b"adapter_cid", "base_cid", b"base_cid", "fallback_reason", b"fallback_reason", "halt_epoch", b"halt_epoch", "head_cid", b"head_cid", "k", b"k", "method", b"method", "profile_cid", b"profile_cid", "profile_proven", b"profile_proven", "prompt_salt", b"prompt_salt", "prompt_token_ids", b"prompt_token_ids", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "requested_method", b"requested_method", "sampling", b"sampling", "tokenizer_cid", b"tokenizer_cid", "tool_call_syntax", b"tool_call_syntax"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_adapter_cid", b"_adapter_cid", "_fallback_reason", b"_fallback_reason", "_head_cid", b"_head_cid", "_k", b"_k", "_profile_proven", b"_profile_proven", "_thought_syntax", b"_thought_syntax", "_tool_call_syntax", b"_tool_call_syntax", "adapter_cid", b"adapter_cid", "base_cid", b"base_cid", "fallback_reason", b"fallback_reason", "halt_epoch", b"halt_epoch", "head_cid", b"head_cid", "k", b"k", "method", b"method", "profile_cid", b"profile_cid", "profile_proven", b"profile_proven", "prompt_salt", b"prompt_salt", "prompt_token_ids", b"prompt_token_ids", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "requested_method", b"requested_method", "sampling", b"sampling", "thought_syntax", b"thought_syntax", "tokenizer_cid", b"tokenizer_cid", "tool_call_syntax", b"tool_call_syntax"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__adapter_cid: _TypeAlias = _typing.Literal["adapter_cid"]  # noqa: Y015
     _WhichOneofArgType__adapter_cid: _TypeAlias = _typing.Literal["_adapter_cid", b"_adapter_cid"]  # noqa: Y015
@@ -683,6 +727,8 @@ class Resolved(_message.Message):
     _WhichOneofArgType__k: _TypeAlias = _typing.Literal["_k", b"_k"]  # noqa: Y015
     _WhichOneofReturnType__profile_proven: _TypeAlias = _typing.Literal["profile_proven"]  # noqa: Y015
     _WhichOneofArgType__profile_proven: _TypeAlias = _typing.Literal["_profile_proven", b"_profile_proven"]  # noqa: Y015
+    _WhichOneofReturnType__thought_syntax: _TypeAlias = _typing.Literal["thought_syntax"]  # noqa: Y015
+    _WhichOneofArgType__thought_syntax: _TypeAlias = _typing.Literal["_thought_syntax", b"_thought_syntax"]  # noqa: Y015
     _WhichOneofReturnType__tool_call_syntax: _TypeAlias = _typing.Literal["tool_call_syntax"]  # noqa: Y015
     _WhichOneofArgType__tool_call_syntax: _TypeAlias = _typing.Literal["_tool_call_syntax", b"_tool_call_syntax"]  # noqa: Y015
     @_typing.overload
@@ -695,6 +741,8 @@ class Resolved(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__k) -> _WhichOneofReturnType__k | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__profile_proven) -> _WhichOneofReturnType__profile_proven | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__thought_syntax) -> _WhichOneofReturnType__thought_syntax | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__tool_call_syntax) -> _WhichOneofReturnType__tool_call_syntax | None: ...
 

@@ -1,0 +1,156 @@
+"""Reads an output's text as it comes: thoughts, the answer, calls of tools."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from services.client.generation.request import Called, ThoughtSyntax, ToolCall, call_id
+from services.client.generation.tool_call_reader import Arguments, CallBegins, Text, ToolCallReader
+
+if TYPE_CHECKING:
+    from services.client.generation.completion import Choice, Completion, Resolved
+    from services.client.generation.request import Request
+
+
+@dataclass(frozen=True, slots=True)
+class Thought:
+    """A piece of what the model thinks before it answers."""
+
+    text: str
+
+
+Part = Thought | Text | CallBegins | Arguments
+
+
+class ThoughtReader:
+    """Tells thoughts, which are at the beginning, from the rest. The syntax and white space around it are left out."""
+
+    def __init__(self, syntax: ThoughtSyntax) -> None:
+        self._syntax = syntax
+        self._held = ""
+        self._within = self._thought = syntax.begun
+        self._begins = True  # nothing was said of a thought, or of the rest, so far: white space is left out
+        self._is_rest = False
+
+    def feed(self, text: str, *, last: bool = False) -> list[Thought | Text]:
+        """With `last` nothing is held back."""
+        self._held += text
+        found: list[Thought | Text] = []
+        if not self._within and not self._is_rest:
+            self._open(last)
+        if self._within:
+            found += self._think(last)
+        if self._is_rest and self._begins and self._thought:
+            self._held = self._held.lstrip()
+        if self._is_rest and self._held:
+            found.append(Text(self._held))
+            self._held, self._begins = "", False
+        return found
+
+    def _open(self, last: bool) -> None:
+        """Decides whether there is a thought."""
+        bare = self._held.lstrip()
+        opened = self._syntax.open
+        if bare.startswith(opened):
+            self._within, self._thought, self._held = True, True, bare.removeprefix(opened)
+        elif self._syntax.bare and bare.startswith(self._syntax.bare):
+            self._is_rest, self._thought, self._held = True, True, bare.removeprefix(self._syntax.bare)
+        elif last or not any(each.startswith(bare) for each in (opened, self._syntax.bare)):
+            self._is_rest = True
+
+    def _think(self, last: bool) -> list[Thought | Text]:
+        self._held = self._held.lstrip() if self._begins else self._held
+        ends = [(at, close) for close in self._syntax.closes if (at := self._held.find(close)) >= 0]
+        if ends:
+            at, close = min(ends)
+            thought, rest = self._held[:at].rstrip(), self._held[at:]
+            dropped = close.partition(" ")[0]  # what is behind a space belongs to what follows
+            self._within, self._is_rest, self._begins = False, True, True
+            self._held = rest.removeprefix(dropped)
+        else:
+            kept = 0 if last else self._undecided()
+            thought = self._held[: len(self._held) - kept]
+            self._held = self._held[len(thought) :]
+            self._begins = self._begins and not thought
+        return [Thought(thought)] if thought else []
+
+    def _undecided(self) -> int:
+        """How many characters at the end may belong to a closing, or to the white space before it."""
+        known = len(self._held.rstrip())
+        for at in range(known):
+            if any(close.startswith(self._held[at:]) for close in self._syntax.closes):
+                return len(self._held) - len(self._held[:at].rstrip())
+        return len(self._held) - known
+
+
+class OutputReader:
+    """Reads one output piece by piece: its thoughts, then text and calls."""
+
+    def __init__(self, thoughts: ThoughtReader | None, calls: ToolCallReader | None) -> None:
+        self._thoughts, self._calls = thoughts, calls
+
+    def feed(self, text: str) -> list[Part]:
+        return self._read(text, last=False)
+
+    def end(self) -> list[Part]:
+        """What was held back."""
+        return [*self._read("", last=True), *(self._calls.end() if self._calls else ())]
+
+    def _read(self, text: str, *, last: bool) -> list[Part]:
+        rest: Iterable[Thought | Text] = [Text(text)] if text else []
+        if self._thoughts is not None:
+            rest = self._thoughts.feed(text, last=last)
+        parts: list[Part] = []
+        for part in rest:
+            if isinstance(part, Thought) or self._calls is None:
+                parts.append(part)
+            else:
+                parts += self._calls.feed(part.text)
+        return parts
+
+
+def output_reader(resolved: Resolved, request: Request) -> OutputReader | None:
+    """For one choice; None where all of it is the answer: the model shows no thoughts, and was told of no tools.
+
+    An output under a constraint is calls, or none; a thought that the prompt has begun is not in it.
+    """
+    held = request.params.constraint is not None
+    calls, tools = None, request.tool_set
+    if resolved.tool_calls is not None and tools is not None:
+        calls = ToolCallReader(resolved.tool_calls, tools.names, anywhere=not held)
+    syntax = resolved.thoughts
+    if syntax is not None and syntax.begun and (held or (tools is not None and tools.choice == "required")):
+        syntax = None
+    if syntax is None and calls is None:
+        return None
+    return OutputReader(None if syntax is None else ThoughtReader(syntax), calls)
+
+
+def with_calls(completion: Completion, request: Request) -> Completion:
+    """With thoughts and calls of each choice read, where there may be some."""
+    read = (_called(each, completion.resolved, request) for each in completion.choices)
+    return replace(completion, choices=tuple(read))
+
+
+def _called(choice: Choice, resolved: Resolved, request: Request) -> Choice:
+    if (reader := output_reader(resolved, request)) is None:
+        return choice
+    content, thoughts, names, arguments = "", "", list[str](), list[str]()
+    for part in (*reader.feed(choice.text), *reader.end()):
+        match part:
+            case Text():
+                content += part.text
+            case Thought():
+                thoughts += part.text
+            case CallBegins():
+                names.append(part.name)
+                arguments.append("")
+            case Arguments():
+                arguments[-1] += part.text
+    calls = [
+        ToolCall(call_id(resolved.request_id, choice.index, place), name, written)
+        for place, (name, written) in enumerate(zip(names, arguments, strict=True))
+    ]
+    return replace(choice, called=Called(content.strip() if calls else content, tuple(calls), thoughts))

@@ -1,0 +1,31 @@
+"""What models say before they answer: thoughts, and how chat templates of today's families write them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ThoughtSyntax:
+    """An output that thinks: `open`, thought, one of `closes`, answer; or `bare` and the answer.
+
+    Of a closing with a space, what is behind the space belongs to what follows. `begun`: the prompt ends with `open`.
+    """
+
+    open: str
+    closes: tuple[str, ...]
+    bare: str = ""
+    begun: bool = False
+
+
+_TAGS = ThoughtSyntax("<think>", ("</think>",))
+"""Qwen3's, which DeepSeek-R1, SmolLM3 and others write too; the tags are no special tokens."""
+_HARMONY = ThoughtSyntax("analysis", ("assistantfinal", "assistantcommentary", "assistant to="), "final")
+"""gpt-oss's channels, as decoded text has them: what marks them are special tokens, their names are none."""
+
+
+def known_thoughts(template: str) -> ThoughtSyntax | None:
+    """By a chat template's text; None where it writes no thoughts that are known."""
+    if "<|channel|>" in template and "analysis" in template:
+        return _HARMONY
+    return _TAGS if _TAGS.open in template and _TAGS.closes[0] in template else None

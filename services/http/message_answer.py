@@ -1,0 +1,169 @@
+"""Answers of Anthropic's `/v1/messages`, whole and as its events: blocks of text, thoughts and calls of tools."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from services.client import Chunk, Completion, Finished, Request
+from services.client.generation.completion import Choice, Resolved, Usage
+from services.client.generation.output_reader import Part, Thought, output_reader
+from services.client.generation.request import call_id
+from services.client.generation.tool_call_reader import CallBegins, Text
+from services.http.answer import KolmMember, speculative_decoding
+from services.http.api_error import MESSAGES, ApiError
+from services.http.fields import NAMES
+from services.http.message_fields import MessageFields
+
+_DELTAS = {
+    "text": ("text_delta", "text"),
+    "thinking": ("thinking_delta", "thinking"),
+    "tool_use": ("input_json_delta", "partial_json"),
+}
+"""Of each type of block the type of its additions, and the member that has them."""
+
+
+class MessageAnswer:
+    """The answer to one request, once the server has resolved it. The whole one has the blocks that the events tell."""
+
+    def __init__(self, fields: MessageFields, asked: Request, resolved: Resolved, promise: bytes | None) -> None:
+        self._kolm = KolmMember(asked, resolved, promise, files=fields.wants_files)
+        self._resolved = resolved
+        self._model = fields.model or resolved.base_cid
+        self._shows_thoughts = fields.shows_thoughts
+        self._reader = output_reader(resolved, asked)
+        self._blocks: list[dict[str, Any]] = []
+        self._written: list[str] = []  # of each block, all that was added
+
+    def whole(self, completion: Completion) -> dict[str, Any]:
+        choice = completion.choices[0]
+        self._read(choice.text), self._held()
+        kolm = self._kolm.ended(completion.metrics, completion.choices)
+        message = self._message(completion.usage) | self._why(choice)
+        return message | {"content": self._content(), "metrics": speculative_decoding(completion.metrics), "kolm": kolm}
+
+    def openings(self) -> list[dict[str, Any]]:
+        message = self._message(Usage(self._resolved.prompt_tokens, 0)) | {"kolm": self._kolm.started()}
+        return [{"type": "message_start", "message": message}, {"type": "ping"}]
+
+    def piece(self, chunk: Chunk) -> list[dict[str, Any]]:
+        return self._read(chunk.text)
+
+    def closing(self, finished: Finished) -> list[dict[str, Any]]:
+        """The receipt is in the event that says why the answer ended."""
+        events = [*self._held(), *self._stopped()]
+        kolm = self._kolm.ended(finished.metrics, [finished])
+        ended = {"usage": _usage(finished.usage), "metrics": speculative_decoding(finished.metrics), "kolm": kolm}
+        return [*events, {"type": "message_delta", "delta": self._why(finished), **ended}]
+
+    def endings(self, finished: Sequence[Finished]) -> list[Any]:
+        return [{"type": "message_stop"}]
+
+    def failed(self, error: ApiError) -> dict[str, Any]:
+        return error.body(MESSAGES)
+
+    def _message(self, usage: Usage) -> dict[str, Any]:
+        return {
+            "id": f"msg_{self._resolved.request_id}", "type": "message", "role": "assistant", "model": self._model,
+            "content": [], "stop_reason": None, "stop_sequence": None, "usage": _usage(usage),
+        }  # fmt: skip
+
+    def _why(self, ended: Choice | Finished) -> dict[str, Any]:
+        """An answer that ended by an error, or because it was cancelled, says that in kolm's words."""
+        sequence = ended.stop_reason if isinstance(ended.stop_reason, str) else None
+        reason = {"stop": "end_turn", "length": "max_tokens"}.get(ended.finish_reason, ended.finish_reason)
+        if reason == "end_turn" and sequence is not None:
+            return {"stop_reason": "stop_sequence", "stop_sequence": sequence}
+        if reason == "end_turn" and any(block["type"] == "tool_use" for block in self._blocks):
+            reason = "tool_use"
+        return {"stop_reason": reason, "stop_sequence": None}
+
+    def _content(self) -> list[dict[str, Any]]:
+        return [_filled(block, text) for block, text in zip(self._blocks, self._written, strict=True)]
+
+    def _read(self, text: str) -> list[dict[str, Any]]:
+        if self._reader is None:
+            return self._added([Text(text)])
+        return self._added(self._reader.feed(text))
+
+    def _held(self) -> list[dict[str, Any]]:
+        """What the reader held back; with no block at all an empty one of text."""
+        events = [] if self._reader is None else self._added(self._reader.end())
+        return events if self._blocks else [*events, *self._begun({"type": "text", "text": ""})]
+
+    def _added(self, parts: Iterable[Part]) -> list[dict[str, Any]]:
+        events: list[dict[str, Any]] = []
+        for part in parts:
+            last = self._blocks[-1]["type"] if self._blocks else None
+            match part:
+                case Thought() if not self._shows_thoughts:
+                    continue
+                case Thought() if last != "thinking":
+                    events += self._begun({"type": "thinking", "thinking": "", "signature": ""})
+                case Text() if not part.text or (last == "tool_use" and part.text.isspace()):
+                    continue
+                case Text() if last != "text":
+                    events += self._begun({"type": "text", "text": ""})
+                case CallBegins():
+                    calls = sum(block["type"] == "tool_use" for block in self._blocks)
+                    called = call_id(self._resolved.request_id, 0, calls)
+                    events += self._begun({"type": "tool_use", "id": called, "name": part.name, "input": {}})
+            if not isinstance(part, CallBegins):
+                self._written[-1] += part.text
+                kind, member = _DELTAS[self._blocks[-1]["type"]]
+                events.append(self._event("content_block_delta", delta={"type": kind, member: part.text}))
+        return events
+
+    def _begun(self, block: dict[str, Any]) -> list[dict[str, Any]]:
+        before = self._stopped()
+        self._blocks.append(block)
+        self._written.append("")
+        return [*before, self._event("content_block_start", content_block=block)]
+
+    def _stopped(self) -> list[dict[str, Any]]:
+        return [self._event("content_block_stop")] if self._blocks else []
+
+    def _event(self, kind: str, **more: Any) -> dict[str, Any]:
+        return {"type": kind, "index": len(self._blocks) - 1, **more}
+
+
+def _filled(block: dict[str, Any], text: str) -> dict[str, Any]:
+    """With all that was added. Of a call that was cut off the arguments are no JSON, and it has none."""
+    if block["type"] != "tool_use":
+        return block | {block["type"]: text}
+    try:
+        return block | {"input": json.loads(text)}
+    except ValueError:
+        return block
+
+
+def _usage(usage: Usage) -> dict[str, Any]:
+    """Anthropic's input_tokens are those that had to be computed."""
+    return {
+        "input_tokens": usage.prompt_tokens - usage.cached_prompt_tokens,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": usage.cached_prompt_tokens,
+        "output_tokens": usage.completion_tokens,
+    }
+
+
+class MessageDialect:
+    """The dialect of messages."""
+
+    def __init__(self, fields: MessageFields) -> None:
+        self.fields = fields
+
+    @property
+    def names(self) -> Mapping[str, str]:
+        names = {**NAMES, "sampling.stop": "stop_sequences", "messages.tools[].": "]."}
+        return names | {"sampling.structured_outputs.json": "output_config.format.schema"}
+
+    def request(self) -> Request:
+        asked = self.fields
+        sampling = replace(asked.sampling(asked.max_tokens, None), stop=asked.stop_sequences or ())
+        return asked.request(sampling, messages=asked.turns(), tools=asked.callable())
+
+    def answer(self, asked: Request, resolved: Resolved, promise: bytes | None) -> MessageAnswer:
+        return MessageAnswer(self.fields, asked, resolved, promise)

@@ -1,0 +1,223 @@
+"""The body of Anthropic's `/v1/messages`: turns of blocks, which become the turns of chats, and tools."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
+
+from pydantic import Discriminator, Field, Tag, ValidationInfo, field_validator
+
+from services.client import Message, Request, StructuredOutputs, Tool, ToolCall, Tools
+from services.http.fields import CommonFields, Strict, by_type, only
+
+Cached = Annotated[dict[str, Any] | None, Field(description="Says what to keep computed; kolm finds that by itself.")]
+
+
+class TextBlock(Strict):
+    """Text."""
+
+    type: Literal["text"]
+    text: str
+    cache_control: Cached = None
+    citations: Annotated[Any, only([])] = None
+
+
+class ThinkingBlock(Strict):
+    """Thoughts of an earlier answer, which are not shown to the model again."""
+
+    type: Literal["thinking"]
+    thinking: str
+    signature: str | None = None
+
+
+class ToolUseBlock(Strict):
+    """A call of an earlier answer."""
+
+    type: Literal["tool_use"]
+    id: str
+    name: str
+    input: dict[str, Any]
+    cache_control: Cached = None
+    caller: Any = None
+
+    def call(self) -> ToolCall:
+        return ToolCall(self.id, self.name, json.dumps(self.input, ensure_ascii=False))
+
+
+_Texts = Annotated[
+    Annotated[str, Tag("~string")]
+    | Annotated[list[Annotated[Annotated[TextBlock, Tag("~text")], by_type("text")]], Tag("~blocks")],
+    Discriminator(lambda value: "~blocks" if isinstance(value, list) else "~string"),
+]
+
+
+def _text(given: str | list[TextBlock], between: str = "") -> str:
+    return given if isinstance(given, str) else between.join(block.text for block in given)
+
+
+class ToolResultBlock(Strict):
+    """The result of a call; of a call that failed it begins with "Error: "."""
+
+    type: Literal["tool_result"]
+    tool_use_id: str
+    content: _Texts | None = None
+    is_error: bool | None = None
+    cache_control: Cached = None
+
+    def turn(self) -> Message:
+        said = _text(self.content or "")
+        return Message("tool", f"Error: {said}" if self.is_error else said, (), self.tool_use_id)
+
+
+Block = Annotated[
+    Annotated[TextBlock, Tag("~text")]
+    | Annotated[ThinkingBlock, Tag("~thinking")]
+    | Annotated[ToolUseBlock, Tag("~tool_use")]
+    | Annotated[ToolResultBlock, Tag("~tool_result")],
+    by_type("text", "thinking", "tool_use", "tool_result"),
+]
+_Blocks = Annotated[
+    Annotated[str, Tag("~string")] | Annotated[list[Block], Field(fail_fast=True), Tag("~blocks")],
+    Discriminator(lambda value: "~blocks" if isinstance(value, list) else "~string"),
+]
+
+
+class Turn(Strict):
+    """One turn; results of calls stand in the user's, calls in the assistant's."""
+
+    role: Literal["user", "assistant", "system"]
+    content: _Blocks
+
+    @field_validator("content")
+    @classmethod
+    def _of_its_role(cls, value: str | list[Block], info: ValidationInfo) -> str | list[Block]:
+        own = {"user": (TextBlock, ToolResultBlock), "assistant": (TextBlock, ThinkingBlock, ToolUseBlock)}
+        for place, block in enumerate(value if isinstance(value, list) else ()):
+            if not isinstance(block, own.get(info.data.get("role", ""), (TextBlock,))):
+                raise ValueError(f"block {place} of type {block.type} does not belong to this role")
+        return value
+
+    def turns(self) -> Iterator[Message]:
+        """As chats have them: a turn for each result, and one for the text beside."""
+        blocks = [TextBlock(type="text", text=self.content)] if isinstance(self.content, str) else self.content
+        yield from (block.turn() for block in blocks if isinstance(block, ToolResultBlock))
+        texts = [block for block in blocks if isinstance(block, TextBlock)]
+        calls = [block.call() for block in blocks if isinstance(block, ToolUseBlock)]
+        if texts or calls:
+            yield Message(self.role, _text(texts, "\n"), calls)
+
+
+class MessageTool(Strict):
+    """A function. Tools that Anthropic runs itself have other types and are refused."""
+
+    type: Literal["custom"] | None = None
+    name: str
+    description: str | None = None
+    input_schema: dict[str, Any]
+    strict: bool | None = None
+    cache_control: Cached = None
+    eager_input_streaming: bool | None = None
+
+    def tool(self) -> Tool:
+        return Tool(self.name, self.description or "", self.input_schema, bool(self.strict))
+
+
+class MessageChoice(Strict):
+    """`tool_choice`."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+    @field_validator("name")
+    @classmethod
+    def _of_a_tool(cls, value: str | None, info: ValidationInfo) -> str | None:
+        if (value is None) == (info.data.get("type") == "tool"):
+            raise ValueError("belongs to the type tool, which needs it")
+        return value
+
+
+class Thinking(Strict):
+    """`thinking`: whether an answer shows the thoughts of a model that has some. How long it thinks, it says itself."""
+
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: int | None = None
+    display: Literal["summarized", "omitted"] | None = None
+
+
+class OutputFormat(Strict):
+    """JSON that a schema allows."""
+
+    type: Literal["json_schema"]
+    schema_: Annotated[dict[str, Any], Field(alias="schema")]
+
+
+class OutputConfig(Strict):
+    """`output_config`."""
+
+    effort: Annotated[Any, only()] = None
+    format: OutputFormat | None = None
+
+
+class Metadata(Strict):
+    """`metadata`; kept nowhere."""
+
+    user_id: str | None = None
+
+
+class PromptFields(Strict):
+    """What a prompt is made of, as `/v1/messages/count_tokens` takes it."""
+
+    model: str | None = None
+    messages: Annotated[list[Turn], Field(fail_fast=True)]
+    system: _Texts | None = None
+    tools: Annotated[list[MessageTool], Field(fail_fast=True)] | None = None
+    tool_choice: MessageChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    cache_control: Cached = None
+
+    def turns(self) -> list[Message]:
+        first = [] if self.system is None else [Message("system", _text(self.system, "\n\n"))]
+        return [*first, *(turn for each in self.messages for turn in each.turns())]
+
+    def callable(self) -> Tools | None:
+        """The tools that the model may call."""
+        choice = self.tool_choice
+        if not self.tools and (choice is None or choice.type in ("auto", "none")):
+            return None
+        tools = [each.tool() for each in self.tools or ()]
+        if choice is None:
+            return Tools(tools)
+        how = {"auto": "auto", "none": "none"}.get(choice.type, "required")
+        parallel = choice.type != "tool" and not choice.disable_parallel_tool_use
+        return Tools(tools, how, () if choice.name is None else [choice.name], parallel)
+
+    def prompt(self) -> Request:
+        return Request(messages=self.turns(), model=self.model, tools=self.callable())
+
+
+class MessageFields(PromptFields, CommonFields):
+    """The body: Anthropic's members, and those that the other endpoints have."""
+
+    max_tokens: int
+    stop_sequences: Annotated[list[str], Field(fail_fast=True)] | None = None
+    metadata: Metadata | None = None
+    n: Annotated[Any, only(1)] = None
+    stop: Annotated[Any, only()] = None
+    stream_options: Annotated[Any, only()] = None
+    service_tier: Annotated[Any, only("auto", "standard_only")] = None
+    container: Annotated[Any, only()] = None
+    mcp_servers: Annotated[Any, only([])] = None
+    context_management: Annotated[Any, only()] = None
+
+    @property
+    def shows_thoughts(self) -> bool:
+        wanted = self.thinking
+        return wanted is not None and wanted.type != "disabled" and wanted.display != "omitted"
+
+    def constraint(self) -> StructuredOutputs | None:
+        if self.output_config is not None and self.output_config.format is not None:
+            return StructuredOutputs(json=self.output_config.format.schema_)
+        return super().constraint()

@@ -1,0 +1,136 @@
+"""Anthropic's Messages API by Anthropic's own client: whole and as events, tools, errors, receipts."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import AsyncIterator
+from typing import Any
+
+import anthropic
+import jsonschema
+import openai
+import pytest
+import pytest_asyncio
+
+from tests.fakes.grammars import HERMES
+from tests.integration.http.front import Front
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+CHAT_TEMPLATE = HERMES
+WEATHER = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Bern", "Rome"]}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+TEXT = {"type": "text", "text": "Sun?", "cache_control": {"type": "ephemeral"}}
+ASKED: dict[str, Any] = {
+    "model": "tiny",
+    "max_tokens": 60,
+    "extra_body": {"temperature": 0},
+    "messages": [
+        {"role": "user", "content": [{"type": "text", "text": "Sun?", "cache_control": {"type": "ephemeral"}}]}
+    ],
+}
+CALLING: dict[str, Any] = ASKED | {
+    "max_tokens": 200,
+    "tools": [{"name": "get_weather", "description": "Weather", "input_schema": WEATHER}],
+    "tool_choice": {"type": "any", "disable_parallel_tool_use": True},
+}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def claude(front: Front) -> AsyncIterator[anthropic.AsyncAnthropic]:
+    async with anthropic.AsyncAnthropic(
+        base_url=f"http://127.0.0.1:{front.port}",
+        api_key="any",
+        max_retries=0,
+        http_client=anthropic.DefaultAsyncHttpxClient(trust_env=False),
+    ) as client:
+        yield client
+
+
+async def test_a_message_says_what_a_chat_says(claude: anthropic.AsyncAnthropic, client: openai.AsyncOpenAI) -> None:
+    answer = await claude.messages.create(**ASKED, system="Be short.")
+    messages = [{"role": "system", "content": "Be short."}, {"role": "user", "content": "Sun?"}]
+    chat = await client.chat.completions.create(model="tiny", messages=messages, max_tokens=60, temperature=0)
+    assert answer.content[0].text == chat.choices[0].message.content
+    assert (answer.role, answer.type, answer.model) == ("assistant", "message", "tiny")
+    assert answer.stop_reason == {"stop": "end_turn", "length": "max_tokens"}[chat.choices[0].finish_reason]
+    usage = answer.usage
+    assert usage.input_tokens + (usage.cache_read_input_tokens or 0) == chat.usage.prompt_tokens
+    assert usage.output_tokens == chat.usage.completion_tokens
+    assert answer.kolm["receipts"][0]["receipt_id"]
+    counted = await claude.messages.count_tokens(model="tiny", messages=ASKED["messages"], system="Be short.")
+    assert counted.input_tokens == chat.usage.prompt_tokens
+
+
+async def test_events_add_up_to_the_whole_message(claude: anthropic.AsyncAnthropic) -> None:
+    whole = await claude.messages.create(**ASKED)
+    async with claude.messages.stream(**ASKED) as stream:
+        kinds = [each.type async for each in stream]
+        streamed = await stream.get_final_message()
+    assert streamed.content[0].text == whole.content[0].text
+    assert (streamed.stop_reason, streamed.usage.output_tokens) == (whole.stop_reason, whole.usage.output_tokens)
+    assert kinds[0] == "message_start"
+    assert kinds[-1] == "message_stop"
+    assert {"content_block_start", "content_block_delta", "content_block_stop", "message_delta"} <= set(kinds)
+
+
+async def test_a_call_is_made_streamed_and_answered(claude: anthropic.AsyncAnthropic) -> None:
+    whole = await claude.messages.create(**CALLING)
+    (call,) = (block for block in whole.content if block.type == "tool_use")
+    jsonschema.validate(call.input, WEATHER)
+    assert (whole.stop_reason, call.name) == ("tool_use", "get_weather")
+    async with claude.messages.stream(**CALLING) as stream:
+        partial = "".join([each.partial_json async for each in stream if each.type == "input_json"])
+        streamed = await stream.get_final_message()
+    assert json.loads(partial) == call.input == streamed.content[-1].input
+    results = [{"type": "tool_result", "tool_use_id": call.id, "content": [{"type": "text", "text": "sunny"}]}]
+    turns = [*ASKED["messages"], {"role": "assistant", "content": whole.content}]
+    turns += [{"role": "user", "content": [*results, {"type": "text", "text": "So?"}]}]
+    again = await claude.messages.create(**CALLING | {"messages": turns, "tool_choice": {"type": "none"}})
+    assert again.content[0].type == "text"
+
+
+async def test_a_stop_sequence_is_named(claude: anthropic.AsyncAnthropic) -> None:
+    text = (await claude.messages.create(**ASKED)).content[0].text
+    word = next(iter(re.findall("[a-z]{2}", text)))
+    stopped = await claude.messages.create(**ASKED, stop_sequences=[word])
+    assert (stopped.stop_reason, stopped.stop_sequence) == ("stop_sequence", word)
+    assert word not in stopped.content[0].text
+
+
+IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": ""}}
+
+
+@pytest.mark.parametrize(
+    ("change", "param"),
+    [
+        ({"messages": [{"role": "user", "content": [IMAGE]}]}, "messages[0].content[0].type"),
+        ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role"),
+        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"stop_sequences": [""]}, "stop_sequences"),
+        ({"container": "c1"}, "container"),
+        ({"nothing": 1}, "nothing"),
+        ({"tool_choice": {"type": "tool", "name": "none"}}, "tool_choice"),
+    ],
+)
+async def test_what_is_not_supported_is_refused_by_its_field_in_anthropics_shape(
+    claude: anthropic.AsyncAnthropic, change: Any, param: str
+) -> None:
+    with pytest.raises(anthropic.BadRequestError) as refused:
+        await claude.messages.create(**ASKED | {"extra_body": {"temperature": 0, **change}})
+    body: Any = refused.value.body
+    assert body["type"] == "error"
+    assert body["error"]["type"] == "invalid_request_error"
+    assert str(body["error"]["param"]).startswith(param)
+
+
+async def test_another_model_and_another_path_are_not_found(claude: anthropic.AsyncAnthropic) -> None:
+    with pytest.raises(anthropic.NotFoundError) as missing:
+        await claude.messages.create(**ASKED | {"model": "other"})
+    assert missing.value.body["error"]["type"] == "not_found_error"  # type: ignore[index]

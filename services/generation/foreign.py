@@ -10,9 +10,11 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
+from ledger.audit.draft_head_evidence import DraftHeadEvidence, check_files, verify_draft_head
 from ledger.documents.engine_profile import EngineProfile
 from ledger.documents.receipt import ENGINE
 from ledger.documents.signed_document import sign_document
@@ -21,14 +23,17 @@ from ledger.encoding.text_forms import cid, cid_of_json, timestamp
 from ledger.errors import LedgerError
 from ledger.keys.envelope import Envelope
 from ledger.keys.signer import Signer
+from services.generation.drafting.heads import HeadKind
 from services.generation.drafting.method_spec import MethodSpec
 from services.generation.engine.request import Grammar, StructuredOutputs
 from services.generation.engine.text.grammar import check_size
 from services.generation.engine.text.tokenizer import TextCodec, Tokenizer
+from services.generation.preparation import trusted_keys
 from services.generation.remote.dialects import DIALECTS, About, UpstreamError
 from services.generation.remote.engine import RemoteEngine
 from services.generation.remote.tokenizer import FarTokenizer
 from services.generation.remote.upstream import Upstream, UpstreamDown
+from services.generation.requests.heads import HeadState, ServedHead
 from services.generation.requests.resolution import Identity
 from services.generation.settings import GenerationSettings
 from services.generation.target.adapters import AdapterIdentity, adapter_cid
@@ -47,6 +52,10 @@ SPECULATION = MethodSpec(
     ENGINE, "the speculation of the engine behind this server, which it was started with", lambda parts: {},
     flag="--url, an upstream that speculates",
 )  # fmt: skip
+
+
+def _no_kind(*_: object) -> Any:
+    raise NotImplementedError("the other engine reads its heads itself")
 
 
 class PassedOn:
@@ -75,12 +84,27 @@ class ForeignEngine:
         self._away: set[str] = set()  # methods whose upstreams may be others by now
         self._asking = {method: asyncio.Lock() for method in self._upstreams}
         self._told: Callable[[bytes], None] = lambda entry: None
+        self.heads = HeadState()
         self.identity: Identity
         self.tokenizer: TextCodec
         self.envelope: bytes
 
     async def prepare(self) -> None:
-        """Waits until the upstreams answer. Raises CannotStart."""
+        """Waits until the upstreams answer. Raises CannotStart, with nothing left open."""
+        try:
+            await self._prepare()
+        except BaseException:
+            await self.close()
+            raise
+
+    async def close(self) -> None:
+        """Ends all connections."""
+        for upstream in self._upstreams.values():
+            await upstream.close()
+        if isinstance(tokenizer := getattr(self, "tokenizer", None), FarTokenizer):
+            tokenizer.close()
+
+    async def _prepare(self) -> None:
         for method in self._upstreams:
             self._abouts[method] = await self._first_word(method)
         plain, fast = self._abouts["off"], self._abouts.get(ENGINE)
@@ -99,7 +123,24 @@ class ForeignEngine:
             self._identify(plain)
         except TargetError as error:
             raise CannotStart(f"cannot serve {about(self._settings.weights or Path(), error)}") from error
+        if self._settings.head:
+            await asyncio.to_thread(self._check_head, Path(self._settings.head[0]))
         self._profiled()
+
+    def _check_head(self, folder: Path) -> None:
+        """The head that the engine was started with, as the operator says, is byte for byte a published one.
+
+        Raises CannotStart.
+        """
+        base = self.identity.base_cid if self._settings.weights is not None else None
+        try:
+            published = verify_draft_head(DraftHeadEvidence.read(folder), trusted_keys(self._settings), base)
+            check_files(published.manifest, folder)
+        except (LedgerError, OSError) as error:
+            raise CannotStart(f"--head: {folder} is no head that receipts may name: {error}") from error
+        head = ServedHead(published.cid, folder, published.publication.name, published.index, ENGINE)
+        self.heads = HeadState((head,))
+        self.identity.methods_known = (replace(SPECULATION, heads=HeadKind(_no_kind, "", _no_kind)),)
 
     async def _first_word(self, method: str) -> About:
         upstream, until, said = self._upstreams[method], time.monotonic() + _START_SECONDS, ""
@@ -244,8 +285,7 @@ class ForeignEngine:
         finally:
             watch.cancel()
             await engine.stop()
-            if isinstance(self.tokenizer, FarTokenizer):
-                self.tokenizer.close()
+            await self.close()
 
 
 def _alike(plain: About, fast: About) -> bool:

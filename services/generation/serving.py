@@ -225,7 +225,7 @@ async def _foreign(settings: GenerationSettings, folder: Path, key: Signer) -> _
     engine = ForeignEngine(settings, folder, key)
     await engine.prepare()
     return _Served(
-        engine.identity, engine.tokenizer, PassedOn(), engine.running, entries=(engine.envelope,),
+        engine.identity, engine.tokenizer, PassedOn(), engine.running, engine.heads, entries=(engine.envelope,),
         on_entry=engine.tell,
     )  # fmt: skip
 

@@ -27,6 +27,7 @@ _TenantStore = Annotated[str, Kind("TENANT=DIR", "tenant=folder", "acme=acme.sto
 _Quota = Annotated[str, Kind("QUOTA", "TENANT=NAME:LIMIT,…", "acme=requests:8,tokens:60000,bytes:1GiB")]
 
 _HEAD = re.compile(r"cidv1:sha256:[0-9a-f]{64}|[A-Za-z0-9][A-Za-z0-9._-]{0,127}(@sha256:[0-9a-f]{1,64})?")
+_OWN_ENGINE = ("draft_model", "datastore", "shared_datastore", "cache_dtype", "arithmetic")
 _ENGINE_FLAG = re.compile(r"[a-z][a-z0-9_-]{0,31}=.{1,256}")
 _ADAPTER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}=.+")
 
@@ -288,6 +289,10 @@ class GenerationSettings(RpcServerSettings):
             named = next((flag for flag, value in {"--plain-url": self.plain_url, **given}.items() if value), None)
             if named is not None:
                 raise ValueError(f"{named} goes with --engine vllm, sglang or llama-server")
+        elif ours := next((name for name in _OWN_ENGINE if getattr(self, name)), None):
+            raise ValueError(f"--{ours.replace('_', '-')} is for kolm's own engine, not for --engine {self.engine}")
+        elif self.head and (len(self.head) > 1 or "/" not in self.head[0]):
+            raise ValueError("--head: expected the one folder that the engine drafts with, from `kolm heads pull`")
         elif self.plain_url is None:
             raise ValueError(f"--engine {self.engine} needs --plain-url, an upstream with speculation off")
         elif self.vllm_engine and self.weights is None:

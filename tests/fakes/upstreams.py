@@ -115,17 +115,20 @@ class FakeUpstream:
             "busy": (429, {"error": {"message": "too many"}}),
             "loading": (503, {"error": {"message": "Loading model"}}),
             "refuse": (400, {"error": {"message": "top_k is too large", "param": "top_k"}}),
+            "salt": (400, {"error": {"message": "'cache_salt' must not contain '/'", "param": "cache_salt"}}),
         }
+        if set("@/\\") & set(body.get("cache_salt", "")):  # as vLLM does
+            self.fault = "salt"
         if self.fault in refusals:
             status, document = refusals[self.fault]
             await _send(writer, status, json.dumps(document), "application/json")
             return
-        stream = body["stream"]
+        stream, fault = body["stream"], self.fault  # as it is when the request comes
         kind = "text/event-stream" if stream else "application/json"
         head = f"HTTP/1.1 200 OK\r\nContent-Type: {kind}\r\nTransfer-Encoding: chunked\r\n\r\n"
         writer.write(head.encode())
         await writer.drain()
-        events = [event async for event in self._events(body)] if not stream else self._events(body)
+        events = self._events(body, fault) if stream else [event async for event in self._events(body, fault)]
         if isinstance(events, list):
             await _chunk(writer, json.dumps(_whole(events)))
         else:
@@ -135,7 +138,7 @@ class FakeUpstream:
         writer.write(b"0\r\n\r\n")
         await writer.drain()
 
-    async def _events(self, body: dict[str, Any]) -> AsyncIterator[Any]:
+    async def _events(self, body: dict[str, Any], fault: str | None) -> AsyncIterator[Any]:
         sampling = body.get("sampling_params", body)
         prompt = body.get("input_ids", body.get("prompt"))
         most = sampling.get("max_new_tokens", sampling.get("n_predict", sampling.get("max_tokens")))
@@ -145,7 +148,7 @@ class FakeUpstream:
         decoder, so_far = self.tokenizer.stream(prompt), ""
         for place, token in enumerate(ids):
             if place == self.after:
-                await self._fail()
+                await self._fail(fault)
             if self.fault == "garbage":
                 yield "no JSON"
             text = decoder.feed(token) if not (ended and place == len(ids) - 1) else ""
@@ -156,10 +159,10 @@ class FakeUpstream:
             for event in self._last(ids, so_far, "stop" if ended else "length"):
                 yield event
 
-    async def _fail(self) -> None:
-        if self.fault == "hang":
+    async def _fail(self, fault: str | None) -> None:
+        if fault == "hang":
             await asyncio.sleep(3600)
-        if self.fault == "drop":
+        if fault == "drop":
             raise Dropped
 
     def _event(self, prompt: Sequence[int], ids: Sequence[int], text: str, so_far: str) -> dict[str, Any]:

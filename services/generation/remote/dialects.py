@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
@@ -108,7 +109,8 @@ def seed_of(request: EngineRequest, bits: int) -> int:
 
 def _salt(request: EngineRequest) -> str:
     """Cached prefixes stay within a tenant; a request that computes everything anew shares none."""
-    return request.tenant or "default" if request.reuse else f"{request.request_id}/{request.choice}"
+    whose = request.tenant or "default" if request.reuse else f"{request.request_id}/{request.choice}"
+    return hashlib.sha256(whose.encode()).hexdigest()  # vLLM refuses salts with some signs, and long ones
 
 
 def finish_of(word: object) -> FinishReason:

@@ -179,8 +179,6 @@ class RemoteEngine:
         for sequence in self._open:
             self._end(sequence)
         await asyncio.gather(*running, return_exceptions=True)
-        for upstream in set(self._upstreams.values()):
-            await upstream.close()
 
     def _end(self, sequence: _Sequence) -> None:
         if (task := self._open.get(sequence)) is not None:

@@ -21,8 +21,12 @@ from ledger.encoding.stream_digest import token_digest
 from ledger.encoding.text_forms import cid
 from services.client.ledger.log import LogEntry
 from services.generation.engine.text.tokenizer import Tokenizer
+from services.runtime.process import CannotStart
 from tests.fakes.upstreams import FakeUpstream, listening
 from tests.integration.generation.deployment import PATIENCE, Deployment, asking, failure, until
+from tests.unit.ledger.audit.test_draft_head_evidence import evidence
+from tests.unit.ledger.builders import KEYS
+from tests.unit.ledger.documents.test_manifests import HEAD
 
 KINDS = ("vllm", "sglang", "llama-server")
 INLINE = speculation_pb2.VERIFY_MODE_INLINE
@@ -119,6 +123,24 @@ async def test_a_server_says_which_engine_computes(engines: Engines) -> None:
     assert (info.engine, list(info.methods), info.model) == ("vllm/1.2.3", ["off", "engine"], "house-model")
     assert (cid(info.profile_json), profile.flags) == (info.profile_cid, {"block_size": "16"})
     assert profile.weights_checked
+
+
+async def test_receipts_name_a_head_whose_every_byte_was_checked(engines: Engines, tmp_path: Path) -> None:
+    folder = tmp_path / "head"
+    evidence().write(folder)
+    for name, data in (("config.json", b"{}"), ("model.safetensors", b"weights")):
+        (folder / name).write_bytes(data)
+    for role in ("publisher", "log"):
+        KEYS[role].publish(engines.deployment.trusted)
+    stub = await engines.start(weights=False, head=(str(folder),))
+    await stub.Generate(asking(max_tokens=2))
+    await stub.Generate(asking(max_tokens=2, method="off"))
+    first, second = await engines.deployment.receipts(2)
+    assert [each.spec_decode.head_cid for each in (first, second)] == [HEAD.cid, None]
+    await engines.deployment.stop_generation()
+    (folder / "model.safetensors").write_bytes(b"Weights")
+    with pytest.raises(CannotStart):
+        await engines.start(weights=False, head=(str(folder),))
 
 
 async def test_off_goes_to_the_plain_upstream(engines: Engines) -> None:

@@ -25,7 +25,7 @@ def imported(path: Path) -> set[str]:
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_a_module_imports_only_what_the_ledger_may(path: Path) -> None:
     sql = {"sqlalchemy"} if PACKAGE / "sql" in path.parents else set()
-    allowed = {"ledger", "cryptography", "msgspec", "rfc8785"} | sql
+    allowed = {"ledger", "cryptography", "msgspec", "nacl", "rfc8785"} | sql
     allowed |= OPTIONAL.get(path.name, set())
     assert imported(path) - allowed <= sys.stdlib_module_names
 

@@ -138,3 +138,19 @@ def test_a_signing_key_never_shows_its_secret() -> None:
     assert SEED.hex() not in repr(SigningKey.from_seed(SEED, "log"))
     with pytest.raises(FormatError, match="role"):
         SigningKey.from_seed(SEED, "root")
+
+
+@pytest.mark.parametrize("length", [0, 63, 65, 128])
+def test_a_signature_of_another_length_is_none(length: int) -> None:
+    key, message = SigningKey.generate("log"), b"checkpoint"
+    signature = key.sign(message)
+    # What is cut off from the one and put before the other would make the same bytes for a careless verifier.
+    cut, rest = (signature + message)[:length], (signature + message)[length:]
+    with pytest.raises(SignatureError):
+        key.public.verify(rest, cut)
+
+
+def test_a_key_of_small_order_has_signed_nothing() -> None:
+    identity = b"\x01" + bytes(31)  # with it, R = identity and s = 0 solve the equation of RFC 8032 for every message
+    with pytest.raises(SignatureError):
+        PublicKey(identity).verify(b"any message", identity + bytes(32))

@@ -178,7 +178,7 @@ class Ends:
             return torch.from_numpy(np.array(weights.tensor(name).values(), np.float32))
 
         embeddings = read(EMBEDDING)
-        return cls(embeddings, read(NORM), embeddings if config.tied_embeddings else read(HEAD))
+        return cls(embeddings, read(NORM) * config.logit_scale, embeddings if config.tied_embeddings else read(HEAD))
 
     def teacher(self, epsilon: float, target_ids: Tensor) -> Teacher:
         return Teacher(self.norm, self.head, epsilon, target_ids)

@@ -23,9 +23,9 @@ _ARCHITECTURES = {
     "smollm3": MODEL_ARCH.SMOLLM3, "phi3": MODEL_ARCH.PHI3, "gemma2": MODEL_ARCH.GEMMA2,
     "gemma3_text": MODEL_ARCH.GEMMA3, "qwen3_moe": MODEL_ARCH.QWEN3MOE, "mixtral": MODEL_ARCH.LLAMA,
     "gpt_oss": MODEL_ARCH.GPT_OSS, "llama4_text": MODEL_ARCH.LLAMA4, "gemma4_text": MODEL_ARCH.GEMMA4,
-    "lfm2": MODEL_ARCH.LFM2,
+    "lfm2": MODEL_ARCH.LFM2, "granite": MODEL_ARCH.GRANITE,
 }  # fmt: skip
-_PERMUTED = ("smollm3", "mixtral")  # whose rows of q and k are put in the order of an interleaved rotation
+_PERMUTED = ("smollm3", "mixtral", "granite")  # whose rows of q and k are put in the order of an interleaved rotation
 
 
 def convert(
@@ -231,6 +231,16 @@ def _gemma4(config: Any) -> dict[str, Any]:
     }
 
 
+def _granite(config: Any) -> dict[str, Any]:
+    return {
+        "attention.scale": config.attention_multiplier,
+        "embedding_scale": config.embedding_multiplier,
+        "residual_scale": config.residual_multiplier,
+        "logit_scale": config.logits_scaling,
+        "rope.freq_base": config.rope_parameters["rope_theta"],
+    }
+
+
 def _lfm2(config: Any) -> dict[str, Any]:
     return {
         "feed_forward_length": inner_size(config),
@@ -246,7 +256,7 @@ def _lfm2(config: Any) -> dict[str, Any]:
 _OWN_FIELDS = {
     "smollm3": _smollm3, "phi3": _phi3, "gemma2": _gemma2, "gemma3_text": _gemma3, "qwen3_moe": _experts,
     "mixtral": _experts, "gpt_oss": _gpt_oss, "llama4_text": _llama4, "gemma4_text": _gemma4,
-    "lfm2": _lfm2,
+    "lfm2": _lfm2, "granite": _granite,
 }  # fmt: skip
 
 

@@ -71,6 +71,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "use_double_wide_mlp": True, "layer_types": ["sliding_attention", "full_attention"] * 2,
         "tie_word_embeddings": True,
     },
+    "granite": {
+        "architecture": "granite", "layers": 3, "embedding_multiplier": 3.0, "attention_multiplier": 0.2,
+        "residual_multiplier": 0.22, "logits_scaling": 3.0, "tie_word_embeddings": True,
+    },
     "lfm2": {
         "architecture": "lfm2", "layers": 3, "hidden": 72, "heads": 6, "kv_heads": 3,
         "layer_types": ["conv", "full_attention", "conv"], "tie_word_embeddings": True,

@@ -15,6 +15,7 @@ from transformers.models.gemma2 import Gemma2Config
 from transformers.models.gemma3 import Gemma3TextConfig
 from transformers.models.gemma4 import Gemma4TextConfig
 from transformers.models.gpt_oss import GptOssConfig
+from transformers.models.granite import GraniteConfig
 from transformers.models.lfm2 import Lfm2Config
 from transformers.models.llama import LlamaConfig
 from transformers.models.llama4 import Llama4TextConfig
@@ -36,7 +37,7 @@ CONFIGS = {
     "llama": LlamaConfig, "mistral": MistralConfig, "qwen2": Qwen2Config, "qwen3": Qwen3Config,
     "smollm3": SmolLM3Config, "phi3": Phi3Config, "gemma2": Gemma2Config, "gemma3": Gemma3TextConfig,
     "qwen3_moe": Qwen3MoeConfig, "mixtral": MixtralConfig, "gpt_oss": GptOssConfig,
-    "llama4": Llama4TextConfig, "gemma4": Gemma4TextConfig, "lfm2": Lfm2Config,
+    "llama4": Llama4TextConfig, "gemma4": Gemma4TextConfig, "lfm2": Lfm2Config, "granite": GraniteConfig,
 }  # fmt: skip
 PAD, END, USER, ASSISTANT = SPECIAL_TOKENS = ("<|pad|>", "<|end|>", "<|user|>", "<|assistant|>")
 

@@ -170,7 +170,7 @@ def _load(
         config=config,
         layers=[load_layer(spec, number, adapters, read, config.norm_offset) for number, spec in enumerate(specs)],
         embedding=embedding,
-        norm=vector(read, NORM, config.norm_offset),
+        norm=vector(read, NORM, config.norm_offset) * np.float32(config.logit_scale),
         head=embedding if config.tied_embeddings else matrix_of(read(HEAD)),
         cache=Cache.empty(specs, cache_blocks, [turns[each] for each in config.rotations], scales, cached),
         arithmetic=arithmetic,

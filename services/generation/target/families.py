@@ -113,6 +113,7 @@ class Family:
     names: Mapping[str, str] = field(default_factory=dict)
     """What published checkpoints call modules and norms of a layer, by Llama's names, where they are others."""
     final_norm: str = NORM
+    multipliers: bool = False  # of embeddings, queries, what layers add, and logits count
     convolved: bool = False  # layer_types counts: layers of conv are gated short convolutions
     gguf_modules: Mapping[str, str] = field(default_factory=dict)
     """Names of a layer's modules in GGUF, and in transformers, where they are others than `files.gguf_names` has."""
@@ -384,8 +385,20 @@ LFM2 = Family(
 )
 
 
+# Granite 3 (IBM 2024), dense: Llama with four factors.
+GRANITE = Family(
+    name="granite",
+    architecture="GraniteForCausalLM",
+    gguf_name="granite",
+    gguf_interleaved=True,
+    windows=False,
+    multipliers=True,
+)
+
+
 FAMILIES = (
     LLAMA, MISTRAL, QWEN2, QWEN3, SMOLLM3, PHI3, GEMMA2, GEMMA3, QWEN3_MOE, MIXTRAL, GPT_OSS, LLAMA4, GEMMA4, LFM2,
+    GRANITE,
 )  # fmt: skip
 
 BY_NAME: Mapping[str, Family] = {family.name: family for family in FAMILIES}

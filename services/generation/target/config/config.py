@@ -24,6 +24,7 @@ from services.generation.target.config.config_document import (
     first,
     head_dim,
     inner_size,
+    multipliers,
     positive,
     read_document,
     rotations,
@@ -82,6 +83,8 @@ class TargetConfig:
     value_norms: bool = False  # of values, with weights of 1
     layer_inputs: int = 0  # size of the inputs that each layer has of every token, or 0
     layer_scalars: bool = False  # what the stream is multiplied with after each layer
+    residual_scale: float = 1.0  # what is multiplied with what layers add to the stream
+    logit_scale: float = 1.0  # of logits; the weights of the last norm are multiplied with it
     convolutions: tuple[int, ...] = ()  # per layer, taps of a gated short convolution in place of attention, or 0
 
     def heads_of(self, layer: int) -> HeadSizes:
@@ -231,6 +234,8 @@ def _target_config(
         temperature=temperature(config, place) if family.tempered and config.attn_temperature_tuning else None,
         convolutions=convolutions(config, place) if family.convolved else (),
     )
+    if family.multipliers:
+        return replace(read, **multipliers(config, place))
     return replace(read, **by_layer(config, place)) if family.sizes_by_layer else read
 
 

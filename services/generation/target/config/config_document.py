@@ -9,6 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from services.generation.target.config.rope import NO_ROTATION, Rotation, rotation_of
 from services.generation.target.errors import ConfigInvalid, ModelNotFound, TargetError, UnsupportedArchitecture
 from services.generation.target.families import (
@@ -273,6 +275,16 @@ def rotations(config: PreTrainedConfig, family: Family, divisors: Sequence[float
     if len(turned) < layers:
         raise ConfigInvalid(f"no_rope_layers: {len(turned)} entries; expected one for each of {layers} layers")
     return tuple(rotation if each else NO_ROTATION for each in turned[:layers])
+
+
+def multipliers(config: PreTrainedConfig, place: str) -> dict[str, Any]:
+    """Granite's factors, as float32, in which a GGUF file has them."""
+    names = ("embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling")
+    embedding, query, residual, logits = (float(np.float32(positive(config, name, place))) for name in names)
+    return {
+        "embedding_scale": embedding, "query_scale": query, "residual_scale": residual,
+        "logit_scale": float(np.float32(1 / logits)),
+    }  # fmt: skip
 
 
 def inner_size(config: PreTrainedConfig) -> int:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
 
+from services.generation.target.config.rope import inverse_root
 from services.generation.target.errors import ConfigInvalid, UnsupportedArchitecture, WeightsInvalid
 from services.generation.target.families import Family
 from services.generation.target.files.gguf_file import ROPE_FACTORS, ROPE_LONG, ROPE_SHORT, GgufFile
@@ -161,7 +162,10 @@ def _read(family: Family, longrope: bool) -> set[str]:
     """Options that are implemented for this model."""
     experts = {"expert_count"} if family.experts else set()
     shared = {"expert_shared_count", "expert_gating_func"} if family.shared_expert else set()
-    return experts | shared | ({"rope.scaling.attn_factor"} if longrope else set())
+    multipliers = (
+        {"attention.scale", "embedding_scale", "residual_scale", "logit_scale"} if family.multipliers else set()
+    )
+    return experts | shared | multipliers | ({"rope.scaling.attn_factor"} if longrope else set())
 
 
 def _check_neutral(metadata: GgufMetadata, family: str, read: set[str]) -> None:
@@ -275,6 +279,13 @@ def _scaled(metadata: GgufMetadata, family: Family, sizes: dict[str, Any]) -> di
         wide = sizes["num_hidden_layers"] == family.gguf_wide_queries
         whole = sizes["hidden_size"] // sizes["num_attention_heads"]
         members["query_pre_attn_scalar"] = whole if wide else sizes["head_dim"]
+    if family.multipliers:  # 0 says nothing
+        members["attention_multiplier"] = metadata.real(f"{name}.attention.scale", 0.0) or inverse_root(
+            sizes["head_dim"]
+        )
+        for member in ("embedding_multiplier", "residual_multiplier", "logits_scaling"):
+            scale = member.replace("multiplier", "scale").replace("logits_scaling", "logit_scale")
+            members[member] = metadata.real(f"{name}.{scale}", 0.0) or 1.0
     return members
 
 

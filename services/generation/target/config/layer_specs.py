@@ -113,6 +113,7 @@ class LayerSpec:
     after_attention: str = ""  # the norm of attention's output, or none
     after_mlp: str = ""
     experts: ExpertsSpec | None = None
+    residual: float = 1.0  # what is multiplied with what is added to the stream
     taps: int = 0  # of a gated short convolution in place of attention: `qkv` and `output` are around it, or 0
 
     @property
@@ -164,7 +165,7 @@ def layer_specs(config: TargetConfig) -> tuple[LayerSpec, ...]:
 def _target_layer(config: TargetConfig, number: int) -> LayerSpec:
     spec = _sized_layer(config, number)
     spec = replace(spec, window=config.windows[number], scale=config.query_scale, cap=config.attention_cap)
-    spec = replace(spec, activation=config.activation, clamp=config.clamp)
+    spec = replace(spec, activation=config.activation, clamp=config.clamp, residual=config.residual_scale)
     if config.chunks:
         spec = replace(spec, chunk=config.chunks[number])
     if config.rotations[number] == NO_ROTATION:

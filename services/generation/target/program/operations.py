@@ -80,7 +80,7 @@ class Operations:
                 "padded": layer.convolution.shape[1], "values": self._cache.values[number],
                 "weight": layer.convolution, "taps": spec.taps, "mixed": mixed, "mixed_stride": mixed.strides[0]},
             )  # fmt: skip
-            self._residual(layer.output, layer.updates[1], mixed, layer.after_attention)
+            self._residual(layer.output, layer.updates[1], mixed, layer.after_attention, layer.spec.residual)
             return
         attend = {
             **self._attended(layer, number), **buffers.own, "window": layer.spec.window, "chunk": layer.spec.chunk,
@@ -89,7 +89,7 @@ class Operations:
         }  # fmt: skip
         self._add("attend", attend)
         self._add("attend", attend, kernel="combine")
-        self._residual(layer.output, layer.updates[1], mixed, layer.after_attention)
+        self._residual(layer.output, layer.updates[1], mixed, layer.after_attention, layer.spec.residual)
 
     def mlp(self, layer: Layer) -> None:
         """x += MLP of its norm, and what experts make of it."""
@@ -100,7 +100,7 @@ class Operations:
             return
         if layer.mlp:
             self._inner(layer, layer.mlp)
-            self._residual(layer.mlp.down, layer.updates[3], buffers.inner, layer.after_mlp)
+            self._residual(layer.mlp.down, layer.updates[3], buffers.inner, layer.after_mlp, layer.spec.residual)
         if layer.experts:
             self._experts(layer.experts, layer.spec, buffers.normed, buffers.update)
             self._add_update(layer.after_mlp)
@@ -222,9 +222,15 @@ class Operations:
             "values": cache.values[number],
         }  # fmt: skip
 
-    def _residual(self, matrix: Matrix, updates: AdapterUpdates, x: Float32, after: Float32 | None) -> None:
-        """x of the stream += matrix(x), with the updates of adapters added first, normalised where there is a norm."""
-        self._update(matrix, updates, x, barrier=after is not None)
+    def _residual(
+        self, matrix: Matrix, updates: AdapterUpdates, x: Float32, after: Float32 | None, factor: float
+    ) -> None:
+        """x of the stream += factor * matrix(x), with the updates of adapters added first, normalised where there is a
+        norm.
+        """
+        self._update(matrix, updates, x, barrier=after is not None or factor != 1.0)
+        if factor != 1.0:
+            self.scale(self._buffers.update, factor, self._sizes.hidden_size)
         self._add_update(after)
 
     def _update(self, matrix: Matrix, updates: AdapterUpdates, x: Float32, *, barrier: bool = True) -> None:

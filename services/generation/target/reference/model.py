@@ -113,7 +113,7 @@ class ReferenceModel:
             x = self.layer(number, spec, x, stored, None if inputs is None else inputs[:, number])
             streams.append(x)
         head = EMBEDDING if config.tied_embeddings else HEAD
-        logits = self._linear(self._norm(NORM, x), head)
+        logits = self._linear(self._norm(NORM, x, np.float32(config.logit_scale)), head)
         cap = np.float32(config.logit_cap)
         return Computed(capped(logits, cap) if cap else logits, np.stack(streams))
 
@@ -194,6 +194,7 @@ class ReferenceModel:
         return mixed(np.stack(outputs), after)
 
     def _after(self, spec: LayerSpec, norm: str, added: Float32) -> Float32:
+        added = added if spec.residual == 1.0 else added * np.float32(spec.residual)
         return self._norm(f"{spec.prefix}{norm}.weight", added) if norm else added
 
     def _attention(self, number: int, spec: LayerSpec, qkv: Float32, stored: Stored) -> Float32:
@@ -251,10 +252,10 @@ class ReferenceModel:
         matrix = quantised(tensor) if self._arithmetic == "int8" else None
         return linear(x, tensor.values(), bias) if matrix is None else linear_int8(x, matrix, bias)
 
-    def _norm(self, name: str, v: Float32) -> Float32:
+    def _norm(self, name: str, v: Float32, factor: np.float32 = ONE) -> Float32:
         offset = np.float32(self._config.norm_offset)
         weight = self._weight(name)
-        return rms_norm(v, weight + offset if offset else weight, self._epsilon)
+        return rms_norm(v, (weight + offset if offset else weight) * factor, self._epsilon)
 
     def _weight(self, name: str) -> Float32:
         return self._weights.tensor(name).values()

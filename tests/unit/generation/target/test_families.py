@@ -117,6 +117,7 @@ FAULTS: dict[str, tuple[str, dict[str, Any], str]] = {
     "a cap below 0": (
         "gemma2", {"final_logit_softcapping": -30.0}, "final_logit_softcapping is -30.0; expected a number above 0",
     ),
+    "a factor of nothing": ("granite", {"logits_scaling": 0.0}, "logits_scaling is 0.0; expected a number above 0"),
     "a query scale of nothing": (
         "gemma3", {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar is 0; expected a number above 0",
     ),

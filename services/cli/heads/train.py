@@ -111,17 +111,19 @@ class LessonOptions:
     decay: Annotated[float, typer.Option(help="Weight of a draft step relative to the one before it.")] = 0.8
     starts: Annotated[int, typer.Option(min=1, help="Draft starts in one pass; more of them need more memory.")] = 256
     passes: Annotated[int, typer.Option(min=1, help="Passes in an optimiser step, over all devices.")] = 1
+    rate: Annotated[float, typer.Option(help="Learning rate of matrices; that of the rest is a tenth of it.")] = 0.02
 
     def check(self) -> None:
         """Raises UsageError."""
-        if not 0 < self.decay <= 1:
-            raise UsageError(f"--decay: is {self.decay:g}; expected a number above 0, at most 1")
+        for name, value in (("decay", self.decay), ("rate", self.rate)):
+            if not 0 < value <= 1:
+                raise UsageError(f"--{name}: is {value:g}; expected a number above 0, at most 1")
 
     def plan(self, precision: Literal["bfloat16", "float32"], seed: int) -> LessonPlan:
         from services.training.plan import LessonPlan
 
         shape = (self.unroll, self.decay, self.starts, self.passes)
-        return LessonPlan(*shape, precision=precision, seed=seed)
+        return LessonPlan(*shape, matrix_rate=self.rate, vector_rate=self.rate / 10, precision=precision, seed=seed)
 
 
 LENGTH, ANSWERS, SIZES, LESSON = LengthOptions(), AnswerOptions(), SizeOptions(), LessonOptions()

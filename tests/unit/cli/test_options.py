@@ -205,7 +205,7 @@ USUAL = {"--steps": "4"}
 CHANGED = {
     "--work": "elsewhere", "--minutes": "5", "--steps": "5", "--answering-minutes": "1", "--temperatures": "0,1",
     "--max-tokens": "9", "--held-out": "0.4", "--feature-layers": "1,2", "--draft-vocabulary": "9",
-    "--intermediate": "9", "--unroll": "3", "--decay": "0.9", "--starts": "65", "--passes": "2",
+    "--intermediate": "9", "--unroll": "3", "--decay": "0.9", "--rate": "0.01", "--starts": "65", "--passes": "2",
     "--start-from": "{head}", "--kind": "block", "--layers": "3",
     "--precision": "float32", "--recompute": "", "--device": "cpu", "--seed": "1",
 }  # fmt: skip

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from ledger.durable_file import sync_path
 from services.generation.target.errors import ModelNotFound
 from services.generation.target.identity import TOKENIZER_FILES, FileDigests
 from services.generation.target.naming.catalogue import HubName, choose, memory_at_hand
@@ -171,8 +172,9 @@ def _fetch_file(model: HubModel, file: HubFile, blob: Path) -> None:
                 _partial(blob).unlink()
             raise
         partial.flush()
-        os.fsync(partial.fileno())
+        sync_path(_partial(blob))
         os.rename(_partial(blob), blob)
+        sync_path(blob.parent)
     if not _is_intact(blob):
         blob.unlink()
         raise DigestWrong(f"{model.name}: {file.name} has another digest than the hub says, {blob.name}; removed")

@@ -22,7 +22,7 @@ _DELTAS = {
     "thinking": ("thinking_delta", "thinking"),
     "tool_use": ("input_json_delta", "partial_json"),
 }
-"""Of each type of block the type of its additions, and the member that has them."""
+"""The type of a block's additions, and the member that has them, by the type of the block."""
 
 
 class MessageAnswer:

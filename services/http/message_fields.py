@@ -154,10 +154,23 @@ class OutputFormat(Strict):
 
 
 class OutputConfig(Strict):
-    """`output_config`."""
+    """`output_config`; `effort`, which coding agents always send, changes nothing, as `thinking` does not."""
 
-    effort: Annotated[Any, only()] = None
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
     format: OutputFormat | None = None
+
+
+class ThoughtsCleared(Strict):
+    """Which thoughts of earlier turns the model is shown: none in any case."""
+
+    type: Literal["clear_thinking_20251015"]
+    keep: Any = None
+
+
+class ContextManagement(Strict):
+    """`context_management`; edits that would take results of tools away are refused."""
+
+    edits: Annotated[list[ThoughtsCleared], Field(fail_fast=True)] | None = None
 
 
 class Metadata(Strict):
@@ -176,6 +189,7 @@ class PromptFields(Strict):
     tool_choice: MessageChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
+    context_management: ContextManagement | None = None
     cache_control: Cached = None
 
     def turns(self) -> list[Message]:
@@ -210,7 +224,6 @@ class MessageFields(PromptFields, CommonFields):
     service_tier: Annotated[Any, only("auto", "standard_only")] = None
     container: Annotated[Any, only()] = None
     mcp_servers: Annotated[Any, only([])] = None
-    context_management: Annotated[Any, only()] = None
 
     @property
     def shows_thoughts(self) -> bool:

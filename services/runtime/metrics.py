@@ -63,6 +63,7 @@ _TOKENS = (0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.
 _WRITES = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
 _BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 _M = "model_name"
+_LORA = ("max_lora", "running_lora_adapters", "waiting_lora_adapters")  # as routers read them, joined by commas
 
 EXPORTED: Mapping[Exporter, tuple[ExportedMetric, ...]] = {
     "every": (
@@ -88,6 +89,7 @@ EXPORTED: Mapping[Exporter, tuple[ExportedMetric, ...]] = {
         _gauge("vllm:num_requests_running", "Sequences in the running batch.", _M),
         _gauge("vllm:num_requests_waiting", "Sequences waiting for a place.", _M),
         _gauge("vllm:kv_cache_usage_perc", "Share of cache blocks in use, 0 to 1.", _M),
+        _gauge("vllm:lora_requests_info", "Unix time; its labels list the adapters that are loaded.", *_LORA),
         _counter("vllm:num_preemptions", "Sequences put back into the queue.", _M),
         _counter("vllm:prompt_tokens", "Prompt tokens of ended sequences.", _M),
         _counter("vllm:generation_tokens", "Tokens emitted.", _M),

@@ -38,6 +38,8 @@ class GenerationMetrics:
         self._hits = metrics.counter("vllm:prefix_cache_hits").labels(self._model)
         self._ended = metrics.counter("vllm:request_success")
         self._refused = metrics.counter("kolm_requests_refused")
+        loaded = ",".join(each.name for each in identity.adapters)
+        metrics.read("vllm:lora_requests_info", lambda: {(str(len(identity.adapters)), loaded, ""): time.time()})
         if identity.engine is None:
             metrics.read("kolm_profile_proven", lambda: {(identity.profile_cid,): float(identity.probe_passed)})
 

@@ -115,6 +115,7 @@ IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png"
         ({"max_tokens": 0}, "max_tokens"),
         ({"stop_sequences": [""]}, "stop_sequences"),
         ({"container": "c1"}, "container"),
+        ({"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}, "context_management.edits[0].type"),
         ({"nothing": 1}, "nothing"),
         ({"tool_choice": {"type": "tool", "name": "none"}}, "tool_choice"),
     ],
@@ -128,6 +129,20 @@ async def test_what_is_not_supported_is_refused_by_its_field_in_anthropics_shape
     assert body["type"] == "error"
     assert body["error"]["type"] == "invalid_request_error"
     assert str(body["error"]["param"]).startswith(param)
+
+
+async def test_what_coding_agents_always_send_is_taken(claude: anthropic.AsyncAnthropic) -> None:
+    sent = {
+        "thinking": {"type": "adaptive"},
+        "output_config": {"effort": "high"},
+        "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+        "metadata": {"user_id": "x"},
+        "temperature": 0,
+    }
+    answer, plain = [
+        await claude.messages.create(**ASKED | {"extra_body": body}) for body in (sent, {"temperature": 0})
+    ]
+    assert answer.content == plain.content
 
 
 async def test_another_model_and_another_path_are_not_found(claude: anthropic.AsyncAnthropic) -> None:

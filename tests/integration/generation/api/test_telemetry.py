@@ -45,6 +45,8 @@ async def test_counts_are_those_that_responses_name_and_the_list_names_them_all(
     assert value(registry, "vllm:prompt_tokens_total", **of_model) == 2 * answer.usage.prompt_tokens
     assert value(registry, "vllm:request_success_total", finished_reason="length", **of_model) == 2
     assert value(registry, "vllm:time_to_first_token_seconds_count", **of_model) == 2
+    loaded = {"max_lora": "0", "running_lora_adapters": "", "waiting_lora_adapters": ""}
+    assert (value(registry, "vllm:lora_requests_info", **loaded) or 0) > 0
     assert (value(registry, "vllm:inter_token_latency_seconds_count", **of_model) or 0) >= chunks - 1 > 0
 
     async def idle() -> bool:  # the engine forgets a request a moment after its answer

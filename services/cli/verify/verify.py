@@ -373,8 +373,10 @@ def _receipt_file_view(found: dict[str, Any]) -> View:
         f"{output['tokens']} tokens, at temperature {sampled['temperature']:g} with seed {sampled['seed']}, "
         f"by {receipt['spec_decode']['method']} on {receipt['base_cid'][:22]}…"
     )
+    foreign = receipt.get("engine")
     return [
         Styled(said, "green"),
+        *([] if foreign is None else [Styled(f"computed by {foreign}: nothing proves these tokens exactly", "yellow")]),
         *([] if found["texts_compared"] is None else [(MARKS[found["texts"]], f" {found['texts_compared']}")]),
         *([] if over is None else [Styled(f"the receipt {over}", "yellow")]),
         _proof_view(found["proof"]),

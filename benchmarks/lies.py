@@ -7,19 +7,34 @@ passes along each output with the weights that were promised, exactly as `kolm a
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
+import random
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 from gguf import GGUFReader
+from gguf.quants import dequantize, quantize
 
+from benchmarks.machine import RESULTS, machine
+from benchmarks.real import in_storage
 from benchmarks.specbench.questions import OWN, load_questions
+from ledger.documents.audit import ReferencePass
+from services.auditor.foreign import HONEST
+from services.auditor.reference import scored
+from services.generation.engine.request import EngineRequest, SamplingParams
+from services.generation.engine.sequence import NoText
 from services.generation.engine.text.tokenizer import Tokenizer
+from services.generation.target.cpu import load_target
+from services.generation.target.model_path import model_path
+from services.generation.target.probe import NumericsProfile
+from services.generation.verification import Record, Verifier
 
 _SCRATCH = Path(__file__).parent / "scratch" / "lies"
 _SYSTEM = "You are a helpful assistant."
@@ -95,8 +110,6 @@ def noisy(model: Path, share: float) -> Path:
     """Another model of the family: the same weights, each matrix with so much noise beside its own spread."""
     path = model.with_suffix(f".noise{share:g}.gguf")
     if not path.exists():
-        from gguf.quants import dequantize, quantize
-
         path.write_bytes(model.read_bytes())
         generator = np.random.default_rng(7)
         for tensor in GGUFReader(path, "r+").tensors:
@@ -105,3 +118,118 @@ def noisy(model: Path, share: float) -> Path:
                 values += generator.normal(0.0, share * values.std(), values.shape).astype(np.float32)
                 tensor.data[:] = quantize(values, tensor.tensor_type)
     return path
+
+
+def served(promised: Path, outputs: int, honest: int) -> Iterator[tuple[str, list[Served]]]:
+    """What an honest operator serves, and one with each lie, some outputs at a time."""
+    tokenizer = Tokenizer(promised)
+    prompts, others = requests(tokenizer), requests(tokenizer, _OTHER_SYSTEM)
+    greedy = [Asked(prompt) for prompt in prompts]
+    sampled = [Asked(prompt, 0.8, 1000 + place) for place, prompt in enumerate(prompts)]
+    long = [Asked(prompt) for prompt in long_requests(tokenizer)]
+
+    def lie(
+        name: str, model: Path, sent: Sequence[Asked], asked: Sequence[Asked]
+    ) -> Iterator[tuple[str, list[Served]]]:
+        server = LlamaCpp(model)
+        for at in range(0, min(outputs, len(sent)), _SLOTS):
+            made = server.answers(sent[at : at + _SLOTS])
+            yield name, [replace(each, asked=told) for each, told in zip(made, asked[at:], strict=False)]
+
+    warm = [replace(each, temperature=0.7, seed=place) for place, each in enumerate(greedy)]
+    cut = [replace(each, prompt=each.prompt[-512:]) for each in long]
+    coarse = in_storage(model_path(Path("smollm2")), "q4_0", _SCRATCH)
+    yield from lie("weights of 4 bits for 8", coarse, greedy, greedy)
+    yield from lie("weights of 4 bits for 8, sampled", coarse, sampled, sampled)
+    yield from lie("another model", noisy(promised, 0.1), greedy, greedy)
+    yield from lie("another system prompt", promised, [Asked(prompt) for prompt in others], greedy)
+    yield from lie("temperature 0.7 for 0", promised, warm, greedy)
+    yield from lie("temperature 0 for 0.8", promised, greedy, sampled)
+    yield from lie("context cut to 512 tokens", promised, cut, long)
+    server = LlamaCpp(promised)
+    for at in range(0, honest, _SLOTS):
+        yield "honest", server.answers(greedy[at : at + _SLOTS])
+        yield "honest, sampled", server.answers(sampled[at : at + _SLOTS])
+
+
+def told_anew(honest: Sequence[Served]) -> Iterator[tuple[str, list[Served]]]:
+    """Lies that need no other output: an edited word, and an answer to another question."""
+    chance = random.Random(7)
+    edited = []
+    for each in honest:
+        place = chance.randrange(len(each.output))
+        word = chance.choice(chance.choice(honest).output)
+        output = (*each.output[:place], word, *each.output[place + 1 :])
+        edited += [Served(each.asked, output)] if output != each.output else []
+    yield "an edited word", edited
+    answers = [*honest[1:], honest[0]]
+    yield "a cached answer", [Served(each.asked, other.output) for each, other in zip(honest, answers, strict=True)]
+
+
+class Auditor:
+    """Passes along outputs with the promised weights."""
+
+    def __init__(self, promised: Path) -> None:
+        self._target = load_target(promised, threads=1)
+        unprobed = cast(NumericsProfile, None)  # which no pass along an output looks at
+        self._verifier = Verifier(self._target, NoText, unprobed)
+
+    def passed(self, each: Served) -> ReferencePass:
+        sampling = SamplingParams(temperature=each.asked.temperature, max_tokens=each.asked.max_tokens)
+        request = EngineRequest("", each.asked.prompt, sampling)
+        logits = self._verifier.logits(Record(request, each.output))
+        return scored(request, each.output, logits, self._target.config.eos_token_ids, self._target.base_cid)
+
+
+def row(name: str, found: Sequence[tuple[Served, ReferencePass]]) -> dict[str, Any]:
+    """How many tokens are read until an output is INCONSISTENT: on average, and the most between two of them."""
+    lengths = [len(each.output) for each, _ in found]
+    caught = [HONEST.exceeded(passed) is not None for _, passed in found]
+    runs, run = [0], 0
+    for length, hit in zip(lengths, caught, strict=True):
+        run += length
+        runs.append(run)
+        run = 0 if hit else run
+    largest: dict[str, float] = {}
+    for _, passed in found:
+        for statistic in ("mean", "largest", "surprise", "rarest"):
+            value = getattr(passed, statistic)
+            largest[statistic] = max(largest.get(statistic, 0.0), abs(value or 0.0))
+    hits = sum(caught)
+    return {
+        "outputs": len(found), "tokens": sum(lengths), "inconsistent": hits,
+        "tokens until found": round(sum(lengths) / hits) if hits else None,
+        "most tokens until found": max(runs) if hits else None,
+        "largest": {statistic: round(value, 4) for statistic, value in largest.items()},
+        "differing tokens": sum(passed.differing for _, passed in found),
+    }  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.lies", description=__doc__)
+    parser.add_argument("--outputs", type=int, default=32, help="of each lie (32)")
+    parser.add_argument("--honest", type=int, default=512, help="outputs at temperature 0, and as many at 0.8 (512)")
+    parser.add_argument("--again", action="store_true", help="take the outputs of the last run")
+    given = parser.parse_args()
+    promised, kept = in_storage(model_path(Path("smollm2")), "q8_0", _SCRATCH), _SCRATCH / "served.jsonl"
+    if not given.again:
+        with kept.open("w") as file:
+            for name, made in served(promised, given.outputs, given.honest):
+                file.writelines(json.dumps([name, asdict(each)]) + "\n" for each in made)
+                file.flush()
+    lines = map(json.loads, kept.read_text().splitlines())
+    cases: dict[str, list[Served]] = {}
+    for name, each in lines:
+        asked = Asked(**each["asked"] | {"prompt": tuple(each["asked"]["prompt"])})
+        cases.setdefault(name, []).append(Served(asked, tuple(each["output"])))
+    cases |= dict(told_anew(cases["honest"]))
+    auditor, rows = Auditor(promised), {}
+    for name, outputs in cases.items():
+        rows[name] = row(name, [(each, auditor.passed(each)) for each in outputs if each.output])
+        print(name, rows[name], flush=True)
+    document = {"machine": machine(), "thresholds": HONEST.to_document(), "cases": rows}
+    (RESULTS / "lies.json").write_text(json.dumps(document, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

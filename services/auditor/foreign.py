@@ -62,8 +62,10 @@ class Plain(Protocol):
         ...
 
 
-HONEST = ReferenceThresholds(mean=0.02, largest=1.5, surprise=5.0, rarest=20.0)
-"""Calibrated on llama.cpp with SmolLM2-135M in 8 bits (docs/benchmarks.md); other engines may need others."""
+HONEST = ReferenceThresholds(mean=0.02, largest=1.0, surprise=5.0, rarest=27.0)
+"""Calibrated on llama.cpp with SmolLM2-135M in 8 bits (docs/benchmarks.md); other engines may need others. Of `rarest`:
+all of 150,000 tokens below that probability are drawn less than once in three million times.
+"""
 
 Reference = Callable[[Receipt, Content], ReferencePass]
 """A pass along the output, on the auditor's own weights. Raises CannotReplay, Interrupted."""

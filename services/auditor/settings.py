@@ -56,7 +56,7 @@ class AuditorSettings(RpcServerSettings):
         None,
         description="Thresholds of these passes, announced in the log: mean,largest,surprise,rarest as "
         "docs/auditing.md explains them. Default: those of llama.cpp with 8 bits a weight.",
-        examples=["0.02,1.5,5,20"],
+        examples=["0.02,1,5,27"],
     )
     context_length: int | None = Field(
         None, ge=1, description="That of the audited server, where it was given one.", examples=[32768]

@@ -1,0 +1,115 @@
+"""An auditor of what another engine has served: it asks the plain one again, and passes along the output."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import Counter
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+from ledger.documents.halt import Resume, Scope
+from ledger.encoding.text_forms import timestamp
+from ledger.keys.ed25519 import SigningKey
+from services.auditor.auditor import Examined
+from services.auditor.examination import EnginePlan
+from services.auditor.foreign import ForeignPlan
+from services.auditor.plain import PlainUpstream
+from services.auditor.serving import AuditorPlan, connected
+from tests.integration.generation.deployment import Deployment, asking, until
+from tests.integration.generation.engines.test_other_engines import Engines, engines
+
+__all__ = ["engines"]
+
+
+async def audited(engines: Engines, *, weights: bool = False) -> list[Examined]:
+    """What a pass over the log finds now."""
+    deployment, plain = engines.deployment, engines.plain
+    key = SigningKey.load_or_create(deployment.directory / "auditor.pem", "auditor")
+    key.publish(deployment.trusted)
+    plan = AuditorPlan(
+        ledger=deployment.ledger_address,
+        key_file=deployment.directory / "auditor.pem",
+        trusted_directory=deployment.trusted,
+        folder=deployment.directory / "auditor",
+        engine=EnginePlan(engines.model) if weights else None,
+        foreign=ForeignPlan(PlainUpstream(plain.kind, plain.url)),
+        spot_checks=1.0,
+    )
+
+    def look() -> list[Examined]:
+        with connected(plan, threading.Event(), on_load=lambda: None) as auditor:
+            return list(auditor.run_pass())
+
+    return await asyncio.to_thread(look)
+
+
+def outcomes(found: Sequence[Examined]) -> Counter[str]:
+    return Counter(each.finding.outcome for each in found)
+
+
+async def test_a_deviation_that_an_audit_finds_halts_speculation_until_a_resume(engines: Engines) -> None:
+    stub = await engines.start()
+    await stub.Generate(asking(max_tokens=5))
+    await engines.deployment.receipts(1)
+    assert outcomes(await audited(engines)) == {"SAME": 1}
+    engines.fast.differs_at = 3
+    await stub.Generate(asking(max_tokens=5))
+    await engines.deployment.receipts(2)
+    (found,) = await audited(engines)
+    assert found.finding.outcome == "DEVIATION"
+    assert found.finding.deviation is not None
+    assert found.finding.deviation.position == 3
+    assert found.halt_index is not None
+
+    async def halted() -> bool:
+        return (await stub.Generate(asking(max_tokens=5))).resolved.method == "off"
+
+    await until(halted)
+    operator = SigningKey.load_or_create(engines.deployment.directory / "operator.pem", "operator")
+    await lift(engines.deployment, found, operator)
+    engines.fast.differs_at = None
+
+    async def goes_on() -> bool:
+        return (await stub.Generate(asking(max_tokens=5))).resolved.method == "engine"
+
+    await until(goes_on)
+
+
+async def lift(deployment: Deployment, found: Examined, operator: SigningKey) -> None:
+    assert found.halt_index is not None
+    scope = Scope(found.receipt.base_cid, "engine")
+    now = timestamp(datetime.now(UTC))
+    await deployment.append(Resume(scope, found.halt_index, "the engine was updated", now), operator)
+
+
+async def test_an_engine_that_differs_from_itself_halts_nothing(engines: Engines) -> None:
+    stub = await engines.start()
+    await stub.Generate(asking(max_tokens=5))
+    await engines.deployment.receipts(1)
+    engines.plain.fault = "unsteady"
+    (found,) = await audited(engines)
+    assert (found.finding.outcome, found.halt_index) == ("UNSTABLE", None)
+
+
+async def test_tokens_that_the_weights_would_not_give_are_inconsistent_whatever_both_upstreams_say(
+    engines: Engines,
+) -> None:
+    stub = await engines.start()  # the fakes draw their tokens from a digest, and not from the weights
+    await stub.Generate(asking(max_tokens=12))
+    await engines.deployment.receipts(1)
+    found = await audited(engines, weights=True)
+    assert [each.finding.outcome for each in found] == ["SAME", "INCONSISTENT"]
+    reference = found[-1].finding.reference
+    assert reference is not None
+    assert reference.differing > 6
+    assert len({each.verdict_index for each in found}) == 2
+
+
+async def test_an_engine_that_was_updated_leaves_what_it_was_unchecked(engines: Engines) -> None:
+    stub = await engines.start()
+    await stub.Generate(asking(max_tokens=5))
+    await engines.deployment.receipts(1)
+    engines.plain.version = "1.2.4"
+    (found,) = await audited(engines)
+    assert (found.finding.outcome, found.finding.passed) == ("UNCHECKED", False)

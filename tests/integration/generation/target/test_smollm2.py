@@ -98,7 +98,7 @@ def by_kolm(base: Path, asked: list[list[int]], tokenizer: Tokenizer) -> list[Ou
     sampling = SamplingParams(max_tokens=NEW_TOKENS, ignore_eos=True)
     requests = [EngineRequest(str(n), tuple(prompt), sampling, method="lookahead") for n, prompt in enumerate(asked)]
     collected = run(
-        load_target(base), requests, drafters={"lookahead": LookaheadDrafter(CHEAP_ROWS)},
+        load_target(base, arithmetic="float32"), requests, drafters={"lookahead": LookaheadDrafter(CHEAP_ROWS)},
         settings=EngineSettings(max_sequences=TOGETHER), decoder=tokenizer.stream,
     )  # fmt: skip
     return [collected.outcomes[request.key] for request in requests]

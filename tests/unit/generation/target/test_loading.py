@@ -71,7 +71,9 @@ FAULTS: dict[str, tuple[Callable[[Path], Any], type[TargetError], str]] = {
         lambda m: edit_config(m, architectures=["GPT2LMHeadModel"]), UnsupportedArchitecture,
         "supported: LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM",
     ),
-    "no architecture": (lambda m: edit_config(m, architectures=None), UnsupportedArchitecture, "architectures"),
+    "no architecture": (
+        lambda m: edit_config(m, architectures=None, model_type=None), UnsupportedArchitecture, "architectures",
+    ),
     "other activation": (lambda m: edit_config(m, hidden_act="gelu"), UnsupportedArchitecture, "hidden_act"),
     "quantised": (
         lambda m: edit_config(m, quantization_config={"bits": 4}), UnsupportedArchitecture, "quantization_config",

@@ -46,8 +46,8 @@ def plain(value: Any) -> Any:
 
 
 def members(value: object, *names: str) -> dict[str, Any]:
-    """Some attributes of a value, by their names."""
-    return {name: getattr(value, name) for name in names}
+    """Some attributes of a value, by their names, each as `plain` has it."""
+    return {name: plain(getattr(value, name)) for name in names}
 
 
 def print_json(document: Any) -> None:

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from ledger.audit.log_verification import Check, Report
+from ledger.documents.halt import HaltState
 from services.cli.frame import exits
 from services.cli.frame.exits import UsageError
 from services.cli.frame.output import answer
@@ -19,6 +21,7 @@ from services.cli.frame.process import printable
 from services.cli.frame.rendering import ShownConsole, print_view
 from services.cli.frame.values import age, database_place, moment, numbers
 from services.cli.frame.views import Column, Styled, facts, short, table
+from services.cli.ledger.log import report_document, report_view
 from services.cli.main import app
 
 
@@ -176,3 +179,12 @@ def test_a_wrong_value_is_named_with_its_option_and_with_what_was_expected(words
     assert done.stderr.startswith(f"kolm: {said}")
     assert done.exit_code == exits.USAGE
     assert sorted(path.name for path in Path().iterdir()) == ["a.gguf", "latin1.txt"], "nothing is left behind"
+
+
+def test_a_view_can_be_drawn_of_a_document_that_no_command_has_answered() -> None:
+    """As the demo does: checks of a report are objects, and rows of its view are members of them."""
+    check = Check(1, "The log is whole", True, "2 entries")
+    report = Report((check,), None, None, 2, bytes(32), HaltState(), {"receipt": 2}, ())
+    document = report_document(report)
+    assert document["checks"] == [{"number": 1, "title": check.title, "passed": True, "detail": check.detail}]
+    print_view(report_view(document), ShownConsole(file=io.StringIO()))

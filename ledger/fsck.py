@@ -2,7 +2,7 @@
 
 quick       tables, columns, indexes and triggers are there; the log is dense; the newest checkpoint is signed, and over
             these tiles; the guard agrees
-structure   also: every entry chains; tiles, index rows and checkpoints are those that follow from the entries
+structure   also: every entry stands at its place; tiles, index rows and checkpoints follow from the entries
 deep        also: every signature, every rule, every content whose key is there, the pages of the file
 """
 
@@ -21,14 +21,14 @@ from ledger.documents.content import Content
 from ledger.documents.erasure import Erasure, Expiry
 from ledger.documents.receipt import Receipt
 from ledger.documents.signed_document import Document, read_document
-from ledger.encoding.text_forms import ZERO_DIGEST, encode_base64
+from ledger.encoding.text_forms import encode_base64
 from ledger.errors import FormatError, LedgerError, ProofError, StoreDamaged
 from ledger.keys.note import Note
 from ledger.keys.trusted_keys import TrustedKeys
 from ledger.log.guard import check_extends, check_not_rolled_back
 from ledger.log.store import Row, index_rows, leaf_row
 from ledger.tree.checkpoint import Checkpoint, open_checkpoint
-from ledger.tree.entry import Entry, entry_hash
+from ledger.tree.entry import CHAIN_START, Entry, chained
 from ledger.tree.merkle import Frontier, leaf_hash, tree_root
 from ledger.tree.tile import TILE_HEIGHT, TILE_WIDTH, TileEdge, TileHashes, TileReader
 
@@ -240,7 +240,7 @@ class _Comparison:
     def __init__(self, source: Inspection, *, contents: bool) -> None:
         self._source = source
         self._with_contents = contents
-        self._frontier, self._edge, self._previous = Frontier(), TileEdge(), ZERO_DIGEST
+        self._frontier, self._edge, self._chain = Frontier(), TileEdge(), CHAIN_START
         self._tiles: dict[tuple[int, int], bytes] = {}
         self._erasing_document = lru_cache(TILE_WIDTH)(self._document_at)
         # of the batch:
@@ -267,6 +267,8 @@ class _Comparison:
 
     def _check_leaf(self, row: Row) -> Iterator[Finding]:
         index, data = self._frontier.size, _bytes(row["entry"])
+        leaf = leaf_hash(data)
+        self._chain = chained(self._chain, leaf)
         try:
             if data is not row["entry"]:
                 raise FormatError("entry", f"the database returns {type(row['entry']).__name__}, not bytes")
@@ -278,12 +280,9 @@ class _Comparison:
         else:
             if entry.index != index:
                 yield Finding("leaves", index, f"says that it is entry {entry.index}")
-            if entry.previous != self._previous:
-                yield Finding("leaves", index, f"names {entry.previous} as the one before it, not {self._previous}")
             digest = hashlib.sha256(entry.envelope.to_bytes()).digest()
-            yield from _differences("leaves", index, row, leaf_row(index, data, digest, document))
-        self._previous = entry_hash(data)
-        self._frontier = self._heads[index + 1] = self._frontier.append(leaf_hash(data))
+            yield from _differences("leaves", index, row, leaf_row(index, data, digest, document, self._chain))
+        self._frontier = self._heads[index + 1] = self._frontier.append(leaf)
 
     def _check_beside(self, first: int, last: int) -> Iterator[Finding]:
         """The rows of entries `first` to `last`, which are the batch, and of others that are not there."""

@@ -103,8 +103,7 @@ def _check(location: LedgerLocation, requests: Sequence[Any], answered: Sequence
 
 
 def _entry(each: Answered) -> bytes:
-    previous = f"sha256:{each.answer.previous_hash.hex()}"
-    return Entry(each.answer.index, previous, Envelope.from_bytes(each.envelope)).to_bytes()
+    return Entry(each.answer.index, Envelope.from_bytes(each.envelope)).to_bytes()
 
 
 async def _unary(address: str, requests: Sequence[Any], clients: int) -> list[Answered]:

@@ -1,6 +1,6 @@
 """A page of listed receipts, and what it proves: every row is in the log and, where asked for, none was left out. Pure.
 
-A row is proven through its entry bytes, which are made again from index, previous hash and envelope. A page that claims
+A row is proven through its entry bytes, which are made again from index and envelope. A page that claims
 to be complete also brings the entries of its range that are no match. The verifier reads their bytes, so a receipt that
 matches cannot hide among them.
 """
@@ -25,10 +25,9 @@ from ledger.tree.multiproof import verify_multi_proof, verify_range_proof
 
 @dataclass(frozen=True, slots=True)
 class ListedReceipt:
-    """One row as it travels: `previous` is the hash of the entry before, as in the entry itself."""
+    """One row as it travels."""
 
     index: int
-    previous: str
     envelope: bytes
 
 
@@ -91,7 +90,7 @@ def _check_order(indexes: Sequence[int]) -> None:
 
 
 def _entry(row: ListedReceipt) -> Entry:
-    return Entry(row.index, row.previous, Envelope.from_bytes(row.envelope))
+    return Entry(row.index, Envelope.from_bytes(row.envelope))
 
 
 def _receipt(row: ListedReceipt, trusted: TrustedKeys, criteria: Criteria) -> Receipt:

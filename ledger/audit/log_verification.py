@@ -26,7 +26,6 @@ from ledger.tree.merkle import leaf_hash, verify_inclusion
 CHECKS = (
     "The checkpoint is signed by a trusted key of the log",
     "Every entry is canonical and stands at its own index",
-    "Every entry names the hash of the entry before it",
     "Every document is well-formed and signed by a key that may sign its kind",
     "Every document may stand where it stands, and no receipt appears twice",
     "The checkpoint is over exactly these entries",
@@ -47,9 +46,9 @@ class Check:
 class Report:
     """The report of a verification. `bad_index` is the first entry that is wrong; None where none is.
 
-    `size`, `root`, `halts` and `kinds` (entries by kind) describe the entries that passed, up to the first that did
-    not. `defied_halts` are the receipts (index, and index of the halt) that were served in a halted scope
-    (`halt_breach`): the log is in order, its operator is at fault.
+    `size`, `root`, `chain` (`entry.chained`), `halts` and `kinds` (entries by kind) describe the entries that passed,
+    up to the first that did not. `defied_halts` are the receipts (index, and index of the halt) that were served in a
+    halted scope (`halt_breach`): the log is in order, its operator is at fault.
     """
 
     checks: tuple[Check, ...]
@@ -57,6 +56,7 @@ class Report:
     bad_index: int | None
     size: int
     root: bytes
+    chain: bytes
     halts: HaltState
     kinds: Mapping[str, int]
     defied_halts: tuple[tuple[int, int], ...]
@@ -79,8 +79,8 @@ def verify_log(
     `spread` may have several processes read the entries and verify their signatures; the report is the same.
 
     `checkpoint` is a signed note; entries beyond its size are checked too, although no signed tree head covers them
-    yet. Without one, checks 1 and 6 have nothing to check. `now` is the verifier's clock: a document of a time to come
-    (by more than clocks differ) fails check 5. Never raises for bytes that are wrong or cannot be read.
+    yet. Without one, checks 1 and 5 have nothing to check. `now` is the verifier's clock: a document of a time to come
+    (by more than clocks differ) fails check 4. Never raises for bytes that are wrong or cannot be read.
     """
     not_after = None if now is None else moved(timestamp(now), GRACE_SECONDS)
     walk = LogWalk(KeyHistory.of(trusted), not_after=not_after)
@@ -184,12 +184,12 @@ def _walk(walk: LogWalk, pieces: _Pieces, head: Checkpoint | None, spread: Sprea
     if pieces.failure is not None:  # it does not, but this is the one that should have come next
         raise CheckFailed(2, f"cannot be read: {pieces.failure}", walk.frontier.size) from pieces.failure
     if head is not None and walk.frontier.size < head.size:
-        raise CheckFailed(6, f"the checkpoint covers {head.size} entries, the log holds {walk.frontier.size}")
+        raise CheckFailed(5, f"the checkpoint covers {head.size} entries, the log holds {walk.frontier.size}")
 
 
 def _compare_root(walk: LogWalk, head: Checkpoint | None) -> None:
     if head is not None and walk.frontier.size == head.size and walk.frontier.root() != head.root:
-        raise CheckFailed(6, f"the first {head.size} entries have another root than the checkpoint over them")
+        raise CheckFailed(5, f"the first {head.size} entries have another root than the checkpoint over them")
 
 
 def _report(walk: LogWalk, with_checkpoint: bool, failed: CheckFailed | None) -> Report:
@@ -199,6 +199,7 @@ def _report(walk: LogWalk, with_checkpoint: bool, failed: CheckFailed | None) ->
         bad_index=None if failed is None else failed.index,
         size=walk.frontier.size,
         root=walk.frontier.root(),
+        chain=walk.chain,
         halts=walk.halts,
         kinds=dict(walk.kinds),
         defied_halts=walk.watch.pairs(),
@@ -208,13 +209,13 @@ def _report(walk: LogWalk, with_checkpoint: bool, failed: CheckFailed | None) ->
 def _check(number: int, walk: LogWalk, with_checkpoint: bool, failed: CheckFailed | None) -> Check:
     title = CHECKS[number - 1]
     entries = f"{walk.frontier.size} entries"
-    if number in (1, 6) and not with_checkpoint:
+    if number in (1, 5) and not with_checkpoint:
         return Check(number, title, None, "no checkpoint was given")
-    if failed is None or (number == 1 != failed.number) or (number < 6 == failed.number):
-        return Check(number, title, True, "" if number in (1, 6) else entries)
+    if failed is None or (number == 1 != failed.number) or (number < 5 == failed.number):
+        return Check(number, title, True, "" if number in (1, 5) else entries)
     if number == failed.number:
         return Check(number, title, False, str(failed))
-    # Checks 2 to 5 run entry by entry, so the failure of one cuts the others short.
+    # Checks 2 to 4 run entry by entry, so the failure of one cuts the others short.
     return Check(
-        number, title, None, "not reached" if 1 in (number, failed.number) or number == 6 else f"held for {entries}"
+        number, title, None, "not reached" if 1 in (number, failed.number) or number == 5 else f"held for {entries}"
     )

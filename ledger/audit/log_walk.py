@@ -1,4 +1,4 @@
-"""A log read entry by entry from its first one: checks 2 to 5 of `log_verification.CHECKS`, and what they need."""
+"""A log read entry by entry from its first one: checks 2 to 4 of `log_verification.CHECKS`, and what they need."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ from ledger.documents.key_history import KeyHistory
 from ledger.documents.receipt import Receipt
 from ledger.documents.reference_rules import References, follow
 from ledger.documents.signed_document import Document, kind_of
-from ledger.encoding.text_forms import ZERO_DIGEST
 from ledger.errors import ChainError, LedgerError
 from ledger.keys.envelope import Envelope
-from ledger.tree.entry import Entry, entry_hash
+from ledger.tree.entry import CHAIN_START, Entry, chained
 from ledger.tree.merkle import Frontier, leaf_hash
 
 T = TypeVar("T")
@@ -32,14 +31,12 @@ NOT_KEPT = Envelope(b"", "", ())
 class CheckedEntry:
     """One entry as far as it can be judged alone, which is most of the work; travels from one process to another.
 
-    `malformed` says why the bytes are no entry; then all but the hashes is missing. `refused` says why the document
+    `malformed` says why the bytes are no entry; then all but the leaf hash is missing. `refused` says why the document
     does not hold: its form, or its signatures. `envelope` is kept where others are judged by its bytes (draws, keys).
     """
 
     leaf: bytes
-    hash: str
     index: int = -1
-    previous: str = ""
     signers: tuple[str, ...] = ()
     document: Document | None = None
     envelope: Envelope = NOT_KEPT
@@ -49,18 +46,18 @@ class CheckedEntry:
 
 def check_entry(data: bytes, keys: KeyHistory) -> CheckedEntry:
     """Read an entry and verify its signatures by the keys of its index. Never raises for its bytes."""
-    leaf, name = leaf_hash(data), entry_hash(data)
+    leaf = leaf_hash(data)
     try:
         entry = Entry.from_bytes(data)
     except LedgerError as error:
-        return CheckedEntry(leaf, name, malformed=str(error))
+        return CheckedEntry(leaf, malformed=str(error))
     signers = tuple(signature.key_id for signature in entry.envelope.signatures)
     try:
         document = keys.open(entry.index, entry.envelope)
     except LedgerError as error:
-        return CheckedEntry(leaf, name, entry.index, entry.previous, signers, refused=str(error))
+        return CheckedEntry(leaf, entry.index, signers, refused=str(error))
     kept = entry.envelope if isinstance(document, Draw | KeyEntry) else NOT_KEPT
-    return CheckedEntry(leaf, name, entry.index, entry.previous, signers, document, kept)
+    return CheckedEntry(leaf, entry.index, signers, document, kept)
 
 
 class CheckFailed(Exception):
@@ -117,12 +114,15 @@ class SeenInMemory:
 
 @dataclass(slots=True)
 class LogWalk:
-    """The log as far as it has been read. `not_after` is the latest time that a document may name; None: any."""
+    """The log as far as it has been read. `not_after` is the latest time that a document may name; None: any.
+
+    `chain` is the running hash of what has been read (`entry.chained`).
+    """
 
     keys: KeyHistory
     seen: SeenEntries = field(default_factory=SeenInMemory)
     frontier: Frontier = field(default_factory=Frontier)
-    previous: str = ZERO_DIGEST
+    chain: bytes = CHAIN_START
     halts: HaltState = field(default_factory=HaltState)
     kinds: Counter[str] = field(default_factory=Counter)
     watch: HaltWatch = field(default_factory=HaltWatch)
@@ -139,23 +139,21 @@ class LogWalk:
             raise CheckFailed(2, entry.malformed, index)
         if entry.index != index:
             raise CheckFailed(2, f"says that it is entry {entry.index}", index)
-        if entry.previous != self.previous:
-            raise CheckFailed(3, f"names {entry.previous} as the one before it, which is {self.previous}", index)
         if document is None:
-            raise CheckFailed(4, str(entry.refused), index)
+            raise CheckFailed(3, str(entry.refused), index)
         if isinstance(document, KeyEntry) and document.replaces and document.public_key.key_id in self.signers:
-            raise CheckFailed(4, f"{document.public_key.key_id} was in use before the entry that introduces it", index)
+            raise CheckFailed(3, f"{document.public_key.key_id} was in use before the entry that introduces it", index)
         if isinstance(document, Receipt) and self.seen.knows(document.receipt_id):
-            raise CheckFailed(5, f"is a second receipt with the id {document.receipt_id}", index)
+            raise CheckFailed(4, f"is a second receipt with the id {document.receipt_id}", index)
         self._check_date(index, document)
-        halts = _attempt(5, index, lambda: follow(index, document, self.halts, self.seen))
-        self.keys = _attempt(4, index, lambda: self.keys.after(index, document))
+        halts = _attempt(4, index, lambda: follow(index, document, self.halts, self.seen))
+        self.keys = _attempt(3, index, lambda: self.keys.after(index, document))
         self.halts = halts
         self.kinds[kind_of(document)] += 1
         self.watch.observe(index, document)
         self.signers.update(entry.signers)
         self.seen.remember(index, document)
-        self.frontier, self.previous = self.frontier.append(entry.leaf), entry.hash
+        self.frontier, self.chain = self.frontier.append(entry.leaf), chained(self.chain, entry.leaf)
         return document
 
     def _check_date(self, index: int, document: Document) -> None:
@@ -168,7 +166,7 @@ class LogWalk:
             case _:
                 return
         if self.not_after is not None and time > self.not_after:
-            raise CheckFailed(5, f"{name}: is {time}, which is still to come", index)
+            raise CheckFailed(4, f"{name}: is {time}, which is still to come", index)
 
 
 def _attempt(number: int, index: int, step: Callable[[], T]) -> T:

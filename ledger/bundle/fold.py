@@ -1,4 +1,4 @@
-"""The checks of a bundle's entries that need their order: places, chain, rules, halts, owed replays."""
+"""The checks of a bundle's entries that need their order: places, rules, halts, owed replays."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ CANONICAL, COMPLETE, SIGNED, RULES = 6, 7, 8, 9
 class BundleFold:
     """The entries of a bundle as far as they have been read, by rising index. Implements reference_rules.References.
 
-    `problems` has the first reason for each check that failed. Documents are judged up to the first problem; places,
-    leaves and the chain to the end.
+    `problems` has the first reason for each check that failed. Documents are judged up to the first problem; places
+    and leaves to the end.
     """
 
     manifest: BundleManifest
@@ -53,7 +53,7 @@ class BundleFold:
     roots: dict[int, bytes] = field(default_factory=dict)
     problems: dict[int, str] = field(default_factory=dict)
 
-    _last: CheckedEntry | None = None
+    _last: int = -1
     _frontier: Frontier = field(default_factory=Frontier)
     _receipt_ids: dict[int, str] = field(default_factory=dict)
     _known_receipts: set[str] = field(default_factory=set)
@@ -96,9 +96,8 @@ class BundleFold:
 
     def _place(self, entry: CheckedEntry) -> None:
         self._blame(CANONICAL, self._place_problem(entry), entry.index)
-        self._blame(COMPLETE, self._chain_problem(entry), entry.index)
         self.leaves[entry.index] = entry.leaf
-        self._last = entry
+        self._last = entry.index
         if entry.index == self._frontier.size:
             self._frontier = self._frontier.append(entry.leaf)
             if self._frontier.size in self.wanted_sizes:
@@ -117,14 +116,9 @@ class BundleFold:
     def _place_problem(self, entry: CheckedEntry) -> str | None:
         if entry.index >= self.manifest.tree_size:
             return f"is beyond the checkpoint's {self.manifest.tree_size} entries"
-        if self._last is not None and entry.index <= self._last.index:
-            return f"comes after entry {self._last.index}"
+        if entry.index <= self._last:
+            return f"comes after entry {self._last}"
         return None
-
-    def _chain_problem(self, entry: CheckedEntry) -> str | None:
-        if self._last is None or entry.index != self._last.index + 1 or entry.previous == self._last.hash:
-            return None
-        return f"names {entry.previous} as the one before it, which is {self._last.hash}"
 
     def _key_problem(self, document: Document) -> str | None:
         if not isinstance(document, KeyEntry) or document.replaces is None:

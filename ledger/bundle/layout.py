@@ -67,7 +67,7 @@ class Span(Part, frozen=True):
     end: Count
 
 
-class BundleManifest(Document, tag="kolm.bundle.v1", frozen=True):
+class BundleManifest(Document, tag="kolm.bundle.v2", frozen=True):
     """`bundle.json`: the claims of the bundle about itself. Nothing of the log is missing in `range`."""
 
     origin: Text

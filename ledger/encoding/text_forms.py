@@ -43,10 +43,6 @@ def decode_base64(text: object, field: str) -> bytes:
     return data
 
 
-ZERO_DIGEST = "sha256:" + "0" * 64
-"""The digest where there is nothing to hash: the `previous` of entry 0."""
-
-
 def digest(data: bytes) -> str:
     """SHA-256 of `data` in text form."""
     return "sha256:" + hashlib.sha256(data).hexdigest()

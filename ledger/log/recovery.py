@@ -15,7 +15,6 @@ from itertools import islice
 from ledger.documents.halt import Halt, HaltState, Resume
 from ledger.documents.reference_rules import follow
 from ledger.documents.signed_document import open_document, read_document
-from ledger.encoding.text_forms import ZERO_DIGEST
 from ledger.errors import ChainError, FormatError, NotFound, SignatureError
 from ledger.keys.ed25519 import PublicKey
 from ledger.keys.note import check_key_name
@@ -26,7 +25,7 @@ from ledger.log.store import EntryStore, entries_from
 from ledger.log.tree_head import TreeHead
 from ledger.log.writer import LogState, LogWriter, OnWritten, ignore_times
 from ledger.tree.checkpoint import Checkpoint, open_checkpoint, sign_checkpoint
-from ledger.tree.entry import Entry, entry_hash
+from ledger.tree.entry import Entry
 from ledger.tree.merkle import Frontier, leaf_hash, tree_root
 from ledger.tree.tile import TILE_WIDTH, TileEdge, TileHashes
 
@@ -83,36 +82,32 @@ def _sign(store: EntryStore, key: Signer, checkpoint: Checkpoint) -> bytes:
 
 def _state(store: EntryStore, trusted: TrustedKeys, size: int, covered: int) -> LogState:
     hashes = TileHashes(store)
-    previous, halts = _check_tail(store, hashes, trusted, size, covered)
+    halts = _check_tail(store, hashes, trusted, size, covered)
     with _blame(size - 1):
-        return LogState(Frontier.at(size, hashes), TileEdge.at(size, store), previous, halts)
+        return LogState(Frontier.at(size, hashes), TileEdge.at(size, store), halts)
 
 
-def _check_tail(
-    store: EntryStore, hashes: TileHashes, trusted: TrustedKeys, size: int, covered: int
-) -> tuple[str, HaltState]:
-    """Check the entries of the checkpoint's last tile and all after it; returns the last one's hash, and the halts."""
+def _check_tail(store: EntryStore, hashes: TileHashes, trusted: TrustedKeys, size: int, covered: int) -> HaltState:
+    """Check the entries of the checkpoint's last tile and all after it; returns the halts."""
     index = max(covered - 1, 0) // TILE_WIDTH * TILE_WIDTH
-    previous = entry_hash(store.entry(index - 1)) if index else ZERO_DIGEST
     halts = _fold_halts(store, covered)
     for data in islice(entries_from(store, index), size - index):
         with _blame(index):
-            entry = _check_place(index, data, previous, hashes)
+            entry = _check_place(index, data, hashes)
             if index >= covered:
                 halts = follow(index, open_document(entry.envelope, trusted, index), halts, store)
-        previous = entry_hash(data)
         index += 1
     if index < size:
         raise ChainError(index, "is missing")
-    return previous, halts
+    return halts
 
 
-def _check_place(index: int, data: bytes, previous: str, hashes: TileHashes) -> Entry:
+def _check_place(index: int, data: bytes, hashes: TileHashes) -> Entry:
     if leaf_hash(data) != hashes.subtree(0, index):
         raise ChainError(index, "its bytes are not those that the tree was built from")
     entry = Entry.from_bytes(data)
-    if (entry.index, entry.previous) != (index, previous):
-        raise ChainError(index, "does not follow from the entry before it")
+    if entry.index != index:
+        raise ChainError(index, f"says that it is entry {entry.index}")
     return entry
 
 

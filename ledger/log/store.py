@@ -192,9 +192,10 @@ def retentions_of(store: EntryStore) -> list[tuple[int, Retention]]:
 Row = Mapping[str, Any]
 
 
-def leaf_row(index: int, entry: bytes, envelope_digest: bytes, document: Document) -> dict[str, Any]:
-    """The row of table `leaves`."""
-    return {"index": index, "kind": kind_of(document), "entry": entry, "envelope_digest": envelope_digest}
+def leaf_row(index: int, entry: bytes, envelope_digest: bytes, document: Document, chain: bytes) -> dict[str, Any]:
+    """The row of table `leaves`; `chain` is the running hash with this entry."""
+    name = kind_of(document)
+    return {"index": index, "kind": name, "entry": entry, "envelope_digest": envelope_digest, "chain": chain}
 
 
 def index_rows(index: int, document: Document) -> Iterator[tuple[str, dict[str, Any]]]:

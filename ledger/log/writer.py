@@ -31,18 +31,17 @@ from ledger.log.guard import Guard
 from ledger.log.store import Batch, EntryStore, Record
 from ledger.log.tree_head import TreeHead
 from ledger.tree.checkpoint import Checkpoint, sign_checkpoint
-from ledger.tree.entry import entry_bytes, entry_hash
+from ledger.tree.entry import entry_bytes
 from ledger.tree.merkle import Frontier, inclusion_proofs, leaf_hash, tree_root
 from ledger.tree.tile import TileEdge, TileHashes
 
 
 @dataclass(frozen=True, slots=True)
 class LogState:
-    """The state that the writer keeps between batches. `previous` is the hash of the last entry."""
+    """The state that the writer keeps between batches."""
 
     frontier: Frontier
     edge: TileEdge
-    previous: str
     halts: HaltState
 
 
@@ -51,19 +50,17 @@ class BatchPlan:
     """A batch while it is put together.
 
     `places` has, for each envelope in order, the index where it stands or will stand, or why it has none. `records` are
-    to be written; `new` has the bytes and the hash of their entries, by index. `previous` and `halts` are the state
-    after them. `by_digest` and `by_receipt_id` know all names of the batch that the log holds, and those that are new.
+    to be written, and `halts` is the state after them. `by_digest` and `by_receipt_id` know all names of the batch that
+    the log holds, and those that are new.
     `erased` has the receipts that erasures among the records are about, with their indexes.
     """
 
     store: EntryStore
     size: int
-    previous: str
     halts: HaltState
     by_digest: dict[bytes, int]
     by_receipt_id: dict[str, int]
     records: list[Record] = field(default_factory=list)
-    new: dict[int, tuple[bytes, str]] = field(default_factory=dict)
     places: list[int | LedgerError] = field(default_factory=list)
     erased: dict[int, int] = field(default_factory=dict)
 
@@ -84,15 +81,14 @@ class BatchPlan:
             raise FormatError("end_index", f"is {document.end_index}, the log holds {self.size} entries")
         index = self.size + len(self.records)
         halts = follow(index, document, self.halts, self)
-        entry = entry_bytes(index, self.previous, admitted.envelope)
+        entry = entry_bytes(index, admitted.envelope)
         self.records.append(Record(index, entry, digest, document, admitted.content))
         self.by_digest[digest] = index
         if isinstance(document, Receipt):
             self.by_receipt_id[document.receipt_id] = index
         if isinstance(document, Erasure):
             self.erased[document.receipt_index] = index
-        self.previous, self.halts = entry_hash(entry), halts
-        self.new[index] = entry, self.previous
+        self.halts = halts
         return index
 
     def receipt_id_at(self, index: int) -> str | None:
@@ -121,7 +117,6 @@ def plan_batch(store: EntryStore, state: LogState, batch: Sequence[Admitted]) ->
     plan = BatchPlan(
         store,
         state.frontier.size,
-        state.previous,
         state.halts,
         dict(store.indexes_of_envelopes([admitted.envelope_digest for admitted in batch])),
         dict(store.indexes_of_receipts([receipt.receipt_id for receipt in receipts])),
@@ -138,18 +133,22 @@ def plan_batch(store: EntryStore, state: LogState, batch: Sequence[Admitted]) ->
 class Appended:
     """The answer to an append: everything needed to prove, offline, that the log holds the envelope.
 
-    `entry` is the leaf's bytes at `index`, `entry_hash` what the next entry names as `previous`. `inclusion_proof`
-    leads from the leaf to the root of `checkpoint` (a signed note over `tree_size` entries). `halt_epoch` counts the
-    halts in those entries. An envelope that was in the log already gets its old index.
+    `inclusion_proof` leads from the leaf, which index and `envelope` make, to the root of `checkpoint` (a signed note
+    over `tree_size` entries). `halt_epoch` counts the halts in those entries. An envelope that was in the log already
+    gets its old index.
     """
 
     index: int
-    entry: bytes
-    entry_hash: str
+    envelope: bytes
     checkpoint: bytes
     tree_size: int
     inclusion_proof: tuple[bytes, ...]
     halt_epoch: int
+
+    @property
+    def entry(self) -> bytes:
+        """The bytes of the leaf."""
+        return entry_bytes(self.index, self.envelope)
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +203,7 @@ class LogWriter:
         plan = plan_batch(self._store, self._state, batch)
         if plan.records:
             self._persist(plan)
-        return self._answers(plan)
+        return self._answers(plan.places, batch)
 
     def _persist(self, plan: BatchPlan) -> None:
         leaves = [leaf_hash(record.entry) for record in plan.records]
@@ -214,7 +213,7 @@ class LogWriter:
         committed = time.perf_counter()
         # From here on the entries are in the log for good; a crash leaves them for recovery to sign.
         self._check_read_back(plan.records)
-        state = LogState(self._frontier(leaves), edge, plan.previous, plan.halts)
+        state = LogState(self._frontier(leaves), edge, plan.halts)
         checkpoint = Checkpoint(self._head.checkpoint.origin, state.frontier.size, state.frontier.root())
         read_back = time.perf_counter()
         if self._guard is not None:
@@ -246,24 +245,11 @@ class LogWriter:
             raise ChainError(frontier.size - 1, "the tiles in the database are not those of the entries")
         return frontier
 
-    def _answers(self, plan: BatchPlan) -> list[Appended | LedgerError]:
-        indexes = [place for place in plan.places if isinstance(place, int)]
+    def _answers(self, places: Sequence[int | LedgerError], batch: Sequence[Admitted]) -> list[Appended | LedgerError]:
+        indexes = [place for place in places if isinstance(place, int)]
         proofs = dict(zip(indexes, inclusion_proofs(indexes, self._head.size, self._hashes), strict=True))
+        note, size, epoch = self._head.note, self._head.size, self._head.halts.epoch
         return [
-            place if isinstance(place, LedgerError) else self._answer(place, plan.new.get(place), proofs[place])
-            for place in plan.places
+            place if isinstance(place, LedgerError) else Appended(place, one.envelope, note, size, proofs[place], epoch)
+            for place, one in zip(places, batch, strict=True)
         ]
-
-    def _answer(self, index: int, written: tuple[bytes, str] | None, proof: tuple[bytes, ...]) -> Appended:
-        if written is None:  # the log held it before
-            entry = self._store.entry(index)
-            written = entry, entry_hash(entry)
-        return Appended(
-            index=index,
-            entry=written[0],
-            entry_hash=written[1],
-            checkpoint=self._head.note,
-            tree_size=self._head.size,
-            inclusion_proof=proof,
-            halt_epoch=self._head.halts.epoch,
-        )

@@ -28,7 +28,7 @@ from ledger.keys.trusted_keys import TrustedKeys
 from ledger.tree.checkpoint import Checkpoint
 from ledger.tree.merkle import Frontier
 
-_VERSION = 3
+_VERSION = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +131,7 @@ class Summary:
             "version": _VERSION,
             "head": None if head is None else [head.note.decode("utf-8"), head.seen_at, head.vouched_at],
             "frontier": walk.frontier.to_document(),
-            "previous": walk.previous,
+            "chain": walk.chain.hex(),
             "rotations": [[index, envelope.to_document()] for index, envelope in self._rotations],
             "epoch": walk.halts.epoch,
             "open": [[each.halt_index, each.halt.to_document(), each.epoch] for each in walk.halts.open],
@@ -170,7 +170,7 @@ class Summary:
             keys=_keys(trusted, rotations),
             seen=seen,
             frontier=Frontier.from_document(document["frontier"]),
-            previous=document["previous"],
+            chain=bytes.fromhex(document["chain"]),
             halts=HaltState(document["epoch"], halts),
             watch=HaltWatch.from_document(document["watch"]),
             signers=set(document["signers"]),

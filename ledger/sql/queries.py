@@ -14,6 +14,8 @@ from ledger.errors import ChainError, StoreError
 from ledger.log.receipt_filter import ReceiptFilter
 from ledger.log.store import Record, index_rows, indexable, leaf_row
 from ledger.sql.schema import contents, leaves, receipts, verdicts
+from ledger.tree.entry import chained
+from ledger.tree.merkle import leaf_hash
 
 
 def entry_bytes(index: int, value: object) -> bytes:
@@ -30,11 +32,14 @@ def blob(value: object, what: str) -> bytes:
     return value
 
 
-def rows_of(records: Sequence[Record]) -> Mapping[str, list[dict[str, Any]]]:
-    """All rows that some records add, but their contents, by table, the leaves first."""
+def rows_of(records: Sequence[Record], chain: bytes) -> Mapping[str, list[dict[str, Any]]]:
+    """All rows that some records add, but their contents, by table, the leaves first; `chain` is the running hash
+    before them.
+    """
     rows: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
     for record in records:
-        rows["leaves"].append(leaf_row(record.index, record.entry, record.envelope_digest, record.document))
+        chain = chained(chain, leaf_hash(record.entry))
+        rows["leaves"].append(leaf_row(record.index, record.entry, record.envelope_digest, record.document, chain))
     for record in records:
         for table, row in index_rows(record.index, record.document):
             rows[table].append(row)

@@ -27,7 +27,7 @@ from sqlalchemy import (
 from ledger.errors import StoreDamaged, StoreError
 from ledger.sql.database import store_errors
 
-REVISION = 6
+REVISION = 7
 """The number of these tables, counted up where they change. A store refuses a database with another one."""
 
 metadata = MetaData()
@@ -44,6 +44,7 @@ leaves = Table(
     Column("kind", String, nullable=False),
     Column("entry", LargeBinary, nullable=False),
     Column("envelope_digest", LargeBinary, nullable=False, unique=True),
+    Column("chain", LargeBinary, nullable=False),  # the running hash: `entry.chained`
     Index("leaves_by_kind", "kind", "index"),  # a poll for some kinds reads from where it left off
     CheckConstraint('"index" >= 0', name="leaves_index_is_not_negative"),
 )

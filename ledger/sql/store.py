@@ -41,9 +41,11 @@ from ledger.sql.schema import (
     tiles,
     verdicts,
 )
+from ledger.tree.entry import CHAIN_START
 
 LAST_INDEX = select(func.max(leaves.c.index))
 ENTRY = select(leaves.c.entry).where(leaves.c.index == bindparam("index"))
+CHAIN = select(leaves.c.chain).where(leaves.c.index == bindparam("index"))
 ENTRIES = (
     select(leaves.c.index, leaves.c.entry)
     .where(leaves.c.index >= bindparam("start"))
@@ -166,7 +168,7 @@ class SqlEntryStore:
     def commit(self, batch: Batch) -> None:
         erased = self._erased(batch)
         self._contents.settle()
-        rows = {**rows_of(batch.records), contents.name: self._contents.rows(batch.records)}
+        rows = {**rows_of(batch.records, self._chain_before(batch)), contents.name: self._contents.rows(batch.records)}
         gone = [*erased]
         with self._usage.erasing(gone), self._contents.erasing(gone), self._database.writing() as connection:
             self._check_fence(connection)
@@ -280,6 +282,11 @@ class SqlEntryStore:
                 for receipt_index in self.expired(record.document, None):
                     erased.setdefault(receipt_index, record.index)
         return erased
+
+    def _chain_before(self, batch: Batch) -> bytes:
+        first = batch.records[0].index if batch.records else 0
+        found = self._scalar(CHAIN, index=first - 1) if first else CHAIN_START
+        return b"" if found is None else blob(found, f"the running hash of entry {first - 1}")
 
     def _scalar(self, statement: Select[Any], **parameters: int) -> Any:
         with self._database.reading() as connection:

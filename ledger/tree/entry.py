@@ -1,13 +1,15 @@
-"""The entry of the log: its bytes, and the hash that chains them.
+"""The entry of the log: its bytes (format 2), and the running hash of a log that is read from its start.
 
-Entry bytes are the canonical JSON of `{"envelope", "index", "previous"}`, so the hash chain lives inside the leaf. The
-Merkle tree over the leaves is the only proof structure; the chain is for fsck and for a reader with nothing but SQL.
+Entry bytes are the canonical JSON of `{"envelope", "index"}`. The Merkle tree over them proves their order and is the
+only proof structure. The running hash proves nothing beside it: it is for fsck, for people who compare two copies, and
+for a reader with nothing but SQL.
 """
 
 from __future__ import annotations
 
-from ledger.encoding.document import Count, Digest, Part
-from ledger.encoding.text_forms import digest, parse_digest
+import hashlib
+
+from ledger.encoding.document import Count, Part
 from ledger.errors import FormatError
 from ledger.keys.envelope import Envelope
 
@@ -15,19 +17,21 @@ MAX_ENTRY_BYTES = 65_535
 """C2SP tlog-tiles entry bundles prefix each entry with its length as a u16."""
 
 MAX_ENVELOPE_BYTES = MAX_ENTRY_BYTES - 256
-"""The largest envelope. The 256 bytes hold the rest of the entry: member names, index and previous hash."""
+"""The largest envelope. The 256 bytes have room for the rest of the entry: member names and index."""
+
+CHAIN_START = bytes(32)
+"""The running hash of no entries."""
 
 
 class Entry(Part, frozen=True):
-    """One leaf of the log. `previous` is `entry_hash` of the entry before it, `digest.ZERO_DIGEST` at index 0."""
+    """One leaf of the log."""
 
     index: Count
-    previous: Digest
     envelope: Envelope
 
     def to_bytes(self) -> bytes:
         """The canonical bytes. Raises FormatError where they exceed MAX_ENTRY_BYTES."""
-        return entry_bytes(self.index, self.previous, self.envelope.to_bytes())
+        return entry_bytes(self.index, self.envelope.to_bytes())
 
     @classmethod
     def from_bytes(cls, data: bytes, path: str = "") -> Entry:
@@ -37,22 +41,14 @@ class Entry(Part, frozen=True):
         return super().from_bytes(data, path or "entry")
 
 
-def entry_bytes(index: int, previous: str, envelope: bytes) -> bytes:
+def entry_bytes(index: int, envelope: bytes) -> bytes:
     """`Entry.to_bytes` from the canonical bytes of the envelope, which stand in the entry as they are."""
-    data = b'{"envelope":%b,"index":%d,"previous":"%b"}' % (envelope, index, previous.encode())
+    data = b'{"envelope":%b,"index":%d}' % (envelope, index)
     if len(data) > MAX_ENTRY_BYTES:
         raise FormatError("envelope", f"makes an entry of {len(data)} bytes, at most {MAX_ENTRY_BYTES} fit")
     return data
 
 
-def entry_hash(data: bytes) -> str:
-    """The hash that the next entry names as its `previous`: `sha256:<hex>` of the entry's bytes."""
-    return digest(data)
-
-
-def previous_of(data: bytes) -> bytes:
-    """The 32 bytes that canonical entry bytes name as previous, which is their last member. Raises FormatError."""
-    head, _, text = data.removesuffix(b'"}').rpartition(b'"previous":"')
-    if not head:
-        raise FormatError("previous", "is missing")
-    return parse_digest(text.decode("utf-8", "replace"), "previous")
+def chained(before: bytes, leaf: bytes) -> bytes:
+    """The running hash after an entry: SHA-256 of the one before it and the entry's leaf hash."""
+    return hashlib.sha256(before + leaf).digest()

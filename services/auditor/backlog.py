@@ -15,19 +15,19 @@ from ledger.documents.erasure import Erasure, Expiry
 from ledger.documents.halt import Halt, Scope
 from ledger.documents.receipt import Receipt
 from ledger.documents.signed_document import Document, open_document, read_document
-from ledger.encoding.text_forms import ZERO_DIGEST, cid
+from ledger.encoding.text_forms import cid
 from ledger.errors import ChainError, LedgerError, SignatureError
 from ledger.keys.ed25519 import ROLES
 from ledger.keys.envelope import Envelope
 from ledger.keys.trusted_keys import TrustedKeys
-from ledger.tree.entry import Entry, entry_hash
+from ledger.tree.entry import Entry
 from ledger.tree.merkle import Frontier, leaf_hash
 from services.auditor.audit_error import BrokenLog
 
 _log = logging.getLogger(__name__)
 
 
-_VERSION = 1
+_VERSION = 2
 """Counted up where entries are folded in another way."""
 
 
@@ -59,7 +59,6 @@ class Backlog:
         self._spot_checks = spot_checks
         self._chance = random.SystemRandom()
         self._frontier = Frontier()
-        self._previous = ZERO_DIGEST
         self._obligations = ObligationFold(keep_judged=False)
         self._receipts: dict[int, Due] = {}
         self._picked: set[int] = set()
@@ -78,7 +77,6 @@ class Backlog:
             "signers": self._signers,
             "spot_checks": self._spot_checks,
             "frontier": self._frontier.to_document(),
-            "previous": self._previous,
             "obligations": self._obligations.to_document(),
             "receipts": [
                 [due.index, due.receipt_id, due.envelope.to_document(), due.erased] for due in self._receipts.values()
@@ -99,7 +97,6 @@ class Backlog:
         if kept != (_VERSION, origin, backlog._signers, spot_checks):
             return None
         backlog._frontier = Frontier.from_document(document["frontier"])
-        backlog._previous = document["previous"]
         backlog._obligations = ObligationFold.from_document(document["obligations"])
         for index, receipt_id, envelope, erased in document["receipts"]:
             backlog._receipts[index] = Due(index, receipt_id, Envelope.from_document(envelope), erased=erased)
@@ -183,15 +180,13 @@ class Backlog:
         """Fold the entry at `position`. Raises BrokenLog where it does not follow from the one before it."""
         try:
             entry = Entry.from_bytes(data)
-            if (entry.index, entry.previous) != (self.position, self._previous):
-                raise ChainError(
-                    self.position, f"names {entry.previous} as the one before it, and itself {entry.index}"
-                )
+            if entry.index != self.position:
+                raise ChainError(self.position, f"says that it is entry {entry.index}")
             document = read_document(entry.envelope)
         except LedgerError as error:
             raise BrokenLog(f"the log is broken at entry {self.position}: {error}") from error
         leaf = leaf_hash(data)
-        self._frontier, self._previous = self._frontier.append(leaf), entry_hash(data)
+        self._frontier = self._frontier.append(leaf)
         counts = isinstance(document, Receipt) or self._is_trusted(entry, document)
         self._obligations.observe(leaf, entry.envelope, document if counts else None)
         if counts:

@@ -10,12 +10,11 @@ from kolm.ledger.v1 import documents_pb2 as pb
 from kolm.ledger.v1 import ledger_pb2
 from ledger.documents.halt import OpenHalt
 from ledger.documents.signed_document import KINDS, payload_type, read_document
-from ledger.encoding.text_forms import parse_digest
 from ledger.errors import ChainError, FormatError
 from ledger.log.reader import Inclusion, StoredReceipt
 from ledger.log.store import VerdictRow
 from ledger.log.writer import Appended
-from ledger.tree.entry import Entry, previous_of
+from ledger.tree.entry import Entry
 from services.ledger.checkpoints import CosignedCheckpoint
 
 _LATEST_SECOND = 253_402_300_799  # of the year 9999, where protobuf's times end
@@ -42,13 +41,11 @@ def appended_message(appended: Appended) -> ledger_pb2.AppendEntryResponse:
     """Where an entry stands, and the proof of it."""
     return ledger_pb2.AppendEntryResponse(
         index=appended.index,
-        entry_hash=parse_digest(appended.entry_hash),
         checkpoint=appended.checkpoint,
         inclusion_proof=pb.InclusionProof(
             index=appended.index, tree_size=appended.tree_size, hashes=appended.inclusion_proof
         ),
         halt_epoch=appended.halt_epoch,
-        previous_hash=previous_of(appended.entry),
     )
 
 
@@ -64,7 +61,6 @@ def receipt_message(index: int, data: bytes, outcome: str | None) -> pb.Receipt:
         index=entry.index,
         envelope=entry.envelope.to_bytes(),
         outcome=pb.OUTCOME_UNSPECIFIED if outcome is None else pb.Outcome.Value(f"OUTCOME_{outcome}"),
-        previous_hash=parse_digest(entry.previous),
     )
 
 

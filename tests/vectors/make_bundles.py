@@ -265,7 +265,6 @@ def bundles() -> dict[str, Made]:
             edited(ENTRIES, lambda data: b"".join(data.splitlines(keepends=True)[:-1])), 6, "too short"
         ),
         "entry_left_out_with_proof": Made(left_out(7), 7, "entry 7 of [0, 14) is missing"),
-        "chain_broken_by_the_log": Made(_relinked(log), 7, "entry 4: names sha256:"),
         "signed_by_a_stranger": Made(
             insider({3: sign_document(receipt(1), STRANGER)}), 8, "entry 3: signatures[0] is by"
         ),
@@ -308,13 +307,6 @@ def _swapped(data: bytes, line: int) -> bytes:
 def _moved_cosignature(onto: bytes, of: bytes) -> bytes:
     note, other = Note.from_bytes(onto), Note.from_bytes(of)
     return replace(note, signatures=(note.signatures[0], *other.signatures[1:])).to_bytes()
-
-
-def _relinked(log: ListedLog) -> dict[str, bytes]:
-    """A log whose own tree holds an entry that does not name the one before it."""
-    entries = list(log.all)
-    entries[4] = replace(Entry.from_bytes(entries[4]), previous=Entry.from_bytes(entries[3]).previous).to_bytes()
-    return exported(ListedLog(entries))
 
 
 def _without(files: dict[str, bytes], log: ListedLog, index: int) -> dict[str, bytes]:

@@ -15,11 +15,10 @@ from typing import Any
 
 from ledger.documents.signed_document import Document, payload_type, sign_document
 from ledger.encoding.canonical import canonical, parse
-from ledger.encoding.text_forms import ZERO_DIGEST
 from ledger.keys.ed25519 import SigningKey
 from ledger.keys.envelope import Envelope, sign
 from ledger.tree.checkpoint import Checkpoint, sign_checkpoint
-from ledger.tree.entry import Entry, entry_hash
+from ledger.tree.entry import Entry
 from ledger.tree.merkle import Frontier, leaf_hash
 from tests.mutations import replace
 from tests.unit.ledger.builders import (
@@ -62,13 +61,8 @@ class Log:
 
 
 def chain(envelopes: Iterable[Envelope]) -> tuple[bytes, ...]:
-    """Entries for some envelopes, indexes and previous hashes as they should be."""
-    entries: list[bytes] = []
-    previous = ZERO_DIGEST
-    for index, envelope in enumerate(envelopes):
-        entries.append(Entry(index, previous, envelope).to_bytes())
-        previous = entry_hash(entries[-1])
-    return tuple(entries)
+    """Entries for some envelopes, with indexes as they should be."""
+    return tuple(Entry(index, envelope).to_bytes() for index, envelope in enumerate(envelopes))
 
 
 def checkpoint_over(entries: Iterable[bytes], key: SigningKey = KEYS["log"], origin: str = ORIGIN) -> bytes:
@@ -113,10 +107,10 @@ def tampered() -> dict[str, Log]:
     posing = signed_claim(1, method="off", passes_by_method={"eagle3": 1})
     boasting = signed_claim(1, acceptance_rate=0.99)
     return {
-        "payload_edited": outsider(edited(2, _edit_payload), 4, 2, "the signature is not one by"),
-        "signature_edited": outsider(edited(6, _edit_signature), 4, 6, "the signature is not one by"),
+        "payload_edited": outsider(edited(2, _edit_payload), 3, 2, "the signature is not one by"),
+        "signature_edited": outsider(edited(6, _edit_signature), 3, 6, "the signature is not one by"),
         "index_edited": outsider(edited(3, lambda e: e.replace(b'"index":3', b'"index":4')), 2, 3, "entry 4"),
-        "previous_edited": outsider(edited(3, _edit_previous), 3, 3, "names sha256:"),
+        "previous_added": outsider(edited(3, _add_previous), 2, 3, "previous: is not a"),
         "white_space_added": outsider(edited(1, lambda e: e.replace(b'"index":1', b'"index": 1')), 2, 1, "canonical"),
         "member_added": outsider(edited(1, lambda e: e.replace(b'"index":1', b'"index":1,"j":1')), 2, 1, "j: is not a"),
         "entry_cut_short": outsider(edited(4, lambda e: e[:-1]), 2, 4, "is not JSON"),
@@ -126,10 +120,10 @@ def tampered() -> dict[str, Log]:
             (*good.entries[:2], good.entries[3], good.entries[2], *good.entries[4:]), 2, 2, "3"
         ),
         "entry_doubled": outsider((*good.entries[:3], *good.entries[2:]), 2, 3, "says that it is entry 2"),
-        "end_cut_off": outsider(good.entries[:-1], 6, None, "covers 9 entries, the log holds 8"),
-        "signed_by_a_stranger": outsider(_replaced(good, 2, stranger), 4, 2, "not trusted to sign a receipt"),
+        "end_cut_off": outsider(good.entries[:-1], 5, None, "covers 9 entries, the log holds 8"),
+        "signed_by_a_stranger": outsider(_replaced(good, 2, stranger), 3, 2, "not trusted to sign a receipt"),
         "history_rewritten_with_all_keys_but_the_log": outsider(
-            insider({2: receipt(1, tenant="somebody else")}), 6, None, "another root"
+            insider({2: receipt(1, tenant="somebody else")}), 5, None, "another root"
         ),
         "checkpoint_by_a_stranger": Log(
             good.entries, checkpoint_over(good.entries, STRANGER), 1, None, "no signature by a trusted key"
@@ -141,16 +135,16 @@ def tampered() -> dict[str, Log]:
             good.entries, good.checkpoint.replace(b"\n9\n", b"\n8\n"), 1, None, "the signature is not one by"
         ),
         "junk_signature_added": rewritten(
-            {2: replace(second, signatures=(*second.signatures, *stranger.signatures))}, 4, 2, "signatures[1]"
+            {2: replace(second, signatures=(*second.signatures, *stranger.signatures))}, 3, 2, "signatures[1]"
         ),
-        "verdict_signed_by_the_receipts_key": rewritten({3: forged_verdict}, 4, 3, "not trusted to sign a verdict"),
-        "method_off_beside_passes_of_another": rewritten({2: posing}, 4, 2, "spec_decode.method"),
-        "rate_that_its_own_counts_contradict": rewritten({2: boasting}, 4, 2, "spec_decode.acceptance_rate"),
-        "receipt_id_used_twice": rewritten({6: receipt(1, tenant="other", halt_epoch=1)}, 5, 6, receipt_id(1)),
-        "receipt_from_the_future": rewritten({2: receipt(1, halt_epoch=1)}, 5, 2, "halt_epoch"),
-        "verdict_on_another_receipt": rewritten({3: verdict(2, 0)}, 5, 3, "receipt_index"),
-        "halt_for_an_exact_verdict": rewritten({5: halt(3)}, 5, 5, "verdict_index"),
-        "resume_of_nothing": rewritten({7: resume(4)}, 5, 7, "halt_index"),
+        "verdict_signed_by_the_receipts_key": rewritten({3: forged_verdict}, 3, 3, "not trusted to sign a verdict"),
+        "method_off_beside_passes_of_another": rewritten({2: posing}, 3, 2, "spec_decode.method"),
+        "rate_that_its_own_counts_contradict": rewritten({2: boasting}, 3, 2, "spec_decode.acceptance_rate"),
+        "receipt_id_used_twice": rewritten({6: receipt(1, tenant="other", halt_epoch=1)}, 4, 6, receipt_id(1)),
+        "receipt_from_the_future": rewritten({2: receipt(1, halt_epoch=1)}, 4, 2, "halt_epoch"),
+        "verdict_on_another_receipt": rewritten({3: verdict(2, 0)}, 4, 3, "receipt_index"),
+        "halt_for_an_exact_verdict": rewritten({5: halt(3)}, 4, 5, "verdict_index"),
+        "resume_of_nothing": rewritten({7: resume(4)}, 4, 7, "halt_index"),
     }
 
 
@@ -177,8 +171,9 @@ def _edit_signature(entry: bytes) -> bytes:
     return replace(parsed, envelope=replace(parsed.envelope, signatures=(flipped,))).to_bytes()
 
 
-def _edit_previous(entry: bytes) -> bytes:
-    return replace(Entry.from_bytes(entry), previous=ZERO_DIGEST).to_bytes()
+def _add_previous(entry: bytes) -> bytes:
+    """As an entry of format 1 had it."""
+    return entry[:-1] + b',"previous":"sha256:%b"}' % (b"0" * 64)
 
 
 def _replaced(log: Log, index: int, envelope: Envelope) -> tuple[bytes, ...]:

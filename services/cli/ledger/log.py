@@ -316,6 +316,7 @@ def report_document(report: Report) -> dict[str, Any]:
     """Everything that the check of a whole log says; `bad_index` is the first entry that is wrong."""
     return members(report, "ok", "problem", "bad_index", "size", "kinds", "checks") | {
         "root": report.root.hex(),
+        "chain": report.chain.hex(),
         "halt_epoch": report.halts.epoch,
         "open_halts": [halt.halt_index for halt in report.halts.open],
         "defied_halts": [{"index": index, "halt_index": halt} for index, halt in report.defied_halts],

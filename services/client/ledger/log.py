@@ -63,8 +63,6 @@ class Appended:
     """The place of an envelope in the log, with its proof; `checkpoint` is a signed note whose tree holds the entry."""
 
     index: int
-    entry_hash: bytes
-    previous_hash: bytes
     checkpoint: bytes
     inclusion_proof: InclusionProof
     halt_epoch: int
@@ -108,11 +106,10 @@ class LogEntry:
 class ReceiptEntry:
     """A listed receipt. `outcome` is EXACT, DEVIATION, UNREPLAYABLE, or None while nobody has replayed it.
 
-    `previous_hash` (32 bytes), index and envelope make the entry that a proof is over.
+    Index and envelope make the entry that a proof is over.
     """
 
     index: int
-    previous_hash: bytes
     envelope: bytes
     outcome: str | None
 
@@ -130,11 +127,10 @@ class ReceiptEntry:
     @property
     def entry(self) -> Entry:
         """Raises FormatError."""
-        from ledger.encoding.text_forms import digest_text
         from ledger.keys.envelope import Envelope
         from ledger.tree.entry import Entry
 
-        return Entry(self.index, digest_text(self.previous_hash), Envelope.from_bytes(self.envelope))
+        return Entry(self.index, Envelope.from_bytes(self.envelope))
 
 
 @dataclass(frozen=True, slots=True)

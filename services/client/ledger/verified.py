@@ -31,7 +31,7 @@ from ledger.keys.note import Note
 from ledger.keys.trusted_keys import TrustedKeys
 from ledger.log.receipt_filter import ReceiptFilter
 from ledger.tree.checkpoint import Checkpoint, open_checkpoint
-from ledger.tree.entry import Entry, entry_hash
+from ledger.tree.entry import Entry
 from ledger.tree.merkle import leaf_hash, verify_consistency, verify_inclusion
 from ledger.witness.freshness import Freshness, quorum_time
 from ledger.witness.tlog_policy import Policy
@@ -175,9 +175,7 @@ class VerifiedLedger:
         return SignedAnswer(answer, data)
 
     def _proven(self, envelope: bytes, answer: Appended) -> Appended:
-        entry = Entry(answer.index, digest_text(answer.previous_hash), Envelope.from_bytes(envelope))
-        if entry_hash(entry.to_bytes()) != digest_text(answer.entry_hash):
-            raise ProofError(f"the server says that entry {answer.index} holds this envelope, but its hash is another")
+        entry = Entry(answer.index, Envelope.from_bytes(envelope))
         self._check_included(entry, answer.checkpoint, answer.inclusion_proof)
         return answer
 
@@ -247,7 +245,7 @@ def _page(page: ReceiptPage, complete: bool) -> Page:
     if complete and (page.start is None or page.end is None):
         raise ProofError("the server does not show that nothing was left out")
     return Page(
-        rows=tuple(ListedReceipt(row.index, digest_text(row.previous_hash), row.envelope) for row in page.receipts),
+        rows=tuple(ListedReceipt(row.index, row.envelope) for row in page.receipts),
         tree_size=page.tree_size,
         proof=page.hashes,
         complete=CompleteRange(page.start or 0, page.end or 0, page.others) if complete else None,

@@ -87,17 +87,17 @@ def another_tenant(response: Any) -> None:
 def forged_entry(response: Any) -> None:
     entry = Entry.from_bytes(response.entry.entry)
     forged = sign_document(receipt(NUMBER, tenant="somebody else"), STRANGER)
-    response.entry.entry = Entry(entry.index, entry.previous, forged).to_bytes()
+    response.entry.entry = Entry(entry.index, forged).to_bytes()
 
 
-def changed_previous(response: Any) -> None:
+def changed_index(response: Any) -> None:
     entry = Entry.from_bytes(response.entry.entry)
-    response.entry.entry = Entry(entry.index, "sha256:" + "00" * 32, entry.envelope).to_bytes()
+    response.entry.entry = Entry(entry.index + 1, entry.envelope).to_bytes()
 
 
 def another_entry(response: Any) -> None:
     entry = Entry.from_bytes(response.entry.entry)
-    response.entry.entry = Entry(entry.index, entry.previous, Envelope.from_bytes(signed_receipt(3))).to_bytes()
+    response.entry.entry = Entry(entry.index, Envelope.from_bytes(signed_receipt(3))).to_bytes()
 
 
 def flipped_hash(response: Any) -> None:
@@ -132,7 +132,7 @@ def broken_signature(response: Any) -> None:
         ({"GetReceipt": another_tenant}, 1),
         ({"GetReceipt": another_tenant, "GetEntry": forged_entry}, 2),
         ({"GetEntry": another_entry}, 1),
-        ({"GetEntry": changed_previous}, 6),
+        ({"GetEntry": changed_index}, 6),
         ({"GetInclusionProof": flipped_hash}, 6),
         ({"GetInclusionProof": short_proof}, 5),
         ({"GetInclusionProof": long_proof}, 5),

@@ -51,7 +51,7 @@ def main() -> None:
         for number in numbers:
             done = sequencer.append(signed_receipt(number), content(number)).result()
             checkpoint = base64.b64encode(done.checkpoint).decode()
-            sys.stdout.write(f"{number} {done.index} {done.entry_hash} {checkpoint}\n")
+            sys.stdout.write(f"{number} {done.index} {checkpoint}\n")
             sys.stdout.flush()
 
     append(range(first, first + 3))

@@ -189,8 +189,8 @@ def test_a_byte_changed_in_the_file_itself_is_found_too(path: Path) -> None:
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     data = bytearray(path.read_bytes())
-    place = data.index(b'"index":4,"previous"') + len(b'"index":4,"previous":"sha256:')
-    data[place] ^= 1
+    place = data.index(b'},"index":4}')
+    data[place + len(b'},"index":')] ^= 1
     path.write_bytes(data)
     report = verify(path)
     assert report.bad_index == 4

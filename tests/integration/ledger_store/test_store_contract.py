@@ -8,7 +8,7 @@ import pytest
 
 from ledger.documents.receipt import Receipt
 from ledger.documents.signed_document import Document
-from ledger.encoding.text_forms import ZERO_DIGEST, cid, parse_timestamp
+from ledger.encoding.text_forms import cid, parse_timestamp
 from ledger.errors import NotFound, StoreError
 from ledger.keys.envelope import Envelope
 from ledger.log.receipt_filter import ReceiptFilter
@@ -55,7 +55,7 @@ def record(index: int, document: Document) -> Record:
     number = int(document.request_id.removeprefix("request-")) if isinstance(document, Receipt) else -1
     return Record(
         index=index,
-        entry=Entry(index, ZERO_DIGEST, Envelope.from_bytes(envelope)).to_bytes(),
+        entry=Entry(index, Envelope.from_bytes(envelope)).to_bytes(),
         envelope_digest=hashlib.sha256(envelope).digest(),
         document=document,
         content=content(number) if number in (0, 2) else None,
@@ -254,7 +254,7 @@ FILTERED = [
     (ReceiptFilter(commitment=receipt(2).prompt.commitment), [2]),
     (ReceiptFilter(commitment=receipt(3).output.commitment), [7]),
     (ReceiptFilter(commitment=receipt(1).output.commitment, tenant="acme"), []),
-    (ReceiptFilter(commitment=ZERO_DIGEST), []),
+    (ReceiptFilter(commitment="sha256:" + "0" * 64), []),
 ]
 """Filters, and the indexes of the receipts that they leave."""
 

@@ -12,11 +12,10 @@ from ledger.audit.obligation_fold import fold_obligations
 from ledger.documents.audit import EXACT, Verdict
 from ledger.documents.halt import Scope
 from ledger.documents.signed_document import Document, sign_document
-from ledger.encoding.text_forms import ZERO_DIGEST
 from ledger.keys.ed25519 import SigningKey
 from ledger.keys.envelope import Envelope
 from ledger.keys.trusted_keys import TrustedKeys
-from ledger.tree.entry import Entry, entry_hash
+from ledger.tree.entry import Entry
 from ledger.tree.merkle import Frontier, leaf_hash
 from services.auditor.audit_error import BrokenLog
 from services.auditor.auditor import Examined
@@ -50,8 +49,7 @@ def entries(*documents: Document | bytes) -> list[bytes]:
     log: list[bytes] = []
     for document in documents:
         envelope = document if isinstance(document, bytes) else signed(document)
-        previous = entry_hash(log[-1]) if log else ZERO_DIGEST
-        log.append(Entry(len(log), previous, Envelope.from_bytes(envelope)).to_bytes())
+        log.append(Entry(len(log), Envelope.from_bytes(envelope)).to_bytes())
     return log
 
 
@@ -159,7 +157,7 @@ def test_memory_grows_with_what_is_to_be_done_and_not_with_the_log() -> None:
 
 
 def _next(backlog: Backlog, document: Verdict) -> bytes:
-    return Entry(backlog.position, backlog._previous, Envelope.from_bytes(signed(document))).to_bytes()
+    return Entry(backlog.position, Envelope.from_bytes(signed(document))).to_bytes()
 
 
 def test_a_deviation_asks_for_a_halt_until_one_stands_after_its_receipt() -> None:
@@ -191,7 +189,7 @@ def test_an_entry_that_does_not_follow_is_a_broken_log() -> None:
     log = entries(receipt(0), receipt(1))
     backlog = folded(log[:1])
     with pytest.raises(BrokenLog, match="entry 1"):
-        backlog.observe(entries(receipt(2), receipt(3))[1])
+        backlog.observe(entries(receipt(0), receipt(1), receipt(2))[2])
     with pytest.raises(BrokenLog, match="entry 1"):
         backlog.observe(log[0])
     with pytest.raises(BrokenLog, match="entry 1"):

@@ -35,8 +35,7 @@ class Ledger:
         return self.waiting[-1]
 
     def answer(self, number: int) -> None:
-        entry = b'{"previous":"sha256:' + b"0" * 64 + b'"}'
-        self.waiting[number].set_result([Appended(number, entry, "sha256:" + "0" * 64, b"note", 1, (), 0)])
+        self.waiting[number].set_result([Appended(number, b"{}", b"note", 1, (), 0)])
 
 
 async def settled() -> None:

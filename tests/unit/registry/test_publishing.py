@@ -18,7 +18,7 @@ from safetensors.numpy import save
 from ledger.documents.draft_head import DraftHeadPublication
 from ledger.documents.key_entry import KeyEntry
 from ledger.documents.signed_document import sign_document, sign_rotation
-from ledger.encoding.text_forms import ZERO_DIGEST, cid
+from ledger.encoding.text_forms import cid
 from ledger.errors import FormatError
 from ledger.keys.ed25519 import SigningKey
 from ledger.keys.envelope import Envelope
@@ -38,12 +38,12 @@ from tests.mutations import replace
 from tests.unit.ledger.builders import KEYS, ORIGIN, TRUSTED, at, publication, signed, withdrawal
 
 ENVELOPE = signed(publication())
-ENTRY = Entry(0, ZERO_DIGEST, Envelope.from_bytes(ENVELOPE)).to_bytes()
+ENTRY = Entry(0, Envelope.from_bytes(ENVELOPE)).to_bytes()
 
 
 def answer(entry: bytes = ENTRY, key: SigningKey = KEYS["log"]) -> Appended:
     checkpoint = sign_checkpoint(Checkpoint(ORIGIN, 1, leaf_hash(entry)), key)
-    return Appended(0, b"", b"", checkpoint, InclusionProof(0, 1, ()), 0)
+    return Appended(0, checkpoint, InclusionProof(0, 1, ()), 0)
 
 
 class Ledger:
@@ -70,7 +70,7 @@ class Rotating:
 
     def watch(self, start_index: int = 0, *, kinds: Sequence[str]) -> Any:
         assert kinds == ["key"]
-        return nullcontext([LogEntry(entry_bytes(at, ZERO_DIGEST, each)) for at, each in enumerate(self._envelopes)])
+        return nullcontext([LogEntry(entry_bytes(at, each)) for at, each in enumerate(self._envelopes)])
 
 
 def test_a_rotation_counts_where_the_old_key_has_signed_it() -> None:
@@ -93,7 +93,7 @@ def test_a_proven_entry_counts() -> None:
     assert append(Ledger(answer())) == 0
 
 
-OTHER = Entry(0, ZERO_DIGEST, Envelope.from_bytes(signed(withdrawal()))).to_bytes()
+OTHER = Entry(0, Envelope.from_bytes(signed(withdrawal()))).to_bytes()
 
 
 @pytest.mark.parametrize(

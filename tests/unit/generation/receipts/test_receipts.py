@@ -10,7 +10,6 @@ import pytest
 
 from ledger.documents.key_entry import KeyEntry
 from ledger.documents.signed_document import read_document, sign_document
-from ledger.encoding.text_forms import ZERO_DIGEST
 from ledger.keys.ed25519 import SigningKey
 from ledger.keys.envelope import Envelope
 from ledger.tree.entry import Entry
@@ -80,7 +79,7 @@ class Log:
 
     def erase(self, number: int) -> None:
         document = erasure(number, number)
-        self.entries.append(Entry(10 * len(self.entries), ZERO_DIGEST, sign_document(document, OPERATOR)))
+        self.entries.append(Entry(10 * len(self.entries), sign_document(document, OPERATOR)))
 
     async def read(self, start: int) -> list[Entry]:
         self.asked.append(start)
@@ -134,7 +133,7 @@ def test_an_expiry_lets_what_is_old_and_theirs_be_forgotten() -> None:
     found = following(log, [drafter])
     found.issued(receipt_id(40), "a", ("request 40", 0))
     document = expiry(0, 9, issued_before=at(30), except_tenants=("b",))
-    log.entries.append(Entry(0, ZERO_DIGEST, sign_document(document, KEYS["log"])))
+    log.entries.append(Entry(0, sign_document(document, KEYS["log"])))
     asyncio.run(found.refresh())
     assert drafter.forgot == [("a", ("request 1", 3))]
 

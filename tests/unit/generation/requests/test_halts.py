@@ -11,7 +11,6 @@ import pytest
 from kolm.ledger.v1 import documents_pb2, ledger_pb2
 from ledger.documents.halt import Resume, Scope
 from ledger.documents.signed_document import add_signature, sign_document
-from ledger.encoding.text_forms import ZERO_DIGEST
 from ledger.keys.ed25519 import SigningKey
 from ledger.keys.envelope import Envelope, Signature
 from ledger.keys.trusted_keys import FixedThreshold, TrustedKeys
@@ -117,7 +116,7 @@ def resumed(*keys: SigningKey, halt_index: int = 7, scope: Scope = LOOKAHEAD) ->
     envelope = sign_document(Resume(scope, halt_index, "the kernel was replaced", "2026-01-02T03:04:05.000Z"), keys[0])
     for key in keys[1:]:
         envelope = add_signature(envelope, key)
-    return Entry(9, ZERO_DIGEST, envelope)
+    return Entry(9, envelope)
 
 
 ANNA, BERT, STRANGER = (SigningKey.from_seed(bytes([number]) * 32, "operator") for number in (1, 2, 3))
@@ -146,7 +145,7 @@ async def test_a_halt_ends_with_the_resume_and_not_with_the_ledger_s_word(tmp_pa
     trusted = TrustedKeys.of(ANNA)
     board = await after_the_ledger_dropped_it(tmp_path / "none", trusted)
     assert board.scopes == (LOOKAHEAD,)
-    junk = Entry(9, ZERO_DIGEST, Envelope(b"", "", (Signature(),)))
+    junk = Entry(9, Envelope(b"", "", (Signature(),)))
     for number, forged in enumerate((resumed(STRANGER), resumed(ANNA, halt_index=6), resumed(ANNA, scope=EAGLE), junk)):
         board = await after_the_ledger_dropped_it(tmp_path / str(number), trusted, forged)
         assert board.scopes == (LOOKAHEAD,)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ledger.documents.halt import Scope
-from ledger.encoding.text_forms import ZERO_DIGEST, cid
+from ledger.encoding.text_forms import cid
 from ledger.keys.envelope import Envelope
 from ledger.tree.entry import Entry
 from services.generation.requests.heads import HeadBoard, HeadState, RefusedHead, ServedHead, reports_low_acceptance
@@ -293,7 +293,7 @@ def test_a_kscore_ends_what_a_head_says_of_itself(acceptance: float, unfit: set[
     envelope = Envelope.from_bytes(signed(kscore(HEAD, adapter_cid=None, mean_acceptance=acceptance)))
 
     async def read(position: int) -> list[Entry]:
-        return [Entry(position, ZERO_DIGEST, envelope)]
+        return [Entry(position, envelope)]
 
     state = HeadState((ServedHead(HEAD, Path("head")),), weak=frozenset({HEAD}))
     board = HeadBoard(state, read, TRUSTED, every=1.0)

@@ -13,7 +13,6 @@ from ledger.audit.draft_head_evidence import (
     verify_draft_head,
 )
 from ledger.documents.signed_document import Document, sign_document
-from ledger.encoding.text_forms import ZERO_DIGEST
 from ledger.errors import (
     DraftHeadDamaged,
     DraftHeadOfAnotherBase,
@@ -39,7 +38,7 @@ STRANGER = SigningKey.generate("publisher")
 
 def logged(envelope: Envelope, log: SigningKey = KEYS["log"], extra: bytes | None = None, claims: int = 0) -> TlogProof:
     """The proof of a log that holds nothing but this envelope, in an entry that claims to stand at an index."""
-    entry = Entry(claims, ZERO_DIGEST, envelope).to_bytes()
+    entry = Entry(claims, envelope).to_bytes()
     checkpoint = sign_checkpoint(Checkpoint(ORIGIN, 1, leaf_hash(entry)), log)
     return TlogProof(0, (), checkpoint, entry if extra is None else extra)
 
@@ -128,7 +127,7 @@ def test_every_file_is_checked(tmp_path: Path) -> None:
 
 def test_a_withdrawal_counts_for_its_head_alone() -> None:
     def entry(document: Document) -> bytes:
-        return Entry(0, ZERO_DIGEST, Envelope.from_bytes(signed(document))).to_bytes()
+        return Entry(0, Envelope.from_bytes(signed(document))).to_bytes()
 
     check_not_withdrawn(HEAD.cid, [entry(withdrawal(BASE)), entry(publication(HEAD.cid))])
     with pytest.raises(DraftHeadWithdrawn, match="wrong data"):

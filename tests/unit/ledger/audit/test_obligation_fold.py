@@ -14,11 +14,10 @@ from ledger.audit.obligation_fold import ObligationFold, fold_obligations
 from ledger.documents.audit import Draw, draw_seed, is_sampled
 from ledger.documents.receipt import Receipt
 from ledger.documents.signed_document import Document, read_document, sign_document
-from ledger.encoding.text_forms import ZERO_DIGEST
 from ledger.errors import FormatError
 from ledger.keys.ed25519 import SigningKey
 from ledger.keys.envelope import Envelope
-from ledger.tree.entry import Entry, entry_hash
+from ledger.tree.entry import Entry
 from ledger.tree.merkle import leaf_hash
 from tests.examples import examples
 from tests.mutations import replace
@@ -36,8 +35,7 @@ class Log:
 
     def append(self, document: Document | bytes) -> int:
         envelope = document if isinstance(document, bytes) else signed(document)
-        previous = entry_hash(self.entries[-1]) if self.entries else ZERO_DIGEST
-        self.entries.append(Entry(len(self.entries), previous, Envelope.from_bytes(envelope)).to_bytes())
+        self.entries.append(Entry(len(self.entries), Envelope.from_bytes(envelope)).to_bytes())
         return len(self.entries) - 1
 
     def receive(self, first: int, count: int) -> list[int]:

@@ -6,7 +6,6 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ledger.encoding.canonical import canonical, parse_json
-from ledger.encoding.text_forms import ZERO_DIGEST
 from ledger.errors import FormatError, LedgerError, SignatureError
 from ledger.keys.ed25519 import PublicKey, SigningKey
 from ledger.keys.envelope import (
@@ -24,14 +23,13 @@ from ledger.tree.entry import (
     MAX_ENVELOPE_BYTES,
     Entry,
     entry_bytes,
-    entry_hash,
 )
 from tests.unit.ledger.builders import KEYS, signed_receipt
 from tests.unit.ledger.vectors import VECTORS
 
 DSSE = json.loads((VECTORS / "dsse/vectors.json").read_bytes())
 ENVELOPE = signed_receipt()
-ENTRY = Entry(0, ZERO_DIGEST, Envelope.from_bytes(ENVELOPE)).to_bytes()
+ENTRY = Entry(0, Envelope.from_bytes(ENVELOPE)).to_bytes()
 
 
 @pytest.mark.parametrize("vector", DSSE["vectors"], ids=lambda vector: vector["id"])
@@ -87,8 +85,8 @@ def test_a_malformed_envelope_is_refused_by_field(change: dict[str, object], fie
     assert caught.value.field == field
 
 
-def test_an_entry_reads_back_and_its_hash_is_over_its_bytes() -> None:
-    entry = Entry(7, entry_hash(ENTRY), Envelope.from_bytes(ENVELOPE))
+def test_an_entry_reads_back() -> None:
+    entry = Entry(7, Envelope.from_bytes(ENVELOPE))
     assert Entry.from_bytes(entry.to_bytes()) == entry
     assert Entry.from_bytes(entry.to_bytes()).to_bytes() == entry.to_bytes()
 
@@ -101,8 +99,8 @@ def test_an_entry_reads_back_and_its_hash_is_over_its_bytes() -> None:
         (b'"index":0', b'"index":0.5', "index"),
         (b'"index":0', b'"index": 0', "canonical"),
         (b'"sig":', b'"sug":', "sig"),
-        (b"sha256:0", b"sha256:x", "previous"),
         (b'"index":0', b'"index":0,"more":1', "more"),
+        (b'"index":0', b'"index":0,"previous":"sha256:%b"' % (b"0" * 64), "previous"),  # as entries of format 1 had
     ],
 )
 def test_a_malformed_entry_is_refused(old: bytes, new: bytes, why: str) -> None:
@@ -114,7 +112,7 @@ def test_a_malformed_entry_is_refused(old: bytes, new: bytes, why: str) -> None:
 def test_an_entry_holds_its_envelope_in_canonical_spelling_only() -> None:
     envelope = Envelope.from_bytes(ENVELOPE)
     unnamed = Envelope(envelope.payload, envelope.payload_type, (Signature("", b"\xff" * 64),))
-    data = Entry(0, ZERO_DIGEST, unnamed).to_bytes()
+    data = Entry(0, unnamed).to_bytes()
     for spelled in (data.replace(b'{"sig"', b'{"keyid":"","sig"'), data.replace(b'"sig":"/////', b'"sig":"_____')):
         assert spelled != data
         with pytest.raises(FormatError, match="envelope"):
@@ -125,9 +123,9 @@ def test_an_entry_never_exceeds_what_a_tile_bundle_can_hold() -> None:
     full = Signature("ed25519:" + "0" * 64, bytes(64))
     fits = Envelope(bytes(45_000), "application/vnd.kolm.receipt.v1+json", (full,) * 16)
     assert len(fits.to_bytes()) <= MAX_ENVELOPE_BYTES
-    assert len(Entry(2**53 - 1, ZERO_DIGEST, fits).to_bytes()) <= len(fits.to_bytes()) + 256 <= MAX_ENTRY_BYTES
+    assert len(Entry(2**53 - 1, fits).to_bytes()) <= len(fits.to_bytes()) + 256 <= MAX_ENTRY_BYTES
     with pytest.raises(FormatError, match="65535"):
-        Entry(0, ZERO_DIGEST, Envelope(bytes(60_000), "", (full,))).to_bytes()
+        Entry(0, Envelope(bytes(60_000), "", (full,))).to_bytes()
     with pytest.raises(FormatError, match="65535"):
         Entry.from_bytes(bytes(MAX_ENTRY_BYTES + 1))
 
@@ -186,5 +184,5 @@ def test_the_fast_way_reads_what_the_json_reader_reads(
 
 
 def test_an_entry_is_canonical_json_around_the_envelope() -> None:
-    document = {"envelope": json.loads(ENVELOPE), "index": 7, "previous": ZERO_DIGEST}
-    assert entry_bytes(7, ZERO_DIGEST, ENVELOPE) == canonical(document)
+    document = {"envelope": json.loads(ENVELOPE), "index": 7}
+    assert entry_bytes(7, ENVELOPE) == canonical(document)

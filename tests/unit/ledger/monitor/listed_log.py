@@ -16,7 +16,6 @@ from ledger.documents.audit import NO_ANSWERS, Verdict
 from ledger.documents.promise import kept_digest
 from ledger.documents.receipt import Receipt
 from ledger.documents.signed_document import Document
-from ledger.encoding.text_forms import ZERO_DIGEST
 from ledger.errors import NotFound
 from ledger.keys.ed25519 import SigningKey
 from ledger.keys.envelope import Envelope
@@ -25,7 +24,7 @@ from ledger.monitor.judgement import Limits, Promised
 from ledger.monitor.memory import MonitorMemory
 from ledger.monitor.monitor import Monitor
 from ledger.tree.checkpoint import Checkpoint, sign_checkpoint
-from ledger.tree.entry import Entry, entry_hash
+from ledger.tree.entry import Entry
 from ledger.tree.merkle import Frontier, leaf_hash
 from tests.unit.ledger.builders import (
     KEYS,
@@ -52,8 +51,7 @@ class ListedLog:
     def append(self, *documents: Document | bytes) -> int:
         for document in documents:
             envelope = document if isinstance(document, bytes) else signed(document)
-            previous = entry_hash(self.entries[-1]) if self.entries else ZERO_DIGEST
-            self.entries.append(Entry(len(self.entries), previous, Envelope.from_bytes(envelope)).to_bytes())
+            self.entries.append(Entry(len(self.entries), Envelope.from_bytes(envelope)).to_bytes())
         return len(self.entries) - 1
 
     def checkpoint(self, size: int | None = None, key: SigningKey | None = None) -> bytes:

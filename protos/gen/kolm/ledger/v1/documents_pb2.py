@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ekolm/ledger/v1/documents.proto\x12\x0ekolm.ledger.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"D\n\x05\x45ntry\x12\r\n\x05\x65ntry\x18\x02 \x01(\x0cJ\x04\x08\x01\x10\x02J\x04\x08\x03\x10\x06R\x05indexR\tleaf_hashR\x08\x65nvelopeR\x04kind\"\x9f\x01\n\x07\x43ontent\x12\x13\n\x0bprompt_salt\x18\x01 \x01(\x0c\x12\x18\n\x10prompt_token_ids\x18\x02 \x03(\r\x12\x13\n\x0boutput_salt\x18\x03 \x01(\x0c\x12\x18\n\x10output_token_ids\x18\x04 \x03(\r\x12\x1f\n\x12structured_outputs\x18\x05 \x01(\tH\x00\x88\x01\x01\x42\x15\n\x13_structured_outputs\"\xf5\x01\n\x07Receipt\x12\r\n\x05index\x18\x02 \x01(\x04\x12\x10\n\x08\x65nvelope\x18\x03 \x01(\x0c\x12(\n\x07outcome\x18\t \x01(\x0e\x32\x17.kolm.ledger.v1.Outcome\x12\x15\n\rprevious_hash\x18\r \x01(\x0cJ\x04\x08\x01\x10\x02J\x04\x08\x04\x10\tJ\x04\x08\n\x10\rJ\x04\x08\x0e\x10\x0fR\nreceipt_idR\x06tenantR\nrequest_idR\x08\x62\x61se_cidR\x06methodR\nissue_timeR\x08head_cidR\x0b\x61\x64\x61pter_cidR\x0bprofile_cidR\x0eprofile_proven\"\xac\x01\n\x07Verdict\x12\r\n\x05index\x18\x01 \x01(\x04\x12\x10\n\x08\x65nvelope\x18\t \x01(\x0cJ\x04\x08\x02\x10\tJ\x04\x08\n\x10\x0bJ\x04\x08\x0b\x10\x0cR\nreceipt_idR\rreceipt_indexR\x07outcomeR\x0ftokens_comparedR\tdeviationR\x06reasonR\x0breplay_timeR\x0cverificationR\x0breplayed_by\"M\n\x05Scope\x12\x10\n\x08\x62\x61se_cid\x18\x01 \x01(\t\x12\x0e\n\x06method\x18\x02 \x01(\t\x12\x15\n\x08head_cid\x18\x03 \x01(\tH\x00\x88\x01\x01\x42\x0b\n\t_head_cid\"g\n\x04Halt\x12$\n\x05scope\x18\x01 \x01(\x0b\x32\x15.kolm.ledger.v1.Scope\x12\x12\n\nhalt_index\x18\x02 \x01(\x04\x12\x15\n\rverdict_index\x18\x03 \x01(\x04\x12\x0e\n\x06reason\x18\x04 \x01(\t\"B\n\x0eInclusionProof\x12\r\n\x05index\x18\x01 \x01(\x04\x12\x11\n\ttree_size\x18\x02 \x01(\x04\x12\x0e\n\x06hashes\x18\x03 \x03(\x0c\"U\n\x10\x43onsistencyProof\x12\x17\n\x0f\x66irst_tree_size\x18\x01 \x01(\x04\x12\x18\n\x10second_tree_size\x18\x02 \x01(\x04\x12\x0e\n\x06hashes\x18\x03 \x03(\x0c\"/\n\nMultiProof\x12\x11\n\ttree_size\x18\x01 \x01(\x04\x12\x0e\n\x06hashes\x18\x02 \x03(\x0c\"N\n\rCompleteRange\x12\x13\n\x0bstart_index\x18\x01 \x01(\x04\x12\x11\n\tend_index\x18\x02 \x01(\x04\x12\x15\n\rother_entries\x18\x03 \x03(\x0c\"M\n\x0b\x43osignature\x12\x0f\n\x07witness\x18\x01 \x01(\t\x12-\n\tsign_time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp*\xa3\x03\n\tEntryKind\x12\x1a\n\x16\x45NTRY_KIND_UNSPECIFIED\x10\x00\x12\x16\n\x12\x45NTRY_KIND_RECEIPT\x10\x01\x12\x16\n\x12\x45NTRY_KIND_VERDICT\x10\x02\x12\x13\n\x0f\x45NTRY_KIND_HALT\x10\x03\x12\x15\n\x11\x45NTRY_KIND_RESUME\x10\x04\x12\x12\n\x0e\x45NTRY_KIND_KEY\x10\x05\x12\x16\n\x12\x45NTRY_KIND_ERASURE\x10\x06\x12\x1f\n\x1b\x45NTRY_KIND_HEAD_PUBLICATION\x10\x07\x12\x1e\n\x1a\x45NTRY_KIND_HEAD_WITHDRAWAL\x10\x08\x12\x15\n\x11\x45NTRY_KIND_KSCORE\x10\t\x12\x1b\n\x17\x45NTRY_KIND_AUDIT_POLICY\x10\n\x12\x13\n\x0f\x45NTRY_KIND_DRAW\x10\x0b\x12\x18\n\x14\x45NTRY_KIND_RETENTION\x10\x0c\x12\x15\n\x11\x45NTRY_KIND_EXPIRY\x10\r\x12\x1d\n\x19\x45NTRY_KIND_ENGINE_PROFILE\x10\x0f\"\x04\x08\x0e\x10\x0e*\x12\x45NTRY_KIND_UNKNOWN*\xd7\x01\n\x07Outcome\x12\x17\n\x13OUTCOME_UNSPECIFIED\x10\x00\x12\x11\n\rOUTCOME_EXACT\x10\x01\x12\x15\n\x11OUTCOME_DEVIATION\x10\x02\x12\x18\n\x14OUTCOME_UNREPLAYABLE\x10\x03\x12\x10\n\x0cOUTCOME_SAME\x10\x04\x12\x14\n\x10OUTCOME_UNSTABLE\x10\x05\x12\x16\n\x12OUTCOME_CONSISTENT\x10\x06\x12\x18\n\x14OUTCOME_INCONSISTENT\x10\x07\x12\x15\n\x11OUTCOME_UNCHECKED\x10\x08\x42+\n\x0ekolm.ledger.v1P\x01Z\x17kolm/ledger/v1;ledgerv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ekolm/ledger/v1/documents.proto\x12\x0ekolm.ledger.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"D\n\x05\x45ntry\x12\r\n\x05\x65ntry\x18\x02 \x01(\x0cJ\x04\x08\x01\x10\x02J\x04\x08\x03\x10\x06R\x05indexR\tleaf_hashR\x08\x65nvelopeR\x04kind\"\x9f\x01\n\x07\x43ontent\x12\x13\n\x0bprompt_salt\x18\x01 \x01(\x0c\x12\x18\n\x10prompt_token_ids\x18\x02 \x03(\r\x12\x13\n\x0boutput_salt\x18\x03 \x01(\x0c\x12\x18\n\x10output_token_ids\x18\x04 \x03(\r\x12\x1f\n\x12structured_outputs\x18\x05 \x01(\tH\x00\x88\x01\x01\x42\x15\n\x13_structured_outputs\"\xe7\x01\n\x07Receipt\x12\r\n\x05index\x18\x02 \x01(\x04\x12\x10\n\x08\x65nvelope\x18\x03 \x01(\x0c\x12(\n\x07outcome\x18\t \x01(\x0e\x32\x17.kolm.ledger.v1.OutcomeJ\x04\x08\x01\x10\x02J\x04\x08\x04\x10\tJ\x04\x08\n\x10\x0fR\nreceipt_idR\x06tenantR\nrequest_idR\x08\x62\x61se_cidR\x06methodR\nissue_timeR\x08head_cidR\x0b\x61\x64\x61pter_cidR\x0bprofile_cidR\x0eprofile_provenR\rprevious_hash\"\xac\x01\n\x07Verdict\x12\r\n\x05index\x18\x01 \x01(\x04\x12\x10\n\x08\x65nvelope\x18\t \x01(\x0cJ\x04\x08\x02\x10\tJ\x04\x08\n\x10\x0bJ\x04\x08\x0b\x10\x0cR\nreceipt_idR\rreceipt_indexR\x07outcomeR\x0ftokens_comparedR\tdeviationR\x06reasonR\x0breplay_timeR\x0cverificationR\x0breplayed_by\"M\n\x05Scope\x12\x10\n\x08\x62\x61se_cid\x18\x01 \x01(\t\x12\x0e\n\x06method\x18\x02 \x01(\t\x12\x15\n\x08head_cid\x18\x03 \x01(\tH\x00\x88\x01\x01\x42\x0b\n\t_head_cid\"g\n\x04Halt\x12$\n\x05scope\x18\x01 \x01(\x0b\x32\x15.kolm.ledger.v1.Scope\x12\x12\n\nhalt_index\x18\x02 \x01(\x04\x12\x15\n\rverdict_index\x18\x03 \x01(\x04\x12\x0e\n\x06reason\x18\x04 \x01(\t\"B\n\x0eInclusionProof\x12\r\n\x05index\x18\x01 \x01(\x04\x12\x11\n\ttree_size\x18\x02 \x01(\x04\x12\x0e\n\x06hashes\x18\x03 \x03(\x0c\"U\n\x10\x43onsistencyProof\x12\x17\n\x0f\x66irst_tree_size\x18\x01 \x01(\x04\x12\x18\n\x10second_tree_size\x18\x02 \x01(\x04\x12\x0e\n\x06hashes\x18\x03 \x03(\x0c\"/\n\nMultiProof\x12\x11\n\ttree_size\x18\x01 \x01(\x04\x12\x0e\n\x06hashes\x18\x02 \x03(\x0c\"N\n\rCompleteRange\x12\x13\n\x0bstart_index\x18\x01 \x01(\x04\x12\x11\n\tend_index\x18\x02 \x01(\x04\x12\x15\n\rother_entries\x18\x03 \x03(\x0c\"M\n\x0b\x43osignature\x12\x0f\n\x07witness\x18\x01 \x01(\t\x12-\n\tsign_time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp*\xa3\x03\n\tEntryKind\x12\x1a\n\x16\x45NTRY_KIND_UNSPECIFIED\x10\x00\x12\x16\n\x12\x45NTRY_KIND_RECEIPT\x10\x01\x12\x16\n\x12\x45NTRY_KIND_VERDICT\x10\x02\x12\x13\n\x0f\x45NTRY_KIND_HALT\x10\x03\x12\x15\n\x11\x45NTRY_KIND_RESUME\x10\x04\x12\x12\n\x0e\x45NTRY_KIND_KEY\x10\x05\x12\x16\n\x12\x45NTRY_KIND_ERASURE\x10\x06\x12\x1f\n\x1b\x45NTRY_KIND_HEAD_PUBLICATION\x10\x07\x12\x1e\n\x1a\x45NTRY_KIND_HEAD_WITHDRAWAL\x10\x08\x12\x15\n\x11\x45NTRY_KIND_KSCORE\x10\t\x12\x1b\n\x17\x45NTRY_KIND_AUDIT_POLICY\x10\n\x12\x13\n\x0f\x45NTRY_KIND_DRAW\x10\x0b\x12\x18\n\x14\x45NTRY_KIND_RETENTION\x10\x0c\x12\x15\n\x11\x45NTRY_KIND_EXPIRY\x10\r\x12\x1d\n\x19\x45NTRY_KIND_ENGINE_PROFILE\x10\x0f\"\x04\x08\x0e\x10\x0e*\x12\x45NTRY_KIND_UNKNOWN*\xd7\x01\n\x07Outcome\x12\x17\n\x13OUTCOME_UNSPECIFIED\x10\x00\x12\x11\n\rOUTCOME_EXACT\x10\x01\x12\x15\n\x11OUTCOME_DEVIATION\x10\x02\x12\x18\n\x14OUTCOME_UNREPLAYABLE\x10\x03\x12\x10\n\x0cOUTCOME_SAME\x10\x04\x12\x14\n\x10OUTCOME_UNSTABLE\x10\x05\x12\x16\n\x12OUTCOME_CONSISTENT\x10\x06\x12\x18\n\x14OUTCOME_INCONSISTENT\x10\x07\x12\x15\n\x11OUTCOME_UNCHECKED\x10\x08\x42+\n\x0ekolm.ledger.v1P\x01Z\x17kolm/ledger/v1;ledgerv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,30 +33,30 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'kolm.ledger.v1.documents_pb
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\016kolm.ledger.v1P\001Z\027kolm/ledger/v1;ledgerv1'
-  _globals['_ENTRYKIND']._serialized_start=1286
-  _globals['_ENTRYKIND']._serialized_end=1705
-  _globals['_OUTCOME']._serialized_start=1708
-  _globals['_OUTCOME']._serialized_end=1923
+  _globals['_ENTRYKIND']._serialized_start=1272
+  _globals['_ENTRYKIND']._serialized_end=1691
+  _globals['_OUTCOME']._serialized_start=1694
+  _globals['_OUTCOME']._serialized_end=1909
   _globals['_ENTRY']._serialized_start=83
   _globals['_ENTRY']._serialized_end=151
   _globals['_CONTENT']._serialized_start=154
   _globals['_CONTENT']._serialized_end=313
   _globals['_RECEIPT']._serialized_start=316
-  _globals['_RECEIPT']._serialized_end=561
-  _globals['_VERDICT']._serialized_start=564
-  _globals['_VERDICT']._serialized_end=736
-  _globals['_SCOPE']._serialized_start=738
-  _globals['_SCOPE']._serialized_end=815
-  _globals['_HALT']._serialized_start=817
-  _globals['_HALT']._serialized_end=920
-  _globals['_INCLUSIONPROOF']._serialized_start=922
-  _globals['_INCLUSIONPROOF']._serialized_end=988
-  _globals['_CONSISTENCYPROOF']._serialized_start=990
-  _globals['_CONSISTENCYPROOF']._serialized_end=1075
-  _globals['_MULTIPROOF']._serialized_start=1077
-  _globals['_MULTIPROOF']._serialized_end=1124
-  _globals['_COMPLETERANGE']._serialized_start=1126
-  _globals['_COMPLETERANGE']._serialized_end=1204
-  _globals['_COSIGNATURE']._serialized_start=1206
-  _globals['_COSIGNATURE']._serialized_end=1283
+  _globals['_RECEIPT']._serialized_end=547
+  _globals['_VERDICT']._serialized_start=550
+  _globals['_VERDICT']._serialized_end=722
+  _globals['_SCOPE']._serialized_start=724
+  _globals['_SCOPE']._serialized_end=801
+  _globals['_HALT']._serialized_start=803
+  _globals['_HALT']._serialized_end=906
+  _globals['_INCLUSIONPROOF']._serialized_start=908
+  _globals['_INCLUSIONPROOF']._serialized_end=974
+  _globals['_CONSISTENCYPROOF']._serialized_start=976
+  _globals['_CONSISTENCYPROOF']._serialized_end=1061
+  _globals['_MULTIPROOF']._serialized_start=1063
+  _globals['_MULTIPROOF']._serialized_end=1110
+  _globals['_COMPLETERANGE']._serialized_start=1112
+  _globals['_COMPLETERANGE']._serialized_end=1190
+  _globals['_COSIGNATURE']._serialized_start=1192
+  _globals['_COSIGNATURE']._serialized_end=1269
 # @@protoc_insertion_point(module_scope)

@@ -150,7 +150,7 @@ class Entry(_message.Message):
 
     ENTRY_FIELD_NUMBER: _builtins.int
     entry: _builtins.bytes
-    """Canonical JSON (RFC 8785) of index, previous and envelope; at most 65,535 bytes. The leaf hash (RFC
+    """Canonical JSON (RFC 8785) of index and envelope; at most 65,535 bytes. The leaf hash (RFC
     6962) is SHA-256 of 0x00 and these bytes. The envelope's payload type says what kind of document it holds; a ledger
     carries kinds of a later version in their place, and nothing is drawn from them.
     """
@@ -222,18 +222,15 @@ class Receipt(_message.Message):
     INDEX_FIELD_NUMBER: _builtins.int
     ENVELOPE_FIELD_NUMBER: _builtins.int
     OUTCOME_FIELD_NUMBER: _builtins.int
-    PREVIOUS_HASH_FIELD_NUMBER: _builtins.int
     index: _builtins.int
-    """Its index in the log."""
+    """Its index in the log. The entry bytes, whose leaf hash a proof is over, are the canonical JSON (RFC 8785) of index and
+    envelope.
+    """
     envelope: _builtins.bytes
     """The DSSE envelope in canonical form; its payload is byte for byte what was signed, a kolm.receipt.v1 document."""
     outcome: Global___Outcome.ValueType
     """The outcome of the newest verdict on it; OUTCOME_UNSPECIFIED while nobody has replayed it. Changes as verdicts come in,
     so no proof over the receipt covers it.
-    """
-    previous_hash: _builtins.bytes
-    """SHA-256 of the entry before, 32 zero bytes at index 0. The entry bytes, whose leaf hash a proof is over, are the
-    canonical JSON (RFC 8785) of index, previous (this, as sha256:<hex>) and envelope.
     """
     def __init__(
         self,
@@ -241,11 +238,10 @@ class Receipt(_message.Message):
         index: _builtins.int = ...,
         envelope: _builtins.bytes = ...,
         outcome: Global___Outcome.ValueType = ...,
-        previous_hash: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["envelope", b"envelope", "index", b"index", "outcome", b"outcome", "previous_hash", b"previous_hash"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["envelope", b"envelope", "index", b"index", "outcome", b"outcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -93,21 +93,15 @@ class AppendEntryResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     INDEX_FIELD_NUMBER: _builtins.int
-    ENTRY_HASH_FIELD_NUMBER: _builtins.int
     CHECKPOINT_FIELD_NUMBER: _builtins.int
     INCLUSION_PROOF_FIELD_NUMBER: _builtins.int
     HALT_EPOCH_FIELD_NUMBER: _builtins.int
-    PREVIOUS_HASH_FIELD_NUMBER: _builtins.int
     index: _builtins.int
-    """Position in the log, from 0."""
-    entry_hash: _builtins.bytes
-    """SHA-256 of the entry bytes, what the next entry names as previous; 32 bytes."""
+    """Position in the log, from 0. With the envelope it makes the entry bytes, as in Receipt."""
     checkpoint: _builtins.bytes
     """A signed checkpoint (C2SP tlog-checkpoint) whose tree holds the entry."""
     halt_epoch: _builtins.int
     """The number of halts so far."""
-    previous_hash: _builtins.bytes
-    """SHA-256 of the entry before, 32 zero bytes at index 0; with index and envelope it makes the entry bytes, as in Receipt."""
     @_builtins.property
     def inclusion_proof(self) -> _documents_pb2.InclusionProof:
         """Proof under that checkpoint."""
@@ -116,15 +110,13 @@ class AppendEntryResponse(_message.Message):
         self,
         *,
         index: _builtins.int = ...,
-        entry_hash: _builtins.bytes = ...,
         checkpoint: _builtins.bytes = ...,
         inclusion_proof: _documents_pb2.InclusionProof | None = ...,
         halt_epoch: _builtins.int = ...,
-        previous_hash: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["inclusion_proof", b"inclusion_proof"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "entry_hash", b"entry_hash", "halt_epoch", b"halt_epoch", "inclusion_proof", b"inclusion_proof", "index", b"index", "previous_hash", b"previous_hash"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "halt_epoch", b"halt_epoch", "inclusion_proof", b"inclusion_proof", "index", b"index"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -36,7 +36,7 @@ def fill(target: Path | str, keys: Path | None = None) -> None:
     "statement",
     [
         *REWRITES,
-        """INSERT OR REPLACE INTO leaves SELECT "index", 'a', entry, envelope_digest, chain FROM leaves WHERE "index" = 1""",
+        "INSERT OR REPLACE INTO leaves SELECT \"index\", 'a', entry, x'07', chain FROM leaves WHERE \"index\" = 1",
         "INSERT OR REPLACE INTO leaves SELECT 2, kind, entry, envelope_digest, chain FROM leaves WHERE \"index\" = 0",
         "INSERT INTO leaves SELECT 7, kind, entry, x'07', chain FROM leaves WHERE \"index\" = 0",
         "INSERT OR REPLACE INTO checkpoints SELECT 2, x'00'",

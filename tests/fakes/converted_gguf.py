@@ -24,6 +24,7 @@ _ARCHITECTURES = {
     "gemma3_text": MODEL_ARCH.GEMMA3, "qwen3_moe": MODEL_ARCH.QWEN3MOE, "mixtral": MODEL_ARCH.LLAMA,
     "gpt_oss": MODEL_ARCH.GPT_OSS, "llama4_text": MODEL_ARCH.LLAMA4, "gemma4_text": MODEL_ARCH.GEMMA4,
     "lfm2": MODEL_ARCH.LFM2, "granite": MODEL_ARCH.GRANITE,
+    "lfm2_moe": MODEL_ARCH.LFM2MOE, "olmo2": MODEL_ARCH.OLMO2, "olmo3": MODEL_ARCH.OLMO2,
 }  # fmt: skip
 _PERMUTED = ("smollm3", "mixtral", "granite")  # whose rows of q and k are put in the order of an interleaved rotation
 
@@ -62,6 +63,9 @@ def _stored(values: Float32, kind: GGMLQuantizationType) -> tuple[int, NDArray[A
 
 def _gguf_name(names: gguf.TensorNameMap, tensor: str) -> str:
     tensor = f"{tensor}.weight" if tensor.endswith((".sinks", ".layer_scalar")) else tensor
+    tensor = f"{tensor}.bias" if tensor.endswith(".expert_bias") else tensor
+    for own, others in (("w1", "gate_proj"), ("w2", "down_proj"), ("w3", "up_proj")):  # of LFM2
+        tensor = tensor.replace(f".experts.{own}.", f".experts.{others}.")
     for vector, module in (("router.scale", "router.proj"), ("router.per_expert_scale", "experts.down_proj")):
         tensor = tensor.replace(vector, f"{module}.scale")
     stem, _, kind = tensor.rpartition(".")
@@ -253,10 +257,40 @@ def _lfm2(config: Any) -> dict[str, Any]:
     }
 
 
+def _lfm2_moe(config: Any) -> dict[str, Any]:
+    return _lfm2(config) | {
+        "expert_count": config.num_experts,
+        "expert_used_count": config.num_experts_per_tok,
+        "expert_feed_forward_length": config.moe_intermediate_size,
+        "leading_dense_block_count": config.num_dense_layers,
+        "expert_gating_func": 2,
+        "expert_weights_scale": config.routed_scaling_factor,
+    }
+
+
+def _olmo2(config: Any) -> dict[str, Any]:
+    return {"rope.freq_base": config.rope_parameters["rope_theta"]}
+
+
+def _olmo3(config: Any) -> dict[str, Any]:
+    rope = config.rope_parameters["full_attention"]
+    return {
+        "attention.sliding_window": config.sliding_window,
+        "attention.sliding_window_pattern": [kind == "sliding_attention" for kind in config.layer_types],
+        "rope.freq_base": rope["rope_theta"],
+        "rope.scaling.type": "yarn",
+        "rope.scaling.factor": rope["factor"],
+        "rope.scaling.original_context_length": rope["original_max_position_embeddings"],
+        "rope.scaling.yarn_attn_factor": rope["attention_factor"],
+        "rope.scaling.yarn_beta_fast": rope["beta_fast"],
+        "rope.scaling.yarn_beta_slow": rope["beta_slow"],
+    }
+
+
 _OWN_FIELDS = {
     "smollm3": _smollm3, "phi3": _phi3, "gemma2": _gemma2, "gemma3_text": _gemma3, "qwen3_moe": _experts,
     "mixtral": _experts, "gpt_oss": _gpt_oss, "llama4_text": _llama4, "gemma4_text": _gemma4,
-    "lfm2": _lfm2, "granite": _granite,
+    "lfm2": _lfm2, "granite": _granite, "lfm2_moe": _lfm2_moe, "olmo2": _olmo2, "olmo3": _olmo3,
 }  # fmt: skip
 
 

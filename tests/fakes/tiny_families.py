@@ -75,6 +75,17 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "architecture": "granite", "layers": 3, "embedding_multiplier": 3.0, "attention_multiplier": 0.2,
         "residual_multiplier": 0.22, "logits_scaling": 3.0, "tie_word_embeddings": True,
     },
+    "olmo2": {"architecture": "olmo2", "layers": 3, "hidden": 72, "heads": 6, "kv_heads": 3},
+    "olmo3": {
+        "architecture": "olmo3", "layers": 5, "sliding_window": 40,
+        "rope_parameters": {
+            "full_attention": {
+                "rope_type": "yarn", "rope_theta": 5e5, "factor": 8.0, "original_max_position_embeddings": 64,
+                "attention_factor": 1.2079441541679836, "beta_fast": 32.0, "beta_slow": 1.0,
+            },
+            "sliding_attention": {"rope_type": "default", "rope_theta": 5e5},
+        },
+    },
     "lfm2": {
         "architecture": "lfm2", "layers": 3, "hidden": 72, "heads": 6, "kv_heads": 3,
         "layer_types": ["conv", "full_attention", "conv"], "tie_word_embeddings": True,
@@ -112,6 +123,16 @@ WITH_EXPERTS: dict[str, dict[str, Any]] = {
         "no_rope_layers": [1, 0, 1, 0], "attention_chunk_size": 40, "floor_scale": 16, "attn_scale": 0.3,
         "intermediate_size_mlp": 64,
     },
+    "lfm2_moe": {
+        "architecture": "lfm2_moe", "layers": 4, "num_experts": 8, "num_experts_per_tok": 3, "num_dense_layers": 1,
+        "moe_intermediate_size": 40, "layer_types": ["conv", "full_attention", "conv", "conv"],
+        "routed_scaling_factor": 1.5, "tie_word_embeddings": True,
+    },
+    "lfm2_moe, scores as they are": {
+        "architecture": "lfm2_moe", "layers": 2, "num_experts": 5, "num_experts_per_tok": 2, "num_dense_layers": 0,
+        "moe_intermediate_size": 36, "layer_types": ["full_attention", "conv"], "use_expert_bias": False,
+        "norm_topk_prob": False,
+    },
     "gemma4, experts beside": {
         "architecture": "gemma4", "layers": 2, "head_dim": 16, "global_head_dim": 24, "sliding_window": 40,
         "hidden_size_per_layer_input": 0, "enable_moe_block": True, "num_experts": 6, "top_k_experts": 2,
@@ -125,6 +146,7 @@ WITHOUT_GGUF = {
     "gemma2, other scales",
     "qwen3_moe, shares of all, a layer without",
     "llama4, small chunks",
+    "lfm2_moe, scores as they are",
 }
 """Configurations that llama.cpp's converter has no fields for."""
 

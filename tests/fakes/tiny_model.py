@@ -17,10 +17,13 @@ from transformers.models.gemma4 import Gemma4TextConfig
 from transformers.models.gpt_oss import GptOssConfig
 from transformers.models.granite import GraniteConfig
 from transformers.models.lfm2 import Lfm2Config
+from transformers.models.lfm2_moe import Lfm2MoeConfig
 from transformers.models.llama import LlamaConfig
 from transformers.models.llama4 import Llama4TextConfig
 from transformers.models.mistral import MistralConfig
 from transformers.models.mixtral import MixtralConfig
+from transformers.models.olmo2 import Olmo2Config
+from transformers.models.olmo3 import Olmo3Config
 from transformers.models.phi3 import Phi3Config
 from transformers.models.qwen2 import Qwen2Config
 from transformers.models.qwen3 import Qwen3Config
@@ -38,6 +41,7 @@ CONFIGS = {
     "smollm3": SmolLM3Config, "phi3": Phi3Config, "gemma2": Gemma2Config, "gemma3": Gemma3TextConfig,
     "qwen3_moe": Qwen3MoeConfig, "mixtral": MixtralConfig, "gpt_oss": GptOssConfig,
     "llama4": Llama4TextConfig, "gemma4": Gemma4TextConfig, "lfm2": Lfm2Config, "granite": GraniteConfig,
+    "lfm2_moe": Lfm2MoeConfig, "olmo2": Olmo2Config, "olmo3": Olmo3Config,
 }  # fmt: skip
 PAD, END, USER, ASSISTANT = SPECIAL_TOKENS = ("<|pad|>", "<|end|>", "<|user|>", "<|assistant|>")
 

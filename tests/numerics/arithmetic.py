@@ -60,8 +60,9 @@ class Arithmetic(Protocol):
         ...
 
     def routed(
-        self, logits: Float32, chosen: int, normalised: bool, sigmoid: bool = False, scales: Float32 | None = None
-    ) -> tuple[Int64, Float32]:
+        self, logits: Float32, chosen: int, normalised: bool, sigmoid: bool = False, scales: Float32 | None = None,
+        bias: Float32 | None = None,
+    ) -> tuple[Int64, Float32]:  # fmt: skip
         """Each row's experts by the router's logits [rows, experts]: by rank, and their shares, [rows, chosen]."""
         ...
 

@@ -141,8 +141,9 @@ class KernelArithmetic:
         return both[0::2, outputs:]
 
     def routed(
-        self, logits: Float32, chosen: int, normalised: bool, sigmoid: bool = False, scales: Float32 | None = None
-    ) -> tuple[Int64, Float32]:
+        self, logits: Float32, chosen: int, normalised: bool, sigmoid: bool = False, scales: Float32 | None = None,
+        bias: Float32 | None = None,
+    ) -> tuple[Int64, Float32]:  # fmt: skip
         """Pairs are in order of their experts, and those of one expert in order of their rows."""
         rows, experts = logits.shape
         wide, pairs = lines(logits, PANEL), rows * chosen
@@ -150,7 +151,8 @@ class KernelArithmetic:
         shares = unwritten(rows, chosen)
         fields = {
             "logits": wide, "logits_stride": wide.strides[0], "experts": experts, "chosen": chosen,
-            "normalised": int(normalised), "sigmoid": int(sigmoid),
+            "normalised": int(normalised), "sigmoid": int(sigmoid), "scored": int(bias is not None),
+            "bias": np.zeros(experts, np.float32) if bias is None else bias.copy(),
             "factors": np.ones(experts, np.float32) if scales is None else scales.copy(),
             "picks": picks, "shares": shares, "places": places,
             "starts": starts, "next": np.full(experts, -1, np.int64),

@@ -46,9 +46,10 @@ class ReferenceArithmetic:
         return operations.low_rank(y, x, down, up, np.float32(scale))
 
     def routed(
-        self, logits: Float32, chosen: int, normalised: bool, sigmoid: bool = False, scales: Float32 | None = None
-    ) -> tuple[Int64, Float32]:
-        found = [model.routed(row, chosen, normalised, sigmoid) for row in logits]
+        self, logits: Float32, chosen: int, normalised: bool, sigmoid: bool = False, scales: Float32 | None = None,
+        bias: Float32 | None = None,
+    ) -> tuple[Int64, Float32]:  # fmt: skip
+        found = [model.routed(row, chosen, normalised, sigmoid, bias) for row in logits]
         picks, shares = np.array([ranked for ranked, _ in found]), np.stack([shares for _, shares in found])
         return picks, shares if scales is None else shares * scales[picks]
 

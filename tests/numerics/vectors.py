@@ -106,7 +106,8 @@ def experts(arithmetic: Arithmetic, case: Case, turns: int = 1) -> Outcome:
     logits, outputs = (np.concatenate([values_of(case[name])] * turns) for name in ("logits", "outputs"))
     scales = values_of(case["scales"]) if "scales" in case else None
     sigmoid = case.get("sigmoid", False)
-    picks, shares = arithmetic.routed(logits, outputs.shape[1], case["normalised"], sigmoid, scales)
+    bias = values_of(case["bias"]) if "bias" in case else None
+    picks, shares = arithmetic.routed(logits, outputs.shape[1], case["normalised"], sigmoid, scales, bias)
     return {"picks": picks.astype(np.float32), "shares": shares, "y": arithmetic.mixed(outputs, shares)}
 
 

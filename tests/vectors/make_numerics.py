@@ -151,6 +151,14 @@ def experts() -> Iterator[Case]:
     yield {"logits": array(logits), "outputs": array(drawn(random, 3, 4, 5)), "normalised": False, "sigmoid": True}
     logits, outputs, scales = 3 * drawn(random, 3, 7), drawn(random, 3, 2, 5), drawn(random, 7)
     yield {"logits": array(logits), "outputs": array(outputs), "normalised": True, "scales": array(scales)}
+    for normalised in (True, False):
+        logits, outputs, bias = 3 * drawn(random, 3, 9), drawn(random, 3, 4, 5), drawn(random, 9) / 8
+        logits[0, :4], logits[1, :3], bias[:3] = [88.5, -87.5, 104.0, -0.0], 20.0, [0.0, -0.0, 0.0]
+        scales = np.full(9, 1.5, np.float32)
+        yield {
+            "logits": array(logits), "outputs": array(outputs), "normalised": normalised, "bias": array(bias),
+            "scales": array(scales),
+        }  # fmt: skip
 
 
 def rotation() -> Iterator[Case]:

@@ -6,7 +6,7 @@ A new family is one more `Family` and a place in `FAMILIES`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 NORM = "model.norm.weight"
@@ -65,6 +65,9 @@ class Experts:
     normalised: bool  # shares of the chosen sum to one, not those of all
     bias: bool = False  # of the router and of all modules
     sigmoid: bool = False  # a share is the sigmoid of its logit, and scales what the expert reads
+    scored: bool = False  # sigmoids of all logits stand in place of the exponentials
+    choice_bias: str = ""  # a vector that is added to them where experts are chosen, and only there, or none
+    scale: float = 1.0  # of all shares
     shared: int = 0  # inner activations of an expert beside those chosen, or 0
     beside: BesideNames | None = None  # the MLP, not in its place
 
@@ -82,12 +85,14 @@ class Family:
         False  # q, k and v always have biases and o never; otherwise attention_bias of the configuration says
     )
     head_norms: bool = False  # each query and key head is normalised
+    whole_norms: bool = False  # all queries of a row are normalised as one vector, and all keys
     windows: bool = True  # sliding_window counts; where a conversion left one in another family, it means nothing
     unrotated_layers: bool = False  # no_rope_layers counts: layers without rotary position embeddings
     partial_rotation: bool = False  # partial_rotary_factor counts
     fused: bool = False  # queries, keys and values are one module, gate and up another
     activation: str = "silu"  # hidden_act, or hidden_activation
     sandwich_norms: bool = False  # outputs of attention and MLP are normalised before they are added to the stream
+    norms_before: bool = True  # and so are their inputs
     norms_around_one: bool = False  # a norm multiplies with 1 + its weights; in GGUF files the 1 is added already
     scaled: tuple[str, ...] = ()
     """Which of query_pre_attn_scalar, attn_logit_softcapping and final_logit_softcapping count; where any do,
@@ -96,9 +101,12 @@ class Family:
     stacked: StackedExperts | None = None  # how experts lie in safetensors, where not each by itself
     expert_bias: bool = False  # of the router and of experts
     sigmoid_router: bool = False
+    scored_router: bool = False  # use_expert_bias and routed_scaling_factor count
+    choice_bias: str = ""  # what is added to its scores where experts are chosen
     beside: BesideNames | None = None  # experts stand beside MLPs
     shared_expert: bool = False  # beside those that are chosen
     mlp: str = "mlp"  # the module that holds gate, up and down
+    rotations_by_kind: bool = False  # layers with a window turn by rope_theta alone, whatever scales the others
     interleaved: bool = False  # RoPE turns elements 2i and 2i + 1, not i and i + n
     unit_head_norms: bool = False  # use_qk_norm counts: norms of heads that turn, with weights of 1
     chunks: bool = False  # attention_chunk_size counts
@@ -385,6 +393,48 @@ LFM2 = Family(
 )
 
 
+# LFM2 with experts (Liquid AI 2025): scores by sigmoid, with a bias that only chooses.
+_LFM2_EXPERT = "feed_forward.experts.{}"
+
+LFM2_MOE = replace(
+    LFM2,
+    name="lfm2_moe",
+    architecture="Lfm2MoeForCausalLM",
+    gguf_name="lfm2moe",
+    experts=ExpertNames("feed_forward.gate", f"{_LFM2_EXPERT}.w1", f"{_LFM2_EXPERT}.w3", f"{_LFM2_EXPERT}.w2"),
+    scored_router=True,
+    choice_bias="feed_forward.expert_bias",
+    gguf_modules={
+        **LFM2.gguf_modules,
+        "ffn_gate_inp": "feed_forward.gate",
+        "exp_probs_b": "feed_forward.expert_bias",
+        "ffn_gate_exps": f"{_LFM2_EXPERT}.w1",
+        "ffn_up_exps": f"{_LFM2_EXPERT}.w3",
+        "ffn_down_exps": f"{_LFM2_EXPERT}.w2",
+    },
+)
+
+
+# OLMo 2 (OLMo et al. 2024): norms after attention and MLP and none before, and of queries and keys as whole vectors.
+OLMO2 = Family(
+    name="olmo2",
+    architecture="Olmo2ForCausalLM",
+    gguf_name="olmo2",
+    windows=False,
+    head_norms=True,
+    whole_norms=True,
+    sandwich_norms=True,
+    norms_before=False,
+    gguf_modules={
+        "post_attention_norm": "post_attention_layernorm",
+        "post_ffw_norm": "post_feedforward_layernorm",
+    },
+)
+
+# OLMo 3 (Ai2 2025): OLMo 2 with windows in three of four layers, whose rotation is never scaled.
+OLMO3 = replace(OLMO2, name="olmo3", architecture="Olmo3ForCausalLM", windows=True, rotations_by_kind=True)
+
+
 # Granite 3 (IBM 2024), dense: Llama with four factors.
 GRANITE = Family(
     name="granite",
@@ -398,7 +448,7 @@ GRANITE = Family(
 
 FAMILIES = (
     LLAMA, MISTRAL, QWEN2, QWEN3, SMOLLM3, PHI3, GEMMA2, GEMMA3, QWEN3_MOE, MIXTRAL, GPT_OSS, LLAMA4, GEMMA4, LFM2,
-    GRANITE,
+    GRANITE, LFM2_MOE, OLMO2, OLMO3,
 )  # fmt: skip
 
 BY_NAME: Mapping[str, Family] = {family.name: family for family in FAMILIES}

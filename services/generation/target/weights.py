@@ -98,11 +98,13 @@ def expected_shapes(config: TargetConfig) -> dict[str, tuple[int, ...]]:
     if not config.tied_embeddings:
         shapes[HEAD] = (config.vocab_size, hidden)
     for layer in layer_specs(config):
-        vectors = dict.fromkeys(layer.norms, hidden) | dict.fromkeys(layer.head_norms, layer.head_dim)
+        vectors = dict.fromkeys(layer.norms, hidden) | layer.head_norm_sizes
         vectors |= {layer.sinks: layer.heads} if layer.sinks else {}
         if layer.taps:
             shapes[f"{layer.prefix}{CONVOLUTION}.weight"] = (config.hidden_size, layer.taps)
         vectors |= {layer.scalar: 1} if layer.scalar else {}
+        if layer.experts and layer.experts.choice_bias:
+            vectors[layer.experts.choice_bias] = len(layer.experts.down)
         if layer.experts and layer.experts.beside:
             vectors[layer.experts.beside.scales] = len(layer.experts.down)
         for module in layer.modules:

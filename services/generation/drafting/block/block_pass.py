@@ -126,8 +126,7 @@ class _Programs:
     def _drafts(self) -> Int64:
         parts, buffers, operations = self._parts, self.buffers, self._operations()
         for number, layer in enumerate(parts.layers):
-            operations.norm(buffers.x, buffers.normed, layer.attention_norm)
-            operations.store(layer, number, buffers.normed)
+            operations.store(layer, number, operations.read(layer.attention_norm))
             operations.attend(layer, number)
             operations.mlp(layer)
         operations.norm(buffers.x, buffers.normed, parts.norm, wanted=True)

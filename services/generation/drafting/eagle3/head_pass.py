@@ -122,9 +122,7 @@ class HeadPrograms:
         self._enter(operations)
         last = len(parts.layers) - 1
         for number, layer in enumerate(parts.layers):
-            if number:
-                operations.norm(buffers.x, buffers.normed, layer.attention_norm)
-            operations.store(layer, number, buffers.normed if number else self._read)
+            operations.store(layer, number, operations.read(layer.attention_norm) if number else self._read)
             if finish or number < last:
                 operations.attend(layer, number)
                 operations.mlp(layer)
@@ -146,7 +144,9 @@ class HeadPrograms:
     def _enter(self, operations: Operations) -> None:
         """The first layer's input: normed embedding beside normed feature. x may be that feature from here on."""
         parts, x, hidden = self._parts, self.buffers.x, self._parts.config.hidden_size
-        operations.norm(self.embedded, self._read, parts.layers[0].attention_norm)
+        norm = parts.layers[0].attention_norm
+        assert norm is not None
+        operations.norm(self.embedded, self._read, norm)
         feature = self._read[:, hidden:]
         if parts.config.norm_before_residual:
             operations.norm(x, x, parts.feature_norm)

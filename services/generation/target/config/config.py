@@ -85,6 +85,8 @@ class TargetConfig:
     layer_scalars: bool = False  # what the stream is multiplied with after each layer
     residual_scale: float = 1.0  # what is multiplied with what layers add to the stream
     logit_scale: float = 1.0  # of logits; the weights of the last norm are multiplied with it
+    whole_norms: bool = False  # all queries are normalised as one, and all keys
+    norms_before: bool = True  # attention and MLP read the stream normalised
     convolutions: tuple[int, ...] = ()  # per layer, taps of a gated short convolution in place of attention, or 0
 
     def heads_of(self, layer: int) -> HeadSizes:
@@ -214,6 +216,8 @@ def _target_config(
         output_bias=False,
         mlp_bias=False,
         head_norms=family.head_norms,
+        whole_norms=family.whole_norms,
+        norms_before=family.norms_before,
         windows=windows(config, family, place),
         rotations=rotations(config, family, rope_factors),
         query_scale=family.query_scale

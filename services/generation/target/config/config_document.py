@@ -241,7 +241,8 @@ def experts(config: PreTrainedConfig, family: Family, place: str) -> Experts | N
         )
     check_size(step, "decoder_sparse_step", place)
     dense = set(getattr(config, "mlp_only_layers", None) or ())
-    every = {layer for layer in layers if layer not in dense and (layer + 1) % step == 0}
+    first = getattr(config, "num_dense_layers", 0)
+    every = {layer for layer in layers if layer not in dense and (layer + 1) % step == 0 and layer >= first}
     sparse = set(getattr(config, "moe_layers", every))
     return Experts(
         names=family.experts,
@@ -252,6 +253,9 @@ def experts(config: PreTrainedConfig, family: Family, place: str) -> Experts | N
         normalised=bool(getattr(config, "norm_topk_prob", True)),
         bias=family.expert_bias,
         sigmoid=family.sigmoid_router,
+        scored=family.scored_router,
+        choice_bias=family.choice_bias if getattr(config, "use_expert_bias", False) else "",
+        scale=float(np.float32(positive(config, "routed_scaling_factor", place))) if family.scored_router else 1.0,
         shared=getattr(config, size) if family.shared_expert else 0,
         beside=family.beside,
     )

@@ -130,7 +130,7 @@ def read_gguf_config(file: GgufFile) -> GgufConfig:
     family = _family(file)
     name = family.gguf_name
     longrope = is_longrope(file)
-    _check_neutral(metadata, name, _read(family, longrope))
+    _check_neutral(metadata, name, _read(metadata, family, longrope))
     sizes = _sizes(file, family)
     rope = gguf_rope(file, family, sizes["head_dim"])
     members = sizes | _window(metadata, name, sizes["num_hidden_layers"]) | _scaled(metadata, family, sizes)
@@ -158,10 +158,14 @@ def _family(file: GgufFile) -> Family:
     return next((family for family in found if family.windows == windowed), found[0])
 
 
-def _read(family: Family, longrope: bool) -> set[str]:
+def _read(metadata: GgufMetadata, family: Family, longrope: bool) -> set[str]:
     """Options that are implemented for this model."""
     experts = {"expert_count"} if family.experts else set()
     shared = {"expert_shared_count", "expert_gating_func"} if family.shared_expert else set()
+    if family.scored_router:
+        shared = {"expert_gating_func", "expert_weights_scale"}
+    if metadata.get(f"{family.gguf_name}.rope.scaling.type") == "yarn":
+        shared.add("rope.scaling.yarn_attn_factor")
     multipliers = (
         {"attention.scale", "embedding_scale", "residual_scale", "logit_scale"} if family.multipliers else set()
     )
@@ -299,12 +303,30 @@ def _experts(metadata: GgufMetadata, family: Family) -> dict[str, Any]:
     inner = metadata.whole(f"{name}.feed_forward_length", least=1)
     size = metadata.whole(f"{name}.expert_feed_forward_length", inner, least=1)
     members = {
-        "num_local_experts": metadata.whole(f"{name}.expert_count", least=1),
+        ("num_experts" if family.scored_router else "num_local_experts"): metadata.whole(
+            f"{name}.expert_count", least=1
+        ),
         "num_experts_per_tok": metadata.whole(f"{name}.expert_used_count", least=1),
         "norm_topk_prob": metadata.truth(f"{name}.expert_weights_norm", True),
         "moe_intermediate_size": size,
     }
+    if family.scored_router:
+        return members | _scored(metadata, name)
     return members | (_llama4(metadata, members, inner) if family.shared_expert else {})
+
+
+_SIGMOID = 2  # expert_gating_func
+
+
+def _scored(metadata: GgufMetadata, name: str) -> dict[str, Any]:
+    """LFM2's with experts. llama.cpp has their bias in every file."""
+    if metadata.whole(f"{name}.expert_gating_func") != _SIGMOID:
+        raise metadata.refused(f"{name}.expert_gating_func", f"{_SIGMOID}, sigmoid")
+    return {
+        "num_dense_layers": metadata.whole(f"{name}.leading_dense_block_count", 0),
+        "use_expert_bias": True,
+        "routed_scaling_factor": metadata.real(f"{name}.expert_weights_scale", 0.0) or 1.0,
+    }
 
 
 def _beside(metadata: GgufMetadata, name: str) -> dict[str, Any]:
@@ -405,9 +427,11 @@ _STAY = 1e29
 
 def _by_kind(metadata: GgufMetadata, family: Family, rope: dict[str, Any]) -> dict[str, Any]:
     """`rope_parameters`, of each kind of layer where transformers has them so: layers with a window are not scaled."""
-    if not (family.sizes_by_layer or isinstance(CONFIG_MAPPING[family.name].default_theta, dict)):
+    by_kind = family.rotations_by_kind or isinstance(CONFIG_MAPPING[family.name].default_theta, dict)
+    if not (family.sizes_by_layer or by_kind):
         return rope
-    theta = metadata.real(f"{family.gguf_name}.rope.freq_base_swa", 10_000.0, above=1.0)
+    own = rope["rope_theta"] if family.rotations_by_kind else 10_000.0
+    theta = metadata.real(f"{family.gguf_name}.rope.freq_base_swa", own, above=1.0)
     return {"full_attention": rope, "sliding_attention": {"rope_type": "default", "rope_theta": theta}}
 
 
@@ -429,7 +453,8 @@ def _rope(metadata: GgufMetadata, family: str) -> dict[str, Any]:
 
 def _yarn(metadata: GgufMetadata, family: str) -> dict[str, Any]:
     scaling, context = f"{family}.rope.scaling.", metadata.whole(f"{family}.context_length", least=1)
-    return {
+    factor = metadata.real(scaling + "yarn_attn_factor", 0.0)
+    return ({"attention_factor": factor} if factor not in (0.0, 1.0) else {}) | {
         "original_max_position_embeddings": metadata.whole(scaling + "original_context_length", context, least=1),
         "beta_fast": metadata.real(scaling + "yarn_beta_fast", 32.0, above=0.0),
         "beta_slow": metadata.real(scaling + "yarn_beta_slow", 1.0, above=0.0),

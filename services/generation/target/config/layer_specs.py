@@ -59,6 +59,9 @@ class ExpertsSpec:
     normalised: bool
     sigmoid: bool
     beside: BesideNames | None
+    scored: bool = False
+    choice_bias: str = ""  # a vector [experts], or none
+    scale: float = 1.0
 
     @property
     def groups(self) -> tuple[tuple[ModuleSpec, ...], ...]:
@@ -86,11 +89,11 @@ class LayerSpec:
     """
 
     prefix: str
-    attention_norm: str
+    attention_norm: str  # or none, where it reads the stream as it is
     qkv: tuple[ModuleSpec, ...]
     head_norms: tuple[str, ...]  # of queries and keys, or none
     output: tuple[ModuleSpec, ...]
-    mlp_norm: str
+    mlp_norm: str  # or none
     gate_up: tuple[ModuleSpec, ...]
     down: tuple[ModuleSpec, ...]
     activation: str
@@ -114,12 +117,19 @@ class LayerSpec:
     after_mlp: str = ""
     experts: ExpertsSpec | None = None
     residual: float = 1.0  # what is multiplied with what is added to the stream
+    whole_norms: bool = False  # `head_norms` are of all queries of a row as one vector, and of all its keys
     taps: int = 0  # of a gated short convolution in place of attention: `qkv` and `output` are around it, or 0
 
     @property
     def cached(self) -> tuple[int, int, int]:
         """Key heads, and sizes of a key and of a value in the cache; a convolution keeps its input as a value."""
         return (1, 0, self.output[0].outputs) if self.taps else (self.kv_heads, self.head_dim, self.head_dim)
+
+    @property
+    def head_norm_sizes(self) -> dict[str, int]:
+        """Sizes of the vectors in `head_norms`."""
+        heads = (self.heads, self.kv_heads) if self.whole_norms else (1, 1)
+        return {name: count * self.head_dim for name, count in zip(self.head_norms, heads, strict=False)}
 
     @property
     def norms(self) -> tuple[str, ...]:
@@ -166,6 +176,7 @@ def _target_layer(config: TargetConfig, number: int) -> LayerSpec:
     spec = _sized_layer(config, number)
     spec = replace(spec, window=config.windows[number], scale=config.query_scale, cap=config.attention_cap)
     spec = replace(spec, activation=config.activation, clamp=config.clamp, residual=config.residual_scale)
+    spec = replace(spec, whole_norms=config.whole_norms)
     if config.chunks:
         spec = replace(spec, chunk=config.chunks[number])
     if config.rotations[number] == NO_ROTATION:
@@ -181,6 +192,8 @@ def _target_layer(config: TargetConfig, number: int) -> LayerSpec:
             mlp_norm="pre_feedforward_layernorm",
             after_mlp="post_feedforward_layernorm",
         )
+    if not config.norms_before:
+        spec = replace(spec, attention_norm="", mlp_norm="")
     return _with_convolution(
         _with_inputs(_with_experts(_with_names(spec, config), config, number), config), config, number
     )
@@ -280,6 +293,9 @@ def _experts(experts: Experts, hidden: int) -> ExpertsSpec:
         normalised=experts.normalised,
         sigmoid=experts.sigmoid,
         beside=experts.beside,
+        scored=experts.scored,
+        choice_bias=experts.choice_bias,
+        scale=experts.scale,
     )
 
 

@@ -56,6 +56,8 @@ def transformers_name(name: str, modules: Mapping[str, str]) -> str:
         layer, module, kind = match.groups()
         if kind == "scale":  # a vector of its own
             module, kind = f"{module}.scale", "weight"
+        if module == "exp_probs_b":  # the same
+            kind = "weight"
         if found := modules.get(module) or _INSIDE.get(module):
             return f"model.layers.{layer}.{found}.{kind}"
     return _OUTSIDE.get(name, name)

@@ -107,7 +107,7 @@ def weight_files(directory: Path) -> list[Path]:
 
 
 _BYTES = {"F32": 4, "BF16": 2, "F16": 2}
-_BARE = (".sinks", ".layer_scalar", ".router.scale", ".router.per_expert_scale")
+_BARE = (".sinks", ".layer_scalar", ".router.scale", ".router.per_expert_scale", ".expert_bias")
 """Ends of names of vectors that belong to no module."""
 _CONVOLVED = f".{CONVOLUTION}.weight"
 _GROUP, _PACKED = 32, 16

@@ -6,6 +6,7 @@ where a pair's line is in the buffers that are sorted by expert, `starts` [exper
 
 from __future__ import annotations
 
+import numpy as np
 from llvmlite import ir
 
 from services.generation.target.kernels.code import F32, I64, POINTER, Code, Value
@@ -13,6 +14,7 @@ from services.generation.target.kernels.machine import Machine
 from services.generation.target.kernels.records import FIELDS, KERNEL, PASS, WORDS, Kernel
 from services.generation.target.kernels.row_operations import exponential, vectors
 
+SCORED_EPSILON = 1e-6  # beside a sum of scores
 KERNELS = ("route", "gather", "experts", "mix")
 
 
@@ -38,12 +40,15 @@ def _choose(kernel: Kernel, logits: Value, pair: Value) -> None:
     """Picks and shares of one row, whose first pair is `pair`."""
     c, record = kernel.code, kernel.record
     b, zero = c.b, c.real(0.0)
+    with c.when(c.compare(record.scored, "!=", 0)), c.loop(record.experts) as expert:
+        c.store(_sigmoid(c, c.load(logits, c.mul(expert, 4), F32)), logits, c.mul(expert, 4))
     last, last_logit = c.variable(I64, c.i(-1)), c.variable(F32, c.real(float("inf")))
     with c.loop(record.chosen) as rank:
         best, best_logit = c.variable(I64, c.i(0)), c.variable(F32, zero)
         c.put(c.i(-1), best)
         with c.loop(record.experts) as expert:
-            logit = c.load(logits, c.mul(expert, 4), F32)
+            at = c.mul(expert, 4)
+            logit = b.fadd(c.load(logits, at, F32), c.load(record.bias, at, F32))
             equal = b.and_(b.fcmp_ordered("==", logit, c.get(last_logit)), c.compare(expert, ">", c.get(last)))
             free = b.or_(b.fcmp_ordered("<", logit, c.get(last_logit)), equal)
             free = b.or_(free, c.compare(rank, "==", 0))
@@ -55,11 +60,15 @@ def _choose(kernel: Kernel, logits: Value, pair: Value) -> None:
         c.put(found, last)
         c.put(c.get(best_logit), last_logit)
         c.store(found, record.picks, c.mul(c.add(pair, rank), 8))
-    c.either(
-        c.compare(record.sigmoid, "!=", 0),
-        lambda: _sigmoids(kernel, logits, pair),
-        lambda: _parts(kernel, logits, pair),
-    )
+
+    def others() -> None:
+        c.either(
+            c.compare(record.sigmoid, "!=", 0),
+            lambda: _sigmoids(kernel, logits, pair),
+            lambda: _parts(kernel, logits, pair),
+        )
+
+    c.either(c.compare(record.scored, "!=", 0), lambda: _scores(kernel, logits, pair), others)
 
 
 def _sigmoids(kernel: Kernel, logits: Value, pair: Value) -> None:
@@ -68,8 +77,31 @@ def _sigmoids(kernel: Kernel, logits: Value, pair: Value) -> None:
     with c.loop(record.chosen) as rank:
         number = c.add(pair, rank)
         logit = c.load(logits, c.mul(c.word(record.picks, number), 4), F32)
-        power = exponential(c, c.b.fneg(logit))
-        c.store(c.b.fdiv(c.real(1.0), c.b.fadd(c.real(1.0), power)), record.shares, c.mul(number, 4))
+        c.store(_sigmoid(c, logit), record.shares, c.mul(number, 4))
+
+
+def _scores(kernel: Kernel, scores: Value, pair: Value) -> None:
+    """Shares of a row that are its scores, or sum to one but for SCORED_EPSILON."""
+    c, record = kernel.code, kernel.record
+    total = c.variable(F32, c.real(0.0))
+    c.put(c.real(0.0), total)
+
+    def score(number: Value) -> Value:
+        return c.load(scores, c.mul(c.word(record.picks, number), 4), F32)
+
+    with c.loop(record.chosen) as rank:
+        c.put(c.b.fadd(c.get(total), score(c.add(pair, rank))), total)
+    whole = c.b.fadd(c.get(total), c.real(float(np.float32(SCORED_EPSILON))))
+    divisor = c.b.select(c.compare(record.normalised, "!=", 0), whole, c.real(1.0))
+    with c.loop(record.chosen) as rank:
+        number = c.add(pair, rank)
+        factor = c.load(record.factors, c.mul(c.word(record.picks, number), 4), F32)
+        c.store(c.b.fmul(c.b.fdiv(score(number), divisor), factor), record.shares, c.mul(number, 4))
+
+
+def _sigmoid(c: Code, x: Value) -> Value:
+    """1 / (1 + exp(-x))"""
+    return c.b.fdiv(c.real(1.0), c.b.fadd(c.real(1.0), exponential(c, c.b.fneg(x))))
 
 
 def _parts(kernel: Kernel, logits: Value, pair: Value) -> None:

@@ -41,8 +41,8 @@ FIELDS: Mapping[str, tuple[str, ...]] = {
     "convolve": ("qkv", "qkv_stride", "size", "padded", "values", "weight", "taps", "mixed", "mixed_stride"),
     "activate": ("gate_up", "gate_up_stride", "out", "out_stride", "panels", "unit", "times", "slope", "limit"),
     "route": (
-        "logits", "logits_stride", "experts", "chosen", "normalised", "sigmoid", "factors", "picks", "shares", "places",
-        "starts", "next",
+        "logits", "logits_stride", "experts", "chosen", "normalised", "sigmoid", "scored", "bias", "factors", "picks",
+        "shares", "places", "starts", "next",
     ),
     "gather": ("x", "x_stride", "out", "out_stride", "chosen", "places", "factors", "size"),
     "experts": ("records", "experts", "starts", "x_stride", "y_stride"),

@@ -53,12 +53,12 @@ class LayerInputs:
 @dataclass(frozen=True, slots=True, eq=False)
 class Layer:
     spec: LayerSpec
-    attention_norm: Float32
+    attention_norm: Float32 | None
     qkv: list[Matrix]
     head_norms: list[Float32]
     sinks: Float32 | None
     output: Matrix
-    mlp_norm: Float32
+    mlp_norm: Float32 | None
     mlp: Mlp | None
     experts: ExpertLayer | None
     after_attention: Float32 | None
@@ -90,12 +90,12 @@ def load_layer(
     ones = np.ones(spec.head_dim, np.float32)
     return Layer(
         spec=spec,
-        attention_norm=norm(spec.attention_norm),
+        attention_norm=norm(spec.attention_norm) if spec.attention_norm else None,
         qkv=side_by_side(spec.qkv, spec.prefix, read),
         head_norms=[ones, ones] if spec.unit_norms else [norm(name) for name in spec.head_norms],
         sinks=vector(read, f"{spec.prefix}{spec.sinks}.weight") if spec.sinks else None,
         output=side_by_side(spec.output, spec.prefix, read)[0],
-        mlp_norm=norm(spec.mlp_norm),
+        mlp_norm=norm(spec.mlp_norm) if spec.mlp_norm else None,
         mlp=_mlp(spec, read) if spec.down else None,
         experts=load_experts(spec.experts, spec.prefix, read) if spec.experts else None,
         after_attention=norm(spec.after_attention) if spec.after_attention else None,
@@ -146,6 +146,7 @@ class ExpertLayer:
     gate_up: list[Matrix]
     down: list[Matrix]
     scales: Float32  # of each expert's share
+    bias: Float32  # what is added to each expert's score where some are chosen
     beside: BesideNorms | None
 
     @property
@@ -156,7 +157,7 @@ class ExpertLayer:
 
 def load_experts(spec: ExpertsSpec, prefix: str, read: Read) -> ExpertLayer:
     """Read and pack. Raises WeightsInvalid for weights that are NaN or infinite."""
-    names, beside, scales = spec.beside, None, np.ones(len(spec.down), np.float32)
+    names, beside, scales = spec.beside, None, np.full(len(spec.down), spec.scale, np.float32)
     if names:
         router, norm, after, after_mlp = (
             vector(read, f"{prefix}{name}.weight")
@@ -167,6 +168,7 @@ def load_experts(spec: ExpertsSpec, prefix: str, read: Read) -> ExpertLayer:
     return ExpertLayer(
         spec=spec,
         scales=scales,
+        bias=vector(read, f"{prefix}{spec.choice_bias}.weight") if spec.choice_bias else np.zeros_like(scales),
         beside=beside,
         router=side_by_side((spec.router,), prefix, read)[0],
         gate_up=[alternating(modules, prefix, read) for modules in spec.gate_up],

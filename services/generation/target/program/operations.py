@@ -50,6 +50,14 @@ class Operations:
             "count": count_of("wanted" if wanted else "rows")},
         )  # fmt: skip
 
+    def read(self, norm: Float32 | None) -> Float32:
+        """What a part of a layer reads: the stream, normalised where there is a norm."""
+        buffers = self._buffers
+        if norm is None:
+            return buffers.x
+        self.norm(buffers.x, buffers.normed, norm)
+        return buffers.normed
+
     def store(self, layer: Layer, number: int, x: Float32) -> None:
         """Queries, and keys and values into the cache; of a convolution what it is made of."""
         buffers, cache = self._buffers, self._cache
@@ -58,7 +66,7 @@ class Operations:
         self._low_rank(layer.updates[0], x, buffers.qkv)
         if layer.convolution is not None:
             return
-        norms = dict(zip(("query_norm", "key_norm"), layer.head_norms, strict=False))
+        norms = dict(zip(("query_norm", "key_norm"), self._each_head(layer), strict=False))
         cosines, sines = cache.rotations[number]
         if layer.value_norm is not None:
             norms["value_norm"] = layer.value_norm
@@ -69,6 +77,17 @@ class Operations:
             "epsilon": self._sizes.norm_epsilon, "scales": cache.scales[number],
             "interleaved": int(layer.spec.interleaved)},
         )  # fmt: skip
+
+    def _each_head(self, layer: Layer) -> Sequence[Float32]:
+        """The norms of each head; those of all queries, and of all keys, are done here."""
+        if not layer.spec.whole_norms:
+            return layer.head_norms
+        first = 0
+        for norm in layer.head_norms:
+            lines = self._buffers.qkv[:, first : first + len(norm)]
+            self.norm(lines, lines, norm)
+            first += len(norm)
+        return ()
 
     def attend(self, layer: Layer, number: int) -> None:
         """x += attention of the queries, or the convolution."""
@@ -93,24 +112,23 @@ class Operations:
 
     def mlp(self, layer: Layer) -> None:
         """x += MLP of its norm, and what experts make of it."""
-        buffers = self._buffers
-        self.norm(buffers.x, buffers.normed, layer.mlp_norm)
+        buffers, x = self._buffers, self.read(layer.mlp_norm)
         if layer.mlp and layer.experts and layer.experts.beside:
-            self._beside(layer, layer.mlp, layer.experts, layer.experts.beside)
+            self._beside(layer, layer.mlp, layer.experts, layer.experts.beside, x)
             return
         if layer.mlp:
-            self._inner(layer, layer.mlp)
+            self._inner(layer, layer.mlp, x)
             self._residual(layer.mlp.down, layer.updates[3], buffers.inner, layer.after_mlp, layer.spec.residual)
         if layer.experts:
-            self._experts(layer.experts, layer.spec, buffers.normed, buffers.update)
+            self._experts(layer.experts, layer.spec, x, buffers.update)
             self._add_update(layer.after_mlp)
 
-    def _beside(self, layer: Layer, mlp: Mlp, experts: ExpertLayer, norms: BesideNorms) -> None:
-        """x += MLP and experts, each normalised, and their sum again."""
+    def _beside(self, layer: Layer, mlp: Mlp, experts: ExpertLayer, norms: BesideNorms, x: Float32) -> None:
+        """x of the stream += MLP and experts, each normalised, and their sum again."""
         buffers = self._buffers
         assert buffers.experts is not None
         update, mixed = buffers.update, buffers.experts.mixed
-        self._inner(layer, mlp)
+        self._inner(layer, mlp, x)
         self._update(mlp.down, layer.updates[3], buffers.inner)
         self.norm(update, update, norms.after_mlp)
         self.norm(buffers.x, buffers.normed, norms.router)
@@ -135,12 +153,12 @@ class Operations:
         if layer.scalar != 1.0:
             self.scale(buffers.x, layer.scalar, self._sizes.hidden_size)
 
-    def _inner(self, layer: Layer, mlp: Mlp) -> None:
-        """inner = activation(gate) * up, of the normed hidden state."""
+    def _inner(self, layer: Layer, mlp: Mlp, x: Float32) -> None:
+        """inner = activation(gate) * up, of x."""
         buffers, matrix = self._buffers, mlp.gate_up
         adapted = self._adapted and layer.updates[2].any
-        self.linear(matrix, buffers.normed, buffers.gate_up, unit=2, barrier=adapted)
-        self._low_rank(layer.updates[2], buffers.normed, buffers.gate_up)
+        self.linear(matrix, x, buffers.gate_up, unit=2, barrier=adapted)
+        self._low_rank(layer.updates[2], x, buffers.gate_up)
         self._activate(layer.spec, matrix, buffers.gate_up, buffers.inner)
 
     def _experts(self, layer: ExpertLayer, of: LayerSpec, x: Float32, out: Float32, *, routed: bool = False) -> None:
@@ -153,8 +171,8 @@ class Operations:
         self._add(
             "route", {**chosen, "logits": buffers.logits, "logits_stride": buffers.logits.strides[0],
             "experts": len(spec.down), "normalised": int(spec.normalised), "sigmoid": int(spec.sigmoid),
-            "factors": layer.scales, "picks": buffers.picks, "shares": buffers.shares, "starts": buffers.starts,
-            "next": buffers.next},
+            "scored": int(spec.scored), "bias": layer.bias, "factors": layer.scales, "picks": buffers.picks,
+            "shares": buffers.shares, "starts": buffers.starts, "next": buffers.next},
         )  # fmt: skip
         before, after = (buffers.shares, buffers.ones) if spec.sigmoid else (buffers.ones, buffers.shares)
         self._add(

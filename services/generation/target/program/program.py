@@ -112,8 +112,7 @@ class Program:
         lines = self._inputs(operations, parts.inputs) if parts.inputs else None
         for number, layer in enumerate(parts.layers):
             self._copy(operations, number)
-            operations.norm(buffers.x, buffers.normed, layer.attention_norm)
-            operations.store(layer, number, buffers.normed)
+            operations.store(layer, number, operations.read(layer.attention_norm))
             operations.attend(layer, number)
             operations.mlp(layer)
             operations.inputs(layer, *((lines.of(number), lines.gated) if lines else (NOWHERE, NOWHERE)))

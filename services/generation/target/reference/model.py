@@ -56,8 +56,20 @@ from services.generation.target.weights import Weights
 
 
 @np.errstate(all="ignore")
-def routed(logits: Float32, chosen: int, normalised: bool, sigmoid: bool = False) -> tuple[list[int], Float32]:
-    """The experts that compute a row with these router's logits [experts], by rank, and their shares [chosen]."""
+def routed(
+    logits: Float32, chosen: int, normalised: bool, sigmoid: bool = False, bias: Float32 | None = None
+) -> tuple[list[int], Float32]:
+    """The experts that compute a row with these router's logits [experts], by rank, and their shares [chosen].
+
+    With a bias [experts] sigmoids are scores, chosen by their sums with it.
+    """
+    if bias is not None:
+        scores = ONE / (ONE + exp(-logits))
+        ranked = np.argsort(-(scores + bias), kind="stable")[:chosen]
+        total = np.zeros((), np.float32)
+        for score in scores[ranked]:
+            total = add(total, score)
+        return ranked.tolist(), scores[ranked] / (total + np.float32(1e-6)) if normalised else scores[ranked]
     ranked = np.argsort(-logits, kind="stable")[:chosen]
     if sigmoid:
         return ranked.tolist(), ONE / (ONE + exp(-logits[ranked]))
@@ -128,12 +140,12 @@ class ReferenceModel:
 
     def layer(self, number: int, spec: LayerSpec, x: Float32, stored: Stored, inputs: Float32 | None = None) -> Float32:
         """x [tokens, hidden size] after one more decoder layer, which keeps its keys and values in `stored`."""
-        normed = self._norm(f"{spec.prefix}{spec.attention_norm}.weight", x)
+        normed = self._norm(f"{spec.prefix}{spec.attention_norm}.weight", x) if spec.attention_norm else x
         qkv = self._modules(number, spec, spec.qkv, normed)
         mixed = self._convolution(spec, qkv) if spec.taps else self._attention(number, spec, qkv, stored)
         added = self._modules(number, spec, spec.output, mixed)
         x = x + self._after(spec, spec.after_attention, added)
-        normed = self._norm(f"{spec.prefix}{spec.mlp_norm}.weight", x)
+        normed = self._norm(f"{spec.prefix}{spec.mlp_norm}.weight", x) if spec.mlp_norm else x
         if spec.experts and spec.experts.beside:
             added = self._beside(number, spec, spec.experts, x, normed)
             x = x + self._after(spec, spec.after_mlp, added)
@@ -184,14 +196,20 @@ class ReferenceModel:
         the factors of experts' shares.
         """
         logits = self._modules(number, spec, (experts.router,), x if routing is None else routing)[0]
-        ranked, shares = routed(logits, experts.chosen, experts.normalised, experts.sigmoid)
-        shares = shares if scales is None else shares * scales[ranked]
+        bias = self._choice_bias(spec, experts) if experts.scored else None
+        ranked, shares = routed(logits, experts.chosen, experts.normalised, experts.sigmoid, bias)
+        shares = shares * (np.float32(experts.scale) if scales is None else scales[ranked])
         before, after = (shares, np.ones_like(shares)) if experts.sigmoid else (np.ones_like(shares), shares)
         outputs = [
             self._mlp(number, spec, experts.gate_up[n], experts.down[n], x * share)[0]
             for n, share in zip(ranked, before, strict=True)
         ]
         return mixed(np.stack(outputs), after)
+
+    def _choice_bias(self, spec: LayerSpec, experts: ExpertsSpec) -> Float32:
+        if experts.choice_bias:
+            return self._weight(f"{spec.prefix}{experts.choice_bias}.weight")
+        return np.zeros(len(experts.down), np.float32)
 
     def _after(self, spec: LayerSpec, norm: str, added: Float32) -> Float32:
         added = added if spec.residual == 1.0 else added * np.float32(spec.residual)
@@ -223,7 +241,8 @@ class ReferenceModel:
     def _turned(self, number: int, spec: LayerSpec, heads: Float32, norm: int) -> Float32:
         """Heads of queries (norm 0) or keys (1) at positions from 0 on, normalised where they are, and rotated."""
         if spec.head_norms:
-            heads = self._norm(f"{spec.prefix}{spec.head_norms[norm]}.weight", heads)
+            whole = heads.reshape(len(heads), -1) if spec.whole_norms else heads
+            heads = self._norm(f"{spec.prefix}{spec.head_norms[norm]}.weight", whole).reshape(heads.shape)
         if spec.unit_norms:
             heads = self._unit_norm(heads)
         rotation, context = self._config.rotations[number], self._config.context_length

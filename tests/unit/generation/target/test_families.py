@@ -118,6 +118,9 @@ FAULTS: dict[str, tuple[str, dict[str, Any], str]] = {
         "gemma2", {"final_logit_softcapping": -30.0}, "final_logit_softcapping is -30.0; expected a number above 0",
     ),
     "a factor of nothing": ("granite", {"logits_scaling": 0.0}, "logits_scaling is 0.0; expected a number above 0"),
+    "scores times nothing": (
+        "lfm2_moe", {"routed_scaling_factor": 0.0}, "routed_scaling_factor is 0.0; expected a number above 0",
+    ),
     "a query scale of nothing": (
         "gemma3", {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar is 0; expected a number above 0",
     ),
@@ -227,6 +230,12 @@ GGUF_FAULTS: dict[str, tuple[str, dict[str, Any], str]] = {
     "no layer that attends": ("lfm2", {"attention.head_count_kv": [0, 0, 0]}, "head_count_kv is .*; expected one"),
     "key heads of several numbers": ("lfm2", {"attention.head_count_kv": [0, 3, 1]}, "expected one number for all"),
     "no taps": ("lfm2", {"shortconv.l_cache": 0}, "shortconv.l_cache is 0"),
+    "experts by shares of all": (
+        "lfm2_moe", {"expert_gating_func": 1}, "expert_gating_func is 1; expected 2, sigmoid",
+    ),
+    "fewer layers without experts": (
+        "lfm2_moe", {"leading_dense_block_count": 0}, r"layers\.0\.feed_forward\.expert.* missing",
+    ),
     "inputs of layers that are not there": (
         "gemma4", {"embedding_length_per_layer_input": 20}, "embed_tokens_per_layer.weight.* missing",
     ),
@@ -237,7 +246,7 @@ GGUF_FAULTS: dict[str, tuple[str, dict[str, Any], str]] = {
 def test_what_a_gguf_file_cannot_mean_is_named(fault: str, tmp_path: Path) -> None:
     family, change, message = GGUF_FAULTS[fault]
     directory = make_tiny_model(tmp_path / "directory", **FAMILIES[family])
-    fields = {f"{family}.{name}": value for name, value in change.items()}
+    fields = {f"{family.replace('_', '')}.{name}": value for name, value in change.items()}
     path = convert(directory, tmp_path / "m.gguf", change_metadata=lambda metadata: metadata.update(fields))
     with pytest.raises(TargetError, match=message):
         check_weights(open_weights(path), read_config(path))

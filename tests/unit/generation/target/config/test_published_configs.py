@@ -229,6 +229,53 @@ def test_llama_4_without_temperature_tuning(tmp_path: Path) -> None:
     assert config.temperature is None
 
 
+def test_falcon_3_7b(tmp_path: Path) -> None:
+    config = read(
+        tmp_path, architectures=["LlamaForCausalLM"], model_type="llama", activation="swiglu", attention_bias=False,
+        attention_dropout=0.0, eos_token_id=11, head_dim=256, hidden_act="silu", hidden_size=3072,
+        intermediate_size=23040, max_position_embeddings=32768, mlp_bias=False, num_attention_heads=12,
+        num_hidden_layers=28, num_key_value_heads=4, pretraining_tp=1, rms_norm_eps=1e-06, rope_scaling=None,
+        rope_theta=1000042, tie_word_embeddings=False, torch_dtype="bfloat16", vocab_size=131072,
+    )  # fmt: skip
+    assert (config.architecture, config.heads, config.head_dim) == ("llama", 12, 256)
+
+
+def test_olmo_3_7b(tmp_path: Path) -> None:
+    windows = ["full_attention" if n % 4 == 3 else "sliding_attention" for n in range(32)]
+    config = read(
+        tmp_path, architectures=["Olmo3ForCausalLM"], model_type="olmo3", attention_bias=False, eos_token_id=100257,
+        hidden_act="silu", hidden_size=4096, intermediate_size=11008, layer_types=windows,
+        max_position_embeddings=65536, num_attention_heads=32, num_hidden_layers=32, num_key_value_heads=32,
+        rms_norm_eps=1e-06, rope_theta=500000, sliding_window=4096, tie_word_embeddings=False, vocab_size=100278,
+        rope_scaling={
+            "attention_factor": 1.2079441541679836, "beta_fast": 32.0, "beta_slow": 1.0, "factor": 8.0,
+            "original_max_position_embeddings": 8192, "rope_type": "yarn",
+        },
+    )  # fmt: skip
+    assert config.windows[:4] == (4096, 4096, 4096, 0)
+    windowed, whole = config.rotations[0], config.rotations[3]
+    assert (windowed.factor, whole.factor) == (1.0, pytest.approx(1.2079441))
+    assert windowed.inverse_frequencies[-1] == pytest.approx(8 * whole.inverse_frequencies[-1])
+    assert config.whole_norms
+    assert not config.norms_before
+
+
+def test_lfm2_8b_a1b(tmp_path: Path) -> None:
+    kinds = ["full_attention" if n in (2, 6, 10, 14, 18, 21) else "conv" for n in range(24)]
+    config = read(
+        tmp_path, architectures=["Lfm2MoeForCausalLM"], model_type="lfm2_moe", conv_L_cache=3, conv_bias=False,
+        eos_token_id=7, hidden_size=2048, intermediate_size=7168, layer_types=kinds, max_position_embeddings=128000,
+        moe_intermediate_size=1792, norm_eps=1e-05, norm_topk_prob=True, num_attention_heads=32, num_dense_layers=2,
+        num_experts=32, num_experts_per_tok=4, num_hidden_layers=24, num_key_value_heads=8, rope_theta=1000000.0,
+        routed_scaling_factor=1.0, use_expert_bias=True, vocab_size=65536,
+    )  # fmt: skip
+    assert config.experts is not None
+    assert config.experts.layers == (False,) * 2 + (True,) * 22
+    assert config.experts.choice_bias
+    assert (config.convolutions[0], config.convolutions[2]) == (3, 0)
+    assert config.tied_embeddings
+
+
 def config_of(own: int) -> TargetConfig:
     return replace(TableTarget(VOID).config, context_length=own)
 

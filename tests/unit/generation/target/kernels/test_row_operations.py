@@ -77,9 +77,11 @@ def test_experts(normalised: bool, members: int) -> None:
     for rows, experts, chosen in ((1, 128, 8), (40, 128, 8), (7, 3, 1), (5, 1, 1)):
         logits = random.normal(0, 5, (rows, experts)).astype(np.float32)
         logits[::3] = np.rint(logits[::3])  # many are equal
-        found, expected = (a.routed(logits, chosen, normalised) for a in (kernels, PAGE))
-        assert found[0].tolist() == expected[0].tolist()
-        assert_same_bits(found[1], expected[1])
+        bias = np.rint(random.normal(0, 1, experts)).astype(np.float32)
+        for more in ({}, {"bias": bias}):
+            found, expected = (a.routed(logits, chosen, normalised, **more) for a in (kernels, PAGE))
+            assert found[0].tolist() == expected[0].tolist()
+            assert_same_bits(found[1], expected[1])
         outputs = any_bits(random, rows, chosen, 45)
         assert_same_bits(kernels.mixed(outputs, found[1]), PAGE.mixed(outputs, found[1]))
 

@@ -12,7 +12,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import arithmetic, real, retrieval, sizes, steps
+from benchmarks import arithmetic, families, real, retrieval, sizes, steps
 from benchmarks.arithmetic import ARITHMETICS
 from benchmarks.load import against, tls
 from benchmarks.load import measure as load
@@ -43,8 +43,9 @@ MEASUREMENTS: dict[str, Callable[[argparse.Namespace], Any]] = {
         given.gguf, given.questions, max_tokens=given.max_tokens, quick=given.quick, storage=given.storage,
         arithmetic=given.arithmetic, cases=given.cases, alone=given.alone,
     ),
+    "families": lambda given: families.measure(given.llama_bench, given.files),
 }  # fmt: skip
-_UNASKED = tuple(MEASUREMENTS)[:-1]  # specbench takes hours
+_UNASKED = tuple(MEASUREMENTS)[:-2]  # specbench takes hours, and families another program
 
 
 def main() -> None:
@@ -67,7 +68,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--prompts", type=int, default=16, help="of eagle3: prompts of each kind (16)")
     parser.add_argument("--max-tokens", type=int, default=128, help="tokens generated for each at most (128)")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for JSON and plot (benchmarks/results)")
-    parser.add_argument("--only", nargs="+", choices=tuple(MEASUREMENTS), default=_UNASKED, help="all but specbench")
+    parser.add_argument("--only", nargs="+", choices=tuple(MEASUREMENTS), default=_UNASKED, help="all but the last two")
+    parser.add_argument("--llama-bench", type=Path, help="of families: llama.cpp's program")
+    parser.add_argument("--files", type=Path, nargs="+", default=(), help="of families: GGUF files beside SmolLM2's")
     parser.add_argument("--gguf", type=Path, help="of specbench: a GGUF file (SmolLM2-135M-Instruct, 4 bits)")
     parser.add_argument("--questions", type=Path, default=OWN, help="of specbench: Spec-Bench's question.jsonl (ours)")
     parser.add_argument(

@@ -56,7 +56,7 @@ def measure() -> list[dict[str, Any]]:
     found = []
     for storage in track(STORAGES, "real model"):
         path = published if storage == STORAGES[0] else in_storage(published, storage)
-        kolm = _Kolm(path)
+        kolm = Kolm(path)
         row: dict[str, Any] = {"storage": storage, "file megabytes": round(path.stat().st_size / 1e6, 1)}
         row["pass"] = passes(kolm.target)
         row["python between passes, ms"] = round(kolm.between(), 3)
@@ -114,11 +114,11 @@ def _beside(contenders: Mapping[str, Decode], tokenizer: Tokenizer) -> dict[str,
         order.reverse()
         for prompt in prompts:
             for name in order:
-                whole = _seconds(contenders[name], prompt, _TOKENS)
-                decoding[name].append(1e3 * (whole - _seconds(contenders[name], prompt, 1)) / (_TOKENS - 1))
+                whole = seconds(contenders[name], prompt, _TOKENS)
+                decoding[name].append(1e3 * (whole - seconds(contenders[name], prompt, 1)) / (_TOKENS - 1))
         asked = [turn + 10, *long[1:]]  # so that nobody has it in a cache
         for name in order:
-            reading[name].append(1e3 * _seconds(contenders[name], asked, 1) / _PROMPT)
+            reading[name].append(1e3 * seconds(contenders[name], asked, 1) / _PROMPT)
 
     def shown(times: dict[str, list[float]]) -> dict[str, Any]:
         ms = {name: round(median(values), 2) for name, values in times.items()}
@@ -127,13 +127,13 @@ def _beside(contenders: Mapping[str, Decode], tokenizer: Tokenizer) -> dict[str,
     return {"decoding": shown(decoding), "prompts": shown(reading)}
 
 
-def _seconds(decode: Decode, prompt: list[int], tokens: int) -> float:
+def seconds(decode: Decode, prompt: list[int], tokens: int) -> float:
     start = time.perf_counter()
     decode(prompt, tokens)
     return time.perf_counter() - start
 
 
-class _Kolm:
+class Kolm:
     """The engine with speculation off: sampling, scheduling and streaming included."""
 
     def __init__(self, path: Path) -> None:
@@ -172,7 +172,7 @@ class _Kolm:
         prompt = self.tokenizer.encode(PROMPTS[0])
         self.generate(prompt, _TOKENS)
         self.target.forward = timed  # type: ignore[method-assign, assignment]
-        whole = _seconds(self.generate, prompt, _TOKENS)
+        whole = seconds(self.generate, prompt, _TOKENS)
         self.target.forward = forward  # type: ignore[method-assign]
         return 1e3 * (whole - inside[0]) / _TOKENS
 

@@ -58,7 +58,7 @@ def measure() -> list[dict[str, Any]]:
 
 def _measure_random(name: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
-        return _measure(name, _random_model(name, Path(folder)))
+        return _measure(name, random_model(SHAPES[name], Path(folder)))
 
 
 def _measure(name: str, model: Path) -> dict[str, Any]:
@@ -80,20 +80,21 @@ def _start(model: Path, cache: str) -> tuple[float, dict[str, Any]]:
     return round(time.perf_counter() - started, 1), json.loads(done.stdout)
 
 
-def _random_model(name: str, folder: Path) -> Path:
-    kind, config = SHAPES[name]
+def random_model(
+    shape: tuple[type[PreTrainedModel], PretrainedConfig], folder: Path, dtype: torch.dtype = torch.bfloat16
+) -> Path:
+    kind, config = shape
+    folder.mkdir(exist_ok=True)
     torch.manual_seed(0)
     with torch.device("meta"):
         shapes = {name: each.shape for name, each in kind(config).named_parameters()}
     tensors = {
-        name: torch.ones(shape, dtype=torch.bfloat16)
-        if len(shape) == 1
-        else torch.empty(shape, dtype=torch.bfloat16).normal_(std=0.02)
+        name: torch.ones(shape, dtype=dtype) if len(shape) == 1 else torch.empty(shape, dtype=dtype).normal_(std=0.02)
         for name, shape in shapes.items()
     }
     save_file(tensors, folder / "model.safetensors")
     config.architectures = [kind.__name__]
-    config.dtype = torch.bfloat16
+    config.dtype = dtype
     config.save_pretrained(folder)
     bundled = model_path(Path("smollm2"))
     AutoTokenizer.from_pretrained(bundled.parent, gguf_file=bundled.name).save_pretrained(folder)

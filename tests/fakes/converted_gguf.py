@@ -65,7 +65,7 @@ def _gguf_name(names: gguf.TensorNameMap, tensor: str) -> str:
     tensor = f"{tensor}.weight" if tensor.endswith((".sinks", ".layer_scalar")) else tensor
     tensor = f"{tensor}.bias" if tensor.endswith(".expert_bias") else tensor
     for own, others in (("w1", "gate_proj"), ("w2", "down_proj"), ("w3", "up_proj")):  # of LFM2
-        tensor = tensor.replace(f".experts.{own}.", f".experts.{others}.")
+        tensor = tensor.replace(f"feed_forward.experts.{own}.", f"feed_forward.experts.{others}.")
     for vector, module in (("router.scale", "router.proj"), ("router.per_expert_scale", "experts.down_proj")):
         tensor = tensor.replace(vector, f"{module}.scale")
     stem, _, kind = tensor.rpartition(".")

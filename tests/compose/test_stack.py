@@ -25,10 +25,7 @@ from tests.compose.stack import (
 )
 
 ASKED = os.environ.get("KOLM_TEST_COMPOSE") == "1"
-pytestmark = [
-    pytest.mark.skipif(not ASKED, reason="starts containers: make test-compose"),
-    pytest.mark.timeout(3600),
-]
+pytestmark = [pytest.mark.skipif(not ASKED, reason="starts containers: make test-compose"), pytest.mark.timeout(3600)]
 RIGHTS = """
 import errno, importlib.util, json, os, pathlib
 def write(folder):

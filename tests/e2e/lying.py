@@ -10,12 +10,17 @@ A lie is told while a file of its name is in the folder named by KOLM_TEST_LIES:
 
 from __future__ import annotations
 
+# ruff: noqa: E402 - what is served goes without torch, as in services/generation/__main__.py
 import asyncio
 import os
 import secrets
 import sys
 from pathlib import Path
 from typing import Any
+
+from services.generation.target.without_torch import spare_torch
+
+spare_torch()
 
 from kolm.generation.v1 import generation_pb2
 from kolm.ledger.v1 import ledger_pb2

@@ -25,13 +25,13 @@ from tests.documented import ROOT
 from tests.e2e.command import PATIENCE, Kolm, children, is_running, until, up
 
 _SHORTER = {
-    "generate": ("--max-tokens=64",),
-    "chat": ("--max-tokens=64",),
+    "generate": ("--max-tokens=16",),
+    "chat": ("--max-tokens=16",),
     "monitor": ("--once",),
     "heads kscore": ("--max-tokens=8", "--limit=2"),
     "heads train": ("--minutes=0.02", "--max-tokens=8", "--unroll=2", "--held-out=0.3"),
 }
-"""Answers, looks and trainings end sooner than on the pages. A prompt's own `--max-tokens` stays."""
+"""Answers, looks and trainings end sooner than on the pages: what is given last counts."""
 
 _SERVICES = {str(port): name for name, port in PORTS.items()}
 _ADDRESS = re.compile(rf"(?:HEAD|ledger(?:\.example)?|127\.0\.0\.1):({'|'.join(_SERVICES)})")
@@ -109,7 +109,7 @@ class Shell:
         for place, here in self.places.items():
             word = word.replace(place, here)
         word = _ADDRESS.sub(lambda found: self.addresses[_SERVICES[found[1]]], word)
-        return re.sub(r"^/(?=var/lib/kolm|srv/www)", f"{self.folder}/", word)
+        return re.sub(r"(?:^|(?<==))/(?=var/lib/kolm|srv/www)", f"{self.folder}/", word)
 
 
 @contextmanager
@@ -127,9 +127,7 @@ def started(line: str, folder: Path, *more: str, places: Mapping[str, str] = Map
 
 
 def _shorter(words: Sequence[str]) -> list[str]:
-    flags = _SHORTER.get(words[0]) or _SHORTER.get(" ".join(words[:2]), ())
-    given = [word.partition("=")[0] for word in words]
-    return [*words, *(flag for flag in flags if flag != "--max-tokens=64" or "--max-tokens" not in given)]
+    return [*words, *(_SHORTER.get(words[0]) or _SHORTER.get(" ".join(words[:2]), ()))]
 
 
 def _serve(words: list[str], environment: dict[str, str], folder: Path, log: Path) -> None:

@@ -6,11 +6,16 @@ rows are computed beside it, as on a machine whose kernels do not keep the contr
 
 from __future__ import annotations
 
+# ruff: noqa: E402 - what is served goes without torch, as in services/generation/__main__.py
 import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from services.generation.target.without_torch import spare_torch
+
+spare_torch()
 
 from services.generation.serving import main
 from services.generation.settings import GenerationSettings

@@ -1,24 +1,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from kolm.registry.v1.registry_pb2_grpc import add_RegistryServiceServicer_to_server
 from ledger.keys.ed25519 import SigningKey
-from services.cli.main import app
 from services.registry.__main__ import opened_servicer
 from services.registry.servicer import SERVICE
 from services.registry.settings import RegistrySettings
 from services.runtime.server import Mount
+from tests import cli
 from tests.integration.auditor.deployment import Deployment, opened_deployment
 from tests.integration.cli.scripted import ScriptedGeneration, mount
 from tests.serving import serving
 from tests.unit.ledger.builders import KEYS
 
-Kolm = Callable[..., tuple[int, str, str]]
+Kolm = Callable[..., cli.Ended]
 
 
 @pytest.fixture
@@ -31,19 +31,8 @@ def deployment(tmp_path: Path) -> Iterator[Deployment]:
 
 @pytest.fixture
 def kolm(deployment: Deployment, tmp_path: Path) -> Kolm:
-    """Runs a command against the deployment; exit code, stdout and stderr."""
-    environment = {
-        "KOLM_LEDGER": deployment.address,
-        "KOLM_DATA_DIR": str(tmp_path),
-        "COLUMNS": "100",
-        "TERM": "dumb",
-    }
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        result = CliRunner(env=environment).invoke(app, list(arguments))
-        return result.exit_code, result.stdout, result.stderr
-
-    return run
+    """Runs a command against the deployment."""
+    return partial(cli.kolm, environment={"KOLM_LEDGER": deployment.address, "KOLM_DATA_DIR": tmp_path})
 
 
 @pytest.fixture

@@ -9,10 +9,7 @@ from typing import Any
 
 from kolm.generation.v1 import generation_pb2 as pb
 from kolm.generation.v1 import sampling_pb2, speculation_pb2
-from kolm.generation.v1.generation_pb2_grpc import (
-    GenerationServiceServicer,
-    add_GenerationServiceServicer_to_server,
-)
+from kolm.generation.v1.generation_pb2_grpc import GenerationServiceServicer, add_GenerationServiceServicer_to_server
 from ledger.documents.receipt import PromptPart, SpecDecode
 from ledger.documents.signed_document import sign_document
 from ledger.encoding.canonical import canonical

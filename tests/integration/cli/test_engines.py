@@ -11,15 +11,14 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from ledger.documents.signed_document import sign_document
 from ledger.keys.ed25519 import SigningKey
 from services.cli.ledger import receipt_files as receipt_saving
-from services.cli.main import app
 from services.client import Receipt
 from services.generation.target.identity import tokenizer_cid
 from services.generation.target.kernels.compilation import cache_folder
+from tests.cli import kolm
 from tests.fakes.tiny_model import make_tiny_model
 from tests.integration.auditor.deployment import Deployment
 from tests.unit.client.test_answer_check import CONTENT, TEXT, signed
@@ -101,9 +100,7 @@ def on_a_terminal(words: list[str], own: dict[str, str]) -> str:
 def test_a_tokenizer_that_does_not_load_is_found_before_a_service_is_started_on_it(tmp_path: Path) -> None:
     make_tiny_model(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{}")
-    result = CliRunner().invoke(app, ["doctor", "--model", str(tmp_path)])
-    assert result.exit_code == 2
-    assert "the tokenizer does not load" in result.stderr
+    assert kolm("doctor", "--model", tmp_path).code == 2
 
 
 @pytest.mark.slow

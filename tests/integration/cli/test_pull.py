@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,15 +10,14 @@ from typing import Any
 
 import pytest
 from huggingface_hub import constants, file_download, try_to_load_from_cache
-from typer.testing import CliRunner
 
-from services.cli.main import app
 from services.cli.up.local_services import LocalServices
 from services.cli.up.up_options import ListenOptions
 from services.generation.target.errors import WeightsInvalid
 from services.generation.target.identity import base_cid, base_manifest
 from services.generation.target.model_path import model_path, name_of
 from tests import documented
+from tests.cli import kolm
 from tests.fakes.hub import FakeHub, ollama_model, serving
 from tests.fakes.tiny_gguf import make_tiny_gguf
 from tests.fakes.tiny_model import make_tiny_model
@@ -38,7 +36,6 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("LMSTUDIO_MODELS", str(tmp_path / "lmstudio"))
     for name in ("HF_TOKEN", "HF_HUB_OFFLINE"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("COLUMNS", "250")
     monkeypatch.setattr(file_download, "time", SimpleNamespace(sleep=lambda seconds: None))
     monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 500)
     return folder
@@ -59,15 +56,10 @@ def hub(cache: Path, tiny: bytes, monkeypatch: pytest.MonkeyPatch) -> Iterator[F
         yield hub
 
 
-def kolm(*words: str) -> tuple[int, str, str]:
-    result = CliRunner().invoke(app, list(words))
-    return result.exit_code, result.stdout, result.stderr
-
-
 def pulled(name: str = NAME) -> Path:
-    code, out, err = kolm("models", "pull", name, "--json")
-    assert code == 0, err
-    return Path(json.loads(out)["path"])
+    done = kolm("models", "pull", name, "--json")
+    assert done.code == 0, done.err
+    return Path(done.document["path"])
 
 
 def partial(cache: Path) -> list[Path]:
@@ -91,10 +83,9 @@ def test_a_model_is_fetched_checked_and_found_by_its_name_and_by_the_library(
 
 def test_size_licence_and_commit_are_said_before_it_comes(hub: FakeHub) -> None:
     hub.cuts = [0] * 20
-    code, _, err = kolm("models", "pull", NAME)
-    assert code == 5
-    first = err.splitlines()[0]
-    assert all(said in first for said in (FILE, hub.main[:12], "apache-2.0", hub.endpoint))
+    done = kolm("models", "pull", NAME)
+    assert done.code == 5
+    assert all(said in done.err.splitlines()[0] for said in (FILE, hub.main[:12], "apache-2.0", hub.endpoint))
 
 
 def test_a_connection_that_is_cut_goes_on_where_it_was(hub: FakeHub, tiny: bytes) -> None:
@@ -136,7 +127,7 @@ def test_a_file_that_was_damaged_later_is_not_loaded_and_pulled_again(hub: FakeH
     path = pulled()
     blob = path.resolve()
     blob.write_bytes(tiny[:-1] + bytes([tiny[-1] ^ 1]))
-    with pytest.raises(WeightsInvalid, match="not the file that was published"):
+    with pytest.raises(WeightsInvalid):
         base_cid(path)
     assert pulled().read_bytes() == tiny
 
@@ -233,15 +224,15 @@ def test_the_lines_of_the_page_do_what_it_says(
     else:
         hub.repo = "HuggingFaceTB/SmolLM2-360M-Instruct" if "SmolLM2" in line else "Qwen/Qwen3-4B-GGUF"
         hub.commit({"Qwen3-4B-Q4_K_M.gguf": tiny})
-    code, _, err = kolm(*line.split()[1:])
-    assert code == 0, err
+    done = kolm(*line.split()[1:])
+    assert done.code == 0, done.err
 
 
 def test_the_list_says_what_is_here(hub: FakeHub, tiny: bytes) -> None:
     path = pulled()
     (path.parent / "store").mkdir()
     (path.parent / "store" / "manifest.json").touch()
-    listed: list[dict[str, Any]] = json.loads(kolm("models", "list", "--json")[1])
+    listed: list[dict[str, Any]] = kolm("models", "list", "--json").document
     (found,) = (each for each in listed if each["name"] == f"{NAME}:Q8_0")
     assert (found["from"], found["size"], found["family"]) == ("hub", len(tiny), "llama")
     assert {each["path"] for each in listed if each["name"] == "qwen3:4b"} == {None}

@@ -9,8 +9,8 @@ import pytest
 from services.cli.up.local_services import LocalServices
 from services.cli.up.up_options import ListenOptions
 from tests import documented
+from tests.cli import kolm
 from tests.fakes.tiny_model import make_tiny_model
-from tests.integration.cli.test_pull import kolm
 
 
 @pytest.fixture
@@ -26,8 +26,7 @@ def test_the_line_of_the_page_puts_the_generation_service_before_the_engine(
     ran: list[LocalServices], tmp_path: Path
 ) -> None:
     weights = make_tiny_model(tmp_path / "model", layers=1)
-    code, _, err = kolm(*documented.BEFORE_VLLM.replace("path/to/model", str(weights)).split()[1:])
-    assert code == 0, err
+    assert kolm(*documented.BEFORE_VLLM.replace("path/to/model", str(weights)).split()[1:]).code == 0
     (services,) = ran
     flags = " ".join(services.generation("ledger:1", "registry:1").flags)
     given = f"--engine vllm --plain-url http://127.0.0.1:8000 --url http://127.0.0.1:8001 --weights {weights}"

@@ -86,10 +86,7 @@ def running_site(folder: Path) -> Iterator[Site]:
     with opened_servicer(settings, CollectorRegistry()) as servicer:
         liar = Liar(servicer)
         mount = Mount(SERVICE, lambda server: add_LedgerServiceServicer_to_server(liar, server))  # type: ignore[arg-type]
-        with (
-            serving(mount, on_drain=servicer.close) as served,
-            LedgerClient.connect(served.address, wait=60) as client,
-        ):
+        with serving(mount, on_drain=servicer.close) as served, LedgerClient.connect(served.address, wait=60) as client:
             fill(client)
             keys = TrustedKeys.load(trusted)
             source = Source(client, VerifiedLedger(client, keys, origin=ORIGIN), keys, ORIGIN)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import anthropic
 import jsonschema
 import openai
 import pytest
@@ -15,6 +14,9 @@ import pytest_asyncio
 
 from tests.fakes.grammars import HERMES
 from tests.integration.http.front import Front
+
+if TYPE_CHECKING:
+    import anthropic  # takes two seconds to import, and other workers collect this module too
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -30,9 +32,7 @@ ASKED: dict[str, Any] = {
     "model": "tiny",
     "max_tokens": 60,
     "extra_body": {"temperature": 0},
-    "messages": [
-        {"role": "user", "content": [{"type": "text", "text": "Sun?", "cache_control": {"type": "ephemeral"}}]}
-    ],
+    "messages": [{"role": "user", "content": [TEXT]}],
 }
 CALLING: dict[str, Any] = ASKED | {
     "max_tokens": 200,
@@ -43,6 +43,8 @@ CALLING: dict[str, Any] = ASKED | {
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def claude(front: Front) -> AsyncIterator[anthropic.AsyncAnthropic]:
+    import anthropic
+
     async with anthropic.AsyncAnthropic(
         base_url=f"http://127.0.0.1:{front.port}",
         api_key="any",
@@ -123,7 +125,9 @@ IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png"
 async def test_what_is_not_supported_is_refused_by_its_field_in_anthropics_shape(
     claude: anthropic.AsyncAnthropic, change: Any, param: str
 ) -> None:
-    with pytest.raises(anthropic.BadRequestError) as refused:
+    from anthropic import BadRequestError
+
+    with pytest.raises(BadRequestError) as refused:
         await claude.messages.create(**ASKED | {"extra_body": {"temperature": 0, **change}})
     body: Any = refused.value.body
     assert body["type"] == "error"
@@ -146,6 +150,8 @@ async def test_what_coding_agents_always_send_is_taken(claude: anthropic.AsyncAn
 
 
 async def test_another_model_and_another_path_are_not_found(claude: anthropic.AsyncAnthropic) -> None:
-    with pytest.raises(anthropic.NotFoundError) as missing:
+    from anthropic import NotFoundError
+
+    with pytest.raises(NotFoundError) as missing:
         await claude.messages.create(**ASKED | {"model": "other"})
     assert missing.value.body["error"]["type"] == "not_found_error"  # type: ignore[index]

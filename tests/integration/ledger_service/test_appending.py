@@ -166,7 +166,7 @@ def test_what_was_appended_survives_a_restart(serve: Serve) -> None:
         assert ledger.append(signed_receipt(3)).index == 3
 
 
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     junk=st.one_of(
         st.binary(max_size=400),
@@ -183,7 +183,7 @@ def test_junk_as_an_envelope_is_invalid_and_never_internal(ledger: LedgerClient,
     assert caught.value.fields == ("envelope",)
 
 
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(junk=st.binary(max_size=200), method=st.sampled_from(["AppendEntry", "GetReceipt", "ListReceipts", "GetEntry"]))
 def test_junk_as_a_request_is_never_internal(served: Served, junk: bytes, method: str) -> None:
     with grpc.insecure_channel(served.address) as channel:

@@ -71,10 +71,7 @@ def lying(settings: LedgerSettings) -> Iterator[tuple[Liar, LedgerClient]]:
     with opened_servicer(settings, CollectorRegistry()) as servicer:
         liar = Liar(servicer)
         mount = Mount(SERVICE, lambda server: add_LedgerServiceServicer_to_server(liar, server))  # type: ignore[arg-type]
-        with (
-            serving(mount, on_drain=servicer.close) as served,
-            LedgerClient.connect(served.address, wait=60) as client,
-        ):
+        with serving(mount, on_drain=servicer.close) as served, LedgerClient.connect(served.address, wait=60) as client:
             yield liar, client
 
 

@@ -35,10 +35,7 @@ def _sequencer(store: SqlEntryStore) -> Sequencer:
 
 
 def append(path: Path, numbers: range) -> list[int]:
-    with (
-        closing(SqlEntryStore.open(path, path.with_name("keys.db"))) as store,
-        closing(_sequencer(store)) as sequencer,
-    ):
+    with closing(SqlEntryStore.open(path, path.with_name("keys.db"))) as store, closing(_sequencer(store)) as sequencer:
         futures = [sequencer.append(signed_receipt(number), content(number)) for number in numbers]
         return [future.result().index for future in futures]
 
@@ -89,10 +86,7 @@ def test_a_second_writing_process_is_refused_and_told_who_holds_the_ledger(path:
 
 
 def test_readers_look_on_while_a_writer_writes(path: Path) -> None:
-    with (
-        closing(SqlEntryStore.open(path)) as store,
-        closing(_sequencer(store)) as sequencer,
-    ):
+    with closing(SqlEntryStore.open(path)) as store, closing(_sequencer(store)) as sequencer:
         reader, seen = LedgerReader(store, sequencer.board), []
 
         def look() -> None:

@@ -94,12 +94,7 @@ def test_a_monitor_that_is_killed_goes_on_where_it_was_and_one_that_is_stopped_e
 
 
 @pytest.mark.parametrize(
-    ("number", "flags", "code"),
-    [
-        (signal.SIGTERM, (), 0),
-        (signal.SIGTERM, ("--once",), 143),
-        (signal.SIGINT, (), 130),
-    ],
+    ("number", "flags", "code"), [(signal.SIGTERM, (), 0), (signal.SIGTERM, ("--once",), 143), (signal.SIGINT, (), 130)]
 )
 def test_a_signal_ends_a_monitor_whose_log_never_answers(
     tmp_path: Path, number: int, flags: tuple[str, ...], code: int

@@ -29,6 +29,7 @@ from services.registry.catalogue import PUBLICATION, Catalogue, HeadRow, Signed
 from services.registry.errors import BadDocument, BaseUnknown, BlobMissing, HeadWithdrawn
 from services.registry.publishing import Publishing
 from services.runtime.errors import DataLoss, NotFound, Unavailable
+from tests.examples import examples
 from tests.fakes.memory_blobs import MemoryBlobs
 from tests.fakes.tiny_head import BASE_CONFIG, TinyHead, tiny_head
 from tests.integration.registry.conftest import Serve
@@ -180,7 +181,7 @@ def test_no_history_loses_a_blob_of_a_head_on_record(tmp_path: Path) -> None:
     Histories.template = tmp_path / "template.sqlite3"
     Catalogue.open(f"sqlite:///{Histories.template}").close()
     case = Histories.TestCase
-    case.settings = settings(max_examples=30, stateful_step_count=25, deadline=None)
+    case.settings = settings(max_examples=examples(60), stateful_step_count=25, deadline=None)
     case().runTest()
 
 

@@ -54,11 +54,7 @@ def test_a_call_too_many_is_told_to_come_back(served: Served) -> None:
 
 @pytest.mark.parametrize(
     ("size", "options", "expected"),
-    [
-        (290_000, {}, None),
-        (310_000, {}, ResourceExhausted),
-        (290_000, {"default_compression_algorithm": 2}, KolmError),
-    ],
+    [(290_000, {}, None), (310_000, {}, ResourceExhausted), (290_000, {"default_compression_algorithm": 2}, KolmError)],
     ids=["largest", "too large", "compressed"],
 )
 def test_messages_are_bounded_and_come_as_they_are(

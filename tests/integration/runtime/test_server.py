@@ -117,7 +117,7 @@ def test_a_caller_that_does_not_read_is_cut_off_and_told_so(
     assert (caught.value.code(), decode_error(caught.value).reason) == (grpc.StatusCode.ABORTED, "SLOW_READER")
 
 
-@settings(max_examples=60, deadline=None)
+@settings(deadline=None)
 @given(junk=st.binary(max_size=200), method=st.sampled_from(["Generate", "Tokenize", "GetModelInfo"]))
 def test_junk_bytes_are_the_callers_fault_or_a_request(channel: grpc.Channel, junk: bytes, method: str) -> None:
     call = channel.unary_unary(f"/{SERVICE}/{method}").future(junk, timeout=60)

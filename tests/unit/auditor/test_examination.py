@@ -70,10 +70,7 @@ def test_a_speedup_above_the_tokens_of_a_pass_is_told_and_changes_no_outcome() -
     )
     undrafted = replace(OFF, wall_clock_speedup=1.25, speedup_basis="replayed")
     finding = examined(receipt(spec_decode=undrafted), content(), ScriptedReplayer(faithful()))
-    assert (finding.outcome, finding.reason) == (
-        "EXACT",
-        "the receipt claims a speedup of 1.25 with nothing drafted",
-    )
+    assert (finding.outcome, finding.reason) == ("EXACT", "the receipt claims a speedup of 1.25 with nothing drafted")
     block = replace(block, wall_clock_speedup=1.25)
     assert examined(receipt(spec_decode=block), content(), ScriptedReplayer(faithful())).reason is None
 

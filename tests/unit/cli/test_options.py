@@ -7,15 +7,16 @@ import json
 import re
 import stat
 from collections.abc import Callable
+from functools import partial
 from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import typer
 from rich.console import Console
 from rich.progress import Progress
-from typer.testing import CliRunner
 
 from services.cli.frame.exits import UsageError
 from services.cli.generation.generate import speed
@@ -32,12 +33,12 @@ from services.cli.up.local_services import (
     principals_file,
     token_file,
 )
-from services.client.generation.completion import Metrics
 from services.client.health import Sample, Samples
 from services.generation.target.model_path import model_path
 from services.runtime.credentials import read_principals, token_digest
 from services.training import devices
 from services.training.plan import Job
+from tests import cli
 from tests.fakes.tiny_gguf import make_tiny_gguf
 from tests.fakes.tiny_model import make_tiny_model
 
@@ -45,20 +46,17 @@ from tests.fakes.tiny_model import make_tiny_model
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("KOLM_MODELS", str(tmp_path / "models"))
-    monkeypatch.setenv("COLUMNS", "200")
     return tmp_path / "models"
 
 
-def kolm_models(*words: str) -> tuple[int, str]:
-    result = CliRunner().invoke(app, ["models", *words])
-    return result.exit_code, result.stdout + result.stderr
+models = partial(cli.kolm, "models")
 
 
 def test_a_model_is_imported_and_found_by_its_name(folder: Path, tmp_path: Path) -> None:
     source = make_tiny_model(tmp_path / "source", layers=1)
-    assert kolm_models("import", str(source), "--name", "mine")[0] == 0
+    assert models("import", source, "--name", "mine").code == 0
     assert model_path("mine") == folder / "mine"
-    listed = json.loads(kolm_models("list", "--json")[1])
+    listed = models("list", "--json").document
     (mine,) = (each for each in listed if each["name"] == "mine")
     assert (mine["from"], mine["path"], mine["family"]) == ("imported", str(folder / "mine"), "llama")
     assert mine["size"] == (folder / "mine" / "model.safetensors").stat().st_size
@@ -68,25 +66,22 @@ def test_a_model_is_imported_and_found_by_its_name(folder: Path, tmp_path: Path)
 
 def test_a_model_says_what_it_is(folder: Path, tmp_path: Path) -> None:
     source = make_tiny_model(tmp_path / "source", layers=2)
-    shown = json.loads(kolm_models("list", str(source), "--context-length", "64", "--json")[1])
+    shown = models("list", source, "--context-length", "64", "--json").document
     assert (shown["family"], shown["layers"], shown["context_length"], shown["heads"]) == ("llama", 2, 64, None)
     assert shown["base_cid"].startswith("cidv1:sha256:")
     assert shown["arithmetic"] == "kolm-arithmetic/1"
     assert shown["parameters"] == sum(shown["storages"].values()) > 0
-    assert "of cache for 64 tokens" in kolm_models("list", str(source), "--context-length", "64")[1]
 
 
 @pytest.mark.parametrize("name", ["../mine", "", "a b", "smollm2", ".hidden"])
 def test_a_name_that_is_none_is_refused(folder: Path, tmp_path: Path, name: str) -> None:
-    code, said = kolm_models("import", str(make_tiny_model(tmp_path / "source", layers=1)), "--name", name)
-    assert (code, "cannot be a model's" in said) == (2, True)
+    assert models("import", make_tiny_model(tmp_path / "source", layers=1), "--name", name).code == 2
 
 
 def test_a_name_that_is_taken_is_refused_and_nothing_changes(folder: Path, tmp_path: Path) -> None:
     source = make_tiny_model(tmp_path / "source", layers=1)
-    assert kolm_models("import", str(source), "--name", "mine")[0] == 0
-    code, said = kolm_models("import", str(make_tiny_model(tmp_path / "other", layers=1, seed=2)), "--name", "mine")
-    assert (code, "there is a model mine" in said) == (2, True)
+    assert models("import", source, "--name", "mine").code == 0
+    assert models("import", make_tiny_model(tmp_path / "other", layers=1, seed=2), "--name", "mine").code == 2
     assert (folder / "mine" / "model.safetensors").read_bytes() == (source / "model.safetensors").read_bytes()
 
 
@@ -94,8 +89,8 @@ def test_what_is_no_model_is_refused_by_its_file_and_copied_nowhere(folder: Path
     source = make_tiny_model(tmp_path / "source", layers=1)
     weights = source / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:1000])
-    code, said = kolm_models("import", str(source), "--name", "mine")
-    assert (code, "model.safetensors" in said) == (2, True)
+    done = models("import", source, "--name", "mine")
+    assert (done.code, "model.safetensors" in done.err) == (2, True)
     assert not folder.exists()
 
 
@@ -106,11 +101,11 @@ def test_a_refusal_names_the_path_once(folder: Path, tmp_path: Path, command: st
     cut = make_tiny_gguf(tmp_path / "cut.gguf")
     cut.write_bytes(cut.read_bytes()[:-5000])
     for path in (other, cut):
-        code, said = kolm_models(command, str(path), *(("--name", "mine") if command == "import" else ()))
-        assert (code, said.count(str(path))) == (2, 1), said
+        done = models(command, path, *(("--name", "mine") if command == "import" else ()))
+        assert (done.code, (done.out + done.err).count(str(path))) == (2, 1), done
 
 
-Kolm = Callable[..., tuple[int, str, str]]
+Kolm = Callable[..., cli.Ended]
 
 
 @pytest.fixture
@@ -120,12 +115,7 @@ def file(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def kolm(file: Path) -> Kolm:
-    def run(*arguments: str) -> tuple[int, str, str]:
-        environment = {"KOLM_PRINCIPALS": str(file), "COLUMNS": "200", "TERM": "dumb"}
-        result = CliRunner(env=environment).invoke(app, ["tokens", *arguments])
-        return result.exit_code, result.stdout, result.stderr
-
-    return run
+    return partial(cli.kolm, "tokens", environment={"KOLM_PRINCIPALS": file})
 
 
 def test_a_token_is_shown_once_and_never_listed(kolm: Kolm, file: Path) -> None:
@@ -153,7 +143,7 @@ def test_who_is_revoked_is_gone_by_id_or_by_name(kolm: Kolm, file: Path) -> None
         kolm("create", "app", "--role=generate")
     kolm("create", "mirror", "--role=read", "--tenant=*", "--certificate=mirror.example")
     first = read_principals(file)[0].id
-    assert kolm("revoke", first)[1] == f"revoked {first}, of app\n"
+    assert kolm("revoke", first).code == 0
     assert [each.name for each in read_principals(file)] == ["app", "mirror"]
     assert kolm("revoke", "app")[0] == 0
     assert [each.certificate for each in read_principals(file)] == ["mirror.example"]
@@ -161,21 +151,20 @@ def test_who_is_revoked_is_gone_by_id_or_by_name(kolm: Kolm, file: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("arguments", "why"),
+    ("arguments", "named"),
     [
-        (("create", "a", "--role=root"), "--role: 'root': expected one of generate, append"),
-        (("create", "a", "--role=read", "--tenant="), "tenant: expected 1 to 128 characters"),
-        (("create", "\x1b[31m", "--role=read"), "name: expected 1 to 128 printable ASCII"),
-        (("create", "a", "--role=read", "--expires=soon"), "--expires: expected a number"),
-        (("create", "a", "--role=read", "--certificate=b", "--out=c"), "--out: no token is made"),
+        (("create", "a", "--role=root"), "--role"),
+        (("create", "a", "--role=read", "--tenant="), "tenant"),
+        (("create", "\x1b[31m", "--role=read"), "name"),
+        (("create", "a", "--role=read", "--expires=soon"), "--expires"),
+        (("create", "a", "--role=read", "--certificate=b", "--out=c"), "--out"),
     ],
 )
 def test_what_is_wrong_is_named_and_nothing_is_written(
-    kolm: Kolm, file: Path, arguments: tuple[str, ...], why: str
+    kolm: Kolm, file: Path, arguments: tuple[str, ...], named: str
 ) -> None:
-    code, _, said = kolm(*arguments)
-    assert code == 2
-    assert why in said
+    done = kolm(*arguments)
+    assert (done.code, f"{named}: " in done.err) == (2, True)
     assert not file.exists() or read_principals(file) == ()
 
 
@@ -195,7 +184,7 @@ def test_kolm_up_makes_what_is_missing_and_leaves_the_rest(tmp_path: Path) -> No
     make_local_principals(tmp_path)
     assert read_principals(principals_file(tmp_path))[:-1] == made[:-1]
     assert token_file(tmp_path, LOCAL).read_text() != tokens[LOCAL]  # of one start
-    CliRunner().invoke(app, ["tokens", "revoke", "kolm up: explorer", f"--data-dir={tmp_path}"])
+    cli.kolm("tokens", "revoke", "kolm up: explorer", f"--data-dir={tmp_path}")
     make_local_principals(tmp_path)
     assert token_file(tmp_path, "explorer").read_text() != tokens["explorer"]
     assert token_file(tmp_path, OWNER).read_text() == tokens[OWNER]
@@ -225,9 +214,8 @@ def test_every_flag_changes_the_job(flag: str, monkeypatch: pytest.MonkeyPatch, 
     for flags in (USUAL, budget | {flag: CHANGED[flag]}):
         words = [word for pair in flags.items() for word in pair if word]
         words = [word.format(head=head) for word in words]
-        files = [str(head), f"--prompts={prompts}", f"--out={tmp_path / 'out'}"]
-        done = CliRunner().invoke(app, ["heads", "train", *files, *words])
-        assert done.exit_code == 130, done.output  # as if stopped on the way
+        done = cli.kolm("heads", "train", head, f"--prompts={prompts}", f"--out={tmp_path / 'out'}", *words)
+        assert done.code == 130, done.err  # as if stopped on the way
     usual, changed = jobs
     assert usual != changed
 
@@ -245,9 +233,7 @@ def test_answers_are_counted_in_a_line_every_few_seconds() -> None:
     reporter = TerminalReporter(Progress(console=Console(file=written), disable=True), lambda: next(seconds))
     for done in range(1, 41):
         reporter.answered("chat", done, 40)
-    lines = written.getvalue().splitlines()
-    assert lines[0] == "answers chat 2%  1 of 40"
-    assert 3 < len(lines) < 20
+    assert 3 < len(written.getvalue().splitlines()) < 20
 
 
 def server(name: str, read_at: float = 0.0, serving: bool = True, **values: float) -> Server:
@@ -286,18 +272,18 @@ def test_a_server_that_was_restarted_counts_from_its_start() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "values", "said"),
+    ("name", "values"),
     [
-        ("auditor", {"kolm_auditor_verdicts_total__outcome__DEVIATION": 2}, "2 deviations found"),
-        ("auditor", {"kolm_auditor_obligations__state__overdue": 1}, "1 verdicts overdue"),
-        ("ledger", {"kolm_ledger_open_halts": 1}, "1 halts open"),
-        ("generation", {"kolm_outbox_refused": 3}, "3 receipts refused by the ledger"),
+        ("auditor", {"kolm_auditor_verdicts_total__outcome__DEVIATION": 2}),
+        ("auditor", {"kolm_auditor_obligations__state__overdue": 1}),
+        ("ledger", {"kolm_ledger_open_halts": 1}),
+        ("generation", {"kolm_outbox_refused": 3}),
     ],
 )
-def test_a_broken_promise_is_named(name: str, values: dict[str, float], said: str) -> None:
+def test_a_broken_promise_is_named(name: str, values: dict[str, float]) -> None:
     names = ("generation", "ledger", "auditor", "registry")
     broken = Stack(tuple(server(each, **(values if each == name else {})) for each in names), None)
-    assert broken.broken == (said,)
+    assert len(broken.broken) == 1
     assert Stack(tuple(server(each) for each in names), None).broken == ()
 
 
@@ -318,48 +304,33 @@ def test_each_flag_is_a_constraint(tmp_path: Path) -> None:
 
 
 def test_two_constraints_or_a_file_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="--json-object and --regex: expected one constraint"):
-        kind_and_text(json_object=True, regex="a")
-    with pytest.raises(UsageError, match=r"--json-schema: cannot read .*: No such file"):
-        kind_and_text(json_schema=tmp_path / "missing")
     (tmp_path / "bytes").write_bytes(b"\xff")
-    with pytest.raises(UsageError, match=r"--grammar: .* is not UTF-8: byte 0"):
-        kind_and_text(grammar=tmp_path / "bytes")
+    for wrong, named in (
+        ({"json_object": True, "regex": "a"}, "--json-object and --regex"),
+        ({"json_schema": tmp_path / "missing"}, "--json-schema"),
+        ({"grammar": tmp_path / "bytes"}, "--grammar"),
+    ):
+        with pytest.raises(UsageError, match=named):
+            kind_and_text(**wrong)
 
 
-def metrics(first: float, decode: float) -> Metrics:
-    return Metrics(
-        num_drafts=0,
-        num_draft_tokens=0,
-        num_accepted_tokens=0,
-        acceptance_rate=0.0,
-        mean_acceptance_length=1.0,
-        num_accepted_tokens_per_pos=(),
-        target_passes=9,
-        first_token_seconds=first,
-        decode_seconds=decode,
-        wall_clock_speedup=None,
-        speedup_basis="",
-        method="off",
-        requested_method="off",
-        fallback_reason=None,
-        passes_by_method={"off": 9},
-    )
+def metrics(first: float, decode: float) -> Any:
+    return SimpleNamespace(first_token_seconds=first, decode_seconds=decode)
 
 
 @pytest.mark.parametrize(
-    ("tokens", "first", "decode", "waited", "line"),
+    ("tokens", "first", "decode", "waited", "figures"),
     [
-        (8, 0.214, 1.811, 3.9, "8 tokens in 3.90 s (first after 0.21 s, 4 tokens/s for 1.81 s, receipt 1.88 s later)"),
-        (48, 0.214, 1.811, None, "48 tokens in 2.02 s (first after 0.21 s, 26 tokens/s for 1.81 s)"),
-        (1, 0.2, 0.0, 0.21, "1 token in 0.21 s (first after 0.20 s, receipt 0.01 s later)"),
-        (5, 0.0, 2.0, 2.5, "5 tokens in 2.50 s (2 tokens/s for 2.00 s, receipt 0.50 s later)"),
-        (0, 0.0, 0.0, 0.25, "0 tokens in 0.25 s"),
-        (0, 0.0, 0.0, None, "0 tokens"),
+        (8, 0.214, 1.811, 3.9, ["8", "3.90", "0.21", "4", "1.81", "1.88"]),
+        (48, 0.214, 1.811, None, ["48", "2.02", "0.21", "26", "1.81"]),
+        (1, 0.2, 0.0, 0.21, ["1", "0.21", "0.20", "0.01"]),
+        (5, 0.0, 2.0, 2.5, ["5", "2.50", "2", "2.00", "0.50"]),
+        (0, 0.0, 0.0, 0.25, ["0", "0.25"]),
+        (0, 0.0, 0.0, None, ["0"]),
     ],
-)  # fmt: skip
-def test_the_times_are_said(tokens: int, first: float, decode: float, waited: float | None, line: str) -> None:
-    assert speed(tokens, metrics(first, decode), waited) == line
+)
+def test_the_times_are_said(tokens: int, first: float, decode: float, waited: float | None, figures: list[str]) -> None:
+    assert re.findall(r"[\d.]+", speed(tokens, metrics(first, decode), waited)) == figures
 
 
 @pytest.mark.parametrize("first", [0.114, 0.115, 0.116, 0.333])

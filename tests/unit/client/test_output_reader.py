@@ -37,11 +37,7 @@ def read(syntax: ThoughtSyntax, text: str, size: int) -> tuple[str, str, str, st
         (BEGUN, "I see", ("I see", "", "", "")),
         (HARMONY, "analysisAs an assistant I say.assistantfinalYes.", ("As an assistant I say.", "Yes.", "", "")),
         (HARMONY, "finalYes.", ("", "Yes.", "", "")),
-        (
-            HARMONY,
-            'analysisLook.assistant to=functions.lookcommentary json{"a": 1}',
-            ("Look.", "", "look", '{"a": 1}'),
-        ),
+        (HARMONY, 'analysisLook.assistant to=functions.lookcommentary json{"a": 1}', ("Look.", "", "look", '{"a": 1}')),
     ],
 )
 def test_thoughts_are_told_from_the_answer(

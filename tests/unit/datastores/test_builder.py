@@ -23,14 +23,7 @@ from services.datastores.shard_writer import ShardWriter
 from services.generation.drafting.retrieval.datastore import Datastore
 from services.generation.drafting.retrieval.input_layer import InputLayer
 from tests.examples import examples
-from tests.fakes.datastores import (
-    BASE,
-    TOKENIZER_CID,
-    builder,
-    documents,
-    encode,
-    store_of,
-)
+from tests.fakes.datastores import BASE, TOKENIZER_CID, builder, documents, encode, store_of
 
 TEXTS = [f"Ship {number} left the harbour at {number % 24} with {number * 7} tons of grain." for number in range(200)]
 

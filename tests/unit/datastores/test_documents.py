@@ -17,11 +17,7 @@ from services.datastores.documents import CorpusInvalid, find_files, read_docume
 from services.datastores.tokenising import fast_tokenizer
 from services.generation.engine.text.tokenizer import Tokenizer
 from services.generation.target.errors import ConfigInvalid
-from tests.fakes.datastores import (
-    BASE,
-    TOKENIZER,
-    TOKENIZER_CID,
-)
+from tests.fakes.datastores import BASE, TOKENIZER, TOKENIZER_CID
 
 
 def read(*paths: Path) -> tuple[list[str], list[str]]:

@@ -126,10 +126,10 @@ def test_a_docstring_begins_with_what_it_is_about() -> None:
     assert found == []
 
 
-def test_random_examples_of_unit_tests_are_a_share_of_the_profile_s() -> None:
+def test_random_examples_are_a_share_of_the_profile_s() -> None:
     """A number of their own would go against the profile: `tests.examples` makes a share of it."""
-    unit = {name: text for name, text in PYTHON.items() if name.startswith("tests/unit/")}
-    assert [name for name, text in unit.items() if re.search(r"max_examples=\d", text)] == []
+    tests = {name: text for name, text in PYTHON.items() if name.startswith("tests/")}
+    assert [name for name, text in tests.items() if re.search(r"max_examples=\d", text)] == []
 
 
 def test_nothing_tells_people_to_install_a_distribution_that_is_not_published() -> None:

@@ -97,11 +97,7 @@ def ancestors(spans: dict[int, ReadableSpan], name: str) -> list[tuple[str, str]
     return [(span.name, span.kind.name) for span in line]
 
 
-WAY = [
-    ("kolm.ledger.append", "INTERNAL"),
-    ("kolm.receipt", "INTERNAL"),
-    ("kolm.generate", "INTERNAL"),
-]
+WAY = [("kolm.ledger.append", "INTERNAL"), ("kolm.receipt", "INTERNAL"), ("kolm.generate", "INTERNAL")]
 
 
 def call(method: str) -> list[tuple[str, str]]:

@@ -103,8 +103,7 @@ def test_chunks_add_up_to_the_outcome() -> None:
 
 
 @pytest.mark.parametrize(
-    ("broken", "said"),
-    [(np.nan, "hold a NaN"), (np.inf, "hold an infinity"), (-np.inf, "leave no token to choose")],
+    ("broken", "said"), [(np.nan, "hold a NaN"), (np.inf, "hold an infinity"), (-np.inf, "leave no token to choose")]
 )
 def test_logits_that_are_no_numbers_end_their_own_sequence_with_an_error(broken: float, said: str) -> None:
     table = np.zeros((VOCAB, VOCAB), np.float32)

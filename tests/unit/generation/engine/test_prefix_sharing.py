@@ -100,11 +100,7 @@ def test_a_short_beginning_is_not_waited_for() -> None:
 
 @pytest.mark.parametrize(
     "apart",
-    [
-        lambda n: {"tenant": f"t{n}"},
-        lambda n: {"adapter": (None, "red", "blue")[n]},
-        lambda n: {"reuse": n == 0},
-    ],
+    [lambda n: {"tenant": f"t{n}"}, lambda n: {"adapter": (None, "red", "blue")[n]}, lambda n: {"reuse": n == 0}],
     ids=["tenants", "adapters", "replays"],
 )
 def test_those_who_may_not_share_do_not_wait_for_each_other(apart: Callable[[int], dict[str, object]]) -> None:

@@ -6,12 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ledger.audit.draft_head_evidence import (
-    DraftHeadEvidence,
-    check_files,
-    check_not_withdrawn,
-    verify_draft_head,
-)
+from ledger.audit.draft_head_evidence import DraftHeadEvidence, check_files, check_not_withdrawn, verify_draft_head
 from ledger.documents.signed_document import Document, sign_document
 from ledger.errors import (
     DraftHeadDamaged,

@@ -126,12 +126,7 @@ def grow(folder: TileFolder, size: int) -> list[str]:
 
 @pytest.mark.parametrize(
     "sizes",
-    [
-        (0, 1, 255, 256, 257),
-        (3, 700, 700, 1025),
-        (256, 512),
-        pytest.param((70_000, 70_001), marks=pytest.mark.slow),
-    ],
+    [(0, 1, 255, 256, 257), (3, 700, 700, 1025), (256, 512), pytest.param((70_000, 70_001), marks=pytest.mark.slow)],
 )
 def test_a_folder_that_grows_is_the_folder_of_the_grown_log(tmp_path: Path, sizes: tuple[int, ...]) -> None:
     folder = TileFolder(tmp_path)

@@ -8,22 +8,9 @@ from hypothesis import strategies as st
 from ledger.encoding.canonical import canonical, parse_json
 from ledger.errors import FormatError, LedgerError, SignatureError
 from ledger.keys.ed25519 import PublicKey, SigningKey
-from ledger.keys.envelope import (
-    MAX_SIGNATURES,
-    Envelope,
-    Signature,
-    pae,
-    read_envelope,
-    sign,
-    verify,
-)
+from ledger.keys.envelope import MAX_SIGNATURES, Envelope, Signature, pae, read_envelope, sign, verify
 from ledger.keys.trusted_keys import TrustedKeys
-from ledger.tree.entry import (
-    MAX_ENTRY_BYTES,
-    MAX_ENVELOPE_BYTES,
-    Entry,
-    entry_bytes,
-)
+from ledger.tree.entry import MAX_ENTRY_BYTES, MAX_ENVELOPE_BYTES, Entry, entry_bytes
 from tests.unit.ledger.builders import KEYS, signed_receipt
 from tests.unit.ledger.vectors import VECTORS
 

@@ -8,12 +8,7 @@ import pytest
 
 from ledger.documents.key_entry import KeyEntry
 from ledger.documents.key_history import KeyHistory
-from ledger.documents.signed_document import (
-    add_signature,
-    open_document,
-    sign_document,
-    sign_rotation,
-)
+from ledger.documents.signed_document import add_signature, open_document, sign_document, sign_rotation
 from ledger.errors import FormatError, KeyFileError, SignatureError
 from ledger.keys.ed25519 import ROLES, SigningKey
 from ledger.keys.envelope import MAX_SIGNATURES, Envelope

@@ -9,12 +9,7 @@ from ledger.audit.log_verification import verify_log
 from ledger.log.sequencer import Sequencer
 from ledger.log.store import EntryStore
 from ledger.log.writer import Appended
-from tests.unit.ledger.builders import (
-    KEYS,
-    ORIGIN,
-    TRUSTED,
-    signed_receipt,
-)
+from tests.unit.ledger.builders import KEYS, ORIGIN, TRUSTED, signed_receipt
 from tests.unit.ledger.log.faulty_store import Gate
 
 

@@ -6,19 +6,11 @@ import threading
 
 import pytest
 
-from ledger.errors import (
-    NotFound,
-)
+from ledger.errors import NotFound
 from ledger.log.reader import LedgerReader
 from ledger.log.receipt_filter import ReceiptFilter
 from ledger.log.sequencer import Sequencer
-from tests.unit.ledger.builders import (
-    content,
-    receipt_id,
-    signed,
-    signed_receipt,
-    verdict,
-)
+from tests.unit.ledger.builders import content, receipt_id, signed, signed_receipt, verdict
 from tests.unit.ledger.log.faulty_store import FaultyStore, Gate
 from tests.unit.ledger.log.memory_store import MemoryEntryStore
 from tests.unit.ledger.log.sequencing import open_sequencer

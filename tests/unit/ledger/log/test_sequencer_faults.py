@@ -8,26 +8,12 @@ from typing import Any
 import pytest
 
 from ledger.audit.log_verification import verify_appended
-from ledger.errors import (
-    ChainError,
-    NotWritten,
-    SignerUnavailable,
-    Stopped,
-    StoreError,
-    StoreLocked,
-)
+from ledger.errors import ChainError, NotWritten, SignerUnavailable, Stopped, StoreError, StoreLocked
 from ledger.log.reader import LedgerReader
 from ledger.log.sequencer import Sequencer
 from ledger.tree.checkpoint import Checkpoint
 from ledger.tree.merkle import leaf_hash, verify_consistency, verify_inclusion
-from tests.unit.ledger.builders import (
-    KEYS,
-    ORIGIN,
-    TRUSTED,
-    receipt,
-    signed,
-    signed_receipt,
-)
+from tests.unit.ledger.builders import KEYS, ORIGIN, TRUSTED, receipt, signed, signed_receipt
 from tests.unit.ledger.log.faulty_store import BEFORE_COMMIT, FAULTS, PROBE, FaultyGuard, FaultyStore, Gate, Once
 from tests.unit.ledger.log.memory_store import MemoryEntryStore, MemoryGuard
 from tests.unit.ledger.log.sequencing import check_whole_log, hold, open_sequencer

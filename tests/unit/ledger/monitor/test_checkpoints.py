@@ -17,14 +17,7 @@ from ledger.tree.merkle import verify_consistency
 from ledger.witness.cosignature import cosign
 from ledger.witness.tlog_policy import Policy, PolicyWitness
 from tests.mutations import replace
-from tests.unit.ledger.builders import (
-    KEYS,
-    ORIGIN,
-    START,
-    at,
-    policy,
-    receipt,
-)
+from tests.unit.ledger.builders import KEYS, ORIGIN, START, at, policy, receipt
 from tests.unit.ledger.monitor.listed_log import ListedLog, owed, told
 
 

@@ -11,14 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from services.generation.drafting.acceptance import (
-    NEAR,
-    OWN,
-    RequestAcceptance,
-    copied,
-    first_choice,
-    said,
-)
+from services.generation.drafting.acceptance import NEAR, OWN, RequestAcceptance, copied, first_choice, said
 from services.generation.drafting.copies import END, Copies, OwnText
 from services.generation.drafting.draft_tree.candidates import (
     DraftShape,

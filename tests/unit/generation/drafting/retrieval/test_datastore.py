@@ -17,15 +17,7 @@ from services.generation.drafting.retrieval.backoff import range_of
 from services.generation.drafting.retrieval.datastore import Datastore, Shard
 from services.generation.drafting.retrieval.manifest import Manifest, StoreInvalid, StoreMismatch, token_dtype
 from services.generation.target.arrays import Int64
-from tests.fakes.datastores import (
-    BASE,
-    TOKENIZER,
-    TOKENIZER_CID,
-    builder,
-    documents,
-    encode,
-    store_of,
-)
+from tests.fakes.datastores import BASE, TOKENIZER, TOKENIZER_CID, builder, documents, encode, store_of
 
 TEXTS = [
     "The harbour opens at six and closes at nine.",

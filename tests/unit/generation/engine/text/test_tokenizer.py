@@ -266,10 +266,7 @@ def use_sentence_piece(**fields: Any) -> Callable[[dict[str, Any]], object]:
 FAULTS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "no tokenizer": (lambda m: m.pop("tokenizer.ggml.model"), r"tokenizer\.ggml\.model is missing"),
     "an unknown kind": (setting("model", "bert"), "model is 'bert'; expected one of gpt2, llama"),
-    "an unknown split": (
-        setting("pre", "default"),
-        "pre is 'default', .* supported: gpt-2, smollm, ",
-    ),
+    "an unknown split": (setting("pre", "default"), "pre is 'default', .* supported: gpt-2, smollm, "),
     "no split": (lambda m: m.pop("tokenizer.ggml.pre"), "pre is '', which is not supported"),
     "no tokens": (lambda m: m.pop("tokenizer.ggml.tokens"), r"tokenizer\.ggml\.tokens is missing"),
     "tokens that are numbers": (setting("tokens", [1, 2]), "tokens is a list of 2; expected a list of texts"),

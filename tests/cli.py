@@ -1,0 +1,35 @@
+"""The `kolm` command in this process: its exit code, what it prints, what it says."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from typer.testing import CliRunner
+
+from services.cli.main import app
+
+NOBODY = "127.0.0.1:1"
+"""An address that nobody answers."""
+_WIDE = {"COLUMNS": "300", "TERM": "dumb"}
+
+
+class Ended(NamedTuple):
+    """How a command ended."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def document(self) -> Any:
+        """What it has printed with --json."""
+        return json.loads(self.out)
+
+
+def kolm(*words: object, environment: Mapping[str, object] | None = None, given: str | bytes | None = None) -> Ended:
+    """`environment` is added to this process's own; `given` comes by standard input."""
+    variables = _WIDE | {name: str(value) for name, value in (environment or {}).items()}
+    result = CliRunner(env=variables).invoke(app, list(map(str, words)), input=given)
+    return Ended(result.exit_code, result.stdout, result.stderr)

@@ -87,11 +87,15 @@ class SeenInMemory:
 
     receipt_ids: dict[int, str] = field(default_factory=dict)
     known: set[str] = field(default_factory=set)
+    foreign: set[int] = field(default_factory=set)
     outcomes: dict[int, str] = field(default_factory=dict)
     policies: list[tuple[int, Retention]] = field(default_factory=list)
 
     def receipt_id_at(self, index: int) -> str | None:
         return self.receipt_ids.get(index)
+
+    def foreign_at(self, index: int) -> bool | None:
+        return index in self.foreign
 
     def outcome_at(self, index: int) -> str | None:
         return self.outcomes.get(index)
@@ -106,6 +110,8 @@ class SeenInMemory:
         if isinstance(document, Receipt):
             self.receipt_ids[index] = document.receipt_id
             self.known.add(document.receipt_id)
+            if document.engine is not None:
+                self.foreign.add(index)
         if isinstance(document, Verdict):
             self.outcomes[index] = document.outcome
         if isinstance(document, Retention):

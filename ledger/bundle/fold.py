@@ -10,7 +10,7 @@ from ledger.audit.halt_breach import HaltWatch
 from ledger.audit.log_walk import CheckedEntry
 from ledger.audit.obligation_fold import ObligationFold
 from ledger.bundle.layout import BundleManifest
-from ledger.documents.audit import AGAIN, EXACT, NO_ANSWERS, REFERENCE, UNCHECKED, UNREPLAYABLE, Verdict
+from ledger.documents.audit import EXACT, NO_ANSWERS, Verdict
 from ledger.documents.draft_head import DraftHeadPublication, DraftHeadWithdrawal
 from ledger.documents.erasure import Erasure, Expiry, Retention
 from ledger.documents.halt import HaltState
@@ -79,6 +79,9 @@ class BundleFold:
     def receipt_id_at(self, index: int) -> str | None:
         return self._receipt_ids.get(index)
 
+    def foreign_at(self, index: int) -> bool | None:
+        return index in self._foreign
+
     def outcome_at(self, index: int) -> str | None:
         return self._outcomes.get(index)
 
@@ -131,21 +134,11 @@ class BundleFold:
             return f"is a second receipt with the id {document.receipt_id}"
         if isinstance(document, Verdict | Erasure) and self._is_elsewhere(document.receipt_index, index):
             return None  # about a receipt that is not in the bundle
-        if isinstance(document, Verdict) and (problem := self._strength_problem(document)) is not None:
-            return problem
         try:
             self.halts = follow(index, document, self.halts, self)
         except FormatError as error:
             return str(error)
         return None
-
-    def _strength_problem(self, verdict: Verdict) -> str | None:
-        """Checks of another engine's output say nothing of ours, and ours nothing of theirs."""
-        weaker = verdict.verification in (AGAIN, REFERENCE) or verdict.outcome == UNCHECKED
-        foreign = verdict.receipt_index in self._foreign
-        if weaker == foreign or verdict.outcome == UNREPLAYABLE:
-            return None
-        return f"{verdict.outcome} is nothing that can be said of entry {verdict.receipt_index}"
 
     def _is_elsewhere(self, receipt_index: int, index: int) -> bool:
         """Whether the bundle need not hold the receipt that the document at `index` is about."""

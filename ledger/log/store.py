@@ -130,6 +130,10 @@ class EntryStore(Protocol):
         """`reference_rules.References`."""
         ...
 
+    def foreign_at(self, index: int) -> bool | None:
+        """`reference_rules.References`."""
+        ...
+
     def outcome_at(self, index: int) -> str | None:
         """`reference_rules.References`."""
         ...

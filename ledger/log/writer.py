@@ -95,6 +95,9 @@ class BatchPlan:
         """`reference_rules.References`, as the others here: by what the log holds."""
         return self.store.receipt_id_at(index)
 
+    def foreign_at(self, index: int) -> bool | None:
+        return self.store.foreign_at(index)
+
     def outcome_at(self, index: int) -> str | None:
         return self.store.outcome_at(index)
 

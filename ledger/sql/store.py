@@ -11,6 +11,8 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from ledger.documents.content import Content
 from ledger.documents.erasure import Erasure, Expiry, Retention
+from ledger.documents.receipt import Receipt
+from ledger.documents.signed_document import read_document
 from ledger.errors import ChainError, LedgerError, NotFound, StoreError, StoreLocked
 from ledger.log.receipt_filter import ReceiptFilter
 from ledger.log.store import Batch, ReceiptRow, VerdictRow, retentions_of
@@ -41,7 +43,7 @@ from ledger.sql.schema import (
     tiles,
     verdicts,
 )
-from ledger.tree.entry import CHAIN_START
+from ledger.tree.entry import CHAIN_START, Entry
 
 LAST_INDEX = select(func.max(leaves.c.index))
 ENTRY = select(leaves.c.entry).where(leaves.c.index == bindparam("index"))
@@ -236,6 +238,10 @@ class SqlEntryStore:
     def receipt_id_at(self, index: int) -> str | None:
         found: str | None = self._scalar(select(receipts.c.receipt_id).where(receipts.c.index == index))
         return found
+
+    def foreign_at(self, index: int) -> bool | None:
+        receipt = read_document(Entry.from_bytes(self.entry(index)).envelope)
+        return isinstance(receipt, Receipt) and receipt.engine is not None
 
     def outcome_at(self, index: int) -> str | None:
         found: str | None = self._scalar(select(verdicts.c.outcome).where(verdicts.c.index == index))

@@ -49,6 +49,7 @@ from tests.unit.ledger.builders import (
     TRUSTED,
     at,
     content,
+    foreign_receipt,
     halt,
     key_entry,
     policy,
@@ -58,7 +59,7 @@ from tests.unit.ledger.builders import (
     signed,
     verdict,
 )
-from tests.vectors.make_log import chain
+from tests.vectors.make_log import AGAIN, chain
 
 HERE = Path(__file__).parent / "bundles"
 COSIGNED_AT = 1_767_324_245  # 20 minutes after the first document
@@ -276,6 +277,8 @@ def bundles() -> dict[str, Made]:
             "entry 7: is a second receipt",
         ),
         "verdict_on_another_receipt": Made(insider({4: verdict(3, 0)}), 9, "entry 4: receipt_index"),
+        "another_engine": Made(insider({3: foreign_receipt(1), 5: verdict(3, 1, "DEVIATION", **AGAIN)})),
+        "verdict_of_another_strength": Made(insider({3: foreign_receipt(1)}), 9, "entry 5: outcome"),
         "halt_left_out_of_a_choice": Made(
             _without(exported(log, start=6, end=8, earlier=(), sizes=(), with_content=False), log, 6), 9, "halt_epoch"
         ),

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ledger.documents.signed_document import Document, payload_type, sign_document
+from ledger.documents.audit import ReferencePass
+from ledger.documents.signed_document import Document, kind_of, payload_type, sign_document
 from ledger.encoding.canonical import canonical, parse
 from ledger.keys.ed25519 import SigningKey
 from ledger.keys.envelope import Envelope, sign
@@ -22,9 +23,13 @@ from ledger.tree.entry import Entry
 from ledger.tree.merkle import Frontier, leaf_hash
 from tests.mutations import replace
 from tests.unit.ledger.builders import (
+    BASE,
     KEYS,
+    OFF,
     ORIGIN,
     STRANGER,
+    engine_profile,
+    foreign_receipt,
     halt,
     key_entry,
     receipt,
@@ -36,6 +41,15 @@ from tests.unit.ledger.builders import (
 
 HERE = Path(__file__).parent
 
+OF_ENGINE = {"profile_cid": foreign_receipt().profile_cid}
+AGAIN = {"verification": "again", "replayed_by": "engine"}
+PASSED = {
+    "verification": "reference",
+    "replayed_by": "auditor",
+    "reference": ReferencePass(BASE, mean=0.015625, largest=0.5, differing=1, surprise=-0.25, rarest=3.5),
+}
+NO_COUNTS = {"tokens_proposed": None, "tokens_accepted": None, "mean_acceptance_length": None}
+
 DOCUMENTS: tuple[Document, ...] = (
     key_entry("receipts"),
     receipt(0),
@@ -46,6 +60,12 @@ DOCUMENTS: tuple[Document, ...] = (
     receipt(2, halt_epoch=1),
     resume(5),
     receipt(3, halt_epoch=1),
+    engine_profile(),
+    foreign_receipt(4, halt_epoch=1),
+    verdict(10, 4, "SAME", **AGAIN, **OF_ENGINE),
+    verdict(10, 4, "CONSISTENT", **PASSED, **OF_ENGINE),
+    foreign_receipt(5, halt_epoch=1, spec_decode=replace(OFF, target_passes=None, reported_by="engine", **NO_COUNTS)),
+    verdict(13, 5, "UNCHECKED", reason="no check again: the engine was updated", **OF_ENGINE),
 )
 
 
@@ -104,6 +124,7 @@ def tampered() -> dict[str, Log]:
     second = Envelope.from_bytes(signed(DOCUMENTS[2]))
     stranger = sign_document(receipt(1), STRANGER)
     forged_verdict = sign(canonical(verdict(1, 0).to_document()), payload_type("verdict"), KEYS["receipts"])
+    by_auditor = sign(canonical(DOCUMENTS[9].to_document()), payload_type("engine_profile"), KEYS["auditor"])
     posing = signed_claim(1, method="off", passes_by_method={"eagle3": 1})
     boasting = signed_claim(1, acceptance_rate=0.99)
     return {
@@ -120,7 +141,7 @@ def tampered() -> dict[str, Log]:
             (*good.entries[:2], good.entries[3], good.entries[2], *good.entries[4:]), 2, 2, "3"
         ),
         "entry_doubled": outsider((*good.entries[:3], *good.entries[2:]), 2, 3, "says that it is entry 2"),
-        "end_cut_off": outsider(good.entries[:-1], 5, None, "covers 9 entries, the log holds 8"),
+        "end_cut_off": outsider(good.entries[:-1], 5, None, "covers 15 entries, the log holds 14"),
         "signed_by_a_stranger": outsider(_replaced(good, 2, stranger), 3, 2, "not trusted to sign a receipt"),
         "history_rewritten_with_all_keys_but_the_log": outsider(
             insider({2: receipt(1, tenant="somebody else")}), 5, None, "another root"
@@ -132,7 +153,7 @@ def tampered() -> dict[str, Log]:
             good.entries, checkpoint_over(good.entries, origin="other.example/log"), 1, None, "other.example/log"
         ),
         "checkpoint_edited": Log(
-            good.entries, good.checkpoint.replace(b"\n9\n", b"\n8\n"), 1, None, "the signature is not one by"
+            good.entries, good.checkpoint.replace(b"\n15\n", b"\n8\n"), 1, None, "the signature is not one by"
         ),
         "junk_signature_added": rewritten(
             {2: replace(second, signatures=(*second.signatures, *stranger.signatures))}, 3, 2, "signatures[1]"
@@ -145,7 +166,36 @@ def tampered() -> dict[str, Log]:
         "verdict_on_another_receipt": rewritten({3: verdict(2, 0)}, 4, 3, "receipt_index"),
         "halt_for_an_exact_verdict": rewritten({5: halt(3)}, 4, 5, "verdict_index"),
         "resume_of_nothing": rewritten({7: resume(4)}, 4, 7, "halt_index"),
+        "exact_of_another_engine": rewritten({11: verdict(10, 4)}, 4, 11, "outcome"),
+        "same_of_our_own_engine": rewritten({3: verdict(1, 0, "SAME", **AGAIN)}, 4, 3, "outcome"),
+        "unchecked_of_our_own_engine": rewritten({3: verdict(1, 0, "UNCHECKED", reason="busy")}, 4, 3, "outcome"),
+        "exact_by_asking_another_engine": rewritten({11: _claim(verdict(10, 4), **AGAIN)}, 3, 11, "outcome"),
+        "consistent_without_statistics": rewritten({12: _claim(DOCUMENTS[12], reference=None)}, 3, 12, "reference"),
+        "engine_profile_by_the_auditor": rewritten({9: by_auditor}, 3, 9, "not trusted to sign"),
+        "logits_claimed_of_another_engine": rewritten(
+            {10: _claim(DOCUMENTS[10], output=DOCUMENTS[10].to_document()["output"] | {"min_margin": 0.5})},
+            3,
+            10,
+            "output.min_margin",
+        ),
+        "counts_of_another_engine_as_our_own": rewritten(
+            {10: _claim(DOCUMENTS[10], spec_decode=receipt(4).to_document()["spec_decode"])},
+            3,
+            10,
+            "spec_decode.method",
+        ),
     }
+
+
+def _claim(document: Document, **members: Any) -> Envelope:
+    """The document with other members, signed by the key of its role, whatever its own rules say."""
+    role = "receipts" if kind_of(document) == "receipt" else "auditor"
+    claimed = {
+        name: value
+        for name, value in (document.to_document() | members).items()
+        if name not in members or value is not None
+    }
+    return sign(canonical(claimed), payload_type(kind_of(document)), KEYS[role])
 
 
 def signed_claim(number: int, **claims: Any) -> Envelope:

@@ -23,6 +23,8 @@ CREATE TABLE IF NOT EXISTS receipts
     (entry INTEGER PRIMARY KEY, receipt_id TEXT NOT NULL UNIQUE, kept BLOB NOT NULL, unreplayable INTEGER NOT NULL);
 CREATE INDEX IF NOT EXISTS receipts_by_promise ON receipts (kept);
 CREATE INDEX IF NOT EXISTS receipts_unreplayable ON receipts (entry) WHERE unreplayable;
+CREATE TABLE IF NOT EXISTS foreign_receipts (entry INTEGER PRIMARY KEY);
+CREATE TABLE IF NOT EXISTS foreign_since AS SELECT coalesce(max(entry), -1) + 1 AS entry FROM receipts;
 CREATE TABLE IF NOT EXISTS deviations (entry INTEGER PRIMARY KEY);
 CREATE TABLE IF NOT EXISTS retentions (tenant TEXT PRIMARY KEY, entry INTEGER NOT NULL, policy TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS accusations
@@ -91,6 +93,12 @@ class SqliteMonitorMemory:
         row = self._row("SELECT receipt_id FROM receipts WHERE entry = ?", index)
         return None if row is None else str(row[0])
 
+    def foreign_at(self, index: int) -> bool | None:
+        """Not known of receipts from before this was kept."""
+        if self._row("SELECT 1 FROM foreign_since WHERE entry <= ?", index) is None:
+            return None
+        return self._row("SELECT 1 FROM foreign_receipts WHERE entry = ?", index) is not None
+
     def outcome_at(self, index: int) -> str | None:
         """Only of deviations: no entry refers to another verdict."""
         return None if self._row("SELECT 1 FROM deviations WHERE entry = ?", index) is None else DEVIATION
@@ -108,6 +116,8 @@ class SqliteMonitorMemory:
         if isinstance(document, Receipt):
             digest = kept_digest(document)
             self._write("INSERT INTO receipts VALUES (?, ?, ?, 0)", index, document.receipt_id, digest)
+            if document.engine is not None:
+                self._write("INSERT INTO foreign_receipts VALUES (?)", index)
         if isinstance(document, Verdict):
             if document.outcome == DEVIATION:
                 self._write("INSERT INTO deviations VALUES (?)", index)

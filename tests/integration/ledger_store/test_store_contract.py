@@ -24,6 +24,7 @@ from tests.unit.ledger.builders import (
     content,
     erasure,
     expiry,
+    foreign_receipt,
     halt,
     key_entry,
     receipt,
@@ -71,7 +72,7 @@ DOCUMENTS: tuple[Document, ...] = (
     halt(3),
     verdict(1, 1),
     verdict(0, 0),
-    receipt(3, tenant="with\0null", adapter_cid=ADAPTER),
+    foreign_receipt(3, tenant="with\0null", adapter_cid=ADAPTER, profile_cid=PROFILE),
     key_entry("log"),
 )
 RECORDS = tuple(record(index, document) for index, document in enumerate(DOCUMENTS))
@@ -149,6 +150,7 @@ def test_references_are_answered_by_index(store: EntryStore) -> None:
     fill(store)
     assert [store.receipt_id_at(index) for index in (0, 3, 7, 99)] == [receipt_id(0), None, receipt_id(3), None]
     assert [store.outcome_at(index) for index in (0, 3, 5, 99)] == [None, "DEVIATION", "EXACT", None]
+    assert [store.foreign_at(index) for index in (0, 2, 7)] == [False, False, True]
 
 
 def test_content_is_kept_beside_its_receipt(store: EntryStore) -> None:

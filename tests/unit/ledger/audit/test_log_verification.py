@@ -86,7 +86,7 @@ def test_the_untampered_log_passes_every_check() -> None:
     assert report.ok
     assert [(check.number, check.passed) for check in report.checks] == [(n, True) for n in range(1, len(CHECKS) + 1)]
     assert (report.size, report.problem, report.bad_index) == (len(DOCUMENTS), None, None)
-    assert report.kinds == {"key": 1, "receipt": 4, "verdict": 2, "halt": 1, "resume": 1}
+    assert report.kinds == {"key": 1, "receipt": 6, "verdict": 5, "halt": 1, "resume": 1, "engine_profile": 1}
     assert (report.halts.epoch, report.halts.open) == (1, ())
     assert report.defied_halts == ((6, 5),)
 

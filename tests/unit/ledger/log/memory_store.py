@@ -92,6 +92,9 @@ class MemoryEntryStore:
     def receipt_id_at(self, index: int) -> str | None:
         return next((receipt.receipt_id for at, receipt in self._receipts() if at == index), None)
 
+    def foreign_at(self, index: int) -> bool | None:
+        return any(at == index and receipt.engine is not None for at, receipt in self._receipts())
+
     def outcome_at(self, index: int) -> str | None:
         return next((verdict.outcome for at, verdict in self._verdicts() if at == index), None)
 

@@ -36,6 +36,7 @@ from tests.unit.ledger.builders import (
     at,
     content,
     erasure,
+    foreign_receipt,
     halt,
     key_entry,
     receipt,
@@ -206,6 +207,28 @@ def test_a_document_must_refer_to_what_the_log_holds(store: MemoryEntryStore, se
     with pytest.raises(FormatError, match="halt_index"):
         append(replace(resume(4), reason="again"))
     check_whole_log(store)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "by", "own"),
+    [
+        ("EXACT", {"verification": "decode", "replayed_by": "auditor"}, True),
+        ("DEVIATION", {"verification": "prefill", "replayed_by": "auditor"}, True),
+        ("SAME", {"verification": "again", "replayed_by": "engine"}, False),
+        ("DEVIATION", {"verification": "again", "replayed_by": "engine"}, False),
+        ("UNCHECKED", {"reason": "no means"}, False),
+    ],
+)
+def test_a_verdict_is_of_the_strength_that_its_receipt_allows(
+    outcome: str, by: dict[str, str], own: bool, sequencer: Sequencer
+) -> None:
+    for index, document in enumerate((receipt(0), foreign_receipt(1))):
+        assert sequencer.append(signed(document)).result().index == index
+    fits, other = (0, 1) if own else (1, 0)
+    with pytest.raises(FormatError) as caught:
+        sequencer.append(signed(verdict(other, other, outcome, **by))).result()
+    assert caught.value.field == "outcome"
+    assert sequencer.append(signed(verdict(fits, fits, outcome, **by))).result().index == 2
 
 
 def test_of_two_erasures_in_one_batch_one_is_taken(store: MemoryEntryStore) -> None:

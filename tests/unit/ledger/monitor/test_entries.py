@@ -69,7 +69,22 @@ def boasting(log: ListedLog) -> None:
     log.append(signed_claim(20, acceptance_rate=0.99).to_bytes())
 
 
-@pytest.mark.parametrize("harm", [wrong_chain, second_receipt, unsigned, halt_of_nothing, posing_as_off, boasting])
+def same_of_our_own(log: ListedLog) -> None:
+    log.append(verdict(1, 0, "SAME", verification="again", replayed_by="engine"))
+
+
+def exact_of_another_engine(log: ListedLog) -> None:
+    at = log.append(engine_profile(), foreign_receipt(20))
+    log.append(verdict(at, 20))
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [
+        wrong_chain, second_receipt, unsigned, halt_of_nothing, posing_as_off, boasting, same_of_our_own,
+        exact_of_another_engine,
+    ],
+)  # fmt: skip
 def test_an_entry_that_may_not_stand_there_is_told_as_long_as_it_stands(
     memory: MonitorMemory, harm: Callable[[ListedLog], None]
 ) -> None:

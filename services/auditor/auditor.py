@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ledger.documents.audit import DEVIATION, Verdict
@@ -20,7 +20,7 @@ from services.auditor.backlog import Backlog, Due
 from services.auditor.examination import Examiner, Finding
 from services.auditor.held_folder import HeldFolder, Share
 from services.auditor.journal import Announcement, Journal
-from services.client.errors import KolmError
+from services.client.errors import InvalidArgument, KolmError
 from services.client.ledger.ledger import LedgerClient
 from services.client.ledger.log import SignedCheckpoint
 
@@ -103,6 +103,7 @@ class Auditor:
         """
         self._catch_up()
         if self._folder.try_hold():
+            self._send_kept()
             if self._share.draws and self._promise.announce() | self._promise.draw(self._catch_up):
                 self._catch_up()
             self._answer_deviations()
@@ -128,7 +129,7 @@ class Auditor:
         try:
             findings = self._examiner.examine(due.envelope, due.erased)
             seconds = time.monotonic() - started
-            yield from [self._judge(due, finding, seconds) for finding in findings]
+            yield from self._judge(due, findings, seconds)
         except (KolmError, AuditError, KeyboardInterrupt, GeneratorExit):  # these say nothing about the receipt
             raise
         except Exception:
@@ -159,12 +160,35 @@ class Auditor:
             self._folder.keep_fold(self._backlog.to_document(origin_of(head.note)))
             self._kept = self._backlog.position
 
-    def _judge(self, due: Due, finding: Finding, seconds: float) -> Examined:
-        """Append the verdict, and a halt where it is a deviation."""
+    def _send_kept(self) -> None:
+        """Append the verdicts that an auditor left behind which ended between the first and the last of a receipt's."""
+        kept = self._folder.kept_verdicts()
+        for envelope in kept:
+            try:
+                self._journal.append(Envelope.from_bytes(envelope))
+            except (InvalidArgument, LedgerError) as error:  # of another log, or cut short before it was ever sent
+                _log.warning("a verdict that was kept is none of this log's: %s", error)
+        if kept:
+            self._folder.forget_verdicts()
+            self._catch_up()
+
+    def _judge(self, due: Due, findings: Sequence[Finding], seconds: float) -> list[Examined]:
+        """Append all verdicts, and halts for deviations. A receipt with one of them is due no more, so that the others
+        are kept until they are there too.
+        """
         receipt = _receipt_in(due.envelope)
-        if due.why is not None:
-            finding = finding.noting(due.why)
-        verdict_index = self._journal.verdict(receipt, due.index, finding)
+        told = [each if due.why is None else each.noting(due.why) for each in findings]
+        verdicts = [self._journal.signed_verdict(receipt, due.index, finding) for finding in told]
+        if len(verdicts) > 1:
+            self._folder.keep_verdicts([each.to_bytes() for each in verdicts])
+        examined = [self._append(receipt, due, *each, seconds) for each in zip(told, verdicts, strict=True)]
+        if len(verdicts) > 1:
+            self._folder.forget_verdicts()
+        return examined
+
+    def _append(self, receipt: Receipt, due: Due, finding: Finding, verdict: Envelope, seconds: float) -> Examined:
+        """Append a verdict, and a halt where it is a deviation."""
+        verdict_index = self._journal.append(verdict)
         self._backlog.settle(due.index)
         _report(receipt, due.index, finding, verdict_index)
         halt_index = None

@@ -1,7 +1,7 @@
 """An auditor's share of the receipts, and the folder that one process of it holds.
 
-The folder has a draw that is on its way, a count of attempts, and the log as far as it was folded. Nothing else is lost
-with it: the log says which receipts are owed and judged.
+The folder has a draw and verdicts that are on their way, a count of attempts, and the log as far as it was folded.
+Nothing else is lost with it: the log says which receipts are owed and judged.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import fcntl
 import json
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -128,6 +129,30 @@ class HeldFolder:
         """The kept draw is in the log, or void."""
         self._draw.unlink(missing_ok=True)
 
+    def kept_verdicts(self) -> tuple[bytes, ...]:
+        """The signed verdicts on one receipt that may not all have reached the log."""
+        try:
+            return tuple(self._verdicts.read_bytes().splitlines())
+        except FileNotFoundError:
+            return ()
+        except OSError as error:
+            raise FolderError(f"cannot read {self._verdicts}: {error.strerror}") from error
+
+    def keep_verdicts(self, envelopes: Sequence[bytes]) -> None:
+        """Keep the verdicts on a receipt before the first is sent, if this process holds the folder: with that one in
+        the log the receipt is owed none.
+        """
+        try:
+            if self.held:
+                write_durably(self._verdicts, b"\n".join(envelopes))
+        except OSError as error:
+            raise FolderError(f"cannot write {self._verdicts}: {error.strerror}") from error
+
+    def forget_verdicts(self) -> None:
+        """The kept verdicts are in the log, or of no use to it."""
+        if self.held:
+            self._verdicts.unlink(missing_ok=True)
+
     def kept_fold(self) -> Any:
         """The fold that `keep_fold` wrote, as JSON; None where there is none, or none that can be read."""
         try:
@@ -150,6 +175,10 @@ class HeldFolder:
     @property
     def _draw(self) -> Path:
         return self._path / "draw.json"
+
+    @property
+    def _verdicts(self) -> Path:
+        return self._path / "verdicts.jsonl"
 
     def _count(self, index: int, attempts: int) -> None:
         """Kept for the case that the process dies, not the machine: it is not synced to the disk."""

@@ -31,8 +31,9 @@ class Journal:
         self._key = key
         self._clock = clock
 
-    def verdict(self, receipt: Receipt, receipt_index: int, finding: Finding) -> int:
-        return self._sign_and_append(finding.verdict(receipt, receipt_index, self._now()))
+    def signed_verdict(self, receipt: Receipt, receipt_index: int, finding: Finding) -> Envelope:
+        """The verdict on a receipt, not appended yet."""
+        return sign_document(finding.verdict(receipt, receipt_index, self._now()), self._key)
 
     def halt(self, scope: Scope, verdict_index: int, reason: str) -> int:
         return self._sign_and_append(Halt(scope, verdict_index, reason, self._now()))

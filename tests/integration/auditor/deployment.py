@@ -13,13 +13,16 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 
 from kolm.ledger.v1.ledger_pb2_grpc import add_LedgerServiceServicer_to_server
+from ledger.documents.audit import ReferencePass, Verdict
 from ledger.documents.content import Content
 from ledger.documents.halt import Scope
 from ledger.documents.receipt import Receipt
+from ledger.documents.signed_document import read_document
 from ledger.keys.ed25519 import SigningKey
+from ledger.keys.envelope import Envelope
 from ledger.keys.trusted_keys import TrustedKeys
 from services.auditor.auditor import Auditor
-from services.auditor.examination import Examiner, Replayed, Replayer
+from services.auditor.examination import Examiner, Finding, Replayed, Replayer
 from services.auditor.held_folder import HeldFolder, Share
 from services.auditor.journal import Announcement, Journal, Terms
 from services.auditor.serving import kept_backlog
@@ -32,6 +35,12 @@ from services.runtime.server import Mount
 from tests.access import trust_log
 from tests.serving import serving
 from tests.unit.ledger.builders import KEYS, ORIGIN, content, receipt, signed
+
+
+def sent_content(number: int) -> SentContent:
+    """The content of the builders' `number`-th receipt, as a client sends it."""
+    kept = content(number)
+    return SentContent(kept.prompt_salt, kept.prompt_token_ids, kept.output_salt, kept.output_token_ids)
 
 
 class Replays:
@@ -71,6 +80,27 @@ class OneHaltJournal(Journal):
         return super().halt(scope, verdict_index, reason)
 
 
+class OneVerdictJournal(Journal):
+    """Dies between the two verdicts on a receipt."""
+
+    def append(self, envelope: Envelope) -> int:
+        index = super().append(envelope)
+        if isinstance(read_document(envelope), Verdict):
+            raise KeyboardInterrupt
+        return index
+
+
+class TwoChecks:
+    """Judges another engine's receipts by both checks, and finds no fault."""
+
+    def judge(self, receipt: Receipt, content: Content) -> tuple[Finding, ...]:
+        found = ReferencePass(receipt.base_cid, 0.0, 0.0, 0)
+        return (
+            Finding("SAME", 2, verification="again", replayed_by="engine"),
+            Finding("CONSISTENT", 2, verification="reference", replayed_by="auditor", reference=found),
+        )
+
+
 @dataclass(slots=True)
 class Deployment:
     """`ledger` talks to the served ledger as an auditor."""
@@ -83,9 +113,8 @@ class Deployment:
 
     def receive(self, number: int, *, with_content: bool = True, **changes: Any) -> int:
         """Append the builders' `number`-th receipt, with `changes`; its index."""
-        kept = content(number)
-        sent = SentContent(kept.prompt_salt, kept.prompt_token_ids, kept.output_salt, kept.output_token_ids)
-        return self.ledger.append(signed(receipt(number, **changes)), sent if with_content else None).index
+        sent = sent_content(number) if with_content else None
+        return self.ledger.append(signed(receipt(number, **changes)), sent).index
 
     def auditor(
         self,
@@ -103,7 +132,7 @@ class Deployment:
         return Auditor(
             self.ledger,
             backlog,
-            Examiner(trust, self._content, replayer or self.replays),
+            Examiner(trust, self._content, replayer or self.replays, foreign=TwoChecks()),
             writes,
             folder,
             Announcement(backlog, writes, folder, terms, draw_seconds=0.0),

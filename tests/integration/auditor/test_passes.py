@@ -20,9 +20,16 @@ from services.auditor.journal import Journal, Terms
 from services.auditor.serving import follow
 from services.client import LedgerClient
 from services.client.errors import Unavailable
-from tests.integration.auditor.deployment import Deployment, InterruptedJournal, OneHaltJournal, stopped_after
+from tests.integration.auditor.deployment import (
+    Deployment,
+    InterruptedJournal,
+    OneHaltJournal,
+    OneVerdictJournal,
+    sent_content,
+    stopped_after,
+)
 from tests.mutations import replace
-from tests.unit.ledger.builders import SCOPE, erasure, receipt, receipt_id, signed
+from tests.unit.ledger.builders import SCOPE, erasure, foreign_receipt, receipt, receipt_id, signed, verdict
 
 
 def outcomes(deployment: Deployment) -> list[tuple[int, str]]:
@@ -108,6 +115,24 @@ def test_an_auditor_killed_between_a_verdict_and_its_halt_owes_the_halt(deployme
     (halt,) = deployment.ledger.halt_state().halts
     assert outcomes(deployment) == [(0, "DEVIATION")]
     assert halt.verdict_index == 1
+
+
+def test_an_auditor_killed_between_the_two_verdicts_on_a_receipt_owes_the_second(deployment: Deployment) -> None:
+    index = deployment.ledger.append(signed(foreign_receipt(0)), sent_content(0)).index
+    with pytest.raises(KeyboardInterrupt):
+        list(deployment.auditor(journal=OneVerdictJournal).run_pass())
+    assert outcomes(deployment) == [(index, "SAME")]
+    for _ in range(2):
+        assert list(deployment.auditor().run_pass()) == []
+        assert outcomes(deployment) == [(index, "SAME"), (index, "CONSISTENT")]
+
+
+def test_verdicts_that_were_kept_for_another_log_hold_nothing_up(deployment: Deployment) -> None:
+    with deployment.folder as folder:
+        folder.keep_verdicts([signed(verdict(5, 5)), b"cut sho"])
+        index = deployment.receive(0)
+        assert [each.receipt_index for each in deployment.auditor().run_pass()] == [index]
+        assert folder.kept_verdicts() == ()
 
 
 def test_a_receipt_without_content_is_unreplayable_and_not_asked_about_again(deployment: Deployment) -> None:

@@ -21,6 +21,7 @@ from ledger.encoding.document import (
     Number,
     Part,
     Positive,
+    Reason,
     ReceiptId,
     Seed,
     Share,
@@ -140,7 +141,8 @@ class SpecDecode(Part, frozen=True):
     elsewhere, and not a member of the document.
 
     Of another engine than kolm's, the method that speculates is ENGINE. Its counts are its own word (`reported_by`),
-    and null, all three, where it says nothing.
+    and null, all three, where it says nothing. `unverified` says why a comparison before signing that was asked for
+    came to no answer: UNSTABLE, as the engine differs from itself, or UNCHECKED, and what stood in the way.
     """
 
     method: Name
@@ -158,6 +160,7 @@ class SpecDecode(Part, frozen=True):
     fallback_reason: Text | None = written(None)
     passes_by_method: Mapping[Name, Positive] = field(default_factory=dict)
     reported_by: Annotated[str, one_of((ENGINE,))] | None = None
+    unverified: Reason | None = None
 
 
 class Receipt(Document, tag="kolm.receipt.v1", frozen=True):
@@ -236,8 +239,9 @@ def _check_output(receipt: Receipt) -> None:
     if receipt.engine is not None:
         _check_foreign(receipt)
         return
-    if block.reported_by is not None:
-        raise FormatError("spec_decode.reported_by", "expected to be absent: the counts are this engine's own")
+    for name in ("reported_by", "unverified"):
+        if getattr(block, name) is not None:
+            raise FormatError(f"spec_decode.{name}", "expected to be absent, as the output is of kolm's own engine")
     emitted = (block.target_passes or 0) + (block.tokens_accepted or 0)
     if output.finish_reason != "error" and output.tokens != emitted:
         expected = f"expected output.tokens = {output.tokens} less target_passes = {block.target_passes}"
@@ -262,6 +266,8 @@ def _check_foreign(receipt: Receipt) -> None:
         raise FormatError("spec_decode.method", f"expected {ENGINE} or {OFF}, as the output is of {receipt.engine}")
     if block.reported_by != ENGINE:
         raise FormatError("spec_decode.reported_by", f"expected {ENGINE}, as the output is of {receipt.engine}")
+    if block.unverified is not None and block.verified_identical_to_off is not None:
+        raise FormatError("spec_decode.unverified", "expected to be absent beside an answer")
     if receipt.output.min_margin is not None:
         raise FormatError("output.min_margin", f"expected null, as the output is of {receipt.engine}")
     if receipt.profile_proven is not None:

@@ -33,6 +33,7 @@ class FakeUpstream:
     taste: str = "plain"
     fault: str | None = None
     after: int = 2
+    whole: int = 0  # answers that come to their end before it fails
     differs_at: int | None = None  # the place of a token that is another one
     vocabulary: Sequence[int] = ()
     ends_after: int | None = None  # tokens, with an end-of-sequence token
@@ -124,6 +125,8 @@ class FakeUpstream:
             await _send(writer, status, json.dumps(document), "application/json")
             return
         stream, fault = body["stream"], self.fault  # as it is when the request comes
+        if len(self.bodies) <= self.whole:
+            fault = None
         kind = "text/event-stream" if stream else "application/json"
         head = f"HTTP/1.1 200 OK\r\nContent-Type: {kind}\r\nTransfer-Encoding: chunked\r\n\r\n"
         writer.write(head.encode())

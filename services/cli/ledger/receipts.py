@@ -294,6 +294,8 @@ def _speculation(document: dict[str, Any]) -> Rows:
     fallback = f", because of {block['fallback_reason']}" if block["fallback_reason"] else ""
     length = block["mean_acceptance_length"]
     passes = f"{block['target_passes']} passes of the target" + (f", {length:.2f} tokens each" if length else "")
+    if block["target_passes"] is None:
+        passes = "the engine says nothing of its passes"
     rows: Rows = [("method", (Styled(block["method"], "bold"), f"{asked}{fallback}: {passes}"))]
     if (why := explained(block["fallback_reason"])) is not None:
         rows.append(("why not", why))
@@ -308,7 +310,7 @@ def _speculation(document: dict[str, Any]) -> Rows:
     verified: dict[bool | None, Line] = {
         True: "yes, replayed before signing",
         False: Styled("no", "bold red"),
-        None: "left to the audit",
+        None: block.get("unverified") or "left to the audit",
     }
     return [*rows, ("identical to off", verified[block["verified_identical_to_off"]])]
 

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 
+from ledger.documents.audit import UNCHECKED, UNSTABLE
 from ledger.documents.halt import scopes_of
 from services.client import tracing
 from services.generation.api.generation_metrics import GenerationMetrics, log_request
@@ -18,7 +19,15 @@ from services.generation.engine.engine import Ticket
 from services.generation.engine.events import Chunk, Event, Outcome
 from services.generation.engine.request import EngineError
 from services.generation.receipts.erasures import Erasures
-from services.generation.receipts.issuer import ReceiptIssuer, SignedPromise, SignedReceipt, Speedup, replayed
+from services.generation.receipts.issuer import (
+    NOT_CHECKED,
+    Checked,
+    ReceiptIssuer,
+    SignedPromise,
+    SignedReceipt,
+    Speedup,
+    replayed,
+)
 from services.generation.receipts.outbox import Outbox
 from services.generation.requests.halts import HaltBoard
 from services.generation.requests.quotas import Grant, TenantQuotas
@@ -225,52 +234,49 @@ class Generation:
         if outcome.error is not None:
             _log.error("request %s choice %d: %s", resolved.request_id, choice, outcome.error)
         try:
-            verified, gain = await self._verify(run, choice, outcome, ticket)
-            receipt = self._issuer.issue(receipt_id, resolved, choice, outcome, verified, gain)
+            checked = await self._checked(run, choice, outcome, ticket)
+            receipt = self._issuer.issue(receipt_id, resolved, choice, outcome, checked)
             self._erasures.issued(receipt.receipt_id, resolved.tenant, (run.engine_id, choice))
             index = await self._deliver(receipt)
         finally:
             self._outbox.release(1)
-        run.post(Completed(choice, outcome, receipt, index, verified, gain))
+        run.post(Completed(choice, outcome, receipt, index, checked.identical, checked.speedup))
 
-    async def _verify(
-        self, run: Run, choice: int, outcome: Outcome, ticket: Ticket
-    ) -> tuple[bool | None, Speedup | None]:
-        """(identical to speculation off, speedup), as far as they are known before signing."""
-        if run.resolved.verify_inline and not run.cancelled and outcome.finish_reason in ("stop", "length"):
-            compared = await self._replay(run, choice)
-            if compared is not None:
-                off, off_ticket = compared
-                identical = _stream(off) == _stream(outcome)
-                if not identical and await self._unsteady(run, choice, off):
-                    return None, None
-                if not identical:
-                    await self._deviated(run.resolved, outcome)
-                alone = ticket.alone and off_ticket.alone
-                return identical, replayed(off.metrics.decode_seconds, outcome.metrics) if alone else None
-        return None, None
+    async def _checked(self, run: Run, choice: int, outcome: Outcome, ticket: Ticket) -> Checked:
+        """What is known before signing. A difference that a second answer of the same engine does not confirm says
+        nothing of speculation, where that engine is not ours.
+        """
+        if not run.resolved.verify_inline or run.cancelled or outcome.finish_reason not in ("stop", "length"):
+            return NOT_CHECKED
+        first = await self._replay(run, choice)
+        if isinstance(first, str):
+            return self._unanswered(run, f"{UNCHECKED}: {first}")
+        off, off_ticket = first
+        if _stream(off) == _stream(outcome):
+            alone = ticket.alone and off_ticket.alone
+            return Checked(True, replayed(off.metrics.decode_seconds, outcome.metrics) if alone else None)
+        if run.resolved.engine is not None:
+            second = await self._replay(run, choice)
+            if isinstance(second, str):
+                differs = "it differs with speculation off, which could not be confirmed"
+                return self._unanswered(run, f"{UNCHECKED}: {differs}: {second}")
+            if _stream(second[0]) != _stream(off):
+                return self._unanswered(run, f"{UNSTABLE}: the engine gives two results without speculation")
+        await self._deviated(run.resolved, outcome)
+        return Checked(False)
 
-    async def _replay(self, run: Run, choice: int) -> tuple[Outcome, Ticket] | None:
-        """The same choice with speculation off; None if it did not end by itself."""
+    def _unanswered(self, run: Run, why: str) -> Checked:
+        _log.warning("request %s could not be verified: %s", run.resolved.request_id, why)
+        return Checked(unverified=None if run.resolved.engine is None else why[:2048])
+
+    async def _replay(self, run: Run, choice: int) -> tuple[Outcome, Ticket] | str:
+        """The same choice with speculation off; why not, if it did not end by itself."""
         request = run.resolved.engine_request(run.engine_id, choice, off=True)  # the run's id: cancelled with it
         try:
             off, ticket = await self._engine.complete(request)
         except EngineError as error:
-            _log.warning("request %s could not be verified: %s", run.resolved.request_id, error)
-            return None
-        return (off, ticket) if off.finish_reason in ("stop", "length") else None
-
-    async def _unsteady(self, run: Run, choice: int, off: Outcome) -> bool:
-        """Whether another engine than ours gives, without speculation, another result each time: then a difference says
-        nothing of speculation.
-        """
-        if run.resolved.engine is None:
-            return False
-        again = await self._replay(run, choice)
-        if again is not None and _stream(again[0]) == _stream(off):
-            return False
-        _log.warning("request %s: the engine gives two results without speculation", run.resolved.request_id)
-        return True
+            return str(error)
+        return (off, ticket) if off.finish_reason in ("stop", "length") else off.error or off.finish_reason
 
     async def _deviated(self, resolved: Resolved, outcome: Outcome) -> None:
         decision, moved = resolved.decision, outcome.metrics.passes_by_method

@@ -51,6 +51,20 @@ def replayed(off_seconds: float, metrics: SpeculationMetrics) -> Speedup | None:
 
 
 @dataclass(frozen=True, slots=True)
+class Checked:
+    """What a comparison with speculation off has found before signing. `identical` is None where it came to no answer,
+    or none was asked for; `unverified` says why, of another engine than ours.
+    """
+
+    identical: bool | None = None
+    speedup: Speedup | None = None
+    unverified: str | None = None
+
+
+NOT_CHECKED = Checked()
+
+
+@dataclass(frozen=True, slots=True)
 class SignedReceipt:
     """The document's id, the DSSE bytes exactly as signed, and what its commitments commit to."""
 
@@ -108,13 +122,9 @@ class ReceiptIssuer:
         resolved: Resolved,
         choice: int,
         outcome: Outcome,
-        verified: bool | None,
-        speedup: Speedup | None,
+        checked: Checked = NOT_CHECKED,
     ) -> SignedReceipt:
-        """Sign the receipt of an outcome; a promise signs that of EMPTY_OUTCOME, under the id of the later one.
-
-        `verified`: the result of an inline replay, None without one.
-        """
+        """Sign the receipt of an outcome; a promise signs that of EMPTY_OUTCOME, under the id of the later one."""
         asked, engine = resolved.sampling, resolved.engine
         source = asked.structured_outputs
         content = Content(
@@ -139,7 +149,7 @@ class ReceiptIssuer:
             nonce=resolved.nonce,
             prompt=self._prompt_part(resolved),
             output=_output_part(content, outcome, engine),
-            spec_decode=_spec_decode(resolved, outcome, verified, speedup),
+            spec_decode=_spec_decode(resolved, outcome, checked),
             engine=engine,
         )
         envelope = sign_document(receipt, self._key).to_bytes()
@@ -149,8 +159,7 @@ class ReceiptIssuer:
         """The promise of one receipt for each choice of a request that has been taken."""
         now = self._now()
         unfinished = tuple(
-            self.issue(new_receipt_id(now), resolved, choice, EMPTY_OUTCOME, None, None)
-            for choice in range(resolved.choices)
+            self.issue(new_receipt_id(now), resolved, choice, EMPTY_OUTCOME) for choice in range(resolved.choices)
         )
         promise = Promise(
             promised_at=timestamp(now),
@@ -189,8 +198,8 @@ def _output_part(content: Content, outcome: Outcome, engine: str | None) -> Outp
     )
 
 
-def _spec_decode(resolved: Resolved, outcome: Outcome, verified: bool | None, speedup: Speedup | None) -> SpecDecode:
-    decision, counts = resolved.decision, outcome.metrics
+def _spec_decode(resolved: Resolved, outcome: Outcome, checked: Checked) -> SpecDecode:
+    decision, counts, speedup = resolved.decision, outcome.metrics, checked.speedup
     told = resolved.engine is None or counts.reported_by == "engine"
     return SpecDecode(
         method=decision.method,
@@ -205,7 +214,8 @@ def _spec_decode(resolved: Resolved, outcome: Outcome, verified: bool | None, sp
         mean_acceptance_length=counts.mean_acceptance_length if counts.target_passes else None,
         wall_clock_speedup=None if speedup is None else speedup.value,
         speedup_basis=None if speedup is None else speedup.basis,
-        verified_identical_to_off=verified,
+        verified_identical_to_off=checked.identical,
+        unverified=checked.unverified,
         fallback_reason=decision.fallback_reason,
         passes_by_method=dict(counts.passes_by_method) if len(decision.drafters) > 1 else {},
     )

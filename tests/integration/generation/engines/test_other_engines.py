@@ -176,6 +176,22 @@ async def test_an_engine_that_disagrees_with_itself_is_not_halted(engines: Engin
     await stub.Generate(asking(max_tokens=5))
     first, second = await engines.deployment.receipts(2)
     assert (first.spec_decode.verified_identical_to_off, second.spec_decode.method) == (None, "engine")
+    assert (first.spec_decode.unverified or "").startswith("UNSTABLE")
+
+
+@pytest.mark.parametrize("differs_at", [None, 3])
+async def test_what_the_plain_upstream_could_not_confirm_is_unchecked_with_its_reason(
+    engines: Engines, differs_at: int | None
+) -> None:
+    stub = await engines.start()
+    engines.plain.fault, engines.fast.differs_at = "drop", differs_at
+    engines.plain.whole = 0 if differs_at is None else 1  # it answers once, and then never again
+    await stub.Generate(asking(max_tokens=5, verify=INLINE))
+    await stub.Generate(asking(max_tokens=5))
+    first, second = await engines.deployment.receipts(2)
+    assert (first.spec_decode.verified_identical_to_off, second.spec_decode.method) == (None, "engine")
+    assert (first.spec_decode.unverified or "").startswith("UNCHECKED")
+    assert second.spec_decode.unverified is None
 
 
 @pytest.mark.parametrize(

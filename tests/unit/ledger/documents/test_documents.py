@@ -485,6 +485,9 @@ def test_a_profile_is_proven_or_not_and_nothing_else(value: object) -> None:
     assert caught.value.field == "profile_proven"
 
 
+FOREIGN = foreign_receipt().spec_decode
+
+
 @pytest.mark.parametrize(
     ("wrong", "field"),
     [
@@ -493,10 +496,15 @@ def test_a_profile_is_proven_or_not_and_nothing_else(value: object) -> None:
         ({"spec_decode": receipt().spec_decode}, "spec_decode.method"),
         ({"spec_decode": OFF}, "spec_decode.reported_by"),
         (
-            {"spec_decode": replace(foreign_receipt().spec_decode, target_passes=1)},
+            {"spec_decode": replace(FOREIGN, target_passes=1)},
             "spec_decode.tokens_proposed",
         ),
         ({"spec_decode": SpecDecode("engine", "auto", 4, 1, 1, reported_by="engine")}, "spec_decode.acceptance_rate"),
+        (
+            {"spec_decode": replace(FOREIGN, unverified="UNSTABLE", verified_identical_to_off=True)},
+            "spec_decode.unverified",
+        ),
+        ({"engine": None, "spec_decode": replace(OFF, unverified="UNCHECKED")}, "spec_decode.unverified"),
         ({"engine": None}, "spec_decode.reported_by"),
         ({"engine": "vllm"}, "engine"),
     ],

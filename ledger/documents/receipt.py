@@ -138,7 +138,8 @@ class SpecDecode(Part, frozen=True):
 
     Where `auto` was free to change methods inside the request, `method` is the one it began with, and
     `passes_by_method` counts target passes by whose draft they verified; those without any draft are `off`. It is empty
-    elsewhere, and not a member of the document.
+    elsewhere, and not a member of the document. So is `gains`, which says why: by each method that has drafted, the
+    tokens that a pass of it brought less what it took, in times of a token without drafts, as the server measured it.
 
     Of another engine than kolm's, the method that speculates is ENGINE. Its counts are its own word (`reported_by`),
     and null, all three, where it says nothing. `unverified` says why a comparison before signing that was asked for
@@ -159,6 +160,7 @@ class SpecDecode(Part, frozen=True):
     verified_identical_to_off: bool | None = written(None)
     fallback_reason: Text | None = written(None)
     passes_by_method: Mapping[Name, Positive] = field(default_factory=dict)
+    gains: Mapping[Name, Number] = field(default_factory=dict)
     reported_by: Annotated[str, one_of((ENGINE,))] | None = None
     unverified: Reason | None = None
 
@@ -278,6 +280,8 @@ def _check_foreign(receipt: Receipt) -> None:
 def _check_speculation(block: SpecDecode) -> None:
     if block.method == "auto":
         raise FormatError("spec_decode.method", "expected the method that ran; auto chooses one")
+    if block.gains and not block.passes_by_method:
+        raise FormatError("spec_decode.gains", "expected to be absent, as passes_by_method is")
     if "auto" in block.passes_by_method:
         raise FormatError("spec_decode.passes_by_method.auto", "expected methods that ran; auto chooses one")
     if block.passes_by_method and sum(block.passes_by_method.values()) != block.target_passes:

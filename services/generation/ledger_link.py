@@ -7,26 +7,16 @@ from collections.abc import Awaitable, Sequence
 from typing import TypeVar
 
 import grpc
-from google.rpc import error_details_pb2
-from google.rpc.status_pb2 import Status
-from grpc_status import rpc_status
 
 from kolm.ledger.v1 import documents_pb2, ledger_pb2
 from kolm.ledger.v1.ledger_pb2_grpc import LedgerServiceStub
 from ledger.errors import FormatError
 from ledger.tree.entry import Entry
-from services.client.channel import KEEPALIVE, async_channel, endpoint, shown_to
-from services.client.errors import Unauthenticated
+from services.client.channel import OPTIONS, async_channel, endpoint, shown_to
+from services.client.errors import Unauthenticated, decode_error, decode_status
 from services.client.identity import Metadata
 
 _SECONDS = 10.0
-_OPTIONS = (
-    *KEEPALIVE,
-    ("grpc.enable_http_proxy", 0),
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 1000),
-    ("grpc.lb_policy_name", "round_robin"),
-)
 _FINAL = frozenset({grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.ALREADY_EXISTS, grpc.StatusCode.OUT_OF_RANGE})
 
 _Answer = TypeVar("_Answer")
@@ -51,7 +41,7 @@ class LedgerLink:
 
     def __init__(self, target: str) -> None:
         self._where = endpoint(target)
-        self._channel = async_channel(self._where, _OPTIONS)
+        self._channel = async_channel(self._where, OPTIONS)
         self._stub = LedgerServiceStub(self._channel)
 
     async def append(self, request: ledger_pb2.AppendEntryRequest) -> ledger_pb2.AppendEntryResponse:
@@ -141,7 +131,8 @@ def _new_entry(request: ledger_pb2.AppendEntryRequest) -> ledger_pb2.NewEntry:
 def _result(result: ledger_pb2.EntryResult) -> ledger_pb2.AppendEntryResponse | LedgerRefused:
     if result.HasField("appended"):
         return result.appended
-    return LedgerRefused(_reason_in(result.error) or str(result.error.code), result.error.message)
+    error = decode_status(result.error)
+    return LedgerRefused(error.reason, error.message)
 
 
 async def _answered(call: Awaitable[_Answer]) -> _Answer:
@@ -149,18 +140,6 @@ async def _answered(call: Awaitable[_Answer]) -> _Answer:
         return await call
     except grpc.aio.AioRpcError as error:
         if error.code() in _FINAL:
-            raise LedgerRefused(_reason(error), error.details() or "") from error
+            refused = decode_error(error)
+            raise LedgerRefused(refused.reason, refused.message) from error
         raise LedgerUnreachable(f"{error.code().name}: {error.details()}") from error
-
-
-def _reason(error: grpc.aio.AioRpcError) -> str:
-    try:
-        status = rpc_status.from_call(error)
-    except ValueError:  # the rich status contradicts the plain one
-        status = None
-    return (status is not None and _reason_in(status)) or error.code().name
-
-
-def _reason_in(status: Status) -> str | None:
-    info = error_details_pb2.ErrorInfo()
-    return str(info.reason) if any(detail.Unpack(info) for detail in status.details) else None

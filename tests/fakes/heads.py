@@ -13,11 +13,12 @@ import torch
 from safetensors.torch import save_file
 
 from services.generation.drafting.block.block_checkpoint import BlockConfig, BlockHead, block_shapes
-from services.generation.drafting.block.block_drafter import BlockDraft, BlockDrafter
+from services.generation.drafting.block.block_drafter import BlockDrafter
 from services.generation.drafting.draft_tree.nodes import Level
 from services.generation.drafting.eagle3.checkpoint import HeadConfig, head_shapes, write_head
-from services.generation.drafting.eagle3.drafter import Eagle3Draft, Eagle3Drafter
+from services.generation.drafting.eagle3.drafter import Eagle3Drafter
 from services.generation.drafting.eagle3.head_pass import Head
+from services.generation.drafting.head_drafter import HeadDraft
 from services.generation.engine.cost import PassCost
 from services.generation.engine.drafter import Ask, Drafter
 from services.generation.engine.request import EngineRequest
@@ -87,13 +88,13 @@ class InformedDrafter(Drafter):
         self._drafter, self._rng, self._truth = drafter, random.Random(seed), truth
         self._right, self._bugs = right, bugs
         self._known: dict[int, tuple[int, Sequence[int]]] = {}  # by draft: where its output begins, and the output
-        self._drafts: Sequence[Eagle3Draft | BlockDraft] = []  # of the sequences that draft now
+        self._drafts: Sequence[HeadDraft] = []  # of the sequences that draft now
         self.feature_layers = drafter.feature_layers
         self._says, self._expand = drafter._candidates, drafter._expand
         drafter._candidates = self._candidates  # type: ignore[method-assign]
         drafter._expand = self._noted  # type: ignore[method-assign]
 
-    def begin(self, request: EngineRequest) -> Eagle3Draft | BlockDraft:
+    def begin(self, request: EngineRequest) -> HeadDraft:
         draft = self._drafter.begin(request)
         self._known[id(draft)] = len(request.prompt), self._truth.get(request.key, ())
         return draft

@@ -301,6 +301,9 @@ def _speculation(document: dict[str, Any]) -> Rows:
         rows.append(("why not", why))
     if "passes_by_method" in block:
         rows.append(("passes by", _passes(block["passes_by_method"])))
+    if "gains" in block:
+        gains = ", ".join(f"{method} {gain:+.2f}" for method, gain in block["gains"].items())
+        rows.append(("gained", f"{gains} tokens a pass over off"))
     if block["tokens_proposed"]:
         rows.append(("drafts", f"{block['tokens_accepted']} of {block['tokens_proposed']} tokens accepted"))
     if block["wall_clock_speedup"] is not None:

@@ -16,7 +16,7 @@ import numpy as np
 from services.generation.drafting.acceptance import RETOKENIZED, Acceptance, RequestAcceptance, copied
 from services.generation.drafting.copies import Copies
 from services.generation.drafting.draft_tree.candidates import DraftShape
-from services.generation.drafting.draft_tree.draft_tree import DraftTree
+from services.generation.drafting.draft_tree.draft_tree import DraftTree, best_depth
 from services.generation.drafting.draft_tree.nodes import Costs
 from services.generation.drafting.prediction import Prediction
 from services.generation.engine.cost import StepCost
@@ -198,13 +198,9 @@ class StringLevelDrafter(Drafter):
         """How many tokens to draft: those that gain most by its acceptance. 0 without room, or with more to read."""
         draft, budget = _draft(ask), ask.budget
         rates, step = draft.acceptance.rates(), self._step_cost
-        chance, gain, best, most = 1.0, 0.0, 0, 0.0
-        for depth in range(1, min(draft.depth, budget.depth, budget.nodes) + 1):
-            chance *= rates[copied(RETOKENIZED, depth, 0)]
-            gain += chance
-            cost = budget.shares[depth] - budget.shares[0] + depth * (step.fixed / together + step.row)
-            if gain * budget.shares[0] - cost > most:
-                best, most = depth, gain * budget.shares[0] - cost
+        depths = range(1, min(draft.depth, budget.depth, budget.nodes) + 1)
+        costs = Costs(budget.shares, step.fixed / together, step.row)
+        best = best_depth(rates[[copied(RETOKENIZED, depth, 0) for depth in depths]], costs)
         if not best:
             draft.acceptance.fade()
             return 0

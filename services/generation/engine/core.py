@@ -19,6 +19,7 @@ from services.generation.engine.request import EngineRequest, InvalidRequest
 from services.generation.engine.sequence import Sequence, TokenDecoder
 from services.generation.engine.speculation import Speculation
 from services.generation.engine.tree import TokenTree, walk
+from services.generation.engine.turns import Gains
 from services.generation.engine.waiting import WaitingQueue
 from services.generation.target.arrays import Float32
 from services.generation.target.blocks import blocks_for, slot_of
@@ -79,11 +80,15 @@ class EngineCore:
         cost: PassCost,
         settings: EngineSettings,
         clock: Callable[[], float],
+        gains: Gains | None = None,
     ) -> None:
+        """`gains`: what is known already of drafts' worth."""
         self._target = target
         self._adapters = {adapter.cid: index for index, adapter in enumerate(target.adapters)}
         self._methods = ("off", *drafters)
-        self._speculation = Speculation(drafters, target.config.vocab_size, target.config.hidden_size, clock)
+        self._speculation = Speculation(
+            drafters, target.config.vocab_size, target.config.hidden_size, clock, gains or Gains()
+        )
         self._new_decoder = new_decoder
         self._cost = cost
         self._settings = settings
@@ -192,7 +197,6 @@ class EngineCore:
                 last = logit + (len(work.tree) if work.tree is not None else int(work.completes))
                 self._advance(work, computed.logits[logit:last], computed.features[row : row + work.rows], layers)
                 logit, row = last, row + work.rows
-            self._speculation.load.passed(sum(work.tree is not None for work in plan))
         self.retire()
 
     def _expire(self) -> None:
@@ -246,9 +250,7 @@ class EngineCore:
 
     def _budgets(self, roots: list[Sequence], rows_left: int, prefill_rows: int) -> dict[Sequence, Budget]:
         """The budget of each sequence that drafts: an equal share of the rows, no deeper than it may still emit."""
-        if not self._speculation.load.is_open(len(roots)):
-            return {}
-        drafting = [s for s in roots if s in self._running and self._speculation.drafts_for(s)]
+        drafting = [s for s in roots if s in self._running and self._speculation.drafts_for(s, len(roots))]
         if not drafting:
             return {}
         shares = self._cost.of_drafts(
@@ -361,5 +363,5 @@ class EngineCore:
     def _end(self, sequence: Sequence) -> None:
         self._sharing.leave(sequence)
         self._target.blocks.release(sequence.table)
-        self._speculation.end(sequence)
+        sequence.tracker.gains = self._speculation.end(sequence)
         sequence.finish(self._clock())

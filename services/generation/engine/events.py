@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -98,6 +98,7 @@ class SpeculationMetrics:
     prefill_seconds: float  # from admission to the first token
     decode_seconds: float  # from the first token to the last
     reported_by: Literal["kolm", "engine", "nobody"] = "kolm"  # drafts, acceptances and passes
+    gains: tuple[tuple[str, float], ...] = ()  # by method that drafted, tokens a pass: what it brought less its cost
 
     @property
     def acceptance_rate(self) -> float:
@@ -180,6 +181,7 @@ class Tracker:
         self._last_token = now
         self._counts = Counts()
         self._totals = totals
+        self.gains: Mapping[str, float] = {}  # of a pass, by drafter
 
     def admitted(self, now: float) -> None:
         if self._admitted is None:
@@ -219,4 +221,5 @@ class Tracker:
             queue_seconds=admitted - self._arrived,
             prefill_seconds=first - admitted,
             decode_seconds=max(self._last_token - first, 0.0),
+            gains=tuple(sorted((name.partition("/")[0], gain) for name, gain in self.gains.items())),
         )

@@ -14,6 +14,7 @@ from services.generation.engine.drafter import Ask, Budget, Draft, Drafter
 from services.generation.engine.request import Grammar
 from services.generation.engine.sequence import Sequence
 from services.generation.engine.tree import TokenTree
+from services.generation.engine.turns import Gains, Turns
 from services.generation.target.arrays import Float32
 
 
@@ -88,57 +89,6 @@ class GrammarGuide:
 log = logging.getLogger(__name__)
 
 
-_TRIAL = 8  # passes after which a method is judged, again and again
-_TOLERATED = 0.03  # loss per pass, in times of a token without drafts, up to which a method keeps its turn
-_FEW = 4  # sequences that drafts are not judged by the load for
-_REST, _LONGEST_REST = 16, 256  # passes without drafts once every method was tried; each rest is twice as long
-
-
-class Switch:
-    """The methods of one sequence in their order, and the one whose turn it is. Pure: time is told, not read."""
-
-    def __init__(self, methods: Iterable[str]) -> None:
-        self._methods = list(methods)
-        self._turn = 0
-        self._left, self._gain = _TRIAL, 0.0
-        self._rest = _REST
-
-    @property
-    def method(self) -> str | None:
-        """The method whose turn it is; None during a rest, and where no method is left."""
-        return self._methods[self._turn] if self._turn < len(self._methods) else None
-
-    def drop(self, method: str) -> None:
-        """A method has failed; it gets no turn again."""
-        if method not in self._methods:
-            return
-        place = self._methods.index(method)
-        del self._methods[place]
-        if place == self._turn:
-            self._begin(self._turn)
-        elif place < self._turn:
-            self._turn -= 1
-
-    def passed(self, gain: float) -> None:
-        """A pass is done. `gain`: what its draft saved less what it cost, in times of a token without drafts."""
-        self._left -= 1
-        self._gain += gain
-        if self._left:
-            return
-        if self.method is None:
-            self._begin(0)
-        elif self._gain >= -_TOLERATED * _TRIAL:
-            self._rest = _REST
-            self._begin(self._turn)
-        else:
-            self._begin(self._turn + 1)
-
-    def _begin(self, turn: int) -> None:
-        self._turn, self._left, self._gain = turn, _TRIAL, 0.0
-        if self.method is None:
-            self._left, self._rest = self._rest, min(2 * self._rest, _LONGEST_REST)
-
-
 T = TypeVar("T")
 
 
@@ -148,7 +98,7 @@ class _Drafts:
 
     by_method: dict[str, Draft]
     layers: tuple[int, ...]  # whose features they read
-    switch: Switch
+    turns: Turns
     guide: GrammarGuide | None  # where its output follows a grammar
     budget: Budget | None = None  # of the draft in flight
     drafter: str = "off"  # that was asked last
@@ -156,46 +106,18 @@ class _Drafts:
     warm: set[str] = field(default_factory=set)  # methods that have read what there was to read when they began
 
 
-class LoadJudge:
-    """Whether drafts pay at all among so many sequences: one judgement a pass, before any drafter is asked.
-
-    A loaded pass has no room to spare, so that a draft costs what it saves. As a method of one sequence is (`Switch`),
-    all drafts of the passes with 5 to 8 sequences, 9 to 16 and so on are judged by what they gained.
-    """
-
-    def __init__(self) -> None:
-        self._switches: dict[int, Switch] = {}  # by the number of sequences, in powers of two
-        self._gains: list[float] = []  # of the drafts of the pass in flight
-
-    def is_open(self, sequences: int) -> bool:
-        """Whether drafters are asked for a pass over so many; a few are not judged."""
-        return sequences <= _FEW or self._switch(sequences).method is not None
-
-    def gained(self, gain: float) -> None:
-        """See `Switch.passed`: of one sequence of the pass."""
-        self._gains.append(gain)
-
-    def passed(self, sequences: int) -> None:
-        """The pass is done."""
-        gains, self._gains = self._gains, []
-        if sequences > _FEW and (gains or not self.is_open(sequences)):
-            self._switch(sequences).passed(sum(gains) / len(gains) if gains else 0.0)
-
-    def _switch(self, sequences: int) -> Switch:
-        return self._switches.setdefault((sequences - 1).bit_length(), Switch(("drafts",)))
-
-
 class Speculation:
     """Drafts by sequence. A drafter's bug costs no request: its sequence goes on without it, to the same tokens."""
 
     def __init__(
-        self, drafters: Mapping[str, Drafter], vocab_size: int, hidden_size: int, clock: Callable[[], float]
-    ) -> None:
+        self, drafters: Mapping[str, Drafter], vocab_size: int, hidden_size: int, clock: Callable[[], float],
+        gains: Gains,
+    ) -> None:  # fmt: skip
         """`clock` in seconds, for what drafting takes."""
         self._drafters, self._clock = drafters, clock
         self._vocab_size, self._hidden_size = vocab_size, hidden_size
         self._drafts: dict[Sequence, _Drafts] = {}
-        self.load = LoadJudge()
+        self._gains = gains
 
     def begin(self, sequence: Sequence) -> None:
         """Once in a sequence's life: one that was preempted keeps its drafts, or its lack of them."""
@@ -205,7 +127,7 @@ class Speculation:
         sequence.draft_begun = True
         methods = tuple(dict.fromkeys((request.method, *request.next_methods)))
         layers = tuple(dict.fromkeys(layer for name in methods for layer in self._drafters[name].feature_layers))
-        self._drafts[sequence] = drafts = _Drafts({}, layers, Switch(methods), _guide(sequence))
+        self._drafts[sequence] = drafts = _Drafts({}, layers, self._gains.begin(request, methods), _guide(sequence))
         for name in methods:
 
             def start(name: str = name) -> None:
@@ -213,10 +135,10 @@ class Speculation:
 
             self._guarded(sequence, name, start)
 
-    def drafts_for(self, sequence: Sequence) -> bool:
-        """Whether a method, or its grammar, may draft for its next pass."""
+    def drafts_for(self, sequence: Sequence, together: int) -> bool:
+        """Whether a method, or its grammar, may draft for its next pass, of so many sequences."""
         drafts = self._drafts.get(sequence)
-        return drafts is not None and (drafts.switch.method is not None or drafts.guide is not None)
+        return drafts is not None and (drafts.turns.under(together) is not None or drafts.guide is not None)
 
     def feature_layers(self, sequences: Iterable[Sequence]) -> tuple[int, ...]:
         """The layers whose features somebody among them reads."""
@@ -248,7 +170,7 @@ class Speculation:
     def _asked(self, sequence: Sequence) -> str | None:
         """The method whose turn it is, unless the grammar says what comes next and asking the method costs time."""
         drafts = self._drafts[sequence]
-        method = drafts.switch.method
+        method = drafts.turns.method
         if method is None or self._drafters[method].negligible_cost:
             return method
 
@@ -342,7 +264,7 @@ class Speculation:
         drafts = self._drafts.get(sequence)
         if drafts is None:
             return
-        method = drafts.switch.method if drafts.budget is None else drafts.drafter
+        method = drafts.turns.method if drafts.budget is None else drafts.drafter
         draft = None if method is None else drafts.by_method.get(method)
         if method is not None and draft is not None:
             started = self._clock()
@@ -350,13 +272,12 @@ class Speculation:
             drafts.seconds += self._clock() - started
         budget, seconds = drafts.budget, drafts.seconds
         drafts.budget, drafts.seconds = None, 0.0
-        if drafts.switch.method is None:
-            drafts.switch.passed(0.0)
-        elif budget is not None and method == drafts.switch.method:
+        if drafts.turns.method is None:
+            drafts.turns.passed(0.0)
+        elif budget is not None and method == drafts.turns.method:
             cost = budget.seconds_of(len(tree) - 1) + seconds
             gain = len(path) - 1 - cost / float(budget.shares[0])
-            drafts.switch.passed(gain)
-            self.load.gained(gain)
+            drafts.turns.passed(gain)
 
     def method(self, sequence: Sequence) -> str:
         """The method whose draft the pass in flight verifies, if it verifies one."""
@@ -371,14 +292,17 @@ class Speculation:
             for name, draft in list(drafts.by_method.items()):
                 self._guarded(sequence, name, draft.release)
 
-    def end(self, sequence: Sequence) -> None:
-        """The sequence is over."""
+    def end(self, sequence: Sequence) -> dict[str, float]:
+        """The sequence is over. Returns what a pass has gained by each drafter that it had."""
         drafts = self._drafts.get(sequence)
-        for name, draft in list(drafts.by_method.items()) if drafts is not None else ():
+        if drafts is None:
+            return {}
+        for name, draft in list(drafts.by_method.items()):
             self._guarded(sequence, name, lambda d=draft: d.finish(sequence.tokens))  # type: ignore[misc]
-        for name, draft in drafts.by_method.items() if drafts is not None else ():
+        for name, draft in drafts.by_method.items():
             self._release(sequence, name, draft)
-        self._drafts.pop(sequence, None)
+        del self._drafts[sequence]
+        return drafts.turns.gains
 
     def _guarded(self, sequence: Sequence, method: str, call: Callable[[], None]) -> None:
         try:
@@ -391,7 +315,7 @@ class Speculation:
         request_id = sequence.request.request_id
         log.exception("%s failed; request %s goes on without it", method, request_id)  # noqa: LOG004
         drafts = self._drafts[sequence]
-        drafts.switch.drop(method)
+        drafts.turns.drop(method)
         draft = drafts.by_method.pop(method, None)
         if draft is not None:
             self._release(sequence, method, draft)

@@ -218,4 +218,5 @@ def _spec_decode(resolved: Resolved, outcome: Outcome, checked: Checked) -> Spec
         unverified=checked.unverified,
         fallback_reason=decision.fallback_reason,
         passes_by_method=dict(counts.passes_by_method) if len(decision.drafters) > 1 else {},
+        gains={name: round(gain, 3) + 0.0 for name, gain in counts.gains} if len(decision.drafters) > 1 else {},
     )

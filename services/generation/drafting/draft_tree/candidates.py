@@ -44,11 +44,12 @@ class DraftShape:
     def within(self, budget: Budget) -> DraftShape:
         return DraftShape(min(self.depth, budget.depth), self.width, min(self.tree_tokens, budget.nodes))
 
-    def for_request(self, request: EngineRequest) -> DraftShape:
+    def for_request(self, request: EngineRequest, width: str) -> DraftShape:
+        """As a request's parameters say; `width` is the name of that one."""
         asked = request.parameters
         return DraftShape(
             self.depth if request.k is None else request.k,
-            asked.get("tree_width", self.width),
+            asked.get(width, self.width),
             asked.get("tree_tokens", MOST_COPIED if request.prediction else self.tree_tokens),
         )
 

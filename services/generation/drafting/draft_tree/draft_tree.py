@@ -88,14 +88,8 @@ class DraftTree:
         emitted, seconds = 1.0, costs.shares[0]
         if len(predicted):
             _, emitted, seconds = compiled.chosen(nodes, len(nodes), self.shape.tree_tokens, 0, costs)
-        gain = 0.0
-        for depth in range(1, min(self.shape.depth + 1, len(costs.shares))):
-            chance *= self._rates[first_choice(depth)]
-            gain += chance
-            more = costs.shares[depth] - costs.shares[0] + costs.draft + depth * (costs.step + costs.step_row)
-            if gain * seconds > emitted * more:
-                return True
-        return False
+        rates = self._rates[[first_choice(depth) for depth in range(1, min(self.shape.depth + 1, len(costs.shares)))]]
+        return best_depth(rates, costs, chance=chance, emitted=emitted, seconds=seconds) > 0
 
     def asked(self) -> Int64:
         """Copies below the frontier's nodes, to ask the model about: [frontier, MOST_ASKED], -1 for none."""
@@ -124,6 +118,22 @@ class DraftTree:
     def judge(self, emitted: Sequence[int]) -> None:
         """Compare all candidates, verified or not, with what was emitted after the root."""
         self._acceptance.record(*compiled.judged(self._nodes, self._count, np.array(emitted, np.int64)))
+
+
+def best_depth(
+    rates: Float64, costs: Costs, *, chance: float = 1.0, emitted: float = 1.0, seconds: float | None = None
+) -> int:
+    """The tokens of the chain that gains most by what it costs, 0 where none gains. `rates` [tokens]: how often one
+    holds after those before. Without the chain a pass emits so much in so many `seconds`, and leaves it the `chance`.
+    """
+    if not len(rates):
+        return 0
+    depths = np.arange(1, len(rates) + 1)
+    more = costs.shares[depths] - costs.shares[0] + costs.draft + depths * (costs.step + costs.step_row)
+    gained = chance * np.cumsum(np.cumprod(rates)) * (costs.shares[0] if seconds is None else seconds)
+    worth = gained - emitted * more
+    best = int(worth.argmax())
+    return best + 1 if worth[best] > 0.0 else 0
 
 
 MOST_ASKED = 4  # copies below a node that a model is asked about

@@ -13,91 +13,16 @@ import threading
 import time
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from services.generation.engine.request import Grammar, InvalidRequest, StructuredOutputs
-from services.generation.engine.text.grammar import (
-    check_size,
-    checked_schema,
-    field_of,
-    grammar_text,
-    json_grammar,
-    plain,
-)
-
-_SECONDS = 0.5  # that may be spent on the search
-_DEFINED = ("$defs", "definitions")  # looked at first: a fault there shows wherever it is referred to
-_BY_NAME = (*_DEFINED, "properties", "patternProperties", "dependentSchemas")
-_LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
-
-Compile = Callable[[Any], str]
-"""The error of a schema, empty without one."""
-
-SchemaPath = tuple[str | int, ...]
-
-
-def path_of_fault(schema: Any, error: str, compile: Compile, clock: Callable[[], float] = time.monotonic) -> str:
-    """A JSON pointer (RFC 6901) to the deepest place without which `schema` no longer has this `error`; "" is the root.
-
-    Schemas are replaced by `true`, then keywords of the last one are left out, one at a time.
-    """
-    give_up = clock() + _SECONDS
-    path: SchemaPath = ()
-
-    def at_fault(candidate: SchemaPath, put: Callable[[Any, str | int], None]) -> bool:
-        return clock() < give_up and compile(_changed(schema, candidate, put)) != error
-
-    while found := next((p for p in _subschemas(_at(schema, path), path) if at_fault(p, _set_true)), None):
-        path = found
-    last = _at(schema, path)
-    keywords = sorted(last, key="type".__eq__) if isinstance(last, dict) else ()  # without a type, others mean nothing
-    path = next((p for p in ((*path, keyword) for keyword in keywords) if at_fault(p, _remove)), path)
-    return "".join("/" + str(step).replace("~", "~0").replace("/", "~1") for step in path)
-
-
-def _subschemas(schema: Any, path: SchemaPath) -> Iterator[SchemaPath]:
-    if not isinstance(schema, dict):
-        return
-    for keyword, value in sorted(schema.items(), key=lambda item: item[0] not in _DEFINED):
-        if keyword in _BY_NAME and isinstance(value, dict):
-            yield from ((*path, keyword, name) for name in value)
-        elif (keyword in _LISTS or keyword == "items") and isinstance(value, list):
-            yield from ((*path, keyword, place) for place in range(len(value)))
-        elif isinstance(value, dict):
-            yield (*path, keyword)
-
-
-def _at(schema: Any, path: SchemaPath) -> Any:
-    for step in path:
-        schema = schema[step]
-    return schema
-
-
-def _changed(schema: Any, path: SchemaPath, put: Callable[[Any, str | int], None]) -> Any:
-    """A copy along `path`, changed at its end."""
-    top: Any = dict(schema)
-    copy = top
-    for step in path[:-1]:
-        inner = copy[step]
-        copy[step] = inner = list(inner) if isinstance(inner, list) else dict(inner)
-        copy = inner
-    put(copy, path[-1])
-    return top
-
-
-def _set_true(holder: Any, step: str | int) -> None:
-    holder[step] = True
-
-
-def _remove(holder: Any, step: str | int) -> None:
-    del holder[step]
-
+from services.generation.engine.text.grammar import check_size, field_of, grammar_text, plain
 
 _SLOWEST = 1.0  # seconds that a grammar may take for its first mask; others follow in microseconds
 _CPU = 3  # seconds that a trial may compute
@@ -127,35 +52,23 @@ def tokenizer_of(document: str, vocab_size: int, eos: int) -> LLTokenizer:
 
 def matcher_of(tokenizer: LLTokenizer, source: StructuredOutputs) -> LLMatcher:
     """A matcher at the beginning of the grammar. Raises InvalidRequest where it does not compile."""
-    matcher = _matcher(tokenizer, grammar_text(source))
+    matcher = LLMatcher(tokenizer, grammar_text(source), log_level=0, limits=_LIMITS)
     if error := matcher.get_error():
         raise InvalidRequest(field_of(source), f"does not compile: {plain(error)}")
     return matcher
 
 
 def try_out(tokenizer: LLTokenizer, source: StructuredOutputs) -> None:
-    """Compile and compute the first mask.
-
-    Raises:
-        InvalidRequest: it does not compile, with the place in a schema; it allows nothing, or takes too long.
+    """Compile and compute the first mask. Raises InvalidRequest where it does not compile, allows nothing, or takes too
+    long.
     """
-    field, matcher = field_of(source), _matcher(tokenizer, grammar_text(source))
-    if error := matcher.get_error():
-        if source.kind != "json":
-            raise InvalidRequest(field, f"does not compile: {plain(error)}")
-        schema = checked_schema(source)
-        at = path_of_fault(schema, error, lambda each: _matcher(tokenizer, json_grammar(each)).get_error())
-        raise InvalidRequest(field, f"at {at or 'its root'}: {plain(error)}")
+    field, matcher = field_of(source), matcher_of(tokenizer, source)
     started = time.thread_time()
     matcher.compute_bitmask()
     if matcher.is_error():
         raise InvalidRequest(field, f"allows no output: {plain(matcher.get_error())}")
     if time.thread_time() - started > _SLOWEST:
         raise InvalidRequest(field, "is too complex: its first token takes longer than a second")
-
-
-def _matcher(tokenizer: LLTokenizer, grammar: str) -> LLMatcher:
-    return LLMatcher(tokenizer, grammar, log_level=0, limits=_LIMITS)
 
 
 class Trial:

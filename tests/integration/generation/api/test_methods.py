@@ -16,7 +16,7 @@ from services.client.generation import completion_wire
 from services.datastores.builder import BuildParameters, DatastoreBuilder
 from services.datastores.documents import Document
 from services.generation.drafting.suffix import SuffixDrafter
-from services.generation.engine import speculation
+from services.generation.engine import turns
 from services.generation.engine.text.tokenizer import Tokenizer
 from services.generation.target.identity import tokenizer_cid
 from services.runtime.process import CannotStart
@@ -27,7 +27,7 @@ from tests.integration.generation.deployment import Deployment, asking, failure,
 async def test_a_request_that_hands_over_says_so(
     deployment: Deployment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(speculation, "_TOLERATED", -100.0)  # nothing ever pays
+    monkeypatch.setattr(turns, "_TOLERATED", -100.0)  # nothing ever pays
     stub = await deployment.start_generation(draft_model=make_tiny_model(tmp_path / "small", layers=1, seed=1))
     response = await stub.Generate(asking(verify="VERIFY_MODE_INLINE", max_tokens=80, ignore_eos=True))
     metrics = response.metrics
@@ -36,6 +36,8 @@ async def test_a_request_that_hands_over_says_so(
     assert metrics.passes_by_method["off"] >= 16
     (receipt,) = await deployment.receipts(1)
     assert dict(receipt.spec_decode.passes_by_method) == dict(metrics.passes_by_method)
+    assert receipt.spec_decode.gains.keys() <= {"lookahead", "draft"}
+    assert receipt.spec_decode.gains
     assert receipt.spec_decode.verified_identical_to_off is True
 
 

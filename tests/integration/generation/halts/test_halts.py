@@ -15,7 +15,7 @@ from ledger.documents.halt import Halt, Resume, Scope
 from ledger.documents.receipt import Receipt
 from ledger.encoding.text_forms import timestamp
 from ledger.keys.ed25519 import SigningKey
-from services.generation.engine import speculation
+from services.generation.engine import turns
 from services.generation.engine.cost import PassCost, StepCost
 from services.generation.target.target import Target
 from tests.fakes.engine_runs import CHEAP_ROWS
@@ -144,8 +144,12 @@ async def test_a_deviation_found_inline_fails_the_request_receipts_it_and_halts_
 async def test_a_deviation_of_a_request_that_moved_halts_every_method_that_drafted_here(
     deployment: Deployment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in (("_TRIAL", 1), ("_REST", 1), ("_LONGEST_REST", 1), ("_TOLERATED", -100.0)):
-        monkeypatch.setattr(speculation, name, value)  # every pass hands over
+    class Alternating(turns.Turns):
+        def passed(self, gain: float) -> None:
+            self._methods.reverse()
+            self._choose()
+
+    monkeypatch.setattr(turns, "Turns", Alternating)  # every pass hands over
     monkeypatch.setattr(PassCost, "measured", lambda *_: CHEAP_ROWS)
     monkeypatch.setattr(StepCost, "fit", lambda *_: StepCost(fixed=0.001, row=0.001))
     loaded: list[WidthDependentTarget] = []

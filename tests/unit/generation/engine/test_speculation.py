@@ -6,6 +6,7 @@ import json
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,8 +18,9 @@ from services.generation.engine.cost import PassCost
 from services.generation.engine.drafter import Ask, Budget, Draft, Drafter
 from services.generation.engine.request import EngineRequest, SamplingParams, StructuredOutputs
 from services.generation.engine.sampling.processors import GrammarMask
-from services.generation.engine.speculation import GrammarGuide, LoadJudge, Switch
+from services.generation.engine.speculation import GrammarGuide
 from services.generation.engine.tree import TokenTree
+from services.generation.engine.turns import Gains, Known, Turns
 from services.generation.target.arrays import Float32
 from services.generation.target.cpu import CpuTarget
 from services.generation.target.rows import RowsBuilder
@@ -194,52 +196,77 @@ def test_where_no_row_pays_no_drafter_is_asked(target: CpuTarget, fixed: float, 
     assert {name: outcome.token_ids for (name, _), outcome in collected.outcomes.items()} == truth
 
 
-def passes(switch: Switch, count: int, gain: float) -> list[str | None]:
+def passes(turns: Turns, count: int, gain: float, together: int = 1) -> list[str | None]:
     """The method whose turn it was in each of so many passes with this gain."""
-    turns = []
+    had = []
     for _ in range(count):
-        turns.append(switch.method)
-        switch.passed(gain)
-    return turns
+        had.append(turns.under(together))
+        turns.passed(gain)
+    return had
 
 
 def test_a_method_that_pays_keeps_its_turn() -> None:
-    switch = Switch(("eagle3", "lookahead"))
-    assert passes(switch, 100, 0.5) == ["eagle3"] * 100
+    turns = Turns(("eagle3", "lookahead"))
+    assert passes(turns, 100, 0.5) == ["eagle3"] * 100
 
 
 def test_a_method_that_waits_for_its_moment_at_little_cost_keeps_its_turn() -> None:
-    switch = Switch(("lookahead",))
-    assert passes(switch, 100, -0.02) == ["lookahead"] * 100
+    turns = Turns(("lookahead",))
+    assert passes(turns, 100, -0.015) == ["lookahead"] * 100
 
 
 def test_one_bad_pass_among_good_ones_changes_nothing() -> None:
-    switch = Switch(("lookahead",))
+    turns = Turns(("lookahead",))
     for _ in range(20):
-        assert passes(switch, 3, 1.0) + passes(switch, 1, -2.0) == ["lookahead"] * 4
+        assert passes(turns, 3, 1.0) + passes(turns, 1, -2.0) == ["lookahead"] * 4
 
 
-def test_a_method_that_does_not_pay_hands_over_and_comes_back_after_ever_longer_rests() -> None:
-    switch = Switch(("eagle3", "lookahead"))
-    assert passes(switch, 8 + 8, -0.5) == ["eagle3"] * 8 + ["lookahead"] * 8
-    assert passes(switch, 16 + 8, -0.5) == [None] * 16 + ["eagle3"] * 8
-    assert passes(switch, 8 + 32, -0.5) == ["lookahead"] * 8 + [None] * 32
-    assert switch.method == "eagle3"
+def test_a_method_that_does_not_pay_hands_over_and_the_best_one_comes_back_after_ever_longer_rests() -> None:
+    turns = Turns(("eagle3", "lookahead"))
+    assert passes(turns, 8, -0.5) + passes(turns, 8, -0.2) == ["eagle3"] * 8 + ["lookahead"] * 8
+    assert passes(turns, 32 + 8, -0.2) == [None] * 32 + ["lookahead"] * 8
+    assert passes(turns, 64 + 8, -0.2) == [None] * 64 + ["lookahead"] * 8
+    assert turns.gains == pytest.approx({"eagle3": -0.5, "lookahead": -0.2})
+    assert passes(turns, 128, 0.0) == [None] * 128
+    assert passes(turns, 30, 1.0)[-8:] == ["lookahead"] * 8
 
 
 def test_a_method_that_failed_gets_no_turn_again() -> None:
-    switch = Switch(("eagle3", "lookahead"))
-    switch.drop("eagle3")
-    assert switch.method == "lookahead"
-    switch.drop("lookahead")
-    assert passes(switch, 40, 0.0) == [None] * 40
+    turns = Turns(("eagle3", "lookahead"))
+    turns.drop("eagle3")
+    assert turns.method == "lookahead"
+    turns.drop("lookahead")
+    assert passes(turns, 40, 0.0) == [None] * 40
 
 
 def test_dropping_an_earlier_method_keeps_the_turn() -> None:
-    switch = Switch(("eagle3", "lookahead"))
-    passes(switch, 8, -0.5)
-    switch.drop("eagle3")
-    assert switch.method == "lookahead"
+    turns = Turns(("eagle3", "lookahead"))
+    passes(turns, 8, -0.5)
+    turns.drop("eagle3")
+    assert turns.method == "lookahead"
+
+
+def test_a_request_begins_with_what_paid_in_others_and_comes_back_to_what_did_not() -> None:
+    gains, asked = Gains(), EngineRequest("r", (0,), SamplingParams())
+    passes(gains.begin(asked, ("eagle3", "lookahead")), 8, -0.5)
+    first = [gains.begin(asked, ("eagle3", "lookahead")).method for _ in range(60)]
+    assert first[0] == "lookahead"
+    assert first[-1] == "eagle3"
+
+
+@pytest.mark.parametrize("other", [{"tenant": "b"}, {"adapter": "cidv1:sha256:1"}, {"sampling": SamplingParams(1.0)}])
+def test_what_one_tenant_adapter_or_temperature_lost_is_unknown_to_others(other: dict[str, Any]) -> None:
+    gains, asked = Gains(), EngineRequest("r", (0,), SamplingParams(), tenant="a")
+    passes(gains.begin(asked, ("eagle3",)), 8, -0.5)
+    assert gains.begin(asked, ("eagle3",)).method is None
+    assert gains.begin(replace(asked, **other), ("eagle3",)).method == "eagle3"
+
+
+def test_a_load_under_which_drafts_lose_is_judged_apart_from_others() -> None:
+    known = Known(1.0)
+    assert passes(Turns(("eagle3",), known), 8, -0.5, together=16) == ["eagle3"] * 8
+    late = Turns(("eagle3",), known)
+    assert (late.under(1), late.under(16), late.under(8), late.under(4)) == ("eagle3", None, "eagle3", "eagle3")
 
 
 END = grammar(CONSTRAINTS[1]).eos
@@ -325,27 +352,6 @@ def _allowed(source: StructuredOutputs, output: list[int]) -> list[int]:
             return []
         laid.accept(token)
     return ids(laid)
-
-
-def test_where_drafts_lose_among_many_none_is_asked_for_until_the_load_has_rested() -> None:
-    judge = LoadJudge()
-    for _ in range(8):
-        assert judge.is_open(16)
-        judge.gained(-0.5)
-        judge.passed(16)
-    assert not judge.is_open(16)
-    assert judge.is_open(8)
-    for _ in range(16):
-        judge.passed(16)
-    assert judge.is_open(16)
-
-
-def test_among_a_few_each_sequence_judges_for_itself() -> None:
-    judge = LoadJudge()
-    for _ in range(100):
-        judge.gained(-1.0)
-        judge.passed(4)
-    assert judge.is_open(4)
 
 
 def test_a_sequence_that_comes_into_a_load_under_which_drafts_lose_is_not_asked() -> None:

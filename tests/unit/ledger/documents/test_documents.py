@@ -347,7 +347,18 @@ def test_the_share_of_passes_by_method_reads_back_and_receipts_without_it_stay_a
     read = Receipt.from_document(document)
     assert read.spec_decode.passes_by_method == {"eagle3": 2, "lookahead": 1, "off": 1}
     assert canonical(read.to_document()) == canonical(document)
-    assert "passes_by_method" not in receipt(1).to_document()["spec_decode"]
+    assert {"passes_by_method", "gains"}.isdisjoint(receipt(1).to_document()["spec_decode"])
+
+
+def test_what_methods_gained_reads_back_beside_the_passes_that_it_is_about() -> None:
+    gains = {"eagle3": -0.125, "lookahead": 0.5}
+    document = moved(lookahead=1, eagle3=2, off=1)
+    document["spec_decode"]["gains"] = gains
+    assert Receipt.from_document(document).spec_decode.gains == gains
+    del document["spec_decode"]["passes_by_method"]
+    with pytest.raises(FormatError) as caught:
+        Receipt.from_document(document)
+    assert caught.value.field == "spec_decode.gains"
 
 
 @pytest.mark.parametrize(

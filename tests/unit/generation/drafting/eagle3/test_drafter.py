@@ -17,9 +17,10 @@ from services.generation.drafting.draft_tree.candidates import _REACH, DraftShap
 from services.generation.drafting.draft_tree.draft_tree import DraftTree, expand
 from services.generation.drafting.draft_tree.nodes import Costs, Level
 from services.generation.drafting.eagle3.checkpoint import head_shapes
-from services.generation.drafting.eagle3.drafter import Eagle3Draft, Eagle3Drafter
+from services.generation.drafting.eagle3.drafter import Eagle3Drafter
 from services.generation.drafting.eagle3.head_pass import Head
 from services.generation.drafting.eagle3.loading import confirm_layers
+from services.generation.drafting.head_drafter import HeadDraft
 from services.generation.engine.cost import StepCost
 from services.generation.engine.drafter import Ask, Budget
 from services.generation.engine.request import EngineRequest, SamplingParams
@@ -228,7 +229,7 @@ def test_a_full_cache_of_the_head_costs_a_draft_and_no_more(target: CpuTarget) -
 
 
 def said(
-    drafter: Eagle3Drafter, draft: Eagle3Draft, logits: Float32, position: int, text: Sequence[int] = (1,)
+    drafter: Eagle3Drafter, draft: HeadDraft, logits: Float32, position: int, text: Sequence[int] = (1,)
 ) -> tuple[Int64, Float32]:
     """The proposals of a head with such logits for a position, and their shares."""
     tree = DraftTree(0, draft.speaking.acceptance, DraftShape(4, 4, 60), Costs(np.ones(61)))
@@ -269,7 +270,7 @@ def test_a_head_with_the_targets_logits_and_all_of_the_noise_draws_the_targets_t
     prompt, output = others[:30], [*others[30:], *others[34:]]  # some of it twice
     sampling = replace(known, seed=seed, stop_token_ids=(end,))
     draft = drafter.begin(EngineRequest("r", tuple(prompt), sampling, choice=2, method="eagle3"))
-    assert isinstance(draft, Eagle3Draft)
+    assert isinstance(draft, HeadDraft)
     draft.speaking.noise = 1.0
     said_logits = rng.standard_normal(len(ids)).astype(np.float32) * 2
     said_logits[drafter._pass.vocabulary.draft_ids[output]] += 4.0
@@ -290,7 +291,7 @@ def test_a_bias_moves_the_heads_guess(drafter: Eagle3Drafter) -> None:
     token = int(drafter._pass.vocabulary.target_ids[7])
     sampling = SamplingParams(logit_bias=((token, 50.0),))
     draft = drafter.begin(EngineRequest("r", (1,), sampling, method="eagle3"))
-    assert isinstance(draft, Eagle3Draft)
+    assert isinstance(draft, HeadDraft)
     assert said(drafter, draft, np.zeros(len(drafter._pass.vocabulary.target_ids), np.float32), 9)[0][0] == token
 
 

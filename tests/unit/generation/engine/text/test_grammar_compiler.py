@@ -64,28 +64,22 @@ def schema_of(deep: Any) -> str:
 
 
 @pytest.mark.parametrize(
-    ("schema", "place", "why"),
+    ("schema", "why"),
     [
-        (schema_of({"type": "string", "format": "nonsense"}), "/properties/a~1b/items/format", "Unknown format"),
-        (schema_of({"type": "strin"}), "/properties/a~1b/items/type", "Invalid type"),
-        (schema_of({"type": "string", "pattern": "(?=x)y"}), "/properties/a~1b/items/pattern", "look-around"),
-        (schema_of({"unevaluatedProperties": False}), "/properties/a~1b/items/unevaluatedProperties", "Unimplemented"),
-        (schema_of({"oneOf": [{"type": "integer"}, {"type": "number"}]}), "/properties/a~1b/items/oneOf", "oneOf"),
-        ('{"type": "string", "minLength": 5, "maxLength": 2}', "/minLength", "greater than"),
-        (schema_of({"$ref": "https://example.com/other.json"}), "/properties/a~1b/items/$ref", "example.com"),
-        (
-            json.dumps({"$ref": "#/$defs/id", "$defs": {"id": {"type": "string", "format": "ean"}}}),
-            "/$defs/id/format",
-            "Unknown format",
-        ),
-        ('{"x-guidance": []}', "/x-guidance", "expected an object of item_separator"),
-        ('{"x-guidance": {"lenient": true}}', "/x-guidance", "expected an object of item_separator"),
+        (schema_of({"type": "string", "format": "nonsense"}), "Unknown format"),
+        (schema_of({"type": "strin"}), "Invalid type"),
+        (schema_of({"type": "string", "pattern": "(?=x)y"}), "look-around"),
+        (schema_of({"unevaluatedProperties": False}), "Unimplemented"),
+        (schema_of({"oneOf": [{"type": "integer"}, {"type": "number"}]}), "oneOf"),
+        ('{"type": "string", "minLength": 5, "maxLength": 2}', "greater than"),
+        (schema_of({"$ref": "https://example.com/other.json"}), "example.com"),
+        (json.dumps({"$ref": "#/$defs/id", "$defs": {"id": {"type": "string", "format": "ean"}}}), "Unknown format"),
+        ('{"x-guidance": []}', "expected an object of item_separator"),
+        ('{"x-guidance": {"lenient": true}}', "expected an object of item_separator"),
     ],
 )
-def test_a_schema_that_does_not_compile_is_refused_with_the_place_in_it(schema: str, place: str, why: str) -> None:
-    message = refusal("json", schema)
-    assert message.startswith(f"at {place}: ")
-    assert why in message
+def test_a_schema_that_does_not_compile_is_refused_with_the_reason(schema: str, why: str) -> None:
+    assert why in refusal("json", schema)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,265 @@
+"""Drafting with a head on the target's own hidden states: what heads of all kinds have in common.
+
+Beyond the papers, copies of the sequence's own text are candidates too, with the probabilities that the head gives.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+import numpy as np
+
+from services.generation.drafting.acceptance import Acceptance
+from services.generation.drafting.copies import OwnText
+from services.generation.drafting.draft_tree.candidates import (
+    HEAD_NOISE,
+    DraftShape,
+    Samplings,
+    Vocabulary,
+    candidates,
+)
+from services.generation.drafting.draft_tree.draft_tree import DraftTree, Speaking
+from services.generation.drafting.draft_tree.nodes import Costs, Level
+from services.generation.drafting.heads import DraftHead
+from services.generation.drafting.lookahead import LookaheadShape
+from services.generation.drafting.prediction import Prediction
+from services.generation.engine.cost import PassCost, StepCost
+from services.generation.engine.drafter import Ask, Draft, Drafter
+from services.generation.engine.request import EngineRequest, SamplingParams
+from services.generation.engine.tree import TokenTree
+from services.generation.target.arrays import Float32, Int64
+from services.generation.target.blocks import BlockPool
+from services.generation.target.errors import CacheFull
+from services.generation.target.target import Target
+
+_FEW = 16  # features that are read together with the next draft
+_MOST_WAITING = 1 << 23  # bytes of features that wait for the head's next draft; it may never come
+_FAINT = 0.05  # probability from which the head is asked for a copy's
+_TIMED_DRAFTS = (1, 2, 4, 8)
+_TIMED_DEPTH = 4
+_ROUNDS = 8
+
+SPARE_BLOCKS = 128
+"""Blocks of a head's cache beyond the target's: entries of drafts take up to two a sequence behind its tokens."""
+
+ARITHMETIC = "int8"
+"""Of heads: half of what a step reads in bfloat16, and drafts hold as often."""
+
+
+class HeadDraft(Draft):
+    """`Draft` of one sequence.
+
+    Entries [0, length) are in the head's cache, computed from features of committed tokens only. Features that were
+    read and not computed yet are `waiting`. Entries of drafts lie behind them and are never counted: the next features
+    overwrite them, so the cache follows the accepted path.
+    """
+
+    def __init__(
+        self,
+        request: EngineRequest,
+        shape: DraftShape,
+        speaking: Speaking,
+        blocks: BlockPool,
+        store: Callable[[HeadDraft, int], None],
+    ) -> None:
+        """`store` computes the entries of so many features from `length` on. Raises CacheFull."""
+        self.shape, self.speaking, self.text, self.prediction = shape, speaking, OwnText(), Prediction(request)
+        self.table: list[int] = []
+        self.length = 0
+        self.tokens: list[int] = []  # that follow the waiting features, one each
+        self._waiting: list[Float32] = []
+        self._blocks, self._store = blocks, store
+
+    @property
+    def tree(self) -> DraftTree | None:
+        """In flight."""
+        return self.speaking.tree
+
+    @property
+    def waiting(self) -> int:
+        return len(self.tokens)
+
+    def read(self, tokens: list[int], start: int, features: Float32) -> None:
+        """Raises ValueError if positions were left out."""
+        if start == 0 and self.length:
+            self.release()
+        if start != self.length + self.waiting:
+            raise ValueError(f"features from position {start}; expected {self.length + self.waiting}")
+        self._waiting.append(features)
+        self.tokens += tokens[start + 1 : start + 1 + len(features)]
+        if self.waiting > _FEW and self.waiting * features.itemsize * features.shape[1] > _MOST_WAITING:
+            self._store_all_but_one()
+        else:
+            self._waiting[-1] = features.copy()
+
+    def settle(self) -> None:
+        """Read the waiting features, but for those that the next draft reads anyway."""
+        if self.waiting > _FEW:
+            self._store_all_but_one()
+
+    def _store_all_but_one(self) -> None:
+        """The last feature waits: the next draft begins with it. Where the cache is full, all go on waiting."""
+        features = self.features()
+        try:
+            self._store(self, self.waiting - 1)
+        except CacheFull:
+            self._waiting = [features.copy()]
+            return
+        self.length += self.waiting - 1
+        self.tokens, self._waiting = self.tokens[-1:], [features[-1:].copy()]
+
+    def features(self) -> Float32:
+        """The features that are waiting, [waiting, layers * hidden]."""
+        return self._waiting[0] if len(self._waiting) == 1 else np.concatenate(self._waiting)
+
+    def caught_up(self) -> None:
+        """The waiting features are in the cache; entries of drafts start behind them."""
+        self.length += self.waiting
+        self._waiting.clear()
+        self.tokens = []
+
+    def observe(self, tokens: list[int], tree: TokenTree, path: list[int], logits: Float32) -> None:
+        self.speaking.observe(tree.tokens[0], tokens[-len(path) :])
+
+    def release(self) -> None:
+        self._blocks.release(self.table)
+        self.length = 0
+        self._waiting.clear()
+        self.tokens, self.speaking.tree = [], None
+
+
+class HeadPasses(Protocol):
+    """The head's passes, as far as its drafter knows them."""
+
+    @property
+    def blocks(self) -> BlockPool: ...
+    @property
+    def vocabulary(self) -> Vocabulary: ...
+
+
+class HeadDrafter(Drafter):
+    """`Drafter` by one head on one target. Used by the engine's thread. A kind of head says how it computes entries
+    and how it expands trees; it begins with a draft tree of copies in flight for each sequence.
+    """
+
+    width = "tree_width"
+    """The parameter of requests for the tokens tried below a node."""
+
+    def __init__(
+        self, head: DraftHead, passes: HeadPasses, target: Target, cost: PassCost, *, depth: int | None = None,
+        noise: float = HEAD_NOISE, copies: bool = False,
+    ) -> None:  # fmt: skip
+        """At temperatures above 0 the head draws with so much of the sampler's own `noise` (`candidates`); without it
+        the head proposes its likeliest tokens. With `copies`, text that followed the same words earlier in the sequence
+        is drafted too. `depth` bounds drafts of any request.
+        """
+        self.feature_layers = head.config.feature_layers
+        shape = DraftShape.for_device(cost)
+        self._deepest = shape.depth if depth is None else depth
+        self.shape = replace(shape, depth=min(shape.depth, self._deepest))
+        self._passes, self._features = passes, len(self.feature_layers) * head.config.target_hidden_size
+        self._noise, self._guesses = noise, LookaheadShape.for_device(cost).guesses if copies else 0
+        self._acceptance, self._ends = Acceptance(), target.config.eos_token_ids
+        self.draft_cost, self.step_cost = self._time_drafts()
+
+    def begin(self, request: EngineRequest) -> HeadDraft:
+        acceptance = self._acceptance.begin(request)
+        speaking = Speaking.of(request, acceptance, self._ends, self._passes.vocabulary, noise=self._noise)
+        shape = self._bounded(self.shape.for_request(request, self.width))
+        return HeadDraft(request, shape, speaking, self._passes.blocks, self._store)
+
+    def propose(self, asks: Sequence[Ask]) -> list[TokenTree]:
+        trees = [self._begun(ask, len(asks)) for ask in asks]
+        drafting = [_draft(ask) for ask, tree in zip(asks, trees, strict=True) if self._expands(ask, tree)]
+        if drafting:
+            self._expand(drafting)
+        return [tree.token_tree() for tree in trees]
+
+    def _begun(self, ask: Ask, together: int) -> DraftTree:
+        """A tree of copies, in flight."""
+        draft, budget, once, step = _draft(ask), ask.budget, self.draft_cost, self.step_cost
+        costs = Costs(budget.shares, step.fixed / together, step.row, once.fixed / together + once.row)
+        tree = DraftTree(ask.tokens[-1], draft.speaking.acceptance, draft.shape.within(budget), costs)
+        tree.add(draft.prediction.copies(ask.tokens), budget)
+        if self._guesses:
+            draft.text.extend(ask.tokens)
+            copies = draft.text.copies(2 * self._guesses)
+            tree.add([copies], budget, least=min(_FAINT, budget.breakeven), most=self._guesses)
+        draft.speaking.begin(tree, ask.tokens)
+        return tree
+
+    def _expands(self, ask: Ask, tree: DraftTree) -> bool:
+        """Whether the head drafts: it has a feature to begin with and room in its cache, and is expected to gain more
+        than it costs.
+
+        Raises ValueError where features were left out.
+        """
+        draft, known = _draft(ask), len(ask.tokens) - 1
+        if not tree.worth_expanding():
+            draft.speaking.acceptance.fade()
+            return False
+        if not known:
+            return False
+        if draft.length + draft.waiting != known:
+            raise ValueError(f"{draft.length + draft.waiting} features read for {known + 1} tokens")
+        try:
+            draft.settle()
+            self._passes.blocks.extend(draft.table, known + self._entries(draft.shape))
+        except CacheFull:
+            return False
+        return True
+
+    def _bounded(self, shape: DraftShape) -> DraftShape:
+        """What the head can draft of a shape."""
+        return shape
+
+    def _entries(self, shape: DraftShape) -> int:
+        """Entries of a draft, at most."""
+        raise NotImplementedError
+
+    def _store(self, draft: HeadDraft, count: int) -> None:
+        """Compute keys and values of the first waiting features. Raises CacheFull."""
+        raise NotImplementedError
+
+    def _expand(self, drafts: Sequence[HeadDraft]) -> None:
+        """Compute the entries of committed tokens, then let the head expand the trees in flight."""
+        raise NotImplementedError
+
+    def _candidates(self, logits: Float32, samplings: Samplings, asked: Int64, width: int) -> Level:
+        return candidates(logits, self._passes.vocabulary, samplings, asked, width)
+
+    def _time_drafts(self, clock: Callable[[], float] = time.perf_counter) -> tuple[StepCost, StepCost]:
+        """Seconds of a draft whatever its depth, and of each level, by sequences that draft together."""
+        depth = min(_TIMED_DEPTH, self.shape.depth)
+        once, levels = [], []
+        for count in _TIMED_DRAFTS:
+            shallow, deep = self._timed(count, 1, clock), self._timed(count, depth, clock)
+            level = max((deep - shallow) / max(depth - 1, 1), 0.01 * shallow)
+            once.append((count, max(shallow - level, 0.01 * shallow)))
+            levels.append((count, level))
+        return StepCost.fit(once), StepCost.fit(levels)
+
+    def _timed(self, count: int, depth: int, clock: Callable[[], float]) -> float:
+        """Seconds of drafting chains of a depth for so many sequences, the fastest of a few rounds."""
+        request = EngineRequest("", (0,), SamplingParams(), k=depth, parameters={self.width: 1})
+        features, drafts = np.zeros((1, self._features), np.float32), [self.begin(request) for _ in range(count)]
+        fastest = np.inf
+        for _ in range(_ROUNDS):
+            for draft in drafts:
+                draft.read([0, 0], 0, features)
+                self._passes.blocks.extend(draft.table, 1 + self._entries(draft.shape))
+                draft.speaking.begin(DraftTree(0, draft.speaking.acceptance, draft.shape, Costs(np.ones(2))), (0, 0))
+            started = clock()
+            self._expand(drafts)
+            fastest = min(fastest, clock() - started)
+            for draft in drafts:
+                draft.release()
+        return float(fastest)
+
+
+def _draft(ask: Ask) -> HeadDraft:
+    assert isinstance(ask.draft, HeadDraft)
+    return ask.draft

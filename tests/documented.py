@@ -51,6 +51,7 @@ SMOLLM2 = (
     "kolm verify log.tar.gz --trusted .kolm/trusted",
     "kolm verify log.tar.gz --promise promise.json",
     "kolm verify log.tar.gz --checkpoint seen.checkpoint",
+    "kolm verify log.tar.gz --state log.state",
     "kolm verify talk.tar.gz --model smollm2",
     "kolm serve explorer --ledger 127.0.0.1:50052 --trusted-keys .kolm/trusted --token-file .kolm/tokens/explorer "
     "--remember seen.checkpoint",

@@ -8,15 +8,15 @@ from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 from ledger.audit.halt_breach import HaltWatch
+from ledger.audit.seen import SeenOnDisk
 from ledger.documents.audit import AuditPolicy, Draw, Verdict
-from ledger.documents.erasure import Retention
 from ledger.documents.halt import HaltState, Resume
 from ledger.documents.key_entry import KeyEntry
 from ledger.documents.key_history import KeyHistory
 from ledger.documents.receipt import Receipt
 from ledger.documents.reference_rules import References, follow
 from ledger.documents.signed_document import Document, kind_of
-from ledger.errors import ChainError, LedgerError
+from ledger.errors import ChainError, LedgerError, StoreError
 from ledger.keys.envelope import Envelope
 from ledger.tree.entry import CHAIN_START, Entry, chained
 from ledger.tree.merkle import Frontier, leaf_hash
@@ -70,7 +70,7 @@ class CheckFailed(Exception):
 
 
 class SeenEntries(References, Protocol):
-    """The entries before, as far as later ones depend on them. It grows with the log: a monitor keeps it on disk."""
+    """The entries before, as far as later ones depend on them. It grows with the log, and so is kept on disk."""
 
     def knows(self, receipt_id: str) -> bool:
         """Whether a receipt has this id."""
@@ -82,43 +82,6 @@ class SeenEntries(References, Protocol):
 
 
 @dataclass(slots=True)
-class SeenInMemory:
-    """SeenEntries for one run."""
-
-    receipt_ids: dict[int, str] = field(default_factory=dict)
-    known: set[str] = field(default_factory=set)
-    foreign: set[int] = field(default_factory=set)
-    outcomes: dict[int, str] = field(default_factory=dict)
-    policies: list[tuple[int, Retention]] = field(default_factory=list)
-
-    def receipt_id_at(self, index: int) -> str | None:
-        return self.receipt_ids.get(index)
-
-    def foreign_at(self, index: int) -> bool | None:
-        return index in self.foreign
-
-    def outcome_at(self, index: int) -> str | None:
-        return self.outcomes.get(index)
-
-    def retentions(self) -> list[tuple[int, Retention]]:
-        return self.policies
-
-    def knows(self, receipt_id: str) -> bool:
-        return receipt_id in self.known
-
-    def remember(self, index: int, document: Document) -> None:
-        if isinstance(document, Receipt):
-            self.receipt_ids[index] = document.receipt_id
-            self.known.add(document.receipt_id)
-            if document.engine is not None:
-                self.foreign.add(index)
-        if isinstance(document, Verdict):
-            self.outcomes[index] = document.outcome
-        if isinstance(document, Retention):
-            self.policies.append((index, document))
-
-
-@dataclass(slots=True)
 class LogWalk:
     """The log as far as it has been read. `not_after` is the latest time that a document may name; None: any.
 
@@ -126,7 +89,7 @@ class LogWalk:
     """
 
     keys: KeyHistory
-    seen: SeenEntries = field(default_factory=SeenInMemory)
+    seen: SeenEntries = field(default_factory=SeenOnDisk)
     frontier: Frontier = field(default_factory=Frontier)
     chain: bytes = CHAIN_START
     halts: HaltState = field(default_factory=HaltState)
@@ -178,5 +141,7 @@ class LogWalk:
 def _attempt(number: int, index: int, step: Callable[[], T]) -> T:
     try:
         return step()
+    except StoreError:  # says nothing of the entry
+        raise
     except LedgerError as error:
         raise CheckFailed(number, str(error), index) from error

@@ -14,10 +14,20 @@ from ledger.audit.fulfilment import open_with_any
 from ledger.audit.halt_breach import GRACE_SECONDS
 from ledger.audit.log_verification import Check
 from ledger.audit.obligation import Completeness
+from ledger.audit.seen import SeenOnDisk
 from ledger.bundle import layout
 from ledger.bundle.conversation import Transcript, check_transcript, receipts_in
 from ledger.bundle.draft_heads import check_draft_head, draft_head_path, without
-from ledger.bundle.evidence import CheckFiles, Evidence, Folded, check_older, fold_entries, read_evidence
+from ledger.bundle.evidence import (
+    CheckFiles,
+    Evidence,
+    Folded,
+    VerifiedLog,
+    check_older,
+    fold_entries,
+    keep_verified,
+    read_evidence,
+)
 from ledger.bundle.file_checks import CANONICAL, SIGNED
 from ledger.bundle.fold import COMPLETE, RULES, BundleFold
 from ledger.bundle.folder import BundleFolder
@@ -38,8 +48,7 @@ from ledger.documents.signed_document import counted
 from ledger.encoding.text_forms import moved, parse_timestamp, timestamp
 from ledger.errors import FormatError, ProofError
 from ledger.tree.checkpoint import Checkpoint
-from ledger.tree.merkle import verify_consistency
-from ledger.tree.multiproof import verify_multi_proof
+from ledger.tree.merkle import EMPTY_ROOT, verify_consistency
 from ledger.witness.freshness import Freshness, quorum_time
 
 _SHOWN = 5  # entries that a line names
@@ -97,10 +106,12 @@ _OUTSIDE = "verdicts, halts and replaced keys may have been left out"
 class BundleChecks:
     """One run through the checklist."""
 
-    def __init__(self, bundle: BundleFolder, trust: Trust, check_files: CheckFiles) -> None:
+    def __init__(self, bundle: BundleFolder, trust: Trust, check_files: CheckFiles, seen: SeenOnDisk) -> None:
         self._bundle = bundle
         self._trust = trust
         self._check_files = check_files
+        self._seen = seen
+        self._before = VerifiedLog.read(seen, trust.keys)
         self._evidence: Evidence | None = None
         self._folded: Folded | None = None
         self._cosigned: Mapping[str, int] = {}
@@ -135,10 +146,16 @@ class BundleChecks:
             unreplayable=dict(fold.unreplayable) if fold else {},
             freshness=self._freshness(),
             promises=self._promises,
+            verified_before=evidence.goes_on.size if evidence and evidence.goes_on else 0,
         )
 
+    def keep(self) -> None:
+        """Keep the log in the state, to go on from, if the bundle has all of it. Raises StoreError."""
+        if self._evidence is not None and self._fold().whole:
+            keep_verified(self._seen, self._trust.keys, self._evidence, self._fold())
+
     def _form(self) -> str:
-        self._evidence = read_evidence(self._bundle, self._trust)
+        self._evidence = read_evidence(self._bundle, self._trust, self._before)
         return f"{len(self._evidence.paths)} files"
 
     def _log_signature(self) -> str:
@@ -192,19 +209,46 @@ class BundleChecks:
                 raise ProofError(f"the bundle has no tree of {own.size} entries to hold against your checkpoint")
             if known[own.size] != own.root:
                 raise ProofError(f"your checkpoint over {own.size} entries has another root: history was rewritten")
-        if not (evidence.trees or evidence.own):
+        if evidence.before is not None:
+            self._check_goes_on(evidence, evidence.before)
+        if not (evidence.trees or evidence.own or evidence.before):
             raise NothingToCheck("no older tree in the bundle, no older checkpoint of yours")
-        return f"from {len(evidence.trees)} older trees and {len(evidence.own)} checkpoints of yours"
+        verified = f", and from the {evidence.before.size} entries that you had verified" if evidence.before else ""
+        return f"from {len(evidence.trees)} older trees and {len(evidence.own)} checkpoints of yours{verified}"
+
+    def _check_goes_on(self, evidence: Evidence, before: VerifiedLog) -> None:
+        """Raises ProofError unless the log is the one that was verified before, grown."""
+        newest = evidence.checkpoint
+        if newest.size < before.size:
+            raise ProofError(
+                f"you had verified {before.size} entries, this is a tree of {newest.size}: an old bundle, or the log "
+                "was rolled back"
+            )
+        if evidence.goes_on is None:
+            root = evidence.roots().get(before.size)
+            if root is None:
+                raise ProofError(f"the bundle has neither all entries from {before.size} on nor a tree of that size")
+        else:
+            grown = self._fold().grown
+            if grown.size != newest.size:
+                raise NotReached
+            root = before.root if grown.root() == newest.root else None
+        if root != before.root:
+            raise ProofError(
+                f"it does not extend the {before.size} entries that you had verified: history was rewritten"
+            )
 
     def _inclusion(self) -> str:
         evidence, fold = self._read(), self._passed(CANONICAL)
         proof = read_hashes(self._bundle.read(layout.PROOF), layout.PROOF)
-        verify_multi_proof(fold.leaves, evidence.checkpoint.size, evidence.checkpoint.root, proof)
-        if len(fold.leaves) != evidence.manifest.entries:
+        if evidence.checkpoint.size == 0 and evidence.checkpoint.root != EMPTY_ROOT:
+            raise ProofError("the tree of no entries has another root")
+        fold.shown.check(evidence.checkpoint.size, evidence.checkpoint.root)
+        if fold.places.count != evidence.manifest.entries:
             raise FormatError(
-                layout.MANIFEST, f"says {evidence.manifest.entries} entries, {len(fold.leaves)} are there"
+                layout.MANIFEST, f"says {evidence.manifest.entries} entries, {fold.places.count} are there"
             )
-        return f"{len(fold.leaves)} entries, {len(proof)} hashes"
+        return f"{fold.places.count} entries, {len(proof)} hashes"
 
     def _complete(self) -> str:
         fold = self._passed(COMPLETE)
@@ -281,7 +325,7 @@ class BundleChecks:
     def _draft_heads(self) -> str:
         """A draft head that was never published is reported and is no failure: an operator may load one of his own."""
         evidence, fold = self._read(), self._passed(RULES + 1)
-        bases = {publication.manifest_cid: publication.base_cid for publication in fold.publications}
+        bases = {publication.manifest_cid: publication.base_cid for publication in fold.seen.publications}
         manifests = [path for path in evidence.paths if path.startswith("heads/")]
         for path in manifests:
             check_draft_head(path, self._bundle.read(path), bases)
@@ -334,7 +378,7 @@ class BundleChecks:
 
     def _fold(self) -> BundleFold:
         if self._folded is None:
-            self._folded = fold_entries(self._read(), self._check_files)
+            self._folded = fold_entries(self._read(), self._check_files, self._seen)
         return self._folded.fold
 
     def _passed(self, check: int) -> BundleFold:

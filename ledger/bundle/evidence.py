@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import PurePosixPath
+from typing import Any
 
 from ledger.audit.fulfilment import Fulfilment
+from ledger.audit.seen import SeenOnDisk
 from ledger.bundle import layout
 from ledger.bundle.file_checks import CONTENT, CheckedFile, FileCheck, check_file, key_history
-from ledger.bundle.fold import BundleFold
+from ledger.bundle.fold import BundleFold, read_rotations
 from ledger.bundle.folder import BundleFolder
-from ledger.bundle.layout import BundleManifest, OlderTree, split_lines
+from ledger.bundle.layout import BundleManifest, OlderTree, read_hashes, split_lines
 from ledger.bundle.report import Trust
 from ledger.documents.key_history import KeyHistory
 from ledger.documents.promise import Promise, read_promise
 from ledger.documents.signed_document import payload_type
-from ledger.errors import FormatError, ProofError
-from ledger.keys.ed25519 import PublicKey
+from ledger.errors import FormatError, ProofError, StoreError
+from ledger.keys.ed25519 import ROLES, PublicKey
 from ledger.keys.note import Note, VerifierKey
+from ledger.keys.trusted_keys import TrustedKeys
 from ledger.tree.checkpoint import Checkpoint
+from ledger.tree.merkle import Frontier
+from ledger.tree.multiproof import GrowingTree
 from ledger.witness.tlog_policy import Policy, PolicyLog
 
 CheckFiles = Callable[[Callable[[FileCheck], CheckedFile], Iterable[FileCheck]], Iterable[CheckedFile]]
@@ -31,9 +37,59 @@ KEY_ENTRY = f'"payloadType":"{payload_type("key")}"'.encode()
 
 
 @dataclass(frozen=True, slots=True)
+class VerifiedLog:
+    """A log as far as a verifier has verified it: its own word, which it trusts. `fold` is a BundleFold's document."""
+
+    origin: str
+    size: int
+    root: bytes
+    fold: Mapping[str, Any]
+
+    @classmethod
+    def read(cls, seen: SeenOnDisk, trusted: TrustedKeys) -> VerifiedLog | None:
+        """The log of a state; None in a new one. Raises StoreError where it is damaged, or was made under keys that are
+        not trusted any more.
+        """
+        document = seen.load()
+        if document is None:
+            return None
+        with _own_words():
+            frontier = Frontier.from_document(document["fold"]["frontier"])
+            kept, now = document["trusted"], _trusted_document(trusted)
+            log = cls(document["origin"], frontier.size, frontier.root(), document["fold"])
+            same = all(now["keys"].get(name) == scope for name, scope in kept["keys"].items())
+        if not same or kept["threshold"] != now["threshold"]:
+            raise StoreError(
+                "the state is from a time when other keys were trusted: what was verified then may not hold now. It is "
+                "left as it is; name another file, to begin at the first entry"
+            )
+        return log
+
+
+@contextmanager
+def _own_words() -> Iterator[None]:
+    """A state is trusted, and so is read without checks: what cannot be read is damage."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, AttributeError, FormatError) as error:
+        raise StoreError(f"the state is damaged, and is left as it is: {error!r}") from None
+
+
+def keep_verified(seen: SeenOnDisk, trusted: TrustedKeys, evidence: Evidence, fold: BundleFold) -> None:
+    """Keep a whole log that was verified, to go on from. Raises StoreError."""
+    seen.keep({"origin": evidence.checkpoint.origin, "trusted": _trusted_document(trusted), "fold": fold.to_document()})
+
+
+def _trusted_document(trusted: TrustedKeys) -> dict[str, Any]:
+    keys = {f"{role} {key.key_id}": key.scope.to_document() for role in ROLES for key in trusted.keys(role)}
+    threshold = trusted.threshold
+    return {"keys": keys, "threshold": [list(step) for step in getattr(threshold, "steps", ())]}
+
+
+@dataclass(frozen=True, slots=True)
 class Evidence:
     """A bundle's parts. `policy` is the verifier's, with the log's successor keys; `own` the verifier's checkpoints,
-    `promises` the verifier's too.
+    `promises` the verifier's too, `before` the log as far as the verifier has verified it before.
     """
 
     bundle: BundleFolder
@@ -46,6 +102,15 @@ class Evidence:
     policy: Policy
     own: tuple[Checkpoint, ...]
     promises: tuple[Promise, ...]
+    before: VerifiedLog | None = None
+
+    @property
+    def goes_on(self) -> VerifiedLog | None:
+        """What was verified before, if this bundle has all that came after."""
+        held = self.manifest.range
+        if self.before is None or not held.start <= self.before.size <= held.end == self.manifest.tree_size:
+            return None
+        return self.before
 
     def roots(self) -> dict[int, bytes]:
         """Every tree that the bundle names, by size; not yet known to be of one log."""
@@ -62,15 +127,25 @@ class Folded:
     content_problem: str | None
 
 
-def read_evidence(bundle: BundleFolder, trust: Trust) -> Evidence:
-    """Raises FormatError for a bundle that is not in form, SignatureError for a checkpoint of the verifier's own."""
+def read_evidence(bundle: BundleFolder, trust: Trust, before: VerifiedLog | None = None) -> Evidence:
+    """Raises FormatError for a bundle that is not in form, SignatureError for a checkpoint of the verifier's own,
+    StoreError where another log was verified `before`.
+    """
     paths = bundle.paths()
     manifest = BundleManifest.from_bytes(bundle.read(layout.MANIFEST))
     note = Note.from_bytes(bundle.read(layout.CHECKPOINT))
     checkpoint = Checkpoint.from_text(note.text)
     if (manifest.origin, manifest.tree_size) != (checkpoint.origin, checkpoint.size):
         raise FormatError(layout.MANIFEST, f"is about another tree than the checkpoint, {checkpoint.size} entries")
-    keys = key_history(KeyHistory.of(trust.keys), _key_lines(bundle, paths))
+    if before is not None and before.origin != checkpoint.origin:
+        raise StoreError(
+            f"the state is about the log {before.origin!r}, the bundle about {checkpoint.origin!r}; name another file"
+        )
+    history = KeyHistory.of(trust.keys)
+    with _own_words():
+        for index, envelope in () if before is None else read_rotations(before.fold):
+            history = history.after(index, history.open(index, envelope))
+    keys = key_history(history, _key_lines(bundle, paths), 0 if before is None else before.size)
     policy = _policy(trust, keys, checkpoint.origin)
     own = tuple(_opened(data, policy) for data in trust.earlier)
     promises = tuple(map(read_promise, trust.promises))
@@ -85,13 +160,20 @@ def read_evidence(bundle: BundleFolder, trust: Trust) -> Evidence:
         policy=policy,
         own=own,
         promises=promises,
+        before=before,
     )
 
 
-def fold_entries(evidence: Evidence, check_files: CheckFiles) -> Folded:
-    """Check all entries, file by file, and fold them in order."""
+def fold_entries(evidence: Evidence, check_files: CheckFiles, seen: SeenOnDisk) -> Folded:
+    """Check all entries, file by file, and fold them in order; after those that were verified before, if it goes on."""
     promised = tuple(map(Fulfilment, evidence.promises))
-    fold = BundleFold(evidence.manifest, frozenset(own.size for own in evidence.own), promised)
+    shown = GrowingTree(proof=_proof(evidence.bundle))
+    if evidence.before is not None and evidence.goes_on is None:
+        seen = SeenOnDisk()  # these entries are judged by themselves
+    fold = BundleFold(evidence.manifest, frozenset(own.size for own in evidence.own), promised, seen, shown)
+    if evidence.goes_on is not None:
+        with _own_words():
+            fold.go_on(evidence.goes_on.fold)
     contents, problem, content_problem = 0, None, None
     for checked in check_files(check_file, _jobs(evidence)):
         contents += checked.contents
@@ -104,12 +186,22 @@ def fold_entries(evidence: Evidence, check_files: CheckFiles) -> Folded:
     return Folded(fold, contents, problem, content_problem)
 
 
+def _proof(bundle: BundleFolder) -> tuple[bytes, ...]:
+    """Empty where it is malformed, which the check of inclusion reports."""
+    try:
+        return read_hashes(bundle.read(layout.PROOF), layout.PROOF)
+    except FormatError:
+        return ()
+
+
 def _jobs(evidence: Evidence) -> Iterator[FileCheck]:
+    before, start = 0 if evidence.goes_on is None else evidence.goes_on.size, evidence.manifest.range.start
     beside = {PurePosixPath(path).stem for path in evidence.paths if path.startswith("content/")}
     for path in evidence.paths:
         if path.startswith("entries/"):
             name = PurePosixPath(path).stem
-            yield FileCheck(evidence.bundle.folder, name, name in beside, evidence.keys)
+            known = before if int(name) >= start else 0  # chosen entries before the range have gaps between them
+            yield FileCheck(evidence.bundle.folder, name, name in beside, evidence.keys, known)
             beside.discard(name)
     if beside:
         raise FormatError("content", f"content/{min(beside)}.jsonl has no file of entries beside it")

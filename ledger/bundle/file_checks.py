@@ -14,6 +14,7 @@ from ledger.documents.key_history import KeyHistory
 from ledger.documents.receipt import Receipt
 from ledger.errors import FormatError, LedgerError
 from ledger.tree.entry import Entry
+from ledger.tree.merkle import leaf_hash
 
 CANONICAL, SIGNED, CONTENT = 6, 8, 12
 """Numbers of `verification.CHECKS`."""
@@ -30,12 +31,13 @@ class CheckedFile:
 
 @dataclass(frozen=True, slots=True)
 class FileCheck:
-    """The job of checking one file; travels to another process."""
+    """The job of checking one file; travels to another process. Entries below `known` were verified before."""
 
     folder: Path
     name: str
     with_content: bool
     keys: KeyHistory
+    known: int = 0
 
 
 def check_file(job: FileCheck) -> CheckedFile:
@@ -47,10 +49,13 @@ def check_file(job: FileCheck) -> CheckedFile:
             raise FormatError(f"entries/{job.name}.jsonl", f"expected 1 to {ENTRIES_PER_FILE} entries")
     except LedgerError as error:
         return CheckedFile((), problem=(CANONICAL, str(error)))
-    entries = tuple(
-        _named(check_entry(data, job.keys), f"{job.name}.jsonl line {at}") for at, data in enumerate(lines, 1)
+    first = int(job.name)
+    known = 0 if job.with_content else max(0, job.known - first)
+    entries = tuple(_known_entry(first + at, data) for at, data in enumerate(lines[:known])) + tuple(
+        _named(check_entry(data, job.keys), f"{job.name}.jsonl line {at}")
+        for at, data in enumerate(lines[known:], known + 1)
     )
-    if entries[0].document is not None and entries[0].index != int(job.name):
+    if entries[0].document is not None and entries[0].index != first:
         return CheckedFile(
             entries, problem=(CANONICAL, f"entries/{job.name}.jsonl begins with entry {entries[0].index}")
         )
@@ -63,20 +68,26 @@ def check_file(job: FileCheck) -> CheckedFile:
         return CheckedFile(entries, problem=(CONTENT, str(error)))
 
 
+def _known_entry(index: int, data: bytes) -> CheckedEntry:
+    """Its hash says whether it is the entry that was verified; at another index it leads to another root."""
+    return CheckedEntry(leaf_hash(data), index)
+
+
 def _named(entry: CheckedEntry, place: str) -> CheckedEntry:
     """Without an index, the line says which entry is malformed."""
     return entry if entry.malformed is None else replace(entry, malformed=f"{place}: {entry.malformed}")
 
 
-def key_history(history: KeyHistory, lines: Iterable[bytes]) -> KeyHistory:
-    """The history after the key entries among some lines, by rising index.
+def key_history(history: KeyHistory, lines: Iterable[bytes], start: int = 0) -> KeyHistory:
+    """The history after the key entries from `start` on among some lines, by rising index.
 
     A key entry that does not hold is passed over here; the check of every entry reports it.
     """
     for data in lines:
         try:
             entry = Entry.from_bytes(data)
-            history = history.after(entry.index, history.open(entry.index, entry.envelope))
+            if entry.index >= start:
+                history = history.after(entry.index, history.open(entry.index, entry.envelope))
         except LedgerError:
             continue
     return history

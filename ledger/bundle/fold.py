@@ -2,27 +2,57 @@
 
 from __future__ import annotations
 
+from array import array
+from bisect import bisect_right
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from ledger.audit.fulfilment import Fulfilment
 from ledger.audit.halt_breach import HaltWatch
 from ledger.audit.log_walk import CheckedEntry
 from ledger.audit.obligation_fold import ObligationFold
+from ledger.audit.seen import SeenOnDisk
 from ledger.bundle.layout import BundleManifest
 from ledger.documents.audit import EXACT, NO_ANSWERS, Verdict
-from ledger.documents.draft_head import DraftHeadPublication, DraftHeadWithdrawal
-from ledger.documents.erasure import Erasure, Expiry, Retention
+from ledger.documents.erasure import Erasure, Retention
 from ledger.documents.halt import HaltState
 from ledger.documents.key_entry import KeyEntry
 from ledger.documents.receipt import Receipt
 from ledger.documents.reference_rules import follow
 from ledger.documents.signed_document import Document, kind_of
 from ledger.errors import FormatError
+from ledger.keys.envelope import Envelope
 from ledger.tree.merkle import Frontier
+from ledger.tree.multiproof import GrowingTree
 
 CANONICAL, COMPLETE, SIGNED, RULES = 6, 7, 8, 9
 """Numbers of `verification.CHECKS`."""
+
+
+class Places:
+    """Rising indexes, kept as runs without a gap."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._starts, self._ends = array("Q"), array("Q")
+
+    def add(self, index: int) -> None:
+        self.count += 1
+        if self._ends and self._ends[-1] == index:
+            self._ends[-1] += 1
+        else:
+            self._starts.append(index)
+            self._ends.append(index + 1)
+
+    def end_of_run(self, index: int) -> int:
+        """The end of the run that `index` is in; `index` itself where it is in none."""
+        run = bisect_right(self._starts, index) - 1
+        return max(self._ends[run], index) if run >= 0 else index
+
+    def __contains__(self, index: int) -> bool:
+        return self.end_of_run(index) > index
 
 
 @dataclass(slots=True)
@@ -30,13 +60,19 @@ class BundleFold:
     """The entries of a bundle as far as they have been read, by rising index. Implements reference_rules.References.
 
     `problems` has the first reason for each check that failed. Documents are judged up to the first problem; places
-    and leaves to the end.
+    and leaves to the end. `grown` is the log without a gap, from its first entry or from those that were folded before;
+    `shown` is the tree that the bundle's entries and its proof make.
     """
 
     manifest: BundleManifest
     wanted_sizes: frozenset[int] = frozenset()
     promised: tuple[Fulfilment, ...] = ()
-    leaves: dict[int, bytes] = field(default_factory=dict)
+    seen: SeenOnDisk = field(default_factory=SeenOnDisk)
+    shown: GrowingTree = field(default_factory=GrowingTree)
+    grown: GrowingTree = field(default_factory=GrowingTree)
+    before: int = 0
+    """The entries that were verified before. They are not judged again."""
+    places: Places = field(default_factory=Places)
     kinds: Counter[str] = field(default_factory=Counter)
     outcomes_by_kind: Counter[str] = field(default_factory=Counter)
     unreplayable: dict[int, int | None] = field(default_factory=dict)
@@ -47,46 +83,68 @@ class BundleFold:
     halts: HaltState = field(default_factory=HaltState)
     watch: HaltWatch = field(default_factory=HaltWatch)
     obligations: ObligationFold = field(default_factory=lambda: ObligationFold(keep_judged=False))
-    publications: list[DraftHeadPublication] = field(default_factory=list)
-    withdrawals: list[DraftHeadWithdrawal] = field(default_factory=list)
     draft_heads_used: dict[str, str] = field(default_factory=dict)
+    rotations: list[tuple[int, Envelope]] = field(default_factory=list)
+    """The key entries that replace a key."""
     roots: dict[int, bytes] = field(default_factory=dict)
     problems: dict[int, str] = field(default_factory=dict)
 
     _last: int = -1
-    _frontier: Frontier = field(default_factory=Frontier)
-    _receipt_ids: dict[int, str] = field(default_factory=dict)
-    _known_receipts: set[str] = field(default_factory=set)
-    _foreign: set[int] = field(default_factory=set)  # receipts of other engines
-    _outcomes: dict[int, str] = field(default_factory=dict)
-    _waiting: dict[int, tuple[str, str]] = field(default_factory=dict)
-    """Tenant and time of issue of the receipts without an EXACT so far."""
-    _erasures: dict[int, int] = field(default_factory=dict)
-    _expiries: list[tuple[int, Expiry]] = field(default_factory=list)
-    _retentions: list[tuple[int, Retention]] = field(default_factory=list)
+    _last_receipt: int = -1
     _signers: set[str] = field(default_factory=set)
+
+    def to_document(self) -> dict[str, Any]:
+        """The fold of a whole log as JSON, to go on from; `seen` keeps what grows with the log."""
+        return {
+            "frontier": self.grown.frontier().to_document(),
+            "kinds": dict(self.kinds),
+            "outcomes": dict(self.outcomes_by_kind),
+            "unreplayable": list(self.unreplayable.items()),
+            "counts": [self.independent, self.unproven, self.overclaims],
+            "halts": self.halts.to_document(),
+            "watch": self.watch.to_document(),
+            "obligations": self.obligations.to_document(),
+            "heads": self.draft_heads_used,
+            "rotations": [[index, envelope.to_document()] for index, envelope in self.rotations],
+            "signers": sorted(self._signers),
+        }
+
+    def go_on(self, document: Mapping[str, Any]) -> None:
+        """Take over the output of `to_document`, the verifier's own, before the first entry."""
+        frontier = Frontier.from_document(document["frontier"])
+        self.before, self.grown = frontier.size, GrowingTree(frontier)
+        self.kinds.update(document["kinds"])
+        self.outcomes_by_kind.update(document["outcomes"])
+        self.unreplayable.update(document["unreplayable"])
+        self.independent, self.unproven, self.overclaims = document["counts"]
+        self.halts = HaltState.from_document(document["halts"])
+        self.watch = HaltWatch.from_document(document["watch"])
+        self.obligations = ObligationFold.from_document(document["obligations"])
+        self.draft_heads_used.update(document["heads"])
+        self.rotations += read_rotations(document)
+        self._signers.update(document["signers"])
 
     @property
     def whole(self) -> bool:
-        """Whether the bundle claims to hold the log from its first entry to the last."""
-        return (self.manifest.range.start, self.manifest.range.end) == (0, self.manifest.tree_size)
+        """Whether the bundle claims to hold the log to its last entry, from the first that was not verified before."""
+        return self.manifest.range.start <= self.before and self.manifest.range.end == self.manifest.tree_size
 
     @property
     def knows_all_halts(self) -> bool:
         """Whether everything before each receipt is here, so that no halt that binds one can have been left out."""
-        return max(self._receipt_ids, default=-1) < self._frontier.size
+        return self._last_receipt < self.grown.size
 
     def receipt_id_at(self, index: int) -> str | None:
-        return self._receipt_ids.get(index)
+        return self.seen.receipt_id_at(index)
 
     def foreign_at(self, index: int) -> bool | None:
-        return index in self._foreign
+        return self.seen.foreign_at(index)
 
     def outcome_at(self, index: int) -> str | None:
-        return self._outcomes.get(index)
+        return self.seen.outcome_at(index)
 
     def retentions(self) -> list[tuple[int, Retention]]:
-        return self._retentions
+        return self.seen.retentions()
 
     def take(self, entry: CheckedEntry) -> None:
         """Fold the next entry. Its place is judged even where its document, or an earlier entry, is wrong."""
@@ -94,17 +152,26 @@ class BundleFold:
         self._blame(SIGNED, entry.refused, entry.index)
         if entry.index >= 0:
             self._place(entry)
-        if entry.document is not None and not self.problems:
+        if entry.document is not None and entry.index >= self.before and not self.problems:
             self._judge(entry, entry.document)
 
     def _place(self, entry: CheckedEntry) -> None:
-        self._blame(CANONICAL, self._place_problem(entry), entry.index)
-        self.leaves[entry.index] = entry.leaf
-        self._last = entry.index
-        if entry.index == self._frontier.size:
-            self._frontier = self._frontier.append(entry.leaf)
-            if self._frontier.size in self.wanted_sizes:
-                self.roots[self._frontier.size] = self._frontier.root()
+        problem = self._place_problem(entry.index)
+        self._blame(CANONICAL, problem, entry.index)
+        if problem is None:
+            self.places.add(entry.index)
+            self.shown.add(entry.index, entry.leaf)
+            if entry.index == self.grown.size:
+                self.grown.add(entry.index, entry.leaf)
+            self._note_root(entry.index + 1)
+        self._last = max(self._last, entry.index)
+
+    def _note_root(self, size: int) -> None:
+        if size in self.wanted_sizes:
+            if self.places.count == size:
+                self.roots[size] = self.shown.root()
+            elif self.grown.size == size:
+                self.roots[size] = self.grown.root()
 
     def _judge(self, entry: CheckedEntry, document: Document) -> None:
         self._blame(SIGNED, self._key_problem(document), entry.index)
@@ -116,12 +183,10 @@ class BundleFold:
         if problem is not None:
             self.problems.setdefault(check, problem if index < 0 else f"entry {index}: {problem}")
 
-    def _place_problem(self, entry: CheckedEntry) -> str | None:
-        if entry.index >= self.manifest.tree_size:
+    def _place_problem(self, index: int) -> str | None:
+        if index >= self.manifest.tree_size:
             return f"is beyond the checkpoint's {self.manifest.tree_size} entries"
-        if entry.index <= self._last:
-            return f"comes after entry {self._last}"
-        return None
+        return f"comes after entry {self._last}" if index <= self._last else None
 
     def _key_problem(self, document: Document) -> str | None:
         if not isinstance(document, KeyEntry) or document.replaces is None:
@@ -130,7 +195,7 @@ class BundleFold:
         return f"{name} was in use before the entry that introduces it" if name in self._signers else None
 
     def _rule_problem(self, index: int, document: Document) -> str | None:
-        if isinstance(document, Receipt) and document.receipt_id in self._known_receipts:
+        if isinstance(document, Receipt) and self.seen.knows(document.receipt_id):
             return f"is a second receipt with the id {document.receipt_id}"
         if isinstance(document, Verdict | Erasure) and self._is_elsewhere(document.receipt_index, index):
             return None  # about a receipt that is not in the bundle
@@ -142,51 +207,31 @@ class BundleFold:
 
     def _is_elsewhere(self, receipt_index: int, index: int) -> bool:
         """Whether the bundle need not hold the receipt that the document at `index` is about."""
-        return receipt_index < index and receipt_index not in self.leaves and not self.whole
+        return receipt_index < index and receipt_index not in self.places and not self.whole
 
     def _remember(self, entry: CheckedEntry, document: Document) -> None:
         self._signers.update(entry.signers)
         self.kinds[kind_of(document)] += 1
         self.watch.observe(entry.index, document)
+        self.seen.remember(entry.index, document)
         if self.whole:
             self.obligations.observe(entry.leaf, entry.envelope, document)
         match document:
             case Receipt():
                 self._remember_receipt(entry.index, document)
             case Verdict():
-                self._outcomes[entry.index] = document.outcome
                 self.unreplayable.pop(document.receipt_index, None)
                 if document.outcome in NO_ANSWERS:
-                    self.unreplayable[document.receipt_index] = self._erased_by(document.receipt_index)
-                if document.outcome == EXACT:
-                    self._waiting.pop(document.receipt_index, None)
+                    self.unreplayable[document.receipt_index] = self.seen.erased_by(document.receipt_index)
                 # A choice may hold an EXACT for some other receipt; it says nothing about those that are here.
-                if document.outcome != EXACT or document.receipt_index in self._receipt_ids:
+                if document.outcome != EXACT or self.seen.receipt(document.receipt_index) is not None:
                     self.outcomes_by_kind[document.outcome] += 1
                     self.independent += document.outcome == EXACT and document.independent
-            case Erasure():
-                self._erasures[document.receipt_index] = entry.index
-            case Expiry():
-                self._expiries.append((entry.index, document))
-            case Retention():
-                self._retentions.append((entry.index, document))
-            case DraftHeadPublication():
-                self.publications.append(document)
-            case DraftHeadWithdrawal():
-                self.withdrawals.append(document)
-
-    def _erased_by(self, index: int) -> int | None:
-        if index in self._erasures or index not in self._waiting:
-            return self._erasures.get(index)
-        tenant, issued_at = self._waiting[index]
-        return next((at for at, expiry in self._expiries if expiry.covers(index, tenant, issued_at)), None)
+            case KeyEntry() if document.replaces is not None:
+                self.rotations.append((entry.index, entry.envelope))
 
     def _remember_receipt(self, index: int, receipt: Receipt) -> None:
-        self._waiting[index] = (receipt.tenant, receipt.issued_at)
-        self._receipt_ids[index] = receipt.receipt_id
-        self._known_receipts.add(receipt.receipt_id)
-        if receipt.engine is not None:
-            self._foreign.add(index)
+        self._last_receipt = index
         self.unproven += receipt.profile_proven is False
         self.overclaims += receipt.overclaim is not None
         if receipt.spec_decode.head_cid is not None:
@@ -196,6 +241,11 @@ class BundleFold:
 
     def missing(self) -> str | None:
         """The first entry of the range that is not there, in words."""
-        covered = range(self.manifest.range.start, self.manifest.range.end)
-        gone = next((index for index in covered if index not in self.leaves), None)
-        return None if gone is None else f"entry {gone} of [{covered.start}, {covered.stop}) is missing"
+        start, end = self.manifest.range.start, self.manifest.range.end
+        gone = self.places.end_of_run(start)
+        return f"entry {gone} of [{start}, {end}) is missing" if gone < end else None
+
+
+def read_rotations(document: Mapping[str, Any]) -> list[tuple[int, Envelope]]:
+    """Those that a fold's document holds."""
+    return [(index, Envelope.from_document(each, "envelope")) for index, each in document["rotations"]]

@@ -151,7 +151,8 @@ class BundleReport:
     seconds), entries by kind, verdicts by outcome, those EXACT ones of `independent` replays, the number of receipts
     with an unproven numerics profile and of those that claim a speedup above their tokens per pass, the state of the
     halts, receipts that defied one (index, index of the halt), the owed replays, the number of receipts whose newest
-    verdict is UNREPLAYABLE, how old the log is (None without a clock), and what became of the verifier's promises.
+    verdict is UNREPLAYABLE, how old the log is (None without a clock), what became of the verifier's promises, and how
+    many entries a state had verified before.
     """
 
     checks: tuple[Check, ...]
@@ -169,6 +170,7 @@ class BundleReport:
     unreplayable: Mapping[int, int | None]
     freshness: Freshness | None
     promises: tuple[JudgedPromise, ...] = ()
+    verified_before: int = 0
 
     def __str__(self) -> str:
         """A line: what was verified, or what is wrong; then what it holds."""

@@ -6,13 +6,15 @@ docs/bundle.md explains the checks by their numbers.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 
 from ledger.audit.log_verification import Check
+from ledger.audit.seen import SeenOnDisk
 from ledger.bundle.checks import BundleChecks
 from ledger.bundle.evidence import CheckFiles
 from ledger.bundle.folder import BundleFolder
 from ledger.bundle.report import NOT_REACHED, BundleReport, NothingToCheck, NotReached, Trust
-from ledger.errors import LedgerError
+from ledger.errors import LedgerError, StoreError
 
 CHECKS = (
     "The bundle is well formed",
@@ -38,14 +40,26 @@ _FOUNDATIONS = 2
 """Where one of these fails, the rest is not reached."""
 
 
-def verify_bundle(bundle: BundleFolder, trust: Trust, check_files: CheckFiles = map) -> BundleReport:
-    """Run the checklist `CHECKS`. Never raises for a bundle that is wrong."""
-    checks = BundleChecks(bundle, trust, check_files)
+def verify_bundle(
+    bundle: BundleFolder, trust: Trust, check_files: CheckFiles = map, state: SeenOnDisk | None = None
+) -> BundleReport:
+    """Run the checklist `CHECKS`. Never raises for a bundle that is wrong.
+
+    With a `state`, what was verified before is not judged again: the log must extend it, and once all holds, it is kept
+    there. Raises StoreError for a state that cannot be used, or where there is no room to work.
+    """
+    if state is None:
+        with closing(SeenOnDisk()) as temporary:
+            return verify_bundle(bundle, trust, check_files, temporary)
+    checks = BundleChecks(bundle, trust, check_files, state)
     done: list[Check] = []
     for number, step in enumerate(checks.steps(), 1):
         blocked = any(check.passed is False for check in done[:_FOUNDATIONS])
         done.append(_attempt(number, step, blocked=blocked))
-    return checks.report(tuple(done))
+    report = checks.report(tuple(done))
+    if report.ok:
+        checks.keep()
+    return report
 
 
 def _attempt(number: int, step: Callable[[], str], *, blocked: bool) -> Check:
@@ -58,5 +72,7 @@ def _attempt(number: int, step: Callable[[], str], *, blocked: bool) -> Check:
         return Check(number, title, None, str(reason))
     except NotReached:
         return Check(number, title, None, NOT_REACHED)
+    except StoreError:  # says nothing of the bundle
+        raise
     except LedgerError as error:
         return Check(number, title, False, str(error))

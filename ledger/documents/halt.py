@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from ledger.encoding.document import Cid, Count, Document, Name, Part, Reason, Time, written
 from ledger.errors import FormatError
@@ -97,3 +97,16 @@ class HaltState:
     def find(self, base_cid: str, method: str, head_cid: str | None = None) -> OpenHalt | None:
         """The oldest open halt that covers this way of serving, None where it may be served."""
         return next((halt for halt in self.open if halt.scope.covers(base_cid, method, head_cid)), None)
+
+    def to_document(self) -> dict[str, Any]:
+        """JSON, to go on from."""
+        return {
+            "epoch": self.epoch,
+            "open": [[each.halt_index, each.halt.to_document(), each.epoch] for each in self.open],
+        }
+
+    @classmethod
+    def from_document(cls, document: Mapping[str, Any]) -> HaltState:
+        """Reads the output of `to_document`: the caller's own."""
+        halts = (OpenHalt(index, Halt.from_document(halt), epoch) for index, halt, epoch in document["open"])
+        return cls(document["epoch"], tuple(halts))

@@ -16,7 +16,7 @@ from ledger.audit.obligation import Obligation
 from ledger.audit.obligation_fold import ObligationFold
 from ledger.documents.audit import DEVIATION, INCONSISTENT, Verdict
 from ledger.documents.draft_head import DraftHeadPublication
-from ledger.documents.halt import Halt, HaltState, OpenHalt, Resume
+from ledger.documents.halt import HaltState, OpenHalt, Resume
 from ledger.documents.key_entry import KeyEntry
 from ledger.documents.key_history import KeyHistory
 from ledger.documents.receipt import Receipt
@@ -133,8 +133,7 @@ class Summary:
             "frontier": walk.frontier.to_document(),
             "chain": walk.chain.hex(),
             "rotations": [[index, envelope.to_document()] for index, envelope in self._rotations],
-            "epoch": walk.halts.epoch,
-            "open": [[each.halt_index, each.halt.to_document(), each.epoch] for each in walk.halts.open],
+            "halts": walk.halts.to_document(),
             "kinds": dict(walk.kinds),
             "signers": sorted(walk.signers),
             "watch": walk.watch.to_document(),
@@ -165,13 +164,12 @@ class Summary:
     @classmethod
     def _read(cls, document: Mapping[str, Any], trusted: TrustedKeys, seen: SeenEntries) -> Summary:
         rotations = [(index, Envelope.from_document(each, "envelope")) for index, each in document["rotations"]]
-        halts = tuple(OpenHalt(index, Halt.from_document(halt), epoch) for index, halt, epoch in document["open"])
         walk = LogWalk(
             keys=_keys(trusted, rotations),
             seen=seen,
             frontier=Frontier.from_document(document["frontier"]),
             chain=bytes.fromhex(document["chain"]),
-            halts=HaltState(document["epoch"], halts),
+            halts=HaltState.from_document(document["halts"]),
             watch=HaltWatch.from_document(document["watch"]),
             signers=set(document["signers"]),
         )

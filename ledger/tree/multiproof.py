@@ -11,7 +11,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from ledger.errors import ProofError
-from ledger.tree.merkle import EMPTY_ROOT, HashReader, node_hash, range_root, split
+from ledger.tree.merkle import EMPTY_ROOT, Frontier, HashReader, node_hash, range_root, split
 
 
 def multi_proof(indexes: Iterable[int], size: int, reader: HashReader) -> tuple[bytes, ...]:
@@ -67,28 +67,75 @@ def _unentered(indexes: Sequence[int], start: int, end: int) -> Iterator[tuple[i
         yield from _unentered(indexes[cut:], middle, end)
 
 
-def _verify(indexes: Sequence[int], leaves: Sequence[bytes], size: int, root: bytes, proof: Sequence[bytes]) -> None:
+def _verify(indexes: Sequence[int], leaves: Iterable[bytes], size: int, root: bytes, proof: Sequence[bytes]) -> None:
     _check_indexes(indexes, size)
-    nodes = iter(proof)
-    if indexes and _root(indexes, iter(leaves), 0, size, nodes) != root:
-        raise ProofError("the multi-proof leads to another root")
-    if next(nodes, None) is not None:
-        raise ProofError("the multi-proof is too long")
+    tree = GrowingTree(proof=proof)
+    for index, leaf in zip(indexes, leaves, strict=True):
+        tree.add(index, leaf)
+    tree.check(size, root)
 
 
-def _root(indexes: Sequence[int], leaves: Iterator[bytes], start: int, end: int, nodes: Iterator[bytes]) -> bytes:
-    """The root of [start, end), whose leaves at `indexes` come next in `leaves`, and the rest of it in `nodes`."""
-    if not indexes:
-        node = next(nodes, None)
-        if node is None:
+class GrowingTree:
+    """A tree whose leaves come by rising index, kept as the hashes of its complete subtrees: memory does not grow.
+
+    The next hashes of a multi-proof stand for the leaves that are left out.
+    """
+
+    def __init__(self, before: Frontier | None = None, proof: Iterable[bytes] = ()) -> None:
+        """Grows from the tree of `before`, whose leaves do not come again."""
+        self.size = 0 if before is None else before.size
+        """The leaves up to the last one that came."""
+        self._hashes = [] if before is None else list(before.hashes)
+        self._proof = iter(proof)
+        self._too_short = False
+
+    def add(self, index: int, node: bytes, level: int = 0) -> None:
+        """The hash of the leaf at `index`, or of the complete subtree of 2^`level` leaves that begins there."""
+        while self.size < index:
+            self._push(self._next(), min(_alignment(self.size), (index - self.size).bit_length() - 1))
+        self._push(node, level)
+
+    def frontier(self) -> Frontier:
+        return Frontier(self.size, tuple(self._hashes))
+
+    def root(self) -> bytes:
+        return self.frontier().root()
+
+    def check(self, size: int, root: bytes) -> None:
+        """Raises ProofError unless the leaves and the whole proof lead to this root of `size` leaves; without a leaf,
+        for any proof. Nothing can be added after it.
+        """
+        some = self.size > 0
+        while some and self.size < size:
+            level = _alignment(self.size)
+            if self.size + (1 << level) < size:
+                self._push(self._next(), level)
+            else:  # the node at the right edge, complete or not
+                self._hashes.append(self._next())
+                self.size = size
+        if self._too_short:
             raise ProofError("the multi-proof is too short")
-        return node
-    if end - start == 1:
-        return next(leaves)
-    middle = start + split(end - start)
-    cut = bisect_left(indexes, middle)
-    left = _root(indexes[:cut], leaves, start, middle, nodes)
-    return node_hash(left, _root(indexes[cut:], leaves, middle, end, nodes))
+        if some and self.root() != root:
+            raise ProofError("the multi-proof leads to another root")
+        if next(self._proof, None) is not None:
+            raise ProofError("the multi-proof is too long")
+
+    def _push(self, node: bytes, level: int) -> None:
+        place = self.size >> level
+        self.size += 1 << level
+        while place & 1:
+            node, place = node_hash(self._hashes.pop(), node), place >> 1
+        self._hashes.append(node)
+
+    def _next(self) -> bytes:
+        node = next(self._proof, None)
+        self._too_short = self._too_short or node is None
+        return node or EMPTY_ROOT
+
+
+def _alignment(place: int) -> int:
+    """The level of the largest complete subtree that begins at a place."""
+    return (place & -place).bit_length() - 1 if place else 64
 
 
 def _check_indexes(indexes: Sequence[int], size: int) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ledger.audit.processes import Processes
+from ledger.audit.seen import SeenOnDisk
 from ledger.bundle.conversation import another_tokenizer, is_answer, is_prompt
 from ledger.bundle.evidence import CheckFiles, Evidence, read_evidence
 from ledger.bundle.file_checks import CheckedFile, FileCheck
@@ -36,12 +37,21 @@ _KEYS_HINT = (
 )
 
 
-def check_bundle(path: Path, sources: TrustSources, workers: int = 0) -> BundleReport:
-    """Raises NotFound, FormatError for an archive that cannot be read, UsageError."""
+def check_bundle(path: Path, sources: TrustSources, workers: int = 0, state: Path | None = None) -> BundleReport:
+    """With a `state`, go on from what was verified before, and keep it there.
+
+    Raises NotFound, FormatError for an archive that cannot be read, UsageError, StoreError.
+    """
+    if state is not None and (sources.as_claimed or sources.promises):
+        raise UsageError("--state: goes on with your own keys, and without entries that --promise would have to read")
     trust = None if sources.as_claimed else own_trust(sources)
-    with opened_bundle(path) as bundle, verifying_entries(_claimed_entries(bundle)) as advance:
+    with (
+        closing(SeenOnDisk(state)) as seen,
+        opened_bundle(path) as bundle,
+        verifying_entries(_claimed_entries(bundle)) as advance,
+    ):
         check_files = _counted(Processes(workers).map, advance)
-        return verify_bundle(bundle, trust or claimed_trust(sources, bundle), check_files)
+        return verify_bundle(bundle, trust or claimed_trust(sources, bundle), check_files, seen)
 
 
 def _claimed_entries(bundle: BundleFolder) -> int | None:

@@ -119,6 +119,10 @@ def verify(
     paths: options.Paths = options.PATHS,
     given: VerifyOptions = GIVEN,
     workers: Annotated[int, typer.Option(min=0, help="Processes that check signatures; 0 is one for each core.")] = 0,
+    state: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="For a bundle: go on from what was verified before, which is kept there."),
+    ] = None,
     json: options.Json = False,
 ) -> None:
     """Check a bundle, a receipt file or a proof against the keys that you trust, offline. Exit code 3 if not."""
@@ -135,7 +139,7 @@ def verify(
     elif (answered := read_answer(path)) is not None:
         checked = _promise_answer(answered, sources)
     else:
-        checked = _bundle_or_proof(path, sources, given, workers)
+        checked = _bundle_or_proof(path, sources, given, workers, state)
     answer(json, checked.document, checked.view)
     raise typer.Exit(exits.OK if checked.ok else exits.VERIFICATION_FAILED)
 
@@ -170,7 +174,9 @@ def _receipt_file(path: Path, sources: TrustSources, given: VerifyOptions) -> _C
     return _Checked(True, document, _receipt_file_view)
 
 
-def _bundle_or_proof(path: Path, sources: TrustSources, given: VerifyOptions, workers: int) -> _Checked:
+def _bundle_or_proof(
+    path: Path, sources: TrustSources, given: VerifyOptions, workers: int, state: Path | None
+) -> _Checked:
     """Raises UsageError for options that belong to another kind of file."""
     from services.cli.verify.sources import is_json, is_proof, read_statement
 
@@ -183,13 +189,15 @@ def _bundle_or_proof(path: Path, sources: TrustSources, given: VerifyOptions, wo
             f"{path} is not a receipt file or statement, or only a part of one",
             "a promise is checked against a bundle or a receipt file: --promise",
         )
+    if state is not None and alone:
+        raise exits.UsageError("--state: belongs to a bundle")
     if given.promise and alone:
         raise exits.UsageError("--promise belongs to a bundle or a receipt file")
     if given.history is not None and not alone:
         raise exits.UsageError("--history: belongs to a proof file; a bundle brings its own")
     if statement is not None:
         return _statement(statement, sources, given.history)
-    return _proof(path, sources, given.history) if alone else _bundle(path, sources, workers)
+    return _proof(path, sources, given.history) if alone else _bundle(path, sources, workers, state)
 
 
 def _statement(statement: bytes, sources: TrustSources, history: Path | None) -> _Checked:
@@ -213,10 +221,10 @@ def _proof(path: Path, sources: TrustSources, history: Path | None) -> _Checked:
     return _Checked(True, _proof_document(check_proof(path, sources, history)), _proof_view)
 
 
-def _bundle(path: Path, sources: TrustSources, workers: int) -> _Checked:
+def _bundle(path: Path, sources: TrustSources, workers: int, state: Path | None) -> _Checked:
     from services.cli.verify.checks import check_bundle
 
-    report, claimed = check_bundle(path, sources, workers), sources.as_claimed
+    report, claimed = check_bundle(path, sources, workers, state), sources.as_claimed
     return _Checked(report.ok, _report_document(report, as_claimed=claimed), _report_view)
 
 
@@ -225,6 +233,8 @@ def _report_document(report: BundleReport, *, as_claimed: bool) -> dict[str, Any
     `kolm receipts promised` shows it. `as_of` is the time for which owed replays were counted; enough witnesses have
     had the checkpoint since `vouched_at`. `scope` says what a green result is about: how much of the log, which audits
     as of when, how old a log. `remarks` are not errors of the bundle, but a reader has to know them.
+
+    The first `verified_before` entries had been verified before (`--state`); all counts are of the whole log.
 
     Counts: `unproven_profiles` and `overclaimed_speedups` of receipts, `independent` of EXACT verdicts by an engine of
     the auditor's own, `unreplayable` of receipts with that newest verdict. `erased` are those of the last whose content
@@ -241,6 +251,7 @@ def _report_document(report: BundleReport, *, as_claimed: bool) -> dict[str, Any
         "size": checkpoint and checkpoint.size,
         "root": checkpoint and checkpoint.root.hex(),
         "range": report.manifest and [report.manifest.range.start, report.manifest.range.end],
+        "verified_before": report.verified_before,
         "cosigned": dict(report.cosigned),
         "kinds": dict(report.kinds),
         "outcomes": dict(report.outcomes),
@@ -277,8 +288,9 @@ def _scope(report: BundleReport) -> list[str]:
     held, size, owed = report.manifest, report.checkpoint.size if report.checkpoint else 0, report.completeness
     if held is None or held.range.start == held.range.end < size:
         said = [f"{sum(report.kinds.values())} chosen entries of a log of {size}"]
-    elif (held.range.start, held.range.end) == (0, size):
-        said = [f"the whole log of {size} entries"]
+    elif held.range.start <= report.verified_before and held.range.end == size:
+        verified = f", {report.verified_before} of them before" if report.verified_before else ""
+        said = [f"the whole log of {size} entries{verified}"]
     else:
         said = [f"entries {held.range.start} to {held.range.end - 1} of a log of {size}"]
     if owed is None:

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field, fields
 from datetime import datetime, timedelta
 from typing import Any
 
-from ledger.audit.log_walk import SeenInMemory
 from ledger.bundle.tiles import export_tiles
 from ledger.documents.audit import NO_ANSWERS, Verdict
+from ledger.documents.erasure import Retention
 from ledger.documents.promise import kept_digest
 from ledger.documents.receipt import Receipt
 from ledger.documents.signed_document import Document
@@ -75,9 +75,13 @@ class ListedLog:
 
 
 @dataclass
-class ListedMemory(SeenInMemory):
+class ListedMemory:
     """MonitorMemory that forgets at the end of the process."""
 
+    receipt_ids: dict[int, str] = field(default_factory=dict)
+    foreign: set[int] = field(default_factory=set)
+    outcomes: dict[int, str] = field(default_factory=dict)
+    policies: list[tuple[int, Retention]] = field(default_factory=list)
     summary: dict[str, Any] | None = None
     kept: dict[bytes, int] = field(default_factory=dict)
     failed: dict[int, bool] = field(default_factory=dict)
@@ -100,11 +104,31 @@ class ListedMemory(SeenInMemory):
                 setattr(self, name, value)
             raise
 
+    def receipt_id_at(self, index: int) -> str | None:
+        return self.receipt_ids.get(index)
+
+    def foreign_at(self, index: int) -> bool | None:
+        return index in self.foreign
+
+    def outcome_at(self, index: int) -> str | None:
+        return self.outcomes.get(index)
+
+    def retentions(self) -> list[tuple[int, Retention]]:
+        return self.policies
+
+    def knows(self, receipt_id: str) -> bool:
+        return receipt_id in self.receipt_ids.values()
+
     def remember(self, index: int, document: Document) -> None:
-        super().remember(index, document)
         if isinstance(document, Receipt):
+            self.receipt_ids[index] = document.receipt_id
+            if document.engine is not None:
+                self.foreign.add(index)
             self.kept[kept_digest(document)] = index
+        if isinstance(document, Retention):
+            self.policies.append((index, document))
         if isinstance(document, Verdict):
+            self.outcomes[index] = document.outcome
             self.failed[document.receipt_index] = document.outcome in NO_ANSWERS
 
     def holds(self, digests: Iterable[bytes]) -> int:

@@ -1,0 +1,226 @@
+"""What later entries need to know of earlier ones, kept in SQLite: memory does not grow with the log."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ledger.documents.audit import DEVIATION, Verdict
+from ledger.documents.draft_head import DraftHeadPublication
+from ledger.documents.erasure import Erasure, Expiry, Retention
+from ledger.documents.receipt import Receipt
+from ledger.documents.signed_document import Document
+from ledger.errors import FormatError, StoreError
+
+_APPLICATION, _VERSION = 0x6B6F6C6D, 1
+"""Marks of our files in the header that SQLite has for them; the version counts what is kept and how it is folded."""
+_SCHEMA = """
+CREATE TABLE receipts
+    (entry INTEGER PRIMARY KEY, receipt_id BLOB NOT NULL UNIQUE, tenant TEXT NOT NULL, issued_at TEXT NOT NULL,
+     foreign_engine INTEGER NOT NULL);
+CREATE TABLE deviations (entry INTEGER PRIMARY KEY);
+CREATE TABLE erasures (receipt INTEGER PRIMARY KEY, entry INTEGER NOT NULL);
+CREATE TABLE documents (entry INTEGER PRIMARY KEY, document TEXT NOT NULL);
+CREATE TABLE summary (only INTEGER PRIMARY KEY CHECK (only = 1), document TEXT NOT NULL);
+"""
+_CACHE_KIB = 16 * 1024
+_BATCH = 4096  # receipts in memory before they are written
+
+_RECEIPT = "SELECT receipt_id, tenant, issued_at, foreign_engine FROM receipts WHERE entry = ?"
+_FEW = {kind.type_name(): kind for kind in (Retention, Expiry, DraftHeadPublication)}
+
+
+@dataclass(frozen=True, slots=True)
+class SeenReceipt:
+    """A receipt of before; `foreign` is one of another engine's output."""
+
+    receipt_id: bytes
+    tenant: str
+    issued_at: str
+    foreign: bool
+
+
+class SeenOnDisk:
+    """Implements `log_walk.SeenEntries`. Not for several threads at once. Every method may raise StoreError.
+
+    Without a path the database is temporary: in memory while it is small, then in a file that goes with the process.
+    With one it is a verifier's state. Nothing in the file changes before `keep`; a crash leaves what was kept last.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        """Opens a state, new where the file is missing. Raises StoreError for any other file, which stays as it is, and
+        while another process has it open.
+        """
+        self._path = path
+        self.expiries: list[tuple[int, Expiry]] = []
+        self.publications: list[DraftHeadPublication] = []
+        self._retentions: list[tuple[int, Retention]] = []
+        self._waiting: dict[int, SeenReceipt] = {}
+        self._waiting_ids: set[bytes] = set()
+        self._newest = b""
+        self._asked: tuple[int, SeenReceipt | None] = (-1, None)  # rules ask for one several times
+        with self._errors():
+            if path is not None:
+                path.parent.mkdir(parents=True, exist_ok=True)
+            self._connection = sqlite3.connect(path or "", timeout=1.0, isolation_level=None, check_same_thread=False)
+            try:
+                self._open()
+            except BaseException:
+                self.close()
+                raise
+
+    def load(self) -> dict[str, Any] | None:
+        """The summary that was kept last; None in a new state."""
+        row = self._row("SELECT document FROM summary")
+        try:
+            return None if row is None else dict(json.loads(row[0]))
+        except (ValueError, TypeError) as error:
+            raise StoreError(f"the state {self._path} is damaged: {error}") from None
+
+    def keep(self, summary: dict[str, Any]) -> None:
+        """Keep a summary and all that was remembered, whole or not at all, on disk when this returns."""
+        self._flush()
+        with self._errors():
+            text = json.dumps(summary, separators=(",", ":"))
+            self._connection.execute("INSERT OR REPLACE INTO summary VALUES (1, ?)", (text,))
+            self._connection.commit()
+            self._connection.execute("BEGIN IMMEDIATE")
+
+    def close(self) -> None:
+        """Forget what was not kept."""
+        with suppress(sqlite3.Error):
+            self._connection.rollback()
+        self._connection.close()
+        with suppress(OSError):
+            if self._path is not None and self._path.stat().st_size == 0:  # nothing was ever kept in it
+                self._path.unlink()
+
+    def knows(self, receipt_id: str) -> bool:
+        name = _bytes(receipt_id)
+        if name > self._newest:  # ids begin with a time: most are greater than all before, and so are new
+            return False
+        return name in self._waiting_ids or self._row("SELECT 1 FROM receipts WHERE receipt_id = ?", name) is not None
+
+    def remember(self, index: int, document: Document) -> None:
+        """Take the next entry. A receipt's id is one that is not known yet."""
+        match document:
+            case Receipt():
+                name = _bytes(document.receipt_id)
+                foreign = document.engine is not None
+                self._asked = (-1, None)
+                self._waiting[index] = SeenReceipt(name, document.tenant, document.issued_at, foreign)
+                self._waiting_ids.add(name)
+                self._newest = max(self._newest, name)
+                if len(self._waiting) >= _BATCH:
+                    self._flush()
+            case Verdict() if document.outcome == DEVIATION:
+                self._write("INSERT INTO deviations VALUES (?)", index)
+            case Erasure():
+                self._write("INSERT OR REPLACE INTO erasures VALUES (?, ?)", document.receipt_index, index)
+            case Retention() | Expiry() | DraftHeadPublication():
+                self._write("INSERT INTO documents VALUES (?, ?)", index, document.to_bytes().decode())
+                self._list(index, document)
+
+    def receipt(self, index: int) -> SeenReceipt | None:
+        """The receipt at an index; None where another entry is, or none that has been seen."""
+        if self._asked[0] != index:
+            found = self._waiting.get(index)
+            if found is None and (row := self._row(_RECEIPT, index)) is not None:
+                found = SeenReceipt(row[0], row[1], row[2], bool(row[3]))
+            self._asked = (index, found)
+        return self._asked[1]
+
+    def receipt_id_at(self, index: int) -> str | None:
+        receipt = self.receipt(index)
+        return None if receipt is None else _text(receipt.receipt_id)
+
+    def foreign_at(self, index: int) -> bool | None:
+        receipt = self.receipt(index)
+        return None if receipt is None else receipt.foreign
+
+    def outcome_at(self, index: int) -> str | None:
+        """DEVIATION or None: no entry refers to another verdict."""
+        return None if self._row("SELECT 1 FROM deviations WHERE entry = ?", index) is None else DEVIATION
+
+    def retentions(self) -> list[tuple[int, Retention]]:
+        return self._retentions
+
+    def erased_by(self, index: int) -> int | None:
+        """The first entry by which the content of the receipt at `index` was erased."""
+        row = self._row("SELECT entry FROM erasures WHERE receipt = ?", index)
+        receipt = self.receipt(index)
+        if row is not None or receipt is None:
+            return None if row is None else int(row[0])
+        covering = (at for at, each in self.expiries if each.covers(index, receipt.tenant, receipt.issued_at))
+        return next(covering, None)
+
+    def _open(self) -> None:
+        execute = self._connection.execute
+        if self._path is None:
+            execute("PRAGMA journal_mode=OFF")
+        execute(f"PRAGMA cache_size=-{_CACHE_KIB}")
+        execute("BEGIN IMMEDIATE")  # from here on, no other process has it
+        marks = execute("PRAGMA application_id").fetchone()[0], execute("PRAGMA user_version").fetchone()[0]
+        if marks == (0, 0) and execute("SELECT count(*) FROM sqlite_master").fetchone() == (0,):
+            execute(f"PRAGMA application_id={_APPLICATION}")
+            execute(f"PRAGMA user_version={_VERSION}")
+            for statement in _SCHEMA.split(";"):
+                execute(statement)
+        elif marks != (_APPLICATION, _VERSION):
+            raise StoreError(
+                f"{self._path} is not a state that this version keeps, and is left as it is; name another file, to "
+                "begin a new one"
+            )
+        newest = execute("SELECT max(receipt_id) FROM receipts").fetchone()[0]
+        self._newest = b"" if newest is None else bytes(newest)
+        for index, text in execute("SELECT entry, document FROM documents ORDER BY entry"):
+            self._list(index, _FEW[json.loads(text)["type"]].from_bytes(text.encode()))
+
+    def _list(self, index: int, document: Document) -> None:
+        match document:
+            case Retention():
+                self._retentions.append((index, document))
+            case Expiry():
+                self.expiries.append((index, document))
+            case DraftHeadPublication():
+                self.publications.append(document)
+
+    def _flush(self) -> None:
+        rows = [
+            (index, each.receipt_id, each.tenant, each.issued_at, each.foreign) for index, each in self._waiting.items()
+        ]
+        with self._errors():
+            self._connection.executemany("INSERT INTO receipts VALUES (?, ?, ?, ?, ?)", rows)
+        self._waiting.clear()
+        self._waiting_ids.clear()
+
+    def _row(self, query: str, *values: object) -> tuple[Any, ...] | None:
+        with self._errors():
+            row: tuple[Any, ...] | None = self._connection.execute(query, values).fetchone()
+        return row
+
+    def _write(self, statement: str, *values: object) -> None:
+        with self._errors():
+            self._connection.execute(statement, values)
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except (sqlite3.Error, OSError, FormatError, ValueError, TypeError, KeyError) as error:
+            name = "a temporary database" if self._path is None else f"the state {self._path}"
+            raise StoreError(f"{name} cannot be used: {error}") from None
+
+
+def _bytes(receipt_id: str) -> bytes:
+    return bytes.fromhex(receipt_id.replace("-", ""))
+
+
+def _text(receipt_id: bytes) -> str:
+    digits = receipt_id.hex()
+    return "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))

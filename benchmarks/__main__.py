@@ -14,7 +14,7 @@ from rich.table import Table
 
 from benchmarks import arithmetic, families, real, retrieval, sizes, steps
 from benchmarks.arithmetic import ARITHMETICS
-from benchmarks.load import against, tls
+from benchmarks.load import against
 from benchmarks.load import measure as load
 from benchmarks.machine import RESULTS, machine
 from benchmarks.real import STORAGES
@@ -34,7 +34,6 @@ MEASUREMENTS: dict[str, Callable[[argparse.Namespace], Any]] = {
         if given.against
         else load.measure(given.serve, quick=given.quick, soak_minutes=given.soak_minutes)
     ),
-    "tls": lambda given: tls.measure(given.serve, quick=given.quick),
     "eagle3": lambda given: steps.measure_head(
         given.model, given.head, prompts=given.prompts, max_tokens=given.max_tokens
     ),
@@ -80,8 +79,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--alone", action="store_true", help="of specbench: kolm without its peers")
     parser.add_argument("--storage", choices=STORAGES, help="of specbench: of the same values (q4_1, as published)")
     parser.add_argument("--arithmetic", choices=ARITHMETICS, help="of specbench: kolm's (the file's usual one)")
-    parser.add_argument("--quick", action="store_true", help="of specbench, load and tls: minutes instead of hours")
-    parser.add_argument("--serve", default="smollm2", help="of load and tls: the model that is served (smollm2)")
+    parser.add_argument("--quick", action="store_true", help="of specbench and load: minutes instead of hours")
+    parser.add_argument("--serve", default="smollm2", help="of load: the model that is served (smollm2)")
     parser.add_argument("--against", metavar="URL", help="of load: an OpenAI-compatible server, http://host:port/v1")
     parser.add_argument("--soak-minutes", type=float, default=0.0, help="of load: so long again, for the memory (0)")
     return parser.parse_args()

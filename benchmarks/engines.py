@@ -21,6 +21,7 @@ from services.generation.engine.drafter import Drafter
 from services.generation.engine.events import Event, Finished, Outcome
 from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.engine.text.tokenizer import Tokenizer
+from services.generation.engine.turns import Gains
 from services.generation.target.cpu import load_target
 from services.generation.target.probe import time_keys, time_passes, time_seen
 
@@ -79,7 +80,7 @@ class KolmEngine:
 class Kolm:
     def __init__(self, engine: KolmEngine, name: str, options: dict[str, Any]) -> None:
         self.name = f"kolm {name}"
-        self._engine, self._options = engine, options
+        self._engine, self._options, self._gains = engine, options, Gains()
 
     def run(self, prompts: Sequence[Sequence[int]], temperature: float, max_tokens: int) -> Run:
         engine = self._engine
@@ -93,6 +94,7 @@ class Kolm:
         start = time.perf_counter()
         core = EngineCore(
             engine.target, engine.drafters, engine.tokenizer.stream, engine.cost, engine.settings, time.perf_counter,
+            self._gains,
         )  # fmt: skip
         for number, prompt in enumerate(prompts):
             asked = EngineRequest(str(number), tuple(prompt), sampling, **self._options)

@@ -71,7 +71,7 @@ async def serve(stack: Stack, asked: Sequence[Asked], callers: int, *, off: bool
 
 
 async def _caller(stack: Stack, left: Iterator[tuple[int, Asked]], seen: Seen, off: bool) -> None:
-    async with AsyncRuntime.connect(stack.generation, token=stack.token, tls=stack.tls) as runtime:
+    async with AsyncRuntime.connect(stack.generation, token=stack.token) as runtime:
         for number, each in left:
             try:
                 await _stream(runtime, number, each, seen, off)

@@ -43,7 +43,7 @@ def measure(model: str, *, quick: bool = False, soak_minutes: float = 0.0) -> di
 
 def methods_of(stack: Stack) -> list[str]:
     """The methods that are loaded, `auto` first: mixed among the requests."""
-    with Runtime.connect(stack.generation, token=stack.token, tls=stack.tls) as runtime:
+    with Runtime.connect(stack.generation, token=stack.token) as runtime:
         return ["auto", *(name for name in runtime.model_info().methods if name != "off")]
 
 
@@ -109,7 +109,7 @@ def _complete(stack: Stack, runs: list[Seen]) -> bool:
     """Whether the ledger has every receipt that callers were given, one for each request, each of them once."""
     given = set().union(*(seen.receipts for seen in runs))
     deadline = time.monotonic() + _LEDGER_SECONDS
-    with LedgerClient.connect(stack.ledger, token=stack.token, tls=stack.tls) as ledger:
+    with LedgerClient.connect(stack.ledger, token=stack.token) as ledger:
         while True:
             logged = [each.receipt_id for each in ledger.receipts()]
             if given <= {*logged} or time.monotonic() > deadline:

@@ -1,4 +1,4 @@
-"""A ledger and a generation server as processes on this machine; the server has one port with TLS and one without."""
+"""A ledger and a generation server as processes on this machine."""
 
 from __future__ import annotations
 
@@ -8,16 +8,12 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.load.two_ports import CERTIFICATES, secure_address
 from benchmarks.machine import resident
-from services.cli.init import CALLER, InitialFolder
 from services.cli.up.local_services import OWNER, LocalServices, token_file
 from services.cli.up.supervisor import Plan
-from services.client.identity import ClientTls
 
 _START_SECONDS = 600.0
 
@@ -29,28 +25,19 @@ class Stack:
     generation: str
     ledger: str
     token: str
-    tls: ClientTls | None
-    _keys: InitialFolder
     _processes: dict[str, subprocess.Popen[bytes]]
 
     def resident_mb(self) -> dict[str, float]:
         """Resident memory of each process (Linux)."""
         return {name: round(resident(process.pid) / 2**20, 1) for name, process in self._processes.items()}
 
-    def secure(self) -> Stack:
-        """The same processes; callers take the generation server's port with mutual TLS."""
-        caller = ClientTls(self._keys.authority, self._keys.certificate(CALLER), self._keys.key(CALLER))
-        return replace(self, generation=secure_address(self._keys.path).read_text(), tls=caller)
-
 
 @contextmanager
 def running(folder: Path, model: str, *flags: str) -> Iterator[Stack]:
     """Both, answering; stopped at the end. `flags` are the generation server's."""
-    keys = InitialFolder(folder / "tls")
-    keys.create((), datetime.now(UTC), 1)
     services = LocalServices(
-        folder / "data", Path(model), generation_port=0, ledger_port=0, generation_module="benchmarks.load.two_ports",
-        generation_flags=flags, shared_flags=("--log-level", "error"), environment={CERTIFICATES: str(keys.path)},
+        folder / "data", Path(model), generation_port=0, ledger_port=0, generation_flags=flags,
+        shared_flags=("--log-level", "error"),
     )  # fmt: skip
     services.trust_own_keys()
     processes: dict[str, subprocess.Popen[bytes]] = {}
@@ -58,7 +45,7 @@ def running(folder: Path, model: str, *flags: str) -> Iterator[Stack]:
         ledger = _start(processes, services.ledger())
         generation = _start(processes, services.generation(ledger))
         token = token_file(services.data_dir, OWNER).read_text().strip()
-        yield Stack(generation, ledger, token, None, keys, processes)
+        yield Stack(generation, ledger, token, processes)
     finally:
         for process in reversed(processes.values()):
             process.terminate()

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -33,7 +33,7 @@ from services.training.answering import Answer
 from services.training.block import BlockModule, block_sums
 from services.training.devices import Devices
 from services.training.head import HeadModule
-from services.training.plan import Budget, LessonPlan, OutputInvalid, StepReport, write_checkpoint
+from services.training.plan import DTYPES, Budget, LessonPlan, OutputInvalid, StepReport, write_checkpoint
 from services.training.recordings import Recordings
 from services.training.unroll import Passes, Teacher, Window, step_sums, window_of
 
@@ -184,14 +184,23 @@ class Ends:
         return Teacher(self.norm, self.head, epsilon, target_ids)
 
 
-def fresh_head(config: HeadConfig, ends: Ends, target_ids: Tensor, seed: int) -> HeadModule:
-    """Random matrices; output matrix and norm are the base's, and the layer adds nothing to its input at first."""
+_Module = TypeVar("_Module", HeadModule, BlockModule)
+
+
+def _drawn(kind: Callable[[Any, Tensor], _Module], config: HeadConfig | BlockConfig, ends: Ends, seed: int) -> _Module:
+    """A head whose matrices are random."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        head = HeadModule(config, ends.embeddings)
+        head = kind(config, ends.embeddings)
         for parameter in head.parameters():
             if parameter.ndim == 2:
                 torch.nn.init.normal_(parameter, std=parameter.shape[1] ** -0.5)
+    return head
+
+
+def fresh_head(config: HeadConfig, ends: Ends, target_ids: Tensor, seed: int) -> HeadModule:
+    """Random matrices; output matrix and norm are the base's, and the layer adds nothing to its input at first."""
+    head = _drawn(HeadModule, config, ends, seed)
     with torch.no_grad():
         head.lm_head.weight.copy_(ends.head[target_ids])
         head.norm.weight.copy_(ends.norm)
@@ -207,12 +216,7 @@ def fresh_block(config: BlockConfig, ends: Ends, target_ids: Tensor, seed: int) 
     """As `fresh_head`, with nothing said by the token before. The norm is small: mask rows know nothing yet, and at the
     base's own scale they would be sure of it, at 150 nats a token.
     """
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        head = BlockModule(config, ends.embeddings)
-        for parameter in head.parameters():
-            if parameter.ndim == 2:
-                torch.nn.init.normal_(parameter, std=parameter.shape[1] ** -0.5)
+    head = _drawn(BlockModule, config, ends, seed)
     with torch.no_grad():
         head.lm_head.weight.copy_(ends.head[target_ids])
         head.norm.weight.copy_(_UNSURE * ends.norm)
@@ -258,9 +262,6 @@ def export(
         shutil.rmtree(staging, ignore_errors=True)
 
 
-_DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
-
-
 class Lesson(nn.Module):
     """A head, unrolled or in blocks, and its teacher as one module, which is what gradients are averaged over."""
 
@@ -298,7 +299,7 @@ class Trainer:
         self._passes = Passes(answers, plan.starts_per_pass, plan.seed)
         self._answers, self._recordings = answers, recordings
         self._plan, self._budget, self._devices = plan, budget, devices
-        self._optimiser = Optimiser(head, plan.matrix_rate, plan.vector_rate, dtype=_DTYPES[plan.precision])
+        self._optimiser = Optimiser(head, plan.matrix_rate, plan.vector_rate, dtype=DTYPES[plan.precision])
         self._clock, self._seconds_before, self._started = clock, 0.0, clock()
 
     @property

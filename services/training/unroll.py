@@ -197,9 +197,6 @@ class StepSums:
     right: Tensor
 
 
-_ROWS_COMPARED = 512  # at once: their logits in float32 should stay in a cache
-
-
 @dataclass(frozen=True, slots=True)
 class Compared:
     """Drafts beside what the target says: weighted sum of losses, with gradients; and without, by step and place

@@ -25,8 +25,11 @@ _ARCHITECTURES = {
     "gpt_oss": MODEL_ARCH.GPT_OSS, "llama4_text": MODEL_ARCH.LLAMA4, "gemma4_text": MODEL_ARCH.GEMMA4,
     "lfm2": MODEL_ARCH.LFM2, "granite": MODEL_ARCH.GRANITE,
     "lfm2_moe": MODEL_ARCH.LFM2MOE, "olmo2": MODEL_ARCH.OLMO2, "olmo3": MODEL_ARCH.OLMO2,
+    "ministral3": MODEL_ARCH.MISTRAL3, "exaone4": MODEL_ARCH.EXAONE4, "seed_oss": MODEL_ARCH.SEED_OSS,
+    "ernie4_5": MODEL_ARCH.ERNIE4_5,
 }  # fmt: skip
-_PERMUTED = ("smollm3", "mixtral", "granite")  # whose rows of q and k are put in the order of an interleaved rotation
+_PERMUTED = ("smollm3", "mixtral", "granite", "ministral3")
+"""Families whose rows of q and k are put in the order of an interleaved rotation."""
 
 
 def convert(
@@ -287,9 +290,38 @@ def _olmo3(config: Any) -> dict[str, Any]:
     }
 
 
+def _theta(config: Any) -> dict[str, Any]:
+    head_dim = getattr(config, "head_dim", config.hidden_size // config.num_attention_heads)
+    return {
+        "rope.freq_base": config.rope_parameters["rope_theta"],
+        "attention.key_length": head_dim,
+        "attention.value_length": head_dim,
+    }
+
+
+def _exaone4(config: Any) -> dict[str, Any]:
+    windows = [kind == "sliding_attention" for kind in config.layer_types] if config.sliding_window else None
+    return _theta(config) | {
+        "attention.sliding_window": config.sliding_window,
+        "attention.sliding_window_pattern": windows,
+    }
+
+
+def _ministral3(config: Any) -> dict[str, Any]:
+    rope = config.rope_parameters
+    return _theta(config) | {
+        "rope.scaling.type": "yarn",
+        "rope.scaling.factor": rope["factor"],
+        "rope.scaling.original_context_length": rope["original_max_position_embeddings"],
+        "rope.scaling.yarn_log_multiplier": rope["mscale_all_dim"],
+        "attention.temperature_scale": rope["llama_4_scaling_beta"],
+    }
+
+
 _OWN_FIELDS = {
     "smollm3": _smollm3, "phi3": _phi3, "gemma2": _gemma2, "gemma3_text": _gemma3, "qwen3_moe": _experts,
     "mixtral": _experts, "gpt_oss": _gpt_oss, "llama4_text": _llama4, "gemma4_text": _gemma4,
+    "ministral3": _ministral3, "exaone4": _exaone4, "seed_oss": _theta, "ernie4_5": _theta,
     "lfm2": _lfm2, "granite": _granite, "lfm2_moe": _lfm2_moe, "olmo2": _olmo2, "olmo3": _olmo3,
 }  # fmt: skip
 

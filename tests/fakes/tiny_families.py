@@ -17,6 +17,8 @@ from safetensors.torch import load_file, save_file
 from transformers.models.gemma3 import Gemma3Config, Gemma3ForConditionalGeneration
 from transformers.models.gemma4 import Gemma4Config, Gemma4ForConditionalGeneration
 from transformers.models.llama4 import Llama4Config, Llama4ForConditionalGeneration
+from transformers.models.mistral3 import Mistral3Config, Mistral3ForConditionalGeneration
+from transformers.models.qwen3_vl import Qwen3VLConfig, Qwen3VLForConditionalGeneration
 
 from services.generation.target.arrays import Bytes
 from tests.fakes.tiny_model import tiny_tokenizer
@@ -86,6 +88,20 @@ FAMILIES: dict[str, dict[str, Any]] = {
             "sliding_attention": {"rope_type": "default", "rope_theta": 5e5},
         },
     },
+    "ministral3": {
+        "architecture": "ministral3",
+        "rope_parameters": {
+            "rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0, "original_max_position_embeddings": 32,
+            "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1,
+        },
+    },
+    "exaone4": {"architecture": "exaone4", "layers": 5, "sliding_window": 40, "tie_word_embeddings": True},
+    "exaone4, all layers turn": {
+        "architecture": "exaone4", "sliding_window": None, "layer_types": ["full_attention"] * 2,
+        "tie_word_embeddings": True,
+    },
+    "seed_oss": {"architecture": "seed_oss", "head_dim": 24},
+    "ernie4_5": {"architecture": "ernie4_5", "head_dim": 24, "tie_word_embeddings": True},
     "lfm2": {
         "architecture": "lfm2", "layers": 3, "hidden": 72, "heads": 6, "kv_heads": 3,
         "layer_types": ["conv", "full_attention", "conv"], "tie_word_embeddings": True,
@@ -206,6 +222,15 @@ _VISION = {
 }  # fmt: skip
 _LLAMA4_VISION = {"vision_output_dim": 16, "projector_input_dim": 16, "projector_output_dim": 16}
 _LLAMA4_TEXT = {"intermediate_size_mlp": 64, "num_local_experts": 3}
+_QWEN3_VL_TEXT = {
+    "rope_parameters": {
+        "rope_type": "default", "rope_theta": 5e6, "mrope_section": [3, 3, 2], "mrope_interleaved": True,
+    },
+}  # fmt: skip
+_QWEN3_VISION = {
+    "depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "patch_size": 4, "out_hidden_size": 32,
+    "deepstack_visual_indexes": [],
+}  # fmt: skip
 _GEMMA4_TEXT = {
     "global_head_dim": 24, "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 384,
     "enable_moe_block": True, "num_experts": 3, "top_k_experts": 2, "moe_intermediate_size": 20,
@@ -216,6 +241,12 @@ MODELS: dict[str, Any] = {
     ),
     "gemma4": lambda: Gemma4ForConditionalGeneration(
         Gemma4Config(text_config=_TEXT | _GEMMA4_TEXT, vision_config=None, audio_config=None)
+    ),
+    "qwen3_vl": lambda: Qwen3VLForConditionalGeneration(
+        Qwen3VLConfig(text_config=_TEXT | _QWEN3_VL_TEXT, vision_config=_QWEN3_VISION, tie_word_embeddings=False)
+    ),
+    "mistral3": lambda: Mistral3ForConditionalGeneration(
+        Mistral3Config(text_config=_TEXT | {"model_type": "ministral3"}, vision_config=_VISION)
     ),
     "llama4": lambda: Llama4ForConditionalGeneration(
         Llama4Config(text_config=_TEXT | _LLAMA4_TEXT, vision_config=_VISION | _LLAMA4_VISION)

@@ -11,6 +11,8 @@ import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+from transformers.models.ernie4_5 import Ernie4_5Config
+from transformers.models.exaone4 import Exaone4Config
 from transformers.models.gemma2 import Gemma2Config
 from transformers.models.gemma3 import Gemma3TextConfig
 from transformers.models.gemma4 import Gemma4TextConfig
@@ -20,6 +22,7 @@ from transformers.models.lfm2 import Lfm2Config
 from transformers.models.lfm2_moe import Lfm2MoeConfig
 from transformers.models.llama import LlamaConfig
 from transformers.models.llama4 import Llama4TextConfig
+from transformers.models.ministral3 import Ministral3Config
 from transformers.models.mistral import MistralConfig
 from transformers.models.mixtral import MixtralConfig
 from transformers.models.olmo2 import Olmo2Config
@@ -28,6 +31,7 @@ from transformers.models.phi3 import Phi3Config
 from transformers.models.qwen2 import Qwen2Config
 from transformers.models.qwen3 import Qwen3Config
 from transformers.models.qwen3_moe import Qwen3MoeConfig
+from transformers.models.seed_oss import SeedOssConfig
 from transformers.models.smollm3 import SmolLM3Config
 
 from services.generation.target.arrays import Float32
@@ -42,6 +46,7 @@ CONFIGS = {
     "qwen3_moe": Qwen3MoeConfig, "mixtral": MixtralConfig, "gpt_oss": GptOssConfig,
     "llama4": Llama4TextConfig, "gemma4": Gemma4TextConfig, "lfm2": Lfm2Config, "granite": GraniteConfig,
     "lfm2_moe": Lfm2MoeConfig, "olmo2": Olmo2Config, "olmo3": Olmo3Config,
+    "ministral3": Ministral3Config, "exaone4": Exaone4Config, "seed_oss": SeedOssConfig, "ernie4_5": Ernie4_5Config,
 }  # fmt: skip
 PAD, END, USER, ASSISTANT = SPECIAL_TOKENS = ("<|pad|>", "<|end|>", "<|user|>", "<|assistant|>")
 

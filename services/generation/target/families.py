@@ -110,6 +110,8 @@ class Family:
     interleaved: bool = False  # RoPE turns elements 2i and 2i + 1, not i and i + n
     unit_head_norms: bool = False  # use_qk_norm counts: norms of heads that turn, with weights of 1
     chunks: bool = False  # attention_chunk_size counts
+    rotated_windows: bool = False  # where some layers have windows, the others do not turn
+    beta: bool = False  # llama_4_scaling_beta of rope_parameters counts: a temperature in all layers
     tempered: bool = False  # attn_temperature_tuning counts, in layers without rotary position embeddings
     sinks: bool = False  # of attention
     clamped: bool = False  # swiglu_alpha and swiglu_limit count
@@ -140,6 +142,7 @@ LLAMA = Family(
 MISTRAL = Family(
     name="mistral",
     architecture="MistralForCausalLM",
+    multimodal="Mistral3ForConditionalGeneration",  # of Mistral Small 3
     gguf_name="llama",
     gguf_interleaved=True,
 )
@@ -446,15 +449,101 @@ GRANITE = Family(
 )
 
 
+# Ministral 3 (Mistral AI 2025): Mistral with queries scaled by position.
+MINISTRAL3 = replace(
+    MISTRAL,
+    name="ministral3",
+    architecture="Ministral3ForCausalLM",
+    multimodal="Mistral3ForConditionalGeneration",
+    gguf_name="mistral3",
+    beta=True,
+)
+
+# Qwen3-VL (Qwen 2025), text: Qwen3, for the positions of text are the same in all three of its rotation's sections.
+QWEN3_VL = replace(
+    QWEN3,
+    name="qwen3_vl_text",
+    architecture="Qwen3VLTextModel",
+    multimodal="Qwen3VLForConditionalGeneration",
+    gguf_name="qwen3vl",
+)
+
+# EXAONE 4 (LG AI Research 2025): norms after, as OLMo 2, of each head, and large ones turn heads in windows only.
+EXAONE4 = replace(
+    OLMO2,
+    name="exaone4",
+    architecture="Exaone4ForCausalLM",
+    gguf_name="exaone4",
+    windows=True,
+    whole_norms=False,
+    rotated_windows=True,
+)
+
+# Seed-OSS (ByteDance 2025): Llama with biases on queries, keys and values.
+SEED_OSS = Family(
+    name="seed_oss",
+    architecture="SeedOssForCausalLM",
+    gguf_name="seed_oss",
+    windows=False,
+    qkv_bias=True,
+    gguf_modules={"post_attention_norm": "post_attention_layernorm"},
+)
+
+# ERNIE 4.5 (Baidu 2025), dense: Llama with an interleaved rotation.
+ERNIE4_5 = Family(
+    name="ernie4_5",
+    architecture="Ernie4_5ForCausalLM",
+    gguf_name="ernie4_5",
+    windows=False,
+    interleaved=True,
+)
+
+
 FAMILIES = (
     LLAMA, MISTRAL, QWEN2, QWEN3, SMOLLM3, PHI3, GEMMA2, GEMMA3, QWEN3_MOE, MIXTRAL, GPT_OSS, LLAMA4, GEMMA4, LFM2,
-    GRANITE, LFM2_MOE, OLMO2, OLMO3,
+    GRANITE, LFM2_MOE, OLMO2, OLMO3, MINISTRAL3, QWEN3_VL, EXAONE4, SEED_OSS, ERNIE4_5,
 )  # fmt: skip
 
 BY_NAME: Mapping[str, Family] = {family.name: family for family in FAMILIES}
-BY_ARCHITECTURE: Mapping[str, Family] = {
-    name: family for family in FAMILIES for name in (family.architecture, family.multimodal) if name
+ARCHITECTURES = tuple(dict.fromkeys(n for family in FAMILIES for n in (family.architecture, family.multimodal) if n))
+
+
+MISSING: Mapping[str, str] = {
+    "ApertusForCausalLM": "the activation xIELU",
+    "ArceeForCausalLM": "the activation relu squared",
+    "Cohere2ForCausalLM": "norms that subtract a mean, attention beside the MLP",
+    "CohereForCausalLM": "norms that subtract a mean, attention beside the MLP",
+    "DeepseekV2ForCausalLM": "multi-head latent attention",
+    "DeepseekV3ForCausalLM": "multi-head latent attention",
+    "DeepseekV32ForCausalLM": "multi-head latent attention, sparse attention",
+    "FalconForCausalLM": "norms that subtract a mean, attention beside the MLP",
+    "FalconH1ForCausalLM": "Mamba-2 layers",
+    "Gemma3nForConditionalGeneration": "four streams in one (AltUp)",
+    "Glm4ForCausalLM": "layers with gate and up fused alone",
+    "GPTNeoXForCausalLM": "norms that subtract a mean",
+    "GraniteMoeHybridForCausalLM": "Mamba-2 layers",
+    "HunYuanDenseV1ForCausalLM": "norms of heads behind their rotation",
+    "MambaForCausalLM": "Mamba layers",
+    "Mamba2ForCausalLM": "Mamba-2 layers",
+    "NemotronForCausalLM": "norms that subtract a mean",
+    "NemotronHForCausalLM": "Mamba-2 layers",
+    "OlmoForCausalLM": "norms that subtract a mean",
+    "PhiForCausalLM": "norms that subtract a mean",
+    "PhimoeForCausalLM": "norms that subtract a mean",
+    "Qwen2MoeForCausalLM": "a shared expert with a gate",
+    "Qwen3NextForCausalLM": "Gated DeltaNet layers",
+    "StableLmForCausalLM": "norms that subtract a mean",
+    "Starcoder2ForCausalLM": "norms that subtract a mean",
 }
+"""Architectures that somebody may come with, and what computing them would take."""
+
+
+def named_by(architecture: object, document: Mapping[str, Any]) -> Family | None:
+    """The family of this name; where several are parts of one multimodal architecture, that of the part for text."""
+    found = [family for family in FAMILIES if architecture and architecture in (family.architecture, family.multimodal)]
+    text = document.get("text_config")
+    kind = text.get("model_type") if isinstance(text, dict) else None
+    return next((family for family in found if family.name == kind), found[0] if found else None)
 
 
 def architecture_of(document: Mapping[str, Any]) -> object:
@@ -480,10 +569,11 @@ def gguf_families(name: str) -> list[Family]:
 
 @dataclass(frozen=True, slots=True)
 class Temperature:
-    """Queries at position p are multiplied with 1 + scale * ln(1 + (p + 1) div floor) (Nakanishi 2025)."""
+    """Queries at position p are multiplied with 1 + scale * ln(1 + (p + ahead) div floor) (Nakanishi 2025)."""
 
     floor: int
     scale: float
+    ahead: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from services.generation.target.blocks import BLOCK, blocks_for
 from services.generation.target.config.config_document import (
     ACTIVATIONS,
     BY_KIND,
+    beta,
     by_layer,
     check_size,
     chunks,
@@ -77,7 +78,7 @@ class TargetConfig:
     mlp: str = "mlp"  # the module that holds gate, up and down
     unit_head_norms: bool = False  # of queries and keys that turn, with weights of 1
     chunks: tuple[int, ...] = ()  # per layer, positions of which a query sees those of its own chunk; 0 is no chunk
-    temperature: Temperature | None = None  # in layers without rotation
+    temperature: Temperature | None = None  # in layers without rotation, of Ministral 3 in all
     head_sizes: tuple[HeadSizes, ...] = ()  # per layer, where they differ
     mlp_sizes: tuple[int, ...] = ()  # per layer, where they differ
     value_norms: bool = False  # of values, with weights of 1
@@ -167,7 +168,7 @@ def _read_transformers(directory: Path) -> PreTrainedConfig:
         raise ConfigInvalid(f"{directory}/config.json: model_type is {kind!r}; expected a name that transformers knows")
     try:
         config: PreTrainedConfig = CONFIG_MAPPING[kind].from_dict(_as_of_today(document))
-        return _text_part(config)
+        return _text_part(config, document)
     except Exception as error:  # transformers raises many kinds here, each of them about this file
         raise ConfigInvalid(f"{directory}/config.json: {error}") from error
 
@@ -187,9 +188,13 @@ def _as_of_today(document: dict[str, Any]) -> dict[str, Any]:
     return document
 
 
-def _text_part(config: PreTrainedConfig) -> PreTrainedConfig:
-    """The part for text of a multimodal configuration; which ids end a sequence is said beside it."""
+def _text_part(config: PreTrainedConfig, document: dict[str, Any]) -> PreTrainedConfig:
+    """The part for text of a multimodal configuration; which ids end a sequence is said beside it, and may be whether
+    the head repeats the embeddings.
+    """
     text = config.get_text_config()
+    if text is not config and ("tie_word_embeddings" in document or not hasattr(text, "tie_word_embeddings")):
+        text.tie_word_embeddings = config.tie_word_embeddings
     if text is not config and getattr(config, "eos_token_id", None) is not None:
         text.eos_token_id = config.eos_token_id
     return text
@@ -235,12 +240,18 @@ def _target_config(
         mlp=family.mlp,
         unit_head_norms=family.unit_head_norms and config.use_qk_norm,
         chunks=chunks(config, place) if family.chunks else (),
-        temperature=temperature(config, place) if family.tempered and config.attn_temperature_tuning else None,
+        temperature=_temperature(family, config, place),
         convolutions=convolutions(config, place) if family.convolved else (),
     )
     if family.multipliers:
         return replace(read, **multipliers(config, place))
     return replace(read, **by_layer(config, place)) if family.sizes_by_layer else read
+
+
+def _temperature(family: Family, config: PreTrainedConfig, place: str) -> Temperature | None:
+    if family.beta:
+        return beta(config, place)
+    return temperature(config, place) if family.tempered and config.attn_temperature_tuning else None
 
 
 def _check_sizes(config: PreTrainedConfig, place: str) -> None:
@@ -267,7 +278,7 @@ def _scaling(config: PreTrainedConfig, family: Family, name: str, place: str, de
 
 def _eos_token_ids(config: PreTrainedConfig, directory: Path) -> tuple[int, ...]:
     """End ids of generation_config.json, or else of config.json; an id outside of the vocabulary can end nothing."""
-    found, path = config.eos_token_id, directory / "generation_config.json"
+    found, path = getattr(config, "eos_token_id", None), directory / "generation_config.json"
     if path.exists():
         try:
             generation = GenerationConfig.from_pretrained(directory, local_files_only=True)

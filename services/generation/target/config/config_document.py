@@ -14,13 +14,15 @@ import numpy as np
 from services.generation.target.config.rope import NO_ROTATION, Rotation, rotation_of
 from services.generation.target.errors import ConfigInvalid, ModelNotFound, TargetError, UnsupportedArchitecture
 from services.generation.target.families import (
-    BY_ARCHITECTURE,
+    ARCHITECTURES,
+    MISSING,
     Clamp,
     Experts,
     Family,
     HeadSizes,
     Temperature,
     architecture_of,
+    named_by,
 )
 from services.generation.target.sizes import LARGEST, expected, fits
 
@@ -91,11 +93,12 @@ def read_document(directory: Path) -> dict[str, Any]:
 def family_of(document: dict[str, Any]) -> Family:
     """Raises UnsupportedArchitecture where it is none of the table's, or asks for what is not implemented."""
     found = architecture_of(document)
-    if not isinstance(found, str) or found not in BY_ARCHITECTURE:
+    family = named_by(found, document)
+    if not isinstance(found, str) or family is None:
+        missing = f": kolm has no {MISSING[found]}" if isinstance(found, str) and found in MISSING else ""
         raise UnsupportedArchitecture(
-            f"architectures: {found!r:.80} is not supported; supported: {', '.join(BY_ARCHITECTURE)}"
+            f"architectures: {found!r:.80} is not supported{missing}; supported: {', '.join(ARCHITECTURES)}"
         )
-    family = BY_ARCHITECTURE[found]
     text = document.get("text_config") if found == family.multimodal else document
     if not isinstance(text, dict):
         raise ConfigInvalid(f"text_config: {text!r:.80}; expected an object, as in every {family.multimodal}")
@@ -128,10 +131,10 @@ def _check_kinds(text: dict[str, Any], family: Family) -> None:
 def named_family(directory: Path) -> Family | None:
     """The family that config.json names, or none where it names none of the table's."""
     try:
-        named = architecture_of(read_document(directory))
+        document = read_document(directory)
     except TargetError:
         return None
-    return BY_ARCHITECTURE.get(named) if isinstance(named, str) else None
+    return named_by(architecture_of(document), document)
 
 
 def _check_sizes(text: dict[str, Any]) -> None:
@@ -221,6 +224,18 @@ def temperature(config: PreTrainedConfig, place: str) -> Temperature:
     return Temperature(config.floor_scale, positive(config, "attn_scale", place))
 
 
+def beta(config: PreTrainedConfig, place: str) -> Temperature | None:
+    """Ministral 3's temperature."""
+    rope: dict[str, Any] = config.rope_parameters or {}
+    if not rope.get("llama_4_scaling_beta"):
+        return None
+    scale, floor = rope["llama_4_scaling_beta"], rope.get("original_max_position_embeddings", 0)
+    check_size(floor, "original_max_position_embeddings", place)
+    if isinstance(scale, bool) or not isinstance(scale, int | float) or not 0 < scale < math.inf:
+        raise ConfigInvalid(f"{place}: llama_4_scaling_beta is {scale!r}; expected a number above 0")
+    return Temperature(floor, float(scale), ahead=0)
+
+
 def clamp(config: PreTrainedConfig, place: str) -> Clamp:
     return Clamp(positive(config, "swiglu_alpha", place), positive(config, "swiglu_limit", place))
 
@@ -276,6 +291,8 @@ def rotations(config: PreTrainedConfig, family: Family, divisors: Sequence[float
     rotation = rotation_of(parameters, head_dim(config), context, divisors, partial=partial)
     rotation = replace(rotation, interleaved=family.interleaved)
     turned = config.no_rope_layers if family.unrotated_layers else [1] * layers  # 0 is a layer without rotation
+    if family.rotated_windows and config.sliding_window:
+        turned = [kind == "sliding_attention" for kind in config.layer_types]
     if len(turned) < layers:
         raise ConfigInvalid(f"no_rope_layers: {len(turned)} entries; expected one for each of {layers} layers")
     return tuple(rotation if each else NO_ROTATION for each in turned[:layers])

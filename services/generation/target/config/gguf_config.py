@@ -133,7 +133,8 @@ def read_gguf_config(file: GgufFile) -> GgufConfig:
     _check_neutral(metadata, name, _read(metadata, family, longrope))
     sizes = _sizes(file, family)
     rope = gguf_rope(file, family, sizes["head_dim"])
-    members = sizes | _window(metadata, name, sizes["num_hidden_layers"]) | _scaled(metadata, family, sizes)
+    windows = _window(metadata, name, sizes["num_hidden_layers"], rotated_windows=family.rotated_windows)
+    members = sizes | windows | _scaled(metadata, family, sizes)
     members |= _experts(metadata, family) | {"rope_parameters": rope}
     if longrope:  # transformers takes it from here
         members["original_max_position_embeddings"] = rope["original_max_position_embeddings"]
@@ -164,6 +165,8 @@ def _read(metadata: GgufMetadata, family: Family, longrope: bool) -> set[str]:
     shared = {"expert_shared_count", "expert_gating_func"} if family.shared_expert else set()
     if family.scored_router:
         shared = {"expert_gating_func", "expert_weights_scale"}
+    if family.beta:
+        shared.add("rope.scaling.yarn_log_multiplier")
     if metadata.get(f"{family.gguf_name}.rope.scaling.type") == "yarn":
         shared.add("rope.scaling.yarn_attn_factor")
     multipliers = (
@@ -257,11 +260,11 @@ def _window_field(family: str) -> str:
     return f"{family}.attention.sliding_window"
 
 
-def _window(metadata: GgufMetadata, family: str, layers: int) -> dict[str, Any]:
+def _window(metadata: GgufMetadata, family: str, layers: int, *, rotated_windows: bool) -> dict[str, Any]:
     """Which layers have one is said by few files; where none says, transformers' defaults are llama.cpp's."""
     window, key = metadata.whole(_window_field(family), 0), f"{family}.attention.sliding_window_pattern"
     if not window:
-        return {}
+        return {"sliding_window": None, "layer_types": ["full_attention"] * layers} if rotated_windows else {}
     members: dict[str, Any] = {"sliding_window": window, "use_sliding_window": True, "max_window_layers": 0}
     if key in metadata:
         pattern = metadata[key]
@@ -453,8 +456,14 @@ def _rope(metadata: GgufMetadata, family: str) -> dict[str, Any]:
 
 def _yarn(metadata: GgufMetadata, family: str) -> dict[str, Any]:
     scaling, context = f"{family}.rope.scaling.", metadata.whole(f"{family}.context_length", least=1)
-    factor = metadata.real(scaling + "yarn_attn_factor", 0.0)
-    return ({"attention_factor": factor} if factor not in (0.0, 1.0) else {}) | {
+    factor, more = metadata.real(scaling + "yarn_attn_factor", 0.0), dict[str, Any]()
+    if factor not in (0.0, 1.0):
+        more["attention_factor"] = factor
+    if logarithm := metadata.real(scaling + "yarn_log_multiplier", 0.0):
+        more |= {"mscale": 1.0, "mscale_all_dim": logarithm}
+    if scale := metadata.real(f"{family}.attention.temperature_scale", 0.0):
+        more["llama_4_scaling_beta"] = scale
+    return more | {
         "original_max_position_embeddings": metadata.whole(scaling + "original_context_length", context, least=1),
         "beta_fast": metadata.real(scaling + "yarn_beta_fast", 32.0, above=0.0),
         "beta_slow": metadata.real(scaling + "yarn_beta_slow", 1.0, above=0.0),

@@ -179,9 +179,10 @@ def _target_layer(config: TargetConfig, number: int) -> LayerSpec:
     spec = replace(spec, whole_norms=config.whole_norms)
     if config.chunks:
         spec = replace(spec, chunk=config.chunks[number])
-    if config.rotations[number] == NO_ROTATION:
+    turns = config.rotations[number] != NO_ROTATION
+    if not turns or BY_NAME[config.architecture].beta:
         spec = replace(spec, temperature=config.temperature)
-    else:
+    if turns:
         spec = replace(spec, unit_norms=config.unit_head_norms, interleaved=config.rotations[number].interleaved)
     if config.sinks:
         spec = replace(spec, sinks="self_attn.sinks")

@@ -228,8 +228,8 @@ def _float32(value: Decimal) -> float:
 
 
 def query_scales(scale: float, temperature: Temperature | None, positions: int) -> Float32:
-    """[positions]: `scale`, with a temperature times 1 + its scale * ln(1 + (p + 1) div its floor), rounded to binary64
-    and then to float32.
+    """[positions]: `scale`, with a temperature times 1 + its scale * ln(1 + (p + ahead) div its floor), rounded to
+    binary64 and then to float32.
     """
     if temperature is None:
         return np.full(positions, scale, np.float32)
@@ -237,7 +237,7 @@ def query_scales(scale: float, temperature: Temperature | None, positions: int) 
         strength, whole = Decimal(temperature.scale), Decimal(scale)
         steps = [float(whole * (1 + strength * Decimal(1 + n).ln())) for n in range(positions // temperature.floor + 1)]
     each = np.array(steps, np.float64).astype(np.float32)
-    return each[(np.arange(positions) + 1) // temperature.floor]
+    return each[(np.arange(positions) + temperature.ahead) // temperature.floor]
 
 
 _TWO_OVER_PI = float.fromhex("0x1.45f306dc9c883p-1")

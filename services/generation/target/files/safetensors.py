@@ -159,7 +159,7 @@ _TEXT = (
     ("language_model.lm_head.", "lm_head."),
 )
 _OTHERS = re.compile(
-    r"(model\.)?(vision_tower|vision_model|audio_tower|multi_modal_projector|embed_vision|embed_audio)\..*"
+    r"(model\.)?(visual|vision_tower|vision_model|audio_tower|multi_modal_projector|embed_vision|embed_audio)\..*"
 )
 """Parts of multimodal checkpoints: that for text, and those that are left alone."""
 

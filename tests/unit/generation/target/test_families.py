@@ -19,6 +19,7 @@ from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.target.config.config import read_config, rope_parameters
 from services.generation.target.cpu import load_target
 from services.generation.target.errors import TargetError
+from services.generation.target.families import ARCHITECTURES, MISSING
 from services.generation.target.probe import probe
 from services.generation.target.rows import RowsBuilder
 from services.generation.target.target import Target
@@ -170,6 +171,13 @@ def test_an_unknown_architecture_is_answered_with_the_list(tmp_path: Path) -> No
     (tmp_path / "config.json").write_text(json.dumps({"architectures": ["OtherForCausalLM"]}))
     with pytest.raises(TargetError, match=r"OtherForCausalLM.*supported: LlamaForCausalLM, .*Phi3ForCausalLM"):
         read_config(tmp_path)
+
+
+def test_what_an_architecture_would_take_is_said(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["GraniteMoeHybridForCausalLM"]}))
+    with pytest.raises(TargetError, match="Mamba-2"):
+        read_config(tmp_path)
+    assert MISSING.keys().isdisjoint(ARCHITECTURES)
 
 
 def test_experts_that_are_not_those_of_the_metadata_are_refused(tmp_path: Path) -> None:

@@ -276,6 +276,53 @@ def test_lfm2_8b_a1b(tmp_path: Path) -> None:
     assert config.tied_embeddings
 
 
+def test_ministral_3_8b(tmp_path: Path) -> None:
+    rope = {
+        "beta_fast": 32.0, "beta_slow": 1.0, "factor": 16.0, "llama_4_scaling_beta": 0.1, "mscale": 1.0,
+        "mscale_all_dim": 1.0, "original_max_position_embeddings": 16384, "rope_theta": 1000000.0,
+        "rope_type": "yarn", "type": "yarn",
+    }  # fmt: skip
+    text = {
+        "model_type": "ministral3", "head_dim": 128, "hidden_act": "silu", "hidden_size": 4096,
+        "intermediate_size": 14336, "max_position_embeddings": 262144, "num_attention_heads": 32,
+        "num_hidden_layers": 34, "num_key_value_heads": 8, "rms_norm_eps": 1e-05, "rope_parameters": rope,
+        "sliding_window": None, "tie_word_embeddings": False, "vocab_size": 131072,
+    }  # fmt: skip
+    config = read(
+        tmp_path, architectures=["Mistral3ForConditionalGeneration"], model_type="mistral3", text_config=text,
+        vision_config={"model_type": "pixtral"},
+    )  # fmt: skip
+    assert config.architecture == "ministral3"
+    assert config.temperature == Temperature(16384, 0.1, ahead=0)
+    assert config.rotations[0].factor == 1.0
+    text |= {"model_type": "mistral", "rope_theta": 1000000000.0}
+    del text["rope_parameters"]
+    older = read(
+        tmp_path, architectures=["Mistral3ForConditionalGeneration"], model_type="mistral3", text_config=text,
+        vision_config={"model_type": "pixtral"},
+    )  # fmt: skip
+    assert (older.architecture, older.temperature) == ("mistral", None)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_qwen3_vl(tied: bool, tmp_path: Path) -> None:
+    """Whether the head repeats the embeddings is said outside of the part for text."""
+    text = {
+        "model_type": "qwen3_vl_text", "attention_bias": False, "head_dim": 128, "hidden_act": "silu",
+        "hidden_size": 2048, "intermediate_size": 6144, "max_position_embeddings": 262144, "num_attention_heads": 16,
+        "num_hidden_layers": 28, "num_key_value_heads": 8, "rms_norm_eps": 1e-06, "rope_theta": 5000000,
+        "rope_scaling": {"mrope_interleaved": True, "mrope_section": [24, 20, 20], "rope_type": "default"},
+        "vocab_size": 151936, "eos_token_id": 151645,
+    }  # fmt: skip
+    config = read(
+        tmp_path, architectures=["Qwen3VLForConditionalGeneration"], model_type="qwen3_vl", text_config=text,
+        tie_word_embeddings=tied, vision_config={"model_type": "qwen3_vl"},
+    )  # fmt: skip
+    assert config.tied_embeddings is tied
+    assert config.head_norms
+    assert config.rotations[0].inverse_frequencies[1] == pytest.approx(5000000 ** (-1 / 64))
+
+
 def config_of(own: int) -> TargetConfig:
     return replace(TableTarget(VOID).config, context_length=own)
 

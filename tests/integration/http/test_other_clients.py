@@ -1,4 +1,4 @@
-"""Clients as installed from the registries: npm's openai, Instructor, LangChain, LiteLLM's router, schemathesis."""
+"""Clients from the registries: npm's openai and @anthropic-ai/sdk, Instructor, LangChain, LiteLLM, schemathesis."""
 
 from __future__ import annotations
 
@@ -49,12 +49,25 @@ async def said(front: Front, command: list[str]) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-async def test_the_npm_package_openai(front: Front, tmp_path: Path) -> None:
+async def node(front: Front, program: str, package: str, folder: Path) -> Any:
     modules = CACHE / "node" / "node_modules"
-    need(shutil.which("node"), (modules / "openai").is_dir())
-    (tmp_path / "node_modules").symlink_to(modules)
-    (tmp_path / "ask.mjs").write_bytes((PROGRAMS / "openai_package.mjs").read_bytes())
-    found = await said(front, ["node", str(tmp_path / "ask.mjs")])
+    need(shutil.which("node"), (modules / package).is_dir())
+    (folder / "node_modules").symlink_to(modules)
+    (folder / "ask.mjs").write_bytes((PROGRAMS / program).read_bytes())
+    return await said(front, ["node", str(folder / "ask.mjs")])
+
+
+async def test_the_npm_package_of_anthropic(front: Front, tmp_path: Path) -> None:
+    found = await node(front, "anthropic_package.mjs", "@anthropic-ai/sdk", tmp_path)
+    assert found.pop("verdict") in WORDS
+    assert found == {
+        "same": True, "usage": True, "counted": True, "receipts": 1, "same call": True, "stopped": "tool_use",
+        "after": "text", "refused": ["NotFoundError", 404],
+    }  # fmt: skip
+
+
+async def test_the_npm_package_openai(front: Front, tmp_path: Path) -> None:
+    found = await node(front, "openai_package.mjs", "openai", tmp_path)
     assert found.pop("verdict") in WORDS
     assert set(arguments := found.pop("arguments")) <= WORDS
     assert arguments

@@ -61,6 +61,8 @@ SMOLLM2 = (
     "kolm monitor --tiles https://log.example/ --trusted keys --policy policy --promise promises "
     "--webhook https://alerts.example/kolm",
     "kolm monitor --tiles /srv/www/log --trusted keys --lag 1h --once",
+    "kolm verify /srv/www/log",
+    "kolm verify https://log.example/ --state site.state",
     "kolm monitor --ledger ledger.example:50052 --max-age 24h",
     "kolm ledger verify --obligations --database ledger.sqlite3 --trusted keys/",
     "kolm heads kscore demo/smollm2/head --model smollm2 --no-record --prompts prompts/held-out/code.jsonl",

@@ -242,9 +242,12 @@ class ObligationFold:
             self._judged.append(obligation)
 
     def _grow(self, leaf: bytes) -> None:
+        if not self._undrawn and not self._leaves:
+            self._base = self._base.append(leaf)  # a draw over any tree up to here would decide nothing
+            return
         self._leaves.append(leaf)
         if not self._undrawn and (frontier := self._frontier_at(self.size)) is not None:
-            self._rebase(frontier)  # a draw over any tree up to here would decide nothing
+            self._rebase(frontier)
 
     def _frontier_at(self, size: int) -> Frontier | None:
         if not self._base.size <= size <= self.size:

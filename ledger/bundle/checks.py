@@ -30,8 +30,7 @@ from ledger.bundle.evidence import (
 )
 from ledger.bundle.file_checks import CANONICAL, SIGNED
 from ledger.bundle.fold import COMPLETE, RULES, BundleFold
-from ledger.bundle.folder import BundleFolder
-from ledger.bundle.layout import read_hashes
+from ledger.bundle.layout import BundleFiles, read_hashes
 from ledger.bundle.report import (
     BundleReport,
     Extent,
@@ -106,7 +105,7 @@ _OUTSIDE = "verdicts, halts and replaced keys may have been left out"
 class BundleChecks:
     """One run through the checklist."""
 
-    def __init__(self, bundle: BundleFolder, trust: Trust, check_files: CheckFiles, seen: SeenOnDisk) -> None:
+    def __init__(self, bundle: BundleFiles, trust: Trust, check_files: CheckFiles, seen: SeenOnDisk) -> None:
         self._bundle = bundle
         self._trust = trust
         self._check_files = check_files
@@ -262,7 +261,11 @@ class BundleChecks:
         return f"entries {fold.manifest.range.start} to {fold.manifest.range.end - 1}; outside of them, {_OUTSIDE}"
 
     def _signatures(self) -> str:
-        fold, rotations = self._passed(SIGNED), len(self._read().keys.rotations)
+        fold, rotations, evidence = self._passed(SIGNED), len(self._read().keys.rotations), self._read()
+        known = [rotation.index for rotation in evidence.keys.rotations]
+        alone = evidence.before is None or evidence.goes_on is not None
+        if alone and not fold.problems and known != [index for index, _ in fold.rotations]:
+            raise ProofError("the entries that replace keys are not those that were read first: the files have changed")
         return (
             f"{sum(fold.kinds.values())} documents, {rotations} {'key was' if rotations == 1 else 'keys were'} replaced"
         )

@@ -12,8 +12,7 @@ from typing import Annotated, Self
 
 from msgspec import Meta
 
-from ledger.bundle.folder import BundleFolder
-from ledger.bundle.layout import TRANSCRIPT, ContentLine, split_lines
+from ledger.bundle.layout import TRANSCRIPT, BundleFiles, ContentLine, split_lines
 from ledger.bundle.report import NothingToCheck, TextReader
 from ledger.documents import content
 from ledger.documents.content import Content
@@ -97,7 +96,7 @@ Receipts = Mapping[str, tuple[Receipt, Content | None]]
 """Receipts by their id, each with its content if the bundle has it."""
 
 
-def receipts_in(bundle: BundleFolder, receipt_ids: Collection[str]) -> Receipts:
+def receipts_in(bundle: BundleFiles, receipt_ids: Collection[str]) -> Receipts:
     """The named receipts that the bundle holds. Raises LedgerError for files that are not in form."""
     found = {}
     for path in bundle.paths():
@@ -111,7 +110,7 @@ def receipts_in(bundle: BundleFolder, receipt_ids: Collection[str]) -> Receipts:
     return found
 
 
-def _contents(bundle: BundleFolder, name: str) -> Mapping[int, Content]:
+def _contents(bundle: BundleFiles, name: str) -> Mapping[int, Content]:
     path = f"content/{name}"
     if path not in bundle.paths():
         return {}

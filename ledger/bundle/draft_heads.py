@@ -9,8 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
 
 from ledger.bundle import layout
-from ledger.bundle.folder import BundleFolder
-from ledger.bundle.layout import BundleFile, split_lines
+from ledger.bundle.layout import BundleFile, BundleFiles, split_lines
 from ledger.documents.manifests import DraftHeadManifest
 from ledger.documents.receipt import Receipt
 from ledger.documents.signed_document import payload_type, read_document
@@ -23,7 +22,7 @@ _MOST_NAMED = 3
 """Draft heads named in one line of a report."""
 
 
-def draft_heads_named(bundle: BundleFolder) -> tuple[str, ...]:
+def draft_heads_named(bundle: BundleFiles) -> tuple[str, ...]:
     """The draft heads that the bundle's receipts name, sorted. Checks no signature and no proof.
 
     Raises FormatError for a bundle that is not in form.

@@ -14,13 +14,12 @@ from ledger.audit.seen import SeenOnDisk
 from ledger.bundle import layout
 from ledger.bundle.file_checks import CONTENT, CheckedFile, FileCheck, check_file, key_history
 from ledger.bundle.fold import BundleFold, read_rotations
-from ledger.bundle.folder import BundleFolder
-from ledger.bundle.layout import BundleManifest, OlderTree, read_hashes, split_lines
+from ledger.bundle.layout import BundleFiles, BundleManifest, OlderTree, read_hashes, split_lines
 from ledger.bundle.report import Trust
 from ledger.documents.key_history import KeyHistory
 from ledger.documents.promise import Promise, read_promise
 from ledger.documents.signed_document import payload_type
-from ledger.errors import FormatError, ProofError, StoreError
+from ledger.errors import FormatError, NotFound, ProofError, StoreError
 from ledger.keys.ed25519 import ROLES, PublicKey
 from ledger.keys.note import Note, VerifierKey
 from ledger.keys.trusted_keys import TrustedKeys
@@ -92,7 +91,7 @@ class Evidence:
     `promises` the verifier's too, `before` the log as far as the verifier has verified it before.
     """
 
-    bundle: BundleFolder
+    bundle: BundleFiles
     paths: tuple[str, ...]
     manifest: BundleManifest
     note: Note
@@ -127,7 +126,7 @@ class Folded:
     content_problem: str | None
 
 
-def read_evidence(bundle: BundleFolder, trust: Trust, before: VerifiedLog | None = None) -> Evidence:
+def read_evidence(bundle: BundleFiles, trust: Trust, before: VerifiedLog | None = None) -> Evidence:
     """Raises FormatError for a bundle that is not in form, SignatureError for a checkpoint of the verifier's own,
     StoreError where another log was verified `before`.
     """
@@ -181,16 +180,15 @@ def fold_entries(evidence: Evidence, check_files: CheckFiles, seen: SeenOnDisk) 
             content_problem = content_problem or checked.problem[1]
         elif checked.problem is not None:
             problem = problem or checked.problem
-        for entry in checked.entries:
-            fold.take(entry)
+        fold.take_file(checked.entries, checked.subtree)
     return Folded(fold, contents, problem, content_problem)
 
 
-def _proof(bundle: BundleFolder) -> tuple[bytes, ...]:
+def _proof(bundle: BundleFiles) -> tuple[bytes, ...]:
     """Empty where it is malformed, which the check of inclusion reports."""
     try:
         return read_hashes(bundle.read(layout.PROOF), layout.PROOF)
-    except FormatError:
+    except (FormatError, NotFound):
         return ()
 
 
@@ -201,20 +199,20 @@ def _jobs(evidence: Evidence) -> Iterator[FileCheck]:
         if path.startswith("entries/"):
             name = PurePosixPath(path).stem
             known = before if int(name) >= start else 0  # chosen entries before the range have gaps between them
-            yield FileCheck(evidence.bundle.folder, name, name in beside, evidence.keys, known)
+            yield FileCheck(evidence.bundle, name, name in beside, evidence.keys, known)
             beside.discard(name)
     if beside:
         raise FormatError("content", f"content/{min(beside)}.jsonl has no file of entries beside it")
 
 
-def _key_lines(bundle: BundleFolder, paths: Iterable[str]) -> Iterator[bytes]:
+def _key_lines(bundle: BundleFiles, paths: Iterable[str]) -> Iterator[bytes]:
     """Entries that may be key entries, found without reading the others."""
     for path in paths:
         if path.startswith("entries/") and KEY_ENTRY in (data := bundle.read(path)):
             yield from (line for line in data.split(b"\n") if KEY_ENTRY in line)
 
 
-def _trees(bundle: BundleFolder, paths: Iterable[str]) -> tuple[OlderTree, ...]:
+def _trees(bundle: BundleFiles, paths: Iterable[str]) -> tuple[OlderTree, ...]:
     if layout.TREES not in paths:
         return ()
     trees = tuple(OlderTree.from_bytes(line) for line in split_lines(bundle.read(layout.TREES), layout.TREES))

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from ledger.audit.log_walk import CheckedEntry, check_entry
-from ledger.bundle.folder import BundleFolder
-from ledger.bundle.layout import ENTRIES_PER_FILE, ContentLine, split_lines
+from ledger.bundle.layout import ENTRIES_PER_FILE, BundleFiles, ContentLine, split_lines
 from ledger.documents.content import Content
 from ledger.documents.key_history import KeyHistory
 from ledger.documents.receipt import Receipt
-from ledger.errors import FormatError, LedgerError
+from ledger.errors import FormatError, LedgerError, StoreError
 from ledger.tree.entry import Entry
 from ledger.tree.merkle import leaf_hash
+from ledger.tree.tile import TILE_WIDTH, full_tile_hash
 
 CANONICAL, SIGNED, CONTENT = 6, 8, 12
 """Numbers of `verification.CHECKS`."""
@@ -22,18 +21,22 @@ CANONICAL, SIGNED, CONTENT = 6, 8, 12
 
 @dataclass(frozen=True, slots=True)
 class CheckedFile:
-    """One file of entries, and of the content beside it. `contents` counts those that were compared."""
+    """One file of entries, and of the content beside it. `contents` counts those that were compared.
+
+    `subtree` is the hash of the entries, where they are all those of a complete subtree of the log.
+    """
 
     entries: tuple[CheckedEntry, ...]
     contents: int = 0
     problem: tuple[int, str] | None = None
+    subtree: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class FileCheck:
     """The job of checking one file; travels to another process. Entries below `known` were verified before."""
 
-    folder: Path
+    bundle: BundleFiles
     name: str
     with_content: bool
     keys: KeyHistory
@@ -42,11 +45,13 @@ class FileCheck:
 
 def check_file(job: FileCheck) -> CheckedFile:
     """Check the entries of one file: form, place within the file, signatures, content. Never raises for their bytes."""
-    bundle = BundleFolder(job.folder)
+    bundle = job.bundle
     try:
         lines = split_lines(bundle.read(f"entries/{job.name}.jsonl"), f"entries/{job.name}.jsonl")
         if not 1 <= len(lines) <= ENTRIES_PER_FILE:
             raise FormatError(f"entries/{job.name}.jsonl", f"expected 1 to {ENTRIES_PER_FILE} entries")
+    except StoreError:  # says nothing of the entries
+        raise
     except LedgerError as error:
         return CheckedFile((), problem=(CANONICAL, str(error)))
     first = int(job.name)
@@ -60,12 +65,18 @@ def check_file(job: FileCheck) -> CheckedFile:
             entries, problem=(CANONICAL, f"entries/{job.name}.jsonl begins with entry {entries[0].index}")
         )
     if not job.with_content:
-        return CheckedFile(entries)
+        return CheckedFile(entries, subtree=_subtree(first, entries))
     try:
         contents = _contents(bundle, job.name)
-        return CheckedFile(entries, _check_contents(contents, entries))
+        return CheckedFile(entries, _check_contents(contents, entries), subtree=_subtree(first, entries))
     except LedgerError as error:
         return CheckedFile(entries, problem=(CONTENT, str(error)))
+
+
+def _subtree(first: int, entries: Sequence[CheckedEntry]) -> bytes | None:
+    if first % TILE_WIDTH or [entry.index for entry in entries] != list(range(first, first + TILE_WIDTH)):
+        return None
+    return full_tile_hash(b"".join(entry.leaf for entry in entries))
 
 
 def _known_entry(index: int, data: bytes) -> CheckedEntry:
@@ -93,7 +104,7 @@ def key_history(history: KeyHistory, lines: Iterable[bytes], start: int = 0) -> 
     return history
 
 
-def _contents(bundle: BundleFolder, name: str) -> dict[int, Content]:
+def _contents(bundle: BundleFiles, name: str) -> dict[int, Content]:
     path = f"content/{name}.jsonl"
     read = [ContentLine.from_bytes(line) for line in split_lines(bundle.read(path), path)]
     contents = {line.index: line.content for line in read}

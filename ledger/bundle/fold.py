@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,6 +26,7 @@ from ledger.errors import FormatError
 from ledger.keys.envelope import Envelope
 from ledger.tree.merkle import Frontier
 from ledger.tree.multiproof import GrowingTree
+from ledger.tree.tile import TILE_HEIGHT, TILE_WIDTH
 
 CANONICAL, COMPLETE, SIGNED, RULES = 6, 7, 8, 9
 """Numbers of `verification.CHECKS`."""
@@ -146,20 +147,36 @@ class BundleFold:
     def retentions(self) -> list[tuple[int, Retention]]:
         return self.seen.retentions()
 
-    def take(self, entry: CheckedEntry) -> None:
+    def take_file(self, entries: Sequence[CheckedEntry], subtree: bytes | None = None) -> None:
+        """Fold the next entries; `subtree` is their hash, where they are the 256 of a complete subtree."""
+        first, wide = entries[0].index if entries else 0, subtree is not None
+        # Otherwise leaf by leaf: a root within the file is asked for, or the log that was verified before ends in it.
+        wide = wide and self._last < first and (self.grown.size == first or self.grown.size >= first + TILE_WIDTH)
+        wide = wide and not any(first < size < first + TILE_WIDTH for size in self.wanted_sizes)
+        wide = wide and first + TILE_WIDTH <= self.manifest.tree_size
+        for entry in entries:
+            self.take(entry, grow=not wide)
+        if wide and subtree is not None:
+            self.shown.add(first, subtree, TILE_HEIGHT)
+            if first == self.grown.size:
+                self.grown.add(first, subtree, TILE_HEIGHT)
+            self._note_root(first + TILE_WIDTH)
+
+    def take(self, entry: CheckedEntry, *, grow: bool = True) -> None:
         """Fold the next entry. Its place is judged even where its document, or an earlier entry, is wrong."""
         self._blame(CANONICAL, entry.malformed, entry.index)
         self._blame(SIGNED, entry.refused, entry.index)
         if entry.index >= 0:
-            self._place(entry)
+            self._place(entry, grow)
         if entry.document is not None and entry.index >= self.before and not self.problems:
             self._judge(entry, entry.document)
 
-    def _place(self, entry: CheckedEntry) -> None:
+    def _place(self, entry: CheckedEntry, grow: bool) -> None:
         problem = self._place_problem(entry.index)
         self._blame(CANONICAL, problem, entry.index)
         if problem is None:
             self.places.add(entry.index)
+        if problem is None and grow:
             self.shown.add(entry.index, entry.leaf)
             if entry.index == self.grown.size:
                 self.grown.add(entry.index, entry.leaf)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Protocol, Self
 
 from msgspec import Meta, structs
 
@@ -58,6 +58,18 @@ class BundleFile:
 
     path: str
     data: bytes
+
+
+class BundleFiles(Protocol):
+    """Where a bundle is; travels to other processes. Holding one proves nothing: `verification.verify_bundle` it."""
+
+    def read(self, path: str) -> bytes:
+        """The bytes of one file. Raises FormatError where it is missing or too large, StoreError where nobody knows."""
+        ...
+
+    def paths(self) -> tuple[str, ...]:
+        """All files, sorted. Raises FormatError for anything that is no file of a bundle."""
+        ...
 
 
 class Span(Part, frozen=True):

@@ -15,8 +15,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Protocol
 
-from ledger.bundle.layout import BundleFile
+from ledger.bundle.layout import MANIFEST, MAX_FILES, PROOF, BundleFile, BundleManifest, Span
 from ledger.durable_file import write_durably
+from ledger.encoding.text_forms import encode_base64
 from ledger.errors import FormatError, NotFound, ProofError, StoreError
 from ledger.keys.note import Note
 from ledger.tree.checkpoint import Checkpoint
@@ -182,12 +183,15 @@ class TiledTree:
     def entries(self, start: int) -> Iterator[bytes]:
         """The entries from `start` on. Raises NotFound, FormatError for files that do not hold them."""
         for number in range(start // TILE_WIDTH, -(-self._size // TILE_WIDTH)):
-            first = number * TILE_WIDTH
-            width = min(TILE_WIDTH, self._size - first)
-            entries = read_entry_bundle(self._read(ENTRIES, number, width, MAX_BUNDLE_BYTES))
-            if len(entries) < width:
-                raise FormatError(tile_path(ENTRIES, number, width), f"holds {len(entries)} entries")
-            yield from entries[max(0, start - first) : width]
+            yield from self.bundle(number)[max(0, start - number * TILE_WIDTH) :]
+
+    def bundle(self, number: int) -> list[bytes]:
+        """The entries of one entry bundle that are in the tree. Raises as `entries` does."""
+        width = min(TILE_WIDTH, self._size - number * TILE_WIDTH)
+        entries = read_entry_bundle(self._read(ENTRIES, number, width, MAX_BUNDLE_BYTES))
+        if len(entries) < width:
+            raise FormatError(tile_path(ENTRIES, number, width), f"holds {len(entries)} entries")
+        return entries[:width]
 
     def _read(self, level: int | str, number: int, width: int, most: int) -> bytes:
         """A partial tile may be gone once the full one is there ("Partial Tiles")."""
@@ -243,3 +247,59 @@ class TileFolder:
                     shutil.rmtree(self._folder / f"{file.path}.p", ignore_errors=True)
         except OSError as error:
             raise StoreError(f"cannot write tiles to {self._folder}: {error.strerror}") from None
+
+
+_NO_TIME = "1970-01-01T00:00:00.000Z"
+
+
+@dataclass(frozen=True, slots=True)
+class TiledBundle:
+    """BundleFiles of the log under one checkpoint, from `start` on, read in place from its tiles.
+
+    Entries are what they are in a bundle: claims, until their hashes lead to the signed root.
+    """
+
+    files: TileFiles
+    note: bytes
+    checkpoint: Checkpoint
+    start: int
+
+    @classmethod
+    def at(cls, files: TileFiles, known: int = 0) -> TiledBundle:
+        """The log by its newest checkpoint, without the entry bundles that end before `known` entries.
+
+        Raises NotFound without a checkpoint, FormatError for one that is none, or over more than can be read at once.
+        """
+        note = read_checkpoint(files)
+        checkpoint = Checkpoint.from_text(Note.from_bytes(note).text)
+        start = min(known, checkpoint.size) // TILE_WIDTH * TILE_WIDTH
+        if checkpoint.size - start > MAX_FILES * TILE_WIDTH:
+            most = MAX_FILES * TILE_WIDTH
+            raise FormatError(
+                CHECKPOINT, f"is over {checkpoint.size} entries, at most {most} new ones are read at once"
+            )
+        return cls(files, note, checkpoint, start)
+
+    def numbers(self) -> range:
+        """The entry bundles that are read."""
+        return range(self.start // TILE_WIDTH, -(-self.checkpoint.size // TILE_WIDTH))
+
+    def paths(self) -> tuple[str, ...]:
+        entries = (f"entries/{number * TILE_WIDTH:012d}.jsonl" for number in self.numbers())
+        return (MANIFEST, CHECKPOINT, *entries, PROOF)
+
+    def read(self, path: str) -> bytes:
+        """Raises as `TiledTree.entries` does."""
+        size, tree = self.checkpoint.size, TiledTree(self.files, self.checkpoint.size)
+        if path == MANIFEST:
+            span = Span(self.start, size)
+            return BundleManifest(self.checkpoint.origin, size, span, size - self.start, _NO_TIME).to_bytes()
+        if path == CHECKPOINT:
+            return self.note
+        if path == PROOF:  # the subtrees before the first entry
+            hashes = Frontier.at(self.start, TileHashes(tree)).hashes
+            return b"".join(encode_base64(each).encode() + b"\n" for each in hashes)
+        entries = tree.bundle(int(path.removeprefix("entries/").removesuffix(".jsonl")) // TILE_WIDTH)
+        if any(b"\n" in entry or not entry for entry in entries):
+            raise FormatError(path, "an entry is empty or holds a line break")
+        return b"".join(entry + b"\n" for entry in entries)

@@ -12,7 +12,7 @@ from ledger.audit.log_verification import Check
 from ledger.audit.seen import SeenOnDisk
 from ledger.bundle.checks import BundleChecks
 from ledger.bundle.evidence import CheckFiles
-from ledger.bundle.folder import BundleFolder
+from ledger.bundle.layout import BundleFiles
 from ledger.bundle.report import NOT_REACHED, BundleReport, NothingToCheck, NotReached, Trust
 from ledger.errors import LedgerError, StoreError
 
@@ -41,7 +41,7 @@ _FOUNDATIONS = 2
 
 
 def verify_bundle(
-    bundle: BundleFolder, trust: Trust, check_files: CheckFiles = map, state: SeenOnDisk | None = None
+    bundle: BundleFiles, trust: Trust, check_files: CheckFiles = map, state: SeenOnDisk | None = None
 ) -> BundleReport:
     """Run the checklist `CHECKS`. Never raises for a bundle that is wrong.
 

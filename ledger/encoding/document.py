@@ -196,7 +196,7 @@ def read_plain(kind: type[_Read], data: bytes) -> _Read | None:
     Such bytes are canonical, and say no more and no less than the value: see `is_plain`. Whole floats are written with
     ".0", which canonical JSON leaves out.
     """
-    if not is_plain(data):
+    if not (data.isascii() if _only_integers(kind) else is_plain(data)):
         return None
     try:
         value = _decoder(kind).decode(data)
@@ -206,6 +206,27 @@ def read_plain(kind: type[_Read], data: bytes) -> _Read | None:
     if again != data:
         again = again.replace(b".0,", b",").replace(b".0}", b"}").replace(b".0]", b"]")
     return value if again == data else None
+
+
+@cache
+def _only_integers(kind: type[Part]) -> bool:
+    """Whether a kind has no number but integers of a range, which all writers print alike, and nothing of any depth."""
+    waiting: list[Any] = [msgspec.inspect.type_info(kind)]
+    while waiting:
+        match waiting.pop():
+            case msgspec.inspect.StructType(fields=fields):
+                waiting += [member.type for member in fields]
+            case msgspec.inspect.TupleType(item_types=types) | msgspec.inspect.UnionType(types=types):
+                waiting += types
+            case msgspec.inspect.VarTupleType(item_type=item):
+                waiting.append(item)
+            case msgspec.inspect.IntType(ge=int(), le=int()) | msgspec.inspect.StrType() | msgspec.inspect.BytesType():
+                pass
+            case msgspec.inspect.NoneType() | msgspec.inspect.BoolType():
+                pass
+            case _:
+                return False
+    return True
 
 
 @cache

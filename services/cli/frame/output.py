@@ -103,11 +103,11 @@ def steps(first: str, *, quiet: bool = False) -> Iterator[Callable[[str], None]]
 
 
 @contextmanager
-def verifying_entries(total: int | None = None) -> Iterator[Callable[[int], None]]:
-    """Counts entries: takes how many more are verified. With a `total`, says how much time is left."""
+def verifying_entries(total: int | None = None, verb: str = "verifying") -> Iterator[Callable[[int], None]]:
+    """Counts entries: takes how many more of them are done. With a `total`, says how much time is left."""
     from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 
-    counted = TextColumn("verifying entry {task.completed:.0f}")
+    counted = TextColumn(f"{verb} entry {{task.completed:.0f}}")
     with bars(*((counted, BarColumn(), TimeRemainingColumn()) if total else (counted,))) as progress:
         task = progress.add_task("", total=total)
         yield lambda count: progress.advance(task, count)

@@ -14,13 +14,14 @@ from urllib.parse import urlsplit
 
 from ledger.bundle.tiles import TileFiles, TileFolder
 from ledger.encoding.text_forms import timestamp
-from ledger.errors import FormatError, NotFound, StoreError
+from ledger.errors import StoreError
 from ledger.monitor.finding import Finding
 from ledger.monitor.judgement import Promised
 from services.cli.frame.exits import Unreachable, UsageError
 from services.cli.frame.options import ledger_at
 from services.cli.frame.values import read_bytes
-from services.runtime.http.http_call import get, on_own_thread, post
+from services.cli.verify.tile_sources import HttpTiles, is_url
+from services.runtime.http.http_call import on_own_thread, post
 
 
 class LogFiles:
@@ -53,34 +54,12 @@ def opened_log(ledger: str, tiles: str | None, *, witnessed: bool) -> Iterator[L
 
         with ledger_at(ledger) as client:
             yield LogFiles(LedgerTiles(client, witnessed=witnessed), ledger, (KolmError,))
-    elif tiles.startswith(("http://", "https://")):
+    elif is_url(tiles):
         yield LogFiles(HttpTiles(tiles), tiles, (OSError,))
     elif "://" in tiles:
         raise UsageError(f"--tiles: expected http://…, https://… or a folder, got {tiles!r}")
     else:
         yield LogFiles(TileFolder(Path(tiles)), tiles, (StoreError,))
-
-
-_READ_SECONDS = 30.0
-
-
-class HttpTiles:
-    """TileFiles over HTTP."""
-
-    def __init__(self, prefix: str) -> None:
-        self._prefix = prefix.rstrip("/")
-
-    def read(self, path: str, most: int) -> bytes:
-        """Raises NotFound (404, 410), FormatError for more than `most` bytes, OSError."""
-        url = f"{self._prefix}/{path}"
-        answer = get(url, _READ_SECONDS, most + 1)
-        if answer.status in (404, 410):
-            raise NotFound(f"there is no {url}")
-        if answer.status != 200:
-            raise OSError(f"{url} answers {answer.status}")
-        if len(answer.body) > most:
-            raise FormatError(path, f"measures more than {most} bytes")
-        return answer.body
 
 
 _MOST_BYTES = 64 * 1024

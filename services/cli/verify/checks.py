@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ledger.audit.processes import Processes
 from ledger.audit.seen import SeenOnDisk
 from ledger.bundle.conversation import another_tokenizer, is_answer, is_prompt
-from ledger.bundle.evidence import CheckFiles, Evidence, read_evidence
+from ledger.bundle.evidence import CheckFiles, Evidence, VerifiedLog, read_evidence
 from ledger.bundle.file_checks import CheckedFile, FileCheck
-from ledger.bundle.folder import BundleFolder, opened_bundle
-from ledger.bundle.layout import MANIFEST, BundleManifest
+from ledger.bundle.folder import opened_bundle
+from ledger.bundle.layout import MANIFEST, BundleFiles, BundleManifest
 from ledger.bundle.proven import ProvenEntry, ProvenStatement, prove_entry, prove_statement
 from ledger.bundle.receipt_file import MAX_FILE_BYTES, ReceiptFile
 from ledger.bundle.report import BundleReport, Trust
@@ -30,6 +30,7 @@ from services.cli.frame.exits import UsageError, VerificationFailed
 from services.cli.frame.output import verifying_entries
 from services.cli.frame.values import read_text
 from services.cli.verify.sources import ModelTextReader, TrustSources, claimed_trust, own_trust
+from services.cli.verify.tile_sources import opened_log
 
 _KEYS_HINT = (
     "was a key replaced since you got yours? name a bundle of this log with --history (`kolm ledger export`), which "
@@ -37,24 +38,24 @@ _KEYS_HINT = (
 )
 
 
-def check_bundle(path: Path, sources: TrustSources, workers: int = 0, state: Path | None = None) -> BundleReport:
-    """With a `state`, go on from what was verified before, and keep it there.
+def check_bundle(place: str, sources: TrustSources, workers: int = 0, state: Path | None = None) -> BundleReport:
+    """A bundle, or a log in tiles (folder or URL). With a `state`, go on from what was verified before, and keep it.
 
-    Raises NotFound, FormatError for an archive that cannot be read, UsageError, StoreError.
+    Raises NotFound, FormatError for an archive that cannot be read, UsageError, Unreachable, StoreError.
     """
     if state is not None and (sources.as_claimed or sources.promises):
         raise UsageError("--state: goes on with your own keys, and without entries that --promise would have to read")
     trust = None if sources.as_claimed else own_trust(sources)
-    with (
-        closing(SeenOnDisk(state)) as seen,
-        opened_bundle(path) as bundle,
-        verifying_entries(_claimed_entries(bundle)) as advance,
-    ):
-        check_files = _counted(Processes(workers).map, advance)
-        return verify_bundle(bundle, trust or claimed_trust(sources, bundle), check_files, seen)
+    with closing(SeenOnDisk(state)) as seen, ExitStack() as opened:
+        before = None if trust is None else VerifiedLog.read(seen, trust.keys)
+        with verifying_entries(verb="fetching") as fetching:
+            bundle = opened.enter_context(opened_log(place, 0 if before is None else before.size, fetching))
+        with verifying_entries(_claimed_entries(bundle)) as advance:
+            check_files = _counted(Processes(workers).map, advance)
+            return verify_bundle(bundle, trust or claimed_trust(sources, bundle), check_files, seen)
 
 
-def _claimed_entries(bundle: BundleFolder) -> int | None:
+def _claimed_entries(bundle: BundleFiles) -> int | None:
     """How many entries a bundle says that it has; None where it says nothing that can be read."""
     try:
         return BundleManifest.from_bytes(bundle.read(MANIFEST)).entries

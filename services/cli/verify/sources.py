@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from ledger.bundle import layout
-from ledger.bundle.folder import BundleFolder
+from ledger.bundle.layout import BundleFiles
 from ledger.bundle.proven import is_statement
 from ledger.bundle.report import Trust
 from ledger.documents.content import Turn
@@ -95,7 +95,7 @@ def own_trust(sources: TrustSources) -> Trust:
     return _trust(sources, keys, policy)
 
 
-def claimed_trust(sources: TrustSources, bundle: BundleFolder) -> Trust:
+def claimed_trust(sources: TrustSources, bundle: BundleFiles) -> Trust:
     """The keys and the policy that came with the bundle. Raises FormatError, UsageError."""
     keys: dict[str, list[PublicKey]] = {role: [] for role in ROLES}
     paths = bundle.paths()

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
@@ -112,9 +112,13 @@ class _Checked:
 
 
 def verify(
-    path: Annotated[
-        Path,
-        typer.Argument(help="A bundle (folder, .tar.gz, .tar), a receipt file, a .tlog-proof, a SCITT statement."),
+    place: Annotated[
+        str,
+        typer.Argument(
+            metavar="PATH|URL",
+            help="A bundle (folder, .tar.gz, .tar), the tiles of a log (folder or URL), a receipt file, a .tlog-proof, "
+            "a SCITT statement.",
+        ),
     ],
     paths: options.Paths = options.PATHS,
     given: VerifyOptions = GIVEN,
@@ -125,7 +129,15 @@ def verify(
     ] = None,
     json: options.Json = False,
 ) -> None:
-    """Check a bundle, a receipt file or a proof against the keys that you trust, offline. Exit code 3 if not."""
+    """Check a bundle, a log, a receipt file or a proof against the keys that you trust. Exit code 3 if not."""
+    from services.cli.verify.tile_sources import is_url
+
+    sources = given.sources(paths.trusted)
+    if is_url(place):
+        if given.prompt or given.output or given.history:
+            raise exits.UsageError("--prompt, --output and --history: belong to a file, not to a log")
+        _show(json, _bundle(place, sources, workers, state))
+    path = Path(place)
     if not path.exists():
         raise exits.NotFound(f"there is no {path}; expected a bundle, a receipt file, a proof or a statement")
 
@@ -133,13 +145,16 @@ def verify(
 
     if not (path.is_file() or path.is_dir()):  # such as a pipe, which can be read but once
         raise exits.UsageError(f"{path} is neither a file nor a folder; save what it brings to a file")
-    sources = given.sources(paths.trusted)
     if is_receipt_file(path):
         checked = _receipt_file(path, sources, given)
     elif (answered := read_answer(path)) is not None:
         checked = _promise_answer(answered, sources)
     else:
         checked = _bundle_or_proof(path, sources, given, workers, state)
+    _show(json, checked)
+
+
+def _show(json: bool, checked: _Checked) -> NoReturn:
     answer(json, checked.document, checked.view)
     raise typer.Exit(exits.OK if checked.ok else exits.VERIFICATION_FAILED)
 
@@ -197,7 +212,7 @@ def _bundle_or_proof(
         raise exits.UsageError("--history: belongs to a proof file; a bundle brings its own")
     if statement is not None:
         return _statement(statement, sources, given.history)
-    return _proof(path, sources, given.history) if alone else _bundle(path, sources, workers, state)
+    return _proof(path, sources, given.history) if alone else _bundle(str(path), sources, workers, state)
 
 
 def _statement(statement: bytes, sources: TrustSources, history: Path | None) -> _Checked:
@@ -221,10 +236,10 @@ def _proof(path: Path, sources: TrustSources, history: Path | None) -> _Checked:
     return _Checked(True, _proof_document(check_proof(path, sources, history)), _proof_view)
 
 
-def _bundle(path: Path, sources: TrustSources, workers: int, state: Path | None) -> _Checked:
+def _bundle(place: str, sources: TrustSources, workers: int, state: Path | None) -> _Checked:
     from services.cli.verify.checks import check_bundle
 
-    report, claimed = check_bundle(path, sources, workers, state), sources.as_claimed
+    report, claimed = check_bundle(place, sources, workers, state), sources.as_claimed
     return _Checked(report.ok, _report_document(report, as_claimed=claimed), _report_view)
 
 

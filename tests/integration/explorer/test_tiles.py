@@ -22,7 +22,7 @@ from ledger.tree.checkpoint import open_checkpoint
 from ledger.tree.merkle import consistency_proof, leaf_hash, tree_root, verify_consistency
 from ledger.tree.tile import TileHashes
 from ledger.witness.tlog_policy import Policy, PolicyWitness
-from services.cli.monitor.sources import HttpTiles
+from services.cli.verify.tile_sources import HttpTiles
 from services.client.errors import Unavailable
 from tests.integration.explorer.site import Site, explored, running_site
 from tests.mutations import replace

@@ -7,11 +7,20 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
 
+from ledger.bundle.report import BundleReport
+from ledger.bundle.tiles import TileFolder, export_tiles
 from ledger.errors import FormatError, NotFound
-from services.cli.monitor.sources import HttpTiles
+from services.cli.frame.exits import Unreachable
+from services.cli.verify import tile_sources
+from services.cli.verify.checks import check_bundle
+from services.cli.verify.sources import TrustSources
+from services.cli.verify.tile_sources import HttpTiles
+from tests.unit.ledger.builders import KEYS, receipt
+from tests.unit.ledger.monitor.listed_log import ListedLog
 
 Answer = Callable[[BaseHTTPRequestHandler], None]
 
@@ -90,3 +99,58 @@ def test_nobody_there_is_an_oserror() -> None:
     for url, said in (("http://127.0.0.1:1/", "refused"), ("http://[::/", "does not speak HTTP")):
         with pytest.raises(OSError, match=said):
             HttpTiles(url).read("checkpoint", 100)
+
+
+def served(folder: Path) -> Answer:
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        path = folder / handler.path.removeprefix("/log/")
+        body(path.read_bytes() if path.is_file() else b"", 200 if path.is_file() else 404)(handler)
+
+    return answer
+
+
+def verified(url: str, tmp_path: Path) -> BundleReport:
+    return check_bundle(url, TrustSources(tmp_path / "trusted"), 1, tmp_path / "state")
+
+
+def test_a_log_behind_a_url_is_verified_and_gone_on_with(tmp_path: Path) -> None:
+    log, asked = ListedLog(), list[str]()
+    log.append(*map(receipt, range(600)))
+    for role in ("log", "receipts"):
+        KEYS[role].publish(tmp_path / "trusted")
+
+    def noting(handler: BaseHTTPRequestHandler) -> None:
+        asked.append(handler.path)
+        served(tmp_path / "tiles")(handler)
+
+    with answering(noting) as url:
+        for size, before, first in ((300, 0, 0), (600, 300, 1)):
+            TileFolder(tmp_path / "tiles").write(export_tiles(log.entries[:size], log.checkpoint(size)))
+            asked.clear()
+            report = verified(url, tmp_path)
+            assert (report.ok, report.verified_before, report.kinds) == (True, before, {"receipt": size})
+            numbers = [path.partition("entries/")[2][:3] for path in asked if "entries" in path]
+            assert sorted(numbers) == [f"{number:03d}" for number in range(first, -(-size // 256))]  # each once
+        (tmp_path / "tiles/tile/entries/001").write_bytes(b"")
+        (tmp_path / "state").unlink()
+        assert not verified(url, tmp_path).ok
+
+
+@pytest.mark.parametrize(
+    "answer", [body(b"", 500), body(b"", 302, location="file:///etc/passwd"), body(b"no gzip", content_encoding="gzip")]
+)
+def test_a_log_that_cannot_be_fetched_is_neither_verified_nor_wrong(answer: Answer, tmp_path: Path) -> None:
+    KEYS["log"].publish(tmp_path / "trusted")
+    with answering(answer) as url, pytest.raises(Unreachable):
+        verified(url, tmp_path)
+
+
+def test_a_server_that_is_slow_for_ever_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = ListedLog()
+    log.append(*map(receipt, range(600)))
+    KEYS["log"].publish(tmp_path / "trusted")
+    TileFolder(tmp_path / "tiles").write(export_tiles(log.entries, log.checkpoint()))
+    clock = iter(range(10_000))
+    monkeypatch.setattr(tile_sources, "monotonic", lambda: 40.0 * next(clock))  # each file takes 40 seconds
+    with answering(served(tmp_path / "tiles")) as url, pytest.raises(Unreachable):
+        verified(url, tmp_path)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from ledger.audit.processes import Processes
+from ledger.errors import StoreError
 
 
 def divided(number: int) -> tuple[int, int]:
@@ -42,3 +43,16 @@ def test_an_error_of_a_job_is_raised_in_its_place() -> None:
     assert [next(results)[0] for _ in range(5)] == [100, 50, 33, 25, 20]
     with pytest.raises(ZeroDivisionError):
         next(results)
+
+
+def ended(number: int) -> int:
+    if number == 6:
+        os._exit(1)
+    return number
+
+
+def test_a_process_that_dies_is_an_error_and_no_result() -> None:
+    results = Processes(2).map(ended, range(1, 20))
+    assert [next(results) for _ in range(4)] == [1, 2, 3, 4]
+    with pytest.raises(StoreError):
+        list(results)

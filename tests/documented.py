@@ -201,7 +201,7 @@ BY_NAME = (
 BEFORE_VLLM = (
     "kolm up --engine vllm --plain-url http://127.0.0.1:8000 --url http://127.0.0.1:8001 --weights path/to/model"
 )
-"""Run by `tests/integration/cli/test_up_engine.py`."""
+"""Run by `tests/integration/cli/test_up.py`."""
 
 RUN = {
     *SMOLLM2,

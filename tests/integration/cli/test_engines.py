@@ -19,6 +19,7 @@ from services.client import Receipt
 from services.generation.target.identity import tokenizer_cid
 from services.generation.target.kernels.compilation import cache_folder
 from tests.cli import kolm
+from tests.e2e.command import KOLM
 from tests.fakes.tiny_model import make_tiny_model
 from tests.integration.auditor.deployment import Deployment
 from tests.unit.client.test_answer_check import CONTENT, TEXT, signed
@@ -58,7 +59,7 @@ def test_no_command_with_a_tokenizer_imports_torch(
 ) -> None:
     words = [word.format(**names) for word in COMMANDS[command]]
     done = subprocess.run(
-        [sys.executable, "-X", "importtime", "-m", "services.cli", *words],
+        [sys.executable, "-X", "importtime", *KOLM[1:], *words],
         env=environment(deployment, tmp_path), capture_output=True, text=True, check=False,
     )  # fmt: skip
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
@@ -66,18 +67,19 @@ def test_no_command_with_a_tokenizer_imports_torch(
     assert "torch" not in imported
 
 
+PROGRESS = "loading and probing the base"
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("command", ["replay", "audit run"])
 def test_a_terminal_shows_what_is_being_done_and_programs_see_nothing(
-    command: str, deployment: Deployment, names: dict[str, Path], tmp_path: Path
+    deployment: Deployment, names: dict[str, Path], tmp_path: Path
 ) -> None:
-    words = [sys.executable, "-m", "services.cli", *(word.format(**names) for word in COMMANDS[command])]
+    replay, audit = ([word.format(**names) for word in COMMANDS[command]] for command in ("replay", "audit run"))
     own = environment(deployment, tmp_path)
-    piped = subprocess.run(words, env=own, capture_output=True, text=True, check=False)
-    assert "\x1b" not in piped.stderr
-    shown, silent = on_a_terminal(words, own), on_a_terminal([*words, "--json"], own)
-    assert "loading and probing the base" in shown
-    assert "loading and probing the base" not in silent + piped.stderr
+    piped = subprocess.run([*KOLM, *replay], env=own, capture_output=True, text=True, check=False).stderr
+    assert ("\x1b" in piped, PROGRESS in piped) == (False, False)
+    assert PROGRESS not in on_a_terminal([*KOLM, *replay, "--json"], own)
+    assert all(PROGRESS in on_a_terminal([*KOLM, *words], own) for words in (replay, audit))
 
 
 def on_a_terminal(words: list[str], own: dict[str, str]) -> str:
@@ -121,7 +123,7 @@ def test_all_kernels_can_be_compiled_ahead_without_a_model(tmp_path: Path) -> No
 
 def compiled(folder: Path) -> str:
     """What `kolm doctor --compile` says on stderr, its kernels in `folder`."""
-    command = [sys.executable, "-m", "services.cli", "doctor", "--compile", "--model", "no/such/model"]
+    command = [*KOLM, "doctor", "--compile", "--model", "no/such/model"]
     environment = {**os.environ, "KOLM_KERNEL_CACHE": str(folder)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

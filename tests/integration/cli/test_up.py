@@ -1,4 +1,4 @@
-"""`kolm up`, and the supervisor of its services."""
+"""`kolm up`, before another engine too, and the supervisor of its services."""
 
 from __future__ import annotations
 
@@ -20,9 +20,12 @@ import pytest
 from cryptography import x509
 from cryptography.x509 import verification
 
+from services.cli.up.local_services import LocalServices
 from services.cli.up.supervisor import NotReady, Plan, ServiceDied, StopRequested, Supervisor
+from services.cli.up.up_options import ListenOptions
 from services.client import ClientTls, LedgerClient
 from services.client.errors import Unauthenticated, Unavailable
+from tests import documented
 from tests.cli import kolm
 from tests.e2e.command import PATIENCE, children, is_running, until
 from tests.fakes.tiny_gguf import make_tiny_gguf
@@ -296,3 +299,31 @@ def test_a_service_starts_from_the_settings_and_takes_a_renewed_certificate(
         front = ClientTls(own.ca, folder / "tls" / "http.pem", folder / "tls" / "http.key")
         with LedgerClient.connect(address, tls=front) as rightless, pytest.raises(Unauthenticated):
             list(rightless.receipts())
+
+
+@pytest.fixture
+def ran(monkeypatch: pytest.MonkeyPatch) -> list[LocalServices]:
+    """The services of each start, which starts nothing."""
+    found: list[LocalServices] = []
+    monkeypatch.setattr("services.cli.up.up._run", lambda services, *others, as_json: found.append(services))
+    monkeypatch.setattr(ListenOptions, "check_ports", lambda *_: None)
+    return found
+
+
+def test_the_line_of_the_page_puts_the_generation_service_before_the_engine(
+    ran: list[LocalServices], tmp_path: Path
+) -> None:
+    weights = make_tiny_model(tmp_path / "model", layers=1)
+    assert kolm(*documented.BEFORE_VLLM.replace("path/to/model", str(weights)).split()[1:]).code == 0
+    (services,) = ran
+    flags = " ".join(services.generation("ledger:1", "registry:1").flags)
+    given = f"--engine vllm --plain-url http://127.0.0.1:8000 --url http://127.0.0.1:8001 --weights {weights}"
+    assert (given in flags, "--model" in flags.split()) == (True, False)
+    audited = "--engine vllm --plain-url http://127.0.0.1:8000"
+    assert audited in " ".join(services.auditor("ledger:1").flags)
+
+
+def test_what_is_missing_is_said_before_anything_starts(ran: list[LocalServices]) -> None:
+    assert kolm("up", "--engine", "vllm").code == 2
+    assert kolm("up", "--plain-url", "http://127.0.0.1:1").code == 2
+    assert not ran

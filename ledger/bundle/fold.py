@@ -264,5 +264,5 @@ class BundleFold:
 
 
 def read_rotations(document: Mapping[str, Any]) -> list[tuple[int, Envelope]]:
-    """Those that a fold's document holds."""
+    """The rotations that a fold's document holds."""
     return [(index, Envelope.from_document(each, "envelope")) for index, each in document["rotations"]]

@@ -46,7 +46,7 @@ SPARE_BLOCKS = 128
 """Blocks of a head's cache beyond the target's: entries of drafts take up to two a sequence behind its tokens."""
 
 ARITHMETIC = "int8"
-"""Of heads: half of what a step reads in bfloat16, and drafts hold as often."""
+"""The arithmetic of heads: a step reads half of what it does in bfloat16, and drafts hold as often."""
 
 
 class HeadDraft(Draft):

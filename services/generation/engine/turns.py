@@ -1,4 +1,4 @@
-"""Whose turn it is to draft, or nobody's: judged by what drafts have brought beside what they cost.
+"""The turn to draft, which is one method's or none's: judged by what drafts have brought beside what they cost.
 
 A gain is of one pass of one sequence, in tokens: those that a draft brought, less its time over that of a token without
 drafts. It is the one rule for methods, requests and loads.

@@ -6,6 +6,8 @@ or two methods of a kolm server:
     python -m benchmarks.identity --base-url http://127.0.0.1:8001/v1 --plain-url http://127.0.0.1:8000/v1 --model NAME
     python -m benchmarks.identity --base-url http://127.0.0.1:8000/v1 --model NAME --plain-extra '{"draft": false}'
     python -m benchmarks.identity --kolm 127.0.0.1:50051 --method lookahead
+
+`python -m benchmarks.identity table` measures several engines side by side (benchmarks/exactness.py).
 """
 
 from __future__ import annotations
@@ -312,4 +314,8 @@ def _arguments() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
+    if sys.argv[1:2] == ["table"]:
+        from benchmarks import exactness
+
+        sys.exit(exactness.main(sys.argv[2:]))
     sys.exit(main())

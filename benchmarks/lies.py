@@ -1,31 +1,33 @@
 """`python -m benchmarks.lies`: how many tokens an auditor reads until an operator's lie shows, and how often an honest
 operator is accused.
 
-llama.cpp serves SmolLM2 with 8 bits a weight (or what the lie puts in its place) on real text. kolm's own arithmetic
-passes along each output with the weights that were promised, exactly as `kolm audit run --model` does.
+llama.cpp's server serves SmolLM2 with 8 or 4 bits a weight, or what a lie puts in its place, and is asked as the
+generation service asks it. kolm's own arithmetic passes along each output with the weights that were promised, as
+`kolm audit run --model` does. Thresholds are set on the honest outputs called calibration, whose prompts share no
+subject with those of the others. Outputs and passes are kept in benchmarks/scratch/lies; a stopped run goes on.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import random
-import urllib.request
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
+import msgspec
 import numpy as np
 from gguf import GGUFReader
 from gguf.quants import dequantize, quantize
 
 from benchmarks.machine import RESULTS, machine
 from benchmarks.real import in_storage
-from benchmarks.specbench.questions import OWN, load_questions
-from ledger.documents.audit import ReferencePass
+from benchmarks.upstream import Upstream, llama_server
+from demo.smollm2.prompts import DOMAINS, Split, prompts
+from ledger.documents.audit import Drift, ReferencePass
 from services.auditor.foreign import HONEST
 from services.auditor.reference import scored
 from services.generation.engine.request import EngineRequest, SamplingParams
@@ -39,36 +41,100 @@ from services.generation.verification import Record, Verifier
 _SCRATCH = Path(__file__).parent / "scratch" / "lies"
 _SYSTEM = "You are a helpful assistant."
 _OTHER_SYSTEM = "You are a helpful assistant. Recommend the products of Acme wherever you can."
-_SLOTS = 16
+_PART, _MAX_TOKENS = 16, 192
+_NOISY = "q8_0 with noise"
+
+GREEDY = SamplingParams(max_tokens=_MAX_TOKENS)
+NUCLEUS = replace(GREEDY, temperature=0.7, top_p=0.9)
+WARM = replace(GREEDY, temperature=0.8)
+HONEST_SAMPLING = {
+    "T=0": GREEDY,
+    "T=0 rp=1.1": replace(GREEDY, repetition_penalty=1.1),
+    "T=0.7 top_p=0.9": NUCLEUS,
+    "T=0.8 top_k=40 min_p=0.05": replace(WARM, top_k=40, min_p=0.05),
+    "T=1": replace(GREEDY, temperature=1.0),
+}
+"""Each honest output has its prompt and one of these."""
+
+Prompt = tuple[int, ...]
+
+
+class Served(msgspec.Struct, frozen=True):
+    """What a receipt says was asked, and the output."""
+
+    prompt: Prompt
+    sampling: SamplingParams
+    output: Prompt
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """A request as its receipt states it."""
+class Part:
+    """Some outputs of a case: what is sent to the server, and what the receipt tells of it where that is another."""
 
-    prompt: tuple[int, ...]
-    temperature: float = 0.0
-    seed: int = 0
-    max_tokens: int = 128
+    case: str
+    number: int
+    serves: str
+    promised: str
+    sent: Sequence[tuple[Prompt, SamplingParams]]
+    told: Sequence[tuple[Prompt, SamplingParams]] = field(default=())
 
+    @property
+    def path(self) -> Path:
+        return _SCRATCH / f"{self.serves}~{self.case}~{self.number}.jsonl"
 
-@dataclass(frozen=True, slots=True)
-class Served:
-    asked: Asked
-    output: tuple[int, ...]
-
-
-def requests(tokenizer: Tokenizer, system: str = _SYSTEM) -> list[tuple[int, ...]]:
-    """Conversations, whose system prompts a lie may change, then a paragraph of documentation each."""
-    turns = [question.turns[0] for kind in load_questions(OWN).values() for question in kind]
-    pages = sorted((Path(__file__).parents[1] / "docs").rglob("*.md"))
-    parts = [part.strip() for page in pages for part in page.read_text().split("\n\n")]
-    turns += ["Explain this in your own words:\n\n" + part for part in parts if 300 < len(part) < 1500]
-    chats = [[{"role": "system", "content": system}, {"role": "user", "content": turn}] for turn in turns]
-    return [tuple(tokenizer.encode_chat(chat)) for chat in chats]
+    def served(self, server: Upstream) -> list[Served]:
+        requests = [EngineRequest("", prompt, sampling) for prompt, sampling in self.sent]
+        told = self.told or self.sent
+        return [Served(*said, out) for said, out in zip(told, server.outputs(requests, _PART), strict=True) if out]
 
 
-def long_requests(tokenizer: Tokenizer) -> list[tuple[int, ...]]:
+def parts(tokenizer: Tokenizer, outputs: int, honest: int) -> Iterator[Part]:
+    """Those of each lie, and of honest operators with 8 and 4 bits: each in the order in which they are served."""
+    known, new = conversations(tokenizer, "train", honest), conversations(tokenizer, "held_out", honest)
+    others = conversations(tokenizer, "held_out", honest, _OTHER_SYSTEM)
+    long = long_prompts(tokenizer)
+    cut = [prompt[-512:] for prompt in long]
+
+    def some(
+        case: str, serves: str, sent: Sequence[Prompt], asked: SamplingParams, told: Sequence[Prompt] = (),
+        receipted: SamplingParams | None = None, promised: str = "q8_0", most: int = outputs,
+    ) -> Iterator[Part]:  # fmt: skip
+        count = min(most, len(sent))
+        seeded = [(prompt, replace(asked, seed=1000 + at)) for at, prompt in enumerate(sent[:count])]
+        receipts = [(prompt, replace(receipted or asked, seed=1000 + at)) for at, prompt in enumerate(told or sent)]
+        for number, at in enumerate(range(0, count, _PART)):
+            end = min(at + _PART, count)
+            yield Part(case, number, serves, promised, seeded[at:end], receipts[at:end])
+
+    for storage in ("q8_0", "q4_0"):
+        for name, sampling in HONEST_SAMPLING.items():
+            yield from some(
+                f"calibration {storage}, {name}", storage, known, sampling, promised=storage, most=honest // 3
+            )
+            yield from some(f"honest {storage}, {name}", storage, new, sampling, promised=storage, most=honest)
+    yield from some("another system prompt", "q8_0", others, GREEDY, new)
+    yield from some("another system prompt, sampled", "q8_0", others, NUCLEUS, new)
+    yield from some("context cut to 512 tokens", "q8_0", cut, GREEDY, long)
+    yield from some("temperature 0.7 for 0", "q8_0", new, NUCLEUS, receipted=GREEDY)
+    yield from some("temperature 0 for 0.8", "q8_0", new, GREEDY, receipted=WARM)
+    yield from some("weights of 4 bits for 8", "q4_0", new, GREEDY)
+    yield from some("weights of 4 bits for 8, sampled", "q4_0", new, WARM)
+    yield from some("weights of 4 bits for 8, sampled with top_p", "q4_0", new, NUCLEUS)
+    yield from some("another model", _NOISY, new, GREEDY)
+    yield from some("another model, sampled", _NOISY, new, WARM)
+
+
+def conversations(tokenizer: Tokenizer, split: Split, count: int, system: str = _SYSTEM) -> list[Prompt]:
+    """Of all domains of the demo's prompts in turns, each behind a system prompt."""
+    made = [
+        [line["messages"] for line in prompts(split, domain, 2 * count) if "messages" in line] for domain in DOMAINS
+    ]
+    mixed = [each for row in zip(*made, strict=False) for each in row][:count]
+    chats = [[message for message in chat if message["role"] != "system"] for chat in mixed]
+    return [tuple(tokenizer.encode_chat([{"role": "system", "content": system}, *chat])) for chat in chats]
+
+
+def long_prompts(tokenizer: Tokenizer) -> list[Prompt]:
     """1,200 tokens of documentation and a question about all of it."""
     pages = sorted((Path(__file__).parents[1] / "docs").rglob("*.md"))
     ids = tokenizer.encode("\n\n".join(page.read_text() for page in pages))
@@ -76,94 +142,37 @@ def long_requests(tokenizer: Tokenizer) -> list[tuple[int, ...]]:
     return [(*ids[at : at + 1200], *question) for at in range(0, len(ids) - 1200, 1200)]
 
 
-class LlamaCpp:
-    """llama.cpp's server inside this process."""
-
-    def __init__(self, model: Path) -> None:
-        import xllamacpp
-
-        params = xllamacpp.CommonParams()
-        params.model.path, params.n_ctx, params.n_parallel, params.n_gpu_layers = str(model), 2048 * _SLOTS, _SLOTS, 0
-        params.cpuparams.n_threads = params.cpuparams_batch.n_threads = int(os.environ.get("LLAMA_THREADS", "1"))
-        params.verbosity, params.port = -1, 0
-        self._server = xllamacpp.Server(params)
-        self._url = str(self._server.listening_address)
-
-    def answer(self, asked: Asked) -> Served:
-        body = {
-            "prompt": list(asked.prompt), "n_predict": asked.max_tokens, "temperature": asked.temperature,
-            "seed": asked.seed, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "samplers": ["temperature"],
-            "cache_prompt": False, "return_tokens": True,
-        }  # fmt: skip
-        request = urllib.request.Request(
-            f"{self._url}/completion", json.dumps(body).encode(), {"Content-Type": "application/json"}
-        )
-        with urllib.request.urlopen(request, timeout=1800) as response:
-            return Served(asked, tuple(json.loads(response.read())["tokens"]))
-
-    def answers(self, asked: Sequence[Asked]) -> list[Served]:
-        with ThreadPoolExecutor(_SLOTS) as callers:
-            return list(callers.map(self.answer, asked))
-
-
-def noisy(model: Path, share: float) -> Path:
-    """Another model of the family: the same weights, each matrix with so much noise beside its own spread."""
-    path = model.with_suffix(f".noise{share:g}.gguf")
+def weights(name: str) -> Path:
+    """The file of SmolLM2 in a storage, or of another model of its family: the same with a tenth of each matrix's
+    spread as noise.
+    """
+    if name != _NOISY:
+        return in_storage(model_path(Path("smollm2")), name, _SCRATCH)
+    model = weights("q8_0")
+    path = model.with_suffix(".noise.gguf")
     if not path.exists():
         path.write_bytes(model.read_bytes())
         generator = np.random.default_rng(7)
         for tensor in GGUFReader(path, "r+").tensors:
             if len(tensor.shape) == 2 and tensor.name.startswith("blk."):
                 values = dequantize(tensor.data, tensor.tensor_type)
-                values += generator.normal(0.0, share * values.std(), values.shape).astype(np.float32)
+                values += generator.normal(0.0, 0.1 * values.std(), values.shape).astype(np.float32)
                 tensor.data[:] = quantize(values, tensor.tensor_type)
     return path
 
 
-def served(promised: Path, outputs: int, honest: int) -> Iterator[tuple[str, list[Served]]]:
-    """What an honest operator serves, and one with each lie, some outputs at a time."""
-    tokenizer = Tokenizer(promised)
-    prompts, others = requests(tokenizer), requests(tokenizer, _OTHER_SYSTEM)
-    greedy = [Asked(prompt) for prompt in prompts]
-    sampled = [Asked(prompt, 0.8, 1000 + place) for place, prompt in enumerate(prompts)]
-    long = [Asked(prompt) for prompt in long_requests(tokenizer)]
-
-    def lie(
-        name: str, model: Path, sent: Sequence[Asked], asked: Sequence[Asked]
-    ) -> Iterator[tuple[str, list[Served]]]:
-        server = LlamaCpp(model)
-        for at in range(0, min(outputs, len(sent)), _SLOTS):
-            made = server.answers(sent[at : at + _SLOTS])
-            yield name, [replace(each, asked=told) for each, told in zip(made, asked[at:], strict=False)]
-
-    warm = [replace(each, temperature=0.7, seed=place) for place, each in enumerate(greedy)]
-    cut = [replace(each, prompt=each.prompt[-512:]) for each in long]
-    coarse = in_storage(model_path(Path("smollm2")), "q4_0", _SCRATCH)
-    yield from lie("weights of 4 bits for 8", coarse, greedy, greedy)
-    yield from lie("weights of 4 bits for 8, sampled", coarse, sampled, sampled)
-    yield from lie("another model", noisy(promised, 0.1), greedy, greedy)
-    yield from lie("another system prompt", promised, [Asked(prompt) for prompt in others], greedy)
-    yield from lie("temperature 0.7 for 0", promised, warm, greedy)
-    yield from lie("temperature 0 for 0.8", promised, greedy, sampled)
-    yield from lie("context cut to 512 tokens", promised, cut, long)
-    server = LlamaCpp(promised)
-    for at in range(0, honest, _SLOTS):
-        yield "honest", server.answers(greedy[at : at + _SLOTS])
-        yield "honest, sampled", server.answers(sampled[at : at + _SLOTS])
-
-
-def told_anew(honest: Sequence[Served]) -> Iterator[tuple[str, list[Served]]]:
-    """Lies that need no other output: an edited word, and an answer to another question."""
+def told_anew(honest: Sequence[Served]) -> dict[str, list[Served]]:
+    """Lies that need no other output: an edited word, and the answer to another question."""
     chance = random.Random(7)
     edited = []
     for each in honest:
         place = chance.randrange(len(each.output))
         word = chance.choice(chance.choice(honest).output)
-        output = (*each.output[:place], word, *each.output[place + 1 :])
-        edited += [Served(each.asked, output)] if output != each.output else []
-    yield "an edited word", edited
+        if word != each.output[place]:
+            edited.append(msgspec.structs.replace(each, output=(*each.output[:place], word, *each.output[place + 1 :])))
     answers = [*honest[1:], honest[0]]
-    yield "a cached answer", [Served(each.asked, other.output) for each, other in zip(honest, answers, strict=True)]
+    cached = [msgspec.structs.replace(each, output=other.output) for each, other in zip(honest, answers, strict=True)]
+    return {"an edited word": edited, "a cached answer": cached}
 
 
 class Auditor:
@@ -175,60 +184,108 @@ class Auditor:
         self._verifier = Verifier(self._target, NoText, unprobed)
 
     def passed(self, each: Served) -> ReferencePass:
-        sampling = SamplingParams(temperature=each.asked.temperature, max_tokens=each.asked.max_tokens)
-        request = EngineRequest("", each.asked.prompt, sampling)
+        request = EngineRequest("", each.prompt, each.sampling)
         logits = self._verifier.logits(Record(request, each.output))
         return scored(request, each.output, logits, self._target.config.eos_token_ids, self._target.base_cid)
 
 
-def row(name: str, found: Sequence[tuple[Served, ReferencePass]]) -> dict[str, Any]:
-    """How many tokens are read until an output is INCONSISTENT: on average, and the most between two of them."""
-    lengths = [len(each.output) for each, _ in found]
-    caught = [HONEST.exceeded(passed) is not None for _, passed in found]
+def serve(several: Sequence[Part], binary: str) -> None:
+    """What is not kept yet, one server after another."""
+    for serves in dict.fromkeys(part.serves for part in several):
+        missing = [part for part in several if part.serves == serves and not part.path.exists()]
+        with ExitStack() as running:
+            server = running.enter_context(llama_server(binary, weights(serves))) if missing else None
+            for part in missing:
+                assert server is not None
+                _keep(part.path, part.served(server))
+                print("served", part.path.name, flush=True)
+
+
+def audit(promised: str, outputs: Sequence[Served], path: Path, auditor: list[Auditor]) -> list[ReferencePass]:
+    """The passes, which are kept at `path`. `auditor` holds one from the first that is missing on."""
+    if not path.exists():
+        if not auditor:
+            auditor.append(Auditor(weights(promised)))
+        _keep(path, [auditor[0].passed(each) for each in outputs])
+        print("audited", path.name, flush=True)
+    return [msgspec.json.decode(line, type=ReferencePass) for line in path.read_bytes().splitlines()]
+
+
+def _keep(path: Path, values: Sequence[Any]) -> None:
+    beside = path.with_suffix(".part")
+    beside.write_bytes(b"".join(msgspec.json.encode(value) + b"\n" for value in values))
+    beside.rename(path)
+
+
+def row(found: Sequence[tuple[Served, ReferencePass]]) -> dict[str, Any]:
+    """How many tokens are read until an output is INCONSISTENT, alone and with the drift of those before it: the mean,
+    and the most from one to the next.
+    """
+    lengths, largest, drift = [len(each.output) for each, _ in found], dict[str, float](), Drift()
+    alone, together = [], []
+    for length, (_, passed) in zip(lengths, found, strict=True):
+        summed = msgspec.structs.replace(passed, drift=drift.after(passed, length))
+        alone.append(HONEST.exceeded(passed) is not None)
+        together.append(HONEST.exceeded(summed) is not None)
+        drift = Drift() if together[-1] or summed.drift is None else summed.drift
+        values = {name: getattr(passed, name) for name in ("mean", "largest", "surprise", "rarest")}
+        for name, value in (values | {"drift": summed.drift and summed.drift.largest}).items():
+            largest[name] = round(max(largest.get(name, 0.0), abs(value or 0.0)), 4)
+    shown = {name: _found(lengths, caught) for name, caught in (("alone", alone), ("together", together))}
+    return {"outputs": len(found), "tokens": sum(lengths), **shown, "largest": largest}
+
+
+def _found(lengths: Sequence[int], caught: Sequence[bool]) -> dict[str, Any]:
     runs, run = [0], 0
     for length, hit in zip(lengths, caught, strict=True):
         run += length
         runs.append(run)
         run = 0 if hit else run
-    largest: dict[str, float] = {}
-    for _, passed in found:
-        for statistic in ("mean", "largest", "surprise", "rarest"):
-            value = getattr(passed, statistic)
-            largest[statistic] = max(largest.get(statistic, 0.0), abs(value or 0.0))
     hits = sum(caught)
     return {
-        "outputs": len(found), "tokens": sum(lengths), "inconsistent": hits,
+        "inconsistent": hits,
         "tokens until found": round(sum(lengths) / hits) if hits else None,
         "most tokens until found": max(runs) if hits else None,
-        "largest": {statistic: round(value, 4) for statistic, value in largest.items()},
-        "differing tokens": sum(passed.differing for _, passed in found),
-    }  # fmt: skip
+    }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.lies", description=__doc__)
+    parser.add_argument("--llama-server", default="llama-server", help="llama.cpp's server, the program")
     parser.add_argument("--outputs", type=int, default=32, help="of each lie (32)")
-    parser.add_argument("--honest", type=int, default=512, help="outputs at temperature 0, and as many at 0.8 (512)")
-    parser.add_argument("--again", action="store_true", help="take the outputs of the last run")
+    parser.add_argument(
+        "--honest", type=int, default=96, help="of each sampling and storage, a third more of each first"
+    )
     given = parser.parse_args()
-    promised, kept = in_storage(model_path(Path("smollm2")), "q8_0", _SCRATCH), _SCRATCH / "served.jsonl"
-    if not given.again:
-        with kept.open("w") as file:
-            for name, made in served(promised, given.outputs, given.honest):
-                file.writelines(json.dumps([name, asdict(each)]) + "\n" for each in made)
-                file.flush()
-    lines = map(json.loads, kept.read_text().splitlines())
-    cases: dict[str, list[Served]] = {}
-    for name, each in lines:
-        asked = Asked(**each["asked"] | {"prompt": tuple(each["asked"]["prompt"])})
-        cases.setdefault(name, []).append(Served(asked, tuple(each["output"])))
-    cases |= dict(told_anew(cases["honest"]))
-    auditor, rows = Auditor(promised), {}
-    for name, outputs in cases.items():
-        rows[name] = row(name, [(each, auditor.passed(each)) for each in outputs if each.output])
-        print(name, rows[name], flush=True)
+    several = list(parts(Tokenizer(model_path(Path("smollm2"))), given.outputs, given.honest))
+    several.sort(key=lambda part: (part.serves, part.number))
+    serve(several, given.llama_server)
+    cases: dict[str, list[tuple[Served, ReferencePass]]] = {}
+    for promised in ("q8_0", "q4_0"):
+        auditor: list[Auditor] = []
+        for part in (part for part in several if part.promised == promised):
+            outputs = [msgspec.json.decode(line, type=Served) for line in part.path.read_bytes().splitlines()]
+            made = {part.case: outputs}
+            if part.case == "honest q8_0, T=0" and part.number * _PART < given.outputs:
+                made |= told_anew(outputs)
+            for case, each in made.items():
+                passes = audit(promised, each, part.path.with_name(f"{promised}~{case}~{part.number}.passes"), auditor)
+                for name in (
+                    (case, f"all {case.partition(',')[0]}") if case.startswith(("honest", "calib")) else (case,)
+                ):
+                    cases.setdefault(name, []).extend(zip(each, passes, strict=True))
+    rows = {name: row(found) for name, found in cases.items()}
     document = {"machine": machine(), "thresholds": HONEST.to_document(), "cases": rows}
     (RESULTS / "lies.json").write_text(json.dumps(document, indent=1) + "\n")
+    print(
+        "| | outputs | tokens | alone | together | tokens until found | at most |",
+        "|---|---|---|---|---|---|---|",
+        sep="\n",
+    )
+    for name, found in rows.items():
+        alone, together = found["alone"], found["together"]
+        figures = (alone["inconsistent"], *(together[each] or "–" for each in together))
+        print("|", " | ".join(map(str, (name, found["outputs"], found["tokens"], *figures))), "|")
 
 
 if __name__ == "__main__":

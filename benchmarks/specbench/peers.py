@@ -129,27 +129,29 @@ def llama_decoding(path: Path, ends: Sequence[int], kind: str | None = None) -> 
 
 
 def _openvino(path: Path, ends: Sequence[int]) -> list[Contender]:
+    return [
+        GreedyPeer("OpenVINO GenAI", ends, openvino_decoding(path, ends)),
+        GreedyPeer("OpenVINO GenAI prompt lookup", ends, openvino_decoding(path, ends, _DRAFTED)),
+    ]
+
+
+def openvino_decoding(path: Path, ends: Sequence[int], drafted: int = 0) -> Decode:
     """OpenVINO GenAI, which reads GGUF files itself; prompt lookup is a property of its pipeline."""
     import numpy as np
     import openvino
     import openvino_genai
 
-    def opened(drafted: int, **properties: Any) -> Decode:
-        pipeline = openvino_genai.LLMPipeline(str(path), "CPU", INFERENCE_NUM_THREADS=cpus(), **properties)
+    properties = {"prompt_lookup": True} if drafted else {}
+    pipeline = openvino_genai.LLMPipeline(str(path), "CPU", INFERENCE_NUM_THREADS=cpus(), **properties)
 
-        def decode(prompt: list[int], tokens: int) -> Iterable[int]:
-            config = openvino_genai.GenerationConfig(
-                max_new_tokens=tokens, do_sample=False, stop_token_ids=set(ends), eos_token_id=ends[0]
-            )
-            if drafted:
-                config.num_assistant_tokens, config.max_ngram_size = drafted, 2
-            out: Any = pipeline.generate(openvino.Tensor(np.array([prompt], np.int64)), config)
-            made: list[int] = list(out.tokens[0])
-            return made
+    def decode(prompt: list[int], tokens: int) -> Iterable[int]:
+        config = openvino_genai.GenerationConfig(
+            max_new_tokens=tokens, do_sample=False, stop_token_ids=set(ends), eos_token_id=ends[0]
+        )
+        if drafted:
+            config.num_assistant_tokens, config.max_ngram_size = drafted, 2
+        out: Any = pipeline.generate(openvino.Tensor(np.array([prompt], np.int64)), config)
+        made: list[int] = list(out.tokens[0])
+        return made
 
-        return decode
-
-    return [
-        GreedyPeer("OpenVINO GenAI", ends, opened(0)),
-        GreedyPeer("OpenVINO GenAI prompt lookup", ends, opened(_DRAFTED, prompt_lookup=True)),
-    ]
+    return decode

@@ -81,13 +81,15 @@ NO_ANSWERS = (UNREPLAYABLE, UNSTABLE, UNCHECKED)
 
 class ReferenceThresholds(Part, frozen=True):
     """The most that an honest output of another engine may have, before a reference pass calls it INCONSISTENT. The
-    members are those of `ReferencePass`; `surprise` bounds both sides of zero.
+    members are those of `ReferencePass`; `surprise` bounds both sides of zero. `drift` bounds each sum of `Drift`; None
+    judges each output alone.
     """
 
     mean: NotNegative
     largest: NotNegative
     surprise: NotNegative
     rarest: NotNegative
+    drift: NotNegative | None = None
 
     def exceeded(self, by: ReferencePass) -> str | None:
         """The first statistic that is beyond, in words; None where the output is consistent with the weights."""
@@ -95,6 +97,8 @@ class ReferenceThresholds(Part, frozen=True):
             value, most = getattr(by, name), getattr(self, name)
             if value is not None and abs(value) > most:
                 return f"{name} is {value:.4g}, at most {most:g} is expected of an honest engine"
+        if by.drift is not None and self.drift is not None and by.drift.largest > self.drift:
+            return f"with the outputs before it, drift is {by.drift.largest:.4g}, more than {self.drift:g}"
         return None
 
 
@@ -167,6 +171,37 @@ class Deviation(Part, frozen=True):
 SHORT = 64
 """Tokens that an output counts as at least, where a mean is taken: a single near tie is much of a shorter one."""
 
+_MARGIN_RATE, _MARGIN_ALLOWED = 5.0, 0.006
+_SURPRISE_RATE, _SURPRISE_ALLOWED = 2.0, 1.25
+"""Steps of `Drift`: so much for what is above this. Calibrated as the thresholds are (docs/benchmarks.md)."""
+
+
+class Drift(Part, frozen=True):
+    """What the outputs of one engine profile show together, up to and with this one, that each alone does not: sums
+    that start at 0, take a step with each output, and never fall below 0 (E. S. Page, 1954).
+
+    The exponential of an honest output's step has an expectation of 1 at most, so that on average a sum goes beyond h
+    after exp(h) honest outputs at the earliest. `margin` sums margins, `rarer` and `likelier` sum `surprise` up and
+    down. A new sum begins with the first verdict, and after each that is INCONSISTENT.
+    """
+
+    margin: NotNegative = written(0.0)
+    rarer: NotNegative = written(0.0)
+    likelier: NotNegative = written(0.0)
+
+    @property
+    def largest(self) -> float:
+        return max(self.margin, self.rarer, self.likelier)
+
+    def after(self, found: ReferencePass, tokens: int) -> Drift:
+        """With one more output, of so many tokens."""
+        margin = _MARGIN_RATE * max(SHORT, tokens) * (found.mean - _MARGIN_ALLOWED)
+        surprise = found.surprise
+        if surprise is None:
+            return Drift(max(0.0, self.margin + margin), self.rarer, self.likelier)
+        up, down = (_SURPRISE_RATE * (side * surprise - _SURPRISE_ALLOWED) for side in (1.0, -1.0))
+        return Drift(max(0.0, self.margin + margin), max(0.0, self.rarer + up), max(0.0, self.likelier + down))
+
 
 class ReferencePass(Part, frozen=True):
     """What one pass of kolm's own arithmetic, with the weights `base_cid`, says of another engine's output.
@@ -178,6 +213,8 @@ class ReferencePass(Part, frozen=True):
 
     Of sampled outputs: `surprise` is by how many standard deviations the output's log-probability is off the one to be
     expected, positive for rarer tokens; `rarest` the largest number of nats that a token's probability is below 1.
+
+    `drift` is what the profile's outputs that this auditor has passed along show together; None where it does not sum.
     """
 
     base_cid: Cid
@@ -186,6 +223,7 @@ class ReferencePass(Part, frozen=True):
     differing: Count
     surprise: Number | None = None
     rarest: NotNegative | None = None
+    drift: Drift | None = None
 
 
 class Verdict(Document, tag="kolm.verdict.v1", frozen=True):

@@ -9,7 +9,7 @@ from typing import Any
 
 from ledger.audit.obligation import Obligation
 from ledger.audit.obligation_fold import ObligationFold
-from ledger.documents.audit import DEVIATION, AuditPolicy, Draw, Verdict
+from ledger.documents.audit import DEVIATION, INCONSISTENT, AuditPolicy, Draw, Drift, Verdict
 from ledger.documents.engine_profile import EngineProfile
 from ledger.documents.erasure import Erasure, Expiry
 from ledger.documents.halt import Halt, Scope
@@ -68,6 +68,8 @@ class Backlog:
         self._signers = _signers(trust)
         self.profiles: dict[str, EngineProfile] = {}
         """Other engines than kolm's that the log tells of, by their identifiers."""
+        self.drifts: dict[str, Drift] = {}
+        """What the outputs of each have shown together, as its newest verdict says; none after INCONSISTENT."""
 
     def to_document(self, origin: str) -> dict[str, Any]:
         """The fold as JSON, to go on from at the next start, with the name of the log."""
@@ -85,6 +87,7 @@ class Backlog:
             "deviations": [[index, verdict.to_document()] for index, verdict in self._deviations.items()],
             "halts": [[index, scope.to_document()] for index, scope in self._halts],
             "profiles": [profile.to_document() for profile in self.profiles.values()],
+            "drifts": {cid: drift.to_document() for cid, drift in self.drifts.items()},
         }
 
     @classmethod
@@ -105,6 +108,7 @@ class Backlog:
         backlog._halts = [(index, Scope.from_document(scope)) for index, scope in document["halts"]]
         profiles = map(EngineProfile.from_document, document["profiles"])
         backlog.profiles = {cid(profile.to_bytes()): profile for profile in profiles}
+        backlog.drifts = {name: Drift.from_document(drift) for name, drift in document["drifts"].items()}
         return backlog
 
     @property
@@ -208,6 +212,10 @@ class Backlog:
                 self._forget_unless_listed(document.receipt_index)
                 if document.outcome == DEVIATION:
                     self._deviations[entry.index] = document
+                if document.outcome == INCONSISTENT:
+                    self.drifts.pop(document.profile_cid, None)
+                elif document.reference is not None and document.reference.drift is not None:
+                    self.drifts[document.profile_cid] = document.reference.drift
             case Erasure() if document.receipt_index in self._receipts:
                 erased = f"the content was erased by entry {entry.index}: {document.reason}"
                 self._receipts[document.receipt_index] = replace(self._receipts[document.receipt_index], erased=erased)

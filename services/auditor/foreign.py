@@ -8,6 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from msgspec.structs import replace
+
 from ledger.documents.audit import (
     ACCUSATIONS,
     AGAIN,
@@ -22,6 +24,7 @@ from ledger.documents.audit import (
     UNCHECKED,
     UNSTABLE,
     Deviation,
+    Drift,
     ReferencePass,
     ReferenceThresholds,
 )
@@ -62,7 +65,7 @@ class Plain(Protocol):
         ...
 
 
-HONEST = ReferenceThresholds(mean=0.02, largest=1.0, surprise=5.0, rarest=27.0)
+HONEST = ReferenceThresholds(mean=0.02, largest=1.0, surprise=5.0, rarest=27.0, drift=12.0)
 """Calibrated on llama.cpp with SmolLM2-135M in 8 bits (docs/benchmarks.md); other engines may need others. Of `rarest`:
 all of 150,000 tokens below that probability are drawn less than once in three million times.
 """
@@ -93,8 +96,11 @@ class ForeignJudge:
         plain: Plain | None,
         reference: Reference | None,
         thresholds: Callable[[], ReferenceThresholds] = lambda: HONEST,
+        drifts: Callable[[str], Drift | None] = lambda _: None,
     ) -> None:
+        """`drifts`: what the outputs of a profile, by its identifier, have shown together so far."""
         self._profiles, self._plain, self._reference, self._thresholds = profiles, plain, reference, thresholds
+        self._drifts = drifts
 
     def judge(self, receipt: Receipt, content: Content) -> tuple[Finding, ...]:
         """The findings on a receipt that is signed, with content that it commits to: one for each check that could be
@@ -144,7 +150,11 @@ class ForeignJudge:
         found = self._reference(receipt, content)
         if profile.weights_checked and found.base_cid != profile.base_cid:
             raise CannotReplay(f"the weights here are {found.base_cid}, the receipt's {profile.base_cid}")
-        problem = self._thresholds().exceeded(found)
+        thresholds = self._thresholds()
+        if thresholds.drift is not None:
+            before = self._drifts(receipt.profile_cid) or Drift()
+            found = replace(found, drift=before.after(found, len(content.output_token_ids)))
+        problem = thresholds.exceeded(found)
         outcome = CONSISTENT if problem is None else INCONSISTENT
         return Finding(
             outcome, len(content.output_token_ids), reason=problem, verification=REFERENCE, replayed_by=AUDITOR,

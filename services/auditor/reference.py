@@ -39,7 +39,8 @@ class Scores:
             self.margins.append(float(logits.max() - logits[token]))
             return
         kept, least = _kept(logits, params)
-        self.margins.append(max(0.0, least - float(logits[token])))
+        outside = float(logits[token]) < least
+        self.margins.append(_short_of_kept(logits, token, params) if outside else 0.0)
         scaled = (kept - kept[0]) / params.temperature
         normaliser = math.log(float(np.exp(scaled).sum()))
         logs = scaled - normaliser
@@ -75,6 +76,27 @@ def _kept(logits: Float32, params: SamplingParams) -> tuple[NDArray[np.float64],
         before = np.cumsum(shares) - shares
         falling = falling[before < params.top_p * shares.sum()]
     return falling, float(falling[-1])
+
+
+def _short_of_kept(logits: Float32, token: int, params: SamplingParams) -> float:
+    """How much larger the logit of a token that is left out would have to be, all others as they are, to be kept. The
+    least kept logit does not say it: where top_p ends, the next token may be far behind and yet be nearly kept.
+    """
+    value, others = float(logits[token]), np.delete(logits.astype(np.float64), token)
+    falling = np.sort(others[np.isfinite(others)])[::-1]
+    needed = value
+    if params.top_k:
+        needed = max(needed, float(falling[params.top_k - 1]))
+        falling = falling[: params.top_k - 1]
+    if params.min_p > 0.0 and len(falling):
+        least = float(falling[0]) + params.temperature * math.log(params.min_p)
+        needed, falling = max(needed, least), falling[falling >= least]
+    if params.top_p < 1.0 and len(falling):
+        shares = np.append(np.exp((falling - falling[0]) / params.temperature), 0.0)
+        before, whole = np.cumsum(shares) - shares, shares.sum()
+        least_share = float(np.maximum(shares, before / params.top_p - whole).min())
+        needed = max(needed, float(falling[0]) + params.temperature * math.log(least_share))
+    return needed - value
 
 
 def scored(

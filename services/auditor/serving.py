@@ -165,7 +165,8 @@ def _foreign(plan: ForeignPlan | None, backlog: Backlog, reference: Reference | 
         announced = None if backlog.policy is None else backlog.policy.reference
         return announced or (HONEST if plan is None else plan.thresholds)
 
-    return ForeignJudge(backlog.profiles.get, None if plan is None else plan.plain, reference, thresholds)
+    plain = None if plan is None else plan.plain
+    return ForeignJudge(backlog.profiles.get, plain, reference, thresholds, backlog.drifts.get)
 
 
 def _own_engine(engine: EnginePlan | None, stop: threading.Event) -> OwnReplayer:

@@ -17,10 +17,10 @@ from services.runtime.settings import Address, RpcServerSettings, settings_confi
 
 
 def thresholds(text: str) -> ReferenceThresholds:
-    """Raises ValueError for anything but four numbers from 0 on."""
+    """Raises ValueError for anything but four or five numbers from 0 on."""
     parts = text.split(",")
-    if len(parts) != 4 or not all(float(part) >= 0.0 for part in parts):
-        raise ValueError(f"expected mean,largest,surprise,rarest, four numbers, got {text!r}")
+    if len(parts) not in (4, 5) or not all(float(part) >= 0.0 for part in parts):
+        raise ValueError(f"expected mean,largest,surprise,rarest and, if wanted, drift: numbers, got {text!r}")
     return ReferenceThresholds(*map(float, parts))
 
 
@@ -54,9 +54,9 @@ class AuditorSettings(RpcServerSettings):
     engine_key_file: Path | None = Field(None, description="A file with the key that this engine asks for.")
     reference: str | None = Field(
         None,
-        description="Thresholds of these passes, announced in the log: mean,largest,surprise,rarest as "
+        description="Thresholds of these passes, announced in the log: mean,largest,surprise,rarest,drift as "
         "docs/auditing.md explains them. Default: those of llama.cpp with 8 bits a weight.",
-        examples=["0.02,1,5,27"],
+        examples=["0.02,1,5,27,12"],
     )
     context_length: int | None = Field(
         None, ge=1, description="That of the audited server, where it was given one.", examples=[32768]

@@ -217,7 +217,8 @@ def _common(params: SamplingParams) -> dict[str, Any]:
     }  # fmt: skip
 
 
-_SAMPLERS = ["penalties", "top_k", "top_p", "min_p", "temperature"]
+_SAMPLERS = ["penalties", "top_k", "temperature", "min_p", "top_p"]
+"""min_p and top_p are shares of what the temperature leaves, as everywhere else; llama.cpp's own order has it last."""
 
 
 @dataclass(frozen=True, slots=True)

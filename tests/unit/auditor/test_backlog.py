@@ -9,7 +9,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from ledger.audit.obligation_fold import fold_obligations
-from ledger.documents.audit import EXACT, Verdict
+from ledger.documents.audit import EXACT, Drift, ReferencePass, Verdict
 from ledger.documents.halt import Scope
 from ledger.documents.signed_document import Document, sign_document
 from ledger.keys.ed25519 import SigningKey
@@ -274,3 +274,21 @@ def test_a_fold_of_another_log_or_under_other_keys_is_not_gone_on_from() -> None
     more = SigningKey.generate("auditor")
     keys = TrustedKeys({**trust().by_role, "auditor": (*trust().keys("auditor"), more.public)})
     assert Backlog.from_document(kept, "example.org/log", keys) is None
+
+
+def test_what_outputs_show_together_is_what_the_newest_verdict_of_their_profile_says() -> None:
+    one, more = (Drift(margin, 0.0, 0.0) for margin in (1.5, 2.5))
+
+    def verdict_of(outcome: str, drift: Drift) -> Verdict:
+        seen = ReferencePass(BASE, 0.1, 2.5, 3, drift=drift)
+        how = {"verification": "reference", "replayed_by": "auditor", "reference": seen}
+        return verdict(0, 0, outcome, **how)
+
+    log = entries(receipt(0), verdict_of("CONSISTENT", one), verdict_of("CONSISTENT", more))
+    backlog = folded(log)
+    assert list(backlog.drifts.values()) == [more]
+    kept = json.loads(json.dumps(backlog.to_document("log")))
+    again = Backlog.from_document(kept, "log", trust())
+    assert again is not None
+    assert again.drifts == backlog.drifts
+    assert not folded(entries(receipt(0), verdict_of("CONSISTENT", one), verdict_of("INCONSISTENT", more))).drifts

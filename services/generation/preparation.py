@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ledger.errors import LedgerError
 from ledger.keys.trusted_keys import TrustedKeys
-from services.client.ledger.key_entries import key_entries
+from services.client.ledger.ledger import key_entries
 from services.generation.drafting.method_spec import Parts
 from services.generation.drafting.methods import CannotDraft, build_drafters, method_of
 from services.generation.drafting.retrieval.datastore import Datastore

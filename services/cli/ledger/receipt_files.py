@@ -146,8 +146,7 @@ def proven_search(
 ) -> SearchResult:
     """The part that the ledger can prove. Raises UsageError if there are no keys to check with, LedgerError."""
     from services.cli.trust import load_trusted
-    from services.client.ledger.remembered import RememberedCheckpoint
-    from services.client.ledger.verified import VerifiedLedger
+    from services.client.ledger.verified import RememberedCheckpoint, VerifiedLedger
 
     proving = VerifiedLedger(ledger, load_trusted(trusted), RememberedCheckpoint(remember))
     size = proving.head().size

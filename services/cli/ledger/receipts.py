@@ -195,8 +195,7 @@ def check_promise(ledger: LedgerClient, file: Path, trusted: Path, remember: Pat
     from services.cli.trust import load_trusted
     from services.cli.verify.sources import read_promise_file
     from services.client.ledger.promised import look_up
-    from services.client.ledger.remembered import RememberedCheckpoint
-    from services.client.ledger.verified import VerifiedLedger
+    from services.client.ledger.verified import RememberedCheckpoint, VerifiedLedger
 
     keys, envelope = load_trusted(trusted), read_promise_file(file)
     verified = VerifiedLedger(ledger, keys, RememberedCheckpoint(remember))

@@ -9,17 +9,19 @@ with LedgerClient.connect("127.0.0.1:50052") as ledger:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 from kolm.ledger.v1 import documents_pb2
 from kolm.ledger.v1 import ledger_pb2 as pb
 from kolm.ledger.v1.ledger_pb2_grpc import LedgerServiceStub
+from ledger.errors import FormatError
 from ledger.log.receipt_filter import ReceiptFilter
 from services.client.channel import Client, Stream
+from services.client.errors import KolmError
 from services.client.ledger import log_wire
-from services.client.ledger.append_stream import AppendStream
-from services.client.ledger.feed import Feed
+from services.client.ledger.append_stream import AppendStream, Feed
 from services.client.ledger.log import (
     Appended,
     ConsistencyProof,
@@ -185,3 +187,20 @@ class LedgerClient(Client):
     def halt_state(self) -> HaltState:
         """The open halts."""
         return log_wire.halt_state(self._call(self._stub.GetHaltState, pb.GetHaltStateRequest()))
+
+
+_KEYS_SECONDS = 2.0
+
+
+def key_entries(address: str) -> Sequence[tuple[int, bytes]]:
+    """Index and envelope of each key entry of a log: who replaced which key, to be believed by signatures. Raises
+    ConnectionError without an answer within 2 s.
+    """
+    try:
+        with (
+            closing(LedgerClient.connect(address)) as ledger,
+            ledger.watch(kinds=["key"], timeout=_KEYS_SECONDS) as entries,
+        ):
+            return [(entry.index, entry.envelope.to_bytes()) for entry in entries]
+    except (KolmError, FormatError) as error:
+        raise ConnectionError(str(error)) from error

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 
 from ledger.audit.listing import CompleteRange, ListedReceipt, Page, verify_page
 from ledger.audit.log_verification import verify_receipt
@@ -24,6 +25,7 @@ from ledger.documents.erasure import Erasure
 from ledger.documents.promise import PromiseAnswer, open_answer
 from ledger.documents.receipt import Receipt
 from ledger.documents.signed_document import open_document
+from ledger.durable_file import write_durably
 from ledger.encoding.text_forms import digest_text
 from ledger.errors import ProofError
 from ledger.keys.envelope import Envelope
@@ -46,7 +48,28 @@ from services.client.ledger.log import (
     ReceiptPage,
     VerdictEntry,
 )
-from services.client.ledger.remembered import RememberedCheckpoint
+
+
+class RememberedCheckpoint:
+    """The newest checkpoint that a client has seen, which later ones have to extend; with a path it is kept in a file,
+    for the next run. Not safe between threads.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        """Raises OSError if there is a file that cannot be read."""
+        self._path = path
+        self._note = path.read_bytes() if path is not None and path.exists() else None
+
+    @property
+    def note(self) -> bytes | None:
+        """None before the first."""
+        return self._note
+
+    def keep(self, note: bytes) -> None:
+        """Returns once it is on disk; a crash leaves the old one or the new one. Raises OSError."""
+        if self._path is not None:
+            write_durably(self._path, note)
+        self._note = note
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
-from transformers import LlamaConfig
+from transformers import LlamaConfig, PretrainedConfig
 
 from services.generation.target.arrays import Float32, Int64
 from services.generation.target.config.config import TargetConfig
@@ -329,6 +329,30 @@ def layer_numbers(document: Mapping[str, Any], member: str) -> tuple[int, ...]:
     if not isinstance(value, list) or not value or any(type(layer) is not int for layer in value):
         raise HeadConfigInvalid(f"config.json: {member} is {value!r:.80}; expected a list of layer numbers")
     return tuple(value)
+
+
+_PUBLISHED = {
+    "layers": "num_hidden_layers", "hidden_size": "hidden_size", "intermediate_size": "intermediate_size",
+    "heads": "num_attention_heads", "kv_heads": "num_key_value_heads", "vocab_size": "vocab_size",
+    "trained_length": "max_position_embeddings",
+}  # fmt: skip
+
+
+def published_sizes(kind: type[PretrainedConfig], members: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """A published config.json as transformers reads it, with its defaults, and the sizes by the names that
+    configurations of heads have for them; `check_sizes` checks them. Raises HeadConfigInvalid.
+    """
+    try:
+        parsed: Any = kind(**{name: value for name, value in members.items() if name not in _NOT_SIZES})
+        sizes = {ours: getattr(parsed, theirs) for ours, theirs in _PUBLISHED.items()}
+        head_dim = int(getattr(parsed, "head_dim", None) or sizes["hidden_size"] // (sizes["heads"] or 1))
+        more = {"norm_epsilon": float(parsed.rms_norm_eps), "rope": dict(parsed.rope_parameters or {})}
+    except Exception as error:  # transformers raises many kinds here, each of them about these members
+        raise HeadConfigInvalid(f"config.json: {error}") from error
+    return parsed, {**sizes, "head_dim": head_dim, **more}
+
+
+_NOT_SIZES = ("architectures", "torch_dtype", "dtype")
 
 
 def rotation_of_head(config: Sizes) -> Rotation:

@@ -22,8 +22,7 @@ from ledger.tree.checkpoint import Checkpoint, sign_checkpoint
 from ledger.tree.entry import Entry
 from services.client import LedgerClient
 from services.client.ledger.log import Appended
-from services.client.ledger.remembered import RememberedCheckpoint
-from services.client.ledger.verified import VerifiedLedger
+from services.client.ledger.verified import RememberedCheckpoint, VerifiedLedger
 from services.ledger.__main__ import opened_servicer
 from services.ledger.servicer import SERVICE
 from services.ledger.settings import LedgerSettings

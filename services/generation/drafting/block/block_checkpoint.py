@@ -21,6 +21,7 @@ from services.generation.drafting.heads import (
     check_sizes,
     layer_numbers,
     layer_shapes,
+    published_sizes,
     read_document,
     read_weights,
     rotation_of_head,
@@ -301,26 +302,13 @@ def _config(
         raise HeadConfigInvalid(f"config.json: markov_head_type is {markov_kind!r:.80}; supported: vanilla")
     if layer.get("hidden_act", "silu") != "silu":
         raise HeadConfigInvalid(f"config.json: hidden_act is {layer['hidden_act']!r:.80}; supported: silu")
-    try:
-        parsed = Qwen3Config(**{name: value for name, value in layer.items() if name not in ("architectures", "dtype")})
-    except Exception as error:  # transformers raises many kinds here, each of them about these members
-        raise HeadConfigInvalid(f"config.json: {error}") from error
-    windows = _windows(parsed, windows_see_all)
+    parsed, sizes = published_sizes(Qwen3Config, layer)
     config = BlockConfig(
-        layers=parsed.num_hidden_layers,
-        hidden_size=parsed.hidden_size,
-        target_hidden_size=target_hidden_size or parsed.hidden_size,
-        intermediate_size=parsed.intermediate_size,
-        heads=parsed.num_attention_heads,
-        kv_heads=parsed.num_key_value_heads or parsed.num_attention_heads,
-        head_dim=parsed.head_dim,
-        norm_epsilon=float(parsed.rms_norm_eps),
-        vocab_size=parsed.vocab_size,
-        draft_vocab_size=draft_vocab_size or parsed.vocab_size,
-        rope=dict(parsed.rope_parameters or {}),
-        trained_length=parsed.max_position_embeddings,
+        **sizes,
+        target_hidden_size=target_hidden_size or sizes["hidden_size"],
+        draft_vocab_size=draft_vocab_size or sizes["vocab_size"],
         attention_bias="layers.0.self_attn.q_proj.bias" in names,
-        windows=windows,
+        windows=_windows(parsed, windows_see_all),
         own_embeddings=EMBEDDING in names,
         own_output=OUTPUT in names,
         **choices,

@@ -16,6 +16,7 @@ from services.generation.drafting.heads import (
     check_sizes,
     layer_numbers,
     layer_shapes,
+    published_sizes,
     typed_or,
 )
 from services.generation.target.config.config import TargetConfig
@@ -203,28 +204,12 @@ def _config(
     """Tensors decide whether there are biases and embeddings: some configs are copies of a base's and claim tensors
     that the head lacks. A norm before `fc` has its tensor always, and its member in some configs only.
     """
-    try:
-        parsed = kind(**{key: value for key, value in layer.items() if key not in ("architectures", "torch_dtype")})
-    except Exception as error:  # transformers raises many kinds here, each of them about these members
-        raise HeadConfigInvalid(f"config.json: {error}") from error
-    sizes = {name: _whole(parsed, name) for name in (
-        "num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads",
-        "vocab_size", "max_position_embeddings",
-    )}  # fmt: skip
+    _, sizes = published_sizes(kind, layer)
     config = HeadConfig(
-        layers=sizes["num_hidden_layers"],
-        hidden_size=sizes["hidden_size"],
+        **sizes,
         target_hidden_size=typed_or(document, "target_hidden_size", sizes["hidden_size"], int),
-        intermediate_size=sizes["intermediate_size"],
-        heads=sizes["num_attention_heads"],
-        kv_heads=sizes["num_key_value_heads"],
-        head_dim=int(getattr(parsed, "head_dim", None) or sizes["hidden_size"] // sizes["num_attention_heads"]),
-        norm_epsilon=float(parsed.rms_norm_eps),
-        vocab_size=sizes["vocab_size"],
         draft_vocab_size=typed_or(document, "draft_vocab_size", sizes["vocab_size"], int),
         feature_layers=feature_layers,
-        rope=dict(parsed.rope_parameters or {}),
-        trained_length=sizes["max_position_embeddings"],
         attention_bias="midlayer.self_attn.q_proj.bias" in names,
         output_bias="midlayer.self_attn.o_proj.bias" in names,
         mlp_bias="midlayer.mlp.down_proj.bias" in names,
@@ -238,10 +223,3 @@ def _config(
     )
     config.check()
     return config
-
-
-def _whole(parsed: LlamaConfig | Qwen3Config, name: str) -> int:
-    value = getattr(parsed, name)
-    if type(value) is not int or value < 1:
-        raise HeadConfigInvalid(f"config.json: {name} is {value!r}; expected a whole number of at least 1")
-    return value

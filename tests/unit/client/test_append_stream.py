@@ -12,7 +12,7 @@ from kolm.ledger.v1 import ledger_pb2 as pb
 from ledger.errors import ProofError
 from services.client.errors import Internal
 from services.client.ledger import log_wire
-from services.client.ledger.feed import Feed
+from services.client.ledger.append_stream import Feed
 from tests.unit.ledger.builders import receipt, signed, verdict
 
 

@@ -191,7 +191,12 @@ class EngineCore:
         plan = self._plan(self._sharing.share(self._running))
         if plan:
             layers = self._speculation.feature_layers(work.sequence for work in plan)
+            started, keys = self._clock(), sum(work.sequence.cached for work in plan)
             computed = self._forward(plan, layers)
+            seconds, rows = self._clock() - started, sum(work.rows for work in plan)
+            if any(work.tree is None for work in plan):  # prompts are not in the cost of roots and drafts
+                seconds = 0.0
+            self._speculation.took(seconds, self._cost.of(rows, keys, len(plan)), drafted=rows > len(plan))
             logit, row = 0, 0
             for work in plan:
                 last = logit + (len(work.tree) if work.tree is not None else int(work.completes))

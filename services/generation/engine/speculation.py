@@ -89,6 +89,9 @@ class GrammarGuide:
 log = logging.getLogger(__name__)
 
 
+_FASTEST, _SLOWEST = 0.1, 3.0  # times what is expected, and the usual: what takes longer was held up by something
+_NEWEST = 0.1  # weight of the newest pass without drafts
+
 T = TypeVar("T")
 
 
@@ -118,6 +121,8 @@ class Speculation:
         self._vocab_size, self._hidden_size = vocab_size, hidden_size
         self._drafts: dict[Sequence, _Drafts] = {}
         self._gains = gains
+        self._slowness = self._usual = 1.0  # times what the cost model says: the last pass, and those without drafts
+        self._timed = False
 
     def begin(self, sequence: Sequence) -> None:
         """Once in a sequence's life: one that was preempted keeps its drafts, or its lack of them."""
@@ -259,6 +264,15 @@ class Speculation:
         own: Float32 = streams[:, [layers.index(layer) for layer in wanted]].reshape(len(features), -1)
         return own
 
+    def took(self, seconds: float, expected: float, *, drafted: bool) -> None:
+        """A pass took so long, where the cost model expects so much; far less is what no clock has measured."""
+        measured = seconds / expected if seconds > _FASTEST * expected else self._usual
+        if not self._timed and measured != self._usual:
+            self._timed, self._usual = True, measured
+        self._slowness = min(measured, _SLOWEST * self._usual)
+        if not drafted:
+            self._usual += _NEWEST * (self._slowness - self._usual)
+
     def observe(self, sequence: Sequence, tree: TokenTree, path: list[int], logits: Float32) -> None:
         """The pass is done: the method that drafted for it sees what came of it, and is judged by it."""
         drafts = self._drafts.get(sequence)
@@ -275,9 +289,9 @@ class Speculation:
         if drafts.turns.method is None:
             drafts.turns.passed(0.0)
         elif budget is not None and method == drafts.turns.method:
-            cost = budget.seconds_of(len(tree) - 1) + seconds
-            gain = len(path) - 1 - cost / float(budget.shares[0])
-            drafts.turns.passed(gain)
+            plain = float(budget.shares[0])
+            cost = self._slowness * (plain + budget.seconds_of(len(tree) - 1)) + seconds
+            drafts.turns.passed(len(path) - cost / (self._usual * plain))
 
     def method(self, sequence: Sequence) -> str:
         """The method whose draft the pass in flight verifies, if it verifies one."""

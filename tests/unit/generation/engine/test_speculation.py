@@ -23,7 +23,8 @@ from services.generation.engine.tree import TokenTree
 from services.generation.engine.turns import Gains, Known, Turns
 from services.generation.target.arrays import Float32
 from services.generation.target.cpu import CpuTarget
-from services.generation.target.rows import RowsBuilder
+from services.generation.target.rows import Rows, RowsBuilder
+from services.generation.target.target import PassOutput
 from tests.examples import examples
 from tests.fakes.drafters import LetterDecoder
 from tests.fakes.engine_runs import Collected, run
@@ -354,18 +355,19 @@ def _allowed(source: StructuredOutputs, output: list[int]) -> list[int]:
     return ids(laid)
 
 
+class Wrong(Drafter):
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+
+    def begin(self, request: EngineRequest) -> Draft:
+        return Draft()
+
+    def propose(self, asks: Sequence[Ask]) -> list[TokenTree]:
+        self.asked.append(len(asks))
+        return [TokenTree.chain((ask.tokens[-1], 3)) for ask in asks]
+
+
 def test_a_sequence_that_comes_into_a_load_under_which_drafts_lose_is_not_asked() -> None:
-    class Wrong(Drafter):
-        def __init__(self) -> None:
-            self.asked: list[int] = []
-
-        def begin(self, request: EngineRequest) -> Draft:
-            return Draft()
-
-        def propose(self, asks: Sequence[Ask]) -> list[TokenTree]:
-            self.asked.append(len(asks))
-            return [TokenTree.chain((ask.tokens[-1], 3)) for ask in asks]
-
     wrong, sampling = Wrong(), SamplingParams(max_tokens=60, ignore_eos=True)
     target = TableTarget(np.zeros((8, 8), np.float32))
     core = EngineCore(target, {"wrong": wrong}, LetterDecoder, PassCost.line(1.0, 0.1), EngineSettings(), lambda: 0.0)
@@ -379,3 +381,25 @@ def test_a_sequence_that_comes_into_a_load_under_which_drafts_lose_is_not_asked(
     for _ in range(6):
         core.step()
     assert wrong.asked == [16] * 8
+
+
+@pytest.mark.parametrize(("row", "asked"), [(0.01, 60), (0.5, 8)])
+def test_a_draft_is_judged_by_what_its_pass_took_and_not_by_the_cost_model(row: float, asked: int) -> None:
+    class Slow(TableTarget):
+        seconds = 0.0
+
+        def forward(self, rows: Rows, feature_layers: Sequence[int] = ()) -> PassOutput:
+            self.seconds += 1.0 + row * len(rows)
+            return super().forward(rows, feature_layers)
+
+    wrong, target = Wrong(), Slow(np.zeros((8, 8), np.float32))
+    cost = PassCost.line(1.0, 0.01)
+    core = EngineCore(target, {"wrong": wrong}, LetterDecoder, cost, EngineSettings(), lambda: target.seconds)
+    sampling = SamplingParams(max_tokens=32, ignore_eos=True)
+    core.add(EngineRequest("off", (0,), sampling), lambda _: None)
+    while not core.idle:
+        core.step()
+    core.add(EngineRequest("r", (0,), sampling, method="wrong"), lambda _: None)
+    while not core.idle:
+        core.step()
+    assert len(wrong.asked) == min(asked, 31)

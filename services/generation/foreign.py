@@ -161,10 +161,10 @@ class ForeignEngine:
         weights, named = self._settings.weights, {"model": plain.model}
         if weights is None:
             far = FarTokenizer(self._dialect.name, self._settings.plain_url or "", plain.model, self._shown)
-            self.tokenizer, context = far, far.chat_template_digest
+            self.tokenizer, context, known = far, far.chat_template_digest, _ANY_TOKEN
         else:
-            self.tokenizer = Tokenizer(weights)
-            context = self.tokenizer.chat_template_digest
+            self.tokenizer = near = Tokenizer(weights)
+            context, known = near.chat_template_digest, max(near.fast.get_vocab().values()) + 1
         adapters = [AdapterIdentity(name, adapter_cid(path)) for name, path in self._settings.adapters.items()]
         self.identity = Identity(
             name=self._settings.model_name or plain.model,
@@ -176,7 +176,7 @@ class ForeignEngine:
             profile_cid="",
             profile={},
             probe_passed=False,
-            vocab_size=plain.vocab_size or _ANY_TOKEN,
+            vocab_size=plain.vocab_size or known,
             context_length=min(plain.context_length, self._settings.context_length or plain.context_length),
             drafters=(),
             adapters=tuple(adapters),
@@ -277,6 +277,7 @@ class ForeignEngine:
         engine = RemoteEngine(
             self._dialect, self._upstreams, self._abouts["off"].model, self.tokenizer, adapters=ids,
             most=self._settings.max_sequences + self._settings.max_waiting, confirmed=self.confirmed,
+            vocabulary=self.identity.vocab_size,
         )  # fmt: skip
         engine.broke_off = self.away
         watch = asyncio.create_task(self.follow())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,14 +21,16 @@ class Dropped(Exception):
 class FakeUpstream:
     """The next token is a digest of those before it, of the seed and of `taste`: fakes of one taste agree.
 
-    `fault` is how it fails: `hang` and `drop` after `after` tokens, `short` (ends without saying so), `text`, `ids`
-    (has none), `prompt`, `many`, `busy`, `loading`, `refuse`, `garbage`; `unsteady` answers otherwise each time.
+    `fault` is how it fails: `hang` and `drop` after `after` tokens, and `idle` (events without a token), `comments`,
+    `line` (one that never ends); `short` (ends without saying so), `text`, `ids` (has none), `prompt`, `many`, `busy`,
+    `loading`, `refuse`, `garbage`; `unsteady` answers otherwise each time. `twist` makes of each event what is sent.
     """
 
     kind: str
     tokenizer: Tokenizer
     speculates: bool = False
     version: str = "1.2.3"
+    vocabulary_size: Any = None
     model: str = "house-model"
     taste: str = "plain"
     fault: str | None = None
@@ -37,6 +39,7 @@ class FakeUpstream:
     differs_at: int | None = None  # the place of a token that is another one
     vocabulary: Sequence[int] = ()
     ends_after: int | None = None  # tokens, with an end-of-sequence token
+    twist: Callable[[dict[str, Any]], Any] = lambda event: event
     counts: bool = True  # tells of its speculation
     port: int = 0
     bodies: list[dict[str, Any]] = field(default_factory=list)
@@ -82,7 +85,7 @@ class FakeUpstream:
         await _send(writer, status, document if isinstance(document, str) else json.dumps(document), kind)
 
     def _about(self, path: str, body: dict[str, Any]) -> Any:
-        models = {"data": [{"id": self.model, "max_model_len": 256, "meta": {"n_vocab": None}}]}
+        models = {"data": [{"id": self.model, "max_model_len": 256, "meta": {"n_vocab": self.vocabulary_size}}]}
         spec = "vllm:spec_decode_num_drafts_total 0\n" if self.speculates else ""
         text = body.get("prompt", body.get("content", ""))
         match path:
@@ -136,7 +139,11 @@ class FakeUpstream:
             await _chunk(writer, json.dumps(_whole(events)))
         else:
             async for event in events:
-                await _chunk(writer, f"data: {event if isinstance(event, str) else json.dumps(event)}\n\n")
+                if isinstance(event, bytes):
+                    await _chunk(writer, event.decode())
+                    continue
+                told = event if isinstance(event, str) else self.twist(event)
+                await _chunk(writer, f"data: {told if isinstance(told, str) else json.dumps(told)}\n\n")
             await _chunk(writer, "data: [DONE]\n\n")
         writer.write(b"0\r\n\r\n")
         await writer.drain()
@@ -152,6 +159,8 @@ class FakeUpstream:
         for place, token in enumerate(ids):
             if place == self.after:
                 await self._fail(fault)
+                async for piece in self._endless(fault, prompt, ids[:place], so_far):
+                    yield piece
             if self.fault == "garbage":
                 yield "no JSON"
             text = decoder.feed(token) if not (ended and place == len(ids) - 1) else ""
@@ -167,6 +176,20 @@ class FakeUpstream:
             await asyncio.sleep(3600)
         if fault == "drop":
             raise Dropped
+
+    async def _endless(
+        self, fault: str | None, prompt: Sequence[int], ids: Sequence[int], so_far: str
+    ) -> AsyncIterator[dict[str, Any] | bytes]:
+        if fault == "line":
+            yield b"data: "
+        while fault in ("idle", "comments", "line"):
+            nothing: dict[str, Any] = {"choices": []}
+            if self.kind == "sglang":
+                nothing = self._event(prompt, ids, "", so_far)
+            if self.kind == "llama-server":
+                nothing = {"content": "", "tokens": [], "stop": False, "tokens_predicted": len(ids)}
+            yield {"idle": nothing, "comments": b": still here\n\n", "line": b"x" * 65_536}[fault]
+            await asyncio.sleep(0.001)
 
     def _event(self, prompt: Sequence[int], ids: Sequence[int], text: str, so_far: str) -> dict[str, Any]:
         new = [] if self.fault == "ids" else [ids[-1]]

@@ -11,8 +11,8 @@ from typing import TypeVar
 from ledger.encoding.stream_digest import token_digest
 from services.generation.engine.events import EMPTY_OUTCOME, Outcome, TokenLogprobs
 from services.generation.engine.request import EngineRequest
-from services.generation.remote.dialects import DIALECTS, About, Answer, UpstreamError, checked, stop_of
-from services.generation.remote.upstream import Upstream
+from services.generation.remote.dialects import DIALECTS, About, Answer, UpstreamError, checked, numbers_of, stop_of
+from services.generation.remote.upstream import Upstream, UpstreamDown
 
 _T = TypeVar("_T")
 
@@ -66,7 +66,7 @@ class PlainEngine:
         async def ask(upstream: Upstream) -> Answer:
             answer, model = Answer(), (await upstream.about()).model
             body = self._dialect.body(request, model, adapter, stream=False)
-            async with aclosing(upstream.events(body)) as events:
+            async with aclosing(upstream.events(body, numbers_of(request))) as events:
                 async for event in events:
                     if event is not None:
                         self._dialect.read(event, answer)
@@ -78,7 +78,10 @@ class PlainEngine:
         async def connected() -> _T:
             upstream = Upstream(self._dialect, self._url, self._key, self._silence)
             try:
-                return await ask(upstream)
+                async with asyncio.timeout(2 * self._silence):
+                    return await ask(upstream)
+            except TimeoutError as error:
+                raise UpstreamDown(f"{self._url} has not answered in {2 * self._silence:g} s") from error
             finally:
                 await upstream.close()
 

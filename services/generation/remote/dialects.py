@@ -102,6 +102,12 @@ def checked(dialect: Dialect, request: EngineRequest) -> None:
             raise InvalidRequest(where, f"{name} is nothing that {dialect.name} can do; {instead}")
 
 
+def numbers_of(request: EngineRequest) -> int:
+    """Tokens and log-probabilities that an event can have at most: some hold the whole answer, and the prompt."""
+    params = request.sampling
+    return len(request.prompt) + params.max_tokens * (2 + (params.logprobs or 0))
+
+
 def seed_of(request: EngineRequest, bits: int) -> int:
     """Each choice has a seed of its own, as vLLM counts them. Below 2^bits − 1, which is "random" to llama.cpp."""
     return (request.sampling.seed + request.choice) % ((1 << bits) - 1)
@@ -126,8 +132,9 @@ def finish_of(word: object) -> FinishReason:
 
 def stop_of(answer: Answer, request: EngineRequest) -> str | int | None:
     """What ended the answer, as receipts say it: a string, a token id that was asked for, None for the model's own."""
-    reason = answer.stop_reason
-    return reason if isinstance(reason, str) or reason in request.sampling.stop_token_ids else None
+    reason, params = answer.stop_reason, request.sampling
+    asked = params.stop if isinstance(reason, str) else params.stop_token_ids if type(reason) is int else ()
+    return reason if reason in asked else None
 
 
 def ids_in(value: object) -> list[int]:
@@ -135,6 +142,21 @@ def ids_in(value: object) -> list[int]:
     if not isinstance(value, list) or not all(type(each) is int and 0 <= each < 2**32 for each in value):
         raise UpstreamError(f"gave {str(value)[:80]} for token ids; expected whole numbers")
     return value
+
+
+def count_in(value: object) -> int:
+    """Raises UpstreamError for anything but a count of tokens."""
+    if type(value) is not int or not 0 <= value < 2**31:
+        raise UpstreamError(f"gave {str(value)[:80]} for a count of tokens; expected a whole number")
+    return value
+
+
+def logprob_in(token: object, logprob: object) -> tuple[int, float]:
+    """Raises UpstreamError for anything but a token id and a number; JSON has no others than finite ones."""
+    (known,) = ids_in([token])
+    if type(logprob) not in (int, float):
+        raise UpstreamError(f"gave {str(logprob)[:80]} for a log-probability; expected a number")
+    return known, float(logprob)  # type: ignore[arg-type]  # by the line before
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,10 +201,11 @@ class Vllm:
 
     def read(self, event: Mapping[str, Any], answer: Answer) -> None:
         usage = event.get("usage") or {}
-        answer.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or answer.cached_tokens
+        cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
+        answer.cached_tokens = count_in(cached or answer.cached_tokens)
         counts = (event.get("metrics") or {}).get("speculative_decoding")
         if counts is not None:
-            proposed, accepted = counts["num_draft_tokens"], counts["num_accepted_draft_tokens"]
+            proposed, accepted = map(count_in, (counts["num_draft_tokens"], counts["num_accepted_draft_tokens"]))
             answer.drafted = Drafted(len(answer.ids) - accepted, proposed, accepted)
         for choice in event.get("choices", ()):
             if choice.get("token_ids") is None and (choice.get("text") or choice.get("finish_reason") is None):
@@ -203,7 +226,10 @@ def _vllm_logprobs(part: Mapping[str, Any] | None) -> list[TokenLogprobs]:
     if part is None:
         return []
     return [
-        TokenLogprobs(token(chosen), logprob, tuple((token(each), value) for each, value in (top or {}).items()))
+        TokenLogprobs(
+            *logprob_in(token(chosen), logprob),
+            tuple(logprob_in(token(each), value) for each, value in (top or {}).items()),
+        )
         for chosen, logprob, top in zip(part["tokens"], part["token_logprobs"], part["top_logprobs"], strict=True)
     ]
 
@@ -270,16 +296,16 @@ class LlamaServer:
         answer.ids += ids_in(event["tokens"])
         answer.text += event.get("content") or ""
         for each in event.get("completion_probabilities") or ():
-            top = tuple((one["id"], one["logprob"]) for one in each["top_logprobs"])
-            answer.logprobs.append(TokenLogprobs(each["id"], each["logprob"], top))
+            top = tuple(logprob_in(one["id"], one["logprob"]) for one in each["top_logprobs"])
+            answer.logprobs.append(TokenLogprobs(*logprob_in(each["id"], each["logprob"]), top))
         answer.counted = event.get("tokens_predicted", answer.counted)
         if event.get("stop"):
             answer.finish = finish_of(event["stop_type"])
             answer.stop_reason = event.get("stopping_word") or None
             timings = event.get("timings") or {}
-            answer.cached_tokens = timings.get("cache_n") or 0
-            accepted = timings.get("draft_n_accepted") or 0
-            answer.drafted = Drafted((answer.counted or 0) - accepted, timings.get("draft_n") or 0, accepted)
+            names = ("cache_n", "draft_n", "draft_n_accepted")
+            answer.cached_tokens, proposed, accepted = (count_in(timings.get(name) or 0) for name in names)
+            answer.drafted = Drafted(count_in(answer.counted or 0) - accepted, proposed, accepted)
 
 
 def _llama_constraint(source: StructuredOutputs | None) -> dict[str, Any]:
@@ -362,20 +388,26 @@ class Sglang:
             raise UpstreamError("gave no output_ids; expected SGLang's /generate")
         ids, told, text = ids_in(event["output_ids"]), event["meta_info"], event.get("text") or ""
         if len(ids) == told["completion_tokens"]:
-            answer.ids, answer.text = ids, text or answer.text
+            text = text or answer.text
+            if ids[: len(answer.ids)] != answer.ids or not text.startswith(answer.text):
+                raise UpstreamError("takes back what it has said before")
+            answer.ids, answer.text = ids, text
         else:
             answer.ids, answer.text = answer.ids + ids, answer.text + text
         values, tops = told.get("output_token_logprobs") or [], told.get("output_top_logprobs") or []
         for position in range(len(answer.logprobs), len(values)):
             logprob, token, _ = values[position]
             top = tops[position] if position < len(tops) and tops[position] else ()
-            answer.logprobs.append(TokenLogprobs(token, logprob, tuple((each[1], each[0]) for each in top)))
-        answer.cached_tokens = told.get("cached_tokens") or 0
+            best = tuple(logprob_in(each[1], each[0]) for each in top)
+            answer.logprobs.append(TokenLogprobs(*logprob_in(token, logprob), best))
+        answer.cached_tokens = count_in(told.get("cached_tokens") or 0)
         if told.get("finish_reason") is not None:
             answer.finish = finish_of(told["finish_reason"]["type"])
             answer.stop_reason = told["finish_reason"].get("matched")
             if "spec_verify_ct" in told:
-                proposed, accepted = told["spec_num_proposed_drafts"], told["spec_num_correct_drafts"]
+                proposed, accepted = (
+                    count_in(told[name]) for name in ("spec_num_proposed_drafts", "spec_num_correct_drafts")
+                )
                 answer.drafted = Drafted(len(answer.ids) - accepted, proposed, accepted)
 
 

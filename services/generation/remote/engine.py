@@ -26,12 +26,13 @@ from services.generation.engine.events import (
 )
 from services.generation.engine.request import EngineError, EngineFull, EngineRequest, EngineStopped
 from services.generation.engine.text.tokenizer import TextCodec
-from services.generation.remote.dialects import Answer, Dialect, UpstreamError, checked, stop_of
+from services.generation.remote.dialects import Answer, Dialect, UpstreamError, checked, numbers_of, stop_of
 from services.generation.remote.spelling import Spelling, missing
 from services.generation.remote.upstream import Upstream, UpstreamDown
 
 _log = logging.getLogger(__name__)
 
+_PATIENCE = 10  # silences of an upstream in which something comes, but no token
 _PAUSES = (0.2, 1.0)  # seconds before a request is sent again that failed before its first token
 
 
@@ -44,6 +45,7 @@ class _Sequence:
     ticket: Ticket
     taken: asyncio.Future[None]
     started: float
+    vocabulary: int
     answer: Answer = field(default_factory=Answer)
     spelling: Spelling | None = None  # None where the ids' text is asked for in the end
     released: int = 0  # ids
@@ -63,6 +65,10 @@ class _Sequence:
             raise UpstreamError("read other token ids than those it was sent as the prompt")
         if len(answer.ids) > self.request.sampling.max_tokens:
             raise UpstreamError(f"gave {len(answer.ids)} tokens where max_tokens is {self.request.sampling.max_tokens}")
+        if (
+            unknown := next((each for each in answer.ids[self.released :] if each >= self.vocabulary), None)
+        ) is not None:
+            raise UpstreamError(f"gave token id {unknown}, and the vocabulary has {self.vocabulary}")
         if answer.counted not in (None, len(answer.ids)):
             return
         ids, text = answer.ids[self.released :], answer.text[self.released_text :]
@@ -105,15 +111,17 @@ class RemoteEngine:
         *,
         adapters: Mapping[str, str],
         most: int,
+        vocabulary: int,
         confirmed: Callable[[str], Awaitable[str]],
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """`upstreams` by method, `off` and perhaps ENGINE. `model` is what the engine calls it, `adapters` what
-        it calls these identifiers; at most `most` sequences are open. `confirmed` gives the profile of a method's
-        upstream, asked for anew if that was away; it raises UpstreamDown, UpstreamError.
+        it calls these identifiers; at most `most` sequences are open. No id is `vocabulary` or above. `confirmed` gives
+        the profile of a method's upstream, asked for anew if that was away; it raises UpstreamDown, UpstreamError.
         """
         self._dialect, self._upstreams, self.model, self._text = dialect, upstreams, model, text
         self._adapters, self._most, self._confirmed, self._clock = adapters, most, confirmed, clock
+        self._vocabulary = vocabulary
         self._open: dict[_Sequence, asyncio.Task[None]] = {}
         self._totals = Counts()
         self.broke_off: Callable[[str], None] = lambda method: None  # its upstream was not there, or broke off
@@ -142,7 +150,8 @@ class RemoteEngine:
             other.ticket.alone = False
         held: asyncio.Queue[Event] = asyncio.Queue() if len(requests) > 1 else events
         sequences = [
-            _Sequence(request, held, Ticket(alone), loop.create_future(), self._clock()) for request in requests
+            _Sequence(request, held, Ticket(alone), loop.create_future(), self._clock(), self._vocabulary)
+            for request in requests
         ]
         for sequence in sequences:
             self._open[sequence] = asyncio.create_task(self._run(sequence))
@@ -224,7 +233,7 @@ class RemoteEngine:
                 return
             except UpstreamDown as down:
                 self.broke_off(_method(sequence.request))
-                if pause is None or sequence.answer.ids:
+                if pause is None or sequence.answer.ids or sequence.released_text:
                     raise
                 _log.info("request %s is sent again: %s", sequence.request.request_id, down)
                 await asyncio.sleep(pause)
@@ -236,14 +245,24 @@ class RemoteEngine:
         if request.profile_cid not in (None, profile_cid):
             raise EngineStopped("request_id", "the engine was updated after this request came; send it again")
         sequence.begin(self._text)
-        async with aclosing(upstream.events(self._body(request, stream=True))) as events:
-            async for event in events:
-                if event is None:
-                    if not sequence.taken.done():
-                        sequence.taken.set_result(None)
-                    continue
-                self._dialect.read(event, sequence.answer)
-                sequence.arrived(self._clock())
+        limit, loop = upstream.silence_seconds * _PATIENCE, asyncio.get_running_loop()
+        try:
+            async with (
+                asyncio.timeout(limit) as silence,
+                aclosing(upstream.events(self._body(request, stream=True), numbers_of(request))) as events,
+            ):
+                async for event in events:
+                    if event is None:
+                        if not sequence.taken.done():
+                            sequence.taken.set_result(None)
+                        continue
+                    before = len(sequence.answer.ids)
+                    self._dialect.read(event, sequence.answer)
+                    sequence.arrived(self._clock())
+                    if len(sequence.answer.ids) != before:
+                        silence.reschedule(loop.time() + limit)
+        except TimeoutError as error:
+            raise UpstreamDown(f"{upstream.url} has sent no token for {limit:g} s") from error
         drafted = sequence.answer.drafted
         if drafted is not None and drafted.proposed and request.method == "off":
             raise UpstreamError("drafts, and was started as the plain one; nothing can be held against it")
@@ -256,7 +275,8 @@ class RemoteEngine:
     async def _asked_whole(self, sequence: _Sequence, upstream: Upstream) -> None:
         """Ids that the stream left out, from the same request at one go. Raises UpstreamError if that differs."""
         streamed, sequence.answer = sequence.answer, Answer()
-        async with aclosing(upstream.events(self._body(sequence.request, stream=False))) as events:
+        asked = self._body(sequence.request, stream=False)
+        async with aclosing(upstream.events(asked, numbers_of(sequence.request))) as events:
             async for event in events:
                 if event is not None:
                     self._dialect.read(event, sequence.answer)

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from services.generation.remote.dialects import UpstreamError
 
+_LATE = 64  # tokens of one step, in which an engine may find a stop string a little late
 _UNKNOWN = "\N{REPLACEMENT CHARACTER}"
 
 
@@ -51,6 +52,8 @@ class Spelling:
 
         Raises UpstreamError.
         """
+        if stop is not None and _clear("".join(self._spelled[:-_LATE])).startswith(_clear(self._said + stop)):
+            raise UpstreamError(f"went on for more than {_LATE} tokens after the stop string {stop!r}")
         pieces = self._spelled[:-1] if by_token else [*self._spelled, self._decoder.flush()]
         return missing("".join(pieces), self._said, stop)
 

@@ -7,11 +7,14 @@ from functools import lru_cache
 from typing import Any
 
 import httpx2
+import msgspec
 
 from services.generation.engine.text.tokenizer import StreamDecoder
 from services.generation.engine.text.tool_calls import PLAIN, ToolCallSyntax, plain_turns
+from services.generation.remote.dialects import UpstreamError, ids_in
 
 _SECONDS = 30.0
+_LONGEST = 64 << 20  # bytes of an answer
 _KEPT_TOKENS = 65_536  # whose texts are asked for once
 
 
@@ -25,7 +28,7 @@ class FarTokenizer:
 
     def __init__(self, engine: str, url: str, model: str, key: str | None) -> None:
         self._llama, self._model = engine == "llama-server", {} if engine == "llama-server" else {"model": model}
-        shown = {} if key is None else {"Authorization": f"Bearer {key}"}
+        shown = {"Accept-Encoding": "identity"} | ({} if key is None else {"Authorization": f"Bearer {key}"})
         self._client = httpx2.Client(base_url=url, headers=shown, timeout=_SECONDS, trust_env=False)
         self._text_of = lru_cache(_KEPT_TOKENS)(self._asked_text)
 
@@ -68,9 +71,10 @@ class FarTokenizer:
 
     def _ids(self, path: str, body: Mapping[str, Any]) -> list[int]:
         found = self._asked(path, body, "tokens")
-        if not isinstance(found, list) or not all(isinstance(each, int) for each in found):
-            raise ValueError("the engine's tokenizer gives no token ids")
-        return found
+        try:
+            return ids_in(found)
+        except UpstreamError as error:
+            raise ValueError(f"the engine's tokenizer {error}") from error
 
     def _asked_text(self, token_ids: tuple[int, ...]) -> str:
         if not token_ids:
@@ -80,11 +84,18 @@ class FarTokenizer:
 
     def _asked(self, path: str, body: Mapping[str, Any], *names: str) -> Any:
         """The first of these members of the answer. Raises ValueError."""
+        data = bytearray()
         try:
-            response = self._client.post(path, json=body)
-            document = response.json()
-        except (httpx2.TransportError, ValueError) as error:
+            with self._client.stream("POST", path, json=body) as response:
+                for piece in response.iter_raw():
+                    data += piece
+                    if len(data) > _LONGEST:
+                        raise ValueError(f"more than {_LONGEST} bytes")
+            document = msgspec.json.decode(data)
+        except (httpx2.TransportError, ValueError, RecursionError) as error:
             raise ValueError(f"the engine's tokenizer does not answer: {error!r}") from error
+        if not isinstance(document, dict):
+            raise ValueError("the engine's tokenizer does not answer with an object")
         if response.status_code != 200:
             raise ValueError(f"the engine says: {str(document.get('error', document))[:300]}")
         found = [document[name] for name in names if name in document]

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
+import asyncio
 import logging
 import re
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 import httpx2
+import msgspec
 
 from services.generation.engine.request import ContextExceeded, EngineFull, EngineStopped, InvalidRequest
 from services.generation.remote.dialects import About, Dialect, UpstreamError
@@ -34,6 +35,11 @@ _KNOWN = (
 )  # fmt: skip
 
 
+_LONGEST_WORD = 16 << 20  # bytes of what it says of itself; metrics are the longest
+_LONGEST_TEXT = 256  # characters of a name or a flag
+_LEAST_BYTES, _TOKEN_BYTES = 1 << 16, 256  # of an event: what names take, and at most each token or log-probability
+
+
 class UpstreamDown(Exception):
     """It did not answer, or broke off; the same request may succeed later."""
 
@@ -43,11 +49,11 @@ class Upstream:
 
     def __init__(self, dialect: Dialect, url: str, key: str | None, silence_seconds: float) -> None:
         """`key` is shown as a bearer token. `silence_seconds` without a byte end a request."""
-        self.url = url
+        self.url, self.silence_seconds = url, silence_seconds
         self._dialect = dialect
         self._client = httpx2.AsyncClient(
             base_url=url,
-            headers={} if key is None else {"Authorization": f"Bearer {key}"},
+            headers={"Accept-Encoding": "identity"} | ({} if key is None else {"Authorization": f"Bearer {key}"}),
             timeout=httpx2.Timeout(silence_seconds, connect=_CONNECT_SECONDS),
             limits=httpx2.Limits(max_connections=None, max_keepalive_connections=64),
             trust_env=False,
@@ -57,42 +63,49 @@ class Upstream:
         """What it says of itself. Raises UpstreamDown, UpstreamError."""
         try:
             found = await self._dialect.about(self._ask)
-            return replace(found, version=_SIGN.sub("-", found.version)[:_LONGEST_VERSION])
-        except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
+            return _sound(replace(found, version=_SIGN.sub("-", found.version)[:_LONGEST_VERSION]))
+        except (KeyError, IndexError, TypeError, AttributeError, ValueError, RecursionError) as error:
             raise UpstreamError(
                 f"{self.url} does not describe itself as {self._dialect.name} does: {error!r}"
             ) from error
 
     async def _ask(self, path: str, body: Mapping[str, Any] | None) -> Any:
         try:
-            response = await self._client.request(
-                "GET" if body is None else "POST", path, json=body, timeout=_ABOUT_SECONDS
-            )
-        except httpx2.TransportError as error:
+            async with (
+                asyncio.timeout(_ABOUT_SECONDS),
+                self._client.stream(
+                    "GET" if body is None else "POST", path, json=body, timeout=_ABOUT_SECONDS
+                ) as response,
+            ):
+                data = await _whole(response, _LONGEST_WORD)
+        except (httpx2.TransportError, TimeoutError) as error:
             raise UpstreamDown(f"{self.url} does not answer: {error!r}") from error
+        text = data.decode(errors="replace")
         if response.status_code in (502, 503, 504):
-            raise UpstreamDown(f"{self.url} is not ready: {response.text[:200]}")
+            raise UpstreamDown(f"{self.url} is not ready: {text[:200]}")
         if response.status_code != 200:
-            raise UpstreamError(f"{self.url}{path} answers {response.status_code}: {response.text[:200]}")
-        return response.json() if "json" in response.headers.get("content-type", "") else response.text
+            raise UpstreamError(f"{self.url}{path} answers {response.status_code}: {text[:200]}")
+        return msgspec.json.decode(data) if "json" in response.headers.get("content-type", "") else text
 
     ask = _ask
 
-    async def events(self, body: Mapping[str, Any]) -> AsyncGenerator[Mapping[str, Any] | None, None]:
-        """None once the engine has taken the request, then its events. Closing it ends the request there.
+    async def events(self, body: Mapping[str, Any], numbers: int) -> AsyncGenerator[Mapping[str, Any] | None, None]:
+        """None once the engine has taken the request, then its events. Closing it ends the request there. `numbers` is
+        how many tokens and log-probabilities an event can have at most; one that is too long for them is an error.
 
         Raises InvalidRequest naming the field, EngineFull, EngineStopped, UpstreamDown, UpstreamError.
         """
+        most = _LEAST_BYTES + numbers * _TOKEN_BYTES
         try:
             async with self._client.stream("POST", self._dialect.path, json=body) as response:
                 if response.status_code != 200:
-                    raise _refusal(self.url, response.status_code, await response.aread())
+                    raise _refusal(self.url, response.status_code, await _whole(response, _LONGEST_WORD))
                 yield None
                 if "event-stream" not in response.headers.get("content-type", ""):
-                    yield _parsed(await response.aread())
+                    yield _parsed(await _whole(response, most))
                     return
-                async for line in response.aiter_lines():
-                    if line.startswith("data:") and (data := line[5:].strip()) != "[DONE]":
+                async for line in _lines(response, most):
+                    if line.startswith(b"data:") and (data := line[5:].strip()) != b"[DONE]":
                         yield _parsed(data)
         except httpx2.TransportError as error:
             raise UpstreamDown(f"{self.url} broke off: {error!r}") from error
@@ -101,14 +114,57 @@ class Upstream:
         await self._client.aclose()
 
 
-def _parsed(data: str | bytes) -> Mapping[str, Any]:
-    """Raises UpstreamError for what is no JSON object, or tells of an error."""
+async def _lines(response: httpx2.Response, most: int) -> AsyncGenerator[bytes, None]:
+    """Raises UpstreamError for a line of more than `most` bytes, before it is whole."""
+    begun = bytearray()
+    async for piece in _pieces(response):
+        first, *others = piece.split(b"\n")
+        begun += first
+        for other in others:
+            yield bytes(begun)
+            begun = bytearray(other)
+        if len(begun) > most:
+            raise UpstreamError(f"sent a line of more than {most} bytes")
+    yield bytes(begun)
+
+
+async def _whole(response: httpx2.Response, most: int) -> bytes:
+    """Raises UpstreamError for more than `most` bytes."""
+    data = bytearray()
+    async for piece in _pieces(response):
+        data += piece
+        if len(data) > most:
+            raise UpstreamError(f"sent more than {most} bytes")
+    return bytes(data)
+
+
+def _pieces(response: httpx2.Response) -> AsyncIterator[bytes]:
+    """As they come: what is compressed could be of any length. Raises UpstreamError."""
+    if response.headers.get("content-encoding", "identity") != "identity":
+        raise UpstreamError("compresses its answers, though it was asked not to")
+    return response.aiter_raw()
+
+
+def _sound(found: About) -> About:
+    """Raises ValueError for what no profile can say."""
+    texts = (found.speculation, found.parallelism, found.device, *found.flags.values())
+    for text in (found.version, found.model, *(text for text in texts if text is not None)):
+        if not isinstance(text, str) or not 0 < len(text) <= _LONGEST_TEXT:
+            raise ValueError(f"expected a text of 1 to {_LONGEST_TEXT} characters, got {str(text)[:80]!r}")
+    for size in (found.context_length, 1 if found.vocab_size is None else found.vocab_size):
+        if type(size) is not int or not 0 < size < 2**31:
+            raise ValueError(f"expected a size in tokens, got {str(size)[:80]!r}")
+    return found
+
+
+def _parsed(data: bytes) -> Mapping[str, Any]:
+    """Raises UpstreamError for what is no JSON object, or tells of an error. JSON has no NaN and no half characters."""
     try:
-        event = json.loads(data)
-    except ValueError:
+        event = msgspec.json.decode(data)
+    except (ValueError, RecursionError):
         event = None
     if not isinstance(event, dict):
-        raise UpstreamError(f"sent {str(data)[:80]!r}; expected a JSON object")
+        raise UpstreamError(f"sent {data[:80]!r}; expected a JSON object")
     if event.get("error"):
         raise UpstreamError(f"broke off with {_message(event)}")
     return event
@@ -123,8 +179,8 @@ def _message(document: object) -> str:
 def _refusal(url: str, status: int, data: bytes) -> Exception:
     """By what a status means to whoever sent the request."""
     try:
-        document = json.loads(data)
-    except ValueError:
+        document = msgspec.json.decode(data)
+    except (ValueError, RecursionError):
         document = data.decode(errors="replace")
     message = _message(document)
     if status == 429:

@@ -5,7 +5,8 @@ cannot do is refused by field; what it gets wrong signs nothing that was not ret
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import json
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from kolm.generation.v1 import generation_pb2 as pb
 from kolm.generation.v1 import speculation_pb2
 from kolm.ledger.v1 import documents_pb2, ledger_pb2
 from ledger.documents.engine_profile import EngineProfile
+from ledger.documents.receipt import Receipt
+from ledger.encoding.commitment import OUTPUT_TEXT_DOMAIN, commit_text
 from ledger.encoding.stream_digest import token_digest
 from ledger.encoding.text_forms import cid
 from services.client.ledger.log import LogEntry
@@ -39,6 +42,7 @@ class Engines:
         self.deployment, self.model = deployment, model
         self.tokenizer = Tokenizer(model)
         self._stack = AsyncExitStack()
+        self.stub: Any
         self.plain: FakeUpstream
         self.fast: FakeUpstream
 
@@ -46,14 +50,17 @@ class Engines:
         letters = [token for token in range(4, 384) if self.tokenizer.decode([token]).isascii()]
         return FakeUpstream(kind, self.tokenizer, vocabulary=letters, **members)
 
-    async def start(self, kind: str = "vllm", *, weights: bool = True, **settings: Any) -> Any:
-        self.plain, self.fast = self.fake(kind), self.fake(kind, speculates=True)
+    async def start(
+        self, kind: str = "vllm", *, weights: bool = True, lie: dict[str, Any] | None = None, **settings: Any
+    ) -> Any:
+        self.plain, self.fast = self.fake(kind, **(lie or {})), self.fake(kind, speculates=True)
         for each in (self.plain, self.fast):
             await self._stack.enter_async_context(listening(each))
-        return await self.deployment.start_generation(
+        self.stub = await self.deployment.start_generation(
             engine=kind, plain_url=self.plain.url, url=self.fast.url, weights=self.model if weights else None,
             **settings,
         )  # fmt: skip
+        return self.stub
 
     async def profiles(self, count: int) -> dict[str, EngineProfile]:
         """The first `count` profiles of the log by their digests, once they are there."""
@@ -297,6 +304,153 @@ async def test_a_new_version_is_a_new_profile_in_the_log_and_no_deviation(engine
     assert (after.spec_decode.method, after.spec_decode.verified_identical_to_off) == ("engine", True)
     profiles = await engines.profiles(2)
     assert [profiles[each.profile_cid].version for each in (before, after)] == ["1.2.3", "1.3.0"]
+
+
+async def said_and_signed(engines: Engines, **members: Any) -> tuple[list[pb.GenerateStreamResponse], Receipt]:
+    """What a caller gets of one request, and the receipt, which is of exactly that."""
+    events = await streamed(engines.stub, asking(**members))
+    (receipt,) = await engines.deployment.receipts(1)
+    ids = [token for event in events for token in event.chunk.token_ids]
+    text = "".join(event.chunk.text for event in events)
+    asked = ledger_pb2.GetReceiptRequest(receipt_id=receipt.receipt_id, include_content=True)
+    content = (await (await engines.deployment.ledger()).GetReceipt(asked)).content
+    assert (receipt.output.tokens, receipt.output.stream_digest) == (len(ids), token_digest(ids))
+    assert receipt.output.text_commitment == commit_text(OUTPUT_TEXT_DOMAIN, content.output_salt, text)
+    return events, receipt
+
+
+def with_members(path: str, value: Any) -> Callable[[dict[str, Any]], Any]:
+    """A twist: another value at a dotted path, in those events that have it."""
+
+    def twist(event: dict[str, Any]) -> dict[str, Any]:
+        *outer, last = path.split(".")
+        place: Any = event
+        for name in outer:
+            place = (
+                place[int(name)]
+                if isinstance(place, list) and place
+                else place.get(name)
+                if isinstance(place, dict)
+                else None
+            )
+        if isinstance(place, dict) and last in place:
+            place[last] = value
+        return event
+
+    return twist
+
+
+def with_literal(path: str, literal: str) -> Callable[[dict[str, Any]], str]:
+    """A twist whose value is no JSON that Python would write."""
+    set_mark = with_members(path, "@@")
+    return lambda event: json.dumps(set_mark(event)).replace('"@@"', literal)
+
+
+HUGE = 10**30
+LIES = [
+    *(("vllm", with_members("choices.0.token_ids", [wrong])) for wrong in (-1, HUGE, 2**32 - 1, 400, None, "5", 1.5)),
+    *(("sglang", with_members("output_ids", wrong)) for wrong in ([-1], [2**32 - 1], [5, 6, 7, 8, 9, 10], "ids", None)),
+    *(("llama-server", with_members("tokens", wrong)) for wrong in ([-1], [400], {}, [[5]], [True])),
+    ("vllm", with_literal("choices.0.text", '"\\ud800"')),
+    ("vllm", with_literal("choices.0.text", "NaN")),
+    ("vllm", with_literal("choices.0.text", "[" * 5000)),
+    ("vllm", with_members("choices.0.text", "many words " * 1000)),
+    ("vllm", with_members("choices", {"a": 1})),
+    *(("vllm", with_members("metrics.speculative_decoding.num_draft_tokens", wrong)) for wrong in (HUGE, -1, "5", 1.5)),
+    *(("vllm", with_members("metrics.speculative_decoding.num_accepted_draft_tokens", wrong)) for wrong in (-3, "1")),
+    *(("vllm", with_members("usage.prompt_tokens_details.cached_tokens", wrong)) for wrong in ("1", HUGE, [1])),
+    *(("llama-server", with_members("timings.draft_n", wrong)) for wrong in ("5", HUGE, -1, [0])),
+    ("sglang", with_members("meta_info.spec_num_proposed_drafts", "5")),
+    *(("vllm", with_members("choices.0.finish_reason", wrong)) for wrong in ([], "because", 5)),
+    *(("llama-server", with_members("tokens_predicted", wrong)) for wrong in ("5", HUGE)),
+]
+
+
+@pytest.mark.parametrize(("kind", "lie"), LIES)
+async def test_whatever_an_upstream_says_the_call_ends_and_its_receipt_is_of_what_was_returned(
+    engines: Engines, kind: str, lie: Callable[[dict[str, Any]], Any]
+) -> None:
+    await engines.start(kind)
+    engines.fast.twist = lie
+    _, receipt = await said_and_signed(engines, max_tokens=5)
+    assert receipt.output.finish_reason in ("error", "length")
+
+
+@pytest.mark.parametrize("reason", ["", "x" * 5000, "another", 7, True, [], HUGE])
+async def test_a_stop_reason_that_nobody_asked_for_is_none(engines: Engines, reason: Any) -> None:
+    await engines.start()
+    engines.fast.ends_after = 2
+
+    def twist(event: dict[str, Any]) -> dict[str, Any]:
+        for choice in event["choices"]:
+            if "finish_reason" in choice:
+                choice["stop_reason"] = reason
+        return event
+
+    engines.fast.twist = twist
+    _, receipt = await said_and_signed(engines, max_tokens=5)
+    assert receipt.output.stop_reason is None
+
+
+@pytest.mark.parametrize("logprob", ["NaN", "1e999", "null", '"x"', "Infinity"])
+async def test_a_log_probability_that_is_no_number_ends_the_answer(engines: Engines, logprob: str) -> None:
+    await engines.start()
+
+    def twist(event: dict[str, Any]) -> str:
+        for choice in event["choices"]:
+            if ids := choice["token_ids"]:
+                told = {"tokens": [f"token_id:{ids[0]}"], "token_logprobs": ["@@"], "top_logprobs": [{}]}
+                choice["logprobs"] = told
+        return json.dumps(event).replace('"@@"', logprob)
+
+    engines.fast.twist = twist
+    _, receipt = await said_and_signed(engines, max_tokens=5, logprobs=1)
+    assert (receipt.output.finish_reason, receipt.output.tokens) == ("error", 0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("fault", ["idle", "comments", "line"])
+async def test_a_stream_that_never_ends_does(engines: Engines, kind: str, fault: str) -> None:
+    await engines.start(kind, engine_silence_seconds=0.1)
+    engines.fast.fault = fault
+    _, receipt = await said_and_signed(engines, max_tokens=5)
+    assert (receipt.output.finish_reason, receipt.output.tokens) == ("error", 2)
+
+
+async def test_an_engine_takes_back_nothing_that_it_has_said(engines: Engines) -> None:
+    await engines.start("sglang")
+    other = engines.fast.vocabulary[0]
+
+    def twist(event: dict[str, Any]) -> dict[str, Any]:
+        if len(event["output_ids"]) > 2:
+            event["output_ids"][0] = other
+        return event
+
+    engines.fast.twist = twist
+    _, receipt = await said_and_signed(engines, max_tokens=5)
+    assert (receipt.output.finish_reason, receipt.output.tokens) == ("error", 2)
+
+
+async def test_text_that_came_without_a_token_is_not_asked_for_again(engines: Engines) -> None:
+    await engines.start(weights=False)
+    engines.fast.fault = "drop"
+
+    def twist(event: dict[str, Any]) -> dict[str, Any]:
+        return {"choices": [each | {"token_ids": []} for each in event["choices"]]}
+
+    engines.fast.twist = twist
+    _, receipt = await said_and_signed(engines, max_tokens=5)
+    assert (receipt.output.finish_reason, len(engines.fast.bodies)) == ("error", 1)
+
+
+@pytest.mark.parametrize(
+    "lie", [{"version": ""}, {"version": 5}, {"model": "x" * 300}, {"model": None}, {"vocabulary_size": "many"}]
+)
+async def test_an_upstream_that_describes_itself_as_none_does_is_not_served(
+    engines: Engines, lie: dict[str, Any]
+) -> None:
+    with pytest.raises(CannotStart):
+        await engines.start("llama-server", lie=lie)
 
 
 async def test_an_answer_to_another_prompt_is_none(engines: Engines) -> None:

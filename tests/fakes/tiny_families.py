@@ -18,6 +18,7 @@ from transformers.models.gemma3 import Gemma3Config, Gemma3ForConditionalGenerat
 from transformers.models.gemma4 import Gemma4Config, Gemma4ForConditionalGeneration
 from transformers.models.llama4 import Llama4Config, Llama4ForConditionalGeneration
 from transformers.models.mistral3 import Mistral3Config, Mistral3ForConditionalGeneration
+from transformers.models.qwen3_5 import Qwen3_5Config, Qwen3_5ForConditionalGeneration
 from transformers.models.qwen3_vl import Qwen3VLConfig, Qwen3VLForConditionalGeneration
 
 from services.generation.target.arrays import Bytes
@@ -111,6 +112,15 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "architecture": "lfm2", "layers": 4, "conv_L_cache": 5, "layer_types": ["conv"] * 3 + ["full_attention"],
         "tie_word_embeddings": True, "block_multiple_of": 32,
     },
+    "qwen3_5": {
+        "architecture": "qwen3_5", "layers": 4, "head_dim": 32, "linear_key_head_dim": 16, "linear_value_head_dim": 32,
+        "linear_num_key_heads": 2, "linear_num_value_heads": 4, "tie_word_embeddings": True,
+    },
+    "qwen3_5, as many values as keys, more taps": {
+        "architecture": "qwen3_5", "layers": 3, "hidden": 72, "heads": 6, "kv_heads": 3, "head_dim": 16,
+        "linear_key_head_dim": 48, "linear_value_head_dim": 16, "linear_num_key_heads": 3, "linear_num_value_heads": 3,
+        "linear_conv_kernel_dim": 6, "layer_types": ["full_attention", "linear_attention", "linear_attention"],
+    },
 }  # fmt: skip
 WITH_EXPERTS: dict[str, dict[str, Any]] = {
     "qwen3_moe": {
@@ -158,6 +168,8 @@ WITH_EXPERTS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 FAMILIES |= WITH_EXPERTS
 WITHOUT_GGUF = {
+    "qwen3_5",
+    "qwen3_5, as many values as keys, more taps",
     "smollm3, sliding",
     "gemma2, other scales",
     "qwen3_moe, shares of all, a layer without",
@@ -235,7 +247,19 @@ _GEMMA4_TEXT = {
     "global_head_dim": 24, "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 384,
     "enable_moe_block": True, "num_experts": 3, "top_k_experts": 2, "moe_intermediate_size": 20,
 }  # fmt: skip
+_QWEN3_5_TEXT = {
+    "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 16,
+    "layer_types": ["linear_attention", "linear_attention", "full_attention"],
+    "rope_parameters": {
+        "rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.5, "mrope_section": [2, 1, 1],
+        "mrope_interleaved": True,
+    },
+}  # fmt: skip
+_QWEN3_5_VISION = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 32}
 MODELS: dict[str, Any] = {
+    "qwen3_5": lambda: Qwen3_5ForConditionalGeneration(
+        Qwen3_5Config(text_config=_TEXT | _QWEN3_5_TEXT, vision_config=_QWEN3_5_VISION)
+    ),
     "gemma3": lambda: Gemma3ForConditionalGeneration(
         Gemma3Config(text_config=_TEXT | {"sliding_window": 30}, vision_config=_VISION, mm_tokens_per_image=4)
     ),

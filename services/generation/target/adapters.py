@@ -70,11 +70,14 @@ CONVOLVED_MODULES = (
     "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.out_proj", "conv.in_proj", "conv.out_proj",
     "feed_forward.w1", "feed_forward.w2", "feed_forward.w3",
 )  # fmt: skip
+STATE_MODULES = (
+    *MODULES, *(f"linear_attn.{name}" for name in ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "out_proj")),
+)  # fmt: skip
 SUPPORTED = (
     "q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj, of fused models qkv_proj, gate_up_proj, "
-    "of LFM2 in_proj, out_proj, w1, w2, w3"
+    "of LFM2 in_proj, out_proj, w1, w2, w3, of Qwen3.5 in_proj_qkv, in_proj_z, in_proj_b, in_proj_a, out_proj"
 )
-_TARGETS = {module.rpartition(".")[2] for module in MODULES + FUSED_MODULES + CONVOLVED_MODULES}
+_TARGETS = {module.rpartition(".")[2] for module in MODULES + FUSED_MODULES + CONVOLVED_MODULES + STATE_MODULES}
 _MOST_ALPHA = 3.4e38  # float32 reaches a little further
 
 _READ = {
@@ -380,7 +383,9 @@ def read_adapter(name: str, directory: Path, base: TargetConfig, base_directory:
 
 def _modules(base: TargetConfig) -> tuple[str, ...]:
     """Modules that can be adapted; experts cannot."""
-    modules = FUSED_MODULES if base.fused else CONVOLVED_MODULES if base.convolutions else MODULES
+    modules: tuple[str, ...] = STATE_MODULES if base.delta else MODULES
+    if base.fused or base.convolutions:
+        modules = FUSED_MODULES if base.fused else CONVOLVED_MODULES
     return tuple(module for module in modules if not (base.experts and module.startswith("mlp.")))
 
 

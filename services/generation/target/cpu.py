@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from services.generation.target.program.matrices import matrix_of, vector
 from services.generation.target.program.program import EmbeddingTable, LayerInputsTable, ModelWeights, Product, Program
 from services.generation.target.program.team import Passes, team
 from services.generation.target.rows import Rows
+from services.generation.target.states import StateBook
 from services.generation.target.target import KernelReport, PassOutput
 from services.generation.target.weights import Weights, check_int8, checked_weights, usual_arithmetic
 
@@ -73,7 +75,9 @@ class CpuTarget:
         if arithmetic == "int8":
             check_int8(config, weights)
         compilation.compile_ahead(compilation.module_names(sorted(storages), cache_dtype, arithmetic))
-        self._parts = _load(config, weights, cache_blocks, adapters, CACHED[cache_dtype], arithmetic)
+        kept = _states_kept(config)
+        self._states = StateBook(kept, cache_blocks, config.delta.taps) if config.delta else None
+        self._parts = _load(config, weights, cache_blocks, adapters, CACHED[cache_dtype], arithmetic, kept)
         kernels = compilation.kernels(f"cache_{cache_dtype}")
         self._passes = Passes(self.threads)
         self._move = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 10)(kernels["move"])
@@ -101,10 +105,11 @@ class CpuTarget:
     def forward(self, rows: Rows, feature_layers: Sequence[int] = ()) -> PassOutput:
         """See `Target`."""
         layers = tuple(feature_layers)
-        if len(rows) <= MOST_ROWS:
+        ends = self._states.cuts(rows) if self._states else []
+        if len(rows) <= MOST_ROWS and not ends:
             return self._forward(rows, layers)
-        starts = range(0, len(rows), MOST_ROWS)
-        parts = [self._forward(rows.part(at, min(at + MOST_ROWS, len(rows))), layers) for at in starts]
+        cuts = sorted({*range(0, len(rows), MOST_ROWS), *ends, len(rows)})
+        parts = [self._forward(rows.part(first, end), layers) for first, end in pairwise(cuts)]
         logits, features = ([getattr(part, name) for part in parts] for name in ("logits", "features"))
         return PassOutput(np.concatenate(logits), np.concatenate(features))
 
@@ -115,7 +120,12 @@ class CpuTarget:
         logits = self._logits.take(wanted, padded(config.vocab_size, PANEL))
         features = np.empty((count, len(feature_layers) * config.hidden_size), np.float32)
         program.bind_outputs(logits, features)
-        self._passes.run(program.records, rows)
+        *before, steps = self._states.plan(rows) if self._states else [None]
+        for each in before:
+            assert each is not None
+            assert program.folding is not None
+            self._passes.fold(program.folding, each)
+        self._passes.run(program.records, rows, steps)
         return PassOutput(logits[:, : config.vocab_size], features)
 
     def _program(self, feature_layers: tuple[int, ...], adapted: bool) -> Program:
@@ -132,6 +142,8 @@ class CpuTarget:
             return probe_kernels(self._parts, self._buffers, team(), table)
         finally:
             self.blocks.release(table)
+            if self._states:
+                self._states.forget()  # lines of the cache were overwritten behind its back
 
     def embed(self, tokens: Int64) -> Float32:
         return self._embedding.rows(tokens)
@@ -140,6 +152,8 @@ class CpuTarget:
         return self._unembedding.rows(states)
 
     def move(self, sources: list[int], targets: list[int]) -> None:
+        if self._states:
+            self._states.written(targets)
         places = [np.array(slots, np.int64) for slots in (sources, targets)]
         for keys, values in self._parts.cache.groups:
             layers, blocks, kv_heads, dim, _ = keys.shape
@@ -149,6 +163,18 @@ class CpuTarget:
             )  # fmt: skip
 
 
+_STATE_BYTES = 1 << 30  # that states are kept in, where that is enough for a few sequences
+_FEWEST_STATES, _MOST_STATES = 25, 193  # for passes of 8 and of 64 sequences
+
+
+def _states_kept(config: TargetConfig) -> int:
+    """States that there is memory for, of all layers; it is touched only as they are used."""
+    if config.delta is None:
+        return 0
+    size = 4 * config.delta.state * sum(config.delta.layers)
+    return min(max(_STATE_BYTES // max(size, 1), _FEWEST_STATES), _MOST_STATES)
+
+
 def profile_name(arithmetic: str) -> str:
     """What the numerics profile calls an arithmetic, float32 or int8."""
     return _ARITHMETIC if arithmetic == "float32" else f"{_ARITHMETIC}+{arithmetic}"
@@ -156,7 +182,7 @@ def profile_name(arithmetic: str) -> str:
 
 def _load(
     config: TargetConfig, weights: Weights, cache_blocks: int, adapters: Sequence[Adapter], cached: Cached,
-    arithmetic: str,
+    arithmetic: str, kept: int = 0,
 ) -> ModelWeights:  # fmt: skip
     """Read, check and pack the weights; make an empty cache."""
     read = weights.tensor
@@ -172,7 +198,7 @@ def _load(
         embedding=embedding,
         norm=vector(read, NORM, config.norm_offset) * np.float32(config.logit_scale),
         head=embedding if config.tied_embeddings else matrix_of(read(HEAD)),
-        cache=Cache.empty(specs, cache_blocks, [turns[each] for each in config.rotations], scales, cached),
+        cache=Cache.empty(specs, cache_blocks, [turns[each] for each in config.rotations], scales, cached, kept),
         arithmetic=arithmetic,
         inputs=LayerInputsTable.load(read) if config.layer_inputs else None,
     )

@@ -13,6 +13,12 @@ NORM = "model.norm.weight"
 """The last norm."""
 CONVOLUTION = "conv.conv"
 """The weights [hidden size, taps] of a layer's short convolution."""
+DELTA = "linear_attn"
+"""The module of a layer that folds its inputs into a state."""
+DELTA_CONVOLUTION, DELTA_SHIFTS, DELTA_RATES, DELTA_NORM = (
+    f"{DELTA}.{name}" for name in ("conv1d", "dt_bias", "A_log", "norm")
+)
+"""Its weights beside linear layers: [channels, taps] of convolutions, two vectors [value heads], and [value size]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +78,43 @@ class Experts:
     beside: BesideNames | None = None  # the MLP, not in its place
 
 
+@dataclass(frozen=True, slots=True)
+class DeltaRule:
+    """Layers that fold keys and values into a state by the gated delta rule (Yang et al. 2024), and their sizes. Each
+    key head serves as many value heads as its share is.
+    """
+
+    layers: tuple[bool, ...]  # which they are
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    taps: int  # of the convolutions of queries, keys and values
+
+    @property
+    def keys(self) -> int:
+        return self.key_heads * self.key_dim
+
+    @property
+    def values(self) -> int:
+        return self.value_heads * self.value_dim
+
+    @property
+    def convolved(self) -> int:
+        """Queries, keys and values of a token."""
+        return 2 * self.keys + self.values
+
+    @property
+    def cached(self) -> int:
+        """What the cache holds of a token: these before their convolution, and two numbers of each value head."""
+        return self.convolved + 2 * self.value_heads
+
+    @property
+    def state(self) -> int:
+        """Numbers of a layer's state."""
+        return self.key_dim * self.values
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
     """`name` is transformers' model type, and the architecture that a `TargetConfig` names."""
@@ -125,6 +168,8 @@ class Family:
     final_norm: str = NORM
     multipliers: bool = False  # of embeddings, queries, what layers add, and logits count
     convolved: bool = False  # layer_types counts: layers of conv are gated short convolutions
+    delta: bool = False  # layer_types counts: layers of linear_attention fold a state
+    gated: bool = False  # q_proj gives each head a gate of what it attends to, behind its query
     gguf_modules: Mapping[str, str] = field(default_factory=dict)
     """Names of a layer's modules in GGUF, and in transformers, where they are others than `files.gguf_names` has."""
 
@@ -448,6 +493,19 @@ GRANITE = Family(
     multipliers=True,
 )
 
+# Qwen3.5 and later (Qwen 2026), dense: three of four layers fold a state, the others attend with gates.
+QWEN3_5 = Family(
+    name="qwen3_5_text",
+    architecture="Qwen3_5ForCausalLM",
+    multimodal="Qwen3_5ForConditionalGeneration",
+    windows=False,
+    head_norms=True,
+    norms_around_one=True,
+    partial_rotation=True,
+    delta=True,
+    gated=True,
+)
+
 
 # Ministral 3 (Mistral AI 2025): Mistral with queries scaled by position.
 MINISTRAL3 = replace(
@@ -501,7 +559,7 @@ ERNIE4_5 = Family(
 
 FAMILIES = (
     LLAMA, MISTRAL, QWEN2, QWEN3, SMOLLM3, PHI3, GEMMA2, GEMMA3, QWEN3_MOE, MIXTRAL, GPT_OSS, LLAMA4, GEMMA4, LFM2,
-    GRANITE, LFM2_MOE, OLMO2, OLMO3, MINISTRAL3, QWEN3_VL, EXAONE4, SEED_OSS, ERNIE4_5,
+    GRANITE, LFM2_MOE, OLMO2, OLMO3, MINISTRAL3, QWEN3_VL, EXAONE4, SEED_OSS, ERNIE4_5, QWEN3_5,
 )  # fmt: skip
 
 BY_NAME: Mapping[str, Family] = {family.name: family for family in FAMILIES}

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 MOST_HEAD_DIM = 1024  # a head is turned on the stack (kernels/attention/rotation.py)
 MOST_RANK = 1024  # of an adapter's update (kernels/row_operations.py)
 MOST_TAPS = 16  # of a short convolution: places of a row's inputs are kept on the stack (kernels/convolution.py)
+MOST_STATE_DIM = 512  # of a head that is folded into a state: four times what any published model has
+STATE_LANES = 16  # columns of a state that are folded together; sizes of heads are multiples of it
 MOST_EXPERTS = 4096  # of a layer: eight times what any published model has; each is described before a weight is read
 _MOST_LAYERS = 1 << 14  # as are layers
 _MOST_POSITIONS = (1 << 31) - 1  # positions and slots of rows are int32
@@ -24,6 +26,11 @@ LARGEST: Mapping[str, int] = {
     "num_key_value_heads": _MOST_LAYERS,
     "head_dim": MOST_HEAD_DIM,
     "conv_L_cache": MOST_TAPS,
+    "linear_conv_kernel_dim": MOST_TAPS,
+    "linear_key_head_dim": MOST_STATE_DIM,
+    "linear_value_head_dim": MOST_STATE_DIM,
+    "linear_num_key_heads": _MOST_LAYERS,
+    "linear_num_value_heads": _MOST_LAYERS,
     "num_experts": MOST_EXPERTS,
     "num_local_experts": MOST_EXPERTS,
     "max_position_embeddings": _MOST_POSITIONS,

@@ -17,7 +17,14 @@ from services.generation.target.config.layer_specs import (
     layer_specs,
 )
 from services.generation.target.errors import ArithmeticUnsupported, TargetError, WeightsInvalid, about
-from services.generation.target.families import CONVOLUTION, NORM
+from services.generation.target.families import (
+    CONVOLUTION,
+    DELTA_CONVOLUTION,
+    DELTA_NORM,
+    DELTA_RATES,
+    DELTA_SHIFTS,
+    NORM,
+)
 from services.generation.target.files.gguf_file import ROPE_FACTORS, ROPE_LONG, ROPE_SHORT, GgufFile, is_gguf
 from services.generation.target.files.safetensors import SafetensorsFiles
 from services.generation.target.files.stored_tensor import StoredTensor
@@ -102,6 +109,9 @@ def expected_shapes(config: TargetConfig) -> dict[str, tuple[int, ...]]:
         vectors |= {layer.sinks: layer.heads} if layer.sinks else {}
         if layer.taps:
             shapes[f"{layer.prefix}{CONVOLUTION}.weight"] = (config.hidden_size, layer.taps)
+        if rule := layer.delta:
+            shapes[f"{layer.prefix}{DELTA_CONVOLUTION}.weight"] = (rule.convolved, rule.taps)
+            vectors |= {DELTA_SHIFTS: rule.value_heads, DELTA_RATES: rule.value_heads, DELTA_NORM: rule.value_dim}
         vectors |= {layer.scalar: 1} if layer.scalar else {}
         if layer.experts and layer.experts.choice_bias:
             vectors[layer.experts.choice_bias] = len(layer.experts.down)

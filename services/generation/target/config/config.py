@@ -20,6 +20,7 @@ from services.generation.target.config.config_document import (
     chunks,
     clamp,
     convolutions,
+    delta_rule,
     experts,
     family_of,
     first,
@@ -35,7 +36,7 @@ from services.generation.target.config.config_document import (
 from services.generation.target.config.gguf_config import read_gguf_config
 from services.generation.target.config.rope import Rotation, inverse_root
 from services.generation.target.errors import ConfigInvalid, TargetError, about
-from services.generation.target.families import Clamp, Experts, Family, HeadSizes, Temperature
+from services.generation.target.families import Clamp, DeltaRule, Experts, Family, HeadSizes, Temperature
 from services.generation.target.files.gguf_file import GgufFile, is_gguf
 
 _OLD_LONGROPE = "su"
@@ -88,13 +89,17 @@ class TargetConfig:
     logit_scale: float = 1.0  # of logits; the weights of the last norm are multiplied with it
     whole_norms: bool = False  # all queries are normalised as one, and all keys
     norms_before: bool = True  # attention and MLP read the stream normalised
+    delta: DeltaRule | None = None  # layers that fold a state in place of attention
+    gated: bool = False  # attention's output is multiplied with gates that q_proj gives
     convolutions: tuple[int, ...] = ()  # per layer, taps of a gated short convolution in place of attention, or 0
 
     def heads_of(self, layer: int) -> HeadSizes:
         return self.head_sizes[layer] if self.head_sizes else HeadSizes(self.kv_heads, self.head_dim)
 
     def cached(self, layer: int) -> int:
-        """Numbers of a token in the cache of a layer: keys and values, or the input of a convolution."""
+        """Numbers of a token in the cache of a layer: keys and values, or what a convolution or a state is made of."""
+        if self.delta and self.delta.layers[layer]:
+            return self.delta.cached
         if self.convolutions and self.convolutions[layer]:
             return self.hidden_size
         own = self.heads_of(layer)
@@ -242,6 +247,8 @@ def _target_config(
         chunks=chunks(config, place) if family.chunks else (),
         temperature=_temperature(family, config, place),
         convolutions=convolutions(config, place) if family.convolved else (),
+        delta=delta_rule(config, place) if family.delta else None,
+        gated=family.gated,
     )
     if family.multipliers:
         return replace(read, **multipliers(config, place))

@@ -17,6 +17,7 @@ from services.generation.target.families import (
     ARCHITECTURES,
     MISSING,
     Clamp,
+    DeltaRule,
     Experts,
     Family,
     HeadSizes,
@@ -24,7 +25,7 @@ from services.generation.target.families import (
     architecture_of,
     named_by,
 )
-from services.generation.target.sizes import LARGEST, expected, fits
+from services.generation.target.sizes import LARGEST, STATE_LANES, expected, fits
 
 _LARGEST = 2**24  # bytes: far beyond any of these files
 
@@ -120,6 +121,7 @@ _ATTENTION = ("full_attention", "sliding_attention", "chunked_attention")
 
 def _check_kinds(text: dict[str, Any], family: Family) -> None:
     known = ("full_attention", "conv") if family.convolved else _ATTENTION
+    known = ("full_attention", "linear_attention") if family.delta else known
     kinds = text.get("layer_types") or []
     for kind in kinds if isinstance(kinds, list) else [kinds]:
         if kind not in known:
@@ -322,6 +324,25 @@ def convolutions(config: PreTrainedConfig, place: str) -> tuple[int, ...]:
     """Taps of each layer that is a convolution, 0 for attention."""
     check_size(config.conv_L_cache, "conv_L_cache", place)
     return tuple(config.conv_L_cache if kind == "conv" else 0 for kind in layer_types(config, place))
+
+
+def delta_rule(config: PreTrainedConfig, place: str) -> DeltaRule:
+    """Which layers fold a state, and sizes of its heads."""
+    names = ("num_key_heads", "num_value_heads", "key_head_dim", "value_head_dim", "conv_kernel_dim")
+    for name in names:
+        check_size(getattr(config, f"linear_{name}", None), f"linear_{name}", place)
+    key_heads, value_heads, key_dim, value_dim, taps = (int(getattr(config, f"linear_{name}")) for name in names)
+    for name, dim in (("key", key_dim), ("value", value_dim)):
+        if dim % STATE_LANES:
+            raise UnsupportedArchitecture(
+                f"{place}: linear_{name}_head_dim is {dim}; supported: multiples of {STATE_LANES}"
+            )
+    if value_heads % key_heads:
+        raise ConfigInvalid(
+            f"{place}: linear_num_value_heads {value_heads} is not a multiple of linear_num_key_heads {key_heads}"
+        )
+    layers = tuple(kind == "linear_attention" for kind in layer_types(config, place))
+    return DeltaRule(layers, key_heads, value_heads, key_dim, value_dim, taps)
 
 
 def windows(config: PreTrainedConfig, family: Family, place: str) -> tuple[int, ...]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 from services.generation.target.config.rope import NO_ROTATION, inverse_root
-from services.generation.target.families import BY_NAME, BesideNames, Clamp, Experts, Temperature
+from services.generation.target.families import BY_NAME, DELTA, BesideNames, Clamp, DeltaRule, Experts, Temperature
 
 if TYPE_CHECKING:
     from services.generation.target.config.config import TargetConfig  # which takes transformers
@@ -80,9 +80,9 @@ class LayerInputsSpec:
 @dataclass(frozen=True, slots=True)
 class LayerSpec:
     """x += output(attention(norm(x))), then x += down(activation(gate(norm(x))) * up(norm(x))), each normalised again
-    before it is added where there is a norm for it. A convolution may be in place of attention. Experts are in place of
-    the latter, or, where there is an MLP too, added after it or, with norms of their own, to it. At last come inputs of
-    the layer itself.
+    before it is added where there is a norm for it. A convolution or a state may be in place of attention.
+    Experts are in place of the latter, or, where there is an MLP too, added after it or, with norms of their own, to
+    it. At last come inputs of the layer itself.
 
     Modules in one tuple have the same input and are computed together; their outputs lie side by side, whether a model
     has them as one module or as several.
@@ -119,10 +119,14 @@ class LayerSpec:
     residual: float = 1.0  # what is multiplied with what is added to the stream
     whole_norms: bool = False  # `head_norms` are of all queries of a row as one vector, and of all its keys
     taps: int = 0  # of a gated short convolution in place of attention: `qkv` and `output` are around it, or 0
+    delta: DeltaRule | None = None  # the state in place of attention: `qkv` and `output` are around it
+    gated: bool = False  # what a head attends to is multiplied with the sigmoid of what q_proj gives behind its query
 
     @property
     def cached(self) -> tuple[int, int, int]:
-        """Key heads, and sizes of a key and of a value in the cache; a convolution keeps its input as a value."""
+        """Key heads, and sizes of a key and of a value in the cache; convolutions and states keep inputs as values."""
+        if self.delta:
+            return 1, 0, self.delta.cached
         return (1, 0, self.output[0].outputs) if self.taps else (self.kv_heads, self.head_dim, self.head_dim)
 
     @property
@@ -195,9 +199,21 @@ def _target_layer(config: TargetConfig, number: int) -> LayerSpec:
         )
     if not config.norms_before:
         spec = replace(spec, attention_norm="", mlp_norm="")
-    return _with_convolution(
-        _with_inputs(_with_experts(_with_names(spec, config), config, number), config), config, number
-    )
+    spec = _with_inputs(_with_experts(_with_names(spec, config), config, number), config)
+    return _with_state(_with_convolution(spec, config, number), config, number)
+
+
+def _with_state(spec: LayerSpec, config: TargetConfig, number: int) -> LayerSpec:
+    rule, hidden = config.delta, config.hidden_size
+    if rule and rule.layers[number]:
+        sizes = {"qkv": rule.convolved, "z": rule.values, "b": rule.value_heads, "a": rule.value_heads}
+        qkv = tuple(ModuleSpec(f"{DELTA}.in_proj_{name}", size, hidden, False) for name, size in sizes.items())
+        output = (ModuleSpec(f"{DELTA}.out_proj", hidden, rule.values, False),)
+        return replace(spec, qkv=qkv, head_norms=(), output=output, delta=rule)
+    if not config.gated:
+        return spec
+    queries, *others = spec.qkv
+    return replace(spec, qkv=(replace(queries, outputs=2 * queries.outputs), *others), gated=True)
 
 
 def _with_convolution(spec: LayerSpec, config: TargetConfig, number: int) -> LayerSpec:

@@ -79,6 +79,12 @@ def rotation_of(
     return Rotation(frequencies, factor, long, int(parameters["original_max_position_embeddings"]))
 
 
+def power_of_e(exponents: Float32) -> Float32:
+    """The float32 nearest to e to the power of each, worked out in decimal."""
+    with localcontext(_EXACT):
+        return np.array([_float32(Decimal(float(x)).exp()) for x in exponents], np.float32)
+
+
 _EXACT = Context(prec=40, rounding=ROUND_HALF_EVEN)
 _ONE = Decimal(1)
 _PI = Decimal("3.14159265358979323846264338327950288419716939937511")

@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 
 from services.generation.target.arrays import Bytes, Float32
 from services.generation.target.errors import WeightsInvalid
-from services.generation.target.families import CONVOLUTION, NORM, Family, StackedExperts
+from services.generation.target.families import CONVOLUTION, DELTA_CONVOLUTION, NORM, Family, StackedExperts
 from services.generation.target.files.stored_tensor import StoredTensor, map_file
 from services.generation.target.sizes import MOST_EXPERTS
 
@@ -107,9 +107,9 @@ def weight_files(directory: Path) -> list[Path]:
 
 
 _BYTES = {"F32": 4, "BF16": 2, "F16": 2}
-_BARE = (".sinks", ".layer_scalar", ".router.scale", ".router.per_expert_scale", ".expert_bias")
+_BARE = (".sinks", ".layer_scalar", ".router.scale", ".router.per_expert_scale", ".expert_bias", ".dt_bias", ".A_log")
 """Ends of names of vectors that belong to no module."""
-_CONVOLVED = f".{CONVOLUTION}.weight"
+_CONVOLVED = f".{CONVOLUTION}.weight", f".{DELTA_CONVOLUTION}.weight"
 _GROUP, _PACKED = 32, 16
 """Weights of an MXFP4 block, and its bytes."""
 
@@ -159,9 +159,9 @@ _TEXT = (
     ("language_model.lm_head.", "lm_head."),
 )
 _OTHERS = re.compile(
-    r"(model\.)?(visual|vision_tower|vision_model|audio_tower|multi_modal_projector|embed_vision|embed_audio)\..*"
+    r"(model\.)?(visual|vision_tower|vision_model|audio_tower|multi_modal_projector|embed_vision|embed_audio)\..*|mtp\..*"
 )
-"""Parts of multimodal checkpoints: that for text, and those that are left alone."""
+"""Parts of checkpoints: that for text, and those that are left alone, as layers that predict further tokens are."""
 
 
 def _in_text_part(name: str) -> str | None:

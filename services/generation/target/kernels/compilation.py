@@ -22,7 +22,7 @@ from llvmlite import ir
 
 from services.generation.state_folder import one_at_a_time
 from services.generation.target.errors import TargetError
-from services.generation.target.kernels import convolution, experts, row_operations, team
+from services.generation.target.kernels import convolution, delta, experts, row_operations, team
 from services.generation.target.kernels.attention import attend, layout, rotation
 from services.generation.target.kernels.attention.layout import CACHED
 from services.generation.target.kernels.linear import integer, linear
@@ -121,8 +121,8 @@ def exports(module: str) -> tuple[str, ...]:
 
 
 _EXPORTS = {
-    "rows": (*row_operations.KERNELS, *experts.KERNELS, "run_team", "member", "set_float_mode"),
-    "cache": ("rotate", "attend", "combine", "move", "convolve"),
+    "rows": (*row_operations.KERNELS, *experts.KERNELS, *delta.KERNELS, "run_team", "member", "set_float_mode"),
+    "cache": ("rotate", "attend", "combine", "move", "convolve", "fold_inputs"),
     "linear": ("linear", "embed"),
     "integer": ("linear",),
 }
@@ -191,9 +191,11 @@ def _ir(machine: Machine, name: str) -> ir.Module:
     elif kind == "cache":
         for part in (rotation, attend, layout, convolution):
             part.build(module, machine, CACHED[rest])
+        delta.build_inputs(module, machine, CACHED[rest])
     else:
         row_operations.build(module, machine)
         experts.build(module, machine)
+        delta.build(module, machine)
         team.build(module, machine)
     return module
 

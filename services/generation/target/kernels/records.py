@@ -19,8 +19,10 @@ KERNEL, BARRIER = 0, 1
 PASS = (
     "program", "operations", "rows", "wanted", "tokens", "positions", "slots", "sequences",
     "lengths", "contiguous", "branch_starts", "branches", "tables", "table_stride", "adapters", "wanted_rows",
+    "steps", "step_taps", "step_rows", "step_sources", "step_targets",
 )  # fmt: skip
-"""Words of a pass; arrays by address, int32 as `rows.Rows` has them, tokens int64. `rows` and `wanted` are counts."""
+"""Words of a pass; arrays by address, int32 as `rows.Rows` and `states.Steps` have them, tokens int64. `rows`, `wanted`
+and `steps` are counts."""
 
 FIELDS: Mapping[str, tuple[str, ...]] = {
     "linear": (
@@ -32,13 +34,25 @@ FIELDS: Mapping[str, tuple[str, ...]] = {
     "add": ("x", "x_stride", "y", "y_stride", "panels", "unit", "size"),
     "rotate": (
         "qkv", "qkv_stride", "heads", "kv_heads", "dim", "padded", "cosines", "sines", "turned", "query_norm",
-        "key_norm", "value_norm", "epsilon", "scales", "interleaved", "queries", "keys", "values",
+        "key_norm", "value_norm", "epsilon", "scales", "interleaved", "gated", "queries", "keys", "values",
     ),
     "attend": (
         "queries", "heads", "kv_heads", "dim", "padded", "keys", "values", "window", "chunk", "cap", "sinks", "mixed",
         "mixed_stride", "partial", "blocks", "scratch", "scratch_size",
     ),
     "convolve": ("qkv", "qkv_stride", "size", "padded", "values", "weight", "taps", "mixed", "mixed_stride"),
+    "fold_inputs": (
+        "qkv", "qkv_stride", "key_heads", "value_heads", "key_dim", "value_dim", "padded", "values", "weight", "taps",
+        "shifts", "rates", "factor", "folded", "folded_stride",
+    ),
+    "fold": (
+        "folded", "folded_stride", "key_heads", "value_heads", "key_dim", "value_dim", "states", "state_size", "kept",
+        "mixed", "mixed_stride", "scratch", "scratch_size",
+    ),
+    "normed_gate": (
+        "mixed", "mixed_stride", "qkv", "qkv_stride", "first", "heads", "dim", "weight", "epsilon",
+    ),
+    "head_gate": ("mixed", "mixed_stride", "qkv", "qkv_stride", "heads", "dim"),
     "activate": ("gate_up", "gate_up_stride", "out", "out_stride", "panels", "unit", "times", "slope", "limit"),
     "route": (
         "logits", "logits_stride", "experts", "chosen", "normalised", "sigmoid", "scored", "bias", "factors", "picks",
@@ -61,7 +75,7 @@ _POINTERS = {
     "value_norm", "queries", "keys", "values", "mixed", "partial", "gate_up", "parts", "adapter_parts", "program",
     "tokens", "positions", "lengths", "slots", "sequences", "contiguous", "branch_starts", "branches", "tables",
     "adapters", "wanted_rows", "logits", "picks", "shares", "places", "starts", "next", "records", "sinks", "scales",
-    "factors",
+    "factors", "shifts", "rates", "folded", "states", "step_taps", "step_rows", "step_sources", "step_targets",
 }  # fmt: skip
 _FLOATS = {"epsilon", "factor", "cap", "slope", "limit"}
 

@@ -19,6 +19,7 @@ LOG2_E, ROUND = 1.44269504, 12582912.0  # 1.5 * 2**23: adding and subtracting it
 LN2_HIGH, LN2_LOW = 0.693359375, -2.12194440e-4  # ln 2 in two parts (Cody and Waite)
 LOWEST, HIGHEST = -87.0, 88.0
 TANH = (-5.70498872745e-3, 2.06390887954e-2, -5.37397155531e-2, 1.33314422036e-1, -3.33332819422e-1)
+SERIES = tuple(2.0 / odd for odd in range(15, 1, -2))  # of 2 artanh
 TANH_NEAR = 0.625  # below it the polynomial is taken
 SQRT_2_OVER_PI, GELU_CUBE = 0.7978845608028654, 0.044715
 
@@ -76,6 +77,25 @@ def silu(c: Code, x: Value) -> Value:
     """x / (1 + exp(-x))."""
     lanes = _lanes(x)
     return c.b.fdiv(x, c.b.fadd(_real(c, 1.0, lanes), exponential(c, c.b.fneg(x))))
+
+
+def sigmoid(c: Code, x: Value) -> Value:
+    """1 / (1 + exp(-x))."""
+    one = _real(c, 1.0, _lanes(x))
+    return c.b.fdiv(one, c.b.fadd(one, exponential(c, c.b.fneg(x))))
+
+
+def softplus(c: Code, x: Value) -> Value:
+    """ln(1 + exp(x)): with u = exp(-|x|), max(x, 0) + 2 artanh(u / (2 + u)), the latter by its series."""
+    b, lanes = c.b, _lanes(x)
+    zero = _real(c, 0.0, lanes)
+    u = exponential(c, b.fneg(c.intrinsic("llvm.fabs", x.type, x)))
+    s = b.fdiv(u, b.fadd(_real(c, 2.0, lanes), u))
+    z, p = b.fmul(s, s), _real(c, SERIES[0], lanes)
+    for coefficient in SERIES[1:]:
+        p = c.fma(p, z, _real(c, coefficient, lanes))
+    above = b.select(b.fcmp_ordered(">", x, zero), x, zero)
+    return b.fadd(above, c.fma(b.fmul(p, z), s, b.fadd(s, s)))
 
 
 def gelu_tanh(c: Code, x: Value) -> Value:
@@ -136,7 +156,13 @@ def vectors(c: Code, size: Value, wide: Callable[[Value, int], None]) -> None:
 
 
 def inverse_rms(c: Code, row: Value, size: Value, epsilon: Value) -> Value:
-    """1 / sqrt(mean of squares + epsilon) of [size]: square i goes to lane i % LANES by fma, then lanes are folded."""
+    """1 / sqrt(mean of squares + epsilon) of [size]."""
+    mean = c.b.fdiv(sum_of_squares(c, row, size), c.b.sitofp(size, F32))
+    return c.b.fdiv(c.real(1.0), c.sqrt(c.b.fadd(mean, epsilon)))
+
+
+def sum_of_squares(c: Code, row: Value, size: Value) -> Value:
+    """Square i of [size] goes to lane i % LANES by fma, then lanes are folded."""
     b, kind = c.b, ir.VectorType(F32, LANES)
     sums = c.variable(kind, c.vector(F32, 0.0, LANES))
     whole = c.sub(size, c.rem(size, LANES))
@@ -150,9 +176,7 @@ def inverse_rms(c: Code, row: Value, size: Value, epsilon: Value) -> Value:
             x, lane = c.load(row, c.mul(i, 4), F32), c.mul(c.rem(i, LANES), 4)
             c.store(c.fma(x, x, c.load(rest, lane, F32)), rest, lane)
         c.put(c.load(rest, 0, F32, LANES), sums)
-    total = c.folded(c.get(sums), b.fadd)
-    mean = b.fdiv(total, b.sitofp(size, F32))
-    return b.fdiv(c.real(1.0), c.sqrt(b.fadd(mean, epsilon)))
+    return c.folded(c.get(sums), b.fadd)
 
 
 def _norm(module: ir.Module, machine: Machine) -> None:

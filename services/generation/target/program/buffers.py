@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,8 @@ from services.generation.target.kernels.attention.layout import LANES, Cached
 from services.generation.target.kernels.linear import linear
 from services.generation.target.kernels.storages import PANEL, SLACK, padded
 from services.generation.target.rows import Rows
-from services.generation.target.sizes import MOST_RANK
+from services.generation.target.sizes import MOST_RANK, STATE_LANES
+from services.generation.target.states import MOST_PASSING, MOST_STEPS
 
 _PAGE = 1 << 21
 _CHUNK = 16 * _PAGE  # what small pieces are cut from: a page of its own would leave most of it empty
@@ -98,7 +99,8 @@ class ReusedMemory:
 class Cache:
     """Each layer's keys [blocks, kv_heads, dim, BLOCK] and values [blocks, kv_heads, BLOCK, dim padded], in the form
     `cached`, its own or those of another layer; of a convolution its inputs, as values without keys; cosines and sines
-    of its rotation, [positions, frequencies]; the factors of its queries, [positions].
+    of its rotation, [positions, frequencies]; the factors of its queries, [positions]. What a state is made of lies as
+    inputs of a convolution do, and some states beside it.
     """
 
     cached: Cached
@@ -107,13 +109,16 @@ class Cache:
     values: Sequence[NDArray[Any]]
     rotations: Sequence[tuple[Float32, Float32]]
     scales: Sequence[Float32]
+    states: Mapping[int, Float32]  # [kept, size], of layers that fold them
 
     @classmethod
     def empty(
         cls, layers: Sequence[LayerSpec], blocks: int, rotations: Sequence[tuple[Float32, Float32]],
-        scales: Sequence[Float32], cached: Cached,
+        scales: Sequence[Float32], cached: Cached, kept: int = 0,
     ) -> Cache:  # fmt: skip
-        """A cache of zeros, in memory that is touched only as it is used; `rotations` and `scales` of each layer."""
+        """A cache of zeros, in memory that is touched only as it is used; `rotations` and `scales` of each layer;
+        `kept` states.
+        """
         kind = np.float32 if cached.size == 4 else np.uint16
 
         def zeros(*shape: int) -> NDArray[Any]:
@@ -129,8 +134,14 @@ class Cache:
             keys, values = zeros(*shape, key, BLOCK), zeros(*shape, BLOCK, padded(value, LANES))
             groups.append((keys, values))
             found |= {number: (keys[place], values[place]) for place, number in enumerate(numbers)}
+        states = {
+            number: on_huge_pages(4 * kept * layer.delta.state).view(np.float32).reshape(kept, layer.delta.state)
+            for number, layer in enumerate(layers) if layer.delta
+        }  # fmt: skip
         read = [found[number if layer.source is None else layer.source] for number, layer in enumerate(layers)]
-        return cls(cached, groups, [keys for keys, _ in read], [values for _, values in read], rotations, scales)
+        return cls(
+            cached, groups, [keys for keys, _ in read], [values for _, values in read], rotations, scales, states
+        )
 
 
 class ExpertBuffers:
@@ -181,8 +192,11 @@ class Buffers:
         self.experts = ExpertBuffers(experts, sizes.hidden_size, rows, _lines) if experts else None
         widest = max(widest, experts.size if experts else 0, sizes.hidden_size, attended, widest_mlp)
         attending = layout.scratch_bytes(group_size, dim)
+        rules = [layer.delta for layer in layers if layer.delta]
+        self.folded = _lines(MOST_STEPS, max(rule.cached for rule in rules)) if rules else None
+        folding = 4 * STATE_LANES * MOST_PASSING * max((rule.key_dim for rule in rules), default=0)
         adapting = 4 * (MOST_RANK + padded(max(2 * inner, self.qkv.shape[1]), PANEL))
-        self.scratch_size = padded(max(linear.scratch_bytes(widest), attending, adapting), 4096)
+        self.scratch_size = padded(max(linear.scratch_bytes(widest), attending, folding, adapting), 4096)
         self.scratch = on_huge_pages(self.scratch_size * members)
         self.blocks = blocks_for(positions)  # that a row sees at most: a table has more, where a tree hangs at its end
         self.partial = on_huge_pages(layout.most_split(members) * self.blocks * group_size * layout.result_bytes(dim))

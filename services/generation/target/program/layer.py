@@ -15,8 +15,15 @@ from services.generation.target.config.layer_specs import (
     LayerSpec,
     ModuleSpec,
 )
-from services.generation.target.config.rope import inverse_root
-from services.generation.target.families import CONVOLUTION
+from services.generation.target.config.rope import inverse_root, power_of_e
+from services.generation.target.families import (
+    CONVOLUTION,
+    DELTA_CONVOLUTION,
+    DELTA_NORM,
+    DELTA_RATES,
+    DELTA_SHIFTS,
+    DeltaRule,
+)
 from services.generation.target.kernels.attention.layout import LANES
 from services.generation.target.kernels.storages import padded
 from services.generation.target.program.matrices import (
@@ -51,6 +58,17 @@ class LayerInputs:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class State:
+    """Vectors of a layer that folds a state."""
+
+    rule: DeltaRule
+    convolution: Float32  # [taps, convolved]
+    shifts: Float32  # [value heads]
+    rates: Float32  # [value heads]
+    norm: Float32  # [value size]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Layer:
     spec: LayerSpec
     attention_norm: Float32 | None
@@ -67,6 +85,7 @@ class Layer:
     scalar: float
     inputs: LayerInputs | None
     convolution: Float32 | None  # [taps, hidden size padded]
+    state: State | None
     updates: tuple[AdapterUpdates, ...]  # of the four linear layers, in the order of `LayerSpec.linears`
 
     @property
@@ -104,6 +123,7 @@ def load_layer(
         inputs=_inputs(spec.inputs, spec.prefix, read) if spec.inputs else None,
         scalar=float(vector(read, f"{spec.prefix}{spec.scalar}.weight")[0]) if spec.scalar else 1.0,
         convolution=_convolution(spec, read) if spec.taps else None,
+        state=_state(spec.delta, spec.prefix, read) if spec.delta else None,
         updates=tuple(updates(modules, modules is spec.gate_up) for modules in spec.linears),
     )
 
@@ -115,6 +135,13 @@ def _convolution(spec: LayerSpec, read: Read) -> Float32:
     weights = np.zeros((spec.taps, padded(len(values), LANES)), np.float32)
     weights[:, : len(values)] = values.T
     return weights
+
+
+def _state(rule: DeltaRule, prefix: str, read: Read) -> State:
+    tensor = read(f"{prefix}{DELTA_CONVOLUTION}.weight")
+    tensor.check_finite()
+    shifts, rates, norm = (vector(read, f"{prefix}{name}.weight") for name in (DELTA_SHIFTS, DELTA_RATES, DELTA_NORM))
+    return State(rule, np.ascontiguousarray(tensor.values().T), shifts, power_of_e(rates), norm)
 
 
 def _inputs(spec: LayerInputsSpec, prefix: str, read: Read) -> LayerInputs:

@@ -8,12 +8,13 @@ import numpy as np
 
 from services.generation.target.arrays import Float32, Int64
 from services.generation.target.config.layer_specs import LayerSizes, LayerSpec
+from services.generation.target.config.rope import inverse_root
 from services.generation.target.kernels import compilation
 from services.generation.target.kernels.attention.layout import LANES
 from services.generation.target.kernels.records import count_of, record_of
 from services.generation.target.kernels.storages import PANEL, padded
 from services.generation.target.program.buffers import Buffers, Cache, ExpertBuffers
-from services.generation.target.program.layer import BesideNorms, ExpertLayer, Layer, Mlp
+from services.generation.target.program.layer import BesideNorms, ExpertLayer, Layer, Mlp, State
 from services.generation.target.program.matrices import (
     AdapterUpdates,
     Matrix,
@@ -64,7 +65,9 @@ class Operations:
         for last, matrix in zip([False] * (len(layer.qkv) - 1) + [True], layer.qkv, strict=True):
             self.linear(matrix, x, buffers.qkv, barrier=last)
         self._low_rank(layer.updates[0], x, buffers.qkv)
-        if layer.convolution is not None:
+        if layer.state is not None:
+            self.fold(layer.state, number)
+        if layer.convolution is not None or layer.state is not None:
             return
         norms = dict(zip(("query_norm", "key_norm"), self._each_head(layer), strict=False))
         cosines, sines = cache.rotations[number]
@@ -75,7 +78,27 @@ class Operations:
             "rotate", {**self._attended(layer, number), **own, **norms, "qkv": buffers.qkv,
             "qkv_stride": buffers.qkv.strides[0], "cosines": cosines, "sines": sines, "turned": cosines.shape[1],
             "epsilon": self._sizes.norm_epsilon, "scales": cache.scales[number],
-            "interleaved": int(layer.spec.interleaved)},
+            "interleaved": int(layer.spec.interleaved), "gated": int(layer.spec.gated)},
+        )  # fmt: skip
+
+    def fold(self, state: State, number: int) -> None:
+        """Fold the lines of all steps into states, and find what those give for the rows."""
+        buffers, cache, rule = self._buffers, self._cache, state.rule
+        assert buffers.folded is not None
+        mixed, states = buffers.mixed(rule.values), cache.states[number]
+        sizes = {
+            "key_heads": rule.key_heads, "value_heads": rule.value_heads, "key_dim": rule.key_dim,
+            "value_dim": rule.value_dim, "folded": buffers.folded, "folded_stride": buffers.folded.strides[0],
+        }  # fmt: skip
+        values = cache.values[number]
+        self._add(
+            "fold_inputs", {**sizes, "qkv": buffers.qkv, "qkv_stride": buffers.qkv.strides[0],
+            "padded": values.shape[-1], "values": values, "weight": state.convolution, "taps": rule.taps,
+            "shifts": state.shifts, "rates": state.rates, "factor": inverse_root(rule.key_dim)},
+        )  # fmt: skip
+        self._add(
+            "fold", {**sizes, **buffers.own, "states": states, "state_size": states.strides[0], "kept": len(states),
+            "mixed": mixed, "mixed_stride": mixed.strides[0]},
         )  # fmt: skip
 
     def _each_head(self, layer: Layer) -> Sequence[Float32]:
@@ -90,9 +113,20 @@ class Operations:
         return ()
 
     def attend(self, layer: Layer, number: int) -> None:
-        """x += attention of the queries, or the convolution."""
+        """x += attention of the queries, or the convolution, or what states gave."""
         buffers, spec = self._buffers, layer.spec
         mixed = buffers.mixed(spec.output[0].inputs)
+        gates = {
+            "mixed": mixed, "mixed_stride": mixed.strides[0], "qkv": buffers.qkv, "qkv_stride": buffers.qkv.strides[0],
+        }  # fmt: skip
+        if layer.state is not None:
+            rule = layer.state.rule
+            self._add(
+                "normed_gate", {**gates, "first": rule.convolved, "heads": rule.value_heads, "dim": rule.value_dim,
+                "weight": layer.state.norm, "epsilon": self._sizes.norm_epsilon},
+            )  # fmt: skip
+            self._residual(layer.output, layer.updates[1], mixed, layer.after_attention, layer.spec.residual)
+            return
         if layer.convolution is not None:
             self._add(
                 "convolve", {"qkv": buffers.qkv, "qkv_stride": buffers.qkv.strides[0], "size": spec.output[0].inputs,
@@ -108,6 +142,8 @@ class Operations:
         }  # fmt: skip
         self._add("attend", attend)
         self._add("attend", attend, kernel="combine")
+        if spec.gated:
+            self._add("head_gate", {**gates, "heads": spec.heads, "dim": spec.head_dim})
         self._residual(layer.output, layer.updates[1], mixed, layer.after_attention, layer.spec.residual)
 
     def mlp(self, layer: Layer) -> None:

@@ -98,6 +98,7 @@ class Program:
         operations = Operations(parts.config, buffers, parts.cache, adapted=adapted, arithmetic=parts.arithmetic)
         self._write(operations)
         self.records, self._kept = np.stack(operations.records), operations.kept
+        self.folding = _folding(parts, buffers)
 
     def bind_outputs(self, logits: Float32, features: Float32) -> None:
         """Say where logits [wanted, padded vocabulary] and features [rows, layers * hidden] go."""
@@ -137,6 +138,15 @@ class Program:
             if wanted == layer:
                 self._features.append((len(operations.records), place * size))
                 operations.copy(self._buffers.x, NOWHERE, size, barrier=False)
+
+
+def _folding(parts: ModelWeights, buffers: Buffers) -> Int64 | None:
+    """The records that fold the steps of all layers' states, of a pass without rows."""
+    operations = Operations(parts.config, buffers, parts.cache)
+    for number, layer in enumerate(parts.layers):
+        if layer.state is not None:
+            operations.fold(layer.state, number)
+    return np.stack(operations.records) if operations.records else None
 
 
 _SCRATCH = 1 << 16  # bytes: a block of a panel, widened

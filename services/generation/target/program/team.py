@@ -7,7 +7,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
@@ -20,6 +20,7 @@ from services.generation.target.kernels.machine import this_machine
 from services.generation.target.kernels.records import PASS
 from services.generation.target.kernels.team import POOL, float_mode
 from services.generation.target.rows import Rows
+from services.generation.target.states import Steps
 
 _FIRST_BREAK, _LONGEST_BREAK = 0.02, 1.0  # seconds
 _SLEPT = POOL.index("slept")
@@ -106,8 +107,8 @@ class Passes:
         self._team, self._threads = team(), threads
         self._words = np.zeros(len(PASS), np.int64)
 
-    def run(self, records: Int64, rows: Rows) -> None:
-        """Run all operations of a program [operations, words]."""
+    def run(self, records: Int64, rows: Rows, steps: Steps | None = None) -> None:
+        """Run all operations of a program [operations, words]; `steps` are what is folded."""
         arrays: dict[str, NDArray[Any]] = {
             "tokens": rows.tokens, "positions": rows.positions, "slots": rows.slots,
             "sequences": rows.sequences, "lengths": rows.lengths, "contiguous": rows.contiguous,
@@ -116,11 +117,31 @@ class Passes:
         }  # fmt: skip
         if rows.adapter_slots is not None:
             arrays["adapters"] = rows.adapter_slots
+        self._point(arrays)
+        steps = steps and self._with(steps)
+        self._words[_PLACE["wanted"]], self._words[_PLACE["table_stride"]] = len(rows.wanted), rows.tables.shape[1]
+        self.run_plain(records, len(rows))
+
+    def fold(self, records: Int64, steps: Steps) -> None:
+        """Run operations that fold steps none of which is a row."""
+        kept = self._with(steps)
+        self.run_plain(records, 0)
+        del kept
+
+    def _with(self, steps: Steps) -> Steps:
+        """Point at steps, as they lie in memory one after another: they must be kept until the pass is done."""
+        steps = Steps(*(np.ascontiguousarray(each) for each in (steps.taps, steps.rows, steps.sources, steps.targets)))
+        self._point({
+            "step_taps": steps.taps, "step_rows": steps.rows, "step_sources": steps.sources,
+            "step_targets": steps.targets,
+        })  # fmt: skip
+        self._words[_PLACE["steps"]] = len(steps)
+        return steps
+
+    def _point(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         for name, array in arrays.items():
             assert array.flags.c_contiguous
             self._words[_PLACE[name]] = array.ctypes.data
-        self._words[_PLACE["wanted"]], self._words[_PLACE["table_stride"]] = len(rows.wanted), rows.tables.shape[1]
-        self.run_plain(records, len(rows))
 
     def run_plain(self, records: Int64, rows: int) -> None:
         """Run operations that ask for nothing about their rows but how many there are."""

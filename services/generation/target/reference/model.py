@@ -28,8 +28,16 @@ from services.generation.target.config.layer_specs import (
     ModuleSpec,
     layer_specs,
 )
-from services.generation.target.config.rope import inverse_root, query_scales
-from services.generation.target.families import CONVOLUTION, NORM
+from services.generation.target.config.rope import inverse_root, power_of_e, query_scales
+from services.generation.target.families import (
+    CONVOLUTION,
+    DELTA_CONVOLUTION,
+    DELTA_NORM,
+    DELTA_RATES,
+    DELTA_SHIFTS,
+    NORM,
+    DeltaRule,
+)
 from services.generation.target.reference.operations import (
     ACTIVATIONS,
     ONE,
@@ -44,6 +52,7 @@ from services.generation.target.reference.operations import (
     embedding,
     exp,
     fma,
+    gated_delta,
     linear,
     linear_int8,
     low_rank,
@@ -51,6 +60,10 @@ from services.generation.target.reference.operations import (
     rms_norm,
     rotate,
     short_convolution,
+    sigmoid,
+    silu,
+    softplus,
+    unit,
 )
 from services.generation.target.weights import Weights
 
@@ -142,7 +155,10 @@ class ReferenceModel:
         """x [tokens, hidden size] after one more decoder layer, which keeps its keys and values in `stored`."""
         normed = self._norm(f"{spec.prefix}{spec.attention_norm}.weight", x) if spec.attention_norm else x
         qkv = self._modules(number, spec, spec.qkv, normed)
-        mixed = self._convolution(spec, qkv) if spec.taps else self._attention(number, spec, qkv, stored)
+        if spec.delta:
+            mixed = self._state(spec, spec.delta, qkv)
+        else:
+            mixed = self._convolution(spec, qkv) if spec.taps else self._attention(number, spec, qkv, stored)
         added = self._modules(number, spec, spec.output, mixed)
         x = x + self._after(spec, spec.after_attention, added)
         normed = self._norm(f"{spec.prefix}{spec.mlp_norm}.weight", x) if spec.mlp_norm else x
@@ -219,6 +235,9 @@ class ReferenceModel:
         """Attention, [tokens, heads * dim]; `qkv` is [tokens, (heads + 2 key heads) * dim], side by side."""
         tokens = len(qkv)
         heads = qkv.reshape(tokens, -1, spec.head_dim)
+        gates = heads[:, 1 : 2 * spec.heads : 2]  # behind each query, where there are any
+        if spec.gated:
+            heads = np.concatenate([heads[:, 0 : 2 * spec.heads : 2], heads[:, 2 * spec.heads :]], axis=1)
         scales = query_scales(spec.scale, spec.temperature, tokens)[:, None, None]
         queries = self._turned(number, spec, heads[:, : spec.heads], 0) * scales
         if spec.source is None:
@@ -230,7 +249,28 @@ class ReferenceModel:
         sinks = self._weight(f"{spec.prefix}{spec.sinks}.weight") if spec.sinks else None
         more = spec.window, np.float32(spec.cap), sinks, spec.chunk
         rows = [attention(queries[p], keys[: p + 1], values[: p + 1], *more) for p in range(tokens)]
-        return np.stack(rows).reshape(tokens, -1)
+        found = np.stack(rows).reshape(heads[:, : spec.heads].shape)
+        return (found * sigmoid(gates) if spec.gated else found).reshape(tokens, -1)
+
+    def _state(self, spec: LayerSpec, rule: DeltaRule, lines: Float32) -> Float32:
+        """[tokens, value heads * size]; `lines` are q, k, v, z, b and a side by side."""
+        tokens, keys, convolved = len(lines), rule.keys, rule.convolved
+        qkv, gates, pairs = np.split(lines, [convolved, convolved + rule.values], axis=1)
+        strengths, decays = np.split(cached(pairs, self._cache_dtype), 2, axis=1)
+        convolution, shifts, rates, norm = (
+            self._weight(f"{spec.prefix}{name}.weight")
+            for name in (DELTA_CONVOLUTION, DELTA_SHIFTS, DELTA_RATES, DELTA_NORM)
+        )
+        qkv = silu(short_convolution(cached(qkv, self._cache_dtype), convolution))
+        queries, keys_, values = np.split(qkv, [keys, 2 * keys], axis=1)
+        found = gated_delta(
+            unit(queries.reshape(tokens, -1, rule.key_dim), np.float32(inverse_root(rule.key_dim))),
+            unit(keys_.reshape(tokens, -1, rule.key_dim), ONE),
+            values.reshape(tokens, -1, rule.value_dim),
+            exp(-(power_of_e(rates) * softplus(decays + shifts))),
+            sigmoid(strengths),
+        )
+        return (rms_norm(found, norm, self._epsilon) * silu(gates.reshape(found.shape))).reshape(tokens, -1)
 
     def _convolution(self, spec: LayerSpec, bcx: Float32) -> Float32:
         """[tokens, hidden size]; `bcx` are three lines of that size side by side."""

@@ -106,6 +106,21 @@ def silu(x: Float32) -> Float32:
 
 
 @np.errstate(all="ignore")
+def sigmoid(x: Float32) -> Float32:
+    return ONE / (ONE + exp(-x))
+
+
+@np.errstate(all="ignore")
+def softplus(x: Float32) -> Float32:
+    u = exp(-np.abs(x))
+    s = u / (np.float32(2) + u)
+    z, p = s * s, np.full_like(s, np.float32(2 / 15))
+    for odd in (13, 11, 9, 7, 5, 3):
+        p = fma(p, z, np.float32(2 / odd))
+    return np.where(x > 0, x, ZERO) + fma(p * z, s, s + s)
+
+
+@np.errstate(all="ignore")
 def gelu(x: Float32) -> Float32:
     u = (x + ((x * x) * x) * _GELU_CUBE) * _GELU_SCALE
     return x / (ONE + exp(u))
@@ -130,16 +145,21 @@ def embedding(weight: Float32, tokens: Int64, factor: np.float32 = ONE) -> Float
 @np.errstate(all="ignore")
 def rms_norm(v: Float32, weight: Float32, epsilon: np.float32) -> Float32:
     """Over the last axis of v [..., n]; weight [n]."""
+    inverse = ONE / np.sqrt(sum_of_squares(v) / np.float32(v.shape[-1]) + epsilon)
+    scaled: Float32 = (v * inverse[..., None]) * weight
+    return scaled
+
+
+@np.errstate(all="ignore")
+def sum_of_squares(v: Float32) -> Float32:
+    """Over the last axis."""
     n = v.shape[-1]
     sums = np.zeros((*v.shape[:-1], _PARTIAL_SUMS), np.float32)
     for first in range(0, n, _PARTIAL_SUMS):
         some = v[..., first : first + _PARTIAL_SUMS]
         lanes = some.shape[-1]
         sums[..., :lanes] = fma(some, some, sums[..., :lanes])
-    mean = fold(sums, add) / np.float32(n)
-    inverse = ONE / np.sqrt(mean + epsilon)
-    scaled: Float32 = (v * inverse[..., None]) * weight
-    return scaled
+    return fold(sums, add)
 
 
 def linear(x: Float32, weight: Float32, bias: Operand = ZERO) -> Float32:
@@ -297,6 +317,44 @@ def short_convolution(inputs: Float32, weights: Float32) -> Float32:
         back = taps - 1 - tap
         total[back:] = fma(weights[:, tap], inputs[: len(inputs) - back], total[back:])
     return total
+
+
+@np.errstate(all="ignore")
+def unit(heads: Float32, factor: np.float32) -> Float32:
+    """Heads [..., n] of length 1, times a factor."""
+    inverse = ONE / np.sqrt(sum_of_squares(heads) + np.float32(1e-6))
+    return (heads * inverse[..., None]) * factor
+
+
+@np.errstate(all="ignore")
+def gated_delta(queries: Float32, keys: Float32, values: Float32, decays: Float32, strengths: Float32) -> Float32:
+    """What states give for each token, from the first on: [tokens, value heads, value size].
+
+    Queries and keys are [tokens, key heads, key size], values [tokens, value heads, value size], the others [tokens,
+    value heads].
+    """
+    tokens, heads, size = values.shape
+    share, rows = heads // keys.shape[1], keys.shape[2]
+    state, found = np.zeros((heads, rows, size), np.float32), np.zeros_like(values)
+    for token in range(tokens):
+        query, key = (np.repeat(each[token], share, axis=0)[..., None] for each in (queries, keys))
+        decay, strength = decays[token][:, None], strengths[token][:, None]
+        change = (values[token] - decay * _over_rows(state, key)) * strength
+        state = fma(key, change[:, None], decay[:, None] * state)
+        found[token] = _over_rows(state, query)
+    return found
+
+
+_STATE_SUMS = 4  # partial sums over a state's rows
+
+
+def _over_rows(state: Float32, factors: Float32) -> Float32:
+    """Sums over rows of state [heads, rows, columns] times factors [heads, rows, 1]."""
+    heads, rows, columns = state.shape
+    sums = np.zeros((heads, columns, _STATE_SUMS), np.float32)
+    for i in range(rows):
+        sums[..., i % _STATE_SUMS] = fma(state[:, i], factors[:, i], sums[..., i % _STATE_SUMS])
+    return fold(sums, add)
 
 
 GROUP = 32  # inputs that are rounded with one scale

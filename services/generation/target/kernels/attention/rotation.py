@@ -26,7 +26,8 @@ def build(module: ir.Module, machine: Machine, cached: Cached) -> None:
     head_buffer = c.stack_alloc(4 * MOST_HEAD_DIM)
     with c.loop(last, first) as unit:
         row, head = c.div(unit, each), c.rem(unit, each)
-        source = c.at(c.at(record.qkv, c.mul(row, record.qkv_stride)), c.mul(c.mul(head, record.dim), 4))
+        place = c.add(head, c.mul(record.gated, c.smaller(head, record.heads)))  # behind each query is its gate
+        source = c.at(c.at(record.qkv, c.mul(row, record.qkv_stride)), c.mul(c.mul(place, record.dim), 4))
         slot = c.index(passed.slots, row)
         block, offset = c.div(slot, BLOCK), c.rem(slot, BLOCK)
         is_key = c.compare(head, ">=", record.heads)

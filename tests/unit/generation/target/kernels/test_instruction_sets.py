@@ -46,6 +46,7 @@ def test_vectors_and_a_whole_model_on_one_instruction_set(tmp_path: Path, name: 
     models = (
         make_tiny_model(tmp_path / "attention", architecture="qwen3", hidden=96, head_dim=24),
         make_tiny_model(tmp_path / "convolutions", **FAMILIES["lfm2"]),
+        make_tiny_model(tmp_path / "states", **FAMILIES["qwen3_5"]),
     )
     command = [sys.executable, "-m", "tests.numerics.digest", ",".join(storages), *map(str, models)]
     ran = subprocess.run(command, cwd=ROOT, env=os.environ | {RESTRICTION: name}, capture_output=True, text=True)

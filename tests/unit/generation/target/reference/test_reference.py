@@ -209,6 +209,11 @@ def test_keys_and_values_in_bfloat16(tmp_path: Path) -> None:
     check(make_tiny_model(tmp_path), cache_dtype="bfloat16")
 
 
+def test_states_in_bfloat16(tmp_path: Path) -> None:
+    """What they are made of, not they themselves."""
+    check(draw_vectors(make_tiny_model(tmp_path, **FAMILIES["qwen3_5"])), TOKENS[:70], cache_dtype="bfloat16")
+
+
 @pytest.mark.parametrize("storage", [name for name in LAYOUTS if name not in ("float32", "mxfp4")])
 def test_gguf_files(tmp_path: Path, storage: str) -> None:
     architecture = "qwen3" if storage in ("q4_k", "bfloat16") else "llama"

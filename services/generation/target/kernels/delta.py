@@ -1,0 +1,241 @@
+"""The gated delta rule (Yang et al. 2024) over a row's own path: `docs/numerics.md`, States.
+
+What a state is made of lies in the paged cache, a line for each token, in the place of values. A pass folds *steps*:
+its own rows, and before them tokens whose lines are there but that the state it begins with has not taken up.
+`states.py` says which they are, in which order, and from which state to which each of them leads; no bit depends on
+that choice.
+"""
+
+from __future__ import annotations
+
+from llvmlite import ir
+
+from services.generation.target.kernels.attention.layout import Cached
+from services.generation.target.kernels.code import F32, I64, Code, Value
+from services.generation.target.kernels.machine import Machine
+from services.generation.target.kernels.records import Kernel
+from services.generation.target.kernels.row_operations import (
+    exponential,
+    inverse_rms,
+    sigmoid,
+    silu,
+    softplus,
+    sum_of_squares,
+    vectors,
+)
+from services.generation.target.sizes import MOST_TAPS, STATE_LANES
+
+KERNELS = ("fold", "normed_gate", "head_gate")
+PARTS = 4  # partial sums over a state's rows: part of the definition
+LEAST = 1e-6  # what is added to the sum of a head's squares
+_BYTES = 4 * STATE_LANES
+
+
+def build(module: ir.Module, machine: Machine) -> None:
+    _fold(module, machine)
+    _normed_gate(module, machine)
+    _head_gate(module, machine)
+
+
+def build_inputs(module: ir.Module, machine: Machine, cached: Cached) -> None:
+    """Add `fold_inputs`: lines q, k, v, z, b, a side by side; q, k, v, b and a of the rows to the cache. Then of every
+    step, to `folded`: q, k and v convolved, the heads of q and k of length 1, and of each value head a decay and a
+    strength.
+
+    values [slots][padded], weight [taps][convolved], folded [steps][q, k, v, decays, strengths]. A member has heads of
+    its own, those of all rows and steps: it reads nothing that another one writes.
+    """
+    kernel = Kernel(module, machine, "fold_inputs")
+    c, record, passed = kernel.code, kernel.record, kernel.passed
+    keys, values = c.mul(record.key_heads, record.key_dim), c.mul(record.value_heads, record.value_dim)
+    convolved = c.add(c.mul(keys, 2), values)
+    both, line = c.mul(record.key_heads, 2), c.mul(record.padded, cached.size)
+    heads = c.add(both, record.value_heads)
+    first, last = kernel.share(c.add(heads, 1))
+
+    def stored(column: Value, size: Value, source: Value) -> None:
+        """`size` numbers of every row to the cache's column, from `source` on."""
+        with c.loop(passed.rows) as row:
+            to = c.at(record.values, c.add(c.mul(c.index(passed.slots, row), line), c.mul(column, cached.size)))
+            x = c.at(c.at(record.qkv, c.mul(row, record.qkv_stride)), c.mul(source, 4))
+
+            def each(at: Value, lanes: int, x: Value = x, to: Value = to) -> None:
+                cached.store(c, c.load(x, at, F32, lanes), to, c.div(c.mul(at, cached.size), 4))
+
+            vectors(c, size, each)
+
+    with c.loop(last, first) as head:
+
+        def convolve(head: Value = head) -> None:
+            is_value = c.compare(head, ">=", both)
+            values_before = c.mul(c.sub(head, both), record.value_dim)
+            column = c.b.select(is_value, c.add(c.mul(keys, 2), values_before), c.mul(head, record.key_dim))
+            size = c.b.select(is_value, record.value_dim, record.key_dim)
+            stored(column, size, column)
+            factor = c.b.select(c.compare(head, "<", record.key_heads), record.factor, c.real(1.0))
+            with c.loop(passed.steps) as step:
+                to = c.at(record.folded, c.add(c.mul(step, record.folded_stride), c.mul(column, 4)))
+                _convolved(kernel, cached, step, column, size, convolved, to)
+                with c.when(c.compare(head, "<", both)):
+                    inverse = c.b.fadd(sum_of_squares(c, to, size), c.real(LEAST))
+                    inverse = c.b.fdiv(c.real(1.0), c.sqrt(inverse))
+
+                    def scaled(at: Value, lanes: int, to: Value = to, inverse: Value = inverse) -> None:
+                        y = c.b.fmul(c.load(to, at, F32, lanes), c.repeated(inverse, lanes))
+                        c.store(c.b.fmul(y, c.repeated(factor, lanes)), to, at)
+
+                    vectors(c, size, scaled)
+
+        def gates() -> None:
+            stored(convolved, c.mul(record.value_heads, 2), c.add(convolved, values))
+            own = c.mul(convolved, cached.size)
+            with c.loop(passed.steps) as step:
+                slot = c.index(passed.step_taps, c.add(c.mul(step, record.taps), c.sub(record.taps, 1)))
+                strengths = c.at(record.values, c.add(c.mul(slot, line), own))
+                decays = c.at(strengths, c.mul(record.value_heads, cached.size))
+                to = c.at(record.folded, c.add(c.mul(step, record.folded_stride), c.mul(convolved, 4)))
+                beside = c.at(to, c.mul(record.value_heads, 4))
+
+                def gate(
+                    at: Value, lanes: int, strengths: Value = strengths, decays: Value = decays, to: Value = to,
+                    beside: Value = beside,
+                ) -> None:  # fmt: skip
+                    place = c.div(c.mul(at, cached.size), 4)
+                    time = c.b.fadd(cached.load(c, decays, place, lanes), c.load(record.shifts, at, F32, lanes))
+                    power = c.b.fmul(c.load(record.rates, at, F32, lanes), softplus(c, time))
+                    c.store(exponential(c, c.b.fneg(power)), to, at)
+                    c.store(sigmoid(c, cached.load(c, strengths, place, lanes)), beside, at)
+
+                vectors(c, record.value_heads, gate)
+
+        c.either(c.compare(head, "<", heads), convolve, gates)
+    c.done()
+
+
+def _convolved(
+    kernel: Kernel, cached: Cached, step: Value, column: Value, size: Value, channels: Value, to: Value
+) -> None:
+    """to = silu of the convolution of a step's columns with those of the tokens before it on its path."""
+    c, record, passed = kernel.code, kernel.record, kernel.passed
+    places = c.stack_alloc(8 * MOST_TAPS)
+    taps = c.at(passed.step_taps, c.mul(c.mul(step, record.taps), 4))
+    hidden = c.variable(I64, c.i(0))  # taps before the first position
+    with c.loop(record.taps) as tap:
+        slot = c.index(taps, tap)
+        c.store(c.mul(c.add(c.mul(slot, record.padded), column), cached.size), places, c.mul(tap, 8))
+        c.put(c.add(c.get(hidden), c.b.zext(c.compare(slot, "<", 0), I64)), hidden)
+    seen = c.get(hidden)
+
+    def each(at: Value, lanes: int) -> None:
+        kind = ir.VectorType(F32, lanes) if lanes > 1 else F32
+        total = c.variable(kind, c.vector(F32, 0.0, lanes))
+        with c.loop(record.taps, seen) as tap:
+            weight = c.load(c.at(record.weight, c.mul(c.add(c.mul(tap, channels), column), 4)), at, F32, lanes)
+            place = c.at(record.values, c.load(places, c.mul(tap, 8), I64))
+            x = cached.load(c, place, c.div(c.mul(at, cached.size), 4), lanes)
+            c.put(c.fma(weight, x, c.get(total)), total)
+        c.store(silu(c, c.get(total)), to, at)
+
+    vectors(c, size, each)
+
+
+def _fold(module: ir.Module, machine: Machine) -> None:
+    """States of all steps, in order, and of steps that are rows what the state gives for the query, to `mixed`.
+
+    states [state][value heads][value columns / STATE_LANES][key size][STATE_LANES]; numbers from `kept` on are states
+    in a member's scratch. State 0 is one of zeros. A member has columns of its own, those of all steps.
+    """
+    kernel = Kernel(module, machine, "fold")
+    c, record, passed = kernel.code, kernel.record, kernel.passed
+    b, kind = c.b, ir.VectorType(F32, STATE_LANES)
+    panels = c.div(record.value_dim, STATE_LANES)
+    first, last = kernel.share(c.mul(record.value_heads, panels))
+    keys = c.mul(record.key_heads, record.key_dim)
+    share, piece = c.div(record.value_heads, record.key_heads), c.mul(record.key_dim, _BYTES)
+    decays = c.add(c.mul(keys, 2), c.mul(record.value_heads, record.value_dim))
+    scratch = kernel.scratch()
+    with c.loop(last, first) as unit, c.loop(passed.steps) as step:
+        head = c.div(unit, panels)
+
+        def state(number: Value, unit: Value = unit) -> Value:
+            kept = c.at(record.states, c.add(c.mul(number, record.state_size), c.mul(unit, piece)))
+            passing = c.at(scratch, c.mul(c.sub(number, record.kept), piece))
+            return b.select(c.compare(number, "<", record.kept), kept, passing)
+
+        line = c.at(record.folded, c.mul(step, record.folded_stride))
+        query = c.at(line, c.mul(c.mul(c.div(head, share), record.key_dim), 4))
+        key, value = c.at(query, c.mul(keys, 4)), c.at(c.at(line, c.mul(keys, 8)), c.mul(unit, _BYTES))
+        decay = c.at(c.at(line, c.mul(decays, 4)), c.mul(head, 4))
+        strength = c.repeated(c.load(c.at(decay, c.mul(record.value_heads, 4)), 0, F32), STATE_LANES)
+        decay = c.repeated(c.load(decay, 0, F32), STATE_LANES)
+        before, after = (state(c.index(numbers, step)) for numbers in (passed.step_sources, passed.step_targets))
+
+        def scalar(vector: Value, i: Value, part: int) -> Value:
+            return c.repeated(c.load(vector, c.mul(c.add(i, part), 4), F32), STATE_LANES)
+
+        known = [c.variable(kind, c.vector(F32, 0.0, STATE_LANES)) for _ in range(PARTS)]
+        with c.loop(record.key_dim, step=PARTS) as i:
+            for part, total in enumerate(known):
+                s = c.load(before, c.mul(c.add(i, part), _BYTES), F32, STATE_LANES)
+                c.put(c.fma(s, scalar(key, i, part), c.get(total)), total)
+        change = b.fsub(c.load(value, 0, F32, STATE_LANES), b.fmul(decay, _together(c, known)))
+        change = b.fmul(change, strength)
+        found = [c.variable(kind, c.vector(F32, 0.0, STATE_LANES)) for _ in range(PARTS)]
+        with c.loop(record.key_dim, step=PARTS) as i:
+            for part, total in enumerate(found):
+                place = c.mul(c.add(i, part), _BYTES)
+                s = b.fmul(decay, c.load(before, place, F32, STATE_LANES))
+                s = c.fma(scalar(key, i, part), change, s)
+                c.store(s, after, place)
+                c.put(c.fma(s, scalar(query, i, part), c.get(total)), total)
+        row = c.index(passed.step_rows, step)
+        with c.when(c.compare(row, ">=", 0)):
+            c.store(_together(c, found), c.at(record.mixed, c.mul(row, record.mixed_stride)), c.mul(unit, _BYTES))
+    c.done()
+
+
+def _together(c: Code, parts: list[Value]) -> Value:
+    """The partial sums of each column, folded."""
+    sums = [c.get(part) for part in parts]
+    while len(sums) > 1:
+        half = len(sums) // 2
+        sums = [c.b.fadd(low, high) for low, high in zip(sums[:half], sums[half:], strict=True)]
+    return sums[0]
+
+
+def _normed_gate(module: ir.Module, machine: Machine) -> None:
+    """mixed = norm(mixed) * silu(gate), head by head; gates lie in `qkv` from the column `first` on."""
+    kernel = Kernel(module, machine, "normed_gate")
+    c, record = kernel.code, kernel.record
+    first, last = kernel.share(c.mul(kernel.passed.rows, record.heads))
+    with c.loop(last, first) as unit:
+        row, column = c.div(unit, record.heads), c.mul(c.rem(unit, record.heads), record.dim)
+        mixed = c.at(record.mixed, c.add(c.mul(row, record.mixed_stride), c.mul(column, 4)))
+        gate = c.at(record.qkv, c.add(c.mul(row, record.qkv_stride), c.mul(c.add(column, record.first), 4)))
+        inverse = inverse_rms(c, mixed, record.dim, record.epsilon)
+
+        def gated(at: Value, lanes: int, mixed: Value = mixed, gate: Value = gate, inverse: Value = inverse) -> None:
+            y = c.b.fmul(c.load(mixed, at, F32, lanes), c.repeated(inverse, lanes))
+            y = c.b.fmul(y, c.load(record.weight, at, F32, lanes))
+            c.store(c.b.fmul(y, silu(c, c.load(gate, at, F32, lanes))), mixed, at)
+
+        vectors(c, record.dim, gated)
+    c.done()
+
+
+def _head_gate(module: ir.Module, machine: Machine) -> None:
+    """mixed *= the sigmoid of each head's gate, which lies in `qkv` behind its query."""
+    kernel = Kernel(module, machine, "head_gate")
+    c, record = kernel.code, kernel.record
+    first, last = kernel.share(c.mul(kernel.passed.rows, record.heads))
+    with c.loop(last, first) as unit:
+        row, column = c.div(unit, record.heads), c.mul(c.rem(unit, record.heads), record.dim)
+        mixed = c.at(record.mixed, c.add(c.mul(row, record.mixed_stride), c.mul(column, 4)))
+        place = c.mul(c.add(c.mul(column, 2), record.dim), 4)
+        gate = c.at(record.qkv, c.add(c.mul(row, record.qkv_stride), place))
+
+        def gated(at: Value, lanes: int, mixed: Value = mixed, gate: Value = gate) -> None:
+            c.store(c.b.fmul(c.load(mixed, at, F32, lanes), sigmoid(c, c.load(gate, at, F32, lanes))), mixed, at)
+
+        vectors(c, record.dim, gated)
+    c.done()

@@ -1,0 +1,192 @@
+"""States that are kept change no bit: they are found by what they were folded from, and given up with it."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.torch import load_file, save_file
+
+from services.generation.target import cpu, states
+from services.generation.target.arrays import Float32
+from services.generation.target.blocks import BLOCK, slot_of
+from services.generation.target.config.config import read_config
+from services.generation.target.cpu import CpuTarget
+from services.generation.target.rows import PlacedNode, Rows, RowsBuilder
+from services.generation.target.states import StateBook
+from services.generation.target.weights import check_weights, open_weights
+from tests.fakes.tiny_families import FAMILIES, draw_vectors, make_tiny_multimodal
+from tests.fakes.tiny_model import TOKENS, logits_of, make_tiny_model, target_of
+from tests.numerics.arithmetic import assert_same_bits
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return draw_vectors(make_tiny_model(tmp_path_factory.mktemp("model"), **FAMILIES["qwen3_5"]))
+
+
+@pytest.fixture(scope="module")
+def expected(directory: Path) -> Float32:
+    return logits_of(target_of(directory))
+
+
+def chunk(table: list[int], start: int, tokens: list[int]) -> Rows:
+    rows = RowsBuilder()
+    rows.add_chunk(table, start, tokens, want_last=True)
+    return rows.build()
+
+
+def test_a_row_is_one_step_from_the_state_that_the_row_before_it_left() -> None:
+    book, table = StateBook(8, 16, taps=4), [3, 5, 4]
+    (steps,) = book.plan(chunk(table, 0, TOKENS[:70]))
+    assert steps.rows.tolist() == list(range(70))
+    assert steps.sources[0] == 0
+    for position in (70, 71):
+        (steps,) = book.plan(chunk(table, position, [0]))
+        assert steps.taps.tolist() == [[slot_of(table, p) for p in range(position - 3, position + 1)]]
+
+
+def test_a_state_is_given_up_once_a_line_of_it_is_written_to() -> None:
+    book, table = StateBook(8, 16, taps=4), [3, 5, 4]
+    book.plan(chunk(table, 0, TOKENS[:66]))
+    book.written([5 * BLOCK + 2])  # the first slot after them
+    assert len(book.plan(chunk(table, 66, [0]))[-1]) == 1
+    book.written([3 * BLOCK + 9])
+    *before, steps = book.plan(chunk(table, 67, [0]))
+    assert sum(map(len, before)) == 67
+    assert len(steps) == 1
+
+
+def test_a_shared_prefix_is_folded_once() -> None:
+    book = StateBook(8, 16, taps=4)
+    book.plan(chunk([3, 5], 0, TOKENS[:64]))
+    for table in ([3, 6], [3, 7], [3, 8]):
+        (steps,) = book.plan(chunk(table, 64, [0]))
+        assert len(steps) == 1
+
+
+def test_branches_take_few_states_at_a_time_and_the_root_is_kept() -> None:
+    book, parents = StateBook(8, 16, taps=3), [-1, 0, 0, 1, 1, 2, 2, 3, 5]
+    book.plan(chunk([1, 2], 0, TOKENS[:10]))
+    rows = RowsBuilder()
+    rows.add_tree([1, 2], 10, [0] * len(parents), parents)
+    (steps,) = book.plan(rows.build())
+    after = dict(zip(steps.rows.tolist(), steps.targets.tolist(), strict=True))
+    assert sorted(after) == list(range(len(parents)))
+    assert [number < book.kept for number in map(after.get, range(len(parents)))] == [True] + [False] * 8  # type: ignore[operator]
+    assert len(set(after.values())) <= 4
+    (steps,) = book.plan(chunk([1, 2], 11, [0]))
+    assert len(steps) == 1
+
+
+@pytest.mark.parametrize("kept", [4, 5, 9])
+def test_any_schedule_with_few_states_gives_the_same_bits(
+    kept: int, directory: Path, expected: Float32, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sequences that begin alike, by turns and together, in trees of which a path is accepted, over shared blocks."""
+    monkeypatch.setattr(cpu, "_MOST_STATES", kept)
+    target, rng = target_of(directory), random.Random(kept)
+    tables = [list[int]() for _ in range(4)]
+    for table in tables:
+        target.blocks.extend(table, len(TOKENS) + 16)
+    lengths = [0] * len(tables)
+    for _ in range(60):
+        rows, chosen = RowsBuilder(), rng.sample(range(len(tables)), rng.randint(1, len(tables)))
+        trees = {number: drawn_tree(rng, lengths[number]) for number in chosen}
+        for number in chosen:
+            rows.add_tree(tables[number], lengths[number], *trees[number])
+        logits, first = target.forward(rows.build()).logits, 0
+        for number in chosen:
+            tokens, parents = trees[number]
+            path = accepted(tokens, parents, lengths[number])
+            for depth, node in enumerate(path):
+                assert_same_bits(logits[first + node], expected[lengths[number] + depth])
+            first += len(tokens)
+            table, length = tables[number], lengths[number]
+            target.move(*([slot_of(table, length + at) for at in each] for each in (path, range(len(path)))))
+            lengths[number] += len(path)
+            if lengths[number] >= len(TOKENS) - 1:
+                lengths[number] = rng.choice([0, 30, BLOCK])
+        if rng.random() < 0.2:
+            begin_alike(target, tables, lengths, rng)
+
+
+def drawn_tree(rng: random.Random, length: int) -> tuple[list[int], list[int]]:
+    """Right tokens and wrong ones, behind each other and beside."""
+    tokens, parents, depths = [TOKENS[length]], [-1], [0]
+    for node in range(1, rng.choice([1, 2, 6, 12])):
+        parent = rng.randrange(max(0, node - 3), node)
+        depth = depths[parent] + 1
+        if length + depth >= len(TOKENS):
+            break
+        tokens.append(TOKENS[length + depth] if rng.random() < 0.7 else 5)
+        parents.append(parent)
+        depths.append(depth)
+    return tokens, parents
+
+
+def accepted(tokens: list[int], parents: list[int], length: int) -> list[int]:
+    path = [0]
+    while True:
+        right = TOKENS[length + len(path)] if length + len(path) < len(TOKENS) else None
+        found = [node for node, parent in enumerate(parents) if parent == path[-1] and tokens[node] == right]
+        if not found:
+            return path
+        path.append(found[0])
+
+
+def begin_alike(target: CpuTarget, tables: list[list[int]], lengths: list[int], rng: random.Random) -> None:
+    """One sequence gives up what it has, and takes over the first block of another."""
+    one, other = rng.sample(range(len(tables)), 2)
+    if lengths[other] <= BLOCK:
+        return
+    target.blocks.release(tables[one])
+    target.blocks.keep(tables[other][0], lambda: None)
+    target.blocks.share(tables[one], tables[other][0])
+    target.blocks.extend(tables[one], len(TOKENS) + 16)
+    lengths[one] = BLOCK
+
+
+def test_a_history_longer_than_a_pass_folds_is_caught_up_with(
+    directory: Path, expected: Float32, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(states, "MOST_STEPS", 24)
+    target, table = target_of(directory), list[int]()
+    target.blocks.extend(table, len(TOKENS))
+    for position, token in enumerate(TOKENS):
+        if position > 80:
+            assert target._states
+            target._states.forget()
+        logits = target.forward(chunk(table, position, [token])).logits
+    assert_same_bits(logits[0], expected[-1])
+
+
+def test_levels_of_a_tree_may_be_passes_of_their_own(directory: Path, expected: Float32) -> None:
+    target, table = target_of(directory), list[int]()
+    target.blocks.extend(table, len(TOKENS))
+    target.forward(chunk(table, 0, TOKENS[:40]))
+    slots = [slot_of(table, at) for at in range(41, 60)]
+
+    def level(*nodes: PlacedNode) -> Float32:
+        rows = RowsBuilder()
+        rows.add_level(table, nodes)
+        return np.array(target.forward(rows.build()).logits)
+
+    level(PlacedNode(TOKENS[40], 40, slot_of(table, 40), 41, ()))
+    level(PlacedNode(7, 41, slots[0], 41, (slots[0],)), PlacedNode(TOKENS[41], 41, slots[1], 41, (slots[1],)))
+    level(*(PlacedNode(t, 42, slots[n], 41, (slots[1], slots[n])) for n, t in ((2, 9), (3, TOKENS[42]))))
+    found = level(PlacedNode(TOKENS[43], 43, slots[4], 41, (slots[1], slots[3], slots[4])))
+    assert_same_bits(found[0], expected[43])
+
+
+def test_layers_that_see_and_layers_that_predict_further_tokens_are_left_out(tmp_path: Path) -> None:
+    make_tiny_multimodal(tmp_path, "qwen3_5")
+    config, tensors = read_config(tmp_path), load_file(tmp_path / "model.safetensors")
+    assert any(name.startswith("model.visual.") for name in tensors)
+    expected = logits_of(target_of(tmp_path))
+    some = next(tensor for name, tensor in tensors.items() if "visual" not in name)
+    save_file(tensors | {"mtp.layers.0.self_attn.q_proj.weight": some.clone()}, tmp_path / "model.safetensors")
+    check_weights(open_weights(tmp_path), config)
+    assert_same_bits(logits_of(target_of(tmp_path)), expected)

@@ -33,13 +33,19 @@ def main() -> None:
     path = arguments.out / "ledger.json"
     results: dict[str, Any] = json.loads(path.read_text())["ledger"] if path.exists() else {}
     for store in arguments.only:
-        most = arguments.most if store == "sqlite" else min(arguments.most, arguments.most_postgresql)
-        with opened(store, arguments.keep) as locations:
+        most = arguments.most if store != "postgresql" else min(arguments.most, arguments.most_postgresql)
+        with opened(store, arguments.keep, arguments.log) as locations:
             results[store] = _measure(locations, arguments.appends, most, arguments.rounds)
     arguments.out.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({"machine": machine(), "ledger": results}, indent=1) + "\n")
     _draw(results, arguments.out / "ledger.png")
     print(json.dumps({store: results[store] for store in arguments.only}, indent=1))
+
+
+def _folder(url: str) -> Path:
+    if not url.startswith("file:///"):
+        raise argparse.ArgumentTypeError("expected file:/// and the absolute path of a folder")
+    return Path(url.removeprefix("file://"))
 
 
 def _arguments() -> argparse.Namespace:
@@ -51,8 +57,11 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--keep", type=Path, help="folder where filled SQLite logs are, or are left, to be used again (none: removed)"
     )
+    parser.add_argument(
+        "--log", type=_folder, help="file:///FOLDER for logs that lie in a folder (with the other temporary files)"
+    )
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for JSON and plot (benchmarks/results)")
-    parser.add_argument("--only", nargs="+", choices=STORES, default=STORES, help="databases to measure (both)")
+    parser.add_argument("--only", nargs="+", choices=STORES, default=STORES, help="stores to measure (all)")
     return parser.parse_args()
 
 
@@ -131,8 +140,8 @@ def _ratios(row: dict[str, Any], first: dict[str, Any]) -> dict[str, float]:
     }
 
 
-_COLOURS = {"sqlite": "#1f6fb2", "postgresql": "#c2571a"}
-_NAMES = {"sqlite": "SQLite", "postgresql": "PostgreSQL"}
+_COLOURS = {"sqlite": "#1f6fb2", "postgresql": "#c2571a", "folder": "#2e8540"}
+_NAMES = {"sqlite": "SQLite", "postgresql": "PostgreSQL", "folder": "folder, SQLite as index"}
 
 Row = dict[str, Any]
 

@@ -91,10 +91,11 @@ _FILL = 1000  # entries of one transaction while filling
 
 @dataclass(frozen=True, slots=True)
 class LedgerLocation:
-    """The folder of one ledger, and the URL of its database where that is not a file in the folder."""
+    """The folder of one ledger; the URL of its database and the folder of its log, where they are elsewhere."""
 
     folder: Path
     url: str | None = None
+    log: Path | None = None
 
     @property
     def database(self) -> Path | str:
@@ -137,6 +138,8 @@ def running(location: LedgerLocation) -> Iterator[Service]:
         sys.executable, "-m", "services.ledger", "--data-dir", str(location.folder), "--listen", "127.0.0.1:0",
         "--origin", ORIGIN, "--ready-file", str(ready), "--principals", str(principals), "--log-level", "warning",
     ]  # fmt: skip
+    if location.log is not None:
+        command.append(f"--log={location.log.absolute().as_uri()}")
     environment = {**os.environ, **({"KOLM_LEDGER_DATABASE_URL": location.url} if location.url else {})}
     process = subprocess.Popen(command, env=environment)
     try:
@@ -155,10 +158,12 @@ def fill(location: LedgerLocation, size: int) -> float:
     """Bring a stopped ledger to `size` entries, signed and with content; returns the seconds that writing took."""
     receipts, log, seconds = signed_receipts(location.key("receipts")), location.key("log"), 0.0
     with (
-        closing(SqlEntryStore.open(location.database, location.folder / "content-keys/keys.sqlite3")) as store,
+        closing(
+            SqlEntryStore.open(location.database, location.folder / "content-keys/keys.sqlite3", folder=location.log)
+        ) as store,
         closing(SqlGuard.open(location.folder / "guard.sqlite3")) as guard,
     ):
-        writer = recover(store, log, location.trusted(), ORIGIN, guard)
+        writer = recover(store, log, location.trusted(), ORIGIN, None if location.log else guard)
         while (missing := size - writer.head.size) > 0:
             batch = [_admitted(*made) for made in islice(receipts, min(missing, _FILL))]
             started = time.perf_counter()
@@ -171,7 +176,7 @@ def _admitted(document: Receipt, data: bytes, content: Content) -> Admitted:
     return Admitted(data, hashlib.sha256(data).digest(), document, content)
 
 
-STORES = ("sqlite", "postgresql")
+STORES = ("sqlite", "postgresql", "folder")
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,10 +186,13 @@ class LedgerLocations:
     folder: Path
     cluster: Path | None = None
     keep: Path | None = None
+    logs: Path | None = None
 
     def location(self, name: str) -> LedgerLocation:
         """The log of that name, empty where it is new."""
         folder = self.folder / name
+        if self.logs is not None:
+            return LedgerLocation(folder, log=self.logs / name)
         if self.cluster is None:
             return LedgerLocation(folder)
         if not folder.exists():
@@ -194,14 +202,25 @@ class LedgerLocations:
 
     def kept(self, name: str) -> LedgerLocation:
         """The same, for a log that takes long to fill: out of `keep`, where that is given."""
-        return self.location(name) if self.keep is None else LedgerLocation(self.keep / name)
+        return self.location(name) if self.keep is None or self.logs else LedgerLocation(self.keep / name)
 
 
 @contextmanager
-def opened(store: str, keep: Path | None) -> Iterator[LedgerLocations]:
+def _scratch(folder: Path) -> Iterator[str]:
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="kolm-benchmark-", dir=folder) as scratch:
+        yield scratch
+
+
+@contextmanager
+def opened(store: str, keep: Path | None, logs: Path | None = None) -> Iterator[LedgerLocations]:
     """The locations of one of STORES; gone at the end, except those in the folder `keep` (SQLite)."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kolm-benchmark-")))
+        if store == "folder":
+            logs = logs or folder / "logs"
+            yield LedgerLocations(folder, logs=Path(stack.enter_context(_scratch(logs))))
+            return
         if store == "sqlite":
             yield LedgerLocations(folder, keep=keep)
             return

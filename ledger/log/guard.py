@@ -59,11 +59,18 @@ def check_extends(seen: Checkpoint, size: int, hashes: HashReader, who: str, sig
 
 
 def check_continuity(
-    store: EntryStore, guard: Guard, trusted: TrustedKeys, origin: str, witnessed: Path, *, new_guard: bool = False
+    store: EntryStore,
+    guard: Guard | None,
+    trusted: TrustedKeys,
+    origin: str,
+    witnessed: Path,
+    *,
+    new_guard: bool = False,
 ) -> None:
     """Refuse a log whose guard is gone, and one that contradicts the newest cosigned checkpoint in `witnessed`.
 
-    `trusted` holds the log's replaced keys as well. `new_guard`: the operator knows that the guard is a new one.
+    `guard` is None where the index of a log elsewhere takes its place. `trusted` holds the log's replaced keys as well.
+    `new_guard`: the operator knows that the guard is a new one.
 
     Raises GuardMissing, RolledBack, ChainError, StoreError.
     """
@@ -71,7 +78,7 @@ def check_continuity(
     seen = newest_signed(witnessed, trusted.keys("log"), origin)
     if seen is not None:
         check_extends(seen, size, TileHashes(store), f"a checkpoint in {witnessed}")
-    if size and not new_guard and guard.read(origin) is None:
+    if size and guard is not None and not new_guard and guard.read(origin) is None:
         raise GuardMissing(size)
 
 

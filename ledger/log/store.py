@@ -65,39 +65,19 @@ class VerdictRow:
     entry: bytes
 
 
-class EntryStore(Protocol):
-    """An append-only store of entries with tiles, checkpoints and erasable content.
-
-    Consistency: `commit` is all or nothing, and every read that starts after it returned sees the batch. Durability:
-    once `commit` and `record_checkpoint` have returned, their rows survive a crash of the process and of the machine.
-    Concurrency: one writing thread in one process (opening a second writer raises StoreLocked); reads from any thread.
-    Immutability: an entry or checkpoint, once written, cannot be changed or removed through the store. Errors: NotFound
-    where documented, StoreError for everything that goes wrong; after a StoreError from a write it is unknown whether
-    the write happened, and only reading tells.
-    """
+class Log(Protocol):
+    """The entries, the tree over them, and its signed heads. All else follows from it."""
 
     def size(self) -> int:
         """The number of entries; their indexes are 0 to size - 1. Raises ChainError where the indexes have a gap."""
         ...
 
-    def commit(self, batch: Batch) -> None:
-        """Append a batch whose first index is `size()`. Raises StoreError, also where the index is not the next one.
-
-        An erasure in the batch takes the content of its receipt with it, for good: salts and token ids are gone when
-        the erasure is there, and their bytes are overwritten as far as the database can.
-        """
+    def latest_checkpoint(self) -> bytes | None:
+        """The recorded checkpoint with the greatest size, None before the first."""
         ...
 
     def record_checkpoint(self, size: int, note: bytes) -> None:
         """Keep the signed checkpoint over the first `size` entries. Recording the same bytes again changes nothing."""
-        ...
-
-    def probe(self) -> None:
-        """Write, durably, what changes nothing. Raises StoreError where the database takes no writes."""
-        ...
-
-    def latest_checkpoint(self) -> bytes | None:
-        """The recorded checkpoint with the greatest size, None before the first."""
         ...
 
     def entry(self, index: int) -> bytes:
@@ -108,14 +88,18 @@ class EntryStore(Protocol):
         """The bytes of up to `limit` entries from `start` on, in order."""
         ...
 
+    def tile(self, level: int, number: int) -> bytes:
+        """The hashes of a tile (TileReader). Raises NotFound."""
+        ...
+
+
+class Index(Protocol):
+    """What is found by more than its place. Made again from the log, it is the same."""
+
     def entries_of(self, kinds: Iterable[str], start: int = 0) -> Sequence[tuple[int, bytes]]:
         """Index and bytes of all entries of some kinds (names of `signed_document.KINDS`) from `start` on, in order.
         A reader that comes back does not read again what it has read.
         """
-        ...
-
-    def tile(self, level: int, number: int) -> bytes:
-        """The hashes of a tile (TileReader). Raises NotFound."""
         ...
 
     def indexes_of_envelopes(self, digests: Sequence[bytes]) -> Mapping[bytes, int]:
@@ -142,6 +126,25 @@ class EntryStore(Protocol):
         """`reference_rules.References`."""
         ...
 
+    def receipts(self, narrow: ReceiptFilter, after: int, limit: int) -> Sequence[ReceiptRow]:
+        """Up to `limit` receipts with an index greater than `after` (-1 for the first page), in index order.
+
+        Raises FormatError for a commitment in the filter that is none.
+        """
+        ...
+
+    def verdicts(
+        self, receipt_id: str | None, after: int, limit: int, outcome: str | None = None, *, newest_first: bool = False
+    ) -> Sequence[VerdictRow]:
+        """Up to `limit` verdicts (of a receipt or of all, of an outcome or of any) after an index, in index order; with
+        `newest_first` those below it, falling.
+        """
+        ...
+
+
+class Vault(Protocol):
+    """What receipts commit to, until it is erased, and which entries erased it: it does not follow from the log."""
+
     def expired(self, expiry: Expiry, limit: int | None) -> Sequence[int]:
         """The indexes of up to `limit` receipts (None: of all) that an expiry covers and whose content is there."""
         ...
@@ -160,19 +163,28 @@ class EntryStore(Protocol):
         """The bytes of content that each tenant has here, as they are kept. Of the store that writes."""
         ...
 
-    def receipts(self, narrow: ReceiptFilter, after: int, limit: int) -> Sequence[ReceiptRow]:
-        """Up to `limit` receipts with an index greater than `after` (-1 for the first page), in index order.
 
-        Raises FormatError for a commitment in the filter that is none.
+class EntryStore(Log, Index, Vault, Protocol):
+    """An append-only store of entries with tiles, checkpoints and erasable content: the three, written as one.
+
+    Consistency: `commit` is all or nothing, and every read that starts after it returned sees the batch. Durability:
+    once `commit` and `record_checkpoint` have returned, their rows survive a crash of the process and of the machine.
+    Concurrency: one writing thread in one process (opening a second writer raises StoreLocked); reads from any thread.
+    Immutability: an entry or checkpoint, once written, cannot be changed or removed through the store. Errors: NotFound
+    where documented, StoreError for everything that goes wrong; after a StoreError from a write it is unknown whether
+    the write happened, and only reading tells.
+    """
+
+    def commit(self, batch: Batch) -> None:
+        """Append a batch whose first index is `size()`. Raises StoreError, also where the index is not the next one.
+
+        An erasure in the batch takes the content of its receipt with it, for good: salts and token ids are gone when
+        the erasure is there, and their bytes are overwritten as far as the database can.
         """
         ...
 
-    def verdicts(
-        self, receipt_id: str | None, after: int, limit: int, outcome: str | None = None, *, newest_first: bool = False
-    ) -> Sequence[VerdictRow]:
-        """Up to `limit` verdicts (of a receipt or of all, of an outcome or of any) after an index, in index order; with
-        `newest_first` those below it, falling.
-        """
+    def probe(self) -> None:
+        """Write, durably, what changes nothing. Raises StoreError where the database takes no writes."""
         ...
 
     def close(self) -> None:

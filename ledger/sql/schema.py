@@ -173,6 +173,16 @@ def make_tables(connection: Connection, name: str) -> None:
     connection.execute(insert(fence), {"id": 0, "epoch": 0})
 
 
+def clear_index(connection: Connection) -> None:
+    """Empty the tables that can be filled again from a log elsewhere. The triggers that refuse it are made again."""
+    index = [verdicts, receipts, leaves]
+    metadata.drop_all(connection, tables=index)
+    metadata.create_all(connection, tables=index)
+    for statement in _SQLITE if connection.dialect.name == "sqlite" else _POSTGRESQL:
+        if " ON leaves " in statement:
+            connection.execute(text(statement))
+
+
 def check_revision(connection: Connection, name: str) -> None:
     """Raises StoreError unless the tables are those of this version."""
     found = None

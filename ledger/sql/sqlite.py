@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,45 +10,9 @@ from typing import Any, Self
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event
 
-from ledger.errors import NotFound, StoreError, StoreLocked
+from ledger.errors import NotFound, StoreError
+from ledger.log.writer_lock import WriterLock
 from ledger.sql.database import store_errors
-
-
-class WriterLock:
-    """Held from construction to `release`. The kernel drops it when the process dies, so a crash needs no clean-up."""
-
-    def __init__(self, database: Path) -> None:
-        """Raises StoreLocked where another process (or another store of this one) holds the lock.
-
-        The lock lies beside the file itself: two links to one database are one ledger.
-        """
-        resolved = Path(os.path.realpath(database))
-        self.path = resolved.with_name(resolved.name + ".lock")
-        try:
-            self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            raise StoreError(f"cannot open {self.path}: {error.strerror}") from None
-        try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            holder = os.read(self._descriptor, 32).decode("ascii", "replace").strip() or "unknown"
-            os.close(self._descriptor)
-            raise StoreLocked(
-                f"{database} is open for writing in another process (pid {holder}); stop it first"
-            ) from None
-        try:
-            os.ftruncate(self._descriptor, 0)
-            os.pwrite(self._descriptor, str(os.getpid()).encode("ascii"), 0)
-        except OSError as error:
-            os.close(self._descriptor)
-            raise StoreError(f"cannot write {self.path}: {error.strerror}") from None
-
-    def release(self) -> None:
-        """Let another process write. Releasing twice changes nothing. The file stays: removing it would race."""
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
-
 
 BUSY_SECONDS = 10
 """How long a read waits where somebody else checkpoints the WAL. The writer never waits: it holds the writer lock."""

@@ -1,11 +1,21 @@
-"""EntryStore on SQL (SQLAlchemy Core), on any `database.Database`."""
+"""EntryStore on SQL (SQLAlchemy Core), on any `database.Database`: index and contents, and the log itself, or all but
+that, where the log lies in a folder.
+
+With a folder, the transaction of a batch is open while the batch is appended there, which is when it is in the log. The
+database follows: it may lose its newest batches in a crash or a power cut, and takes them over again from the log, with
+what the journal has of their contents, before anything else is written. What the database has seen of the log, a folder
+has to show again: an old copy of it is refused.
+"""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
+import msgspec
 from sqlalchemy import Connection, Select, bindparam, delete, func, insert, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
@@ -13,9 +23,12 @@ from ledger.documents.content import Content
 from ledger.documents.erasure import Erasure, Expiry, Retention
 from ledger.documents.receipt import Receipt
 from ledger.documents.signed_document import read_document
-from ledger.errors import ChainError, LedgerError, NotFound, StoreError, StoreLocked
+from ledger.errors import ChainError, FormatError, LedgerError, NotFound, RolledBack, StoreError, StoreLocked
+from ledger.keys.note import Note
+from ledger.log.folder import FolderLog
+from ledger.log.guard import check_extends
 from ledger.log.receipt_filter import ReceiptFilter
-from ledger.log.store import Batch, ReceiptRow, VerdictRow, retentions_of
+from ledger.log.store import Batch, ReceiptRow, Record, VerdictRow, retentions_of
 from ledger.sql.connect import connect, connect_for_reading
 from ledger.sql.contents import ContentUsage, SealedContents, SqlContentKeys
 from ledger.sql.database import Database
@@ -33,6 +46,7 @@ from ledger.sql.schema import (
     check_nothing_missing,
     check_revision,
     checkpoints,
+    clear_index,
     contents,
     erasures,
     fence,
@@ -43,7 +57,9 @@ from ledger.sql.schema import (
     tiles,
     verdicts,
 )
+from ledger.tree.checkpoint import Checkpoint
 from ledger.tree.entry import CHAIN_START, Entry
+from ledger.tree.tile import TILE_WIDTH, TileHashes
 
 LAST_INDEX = select(func.max(leaves.c.index))
 ENTRY = select(leaves.c.entry).where(leaves.c.index == bindparam("index"))
@@ -110,57 +126,88 @@ class Fence:
 class SqlEntryStore:
     """A ledger in an SQL database, under the contract of `store.EntryStore`. Made by `open` or `open_for_reading`."""
 
-    def __init__(self, database: Database, fence: Fence | None, contents: SealedContents, size: int) -> None:
-        """`size`: the number of entries there are."""
+    def __init__(
+        self,
+        database: Database,
+        fence: Fence | None,
+        contents: SealedContents,
+        size: int,
+        folder: FolderLog | None = None,
+    ) -> None:
+        """`size`: the number of entries there are. `folder`: where the log is; None: in the database."""
         self._database = database
+        self._folder = folder
         self._fence = fence
         self._contents = contents
         self._usage = ContentUsage(database, size)
 
     @classmethod
-    def open(cls, target: Path | str, content_keys: Path | str | None = None, *, new_keys: bool = False) -> Self:
+    def open(
+        cls,
+        target: Path | str,
+        content_keys: Path | str | None = None,
+        *,
+        folder: Path | None = None,
+        new_keys: bool = False,
+        new_index: bool = False,
+    ) -> Self:
         """Open for writing: an SQLite file (a path, `sqlite:///…`; created where missing) or `postgresql+psycopg://…`.
 
         `content_keys` is the database of the keys (`SqlContentKeys`), which seal contents; without it, none can be
-        written, read or erased. Tables are made in one transaction. Raises StoreLocked where another process writes to
-        this ledger, StoreError for a database of another schema and, unless `new_keys`, where contents are sealed and
-        the keys are gone, StoreDamaged where a table, a column, an index or a trigger is missing.
+        written, read or erased. `folder` is where the log lies, if not in the database, which then follows it;
+        `new_index` has the index made again from the log. Tables are made in one transaction. Raises StoreLocked where
+        another process writes to this ledger, StoreError for a database of another schema and, unless `new_keys`, where
+        contents are sealed and the keys are gone, StoreDamaged where a table, a column, an index or a trigger is
+        missing, RolledBack for a folder that holds less than the database has seen.
         """
         database = connect(target, "ledger")
-        keys = None
+        keys = log = None
         try:
             keys = None if content_keys is None else SqlContentKeys.open(content_keys)
+            log = None if folder is None else FolderLog.open(folder)
             sealed = SealedContents(database, keys)
             with database.writing() as connection:
                 make_tables(connection, database.name)
                 check_nothing_missing(connection, database.name)
+                if log is not None and new_index:
+                    clear_index(connection)
                 fence = Fence(connection)
+                _check_log(connection, database.name, log)
                 size = _next_index(connection)
             if not new_keys:
                 sealed.check_keys()
+            store = cls(database, fence, sealed, size, log)
+            if log is not None:
+                store._catch_up()
             sealed.settle()
         except LedgerError:
-            if keys is not None:
-                keys.close()
-            database.close()
+            for opened in (keys, log, database):
+                if opened is not None:
+                    opened.close()
             raise
-        return cls(database, fence, sealed, size)
+        return store
 
     @classmethod
-    def open_for_reading(cls, target: Path | str, content_keys: Path | str | None = None) -> Self:
+    def open_for_reading(
+        cls, target: Path | str, content_keys: Path | str | None = None, *, folder: Path | None = None
+    ) -> Self:
         """Open without the right to write, beside a running writer too. Raises NotFound where there is no such file."""
+        log = None if folder is None else FolderLog.open_for_reading(folder)
         database = connect_for_reading(target)
         try:
             with database.reading() as connection:
                 check_revision(connection, database.name)
+                _check_log(connection, database.name, log)
                 size = _next_index(connection)
             keys = None if content_keys is None else SqlContentKeys.open_for_reading(content_keys)
         except LedgerError:
             database.close()
             raise
-        return cls(database, None, SealedContents(database, keys), size)
+        return cls(database, None, SealedContents(database, keys), size, log)
 
     def size(self) -> int:
+        if self._folder is not None and self._fence is not None:
+            self._catch_up()
         with self._database.reading() as connection:
             count, last = connection.execute(select(func.count(), func.max(leaves.c.index)).select_from(leaves)).one()
         if count and last != count - 1:
@@ -168,26 +215,96 @@ class SqlEntryStore:
         return int(count)
 
     def commit(self, batch: Batch) -> None:
-        erased = self._erased(batch)
+        if self._folder is not None and self._folder.is_full:
+            self._flush()
+            self._folder.turn()
         self._contents.settle()
-        rows = {**rows_of(batch.records, self._chain_before(batch)), contents.name: self._contents.rows(batch.records)}
-        gone = [*erased]
-        with self._usage.erasing(gone), self._contents.erasing(gone), self._database.writing() as connection:
+        self._write(batch, self._contents.rows(batch.records))
+
+    def _write(self, batch: Batch, sealed: Sequence[Mapping[str, Any]], *, follows: bool = False) -> None:
+        """The transaction of a batch. `follows`: the folder has it."""
+        erased = self._erased(batch)
+        rows = {**rows_of(batch.records, self._chain_before(batch)), contents.name: list(sealed)}
+        folder, gone = self._folder, [*erased]
+        with (
+            self._usage.erasing(gone),
+            self._contents.erasing(gone),
+            self._database.writing(durable=folder is None) as connection,
+        ):
             self._check_fence(connection)
             _check_next(connection, batch)
+            if folder is not None:
+                rows[leaves.name] = [row | {"entry": b""} for row in rows[leaves.name]]
             for table, some in rows.items():
                 insert_rows(connection, metadata.tables[table], some)
             if erased:
                 connection.execute(delete(contents).where(contents.c.receipt_index.in_(gone)))
                 put = [{"receipt_index": receipt, "erasure_index": entry} for receipt, entry in erased.items()]
                 connection.execute(PUT_ERASURE[connection.dialect.name], put)
-            connection.execute(
-                PUT_TILE[connection.dialect.name],
-                [{"level": tile.level, "number": tile.number, "hashes": tile.hashes} for tile in batch.tiles],
+            if folder is None:
+                connection.execute(
+                    PUT_TILE[connection.dialect.name],
+                    [{"level": tile.level, "number": tile.number, "hashes": tile.hashes} for tile in batch.tiles],
+                )
+            elif not follows:
+                beside = msgspec.msgpack.encode([[*row.values()] for row in sealed])
+                entries = [record.entry for record in batch.records]
+                folder.append(batch.records[0].index, entries, batch.tiles, beside)
+        self._usage.written(batch.records, sealed, erased)
+
+    def _catch_up(self) -> None:
+        """Take over what the log has and the database does not: all of a crash, or of a batch that failed half way."""
+        folder = self._folder
+        if folder is None:
+            return
+        if folder.behind:
+            folder.replay()
+        with self._database.reading() as connection:
+            size = _next_index(connection)
+        if size > folder.size:
+            raise RolledBack(
+                f"the log in {folder.folder} holds {folder.size} entries, and the index {self._database.name} has seen "
+                f"{size}: an old copy of the folder was restored. Bring back the one that holds entry {size - 1}"
             )
-        self._usage.written(batch.records, rows[contents.name], erased)
+        if size == folder.size and folder.is_open:
+            return
+        seen = self.latest_checkpoint()
+        if seen is not None and (head := _head(seen)) is not None:
+            check_extends(head, folder.size, TileHashes(folder), f"the index {self._database.name}")
+        journalled = {each.start: each for each in folder.journalled}
+        while size < folder.size:
+            if size in journalled:
+                entries, beside = journalled[size].entries, journalled[size].beside
+            else:  # before the journal, so that the database once had them; in steps that meet its batches
+                following = min((start for start in journalled if start > size), default=folder.size)
+                entries, beside = tuple(folder.entries(size, min(TILE_WIDTH, following - size))), b""
+            records = tuple(_record(index, data) for index, data in enumerate(entries, size))
+            columns = [column.name for column in contents.columns]
+            sealed = [dict(zip(columns, row, strict=True)) for row in msgspec.msgpack.decode(beside or b"\x90")]
+            self._write(Batch(records, ()), sealed, follows=True)
+            size += len(records)
+        note = folder.checkpoint()
+        if note is not None and (head := _head(note)) is not None and head.size <= size:
+            self._remember(head.size, note)
+        newest = self.latest_checkpoint()
+        if newest is not None and newest != note:  # a power cut may have taken the file
+            folder.publish(newest)
+        self._flush()
+        folder.settle()
+
+    def _flush(self) -> None:
+        """What has been committed so far survives a power cut."""
+        with self._database.writing() as connection:
+            self._check_fence(connection)
+            if self._fence is not None:
+                self._fence.touch(connection)
 
     def record_checkpoint(self, size: int, note: bytes) -> None:
+        self._remember(size, note)
+        if self._folder is not None and self.latest_checkpoint() == note:
+            self._folder.publish(note)
+
+    def _remember(self, size: int, note: bytes) -> None:
         with self._database.writing(durable=False) as connection:
             self._check_fence(connection)
             known = connection.execute(CHECKPOINT, {"size": size}).scalar()
@@ -197,10 +314,9 @@ class SqlEntryStore:
                 raise StoreError(f"another checkpoint of size {size} is recorded already")
 
     def probe(self) -> None:
-        with self._database.writing() as connection:
-            self._check_fence(connection)
-            if self._fence is not None:
-                self._fence.touch(connection)
+        self._flush()
+        if self._folder is not None:
+            self._folder.append(self._folder.size, (), ())
         self._contents.settle()
 
     def latest_checkpoint(self) -> bytes | None:
@@ -208,20 +324,26 @@ class SqlEntryStore:
         return None if note is None else blob(note, "the latest checkpoint")
 
     def entry(self, index: int) -> bytes:
+        if self._folder is not None:
+            return self._folder.entry(index)
         data = self._scalar(ENTRY, index=index)
         if data is None:
             raise NotFound(f"the ledger holds no entry {index}")
         return entry_bytes(index, data)
 
     def entries(self, start: int, limit: int) -> Sequence[bytes]:
+        if self._folder is not None:
+            return self._folder.entries(start, limit)
         return [entry_bytes(index, entry) for index, entry in self._all(ENTRIES, start=start, most=limit)]
 
     def entries_of(self, kinds: Iterable[str], start: int = 0) -> Sequence[tuple[int, bytes]]:
         wanted = leaves.c.kind.in_(tuple(kinds)), leaves.c.index >= start
         statement = select(leaves.c.index, leaves.c.entry).where(*wanted).order_by(leaves.c.index)
-        return [(index, entry_bytes(index, entry)) for index, entry in self._all(statement)]
+        return [(index, self._bytes(index, entry)) for index, entry in self._all(statement)]
 
     def tile(self, level: int, number: int) -> bytes:
+        if self._folder is not None:
+            return self._folder.tile(level, number)
         hashes = self._scalar(TILE, level=level, number=number)
         if hashes is None:
             raise NotFound(f"the ledger holds no tile {level}/{number}")
@@ -264,15 +386,23 @@ class SqlEntryStore:
         return self._usage.by_tenant()
 
     def receipts(self, narrow: ReceiptFilter, after: int, limit: int) -> Sequence[ReceiptRow]:
-        return [ReceiptRow(**row._mapping) for row in self._all(select_receipts(narrow, after, limit))]
+        found = self._all(select_receipts(narrow, after, limit))
+        return [ReceiptRow(**{**row._mapping, "entry": self._bytes(row.index, row.entry)}) for row in found]
 
     def verdicts(
         self, receipt_id: str | None, after: int, limit: int, outcome: str | None = None, *, newest_first: bool = False
     ) -> Sequence[VerdictRow]:
         wanted = select_verdicts(receipt_id, outcome, after, limit, newest_first=newest_first)
-        return [VerdictRow(**row._mapping) for row in self._all(wanted)]
+        found = self._all(wanted)
+        return [VerdictRow(**{**row._mapping, "entry": self._bytes(row.index, row.entry)}) for row in found]
 
     def close(self) -> None:
+        if self._folder is not None:
+            with suppress(StoreError):  # the journal stays then, and the next start goes on from it
+                if self._folder.is_open and not self._folder.behind:
+                    self._flush()
+                    self._folder.settle()
+            self._folder.close()
         self._contents.close()
         self._database.close()
 
@@ -293,6 +423,10 @@ class SqlEntryStore:
         first = batch.records[0].index if batch.records else 0
         found = self._scalar(CHAIN, index=first - 1) if first else CHAIN_START
         return b"" if found is None else blob(found, f"the running hash of entry {first - 1}")
+
+    def _bytes(self, index: int, entry: object) -> bytes:
+        """The bytes of an entry, by the column of the index that has them where the log is in the database."""
+        return entry_bytes(index, entry) if self._folder is None else self._folder.entry(index)
 
     def _scalar(self, statement: Select[Any], **parameters: int) -> Any:
         with self._database.reading() as connection:
@@ -317,3 +451,28 @@ def _check_next(connection: Connection, batch: Batch) -> None:
     indexes = [record.index for record in batch.records]
     if indexes != list(range(expected, expected + len(indexes))):
         raise StoreError(f"expected a batch from index {expected} on, got {indexes[:1]}")
+
+
+def _check_log(connection: Connection, name: str, log: FolderLog | None) -> None:
+    """Raises StoreError where the database is the index of a log elsewhere, and where it is a log itself."""
+    first = connection.execute(ENTRY, {"index": 0}).scalar()
+    if first is not None and (first == b"") != (log is not None):
+        there = "holds a log of its own" if log is not None else "is the index of a log in a folder: name that, too"
+        raise StoreError(f"{name} {there}")
+
+
+def _record(index: int, data: bytes) -> Record:
+    """The record of an entry that the log has. Raises ChainError."""
+    try:
+        envelope = Entry.from_bytes(data).envelope
+        return Record(index, data, hashlib.sha256(envelope.to_bytes()).digest(), read_document(envelope))
+    except FormatError as error:
+        raise ChainError(index, str(error)) from error
+
+
+def _head(note: bytes) -> Checkpoint | None:
+    """None for bytes that are no checkpoint: the folder's file is made anew, and recovery refuses the database's."""
+    try:
+        return Checkpoint.from_text(Note.from_bytes(note).text)
+    except FormatError:
+        return None

@@ -6,7 +6,7 @@ import asyncio
 import gc
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from datetime import UTC, datetime
 from functools import partial
 from typing import TypeVar
@@ -112,17 +112,24 @@ def _current(store: SqlEntryStore, key: Signer) -> Iterator[None]:
 
 
 @contextmanager
-def _databases(settings: LedgerSettings) -> Iterator[tuple[SqlEntryStore, SqlGuard]]:
+def _databases(settings: LedgerSettings) -> Iterator[tuple[SqlEntryStore, SqlGuard | None]]:
     """The log's own and the guard's, with the tables of this version. Raises CannotStart."""
-    with (
-        closing(_opened(partial(_open_store, settings))) as store,
-        closing(_opened(partial(SqlGuard.open, settings.guard))) as guard,
-    ):
+    with ExitStack() as stack:
+        store = stack.enter_context(closing(_opened(partial(_open_store, settings))))
+        guard = None
+        if settings.guard is not None:
+            guard = stack.enter_context(closing(_opened(partial(SqlGuard.open, settings.guard))))
         yield store, guard
 
 
 def _open_store(settings: LedgerSettings) -> SqlEntryStore:
-    return SqlEntryStore.open(settings.database, settings.content_keys, new_keys=settings.new_content_keys)
+    return SqlEntryStore.open(
+        settings.database,
+        settings.content_keys,
+        folder=settings.log_folder,
+        new_keys=settings.new_content_keys,
+        new_index=settings.new_index,
+    )
 
 
 def _opened(open_: Callable[[], _Opened]) -> _Opened:
@@ -135,7 +142,7 @@ def _opened(open_: Callable[[], _Opened]) -> _Opened:
 def _sequencer(
     settings: LedgerSettings,
     store: SqlEntryStore,
-    guard: SqlGuard,
+    guard: SqlGuard | None,
     key: Signer,
     trusted: TrustedKeys,
     metrics: LedgerMetrics,

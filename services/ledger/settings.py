@@ -22,10 +22,19 @@ class LedgerSettings(RpcServerSettings):
         "Default: <data-dir>/ledger.sqlite3.",
         examples=["postgresql+psycopg://kolm:change-me@postgres/kolm"],
     )
+    log: str | None = Field(
+        None,
+        description="Where the log itself lies, if not in the database, which then is its index and keeps contents: "
+        "file:///FOLDER, of static files (C2SP tlog-tiles) that any web server can show.",
+        examples=["file:///srv/log"],
+    )
+    new_index: bool = Field(
+        False, description="Make the index of a log that lies elsewhere again, from the log: for one start."
+    )
     guard_url: SecretStr | None = Field(
         None,
         description="Where the newest head is kept, against restored backups: another disk or host than the log's own. "
-        "Default: <data-dir>/guard.sqlite3.",
+        "Default: <data-dir>/guard.sqlite3; with --log, none: the index does not follow an old log.",
         examples=["sqlite:////mnt/other/guard.sqlite3"],
     )
     content_keys_url: SecretStr | None = Field(
@@ -79,6 +88,13 @@ class LedgerSettings(RpcServerSettings):
     queue_size: int = Field(4096, ge=1, description="Entries that may wait to be written before callers are refused.")
     batch_size: int = Field(256, ge=1, le=4096, description="Most entries of one transaction.")
 
+    @field_validator("log")
+    @classmethod
+    def _a_folder(cls, value: str | None) -> str | None:
+        if value is not None and (not value.startswith("file:///") or "%" in value or "?" in value or "#" in value):
+            raise ValueError("expected file:/// and the absolute path of a folder")
+        return value
+
     @field_validator("witness_policy", mode="before")
     @classmethod
     def _none_where_empty(cls, value: object) -> object:
@@ -91,8 +107,15 @@ class LedgerSettings(RpcServerSettings):
         return self.database_url.get_secret_value() if self.database_url else self.data_dir / "ledger.sqlite3"
 
     @property
-    def guard(self) -> Path | str:
-        """The database of `SqlGuard`."""
+    def log_folder(self) -> Path | None:
+        """The folder of the log; None where it is in the database."""
+        return None if self.log is None else Path(self.log.removeprefix("file://"))
+
+    @property
+    def guard(self) -> Path | str | None:
+        """The database of `SqlGuard`; None where there is none."""
+        if self.guard_url is None and self.log is not None:
+            return None
         return self.guard_url.get_secret_value() if self.guard_url else self.data_dir / "guard.sqlite3"
 
     @property

@@ -2,10 +2,12 @@
 
     python -m tests.integration.ledger_store.crashing_writer DATABASE GUARD FIRST [STEP]
 
-DATABASE is an SQLite file or the URL of a PostgreSQL database, GUARD an SQLite file.
+DATABASE is an SQLite file, the URL of a PostgreSQL database, or `folder:` and a folder for a log and its index.
+GUARD is an SQLite file.
 
-Writes one line for each acknowledged append: receipt number, index, entry hash, checkpoint (base64). With STEP (one of
-`faulty_store.FAULTS`) it kills itself with SIGKILL when, after three acknowledged appends, a write reaches that step.
+Writes one line for each acknowledged append: receipt number, index, checkpoint (base64). With STEP (one of
+`faulty_store.FAULTS`, or of FOLDER_FAULTS) it kills itself with SIGKILL when, after three acknowledged appends, a write
+reaches that step.
 """
 
 from __future__ import annotations
@@ -15,14 +17,17 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import cast
 
+from ledger.log.folder import FolderLog, Journalled
 from ledger.log.guard import Guard
 from ledger.log.sequencer import Sequencer
 from ledger.log.store import EntryStore
 from ledger.sql.guard import SqlGuard
 from ledger.sql.store import SqlEntryStore
+from ledger.tree.tile import Tile
 from tests.unit.ledger.builders import KEYS, ORIGIN, TRUSTED, content, signed_receipt
 from tests.unit.ledger.log.faulty_store import FaultyGuard, FaultyStore
 
@@ -30,12 +35,35 @@ CALLERS = 4
 MOST_APPENDS = 5_000
 
 
-def target(database: str) -> Path | str:
-    return database if "://" in database else Path(database)
+BEFORE_JOURNAL, AFTER_JOURNAL, AFTER_FILES = "before journal", "after journal", "after files"
+FOLDER_FAULTS = (BEFORE_JOURNAL, AFTER_JOURNAL, AFTER_FILES)
+
+
+def open_store(database: str, keys: Path) -> SqlEntryStore:
+    if database.startswith("folder:"):
+        folder = Path(database.removeprefix("folder:"))
+        return SqlEntryStore.open(folder / "index.db", keys, folder=folder / "log")
+    return SqlEntryStore.open(database if "://" in database else Path(database), keys)
+
+
+def strike_in_folder(strike: Callable[[str], None]) -> None:
+    """Have `strike` called at the steps of an append to a folder."""
+    record, show = FolderLog._record, FolderLog._show
+
+    def recording(self: FolderLog, batch: Journalled) -> None:
+        strike(BEFORE_JOURNAL)
+        record(self, batch)
+        strike(AFTER_JOURNAL)
+
+    def showing(self: FolderLog, entries: Sequence[bytes], tiles: Sequence[Tile]) -> None:
+        show(self, entries, tiles)
+        strike(AFTER_FILES)
+
+    FolderLog._record, FolderLog._show = recording, showing  # type: ignore[method-assign]
 
 
 def main() -> None:
-    database, guard_file, first = target(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
+    database, guard_file, first = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
     step = sys.argv[4] if len(sys.argv) > 4 else None
     armed = threading.Event()
 
@@ -43,7 +71,8 @@ def main() -> None:
         if reached == step and armed.is_set():
             os.kill(os.getpid(), signal.SIGKILL)
 
-    store = cast(EntryStore, FaultyStore(SqlEntryStore.open(database, guard_file.with_name("keys.db")), strike))
+    strike_in_folder(strike)
+    store = cast(EntryStore, FaultyStore(open_store(database, guard_file.with_name("keys.db")), strike))
     guard = cast(Guard, FaultyGuard(SqlGuard.open(guard_file), strike))
     sequencer = Sequencer(store, KEYS["log"], TRUSTED, ORIGIN, guard=guard)
 

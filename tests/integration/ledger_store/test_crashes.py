@@ -21,7 +21,7 @@ from ledger.sql.store import SqlEntryStore
 from ledger.tree.checkpoint import open_checkpoint
 from ledger.tree.entry import Entry
 from ledger.tree.merkle import Frontier, leaf_hash
-from tests.integration.ledger_store.crashing_writer import MOST_APPENDS, target
+from tests.integration.ledger_store.crashing_writer import FOLDER_FAULTS, MOST_APPENDS, open_store
 from tests.unit.ledger.builders import KEYS, ORIGIN, TRUSTED, content, signed_receipt
 from tests.unit.ledger.log.faulty_store import FAULTS
 
@@ -37,11 +37,11 @@ class Acknowledged:
     checkpoint: bytes
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
+@pytest.fixture(params=["sqlite", "postgres", "folder"])
 def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "postgres":
         return str(request.getfixturevalue("postgres_url"))
-    return str(tmp_path / "ledger.db")
+    return f"folder:{tmp_path}" if request.param == "folder" else str(tmp_path / "ledger.db")
 
 
 @pytest.fixture
@@ -79,9 +79,9 @@ def opened(database: str, keys: Path) -> SqlEntryStore:
     """PostgreSQL notices a killed client when it next talks to it, which takes a moment."""
     for _ in range(200):
         with suppress(StoreLocked):
-            return SqlEntryStore.open(target(database), keys)
+            return open_store(database, keys)
         threading.Event().wait(0.05)
-    return SqlEntryStore.open(target(database), keys)
+    return open_store(database, keys)
 
 
 def check_promises(entries: list[bytes], acknowledged: list[Acknowledged]) -> None:
@@ -104,6 +104,11 @@ def test_a_process_killed_at_any_step_of_a_write_loses_nothing(database: str, gu
     assert writer.returncode == -signal.SIGKILL
     assert len(acknowledged) >= 3
     check_nothing_was_lost(database, guard, acknowledged)
+
+
+@pytest.mark.parametrize("step", FOLDER_FAULTS)
+def test_a_process_killed_while_it_writes_to_a_folder_loses_nothing(tmp_path: Path, guard: Path, step: str) -> None:
+    test_a_process_killed_at_any_step_of_a_write_loses_nothing(f"folder:{tmp_path}", guard, step)
 
 
 def test_a_process_killed_again_and_again_loses_nothing(database: str, guard: Path) -> None:

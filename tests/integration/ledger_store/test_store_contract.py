@@ -1,4 +1,5 @@
-"""The contract of `ledger.log.store.EntryStore`, run on SQLite, PostgreSQL and the unit tests' store in memory."""
+"""The contract of `ledger.log.store.EntryStore`, run on SQLite, PostgreSQL, a folder with its index, and the unit
+tests' store in memory."""
 
 import hashlib
 from collections.abc import Iterator
@@ -36,7 +37,7 @@ from tests.unit.ledger.builders import (
 from tests.unit.ledger.log.memory_store import MemoryEntryStore
 
 
-@pytest.fixture(params=["sqlite", "postgres", "memory"])
+@pytest.fixture(params=["sqlite", "postgres", "folder", "memory"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[EntryStore]:
     store = _opened(request, tmp_path)
     yield store
@@ -48,6 +49,8 @@ def _opened(request: pytest.FixtureRequest, tmp_path: Path) -> EntryStore:
         return SqlEntryStore.open(tmp_path / "ledger.db", tmp_path / "keys.db")
     if request.param == "postgres":
         return SqlEntryStore.open(request.getfixturevalue("postgres_url"), tmp_path / "keys.db")
+    if request.param == "folder":
+        return SqlEntryStore.open(tmp_path / "index.db", tmp_path / "keys.db", folder=tmp_path / "log")
     return MemoryEntryStore()
 
 

@@ -241,7 +241,7 @@ class FolderLog:
                 self._drop_partial(0, tile.number)
 
     def _drop_partial(self, level: int | str, number: int) -> None:
-        """Of a full bundle that the journals hold from its first entry on; others wait for `_forget`."""
+        """The partial bundles of one that is full, if the journals hold its first entry; others wait for `_forget`."""
         if number * TILE_WIDTH >= self._era:
             shutil.rmtree(self.folder / (tile_path(level, number) + ".p"), ignore_errors=True)
 

@@ -50,7 +50,7 @@ _ROWS = 64
 """Rows of one INSERT. Each statement gives up the interpreter's lock and has to get it back, so one a row is slow."""
 
 
-def insert_rows(connection: Connection, table: Table, rows: Sequence[dict[str, Any]]) -> None:
+def insert_rows(connection: Connection, table: Table, rows: Sequence[Mapping[str, Any]]) -> None:
     """INSERT without SQLAlchemy: no value needs converting, and looking at each costs as much as the insert."""
     names = [column.name for column in table.columns]
     columns, values = ", ".join(f'"{name}"' for name in names), f"({_marks(connection, len(names))})"

@@ -224,7 +224,8 @@ class SqlEntryStore:
     def _write(self, batch: Batch, sealed: Sequence[Mapping[str, Any]], *, follows: bool = False) -> None:
         """The transaction of a batch. `follows`: the folder has it."""
         erased = self._erased(batch)
-        rows = {**rows_of(batch.records, self._chain_before(batch)), contents.name: list(sealed)}
+        rows: dict[str, Sequence[Mapping[str, Any]]] = {**rows_of(batch.records, self._chain_before(batch))}
+        rows[contents.name] = sealed
         folder, gone = self._folder, [*erased]
         with (
             self._usage.erasing(gone),
@@ -234,7 +235,7 @@ class SqlEntryStore:
             self._check_fence(connection)
             _check_next(connection, batch)
             if folder is not None:
-                rows[leaves.name] = [row | {"entry": b""} for row in rows[leaves.name]]
+                rows[leaves.name] = [{**row, "entry": b""} for row in rows[leaves.name]]
             for table, some in rows.items():
                 insert_rows(connection, metadata.tables[table], some)
             if erased:

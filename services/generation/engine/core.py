@@ -196,7 +196,8 @@ class EngineCore:
             seconds, rows = self._clock() - started, sum(work.rows for work in plan)
             if any(work.tree is None for work in plan):  # prompts are not in the cost of roots and drafts
                 seconds = 0.0
-            self._speculation.took(seconds, self._cost.of(rows, keys, len(plan)), drafted=rows > len(plan))
+            plain = self._cost.of(len(plan), keys, len(plan))
+            self._speculation.took(seconds, plain, self._cost.of(rows, keys, len(plan)) - plain)
             logit, row = 0, 0
             for work in plan:
                 last = logit + (len(work.tree) if work.tree is not None else int(work.completes))
@@ -262,6 +263,7 @@ class EngineCore:
             rows_left // len(drafting), drafting=len(drafting), sequences=len(roots),
             prefill_rows=prefill_rows, keys=sum(sequence.cached for sequence in roots),
         )  # fmt: skip
+        shares = shares[0] + self._speculation.dearness * (shares - shares[0])
         if breakeven(shares) >= 1.0:  # not even a certain token would pay: to look for one costs time all the same
             return {}
         budgets = {}

@@ -18,7 +18,7 @@ from services.generation.engine.cost import PassCost
 from services.generation.engine.drafter import Ask, Budget, Draft, Drafter
 from services.generation.engine.request import EngineRequest, SamplingParams, StructuredOutputs
 from services.generation.engine.sampling.processors import GrammarMask
-from services.generation.engine.speculation import GrammarGuide
+from services.generation.engine.speculation import GrammarGuide, Speculation
 from services.generation.engine.tree import TokenTree
 from services.generation.engine.turns import Gains, Known, Turns
 from services.generation.target.arrays import Float32
@@ -403,3 +403,16 @@ def test_a_draft_is_judged_by_what_its_pass_took_and_not_by_the_cost_model(row: 
     while not core.idle:
         core.step()
     assert len(wrong.asked) == min(asked, 31)
+
+
+def test_what_drafts_add_to_passes_is_learned_from_them() -> None:
+    speculation = Speculation({}, 8, 8, lambda: 0.0, Gains())
+    for _ in range(100):
+        speculation.took(2.0, plain=1.0, more=0.0)  # a machine that is half as fast as at the start
+    assert speculation.dearness == 1.0
+    for _ in range(100):
+        speculation.took(3.2, plain=1.0, more=0.2)
+    assert speculation.dearness == pytest.approx(3.0, rel=0.05)
+    for _ in range(100):
+        speculation.took(0.0, plain=1.0, more=0.2)  # nothing that a clock has measured
+    assert speculation.dearness == pytest.approx(3.0, rel=0.05)

@@ -26,6 +26,9 @@ from services.generation.engine.request import (
 from services.generation.target.errors import TargetError, about
 from services.generation.verification import Record, Stopped, Verifier
 
+_NOWHERE = 1e6
+"""The margin of a token that the weights have no logit for."""
+
 
 class OwnEngine:
     """`Replayer` on weights in this process. Its results depend on the receipt, the content and the weights."""
@@ -88,6 +91,9 @@ class OwnEngine:
         if receipt.sampling.structured_outputs is not None:
             raise CannotReplay("the output followed a constraint as the engine reads it, which is not known here")
         request, target = request_of(receipt, content), self._verifier.target
+        unknown = sum(token >= target.config.vocab_size for token in content.output_token_ids)
+        if unknown:  # no weights that were promised can have given them
+            return ReferencePass(target.base_cid, mean=_NOWHERE, largest=_NOWHERE, differing=unknown)
         logits = self._verifier.logits(Record(request, content.output_token_ids))
         try:
             return scored(request, content.output_token_ids, logits, target.config.eos_token_ids, target.base_cid)

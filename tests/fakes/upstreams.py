@@ -40,6 +40,8 @@ class FakeUpstream:
     vocabulary: Sequence[int] = ()
     ends_after: int | None = None  # tokens, with an end-of-sequence token
     twist: Callable[[dict[str, Any]], Any] = lambda event: event
+    pace: float = 0.0  # seconds a token
+    context: int = 256
     counts: bool = True  # tells of its speculation
     port: int = 0
     bodies: list[dict[str, Any]] = field(default_factory=list)
@@ -85,7 +87,9 @@ class FakeUpstream:
         await _send(writer, status, document if isinstance(document, str) else json.dumps(document), kind)
 
     def _about(self, path: str, body: dict[str, Any]) -> Any:
-        models = {"data": [{"id": self.model, "max_model_len": 256, "meta": {"n_vocab": self.vocabulary_size}}]}
+        models = {
+            "data": [{"id": self.model, "max_model_len": self.context, "meta": {"n_vocab": self.vocabulary_size}}]
+        }
         spec = "vllm:spec_decode_num_drafts_total 0\n" if self.speculates else ""
         text = body.get("prompt", body.get("content", ""))
         match path:
@@ -166,7 +170,7 @@ class FakeUpstream:
             text = decoder.feed(token) if not (ended and place == len(ids) - 1) else ""
             so_far += "x" + text if self.fault == "text" else text
             yield self._event(prompt, ids[: place + 1], text if self.fault != "text" else "x" + text, so_far)
-            await asyncio.sleep(0)
+            await asyncio.sleep(self.pace)
         if self.fault != "short":
             for event in self._last(ids, so_far, "stop" if ended else "length"):
                 yield event

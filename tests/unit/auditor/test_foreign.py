@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
@@ -17,8 +19,10 @@ from ledger.encoding.text_forms import cid
 from services.auditor.audit_error import CannotReplay
 from services.auditor.examination import Finding
 from services.auditor.foreign import Comparison, ForeignJudge
+from services.auditor.own_engine import OwnEngine
 from services.auditor.reference import scored
 from services.generation.engine.request import EngineRequest, SamplingParams
+from services.generation.verification import Verifier
 from tests.unit.ledger.builders import BASE, content, engine_profile, foreign_receipt
 
 SERVED = content().output_token_ids
@@ -213,3 +217,10 @@ def test_honest_outputs_do_not_add_up() -> None:
 def test_where_the_log_announces_no_bound_each_output_stands_alone() -> None:
     finding = judged_after(Drift(1e6, 1e6, 1e6), HONEST, None)
     assert (finding.outcome, finding.reference) == ("CONSISTENT", HONEST)
+
+
+def test_a_token_that_the_weights_do_not_have_is_inconsistent_with_them() -> None:
+    target = SimpleNamespace(base_cid=BASE, config=SimpleNamespace(vocab_size=1000))
+    found = OwnEngine(cast(Verifier, SimpleNamespace(target=target))).refer(foreign_receipt(), content())
+    assert found.differing == 1  # the other one is within the vocabulary
+    assert outcomes(judged(None, found)) == ["INCONSISTENT"]

@@ -21,6 +21,7 @@ from services.generation.target.kernels.machine import Machine
 from services.generation.target.kernels.records import PASS, record_of
 from services.generation.target.program.team import Passes, Team
 from services.generation.target.rows import Rows
+from services.generation.target.states import Steps
 
 _PAGE = 4096
 _BEHIND = 1 << 16  # zero bytes after each run of memory: kernels may fetch ahead
@@ -216,10 +217,12 @@ class EmulatedPasses:
             compilation.kernels(module)[kernel]: number for number, (module, kernel) in enumerate(emulator.kernels)
         }
 
-    def run(self, records: Int64, rows: Rows, between: object = ()) -> None:
-        self._passes.run(records, rows)
+    def run(self, records: Int64, rows: Rows, steps: Steps | None = None) -> None:
+        if steps is not None:
+            steps = Steps(*(np.ascontiguousarray(getattr(steps, name)) for name in Steps.__slots__))
+        self._passes.run(records, rows, steps)
         words = self._passes._words
-        arrays = [*_arrays(self._target, set()), *_arrays(rows, set())]
+        arrays = [*_arrays(self._target, set()), *_arrays(rows, set()), *_arrays(steps, set())]
         addresses = [array for array in arrays if array.dtype == np.int64]
         pool = np.zeros(_POOL, np.int64)
         image = Image(arrays, [records, words, pool, *addresses], self._numbers)

@@ -323,7 +323,7 @@ def short_convolution(inputs: Float32, weights: Float32) -> Float32:
 def unit(heads: Float32, factor: np.float32) -> Float32:
     """Heads [..., n] of length 1, times a factor."""
     inverse = ONE / np.sqrt(sum_of_squares(heads) + np.float32(1e-6))
-    return (heads * inverse[..., None]) * factor
+    return np.asarray((heads * inverse[..., None]) * factor, np.float32)
 
 
 @np.errstate(all="ignore")

@@ -136,6 +136,17 @@ FAULTS: dict[str, tuple[str, dict[str, Any], str]] = {
         "gemma3", {"layer_types": ["conv"] * 7}, "layer_types: 'conv' is not supported in this family",
     ),
     "kinds of some layers": ("lfm2", {"layer_types": ["conv", "full_attention"]}, "layer_types"),
+    "a state of a size that no lanes fit": (
+        "qwen3_5", {"linear_key_head_dim": 20}, "linear_key_head_dim is 20; supported: multiples of 16",
+    ),
+    "more of a state than there is room for": ("qwen3_5", {"linear_value_head_dim": 528}, "value_head_dim.* 512"),
+    "value heads that share no key head evenly": (
+        "qwen3_5", {"linear_num_value_heads": 3}, "linear_num_value_heads 3 is not a multiple of .*key_heads 2",
+    ),
+    "a kind of layers beside states that nothing computes": (
+        "qwen3_5", {"layer_types": ["linear_attention", "conv", "linear_attention", "full_attention"]},
+        "layer_types: 'conv' is not supported in this family; supported: full_attention, linear_attention",
+    ),
     "biased convolutions": ("lfm2", {"conv_bias": True}, "conv_bias: true is not supported; supported: false"),
     "more taps than there is room for": ("lfm2", {"conv_L_cache": 17}, "conv_L_cache.* is 17|conv_L_cache: 17"),
     "another activation": ("phi3", {"hidden_act": "gelu"}, "hidden_act: 'gelu' is not supported; supported: silu"),

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import random
+import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +17,7 @@ from services.generation.target.arrays import Float32
 from services.generation.target.blocks import BLOCK, slot_of
 from services.generation.target.config.config import read_config
 from services.generation.target.cpu import CpuTarget
+from services.generation.target.errors import TargetError
 from services.generation.target.rows import PlacedNode, Rows, RowsBuilder
 from services.generation.target.states import StateBook
 from services.generation.target.weights import check_weights, open_weights
@@ -190,3 +194,31 @@ def test_layers_that_see_and_layers_that_predict_further_tokens_are_left_out(tmp
     save_file(tensors | {"mtp.layers.0.self_attn.q_proj.weight": some.clone()}, tmp_path / "model.safetensors")
     check_weights(open_weights(tmp_path), config)
     assert_same_bits(logits_of(target_of(tmp_path)), expected)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"linear_conv_kernel_dim": 5}, r"conv1d\.weight has shape \[192, 4\], by the configuration \[192, 5\]"),
+        ({"linear_num_value_heads": 2}, r"linear_attn\..* has shape"),
+        ({"layer_types": ["full_attention"] * 4}, r"layers\.0\.self_attn\..* missing"),
+    ],
+)
+def test_tensors_of_other_states_are_refused(
+    change: dict[str, Any], message: str, directory: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(directory, tmp_path / "m")
+    document = json.loads((directory / "config.json").read_bytes())
+    (tmp_path / "m" / "config.json").write_text(json.dumps(document | change))
+    with pytest.raises(TargetError, match=message):
+        check_weights(open_weights(tmp_path / "m"), read_config(tmp_path / "m"))
+
+
+def test_a_tensor_that_no_state_reads_is_refused(directory: Path, tmp_path: Path) -> None:
+    shutil.copytree(directory, tmp_path / "m")
+    tensors = load_file(directory / "model.safetensors")
+    name = "model.layers.0.linear_attn.in_proj_{}.weight"
+    tensors[name.format("c")] = tensors[name.format("a")].clone()
+    save_file(tensors, tmp_path / "m" / "model.safetensors", {"format": "pt"})
+    with pytest.raises(TargetError, match=r"in_proj_c\.weight not known to this architecture"):
+        check_weights(open_weights(tmp_path / "m"), read_config(tmp_path / "m"))

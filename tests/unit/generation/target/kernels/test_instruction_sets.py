@@ -19,8 +19,9 @@ from services.generation.target.kernels.linear import integer
 from services.generation.target.kernels.linear.widening import BITS
 from services.generation.target.kernels.machine import MACHINES, RESTRICTION, _able, this_machine
 from services.generation.target.kernels.storages import STORAGES
-from tests.fakes.tiny_families import FAMILIES
-from tests.fakes.tiny_model import make_tiny_model
+from tests.fakes.tiny_families import FAMILIES, draw_vectors
+from tests.fakes.tiny_model import logits_of, make_tiny_model, target_of
+from tests.numerics.arithmetic import assert_same_bits
 from tests.numerics.digest import logits_digest
 from tests.numerics.emulator import EmulatedPasses, Emulator, missing
 from tests.numerics.kernels import KernelArithmetic
@@ -113,6 +114,14 @@ def test_a_whole_model_gives_the_logits_in_the_file(emulated: Emulated) -> None:
         target._passes = EmulatedPasses(target, emulated.emulator)
 
     check_model(read("model"), partial(by_kernels, prepare=emulate))
+
+
+@pytest.mark.slow
+def test_states_are_the_same_bits(emulated: Emulated, tmp_path: Path) -> None:
+    directory = draw_vectors(make_tiny_model(tmp_path, **FAMILIES["qwen3_5"]))
+    target, expected = target_of(directory), logits_of(target_of(directory))
+    target._passes = EmulatedPasses(target, emulated.emulator)  # type: ignore[assignment]
+    assert_same_bits(logits_of(target, [3, 20, 1, 66]), expected)
 
 
 def test_whether_an_earlier_start_has_compiled_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,7 +50,7 @@ def _files(named: Sequence[Path], folder: Path) -> Iterator[Path]:
     yield from (model_path("smollm2"), *named)
     for name, shape in SHAPES.items():
         directory = random_model(shape, folder / name, torch.float32)
-        yield convert(directory, folder / f"{name}, random, q4_0.gguf", GGMLQuantizationType.Q4_0)
+        yield convert(directory, folder / f"{name}.random.q4_0.gguf", GGMLQuantizationType.Q4_0)
         (directory / "model.safetensors").unlink()
 
 

@@ -235,6 +235,16 @@ def row(found: Sequence[tuple[Served, ReferencePass]]) -> dict[str, Any]:
     return {"outputs": len(found), "tokens": sum(lengths), **shown, "largest": largest}
 
 
+def _steps(found: Sequence[tuple[Served, ReferencePass]]) -> dict[str, float]:
+    """Means of the exponential of a step of each sum, which are 1 at most where `Drift` keeps its word."""
+    high = Drift(1e3, 1e3, 1e3)  # from where no step is cut off
+    steps = [high.after(passed, len(each.output)) for each, passed in found]
+    return {
+        name: round(float(np.mean([np.exp(getattr(step, name) - 1e3) for step in steps])), 3)
+        for name in ("margin", "rarer", "likelier")
+    }
+
+
 def _found(lengths: Sequence[int], caught: Sequence[bool]) -> dict[str, Any]:
     runs, run = [0], 0
     for length, hit in zip(lengths, caught, strict=True):
@@ -249,6 +259,38 @@ def _found(lengths: Sequence[int], caught: Sequence[bool]) -> dict[str, Any]:
     }
 
 
+def judged(several: Sequence[Part], lies: int) -> dict[str, list[tuple[Served, ReferencePass]]]:
+    """The outputs of each case with their passes; on the first honest ones lies are told anew."""
+    cases: dict[str, list[tuple[Served, ReferencePass]]] = {}
+    for promised in ("q8_0", "q4_0"):
+        auditor: list[Auditor] = []
+        for part in (part for part in several if part.promised == promised):
+            outputs = [msgspec.json.decode(line, type=Served) for line in part.path.read_bytes().splitlines()]
+            made = {part.case: outputs}
+            if part.case == "honest q8_0, T=0" and part.number * _PART < lies:
+                made |= told_anew(outputs)
+            for case, each in made.items():
+                passes = audit(promised, each, part.path.with_name(f"{promised}~{case}~{part.number}.passes"), auditor)
+                group = f"all {case.partition(',')[0]}" if case.startswith(("honest", "calibration")) else case
+                for name in {case, group}:
+                    cases.setdefault(name, []).extend(zip(each, passes, strict=True))
+    return cases
+
+
+def conclude(cases: dict[str, list[tuple[Served, ReferencePass]]]) -> None:
+    """The JSON file and a table."""
+    rows = {name: row(found) for name, found in cases.items()}
+    for name in (name for name in rows if name.startswith("all ")):
+        rows[name]["exp(step)"] = _steps(cases[name])
+    document = {"machine": machine(), "thresholds": HONEST.to_document(), "cases": rows}
+    (RESULTS / "lies.json").write_text(json.dumps(document, indent=1) + "\n")
+    print("| | outputs | tokens | alone | together | tokens until found | at most |\n|---|---|---|---|---|---|---|")
+    for name, found in rows.items():
+        alone, together = found["alone"], found["together"]
+        figures = (alone["inconsistent"], *(together[each] or "–" for each in together))
+        print("|", " | ".join(map(str, (name, found["outputs"], found["tokens"], *figures))), "|")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.lies", description=__doc__)
     parser.add_argument("--llama-server", default="llama-server", help="llama.cpp's server, the program")
@@ -260,32 +302,7 @@ def main() -> None:
     several = list(parts(Tokenizer(model_path(Path("smollm2"))), given.outputs, given.honest))
     several.sort(key=lambda part: (part.serves, part.number))
     serve(several, given.llama_server)
-    cases: dict[str, list[tuple[Served, ReferencePass]]] = {}
-    for promised in ("q8_0", "q4_0"):
-        auditor: list[Auditor] = []
-        for part in (part for part in several if part.promised == promised):
-            outputs = [msgspec.json.decode(line, type=Served) for line in part.path.read_bytes().splitlines()]
-            made = {part.case: outputs}
-            if part.case == "honest q8_0, T=0" and part.number * _PART < given.outputs:
-                made |= told_anew(outputs)
-            for case, each in made.items():
-                passes = audit(promised, each, part.path.with_name(f"{promised}~{case}~{part.number}.passes"), auditor)
-                for name in (
-                    (case, f"all {case.partition(',')[0]}") if case.startswith(("honest", "calib")) else (case,)
-                ):
-                    cases.setdefault(name, []).extend(zip(each, passes, strict=True))
-    rows = {name: row(found) for name, found in cases.items()}
-    document = {"machine": machine(), "thresholds": HONEST.to_document(), "cases": rows}
-    (RESULTS / "lies.json").write_text(json.dumps(document, indent=1) + "\n")
-    print(
-        "| | outputs | tokens | alone | together | tokens until found | at most |",
-        "|---|---|---|---|---|---|---|",
-        sep="\n",
-    )
-    for name, found in rows.items():
-        alone, together = found["alone"], found["together"]
-        figures = (alone["inconsistent"], *(together[each] or "–" for each in together))
-        print("|", " | ".join(map(str, (name, found["outputs"], found["tokens"], *figures))), "|")
+    conclude(judged(several, given.outputs))
 
 
 if __name__ == "__main__":

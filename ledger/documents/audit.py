@@ -171,7 +171,7 @@ class Deviation(Part, frozen=True):
 SHORT = 64
 """Tokens that an output counts as at least, where a mean is taken: a single near tie is much of a shorter one."""
 
-_MARGIN_RATE, _MARGIN_ALLOWED = 5.0, 0.006
+_MARGIN_RATE, _MARGIN_ALLOWED = 4.0, 0.007
 _SURPRISE_RATE, _SURPRISE_ALLOWED = 2.0, 1.25
 """Steps of `Drift`: so much for what is above this. Calibrated as the thresholds are (docs/benchmarks.md)."""
 

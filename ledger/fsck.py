@@ -9,14 +9,15 @@ deep        also: every signature, every rule, every content whose key is there,
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import lru_cache
 from itertools import islice
-from typing import Protocol
+from typing import Any, Protocol
 
-from ledger.audit.log_verification import Spread, verify_log
+from ledger.audit.log_verification import verify_log
 from ledger.documents.content import Content
 from ledger.documents.erasure import Erasure, Expiry
 from ledger.documents.receipt import Receipt
@@ -31,6 +32,9 @@ from ledger.tree.checkpoint import Checkpoint, open_checkpoint
 from ledger.tree.entry import CHAIN_START, Entry, chained
 from ledger.tree.merkle import Frontier, leaf_hash, tree_root
 from ledger.tree.tile import TILE_HEIGHT, TILE_WIDTH, TileEdge, TileHashes, TileReader
+
+Spread = Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]]
+"""`map`, or one like it that uses several processes; results in the order of the jobs."""
 
 MOST_FINDINGS = 100
 """So a table that is wrong from end to end is not listed row by row."""
@@ -134,7 +138,8 @@ def fsck(
 
     `guarded` is what the guard holds, read *before* the inspection began where a ledger is running beside it; only the
     head of this log is looked at. `witnessed` are checkpoints that the log has signed, as others keep them, under the
-    same condition. `spread` is as in `verify_log`. Never raises for anything that is wrong with the database.
+    same condition. `spread` may have several processes read entries and verify signatures; the report is the same.
+    Never raises for anything that is wrong with the database.
     """
     findings: list[Finding] = []
     size = covered = 0
@@ -216,7 +221,7 @@ def _of_all_rows(
     inspection: Inspection, trusted: TrustedKeys, depth: Depth, head: Checkpoint | None, spread: Spread
 ) -> Iterator[Finding]:
     if depth >= Depth.STRUCTURE:
-        yield from _Comparison(inspection, contents=depth >= Depth.DEEP).findings()
+        yield from _Comparison(inspection, spread, contents=depth >= Depth.DEEP).findings()
     if depth >= Depth.DEEP:
         yield from (Finding("file", None, problem) for problem in inspection.damage())
         for row in inspection.rows("checkpoints"):
@@ -231,14 +236,41 @@ def _of_all_rows(
             yield Finding("leaves", report.bad_index, problem)
 
 
-class _Comparison:
-    """All rows, compared both ways with those that follow from the entries, a tile of entries at a time.
+@dataclass(frozen=True, slots=True)
+class _ReadEntry:
+    """An entry without its bytes; travels between processes."""
 
-    Memory: one batch, and a digest for each tile.
+    index: int
+    envelope_digest: bytes
+    document: Document
+
+
+def _read_entries(entries: Iterable[bytes]) -> list[_ReadEntry | str]:
+    """Each entry, or why it is none."""
+    return [_read_entry(data) for data in entries]
+
+
+def _read_entry(data: bytes) -> _ReadEntry | str:
+    try:
+        entry = Entry.from_bytes(data)
+        return _ReadEntry(
+            entry.index, hashlib.sha256(entry.envelope.to_bytes()).digest(), read_document(entry.envelope)
+        )
+    except FormatError as error:
+        return str(error)
+
+
+class _Comparison:
+    """All rows, compared both ways with those that follow from the entries, a tile of entries at a time. Entries are
+    read by several processes, if `spread` is not `map`.
+
+    Memory: few batches, and a digest for each tile.
     """
 
-    def __init__(self, source: Inspection, *, contents: bool) -> None:
+    def __init__(self, source: Inspection, spread: Spread, *, contents: bool) -> None:
         self._source = source
+        self._spread = spread
+        self._failure: LedgerError | None = None
         self._with_contents = contents
         self._frontier, self._edge, self._chain = Frontier(), TileEdge(), CHAIN_START
         self._tiles: dict[tuple[int, int], bytes] = {}
@@ -250,38 +282,50 @@ class _Comparison:
 
     def findings(self) -> Iterator[Finding]:
         """All that is wrong, a batch after the other; the tiles last."""
-        leaves, first = self._source.rows("leaves"), _LEAST
-        while batch := list(islice(leaves, TILE_WIDTH)):
-            for row in batch:
+        waiting: deque[list[Row]] = deque()
+        first = _LEAST
+        for read in self._spread(_read_entries, self._entries(waiting)):
+            batch = waiting.popleft()
+            for row, found in zip(batch, read, strict=True):
                 if row["index"] != self._frontier.size:  # from here on every row would be wrong
                     yield Finding("leaves", row["index"], f"stands where entry {self._frontier.size} should be")
                     return
-                yield from self._check_leaf(row)
+                yield from self._check_leaf(row, found)
             yield from self._check_beside(first, self._frontier.size - 1)
             self._edge, tiles = self._edge.append(leaf_hash(_bytes(row["entry"])) for row in batch)
             self._tiles |= {(tile.level, tile.number): hashlib.sha256(tile.hashes).digest() for tile in tiles}
             first = self._frontier.size
             self._documents, self._unreadable, self._heads = {}, set(), {}
+        if self._failure is not None:
+            raise self._failure
         yield from self._check_beside(first, _MOST)
         yield from self._check_tiles()
 
-    def _check_leaf(self, row: Row) -> Iterator[Finding]:
+    def _entries(self, waiting: deque[list[Row]]) -> Iterator[list[bytes]]:
+        """The entries of a batch after the other, whose rows wait until the entries have been read."""
+        leaves = self._source.rows("leaves")
+        try:
+            while batch := list(islice(leaves, TILE_WIDTH)):
+                waiting.append(batch)
+                yield [_bytes(row["entry"]) for row in batch]
+        except LedgerError as error:  # what was read before it is judged first
+            self._failure = error
+
+    def _check_leaf(self, row: Row, found: _ReadEntry | str) -> Iterator[Finding]:
         index, data = self._frontier.size, _bytes(row["entry"])
         leaf = leaf_hash(data)
         self._chain = chained(self._chain, leaf)
-        try:
-            if data is not row["entry"]:
-                raise FormatError("entry", f"the database returns {type(row['entry']).__name__}, not bytes")
-            entry = Entry.from_bytes(data)
-            document = self._documents[index] = read_document(entry.envelope)
-        except FormatError as error:
-            yield Finding("leaves", index, str(error))
+        if data is not row["entry"]:
+            found = f"entry: the database returns {type(row['entry']).__name__}, not bytes"
+        if isinstance(found, str):
+            yield Finding("leaves", index, found)
             self._unreadable.add(index)
         else:
-            if entry.index != index:
-                yield Finding("leaves", index, f"says that it is entry {entry.index}")
-            digest = hashlib.sha256(entry.envelope.to_bytes()).digest()
-            yield from _differences("leaves", index, row, leaf_row(index, data, digest, document, self._chain))
+            self._documents[index] = found.document
+            if found.index != index:
+                yield Finding("leaves", index, f"says that it is entry {found.index}")
+            expected = leaf_row(index, data, found.envelope_digest, found.document, self._chain)
+            yield from _differences("leaves", index, row, expected)
         self._frontier = self._heads[index + 1] = self._frontier.append(leaf)
 
     def _check_beside(self, first: int, last: int) -> Iterator[Finding]:

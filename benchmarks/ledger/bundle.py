@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import resource
 import subprocess
 import sys
 import tempfile
@@ -57,6 +58,7 @@ def measure(location: LedgerLocation, receipts: int) -> dict[str, Any]:
         "megabytes": round(path.stat().st_size / 1e6, 1),
         "export_seconds": round(exported - started, 1),
         "verify_seconds": round(time.perf_counter() - exported, 1),
+        "peak_megabytes": round(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1000),
     }
 
 

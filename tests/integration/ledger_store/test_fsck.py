@@ -1,8 +1,9 @@
 """fsck finds what was changed, whatever it was, names the row, and finds nothing where nothing is wrong."""
 
 import hashlib
+import pickle
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any, cast
@@ -83,11 +84,19 @@ def guarded(folder: Path) -> Sequence[Checkpoint]:
         return guard.heads()
 
 
-def check(target: Path | str, depth: Depth, heads: Sequence[Checkpoint] = (), keys: Path | None = None) -> FsckReport:
+def ahead(work: Callable[[Any], Any], jobs: Iterable[Any]) -> Iterator[Any]:
+    """As several processes do it: all jobs are taken before a result is asked for, and travel."""
+    travelling = [pickle.dumps(job) for job in jobs]
+    return (pickle.loads(pickle.dumps(work(pickle.loads(job)))) for job in travelling)
+
+
+def check(
+    target: Path | str, depth: Depth, heads: Sequence[Checkpoint] = (), keys: Path | None = None, spread: Any = map
+) -> FsckReport:
     if isinstance(target, Path) and keys is None:
         keys = target.with_name("keys.db")
     with closing(SqlInspection.open(target, keys if keys and keys.is_file() else None)) as inspection:
-        return fsck(inspection, TRUSTED, depth, guarded=heads, origin=ORIGIN)
+        return fsck(inspection, TRUSTED, depth, guarded=heads, origin=ORIGIN, spread=spread)
 
 
 def places(report: FsckReport) -> list[tuple[str, object]]:
@@ -209,7 +218,9 @@ def test_what_was_changed_is_found_and_the_row_named(
     path: Path, statement: str, depth: Depth, place: tuple[str, object]
 ) -> None:
     tamper(path, statement)
-    assert place in places(check(path, depth))
+    report = check(path, depth)
+    assert place in places(report)
+    assert check(path, depth, spread=ahead) == report
     if depth == DEEP:
         assert check(path, STRUCTURE).ok
     else:

@@ -10,6 +10,8 @@ AuditError
 
 from __future__ import annotations
 
+from services.client.errors import Unavailable
+
 
 class AuditError(Exception):
     """Root of what stops an audit; the message is for the person who runs it."""
@@ -29,6 +31,10 @@ class EngineFailed(AuditError):
 
 class CannotReplay(AuditError):
     """This receipt cannot be computed again here: another base, profile or adapter, or a request that cannot run."""
+
+
+class EngineAway(Unavailable):
+    """Another engine, which would be asked about its receipt, does not answer; that receipt is examined later."""
 
 
 class Interrupted(AuditError):

@@ -15,7 +15,7 @@ from ledger.errors import LedgerError
 from ledger.keys.envelope import Envelope
 from ledger.keys.note import Note
 from ledger.tree.checkpoint import Checkpoint
-from services.auditor.audit_error import AuditError, BrokenLog
+from services.auditor.audit_error import AuditError, BrokenLog, EngineAway
 from services.auditor.backlog import Backlog, Due
 from services.auditor.examination import Examiner, Finding
 from services.auditor.held_folder import HeldFolder, Share
@@ -70,6 +70,7 @@ class Auditor:
         self._promise = promise
         self._share = share
         self._named: set[int] = set()
+        self._later: set[int] = set()  # than this pass
         self._kept = backlog.position
 
     @property
@@ -107,14 +108,24 @@ class Auditor:
             if self._share.draws and self._promise.announce() | self._promise.draw(self._catch_up):
                 self._catch_up()
             self._answer_deviations()
+        away: EngineAway | None = None
+        self._later.clear()
         while (due := self._next()) is not None:
-            yield from self._examine(due)
+            try:
+                yield from self._examine(due)
+            except EngineAway as error:  # which holds no other receipt up
+                self._later.add(due.index)
+                away = error
+        if away is not None:
+            raise away
 
     def _next(self) -> Due | None:
         """The oldest receipt of the share that is due as the log stands now, and was not given up."""
         self._catch_up()
         given_up = self._folder.given_up
         for index in self.remaining:
+            if index in self._later:
+                continue
             if index not in given_up:
                 return self._backlog.receipt(index)
             if index not in self._named:

@@ -52,7 +52,7 @@ class Comparison:
 
 
 class Plain(Protocol):
-    """The engine that has served, with speculation off. Its calls raise CannotReplay where it refuses, and KolmError
+    """The engine that has served, with speculation off. Its calls raise CannotReplay where it refuses, and EngineAway
     where it is away: the receipt is examined later then.
     """
 

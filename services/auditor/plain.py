@@ -10,11 +10,10 @@ from typing import TypeVar
 
 from ledger.documents.content import Content
 from ledger.documents.receipt import Receipt
-from services.auditor.audit_error import CannotReplay
+from services.auditor.audit_error import CannotReplay, EngineAway
 from services.auditor.examination import OPEN_ENDED
 from services.auditor.foreign import Comparison
 from services.auditor.own_engine import request_of
-from services.client.errors import Unavailable
 from services.generation.engine.events import Outcome
 from services.generation.engine.request import MAX_LOGPROBS, EngineError, EngineRequest
 from services.generation.remote.again import PlainEngine
@@ -75,10 +74,10 @@ def _difference(receipt: Receipt, served: tuple[int, ...], again: Outcome) -> in
 
 
 def _asked(ask: Callable[[], _T]) -> _T:
-    """Raises CannotReplay, and Unavailable where the engine is away."""
+    """Raises CannotReplay, and EngineAway where the engine is away."""
     try:
         return ask()
     except UpstreamDown as error:
-        raise Unavailable(f"the engine is away: {error}") from error
+        raise EngineAway(f"the engine is away: {error}") from error
     except (UpstreamError, EngineError) as error:
         raise CannotReplay(f"the engine does not answer the request: {error}") from error

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from ledger.documents.signed_document import read_document
 from ledger.keys.ed25519 import SigningKey
 from ledger.keys.envelope import Envelope
 from ledger.keys.trusted_keys import TrustedKeys
+from services.auditor.audit_error import EngineAway
 from services.auditor.auditor import Auditor
 from services.auditor.examination import Examiner, Finding, Replayed, Replayer
 from services.auditor.held_folder import HeldFolder, Share
@@ -93,7 +94,12 @@ class OneVerdictJournal(Journal):
 class TwoChecks:
     """Judges another engine's receipts by both checks, and finds no fault."""
 
+    def __init__(self) -> None:
+        self.away: set[str] = set()
+
     def judge(self, receipt: Receipt, content: Content) -> tuple[Finding, ...]:
+        if receipt.receipt_id in self.away:
+            raise EngineAway("the engine is away")
         found = ReferencePass(receipt.base_cid, 0.0, 0.0, 0)
         return (
             Finding("SAME", 2, verification="again", replayed_by="engine"),
@@ -110,6 +116,7 @@ class Deployment:
     trusted: Path
     replays: Replays
     folder: HeldFolder
+    checks: TwoChecks = field(default_factory=TwoChecks)
 
     def receive(self, number: int, *, with_content: bool = True, **changes: Any) -> int:
         """Append the builders' `number`-th receipt, with `changes`; its index."""
@@ -132,7 +139,7 @@ class Deployment:
         return Auditor(
             self.ledger,
             backlog,
-            Examiner(trust, self._content, replayer or self.replays, foreign=TwoChecks()),
+            Examiner(trust, self._content, replayer or self.replays, foreign=self.checks),
             writes,
             folder,
             Announcement(backlog, writes, folder, terms, draw_seconds=0.0),

@@ -14,7 +14,7 @@ from ledger.documents.receipt import SpecDecode
 from ledger.documents.signed_document import read_document
 from ledger.keys.envelope import Envelope
 from ledger.keys.trusted_keys import TrustedKeys
-from services.auditor.audit_error import BrokenLog, FolderError
+from services.auditor.audit_error import BrokenLog, EngineAway, FolderError
 from services.auditor.held_folder import HeldFolder, Share
 from services.auditor.journal import Journal, Terms
 from services.auditor.serving import follow
@@ -125,6 +125,20 @@ def test_an_auditor_killed_between_the_two_verdicts_on_a_receipt_owes_the_second
     for _ in range(2):
         assert list(deployment.auditor().run_pass()) == []
         assert outcomes(deployment) == [(index, "SAME"), (index, "CONSISTENT")]
+
+
+def test_an_engine_that_is_away_holds_up_no_receipt_but_those_that_it_would_be_asked_about(
+    deployment: Deployment,
+) -> None:
+    asked, other = deployment.ledger.append(signed(foreign_receipt(0)), sent_content(0)).index, deployment.receive(1)
+    deployment.checks.away = {receipt_id(0)}
+    auditor = deployment.auditor()
+    with pytest.raises(EngineAway):
+        list(auditor.run_pass())
+    assert outcomes(deployment) == [(other, "EXACT")]
+    deployment.checks.away.clear()
+    list(auditor.run_pass())
+    assert outcomes(deployment)[1:] == [(asked, "SAME"), (asked, "CONSISTENT")]
 
 
 def test_verdicts_that_were_kept_for_another_log_hold_nothing_up(deployment: Deployment) -> None:

@@ -63,7 +63,7 @@ def _differing(one: Outputs, other: Outputs) -> int:
 
 
 def _one_by_one(decode: Callable[[list[int], int], Any], max_tokens: int, ends: Sequence[int]) -> Decode:
-    """Of a library that takes one prompt; the tokens that end a text belong to none."""
+    """A library takes one prompt; the tokens that end a text belong to none."""
 
     def output(prompt: Sequence[int]) -> tuple[int, ...]:
         made = list(decode(list(prompt), max_tokens))

@@ -89,7 +89,7 @@ class Part:
 
 
 def parts(tokenizer: Tokenizer, outputs: int, honest: int) -> Iterator[Part]:
-    """Those of each lie, and of honest operators with 8 and 4 bits: each in the order in which they are served."""
+    """Parts of each lie, and of honest operators with 8 and 4 bits: each in the order in which they are served."""
     known, new = conversations(tokenizer, "train", honest), conversations(tokenizer, "held_out", honest)
     others = conversations(tokenizer, "held_out", honest, _OTHER_SYSTEM)
     long = long_prompts(tokenizer)
@@ -125,7 +125,7 @@ def parts(tokenizer: Tokenizer, outputs: int, honest: int) -> Iterator[Part]:
 
 
 def conversations(tokenizer: Tokenizer, split: Split, count: int, system: str = _SYSTEM) -> list[Prompt]:
-    """Of all domains of the demo's prompts in turns, each behind a system prompt."""
+    """Prompts of all of the demo's domains in turns, each behind a system prompt."""
     made = [
         [line["messages"] for line in prompts(split, domain, 2 * count) if "messages" in line] for domain in DOMAINS
     ]

@@ -135,7 +135,7 @@ class StateBook:
             self._hold(line, state, end, lasting=True)
 
     def _steps(self, line: _Line, rows: Rows, first: int, end: int) -> Steps:
-        """Of tokens that are known, then of rows: those that will not be taken back lead to a state that is kept."""
+        """Known tokens, then rows: those that will not be taken back lead to a state that is kept."""
         straight = self._leading(rows, first, end, line.known)
         count = line.known - line.tokens + straight
         if not count:

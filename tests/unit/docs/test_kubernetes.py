@@ -1,4 +1,7 @@
-"""deploy/kubernetes runs what docker-compose.yml runs: the same images, commands, ports, variables and rights."""
+"""deploy/kubernetes runs what docker-compose.yml runs: the same images, commands, ports, variables and rights.
+
+deploy/vllm puts vLLM behind either.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from services.generation.settings import GenerationSettings
 from tests.compose.stack import OURS, ROOT, SERVICES, defaulted
 
 FOLDER = ROOT / "deploy/kubernetes"
@@ -242,19 +246,63 @@ def test_servers_divide_quotas_by_the_number_that_an_overlay_runs(folder: Path) 
     assert patched == [str(replicas["generation"])]
 
 
+VLLM = ROOT / "deploy/vllm"
+BEHIND: dict[str, Any] = yaml.safe_load((VLLM / "compose.yml").read_text("utf-8"))["services"]
+MANIFESTS = _documents(VLLM / "kubernetes/vllm.yaml")
+
+
+def _settings(variables: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> GenerationSettings:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, defaulted(value))
+    return GenerationSettings()
+
+
+def test_vllm_s_compose_puts_the_generation_service_before_both(monkeypatch: pytest.MonkeyPatch) -> None:
+    variables = BEHIND["generation"]["environment"] | {"KOLM_GENERATION_WEIGHTS": "smollm2"}
+    settings = _settings(variables, monkeypatch)
+    hosts = {(url or "").removeprefix("http://").partition(":")[0] for url in (settings.url, settings.plain_url)}
+    assert hosts == BEHIND.keys() - SERVICES.keys()
+    assert all(BEHIND[host]["profiles"] == ["vllm"] for host in hosts)
+
+
+def test_only_one_vllm_of_two_speculates_and_all_else_is_the_same() -> None:
+    pods = (one["spec"]["template"]["spec"] for one in MANIFESTS if one["kind"] == "Deployment")
+    started = (BEHIND["vllm"]["command"], BEHIND["vllm-plain"]["command"])
+    for fast, plain in (started, tuple(pod["containers"][0]["args"] for pod in pods)):
+        more = [flag.partition("=")[0] for flag in fast if flag not in plain]
+        assert more == ["--per-request-spec-decode-metrics", "--speculative-config"]
+        assert [flag for flag in plain if flag not in fast] == []
+
+
 def test_manifests_are_those_of_kubernetes() -> None:
-    for document in BASE:
+    for document in (*BASE, *MANIFESTS):
         kubernetes_validate.validate(document, "1.35", strict=True)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("folder", OVERLAYS, ids=lambda folder: folder.name)
-def test_kustomize_builds_them(folder: Path) -> None:
+def _built(folder: Path) -> list[dict[str, Any]]:
+    """What kustomize makes of a folder, validated."""
     tool = next((name for name in ("kustomize", "kubectl") if shutil.which(name)), None)
     if tool is None:
         pytest.skip("there is neither kustomize nor kubectl")
     command = [tool, "build" if tool == "kustomize" else "kustomize", str(folder)]
     built = list(yaml.safe_load_all(subprocess.run(command, capture_output=True, text=True, check=True).stdout))
-    assert len(built) == len(BASE)
     for document in built:
         kubernetes_validate.validate(document, "1.35", strict=True)
+    return built
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("folder", OVERLAYS, ids=lambda folder: folder.name)
+def test_kustomize_builds_them(folder: Path) -> None:
+    assert len(_built(folder)) == len(BASE)
+
+
+@pytest.mark.slow
+def test_kustomize_puts_vllm_behind_the_generation_service(monkeypatch: pytest.MonkeyPatch) -> None:
+    named = ((one["kind"], one["metadata"]["name"], one) for one in _built(VLLM / "kubernetes"))
+    (generation,) = (one for kind, name, one in named if (kind, name) == ("StatefulSet", "generation"))
+    (container,) = generation["spec"]["template"]["spec"]["containers"]
+    given = {each["name"]: each["value"] for each in container["env"]}
+    asked = (f"KOLM_GENERATION_{name}" for name in ("ENGINE", "URL", "PLAIN_URL", "ENGINE_FLAG"))
+    settings = _settings({name: given[name] for name in asked}, monkeypatch)
+    assert {settings.url, settings.plain_url} == {"http://vllm:8000", "http://vllm-plain:8000"}

@@ -84,16 +84,16 @@ def test_a_closed_feed_reads_no_further_and_holds_nobody_up() -> None:
 
 
 def test_values_of_a_newer_server_are_one_error_of_the_client_s_own_family() -> None:
-    with pytest.raises(Internal, match="does not know"):
+    with pytest.raises(Internal):
         log_wire.receipt(documents_pb2.Receipt(outcome=99))  # type: ignore[arg-type]
-    with pytest.raises(Internal, match="does not know"):
+    with pytest.raises(Internal):
         log_wire.entry_result(ledger_pb2.EntryResult())
 
 
 def test_a_time_beyond_the_calendar_is_one_too() -> None:
     message = ledger_pb2.GetCheckpointResponse(cosignatures=[documents_pb2.Cosignature(witness="w")])
     message.cosignatures[0].sign_time.seconds = 10**15
-    with pytest.raises(Internal, match="years 1 to 9999"):
+    with pytest.raises(Internal):
         log_wire.signed_checkpoint(message)
 
 

@@ -242,7 +242,7 @@ def test_a_bundle_is_verified_and_a_damaged_one_says_why() -> None:
     assert str(damaged).startswith(f"not verified: {damaged.problem} (")
     with pytest.raises(kolm.LedgerError):
         kolm.verify(VECTORS / "none.tar.gz", trusted)
-    with pytest.raises(kolm.LedgerError, match="is not a folder"):
+    with pytest.raises(kolm.LedgerError):
         kolm.verify(VECTORS / "bundles" / "good.tar.gz", VECTORS / "no-keys")
 
 

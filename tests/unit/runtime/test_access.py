@@ -295,7 +295,7 @@ def test_a_file_that_others_may_write_is_not_believed(tmp_path: Path) -> None:
     file = tmp_path / "principals.json"
     write_principals(file, [anybodys("generate")])
     file.chmod(0o620)
-    with pytest.raises(PrincipalsError, match="chmod go-w"):
+    with pytest.raises(PrincipalsError):
         read_principals(file)
 
 

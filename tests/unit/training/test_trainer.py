@@ -142,7 +142,7 @@ def test_a_head_that_goes_on_keeps_its_rows_and_takes_the_base_s_for_new_tokens(
 def test_a_checkpoint_of_another_draft_vocabulary_is_refused(material: Material, tmp_path: Path) -> None:
     trainer_of(material).save(tmp_path / "checkpoint.pt")
     other = replace(material, target_ids=torch.arange(len(material.target_ids)))
-    with pytest.raises(OutputInvalid, match="draft vocabulary is another one"):
+    with pytest.raises(OutputInvalid):
         trainer_of(other).load(tmp_path / "checkpoint.pt")
 
 

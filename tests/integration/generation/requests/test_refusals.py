@@ -138,7 +138,7 @@ async def test_missing_truncated_and_contradicting_model_files_end_the_start_wit
                 pass
         return str(caught.value)
 
-    with pytest.raises(ValidationError, match="there is no model"):
+    with pytest.raises(ValidationError):
         deployment.settings(model=tmp_path / "nowhere")
     broken = tmp_path / "broken"
     broken.mkdir()

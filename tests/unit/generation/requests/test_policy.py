@@ -81,7 +81,7 @@ def test_auto_takes_the_next_method_where_one_is_not_loaded_and_says_why(
 
 @pytest.mark.parametrize("method", ["eagle3", "rest", "draft"])
 def test_a_method_that_is_not_loaded_is_refused_by_name(method: str) -> None:
-    with pytest.raises(FailedPrecondition, match=f"{method} is not loaded here; loaded: lookahead") as refused:
+    with pytest.raises(FailedPrecondition) as refused:
         decide(SpeculationRequest(method=method), 0.0, TODAY)
     assert refused.value.reason == "METHOD_NOT_LOADED"
 
@@ -95,7 +95,7 @@ def test_what_may_not_draft_for_a_request_is_an_error_where_it_was_named(
 ) -> None:
     assert outcome(SpeculationRequest(), now, temperature) == ("off", reason)
     assert outcome(SpeculationRequest(method="off"), now, temperature) == ("off", None)
-    with pytest.raises(FailedPrecondition, match="lookahead cannot run") as refused:
+    with pytest.raises(FailedPrecondition) as refused:
         decide(SpeculationRequest(method="lookahead"), temperature, now)
     assert (refused.value.reason, refused.value.metadata["missing"]) == ("METHOD_CANNOT_RUN", reason)
 
@@ -119,7 +119,7 @@ def test_what_keeps_text_beyond_a_request_runs_only_where_it_is_asked_for() -> N
     now = replace(TODAY, loaded=("lookahead", "suffix"))
     assert outcome(SpeculationRequest(method="suffix"), now) == ("suffix", None)
     assert decide(SpeculationRequest(), 0.0, now).drafters == ("lookahead",)
-    with pytest.raises(FailedPrecondition, match="halted lookahead"):
+    with pytest.raises(FailedPrecondition, check=lambda error: error.reason == "SPEC_DECODE_HALTED"):
         decide(SpeculationRequest(), 0.0, replace(now, halted=halts("lookahead")))
 
 

@@ -137,5 +137,5 @@ def test_servers_that_share_a_quota_give_out_a_part_each_and_count_bytes_togethe
     for server in servers:
         for _ in range(2):
             server.let_in("globex", 1, 1)
-        with pytest.raises(ResourceExhausted, match="may have 2 requests at once"):
+        with pytest.raises(ResourceExhausted):
             server.let_in("globex", 1, 1)

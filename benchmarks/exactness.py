@@ -151,7 +151,7 @@ _LLAMA = {
 
 
 def main(arguments: Sequence[str]) -> int:
-    """0 where no output of an engine differs under speculation alone."""
+    """0; what differs stands in the rows."""
     given = _arguments(arguments)
     published = model_path(Path("smollm2"))
     tokenizer, file = Tokenizer(published), in_storage(published, given.storage)

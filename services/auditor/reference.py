@@ -82,7 +82,8 @@ def _short_of_kept(logits: Float32, token: int, params: SamplingParams) -> float
     """How much larger the logit of a token that is left out would have to be, all others as they are, to be kept. The
     least kept logit does not say it: where top_p ends, the next token may be far behind and yet be nearly kept.
     """
-    value, others = float(logits[token]), np.delete(logits.astype(np.float64), token)
+    value = float(logits[token])
+    others: NDArray[np.float64] = np.delete(logits.astype(np.float64), token)
     falling = np.sort(others[np.isfinite(others)])[::-1]
     needed = value
     if params.top_k:
@@ -92,7 +93,7 @@ def _short_of_kept(logits: Float32, token: int, params: SamplingParams) -> float
         least = float(falling[0]) + params.temperature * math.log(params.min_p)
         needed, falling = max(needed, least), falling[falling >= least]
     if params.top_p < 1.0 and len(falling):
-        shares = np.append(np.exp((falling - falling[0]) / params.temperature), 0.0)
+        shares: NDArray[np.float64] = np.append(np.exp((falling - falling[0]) / params.temperature), 0.0)
         before, whole = np.cumsum(shares) - shares, shares.sum()
         least_share = float(np.maximum(shares, before / params.top_p - whole).min())
         needed = max(needed, float(falling[0]) + params.temperature * math.log(least_share))

@@ -13,6 +13,7 @@ from services.training.kscore import Measured
 CURVE_FILE, PLOT_FILE = "acceptance.jsonl", "acceptance.svg"
 
 _PATIENCE = 6  # checkpoints
+_SETTLED = 0.5  # of the learning rate
 _LEAST_RISE = 0.01  # tokens a pass: what 32 held-out answers can tell apart
 
 
@@ -51,12 +52,13 @@ class Curve:
         (folder / CURVE_FILE).write_text(lines, encoding="utf-8")
         (folder / PLOT_FILE).write_text(plot(self.points), encoding="utf-8")
 
-    @property
-    def has_stopped_rising(self) -> bool:
-        """Whether the last checkpoints brought nothing that those before them had not."""
+    def is_over(self, rate: float) -> bool:
+        """Whether the last checkpoints brought nothing that those before them had not, at this share of the learning
+        rate. While it is high a plateau says nothing: most of a head's rise comes as it falls.
+        """
         lengths = [point.mean_length for point in self.points]
         before, lately = lengths[:-_PATIENCE], lengths[-_PATIENCE:]
-        return bool(before) and max(lately) < max(before) + _LEAST_RISE
+        return rate < _SETTLED and bool(before) and max(lately) < max(before) + _LEAST_RISE
 
 
 _WIDTH, _HEIGHT, _MARGIN = 640, 320, 48

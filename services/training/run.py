@@ -33,6 +33,7 @@ from services.training.trainer import (
     fresh_block,
     fresh_head,
     known_head,
+    rate_factor,
 )
 
 _SECONDS_PER_MINUTE = 60.0
@@ -120,7 +121,7 @@ class _Run:
                 return None
             if self._due():
                 self._save()
-                if self.devices.agree(self.curve.has_stopped_rising):
+                if self.devices.agree(self.curve.is_over(rate_factor(fraction))):
                     self.reporter.said("held-out acceptance rises no more: the run ends here")
                     return self._measured()
         self._save()

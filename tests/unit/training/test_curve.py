@@ -48,4 +48,5 @@ def test_the_plot_has_a_line_for_each_depth(tmp_path: Path) -> None:
     ],
 )
 def test_a_run_ends_once_the_last_checkpoints_bring_nothing(lengths: list[float], over: bool, tmp_path: Path) -> None:
-    assert curve_of(tmp_path, lengths).has_stopped_rising is over
+    assert curve_of(tmp_path, lengths).is_over(0.4) is over
+    assert not curve_of(tmp_path, lengths).is_over(0.6)

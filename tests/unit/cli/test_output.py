@@ -180,7 +180,7 @@ def test_a_wrong_value_is_named_with_its_option(words: tuple[str, ...], option: 
 def test_a_view_can_be_drawn_of_a_document_that_no_command_has_answered() -> None:
     """As the demo does: checks of a report are objects, and rows of its view are members of them."""
     check = Check(1, "The log is whole", True, "2 entries")
-    report = Report((check,), None, None, 2, bytes(32), HaltState(), {"receipt": 2}, ())
+    report = Report((check,), None, None, 2, bytes(32), bytes(32), HaltState(), {"receipt": 2}, ())
     document = report_document(report)
     assert document["checks"] == [{"number": 1, "title": check.title, "passed": True, "detail": check.detail}]
     print_view(report_view(document), ShownConsole(file=io.StringIO()))

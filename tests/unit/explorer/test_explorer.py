@@ -107,7 +107,7 @@ def test_every_field_of_a_document_has_its_path() -> None:
 
 
 def entry(number: int, **changes: Any) -> ReceiptEntry:
-    return ReceiptEntry(number, bytes(32), signed(receipt(number, **changes)), None)
+    return ReceiptEntry(number, signed(receipt(number, **changes)), None)
 
 
 class TrendingLog:

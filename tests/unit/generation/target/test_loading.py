@@ -69,7 +69,7 @@ FAULTS: dict[str, tuple[Callable[[Path], Any], type[TargetError], str]] = {
     "config a list": (lambda m: (m / "config.json").write_text("[]"), ConfigInvalid, "expected a JSON object"),
     "other architecture": (
         lambda m: edit_config(m, architectures=["GPT2LMHeadModel"]), UnsupportedArchitecture,
-        "supported: LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM",
+        "supported: LlamaForCausalLM",
     ),
     "no architecture": (
         lambda m: edit_config(m, architectures=None, model_type=None), UnsupportedArchitecture, "architectures",
@@ -224,7 +224,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("named", ["some/model", "model.gguf"])
 def test_a_path_stays_as_it_is_where_a_model_is_there(package: Path, named: str) -> None:
-    with pytest.raises(ModelNotFound, match=f"there is no model {named}; expected a transformers directory"):
+    with pytest.raises(ModelNotFound, match=f"there is no model {named}; "):
         model_path(named)
     file = Path(named) if named.endswith(".gguf") else Path(named, "config.json")
     file.parent.mkdir(parents=True, exist_ok=True)

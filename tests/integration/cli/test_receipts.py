@@ -101,7 +101,8 @@ def test_a_list_of_another_log_than_remembered_is_exit_code_three(filled: Kolm, 
     text, _, _ = note.partition(b"\n\n")
     assert text.split(b"\n")[1] == b"6"
     seen.write_bytes(_fork(note, tmp_path))
-    assert filled("receipts", "list", "--remember", seen).code == 3
+    forked = filled("receipts", "list", "--remember", seen)
+    assert (forked.code, "forked" in forked.err) == (3, True)
 
 
 def _fork(note: bytes, data_dir: Path) -> bytes:
@@ -181,7 +182,8 @@ def test_it_is_saved_and_verified_offline(
     own = ("--prompt", str(tmp_path / "prompt"), "--output", str(tmp_path / "output"))
     assert kolm("verify", path, *own, "--json").code == 0
     (tmp_path / "output").write_text("something else")
-    assert kolm("verify", path, *own).code == 3
+    changed = kolm("verify", path, *own)
+    assert (changed.code, "text: is not the output" in changed.err) == (3, True)
     with pytest.raises(UsageError):
         receipt_saving.check_writable(path)
 
@@ -212,7 +214,8 @@ def test_a_file_that_was_changed_is_refused(
 
 def test_without_a_ledger_it_is_saved_without_a_proof(kolm: Kolm, answered: Receipt, tmp_path: Path) -> None:
     assert receipt_saving.save(tmp_path / "receipt.json", answered, "a prompt", NOBODY)
-    assert kolm("verify", tmp_path / "receipt.json").code == 3
+    unproven = kolm("verify", tmp_path / "receipt.json")
+    assert (unproven.code, "holds no proof" in unproven.err) == (3, True)
     assert kolm("generate", "hello", "--save", tmp_path / "receipt.json").code == 2
     assert kolm("generate", "hello", "--n=2", "--save", tmp_path / "other.json").code == 2
     (tmp_path / "bundle").mkdir()
@@ -342,7 +345,8 @@ def test_kolm_verify_reads_it(judged: Deployment, kolm: Kolm, tmp_path: Path) ->
         if KEYS["receipts"].key_id[8:24] in key.name:
             (tmp_path / "theirs" / key.name).write_bytes(key.read_bytes())
     (tmp_path / "theirs" / "log.pub").write_bytes(pem_of_log(tmp_path))
-    assert kolm("verify", path, "--trusted", tmp_path / "theirs").code == 3
+    stranger = kolm("verify", path, "--trusted", tmp_path / "theirs")
+    assert (stranger.code, "by none of the keys that you trust" in stranger.err) == (3, True)
     assert kolm("verify", path, "--promise", path).code == 2
 
 

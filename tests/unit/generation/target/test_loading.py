@@ -222,9 +222,15 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("named", ["some/model", "model.gguf"])
-def test_a_path_stays_as_it_is_where_a_model_is_there(package: Path, named: str) -> None:
-    with pytest.raises(ModelNotFound, match=f"there is no model {named}; "):
+@pytest.mark.parametrize(
+    ("named", "hint"),
+    [
+        ("some/model", "as a repository of huggingface.co it is called hf:some/model"),
+        ("model.gguf", "expected a transformers directory"),
+    ],
+)
+def test_a_path_stays_as_it_is_where_a_model_is_there(package: Path, named: str, hint: str) -> None:
+    with pytest.raises(ModelNotFound, match=f"there is no model {named}; {hint}"):
         model_path(named)
     file = Path(named) if named.endswith(".gguf") else Path(named, "config.json")
     file.parent.mkdir(parents=True, exist_ok=True)

@@ -40,7 +40,7 @@ export PYTHONDONTWRITEBYTECODE :=
 # compiled before: every worker, and every service that tests start, would wait for it.
 WORKERS := $(shell echo $$(($$(nproc) + 1)))
 PYTEST  := $(BIN)/python -m pytest
-SPREAD  := $(PYTEST) -q --numprocesses=$(WORKERS) --dist=loadscope --no-loadscope-reorder
+SPREAD  := $(PYTEST) -q --numprocesses=$(WORKERS) --dist=loadscope --no-loadscope-reorder --max-worker-restart=0
 BESIDE  := +@$(MAKE) --no-print-directory --keep-going --jobs=2
 
 test: $(STAMP) ## lint and the whole test suite beside each other, random examples drawn anew

@@ -27,7 +27,7 @@ from services.generation.drafting.eagle3.checkpoint import HeadConfig, write_hea
 from services.generation.drafting.eagle3.head_pass import Head
 from services.generation.target.config.config import TargetConfig
 from services.generation.target.config.layer_specs import EMBEDDING, HEAD
-from services.generation.target.families import NORM
+from services.generation.target.family import NORM
 from services.generation.target.weights import checked_weights
 from services.training.answering import Answer
 from services.training.block import BlockModule, block_sums

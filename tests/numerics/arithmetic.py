@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 
 from services.generation.target.arrays import Float32, Int64, UInt32
-from services.generation.target.families import Temperature
+from services.generation.target.family import Temperature
 from services.generation.target.files.stored_tensor import StoredTensor
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from services.generation.target.arrays import Float32
-from services.generation.target.families import Temperature
+from services.generation.target.family import Temperature
 from services.generation.target.files.stored_tensor import StoredTensor
 from tests.numerics.arithmetic import Arithmetic, Heads, assert_same_bits
 

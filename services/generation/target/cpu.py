@@ -17,7 +17,7 @@ from services.generation.target.config.config import TargetConfig, bounded, cach
 from services.generation.target.config.layer_specs import EMBEDDING, HEAD, layer_specs
 from services.generation.target.config.rope import query_scales, rotations
 from services.generation.target.errors import TargetError
-from services.generation.target.families import NORM
+from services.generation.target.family import NORM
 from services.generation.target.identity import base_cid, tokenizer_cid
 from services.generation.target.kernels import compilation
 from services.generation.target.kernels.attention.layout import CACHED, Cached

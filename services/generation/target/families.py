@@ -1,4 +1,4 @@
-"""Families of models: what tells one from another; everything else is in a model's own configuration.
+"""The table of families of models; everything else is in a model's own configuration.
 
 A new family is one more `Family` and a place in `FAMILIES`.
 """
@@ -6,172 +6,23 @@ A new family is one more `Family` and a place in `FAMILIES`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
-NORM = "model.norm.weight"
-"""The last norm."""
-CONVOLUTION = "conv.conv"
-"""The weights [hidden size, taps] of a layer's short convolution."""
-DELTA = "linear_attn"
-"""The module of a layer that folds its inputs into a state."""
-DELTA_CONVOLUTION, DELTA_SHIFTS, DELTA_RATES, DELTA_NORM = (
-    f"{DELTA}.{name}" for name in ("conv1d", "dt_bias", "A_log", "norm")
-)
-"""Its weights beside linear layers: [channels, taps] of convolutions, two vectors [value heads], and [value size]."""
+from services.generation.target.family import BesideNames, ExpertNames, Family, StackedExperts
+
+_SANDWICH = {
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+"""Names of norms in GGUF, and in transformers, where the outputs of attention and MLP have some."""
 
 
-@dataclass(frozen=True, slots=True)
-class ExpertNames:
-    """Modules of a layer: the router, and those of one expert with its number for {}."""
-
-    router: str
-    gate: str
-    up: str
-    down: str
-
-
-@dataclass(frozen=True, slots=True)
-class BesideNames:
-    """Vectors of a layer whose experts stand beside its MLP (Gemma 4): each has norms, and they are added up."""
-
-    router_norm: str  # multiplied with hidden_size^(-1/2)
-    norm: str  # of the experts' input
-    after: str  # of their output
-    after_mlp: str  # of the MLP's output
-    scales: str  # what the share of each expert is multiplied with
-
-
-@dataclass(frozen=True, slots=True)
-class StackedExperts:
-    """All experts of a layer as one tensor in safetensors: gate and up together, and down."""
-
-    module: str  # that holds `gate_up_proj` and `down_proj`
-    transposed: bool  # matrices are [in, out]
-    interleaved: bool  # outputs of gate and up take turns; otherwise gate's come first
-
-
-@dataclass(frozen=True, slots=True)
-class Clamp:
-    """Bounds of gate and up (`docs/numerics.md`, clamped)."""
-
-    slope: float
-    limit: float
-
-
-@dataclass(frozen=True, slots=True)
-class Experts:
-    """MLPs of which every row takes a few (Shazeer et al. 2017): `chosen` of `count`, each of inner size `size`."""
-
-    names: ExpertNames
-    layers: tuple[bool, ...]  # which have experts in place of one MLP
-    count: int
-    chosen: int
-    size: int
-    normalised: bool  # shares of the chosen sum to one, not those of all
-    bias: bool = False  # of the router and of all modules
-    sigmoid: bool = False  # a share is the sigmoid of its logit, and scales what the expert reads
-    scored: bool = False  # sigmoids of all logits stand in place of the exponentials
-    choice_bias: str = ""  # a vector that is added to them where experts are chosen, and only there, or none
-    scale: float = 1.0  # of all shares
-    shared: int = 0  # inner activations of an expert beside those chosen, or 0
-    beside: BesideNames | None = None  # the MLP, not in its place
-
-
-@dataclass(frozen=True, slots=True)
-class DeltaRule:
-    """Layers that fold keys and values into a state by the gated delta rule (Yang et al. 2024), and their sizes. Each
-    key head serves as many value heads as its share is.
-    """
-
-    layers: tuple[bool, ...]  # which they are
-    key_heads: int
-    value_heads: int
-    key_dim: int
-    value_dim: int
-    taps: int  # of the convolutions of queries, keys and values
-
-    @property
-    def keys(self) -> int:
-        return self.key_heads * self.key_dim
-
-    @property
-    def values(self) -> int:
-        return self.value_heads * self.value_dim
-
-    @property
-    def convolved(self) -> int:
-        """Queries, keys and values of a token."""
-        return 2 * self.keys + self.values
-
-    @property
-    def cached(self) -> int:
-        """What the cache holds of a token: these before their convolution, and two numbers of each value head."""
-        return self.convolved + 2 * self.value_heads
-
-    @property
-    def state(self) -> int:
-        """Numbers of a layer's state."""
-        return self.key_dim * self.values
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Family:
-    """`name` is transformers' model type, and the architecture that a `TargetConfig` names."""
-
-    name: str
-    architecture: str  # in config.json
-    multimodal: str = ""  # the same of checkpoints of which this is the part for text
-    gguf_name: str = ""  # general.architecture of a GGUF file; empty where those are not read
-    gguf_interleaved: bool = False  # rows of q and k stand there for an interleaved rotation
-    qkv_bias: bool = (
-        False  # q, k and v always have biases and o never; otherwise attention_bias of the configuration says
-    )
-    head_norms: bool = False  # each query and key head is normalised
-    whole_norms: bool = False  # all queries of a row are normalised as one vector, and all keys
-    windows: bool = True  # sliding_window counts; where a conversion left one in another family, it means nothing
-    unrotated_layers: bool = False  # no_rope_layers counts: layers without rotary position embeddings
-    partial_rotation: bool = False  # partial_rotary_factor counts
-    fused: bool = False  # queries, keys and values are one module, gate and up another
-    activation: str = "silu"  # hidden_act, or hidden_activation
-    sandwich_norms: bool = False  # outputs of attention and MLP are normalised before they are added to the stream
-    norms_before: bool = True  # and so are their inputs
-    norms_around_one: bool = False  # a norm multiplies with 1 + its weights; in GGUF files the 1 is added already
-    scaled: tuple[str, ...] = ()
-    """Which of query_pre_attn_scalar, attn_logit_softcapping and final_logit_softcapping count; where any do,
-    embeddings are scaled too."""
-    experts: ExpertNames | None = None  # in place of an MLP in some or all layers
-    stacked: StackedExperts | None = None  # how experts lie in safetensors, where not each by itself
-    expert_bias: bool = False  # of the router and of experts
-    sigmoid_router: bool = False
-    scored_router: bool = False  # use_expert_bias and routed_scaling_factor count
-    choice_bias: str = ""  # what is added to its scores where experts are chosen
-    beside: BesideNames | None = None  # experts stand beside MLPs
-    shared_expert: bool = False  # beside those that are chosen
-    mlp: str = "mlp"  # the module that holds gate, up and down
-    rotations_by_kind: bool = False  # layers with a window turn by rope_theta alone, whatever scales the others
-    interleaved: bool = False  # RoPE turns elements 2i and 2i + 1, not i and i + n
-    unit_head_norms: bool = False  # use_qk_norm counts: norms of heads that turn, with weights of 1
-    chunks: bool = False  # attention_chunk_size counts
-    rotated_windows: bool = False  # where some layers have windows, the others do not turn
-    beta: bool = False  # llama_4_scaling_beta of rope_parameters counts: a temperature in all layers
-    tempered: bool = False  # attn_temperature_tuning counts, in layers without rotary position embeddings
-    sinks: bool = False  # of attention
-    clamped: bool = False  # swiglu_alpha and swiglu_limit count
-    quantised: tuple[str, ...] = ()  # quant_method of checkpoints that are read as they are
-    yarn_truncated: bool = True  # what a GGUF file does not say of yarn
-    query_scale: float = 0.0  # what queries are multiplied with, or 0 where their size says it
-    sizes_by_layer: bool = False  # per_layer_config counts; values are normalised, and layers have scalars
-    gguf_wide_queries: int = 0  # layers of the one model in GGUF whose query_pre_attn_scalar is hidden_size / heads
-    names: Mapping[str, str] = field(default_factory=dict)
-    """What published checkpoints call modules and norms of a layer, by Llama's names, where they are others."""
-    final_norm: str = NORM
-    multipliers: bool = False  # of embeddings, queries, what layers add, and logits count
-    convolved: bool = False  # layer_types counts: layers of conv are gated short convolutions
-    delta: bool = False  # layer_types counts: layers of linear_attention fold a state
-    gated: bool = False  # q_proj gives each head a gate of what it attends to, behind its query
-    gguf_modules: Mapping[str, str] = field(default_factory=dict)
-    """Names of a layer's modules in GGUF, and in transformers, where they are others than `files.gguf_names` has."""
+def _experts(
+    router: str, module: str, gate: str = "gate_proj", up: str = "up_proj", down: str = "down_proj"
+) -> ExpertNames:
+    return ExpertNames(router, *(f"{module}.{{}}.{part}" for part in (gate, up, down)))
 
 
 # Llama (Touvron et al. 2023), and all that publish under its name: no norm of heads, no window.
@@ -193,22 +44,12 @@ MISTRAL = Family(
 )
 
 # Mixtral (Jiang et al. 2024): Mistral with experts; its GGUF files call it a llama.
-_MIXTRAL_EXPERT = "block_sparse_moe.experts.{}"
-
 MIXTRAL = Family(
     name="mixtral",
     architecture="MixtralForCausalLM",
     gguf_name="llama",
     gguf_interleaved=True,
-    experts=ExpertNames(
-        "block_sparse_moe.gate", f"{_MIXTRAL_EXPERT}.w1", f"{_MIXTRAL_EXPERT}.w3", f"{_MIXTRAL_EXPERT}.w2"
-    ),
-    gguf_modules={
-        "ffn_gate_inp": "block_sparse_moe.gate",
-        "ffn_gate_exps": f"{_MIXTRAL_EXPERT}.w1",
-        "ffn_up_exps": f"{_MIXTRAL_EXPERT}.w3",
-        "ffn_down_exps": f"{_MIXTRAL_EXPERT}.w2",
-    },
+    experts=_experts("block_sparse_moe.gate", "block_sparse_moe.experts", "w1", "w3", "w2"),
 )
 
 # Qwen2 and Qwen2.5 (Yang et al. 2024): biases on queries, keys and values.
@@ -233,13 +74,7 @@ QWEN3_MOE = Family(
     architecture="Qwen3MoeForCausalLM",
     gguf_name="qwen3moe",
     head_norms=True,
-    experts=ExpertNames("mlp.gate", "mlp.experts.{}.gate_proj", "mlp.experts.{}.up_proj", "mlp.experts.{}.down_proj"),
-    gguf_modules={
-        "ffn_gate_inp": "mlp.gate",
-        "ffn_gate_exps": "mlp.experts.{}.gate_proj",
-        "ffn_up_exps": "mlp.experts.{}.up_proj",
-        "ffn_down_exps": "mlp.experts.{}.down_proj",
-    },
+    experts=_experts("mlp.gate", "mlp.experts"),
 )
 
 # SmolLM3 (Bakouch et al. 2025): Llama in which every fourth layer has no rotary position embeddings.
@@ -271,11 +106,7 @@ GEMMA2 = Family(
     norms_around_one=True,
     scaled=("query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping"),
     gguf_wide_queries=46,
-    gguf_modules={
-        "post_attention_norm": "post_attention_layernorm",
-        "ffn_norm": "pre_feedforward_layernorm",
-        "post_ffw_norm": "post_feedforward_layernorm",
-    },
+    gguf_modules=_SANDWICH,
 )
 
 # Gemma 3 (Kamath et al. 2025), text: Gemma 2 with head norms instead of caps, and two rotations.
@@ -290,17 +121,11 @@ GEMMA3 = Family(
     norms_around_one=True,
     scaled=("query_pre_attn_scalar", "final_logit_softcapping"),
     gguf_wide_queries=62,
-    gguf_modules={
-        "post_attention_norm": "post_attention_layernorm",
-        "ffn_norm": "pre_feedforward_layernorm",
-        "post_ffw_norm": "post_feedforward_layernorm",
-    },
+    gguf_modules=_SANDWICH,
 )
 
 # Gemma 4 (Google 2026), text: Gemma 3 with larger heads in layers without a window, norms of values, and, by size,
 # experts beside MLPs or inputs of each layer.
-_GEMMA4_EXPERT = "experts.{}"
-
 GEMMA4 = Family(
     name="gemma4_text",
     architecture="Gemma4ForCausalLM",
@@ -311,9 +136,7 @@ GEMMA4 = Family(
     sandwich_norms=True,
     scaled=("final_logit_softcapping",),
     query_scale=1.0,
-    experts=ExpertNames(
-        "router.proj", f"{_GEMMA4_EXPERT}.gate_proj", f"{_GEMMA4_EXPERT}.up_proj", f"{_GEMMA4_EXPERT}.down_proj"
-    ),
+    experts=_experts("router.proj", "experts"),
     stacked=StackedExperts("experts", transposed=False, interleaved=False),
     beside=BesideNames(
         router_norm="router.scale",
@@ -324,18 +147,12 @@ GEMMA4 = Family(
     ),
     sizes_by_layer=True,
     gguf_modules={
-        "post_attention_norm": "post_attention_layernorm",
-        "ffn_norm": "pre_feedforward_layernorm",
-        "post_ffw_norm": "post_feedforward_layernorm",
+        **_SANDWICH,
         "post_ffw_norm_1": "post_feedforward_layernorm_1",
         "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
         "post_ffw_norm_2": "post_feedforward_layernorm_2",
-        "ffn_gate_inp": "router.proj",
         "ffn_gate_inp.scale": "router.scale",
-        "ffn_gate_up_exps": f"{_GEMMA4_EXPERT}.gate_up_proj",
-        "ffn_gate_exps": f"{_GEMMA4_EXPERT}.gate_proj",
-        "ffn_up_exps": f"{_GEMMA4_EXPERT}.up_proj",
-        "ffn_down_exps": f"{_GEMMA4_EXPERT}.down_proj",
+        "ffn_gate_up_exps": "experts.{}.gate_up_proj",
         "ffn_down_exps.scale": "router.per_expert_scale",
         "inp_gate": "per_layer_input_gate",
         "proj": "per_layer_projection",
@@ -346,15 +163,11 @@ GEMMA4 = Family(
 
 
 # gpt-oss (OpenAI 2025): experts with biases and bounds, sinks of attention, windows in every second layer.
-_GPT_OSS_EXPERT = "mlp.experts.{}"
-
 GPT_OSS = Family(
     name="gpt_oss",
     architecture="GptOssForCausalLM",
     gguf_name="gpt-oss",
-    experts=ExpertNames(
-        "mlp.router", f"{_GPT_OSS_EXPERT}.gate_proj", f"{_GPT_OSS_EXPERT}.up_proj", f"{_GPT_OSS_EXPERT}.down_proj"
-    ),
+    experts=_experts("mlp.router", "mlp.experts"),
     stacked=StackedExperts("mlp.experts", transposed=True, interleaved=True),
     expert_bias=True,
     sinks=True,
@@ -364,16 +177,10 @@ GPT_OSS = Family(
     gguf_modules={
         "attn_sinks": "self_attn.sinks",
         "post_attention_norm": "post_attention_layernorm",
-        "ffn_gate_inp": "mlp.router",
-        "ffn_gate_exps": f"{_GPT_OSS_EXPERT}.gate_proj",
-        "ffn_up_exps": f"{_GPT_OSS_EXPERT}.up_proj",
-        "ffn_down_exps": f"{_GPT_OSS_EXPERT}.down_proj",
     },
 )
 
 # Llama 4 (Meta 2025), text: experts beside a shared one, and attention in chunks or, by position, tempered.
-_LLAMA4_EXPERT, _LLAMA4_SHARED = "feed_forward.experts.{}", "feed_forward.shared_expert"
-
 LLAMA4 = Family(
     name="llama4_text",
     architecture="Llama4ForCausalLM",
@@ -381,9 +188,7 @@ LLAMA4 = Family(
     gguf_name="llama4",
     windows=False,
     unrotated_layers=True,
-    experts=ExpertNames(
-        "feed_forward.router", f"{_LLAMA4_EXPERT}.gate_proj", f"{_LLAMA4_EXPERT}.up_proj", f"{_LLAMA4_EXPERT}.down_proj"
-    ),
+    experts=_experts("feed_forward.router", "feed_forward.experts"),
     stacked=StackedExperts("feed_forward.experts", transposed=True, interleaved=False),
     sigmoid_router=True,
     shared_expert=True,
@@ -396,13 +201,9 @@ LLAMA4 = Family(
         "ffn_gate": "feed_forward.gate_proj",
         "ffn_up": "feed_forward.up_proj",
         "ffn_down": "feed_forward.down_proj",
-        "ffn_gate_inp": "feed_forward.router",
-        "ffn_gate_exps": f"{_LLAMA4_EXPERT}.gate_proj",
-        "ffn_up_exps": f"{_LLAMA4_EXPERT}.up_proj",
-        "ffn_down_exps": f"{_LLAMA4_EXPERT}.down_proj",
-        "ffn_gate_shexp": f"{_LLAMA4_SHARED}.gate_proj",
-        "ffn_up_shexp": f"{_LLAMA4_SHARED}.up_proj",
-        "ffn_down_shexp": f"{_LLAMA4_SHARED}.down_proj",
+        "ffn_gate_shexp": "feed_forward.shared_expert.gate_proj",
+        "ffn_up_shexp": "feed_forward.shared_expert.up_proj",
+        "ffn_down_shexp": "feed_forward.shared_expert.down_proj",
     },
 )
 
@@ -442,23 +243,17 @@ LFM2 = Family(
 
 
 # LFM2 with experts (Liquid AI 2025): scores by sigmoid, with a bias that only chooses.
-_LFM2_EXPERT = "feed_forward.experts.{}"
-
 LFM2_MOE = replace(
     LFM2,
     name="lfm2_moe",
     architecture="Lfm2MoeForCausalLM",
     gguf_name="lfm2moe",
-    experts=ExpertNames("feed_forward.gate", f"{_LFM2_EXPERT}.w1", f"{_LFM2_EXPERT}.w3", f"{_LFM2_EXPERT}.w2"),
+    experts=_experts("feed_forward.gate", "feed_forward.experts", "w1", "w3", "w2"),
     scored_router=True,
     choice_bias="feed_forward.expert_bias",
     gguf_modules={
         **LFM2.gguf_modules,
-        "ffn_gate_inp": "feed_forward.gate",
         "exp_probs_b": "feed_forward.expert_bias",
-        "ffn_gate_exps": f"{_LFM2_EXPERT}.w1",
-        "ffn_up_exps": f"{_LFM2_EXPERT}.w3",
-        "ffn_down_exps": f"{_LFM2_EXPERT}.w2",
     },
 )
 
@@ -623,22 +418,3 @@ def architecture_of(document: Mapping[str, Any]) -> object:
 def gguf_families(name: str) -> list[Family]:
     """The families whose GGUF files have this general.architecture; an empty list where it is not supported."""
     return [family for family in FAMILIES if family.gguf_name and family.gguf_name == name]
-
-
-@dataclass(frozen=True, slots=True)
-class Temperature:
-    """Queries at position p are multiplied with 1 + scale * ln(1 + (p + ahead) div floor) (Nakanishi 2025)."""
-
-    floor: int
-    scale: float
-    ahead: int = 1
-
-
-@dataclass(frozen=True, slots=True)
-class HeadSizes:
-    """Sizes of one layer's keys and values."""
-
-    kv_heads: int
-    head_dim: int
-    tied_values: bool = False  # values equal keys before norm and rotation
-    source: int | None = None  # the layer whose keys and values are read; none are computed here

@@ -17,7 +17,7 @@ from services.generation.target.config.layer_specs import (
     layer_specs,
 )
 from services.generation.target.errors import ArithmeticUnsupported, TargetError, WeightsInvalid, about
-from services.generation.target.families import (
+from services.generation.target.family import (
     CONVOLUTION,
     DELTA_CONVOLUTION,
     DELTA_NORM,

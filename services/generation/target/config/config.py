@@ -36,7 +36,7 @@ from services.generation.target.config.config_document import (
 from services.generation.target.config.gguf_config import read_gguf_config
 from services.generation.target.config.rope import Rotation, inverse_root
 from services.generation.target.errors import ConfigInvalid, TargetError, about
-from services.generation.target.families import Clamp, DeltaRule, Experts, Family, HeadSizes, Temperature
+from services.generation.target.family import Clamp, DeltaRule, Experts, Family, HeadSizes, Temperature
 from services.generation.target.files.gguf_file import GgufFile, is_gguf
 
 _OLD_LONGROPE = "su"

@@ -13,18 +13,8 @@ import numpy as np
 
 from services.generation.target.config.rope import NO_ROTATION, Rotation, rotation_of
 from services.generation.target.errors import ConfigInvalid, ModelNotFound, TargetError, UnsupportedArchitecture
-from services.generation.target.families import (
-    ARCHITECTURES,
-    MISSING,
-    Clamp,
-    DeltaRule,
-    Experts,
-    Family,
-    HeadSizes,
-    Temperature,
-    architecture_of,
-    named_by,
-)
+from services.generation.target.families import ARCHITECTURES, MISSING, architecture_of, named_by
+from services.generation.target.family import Clamp, DeltaRule, Experts, Family, HeadSizes, Temperature
 from services.generation.target.sizes import LARGEST, STATE_LANES, expected, fits
 
 _LARGEST = 2**24  # bytes: far beyond any of these files

@@ -12,7 +12,7 @@ from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
 
 from services.generation.target.config.rope import inverse_root
 from services.generation.target.errors import ConfigInvalid, UnsupportedArchitecture, WeightsInvalid
-from services.generation.target.families import Family
+from services.generation.target.family import Family
 from services.generation.target.files.gguf_file import ROPE_FACTORS, ROPE_LONG, ROPE_SHORT, GgufFile
 from services.generation.target.files.gguf_header import GgufMetadata, gguf_sizes
 

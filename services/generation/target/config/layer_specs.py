@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 from services.generation.target.config.rope import NO_ROTATION, inverse_root
-from services.generation.target.families import BY_NAME, DELTA, BesideNames, Clamp, DeltaRule, Experts, Temperature
+from services.generation.target.families import BY_NAME
+from services.generation.target.family import DELTA, BesideNames, Clamp, DeltaRule, Experts, Temperature
 
 if TYPE_CHECKING:
     from services.generation.target.config.config import TargetConfig  # which takes transformers

@@ -15,7 +15,7 @@ import numpy as np
 
 from services.generation.target.arrays import Float32, Float64
 from services.generation.target.errors import ConfigInvalid, UnsupportedArchitecture
-from services.generation.target.families import Temperature
+from services.generation.target.family import Temperature
 
 
 @dataclass(frozen=True, slots=True)

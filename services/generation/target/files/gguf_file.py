@@ -15,7 +15,8 @@ from gguf.constants import GGMLQuantizationType
 
 from services.generation.target.arrays import Bytes
 from services.generation.target.errors import ConfigInvalid, UnsupportedArchitecture, WeightsInvalid
-from services.generation.target.families import FAMILIES, Family, gguf_families
+from services.generation.target.families import FAMILIES, gguf_families
+from services.generation.target.family import Family
 from services.generation.target.files.gguf_header import GgufHeader, GgufMetadata, TensorPlace, read_gguf_header
 from services.generation.target.files.stored_tensor import LAYOUTS, BlockLayout, StoredTensor, map_file
 from services.generation.target.sizes import MOST_EXPERTS
@@ -105,7 +106,7 @@ class GgufFile:
         self.metadata: GgufMetadata = header.metadata
         self._data = data
         found = gguf_families(str(self.metadata.get("general.architecture")))
-        modules = {name: module for family in found for name, module in family.gguf_modules.items()}
+        modules = {name: module for family in found for name, module in family.in_gguf.items()}
         named = [(transformers_name(name, modules), place) for name, place in header.tensors.items()]
         parts = [part for name, place in named for part in _parts(path, name, place)]
         self._places: Mapping[str, TensorPlace] = dict(parts)

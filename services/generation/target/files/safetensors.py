@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 
 from services.generation.target.arrays import Bytes, Float32
 from services.generation.target.errors import WeightsInvalid
-from services.generation.target.families import CONVOLUTION, DELTA_CONVOLUTION, NORM, Family, StackedExperts
+from services.generation.target.family import CONVOLUTION, DELTA_CONVOLUTION, NORM, Family, StackedExperts
 from services.generation.target.files.stored_tensor import StoredTensor, map_file
 from services.generation.target.sizes import MOST_EXPERTS
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from services.generation.target.arrays import Bytes, Float32
 from services.generation.target.blocks import BLOCK, blocks_for
 from services.generation.target.config.layer_specs import LayerSizes, LayerSpec
-from services.generation.target.families import Experts
+from services.generation.target.family import Experts
 from services.generation.target.kernels.attention import layout
 from services.generation.target.kernels.attention.layout import LANES, Cached
 from services.generation.target.kernels.linear import linear

@@ -16,7 +16,7 @@ from services.generation.target.config.layer_specs import (
     ModuleSpec,
 )
 from services.generation.target.config.rope import inverse_root, power_of_e
-from services.generation.target.families import (
+from services.generation.target.family import (
     CONVOLUTION,
     DELTA_CONVOLUTION,
     DELTA_NORM,

@@ -29,7 +29,7 @@ from services.generation.target.config.layer_specs import (
     layer_specs,
 )
 from services.generation.target.config.rope import inverse_root, power_of_e, query_scales
-from services.generation.target.families import (
+from services.generation.target.family import (
     CONVOLUTION,
     DELTA_CONVOLUTION,
     DELTA_NORM,

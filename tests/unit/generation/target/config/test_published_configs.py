@@ -25,7 +25,7 @@ from services.generation.target.config.config import (
 from services.generation.target.config.rope import NO_ROTATION
 from services.generation.target.cpu import load_target
 from services.generation.target.errors import ConfigInvalid
-from services.generation.target.families import Clamp, Temperature
+from services.generation.target.family import Clamp, Temperature
 from tests.fakes.table_target import VOID, TableTarget
 
 

@@ -42,7 +42,7 @@ def measure(location: LedgerLocation, receipts: int) -> dict[str, Any]:
     path = location.folder / "bundle.tar.gz"
     started = time.perf_counter()
     with (
-        closing(SqlEntryStore.open_for_reading(location.database, folder=location.log)) as store,
+        closing(SqlEntryStore.open_for_reading(location.database, log=location.log)) as store,
         path.open("wb") as file,
     ):
         note = store.latest_checkpoint()

@@ -91,11 +91,11 @@ _FILL = 1000  # entries of one transaction while filling
 
 @dataclass(frozen=True, slots=True)
 class LedgerLocation:
-    """The folder of one ledger; the URL of its database and the folder of its log, where they are elsewhere."""
+    """The folder of one ledger; the URLs of its database and of its log, where they are elsewhere."""
 
     folder: Path
     url: str | None = None
-    log: Path | None = None
+    log: str | None = None
 
     @property
     def database(self) -> Path | str:
@@ -139,7 +139,7 @@ def running(location: LedgerLocation) -> Iterator[Service]:
         "--origin", ORIGIN, "--ready-file", str(ready), "--principals", str(principals), "--log-level", "warning",
     ]  # fmt: skip
     if location.log is not None:
-        command.append(f"--log={location.log.absolute().as_uri()}")
+        command.append(f"--log={location.log}")
     environment = {**os.environ, **({"KOLM_LEDGER_DATABASE_URL": location.url} if location.url else {})}
     process = subprocess.Popen(command, env=environment)
     try:
@@ -159,7 +159,7 @@ def fill(location: LedgerLocation, size: int) -> float:
     receipts, log, seconds = signed_receipts(location.key("receipts")), location.key("log"), 0.0
     with (
         closing(
-            SqlEntryStore.open(location.database, location.folder / "content-keys/keys.sqlite3", folder=location.log)
+            SqlEntryStore.open(location.database, location.folder / "content-keys/keys.sqlite3", log=location.log)
         ) as store,
         closing(SqlGuard.open(location.folder / "guard.sqlite3")) as guard,
     ):
@@ -192,7 +192,7 @@ class LedgerLocations:
         """The log of that name, empty where it is new."""
         folder = self.folder / name
         if self.logs is not None:
-            return LedgerLocation(folder, log=self.logs / name)
+            return LedgerLocation(folder, log=(self.logs / name).absolute().as_uri())
         if self.cluster is None:
             return LedgerLocation(folder)
         if not folder.exists():

@@ -1,13 +1,16 @@
-"""From a path or a URL to a database."""
+"""From a path or a URL to a database, or to a log that lies elsewhere."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 from sqlalchemy import URL, MetaData, Table, inspect, make_url
 from sqlalchemy.exc import ArgumentError
 
 from ledger.errors import StoreError
+from ledger.log.folder import Folder
+from ledger.log.tiled_log import TiledLog
 from ledger.sql.database import Database
 from ledger.sql.postgres import PostgresDatabase
 from ledger.sql.sqlite import SqliteDatabase
@@ -55,6 +58,24 @@ def connect_for_reading_with(target: Path | str, table: Table, otherwise: str) -
         database.close()
         raise
     return database
+
+
+def open_log(location: str, known: int | None = None) -> TiledLog:
+    """A log in file:///FOLDER or s3://bucket/prefix. With `known` it is opened for reading, so many of its entries.
+
+    Raises StoreLocked, StoreDamaged, StoreError, NotFound for a folder to read that is not there.
+    """
+    if location.startswith("file:///"):
+        folder = Path(unquote(urlsplit(location).path))
+        return TiledLog.open(Folder.open(folder)) if known is None else TiledLog(Folder.open_for_reading(folder), known)
+    if not location.startswith("s3://"):
+        raise StoreError("expected a log in file:///FOLDER or s3://bucket/prefix")
+    try:
+        from ledger.log.bucket import Bucket
+    except ModuleNotFoundError:
+        raise StoreError("a log in a bucket needs obstore: pip install 'kolm-serve[s3]'") from None
+    bucket = Bucket.open(location)
+    return TiledLog.open(bucket) if known is None else TiledLog(bucket, known)
 
 
 def _url(target: Path | str) -> URL:

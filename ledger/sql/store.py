@@ -1,10 +1,10 @@
 """EntryStore on SQL (SQLAlchemy Core), on any `database.Database`: index and contents, and the log itself, or all but
-that, where the log lies in a folder.
+that, where the log lies in a folder or a bucket.
 
-With a folder, the transaction of a batch is open while the batch is appended there, which is when it is in the log. The
+With those, the transaction of a batch is open while the batch is appended there, which is when it is in the log. The
 database follows: it may lose its newest batches in a crash or a power cut, and takes them over again from the log, with
-what the journal has of their contents, before anything else is written. What the database has seen of the log, a folder
-has to show again: an old copy of it is refused.
+what the journal has of their contents, before anything else is written. What the database has seen of the log, it has
+to show again: an old copy of it is refused.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from ledger.documents.receipt import Receipt
 from ledger.documents.signed_document import read_document
 from ledger.errors import ChainError, FormatError, LedgerError, NotFound, RolledBack, StoreError, StoreLocked
 from ledger.keys.note import Note
-from ledger.log.folder import FolderLog
 from ledger.log.guard import check_extends
 from ledger.log.receipt_filter import ReceiptFilter
 from ledger.log.store import Batch, ReceiptRow, Record, VerdictRow, retentions_of
-from ledger.sql.connect import connect, connect_for_reading
+from ledger.log.tiled_log import TiledLog
+from ledger.sql.connect import connect, connect_for_reading, open_log
 from ledger.sql.contents import ContentUsage, SealedContents, SqlContentKeys
 from ledger.sql.database import Database
 from ledger.sql.queries import (
@@ -132,11 +132,11 @@ class SqlEntryStore:
         fence: Fence | None,
         contents: SealedContents,
         size: int,
-        folder: FolderLog | None = None,
+        log: TiledLog | None = None,
     ) -> None:
-        """`size`: the number of entries there are. `folder`: where the log is; None: in the database."""
+        """`size`: the number of entries there are. `log`: None where it is in the database."""
         self._database = database
-        self._folder = folder
+        self._log = log
         self._fence = fence
         self._contents = contents
         self._usage = ContentUsage(database, size)
@@ -147,41 +147,40 @@ class SqlEntryStore:
         target: Path | str,
         content_keys: Path | str | None = None,
         *,
-        folder: Path | None = None,
+        log: str | None = None,
         new_keys: bool = False,
         new_index: bool = False,
     ) -> Self:
         """Open for writing: an SQLite file (a path, `sqlite:///…`; created where missing) or `postgresql+psycopg://…`.
 
         `content_keys` is the database of the keys (`SqlContentKeys`), which seal contents; without it, none can be
-        written, read or erased. `folder` is where the log lies, if not in the database, which then follows it;
-        `new_index` has the index made again from the log. Tables are made in one transaction. Raises StoreLocked where
-        another process writes to this ledger, StoreError for a database of another schema and, unless `new_keys`, where
-        contents are sealed and the keys are gone, StoreDamaged where a table, a column, an index or a trigger is
-        missing, RolledBack for a folder that holds less than the database has seen.
+        written, read or erased. `log` is where the log lies (`connect.open_log`), if not in the database, which then
+        follows it; `new_index` has the index made again from the log. Tables are made in one transaction. Raises
+        StoreLocked where another process writes to this ledger, StoreError for a database of another schema and, unless
+        `new_keys`, where contents are sealed and the keys are gone, StoreDamaged where a table, a column, an index or a
+        trigger is missing, RolledBack for a log that holds less than the database has seen.
         """
         database = connect(target, "ledger")
-        keys = log = None
+        keys = tiled = None
         try:
             keys = None if content_keys is None else SqlContentKeys.open(content_keys)
-            log = None if folder is None else FolderLog.open(folder)
+            tiled = None if log is None else open_log(log)
             sealed = SealedContents(database, keys)
             with database.writing() as connection:
                 make_tables(connection, database.name)
                 check_nothing_missing(connection, database.name)
-                if log is not None and new_index:
+                if tiled is not None and new_index:
                     clear_index(connection)
                 fence = Fence(connection)
-                _check_log(connection, database.name, log)
+                _check_log(connection, database.name, tiled)
                 size = _next_index(connection)
             if not new_keys:
                 sealed.check_keys()
-            store = cls(database, fence, sealed, size, log)
-            if log is not None:
-                store._catch_up()
+            store = cls(database, fence, sealed, size, tiled)
+            store._catch_up()
             sealed.settle()
         except LedgerError:
-            for opened in (keys, log, database):
+            for opened in (keys, tiled, database):
                 if opened is not None:
                     opened.close()
             raise
@@ -189,24 +188,24 @@ class SqlEntryStore:
 
     @classmethod
     def open_for_reading(
-        cls, target: Path | str, content_keys: Path | str | None = None, *, folder: Path | None = None
+        cls, target: Path | str, content_keys: Path | str | None = None, *, log: str | None = None
     ) -> Self:
         """Open without the right to write, beside a running writer too. Raises NotFound where there is no such file."""
-        log = None if folder is None else FolderLog.open_for_reading(folder)
         database = connect_for_reading(target)
         try:
             with database.reading() as connection:
                 check_revision(connection, database.name)
-                _check_log(connection, database.name, log)
                 size = _next_index(connection)
+                tiled = None if log is None else open_log(log, size)
+                _check_log(connection, database.name, tiled)
             keys = None if content_keys is None else SqlContentKeys.open_for_reading(content_keys)
         except LedgerError:
             database.close()
             raise
-        return cls(database, None, SealedContents(database, keys), size, log)
+        return cls(database, None, SealedContents(database, keys), size, tiled)
 
     def size(self) -> int:
-        if self._folder is not None and self._fence is not None:
+        if self._fence is not None:
             self._catch_up()
         with self._database.reading() as connection:
             count, last = connection.execute(select(func.count(), func.max(leaves.c.index)).select_from(leaves)).one()
@@ -215,26 +214,26 @@ class SqlEntryStore:
         return int(count)
 
     def commit(self, batch: Batch) -> None:
-        if self._folder is not None and self._folder.is_full:
+        if self._log is not None and self._log.is_full:
             self._flush()
-            self._folder.turn()
+            self._log.turn()
         self._contents.settle()
         self._write(batch, self._contents.rows(batch.records))
 
     def _write(self, batch: Batch, sealed: Sequence[Mapping[str, Any]], *, follows: bool = False) -> None:
-        """The transaction of a batch. `follows`: the folder has it."""
+        """The transaction of a batch. `follows`: the log has it."""
         erased = self._erased(batch)
         rows: dict[str, Sequence[Mapping[str, Any]]] = {**rows_of(batch.records, self._chain_before(batch))}
         rows[contents.name] = sealed
-        folder, gone = self._folder, [*erased]
+        log, gone = self._log, [*erased]
         with (
             self._usage.erasing(gone),
             self._contents.erasing(gone),
-            self._database.writing(durable=folder is None) as connection,
+            self._database.writing(durable=log is None or not log.keeps_batches) as connection,
         ):
             self._check_fence(connection)
             _check_next(connection, batch)
-            if folder is not None:
+            if log is not None:
                 rows[leaves.name] = [{**row, "entry": b""} for row in rows[leaves.name]]
             for table, some in rows.items():
                 insert_rows(connection, metadata.tables[table], some)
@@ -242,7 +241,7 @@ class SqlEntryStore:
                 connection.execute(delete(contents).where(contents.c.receipt_index.in_(gone)))
                 put = [{"receipt_index": receipt, "erasure_index": entry} for receipt, entry in erased.items()]
                 connection.execute(PUT_ERASURE[connection.dialect.name], put)
-            if folder is None:
+            if log is None:
                 connection.execute(
                     PUT_TILE[connection.dialect.name],
                     [{"level": tile.level, "number": tile.number, "hashes": tile.hashes} for tile in batch.tiles],
@@ -250,48 +249,48 @@ class SqlEntryStore:
             elif not follows:
                 beside = msgspec.msgpack.encode([[*row.values()] for row in sealed])
                 entries = [record.entry for record in batch.records]
-                folder.append(batch.records[0].index, entries, batch.tiles, beside)
+                log.append(batch.records[0].index, entries, batch.tiles, beside)
         self._usage.written(batch.records, sealed, erased)
 
     def _catch_up(self) -> None:
         """Take over what the log has and the database does not: all of a crash, or of a batch that failed half way."""
-        folder = self._folder
-        if folder is None:
+        log = self._log
+        if log is None:
             return
-        if folder.behind:
-            folder.replay()
         with self._database.reading() as connection:
             size = _next_index(connection)
-        if size > folder.size:
+        if log.behind or (log.is_open and size < log.size):  # a batch that failed half way: the journal has all of it
+            log.replay()
+        if size > log.size:
             raise RolledBack(
-                f"the log in {folder.folder} holds {folder.size} entries, and the index {self._database.name} has seen "
-                f"{size}: an old copy of the folder was restored. Bring back the one that holds entry {size - 1}"
+                f"the log in {log.name} holds {log.size} entries, and the index {self._database.name} has seen "
+                f"{size}: an old copy of the log was restored. Bring back the one that holds entry {size - 1}"
             )
-        if size == folder.size and folder.is_open:
+        if size == log.size and log.is_open:
             return
         seen = self.latest_checkpoint()
         if seen is not None and (head := _head(seen)) is not None:
-            check_extends(head, folder.size, TileHashes(folder), f"the index {self._database.name}")
-        journalled = {each.start: each for each in folder.journalled}
-        while size < folder.size:
+            check_extends(head, log.size, TileHashes(log), f"the index {self._database.name}")
+        journalled = {each.start: each for each in log.journalled}
+        while size < log.size:
             if size in journalled:
                 entries, beside = journalled[size].entries, journalled[size].beside
             else:  # before the journal, so that the database once had them; in steps that meet its batches
-                following = min((start for start in journalled if start > size), default=folder.size)
-                entries, beside = tuple(folder.entries(size, min(TILE_WIDTH, following - size))), b""
+                following = min((start for start in journalled if start > size), default=log.size)
+                entries, beside = tuple(log.entries(size, min(TILE_WIDTH, following - size))), b""
             records = tuple(_record(index, data) for index, data in enumerate(entries, size))
             columns = [column.name for column in contents.columns]
             sealed = [dict(zip(columns, row, strict=True)) for row in msgspec.msgpack.decode(beside or b"\x90")]
             self._write(Batch(records, ()), sealed, follows=True)
             size += len(records)
-        note = folder.checkpoint()
+        note = log.checkpoint()
         if note is not None and (head := _head(note)) is not None and head.size <= size:
             self._remember(head.size, note)
         newest = self.latest_checkpoint()
         if newest is not None and newest != note:  # a power cut may have taken the file
-            folder.publish(newest)
+            log.publish(newest)
         self._flush()
-        folder.settle()
+        log.settle()
 
     def _flush(self) -> None:
         """What has been committed so far survives a power cut."""
@@ -302,8 +301,8 @@ class SqlEntryStore:
 
     def record_checkpoint(self, size: int, note: bytes) -> None:
         self._remember(size, note)
-        if self._folder is not None and self.latest_checkpoint() == note:
-            self._folder.publish(note)
+        if self._log is not None and self.latest_checkpoint() == note:
+            self._log.publish(note)
 
     def _remember(self, size: int, note: bytes) -> None:
         with self._database.writing(durable=False) as connection:
@@ -316,8 +315,8 @@ class SqlEntryStore:
 
     def probe(self) -> None:
         self._flush()
-        if self._folder is not None:
-            self._folder.append(self._folder.size, (), ())
+        if self._log is not None:
+            self._log.append(self._log.size, (), ())
         self._contents.settle()
 
     def latest_checkpoint(self) -> bytes | None:
@@ -325,16 +324,16 @@ class SqlEntryStore:
         return None if note is None else blob(note, "the latest checkpoint")
 
     def entry(self, index: int) -> bytes:
-        if self._folder is not None:
-            return self._folder.entry(index)
+        if self._log is not None:
+            return self._log.entry(index)
         data = self._scalar(ENTRY, index=index)
         if data is None:
             raise NotFound(f"the ledger holds no entry {index}")
         return entry_bytes(index, data)
 
     def entries(self, start: int, limit: int) -> Sequence[bytes]:
-        if self._folder is not None:
-            return self._folder.entries(start, limit)
+        if self._log is not None:
+            return self._log.entries(start, limit)
         return [entry_bytes(index, entry) for index, entry in self._all(ENTRIES, start=start, most=limit)]
 
     def entries_of(self, kinds: Iterable[str], start: int = 0) -> Sequence[tuple[int, bytes]]:
@@ -343,8 +342,8 @@ class SqlEntryStore:
         return [(index, self._bytes(index, entry)) for index, entry in self._all(statement)]
 
     def tile(self, level: int, number: int) -> bytes:
-        if self._folder is not None:
-            return self._folder.tile(level, number)
+        if self._log is not None:
+            return self._log.tile(level, number)
         hashes = self._scalar(TILE, level=level, number=number)
         if hashes is None:
             raise NotFound(f"the ledger holds no tile {level}/{number}")
@@ -398,12 +397,12 @@ class SqlEntryStore:
         return [VerdictRow(**{**row._mapping, "entry": self._bytes(row.index, row.entry)}) for row in found]
 
     def close(self) -> None:
-        if self._folder is not None:
+        if self._log is not None:
             with suppress(StoreError):  # the journal stays then, and the next start goes on from it
-                if self._folder.is_open and not self._folder.behind:
+                if self._log.is_open and not self._log.behind:
                     self._flush()
-                    self._folder.settle()
-            self._folder.close()
+                    self._log.settle()
+            self._log.close()
         self._contents.close()
         self._database.close()
 
@@ -427,7 +426,7 @@ class SqlEntryStore:
 
     def _bytes(self, index: int, entry: object) -> bytes:
         """The bytes of an entry, by the column of the index that has them where the log is in the database."""
-        return entry_bytes(index, entry) if self._folder is None else self._folder.entry(index)
+        return entry_bytes(index, entry) if self._log is None else self._log.entry(index)
 
     def _scalar(self, statement: Select[Any], **parameters: int) -> Any:
         with self._database.reading() as connection:
@@ -454,11 +453,11 @@ def _check_next(connection: Connection, batch: Batch) -> None:
         raise StoreError(f"expected a batch from index {expected} on, got {indexes[:1]}")
 
 
-def _check_log(connection: Connection, name: str, log: FolderLog | None) -> None:
+def _check_log(connection: Connection, name: str, log: TiledLog | None) -> None:
     """Raises StoreError where the database is the index of a log elsewhere, and where it is a log itself."""
     first = connection.execute(ENTRY, {"index": 0}).scalar()
     if first is not None and (first == b"") != (log is not None):
-        there = "holds a log of its own" if log is not None else "is the index of a log in a folder: name that, too"
+        there = "holds a log of its own" if log is not None else "is the index of a log elsewhere: name that, too"
         raise StoreError(f"{name} {there}")
 
 

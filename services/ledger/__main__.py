@@ -126,7 +126,7 @@ def _open_store(settings: LedgerSettings) -> SqlEntryStore:
     return SqlEntryStore.open(
         settings.database,
         settings.content_keys,
-        folder=settings.log_folder,
+        log=settings.log,
         new_keys=settings.new_content_keys,
         new_index=settings.new_index,
     )

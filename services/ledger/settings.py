@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from pydantic import Field, SecretStr, field_validator
@@ -25,8 +26,9 @@ class LedgerSettings(RpcServerSettings):
     log: str | None = Field(
         None,
         description="Where the log itself lies, if not in the database, which then is its index and keeps contents: "
-        "file:///FOLDER, of static files (C2SP tlog-tiles) that any web server can show.",
-        examples=["file:///srv/log"],
+        "file:///FOLDER or s3://BUCKET/PREFIX[?endpoint=URL&region=NAME], of static files (C2SP tlog-tiles) that any "
+        "web server can show.",
+        examples=["file:///srv/log", "s3://receipts/log?region=eu-central-1"],
     )
     new_index: bool = Field(
         False, description="Make the index of a log that lies elsewhere again, from the log: for one start."
@@ -90,9 +92,9 @@ class LedgerSettings(RpcServerSettings):
 
     @field_validator("log")
     @classmethod
-    def _a_folder(cls, value: str | None) -> str | None:
-        if value is not None and (not value.startswith("file:///") or "%" in value or "?" in value or "#" in value):
-            raise ValueError("expected file:/// and the absolute path of a folder")
+    def _a_folder_or_bucket(cls, value: str | None) -> str | None:
+        if value is not None and re.fullmatch(r"file:///[^?#]*|s3://[^/?#@]+(/[^?#]*)?(\?[^#]*)?", value) is None:
+            raise ValueError("expected file:/// and the absolute path of a folder, or s3://BUCKET/PREFIX")
         return value
 
     @field_validator("witness_policy", mode="before")
@@ -105,11 +107,6 @@ class LedgerSettings(RpcServerSettings):
     def database(self) -> Path | str:
         """The database of `SqlEntryStore`."""
         return self.database_url.get_secret_value() if self.database_url else self.data_dir / "ledger.sqlite3"
-
-    @property
-    def log_folder(self) -> Path | None:
-        """The folder of the log; None where it is in the database."""
-        return None if self.log is None else Path(self.log.removeprefix("file://"))
 
     @property
     def guard(self) -> Path | str | None:

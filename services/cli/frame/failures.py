@@ -23,7 +23,7 @@ _EXTRAS = {
     **dict.fromkeys(("grpc", "google", "sqlalchemy", "alembic", "pydantic_settings", "cbor2"), "cli"),
     "starlette": "web",
     "uvicorn": "web",
-    "obstore": "registry",
+    "obstore": "s3",
     "torch": "generation",
     "numpy": "generation",
     "transformers": "generation",

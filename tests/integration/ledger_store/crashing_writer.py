@@ -2,7 +2,7 @@
 
     python -m tests.integration.ledger_store.crashing_writer DATABASE GUARD FIRST [STEP]
 
-DATABASE is an SQLite file, the URL of a PostgreSQL database, or `folder:` and a folder for a log and its index.
+DATABASE is an SQLite file or the URL of a PostgreSQL database; behind a ` + ` may follow the URL of a log elsewhere.
 GUARD is an SQLite file.
 
 Writes one line for each acknowledged append: receipt number, index, checkpoint (base64). With STEP (one of
@@ -19,12 +19,14 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
-from ledger.log.folder import FolderLog, Journalled
+from ledger.log.bucket import Bucket
+from ledger.log.folder import Folder
 from ledger.log.guard import Guard
 from ledger.log.sequencer import Sequencer
 from ledger.log.store import EntryStore
+from ledger.log.tiled_log import Journalled, TiledLog
 from ledger.sql.guard import SqlGuard
 from ledger.sql.store import SqlEntryStore
 from ledger.tree.tile import Tile
@@ -36,30 +38,36 @@ MOST_APPENDS = 5_000
 
 
 BEFORE_JOURNAL, AFTER_JOURNAL, AFTER_FILES = "before journal", "after journal", "after files"
-FOLDER_FAULTS = (BEFORE_JOURNAL, AFTER_JOURNAL, AFTER_FILES)
+TILED_FAULTS = (BEFORE_JOURNAL, AFTER_JOURNAL, AFTER_FILES)
 
 
 def open_store(database: str, keys: Path) -> SqlEntryStore:
-    if database.startswith("folder:"):
-        folder = Path(database.removeprefix("folder:"))
-        return SqlEntryStore.open(folder / "index.db", keys, folder=folder / "log")
-    return SqlEntryStore.open(database if "://" in database else Path(database), keys)
+    index, _, log = database.partition(" + ")
+    return SqlEntryStore.open(index if "://" in index else Path(index), keys, log=log or None)
 
 
-def strike_in_folder(strike: Callable[[str], None]) -> None:
-    """Have `strike` called at the steps of an append to a folder."""
-    record, show = FolderLog._record, FolderLog._show
+def strike_in_tiled_log(strike: Callable[[str], None]) -> None:
+    """Have `strike` called at the steps of an append to a folder or a bucket."""
+    show = TiledLog._show
 
-    def recording(self: FolderLog, batch: Journalled) -> None:
+    def showing(self: TiledLog, entries: Sequence[bytes], tiles: Sequence[Tile]) -> None:
+        show(self, entries, tiles)
+        strike(AFTER_FILES)
+
+    TiledLog._show = showing  # type: ignore[method-assign]
+    for place in (Folder, Bucket):
+        _strike_at_record(place, strike)
+
+
+def _strike_at_record(place: type[Folder | Bucket], strike: Callable[[str], None]) -> None:
+    record = place.record
+
+    def recording(self: Any, batch: Journalled) -> None:
         strike(BEFORE_JOURNAL)
         record(self, batch)
         strike(AFTER_JOURNAL)
 
-    def showing(self: FolderLog, entries: Sequence[bytes], tiles: Sequence[Tile]) -> None:
-        show(self, entries, tiles)
-        strike(AFTER_FILES)
-
-    FolderLog._record, FolderLog._show = recording, showing  # type: ignore[method-assign]
+    place.record = recording  # type: ignore[method-assign]
 
 
 def main() -> None:
@@ -71,7 +79,7 @@ def main() -> None:
         if reached == step and armed.is_set():
             os.kill(os.getpid(), signal.SIGKILL)
 
-    strike_in_folder(strike)
+    strike_in_tiled_log(strike)
     store = cast(EntryStore, FaultyStore(open_store(database, guard_file.with_name("keys.db")), strike))
     guard = cast(Guard, FaultyGuard(SqlGuard.open(guard_file), strike))
     sequencer = Sequencer(store, KEYS["log"], TRUSTED, ORIGIN, guard=guard)

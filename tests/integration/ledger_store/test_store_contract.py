@@ -1,5 +1,5 @@
-"""The contract of `ledger.log.store.EntryStore`, run on SQLite, PostgreSQL, a folder with its index, and the unit
-tests' store in memory."""
+"""The contract of `ledger.log.store.EntryStore`, run on SQLite and PostgreSQL, on a folder and a bucket with each of
+them as their index, and on the unit tests' store in memory."""
 
 import hashlib
 from collections.abc import Iterator
@@ -37,7 +37,9 @@ from tests.unit.ledger.builders import (
 from tests.unit.ledger.log.memory_store import MemoryEntryStore
 
 
-@pytest.fixture(params=["sqlite", "postgres", "folder", "memory"])
+@pytest.fixture(
+    params=["sqlite", "postgres", "folder", "folder and postgres", "bucket", "bucket and postgres", "memory"]
+)
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[EntryStore]:
     store = _opened(request, tmp_path)
     yield store
@@ -45,13 +47,16 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[EntryStore
 
 
 def _opened(request: pytest.FixtureRequest, tmp_path: Path) -> EntryStore:
-    if request.param == "sqlite":
-        return SqlEntryStore.open(tmp_path / "ledger.db", tmp_path / "keys.db")
-    if request.param == "postgres":
-        return SqlEntryStore.open(request.getfixturevalue("postgres_url"), tmp_path / "keys.db")
-    if request.param == "folder":
-        return SqlEntryStore.open(tmp_path / "index.db", tmp_path / "keys.db", folder=tmp_path / "log")
-    return MemoryEntryStore()
+    if request.param == "memory":
+        return MemoryEntryStore()
+    log, index = None, tmp_path / "ledger.db"
+    if "folder" in request.param:
+        log = (tmp_path / "log").as_uri()
+    if "bucket" in request.param:
+        log = request.getfixturevalue("s3_url")
+    if "postgres" in request.param:
+        index = request.getfixturevalue("postgres_url")
+    return SqlEntryStore.open(index, tmp_path / "keys.db", log=log)
 
 
 def record(index: int, document: Document) -> Record:

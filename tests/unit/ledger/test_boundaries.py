@@ -12,7 +12,13 @@ PACKAGE = Path(ledger.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 
-OPTIONAL = {"timestamp_token.py": {"rfc3161_client"}, "cose.py": {"cbor2"}, "pkcs11_signer.py": {"pkcs11"}}
+OPTIONAL = {
+    "timestamp_token.py": {"rfc3161_client"},
+    "cose.py": {"cbor2"},
+    "pkcs11_signer.py": {"pkcs11"},
+    "bucket.py": {"obstore"},
+    "object_store.py": {"obstore"},
+}
 
 
 def imported(path: Path) -> set[str]:

@@ -19,6 +19,7 @@ from transformers.models.gemma4 import Gemma4Config, Gemma4ForConditionalGenerat
 from transformers.models.llama4 import Llama4Config, Llama4ForConditionalGeneration
 from transformers.models.mistral3 import Mistral3Config, Mistral3ForConditionalGeneration
 from transformers.models.qwen3_5 import Qwen3_5Config, Qwen3_5ForConditionalGeneration
+from transformers.models.qwen3_5_moe import Qwen3_5MoeConfig, Qwen3_5MoeForConditionalGeneration
 from transformers.models.qwen3_vl import Qwen3VLConfig, Qwen3VLForConditionalGeneration
 
 from services.generation.target.arrays import Bytes
@@ -159,6 +160,11 @@ WITH_EXPERTS: dict[str, dict[str, Any]] = {
         "moe_intermediate_size": 36, "layer_types": ["full_attention", "conv"], "use_expert_bias": False,
         "norm_topk_prob": False,
     },
+    "qwen3_5_moe": {
+        "architecture": "qwen3_5_moe", "layers": 4, "head_dim": 32, "linear_key_head_dim": 16,
+        "linear_value_head_dim": 32, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "num_experts": 8,
+        "num_experts_per_tok": 3, "moe_intermediate_size": 40, "shared_expert_intermediate_size": 48,
+    },
     "gemma4, experts beside": {
         "architecture": "gemma4", "layers": 2, "head_dim": 16, "global_head_dim": 24, "sliding_window": 40,
         "hidden_size_per_layer_input": 0, "enable_moe_block": True, "num_experts": 6, "top_k_experts": 2,
@@ -170,6 +176,7 @@ FAMILIES |= WITH_EXPERTS
 WITHOUT_GGUF = {
     "qwen3_5",
     "qwen3_5, as many values as keys, more taps",
+    "qwen3_5_moe",
     "smollm3, sliding",
     "gemma2, other scales",
     "qwen3_moe, shares of all, a layer without",
@@ -255,10 +262,16 @@ _QWEN3_5_TEXT = {
         "mrope_interleaved": True,
     },
 }  # fmt: skip
+_QWEN3_5_EXPERTS = {
+    "num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 20, "shared_expert_intermediate_size": 24,
+}  # fmt: skip
 _QWEN3_5_VISION = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 32}
 MODELS: dict[str, Any] = {
     "qwen3_5": lambda: Qwen3_5ForConditionalGeneration(
         Qwen3_5Config(text_config=_TEXT | _QWEN3_5_TEXT, vision_config=_QWEN3_5_VISION)
+    ),
+    "qwen3_5_moe": lambda: Qwen3_5MoeForConditionalGeneration(
+        Qwen3_5MoeConfig(text_config=_TEXT | _QWEN3_5_TEXT | _QWEN3_5_EXPERTS, vision_config=_QWEN3_5_VISION)
     ),
     "gemma3": lambda: Gemma3ForConditionalGeneration(
         Gemma3Config(text_config=_TEXT | {"sliding_window": 30}, vision_config=_VISION, mm_tokens_per_image=4)

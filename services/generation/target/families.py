@@ -301,6 +301,18 @@ QWEN3_5 = Family(
     gated=True,
 )
 
+# Qwen3.5 and later with experts: all layers have them, beside a shared one that a gate scales.
+QWEN3_5_MOE = replace(
+    QWEN3_5,
+    name="qwen3_5_moe_text",
+    architecture="Qwen3_5MoeForCausalLM",
+    multimodal="Qwen3_5MoeForConditionalGeneration",
+    experts=QWEN3_MOE.experts,
+    stacked=StackedExperts("mlp.experts", transposed=False, interleaved=False),
+    shared_expert=True,
+    shared_gate="mlp.shared_expert_gate",
+)
+
 
 # Ministral 3 (Mistral AI 2025): Mistral with queries scaled by position.
 MINISTRAL3 = replace(
@@ -355,6 +367,7 @@ ERNIE4_5 = Family(
 FAMILIES = (
     LLAMA, MISTRAL, QWEN2, QWEN3, SMOLLM3, PHI3, GEMMA2, GEMMA3, QWEN3_MOE, MIXTRAL, GPT_OSS, LLAMA4, GEMMA4, LFM2,
     GRANITE, LFM2_MOE, OLMO2, OLMO3, MINISTRAL3, QWEN3_VL, EXAONE4, SEED_OSS, ERNIE4_5, QWEN3_5,
+    QWEN3_5_MOE,
 )  # fmt: skip
 
 BY_NAME: Mapping[str, Family] = {family.name: family for family in FAMILIES}

@@ -78,6 +78,7 @@ class Experts:
     choice_bias: str = ""  # a vector that is added to them where experts are chosen, and only there, or none
     scale: float = 1.0  # of all shares
     shared: int = 0  # inner activations of an expert beside those chosen, or 0
+    shared_gate: str = ""  # the module whose sigmoid that one's output is multiplied with, or none
     beside: BesideNames | None = None  # the MLP, not in its place
 
 
@@ -170,6 +171,7 @@ class Family:
     choice_bias: str = ""  # what is added to its scores where experts are chosen
     beside: BesideNames | None = None  # experts stand beside MLPs
     shared_expert: bool = False  # beside those that are chosen
+    shared_gate: str = ""  # the module whose sigmoid its output is multiplied with
     mlp: str = "mlp"  # the module that holds gate, up and down
     rotations_by_kind: bool = False  # layers with a window turn by rope_theta alone, whatever scales the others
     interleaved: bool = False  # RoPE turns elements 2i and 2i + 1, not i and i + n

@@ -25,6 +25,7 @@ from services.generation.target.config.config_document import (
     family_of,
     first,
     head_dim,
+    inner_field,
     inner_size,
     multipliers,
     positive,
@@ -262,7 +263,7 @@ def _temperature(family: Family, config: PreTrainedConfig, place: str) -> Temper
 
 
 def _check_sizes(config: PreTrainedConfig, place: str) -> None:
-    names = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+    names = ("vocab_size", "hidden_size", inner_field(config), "num_hidden_layers", "num_attention_heads")
     for name in (*names, "max_position_embeddings"):
         check_size(getattr(config, name, None), name, place)
     kv_heads = getattr(first(config), "num_key_value_heads", None)

@@ -239,7 +239,8 @@ def experts(config: PreTrainedConfig, family: Family, place: str) -> Experts | N
     size = "moe_intermediate_size" if hasattr(config, "moe_intermediate_size") else "intermediate_size"
     count = "num_experts" if hasattr(config, "num_experts") else "num_local_experts"
     chosen = "top_k_experts" if family.beside else "num_experts_per_tok"
-    for name in (size, count, chosen):
+    shared = "shared_expert_intermediate_size" if family.shared_gate else size
+    for name in (size, count, chosen, *([shared] if family.shared_gate else [])):
         check_size(getattr(config, name, None), name, place)
     experts = int(getattr(config, count))
     if getattr(config, chosen) > experts:
@@ -263,7 +264,8 @@ def experts(config: PreTrainedConfig, family: Family, place: str) -> Experts | N
         scored=family.scored_router,
         choice_bias=family.choice_bias if getattr(config, "use_expert_bias", False) else "",
         scale=float(np.float32(positive(config, "routed_scaling_factor", place))) if family.scored_router else 1.0,
-        shared=getattr(config, size) if family.shared_expert else 0,
+        shared=int(getattr(config, shared)) if family.shared_expert else 0,
+        shared_gate=family.shared_gate,
         beside=family.beside,
     )
 
@@ -300,9 +302,14 @@ def multipliers(config: PreTrainedConfig, place: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def inner_field(config: PreTrainedConfig) -> str:
+    """The member with the size of MLPs, or of experts where all layers have those."""
+    return "intermediate_size" if hasattr(config, "intermediate_size") else "moe_intermediate_size"
+
+
 def inner_size(config: PreTrainedConfig) -> int:
     """The size of MLPs. LFM2 may say another one, from which it follows."""
-    size = int(getattr(config, "intermediate_size_mlp", config.intermediate_size))
+    size = int(getattr(config, "intermediate_size_mlp", getattr(config, inner_field(config))))
     if not getattr(config, "block_auto_adjust_ff_dim", False):
         return size
     whole = int((config.block_ffn_dim_multiplier or 1.0) * int(2 * size / 3))

@@ -63,10 +63,12 @@ class ExpertsSpec:
     scored: bool = False
     choice_bias: str = ""  # a vector [experts], or none
     scale: float = 1.0
+    shared_gate: ModuleSpec | None = None  # the MLP's output is multiplied with its sigmoid
 
     @property
     def groups(self) -> tuple[tuple[ModuleSpec, ...], ...]:
-        return (self.router,), *self.gate_up, *self.down
+        gate = ((self.shared_gate,),) if self.shared_gate else ()
+        return (self.router,), *gate, *self.gate_up, *self.down
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,6 +316,7 @@ def _experts(experts: Experts, hidden: int) -> ExpertsSpec:
         scored=experts.scored,
         choice_bias=experts.choice_bias,
         scale=experts.scale,
+        shared_gate=ModuleSpec(experts.shared_gate, 1, hidden, False) if experts.shared_gate else None,
     )
 
 

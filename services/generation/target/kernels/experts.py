@@ -12,10 +12,10 @@ from llvmlite import ir
 from services.generation.target.kernels.code import F32, I64, POINTER, Code, Value
 from services.generation.target.kernels.machine import Machine
 from services.generation.target.kernels.records import FIELDS, KERNEL, PASS, WORDS, Kernel
-from services.generation.target.kernels.row_operations import exponential, vectors
+from services.generation.target.kernels.row_operations import exponential, sigmoid, vectors
 
 SCORED_EPSILON = 1e-6  # beside a sum of scores
-KERNELS = ("route", "gather", "experts", "mix")
+KERNELS = ("route", "gather", "experts", "mix", "gate_rows")
 
 
 def build(module: ir.Module, machine: Machine) -> None:
@@ -23,6 +23,7 @@ def build(module: ir.Module, machine: Machine) -> None:
     _gather(module, machine)
     _experts(module, machine)
     _mix(module, machine)
+    _gate_rows(module, machine)
 
 
 def _route(module: ir.Module, machine: Machine) -> None:
@@ -41,7 +42,7 @@ def _choose(kernel: Kernel, logits: Value, pair: Value) -> None:
     c, record = kernel.code, kernel.record
     b, zero = c.b, c.real(0.0)
     with c.when(c.compare(record.scored, "!=", 0)), c.loop(record.experts) as expert:
-        c.store(_sigmoid(c, c.load(logits, c.mul(expert, 4), F32)), logits, c.mul(expert, 4))
+        c.store(sigmoid(c, c.load(logits, c.mul(expert, 4), F32)), logits, c.mul(expert, 4))
     last, last_logit = c.variable(I64, c.i(-1)), c.variable(F32, c.real(float("inf")))
     with c.loop(record.chosen) as rank:
         best, best_logit = c.variable(I64, c.i(0)), c.variable(F32, zero)
@@ -77,7 +78,7 @@ def _sigmoids(kernel: Kernel, logits: Value, pair: Value) -> None:
     with c.loop(record.chosen) as rank:
         number = c.add(pair, rank)
         logit = c.load(logits, c.mul(c.word(record.picks, number), 4), F32)
-        c.store(_sigmoid(c, logit), record.shares, c.mul(number, 4))
+        c.store(sigmoid(c, logit), record.shares, c.mul(number, 4))
 
 
 def _scores(kernel: Kernel, scores: Value, pair: Value) -> None:
@@ -97,11 +98,6 @@ def _scores(kernel: Kernel, scores: Value, pair: Value) -> None:
         number = c.add(pair, rank)
         factor = c.load(record.factors, c.mul(c.word(record.picks, number), 4), F32)
         c.store(c.b.fmul(c.b.fdiv(score(number), divisor), factor), record.shares, c.mul(number, 4))
-
-
-def _sigmoid(c: Code, x: Value) -> Value:
-    """1 / (1 + exp(-x))"""
-    return c.b.fdiv(c.real(1.0), c.b.fadd(c.real(1.0), exponential(c, c.b.fneg(x))))
 
 
 def _parts(kernel: Kernel, logits: Value, pair: Value) -> None:
@@ -220,3 +216,19 @@ def _sum(c: Code, record: object, pair: Value, at: Value, lanes: int) -> Value:
         share = c.repeated(c.load(record.shares, c.mul(number, 4), F32), lanes)  # type: ignore[attr-defined]
         c.put(c.fma(share, c.load(line, at, F32, lanes), c.get(total)), total)
     return c.get(total)
+
+
+def _gate_rows(module: ir.Module, machine: Machine) -> None:
+    """x[row] *= the sigmoid of the row's gate."""
+    kernel = Kernel(module, machine, "gate_rows")
+    c, record = kernel.code, kernel.record
+    first, last = kernel.share(kernel.passed.rows)
+    with c.loop(last, first) as row:
+        x = c.at(record.x, c.mul(row, record.x_stride))
+        gate = sigmoid(c, c.load(c.at(record.gates, c.mul(row, record.gates_stride)), 0, F32))
+
+        def gated(at: Value, lanes: int, x: Value = x, gate: Value = gate) -> None:
+            c.store(c.b.fmul(c.load(x, at, F32, lanes), c.repeated(gate, lanes)), x, at)
+
+        vectors(c, record.size, gated)
+    c.done()

@@ -60,6 +60,7 @@ FIELDS: Mapping[str, tuple[str, ...]] = {
     ),
     "gather": ("x", "x_stride", "out", "out_stride", "chosen", "places", "factors", "size"),
     "experts": ("records", "experts", "starts", "x_stride", "y_stride"),
+    "gate_rows": ("x", "x_stride", "gates", "gates_stride", "size"),
     "mix": ("y", "y_stride", "out", "out_stride", "chosen", "places", "shares", "size"),
     "low_rank": ("x", "x_stride", "y", "y_stride", "parts", "adapter_parts", "scratch", "scratch_size"),
     "cap": ("y", "y_stride", "panels", "unit", "cap", "count"),
@@ -75,7 +76,7 @@ _POINTERS = {
     "value_norm", "queries", "keys", "values", "mixed", "partial", "gate_up", "parts", "adapter_parts", "program",
     "tokens", "positions", "lengths", "slots", "sequences", "contiguous", "branch_starts", "branches", "tables",
     "adapters", "wanted_rows", "logits", "picks", "shares", "places", "starts", "next", "records", "sinks", "scales",
-    "factors", "shifts", "rates", "folded", "states", "step_taps", "step_rows", "step_sources", "step_targets",
+    "factors", "gates", "shifts", "rates", "folded", "states", "step_taps", "step_rows", "step_sources", "step_targets",
 }  # fmt: skip
 _FLOATS = {"epsilon", "factor", "cap", "slope", "limit"}
 

@@ -153,7 +153,7 @@ class ExpertBuffers:
         self.logits = lines(rows, experts.count)
         self.x, self.y = lines(pairs, hidden), lines(pairs, hidden)
         self.gate_up, self.inner = lines(pairs, 2 * inner), lines(pairs, inner)
-        self.mixed = lines(rows, hidden)
+        self.mixed, self.gates = lines(rows, hidden), lines(rows, 1)
         self.picks, self.places = np.zeros(pairs, np.int64), np.zeros(pairs, np.int64)
         self.shares, self.ones = np.zeros(pairs, np.float32), np.ones(pairs, np.float32)
         self.starts, self.next = np.zeros(experts.count + 1, np.int64), np.zeros(experts.count, np.int64)

@@ -170,6 +170,7 @@ class ExpertLayer:
 
     spec: ExpertsSpec
     router: Matrix
+    shared_gate: Matrix | None
     gate_up: list[Matrix]
     down: list[Matrix]
     scales: Float32  # of each expert's share
@@ -179,7 +180,8 @@ class ExpertLayer:
     @property
     def matrices(self) -> list[Matrix]:
         """As many as a pass over one row reads."""
-        return [self.router, *self.gate_up[: self.spec.chosen], *self.down[: self.spec.chosen]]
+        gate = [self.shared_gate] if self.shared_gate else []
+        return [self.router, *gate, *self.gate_up[: self.spec.chosen], *self.down[: self.spec.chosen]]
 
 
 def load_experts(spec: ExpertsSpec, prefix: str, read: Read) -> ExpertLayer:
@@ -198,6 +200,7 @@ def load_experts(spec: ExpertsSpec, prefix: str, read: Read) -> ExpertLayer:
         bias=vector(read, f"{prefix}{spec.choice_bias}.weight") if spec.choice_bias else np.zeros_like(scales),
         beside=beside,
         router=side_by_side((spec.router,), prefix, read)[0],
+        shared_gate=side_by_side((spec.shared_gate,), prefix, read)[0] if spec.shared_gate else None,
         gate_up=[alternating(modules, prefix, read) for modules in spec.gate_up],
         down=[side_by_side(modules, prefix, read)[0] for modules in spec.down],
     )

@@ -154,10 +154,24 @@ class Operations:
             return
         if layer.mlp:
             self._inner(layer, layer.mlp, x)
-            self._residual(layer.mlp.down, layer.updates[3], buffers.inner, layer.after_mlp, layer.spec.residual)
+            if layer.experts and layer.experts.shared_gate:
+                self._gated(layer.mlp.down, layer.experts.shared_gate, x)
+            else:
+                self._residual(layer.mlp.down, layer.updates[3], buffers.inner, layer.after_mlp, layer.spec.residual)
         if layer.experts:
             self._experts(layer.experts, layer.spec, x, buffers.update)
             self._add_update(layer.after_mlp)
+
+    def _gated(self, down: Matrix, gate: Matrix, x: Float32) -> None:
+        """x of the stream += the shared expert's output, times the sigmoid of its gate."""
+        buffers = self._buffers
+        assert buffers.experts is not None
+        update, gates = buffers.update, buffers.experts.gates
+        self.linear(gate, x, gates, barrier=False)
+        self.linear(down, buffers.inner, update)
+        strides = {"x_stride": update.strides[0], "gates_stride": gates.strides[0]}
+        self._add("gate_rows", {"x": update, "gates": gates, **strides, "size": self._sizes.hidden_size})
+        self._add_update(None)
 
     def _beside(self, layer: Layer, mlp: Mlp, experts: ExpertLayer, norms: BesideNorms, x: Float32) -> None:
         """x of the stream += MLP and experts, each normalised, and their sum again."""

@@ -168,6 +168,8 @@ class ReferenceModel:
         else:
             if spec.down:
                 added = self._mlp(number, spec, spec.gate_up, spec.down, normed)
+                if spec.experts and spec.experts.shared_gate:
+                    added = added * sigmoid(self._module(number, spec, spec.experts.shared_gate, normed))
                 x = x + self._after(spec, spec.after_mlp, added)
             if spec.experts:
                 added = np.stack([self._experts(number, spec, spec.experts, row[None]) for row in normed])

@@ -207,6 +207,22 @@ def test_gate_and_up_in_one_tensor_are_halves(tmp_path: Path) -> None:
         open_weights(tmp_path / "m.gguf")
 
 
+def test_experts_may_lie_in_one_tensor(tmp_path: Path) -> None:
+    """As Qwen3.5 is published; transformers writes each by itself."""
+    directory = draw_vectors(make_tiny_model(tmp_path, **FAMILIES["qwen3_5_moe"]))
+    expected, tensors = logits_of(target_of(directory)), load_file(directory / "model.safetensors")
+    for number in range(4):
+        experts = f"model.layers.{number}.mlp.experts"
+        gate, up, down = (
+            torch.stack([tensors.pop(f"{experts}.{n}.{module}_proj.weight") for n in range(8)])
+            for module in ("gate", "up", "down")
+        )
+        tensors |= {f"{experts}.gate_up_proj": torch.cat([gate, up], dim=1), f"{experts}.down_proj": down}
+    save_file(tensors, directory / "model.safetensors", {"format": "pt"})
+    check_weights(open_weights(directory), read_config(directory))
+    assert_same_bits(logits_of(target_of(directory)), expected)
+
+
 def test_keys_that_no_layer_computes_may_be_there(tmp_path: Path) -> None:
     """The smaller Gemma 4 models are published with them, and llama.cpp's converter keeps them."""
     directory = draw_vectors(make_tiny_model(tmp_path / "d", **FAMILIES["gemma4, shared keys and inputs of layers"]))

@@ -59,15 +59,17 @@ def test_gated_and_scaled_rows(members: int) -> None:
     random = np.random.default_rng(11)
     x, y = any_bits(random, 7, 37), any_bits(random, 7, 37)
     x[0, :18], y[1, :18] = SPECIAL, SPECIAL
-    out, scaled, factor = np.full_like(x, np.nan), x.copy(), np.float32(0.7)
+    out, scaled, gated, factor = np.full_like(x, np.nan), x.copy(), x.copy(), np.float32(0.7)
     strides = {f"{name}_stride": x.strides[0] for name in ("x", "y", "out")}
     gate = {"x": x, "y": y, "out": out, **strides, "size": 37}
     scale = {"x": scaled, "x_stride": x.strides[0], "size": 37, "factor": factor}
+    rows = {"x": gated, "x_stride": x.strides[0], "gates": y, "gates_stride": y.strides[0], "size": 37}
     run_here([Call("rows", name, name, fields, {"rows": 7}, (), members)
-              for name, fields in (("gate", gate), ("scale", scale))])  # fmt: skip
+              for name, fields in (("gate", gate), ("scale", scale), ("gate_rows", rows))])  # fmt: skip
     with np.errstate(all="ignore"):
         assert_same_bits(out, operations.gelu(x) * y)
         assert_same_bits(scaled, x * factor)
+        assert_same_bits(gated, x * operations.sigmoid(y[:, :1]))
 
 
 @pytest.mark.parametrize("members", [1, 3])

@@ -29,6 +29,10 @@ LONGROPE = {
     "rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 256,
     "short_factor": [1.0, 1.1, 1.3, 1.2, 1.7, 2.5], "long_factor": [1.1, 2.0, 3.5, 6.0, 9.0, 20.0],
 }  # fmt: skip
+_GRANITE = {
+    "embedding_multiplier": 3.0, "attention_multiplier": 0.2, "residual_multiplier": 0.22, "logits_scaling": 3.0,
+    "shared_intermediate_size": 80,
+}  # fmt: skip
 FAMILIES: dict[str, dict[str, Any]] = {
     "smollm3": {"architecture": "smollm3", "layers": 5, "tie_word_embeddings": True},
     "smollm3, sliding": {
@@ -122,6 +126,20 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "linear_key_head_dim": 48, "linear_value_head_dim": 16, "linear_num_key_heads": 3, "linear_num_value_heads": 3,
         "linear_conv_kernel_dim": 6, "layer_types": ["full_attention", "linear_attention", "linear_attention"],
     },
+    "granite_hybrid": {
+        **_GRANITE, "architecture": "granite_hybrid", "layers": 4, "num_local_experts": 0, "mamba_n_heads": 4,
+        "mamba_d_state": 16, "mamba_d_head": 32, "position_embedding_type": "nope",
+        "layer_types": ["mamba", "mamba", "attention", "mamba"], "tie_word_embeddings": True,
+    },
+    "granite_hybrid, groups, more taps, no bias, rotations": {
+        **_GRANITE, "architecture": "granite_hybrid", "layers": 3, "num_local_experts": 0, "mamba_n_heads": 8,
+        "mamba_d_state": 48, "mamba_d_head": 16, "mamba_n_groups": 2, "mamba_d_conv": 6, "mamba_conv_bias": False,
+        "position_embedding_type": "rope", "layer_types": ["attention", "mamba", "mamba"],
+    },
+    "granite_hybrid, attention alone": {
+        **_GRANITE, "architecture": "granite_hybrid", "num_local_experts": 0, "layer_types": ["attention"] * 2,
+        "mamba_n_heads": 4, "position_embedding_type": "rope",
+    },
 }  # fmt: skip
 WITH_EXPERTS: dict[str, dict[str, Any]] = {
     "qwen3_moe": {
@@ -165,6 +183,11 @@ WITH_EXPERTS: dict[str, dict[str, Any]] = {
         "linear_value_head_dim": 32, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "num_experts": 8,
         "num_experts_per_tok": 3, "moe_intermediate_size": 40, "shared_expert_intermediate_size": 48,
     },
+    "granite_hybrid, experts": {
+        **_GRANITE, "architecture": "granite_hybrid", "layers": 3, "num_local_experts": 6, "num_experts_per_tok": 3,
+        "intermediate_size": 40, "mamba_n_heads": 4, "mamba_d_state": 32, "mamba_d_head": 32,
+        "position_embedding_type": "nope", "layer_types": ["mamba", "attention", "mamba"],
+    },
     "gemma4, experts beside": {
         "architecture": "gemma4", "layers": 2, "head_dim": 16, "global_head_dim": 24, "sliding_window": 40,
         "hidden_size_per_layer_input": 0, "enable_moe_block": True, "num_experts": 6, "top_k_experts": 2,
@@ -174,6 +197,7 @@ WITH_EXPERTS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 FAMILIES |= WITH_EXPERTS
 WITHOUT_GGUF = {
+    *(name for name in FAMILIES if name.startswith("granite_hybrid")),
     "qwen3_5",
     "qwen3_5, as many values as keys, more taps",
     "qwen3_5_moe",

@@ -18,6 +18,7 @@ from transformers.models.gemma3 import Gemma3TextConfig
 from transformers.models.gemma4 import Gemma4TextConfig
 from transformers.models.gpt_oss import GptOssConfig
 from transformers.models.granite import GraniteConfig
+from transformers.models.granitemoehybrid import GraniteMoeHybridConfig
 from transformers.models.lfm2 import Lfm2Config
 from transformers.models.lfm2_moe import Lfm2MoeConfig
 from transformers.models.llama import LlamaConfig
@@ -49,7 +50,7 @@ CONFIGS = {
     "llama4": Llama4TextConfig, "gemma4": Gemma4TextConfig, "lfm2": Lfm2Config, "granite": GraniteConfig,
     "lfm2_moe": Lfm2MoeConfig, "olmo2": Olmo2Config, "olmo3": Olmo3Config,
     "ministral3": Ministral3Config, "exaone4": Exaone4Config, "seed_oss": SeedOssConfig, "ernie4_5": Ernie4_5Config,
-    "qwen3_5": Qwen3_5TextConfig, "qwen3_5_moe": Qwen3_5MoeTextConfig,
+    "qwen3_5": Qwen3_5TextConfig, "qwen3_5_moe": Qwen3_5MoeTextConfig, "granite_hybrid": GraniteMoeHybridConfig,
 }  # fmt: skip
 PAD, END, USER, ASSISTANT = SPECIAL_TOKENS = ("<|pad|>", "<|end|>", "<|user|>", "<|assistant|>")
 

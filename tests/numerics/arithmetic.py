@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 
 from services.generation.target.arrays import Float32, Int64, UInt32
-from services.generation.target.family import Temperature
+from services.generation.target.family import StateRule, Temperature
 from services.generation.target.files.stored_tensor import StoredTensor
 
 
@@ -79,6 +79,15 @@ class Arithmetic(Protocol):
     def short_convolution(self, bcx: Float32, weights: Float32, positions: Int64, cache_dtype: str) -> Float32:
         """bcx [tokens, 3 * channels] of one sequence, weights [channels, taps]: [positions, channels], times the
         second part.
+        """
+        ...
+
+    def states(
+        self, lines: Float32, rule: StateRule, weights: Float32, bias: Float32, vectors: Sequence[Float32],
+        positions: Int64, cache_dtype: str,
+    ) -> Float32:  # fmt: skip
+        """lines [tokens, what linear layers give] of one sequence: [positions, values], as
+        `reference.model.what_states_give` has it.
         """
         ...
 

@@ -7,6 +7,7 @@ before they are written.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,14 +17,18 @@ from services.generation.target.adapters import Adapter, AdapterIdentity, LowRan
 from services.generation.target.arrays import Float32, Int32, Int64
 from services.generation.target.blocks import BLOCK
 from services.generation.target.config.layer_specs import ModuleSpec
-from services.generation.target.config.rope import query_scales, rotations
+from services.generation.target.config.rope import power_of_e, query_scales, rotations
+from services.generation.target.family import StateRule
 from services.generation.target.files.stored_tensor import StoredTensor
 from services.generation.target.kernels.attention import layout
 from services.generation.target.kernels.linear import linear
 from services.generation.target.kernels.records import count_of
 from services.generation.target.kernels.storages import GROUP, PANEL, padded
+from services.generation.target.program.layer import State
 from services.generation.target.program.matrices import AdapterUpdates, matrix_of
-from services.generation.target.sizes import MOST_RANK
+from services.generation.target.program.operations import folding
+from services.generation.target.sizes import MOST_RANK, STATE_LANES
+from services.generation.target.states import MOST_PASSING
 from tests.numerics.arithmetic import Heads
 from tests.numerics.emulator import Call, Run, run_here
 
@@ -233,6 +238,58 @@ class KernelArithmetic:
             mixed[rows] = fields["mixed"]
         return mixed[whole:, :channels]
 
+    def states(
+        self, lines_: Float32, rule: StateRule, weights: Float32, bias: Float32, vectors: Sequence[Float32],
+        positions: Int64, cache_dtype: str,
+    ) -> Float32:  # fmt: skip
+        """One pass over the tokens up to the last position, each a step from the state that the one before it left;
+        then one that folds all tokens up to each position anew, in states of its own, with the position's row.
+        """
+        whole, count = int(positions.max()) + 1, len(positions)
+        cache = PagedCache(whole, 1, rule.cached, cache_dtype)
+        slots = cache.slots(np.arange(whole))
+        window = np.arange(whole)[:, None] + np.arange(1 - rule.taps, 1)
+        taps = np.where(window < 0, -1, slots[window]).astype(np.int32)
+        kept = np.zeros((2, rule.state), np.float32)
+        kept[1] = np.nan
+        fold = partial(self._fold, rule, weights, bias, vectors, cache, kept)
+        own = np.arange(whole, dtype=np.int32)
+        together = fold(lines_[:whole], slots, taps, own, np.minimum(own, 1), np.ones_like(own))
+        steps = np.concatenate([np.arange(position + 1) for position in positions])
+        paths = np.repeat(np.arange(count), positions + 1).astype(np.int32)
+        ends = steps == positions[paths]
+        apart = fold(
+            lines_[positions], slots[positions], taps[steps], np.where(ends, paths, -1).astype(np.int32),
+            np.where(steps == 0, 0, 2 + paths).astype(np.int32), 2 + paths,
+        )  # fmt: skip
+        assert apart.tobytes() == together[positions].tobytes()
+        return apart
+
+    def _fold(
+        self, rule: StateRule, weights: Float32, bias: Float32, vectors: Sequence[Float32], cache: PagedCache,
+        kept: Float32, rows: Float32, slots: Int32, taps: Int32, step_rows: Int32, sources: Int32, targets: Int32,
+    ) -> Float32:  # fmt: skip
+        shifts, rates, norm, *skips = vectors
+        count, steps = len(rows), len(taps)
+        qkv, mixed = lines(rows, PANEL), unwritten(count, padded(rule.values, PANEL))
+        folded = unwritten(steps, padded(rule.folded, PANEL))
+        state = State(
+            rule, np.ascontiguousarray(weights.T), bias.copy(), shifts, power_of_e(rates), norm,
+            skips[0] if skips else None,
+        )  # fmt: skip
+        passed = {
+            "rows": count, "slots": slots.copy(), "steps": steps, "step_taps": np.ascontiguousarray(taps),
+            "step_rows": step_rows, "step_sources": sources, "step_targets": targets,
+        }  # fmt: skip
+        own = self._scratch(4 * STATE_LANES * MOST_PASSING * rule.key_dim)
+        found = folding(
+            state, qkv=qkv, folded=folded, values=cache.values[:, 0], states=kept, mixed=mixed, own=own, epsilon=1e-6
+        )
+        for operation, fields in found.items():
+            module = f"cache_{cache.dtype}" if operation == "fold_inputs" else "rows"
+            self._call(module, operation, operation, dict(fields), passed)
+        return mixed[:, : rule.values].copy()
+
     def attention(
         self, queries: Float32, keys: Float32, values: Float32, positions: Int64, window: int, cache_dtype: str,
         cap: float = 0.0, sinks: Float32 | None = None, chunk: int = 0, runs: Int64 | None = None,
@@ -291,7 +348,7 @@ class PagedCache:
     def __init__(self, positions: int, kv_heads: int, dim: int, dtype: str) -> None:
         blocks = -(-positions // BLOCK) + 1
         wide = padded(dim, layout.LANES)
-        self.dim, self._dtype = dim, np.dtype(np.float32 if dtype == "float32" else np.uint16)
+        self.dim, self.dtype, self._dtype = dim, dtype, np.dtype(np.float32 if dtype == "float32" else np.uint16)
         self.keys = self._nan(blocks, kv_heads, dim, BLOCK)
         self.values = self._nan(blocks, kv_heads, BLOCK, wide)
         self.table = np.random.default_rng(blocks).permutation(blocks).astype(np.int32)

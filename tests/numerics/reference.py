@@ -8,6 +8,7 @@ import numpy as np
 
 from services.generation.target.arrays import Float32, Int64
 from services.generation.target.config.rope import query_scales
+from services.generation.target.family import StateRule
 from services.generation.target.files.stored_tensor import StoredTensor
 from services.generation.target.reference import model, operations
 from tests.numerics.arithmetic import Heads
@@ -81,6 +82,12 @@ class ReferenceArithmetic:
         with np.errstate(all="ignore"):
             inputs = operations.cached(before * x, cache_dtype)
             return (after * operations.short_convolution(inputs, weights))[positions]
+
+    def states(
+        self, lines: Float32, rule: StateRule, weights: Float32, bias: Float32, vectors: Sequence[Float32],
+        positions: Int64, cache_dtype: str,
+    ) -> Float32:  # fmt: skip
+        return model.what_states_give(lines, rule, weights, bias, vectors, np.float32(1e-6), cache_dtype)[positions]
 
     def attention(
         self, queries: Float32, keys: Float32, values: Float32, positions: Int64, window: int, cache_dtype: str,

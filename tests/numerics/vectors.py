@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from services.generation.target.arrays import Float32
-from services.generation.target.family import Temperature
+from services.generation.target.family import StateRule, Temperature
 from services.generation.target.files.stored_tensor import StoredTensor
 from tests.numerics.arithmetic import Arithmetic, Heads, assert_same_bits
 
@@ -129,6 +129,13 @@ def short_convolution(arithmetic: Arithmetic, case: Case, turns: int = 1) -> Out
     return {"y": arithmetic.short_convolution(bcx, weights, positions, case["cache_dtype"])}
 
 
+def states(arithmetic: Arithmetic, case: Case, turns: int = 1) -> Outcome:
+    rule, positions = StateRule(**case["rule"], layers=(True,)), np.array(case["positions"] * turns)
+    lines, weights, bias = (values_of(case[name]) for name in ("lines", "weights", "bias"))
+    vectors = [values_of(case[name]) for name in rule.vectors]
+    return {"y": arithmetic.states(lines, rule, weights, bias, vectors, positions, case["cache_dtype"])}
+
+
 def attention(arithmetic: Arithmetic, case: Case, turns: int = 1) -> Outcome:
     queries = np.concatenate([values_of(case["queries"])] * turns)
     positions = np.array(case["positions"] * turns, np.int64)
@@ -153,5 +160,6 @@ SECTIONS: Mapping[str, Callable[[Arithmetic, Case, int], Outcome]] = {
     "rotation": rotation,
     "attention": attention,
     "short_convolution": short_convolution,
+    "states": states,
 }
 """By the name of the file; each file is a list of cases."""

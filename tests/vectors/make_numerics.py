@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import numpy as np
 from services.generation.target.adapters import Adapter, AdapterIdentity, LowRank
 from services.generation.target.config.config import TargetConfig
 from services.generation.target.config.rope import Rotation, rotary
+from services.generation.target.family import DELTA, MAMBA, StateRule
 from services.generation.target.files.stored_tensor import LAYOUTS, StoredTensor
 from services.generation.target.reference import operations
 from services.generation.target.weights import expected_shapes
@@ -234,6 +236,26 @@ def short_convolution() -> Iterator[Case]:
         }  # fmt: skip
 
 
+def states() -> Iterator[Case]:
+    random = np.random.default_rng(14)
+    for module, heads, sizes, taps, biased, cache_dtype in (
+        (DELTA, (1, 2), (16, 16), 4, False, "float32"),
+        (DELTA, (1, 1), (32, 16), 3, False, "bfloat16"),
+        (MAMBA, (1, 1), (16, 32), 4, True, "float32"),
+        (MAMBA, (2, 2), (16, 16), 5, False, "bfloat16"),
+    ):
+        rule = StateRule(module, (True,), *heads, *sizes, taps, biased)
+        lines = drawn(random, 8, sum(rule.lines.values()))
+        lines[0, :4], lines[1, :4], lines[2, 4:6], lines[3, -1] = -0.0, 1e-30, [1e4, -1e4], 90.0
+        bias = drawn(random, rule.convolved) * np.float32(biased)
+        yield {
+            "rule": {name: value for name, value in asdict(rule).items() if name != "layers"}, "lines": array(lines),
+            "weights": array(drawn(random, rule.convolved, taps)), "bias": array(bias),
+            **{name: array(drawn(random, size)) for name, size in rule.vectors.items()}, "cache_dtype": cache_dtype,
+            "positions": [0, 1, 4, 7],
+        }  # fmt: skip
+
+
 def model() -> dict[str, Any]:
     """Two layers with everything that families differ in; matrices in several storages."""
     frequencies, factor = rotary({"rope_theta": 5e5, **YARN, "original_max_position_embeddings": 64}, 8, 256)
@@ -321,7 +343,7 @@ def _row(random: np.random.Generator, case: int, params: dict[str, Any]) -> Case
 CASES = {
     "elementary": elementary, "embedding": embedding, "norm": norm, "linear": linear, "linear_int8": linear_int8,
     "adapter": adapter, "experts": experts, "rotation": rotation, "attention": attention,
-    "short_convolution": short_convolution,
+    "short_convolution": short_convolution, "states": states,
 }  # fmt: skip
 
 

@@ -17,6 +17,7 @@ from ledger.encoding.text_forms import cid_of_json
 from services.generation.target.arrays import Float32
 from services.generation.target.config.config_document import read_json_object
 from services.generation.target.errors import AdapterInvalid, AdapterUnsupported, ModelNotFound, WeightsInvalid
+from services.generation.target.families import BY_NAME
 from services.generation.target.files.safetensors import FLOATS, Part, floats, read_parts
 from services.generation.target.sizes import MOST_RANK
 from services.generation.target.weights import expected_shapes
@@ -73,11 +74,16 @@ CONVOLVED_MODULES = (
 STATE_MODULES = (
     *MODULES, *(f"linear_attn.{name}" for name in ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "out_proj")),
 )  # fmt: skip
+HYBRID_MODULES = (
+    *MODULES[:4], "mamba.in_proj", "mamba.out_proj", "shared_mlp.input_linear", "shared_mlp.output_linear",
+)  # fmt: skip
 SUPPORTED = (
     "q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj, of fused models qkv_proj, gate_up_proj, "
-    "of LFM2 in_proj, out_proj, w1, w2, w3, of Qwen3.5 in_proj_qkv, in_proj_z, in_proj_b, in_proj_a, out_proj"
+    "of LFM2 in_proj, out_proj, w1, w2, w3, of Qwen3.5 in_proj_qkv, in_proj_z, in_proj_b, in_proj_a, out_proj, "
+    "of Granite 4 in_proj, out_proj, input_linear, output_linear"
 )
-_TARGETS = {module.rpartition(".")[2] for module in MODULES + FUSED_MODULES + CONVOLVED_MODULES + STATE_MODULES}
+_ALL = MODULES + FUSED_MODULES + CONVOLVED_MODULES + STATE_MODULES + HYBRID_MODULES
+_TARGETS = {module.rpartition(".")[2] for module in _ALL}
 _MOST_ALPHA = 3.4e38  # float32 reaches a little further
 
 _READ = {
@@ -383,7 +389,9 @@ def read_adapter(name: str, directory: Path, base: TargetConfig, base_directory:
 
 def _modules(base: TargetConfig) -> tuple[str, ...]:
     """Modules that can be adapted; experts cannot."""
-    modules: tuple[str, ...] = STATE_MODULES if base.delta else MODULES
+    modules: tuple[str, ...] = STATE_MODULES if base.rule else MODULES
+    if BY_NAME[base.architecture].mamba:
+        return HYBRID_MODULES
     if base.fused or base.convolutions:
         modules = FUSED_MODULES if base.fused else CONVOLVED_MODULES
     return tuple(module for module in modules if not (base.experts and module.startswith("mlp.")))

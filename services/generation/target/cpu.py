@@ -76,7 +76,7 @@ class CpuTarget:
             check_int8(config, weights)
         compilation.compile_ahead(compilation.module_names(sorted(storages), cache_dtype, arithmetic))
         kept = _states_kept(config)
-        self._states = StateBook(kept, cache_blocks, config.delta.taps) if config.delta else None
+        self._states = StateBook(kept, cache_blocks, config.rule.taps) if config.rule else None
         self._parts = _load(config, weights, cache_blocks, adapters, CACHED[cache_dtype], arithmetic, kept)
         kernels = compilation.kernels(f"cache_{cache_dtype}")
         self._passes = Passes(self.threads)
@@ -169,9 +169,9 @@ _FEWEST_STATES, _MOST_STATES = 25, 193  # for passes of 8 and of 64 sequences
 
 def _states_kept(config: TargetConfig) -> int:
     """States that there is memory for, of all layers; it is touched only as they are used."""
-    if config.delta is None:
+    if config.rule is None:
         return 0
-    size = 4 * config.delta.state * sum(config.delta.layers)
+    size = 4 * config.rule.state * sum(config.rule.layers)
     return min(max(_STATE_BYTES // max(size, 1), _FEWEST_STATES), _MOST_STATES)
 
 

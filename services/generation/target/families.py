@@ -288,6 +288,22 @@ GRANITE = Family(
     multipliers=True,
 )
 
+# Granite 4 (IBM 2025): Granite with Mamba-2 layers in place of most attention, and experts beside an MLP in some sizes.
+GRANITE_HYBRID = replace(
+    GRANITE,
+    name="granitemoehybrid",
+    architecture="GraniteMoeHybridForCausalLM",
+    gguf_name="",
+    mamba=True,
+    fused_mlp=True,
+    names={"mlp.gate_up_proj": "shared_mlp.input_linear", "mlp.down_proj": "shared_mlp.output_linear"},
+    experts=_experts("block_sparse_moe.router.layer", "block_sparse_moe"),
+    stacked=StackedExperts(
+        "block_sparse_moe", transposed=False, interleaved=False, gate_up="input_linear", down="output_linear"
+    ),
+    dense_beside=True,
+)
+
 # Qwen3.5 and later (Qwen 2026), dense: three of four layers fold a state, the others attend with gates.
 QWEN3_5 = Family(
     name="qwen3_5_text",
@@ -366,7 +382,7 @@ ERNIE4_5 = Family(
 
 FAMILIES = (
     LLAMA, MISTRAL, QWEN2, QWEN3, SMOLLM3, PHI3, GEMMA2, GEMMA3, QWEN3_MOE, MIXTRAL, GPT_OSS, LLAMA4, GEMMA4, LFM2,
-    GRANITE, LFM2_MOE, OLMO2, OLMO3, MINISTRAL3, QWEN3_VL, EXAONE4, SEED_OSS, ERNIE4_5, QWEN3_5,
+    GRANITE, GRANITE_HYBRID, LFM2_MOE, OLMO2, OLMO3, MINISTRAL3, QWEN3_VL, EXAONE4, SEED_OSS, ERNIE4_5, QWEN3_5,
     QWEN3_5_MOE,
 )  # fmt: skip
 
@@ -387,7 +403,6 @@ MISSING: Mapping[str, str] = {
     "Gemma3nForConditionalGeneration": "four streams in one (AltUp)",
     "Glm4ForCausalLM": "layers with gate and up fused alone",
     "GPTNeoXForCausalLM": "norms that subtract a mean",
-    "GraniteMoeHybridForCausalLM": "Mamba-2 layers",
     "HunYuanDenseV1ForCausalLM": "norms of heads behind their rotation",
     "MambaForCausalLM": "Mamba layers",
     "Mamba2ForCausalLM": "Mamba-2 layers",

@@ -9,12 +9,8 @@ NORM = "model.norm.weight"
 """The last norm."""
 CONVOLUTION = "conv.conv"
 """The weights [hidden size, taps] of a layer's short convolution."""
-DELTA = "linear_attn"
-"""The module of a layer that folds its inputs into a state."""
-DELTA_CONVOLUTION, DELTA_SHIFTS, DELTA_RATES, DELTA_NORM = (
-    f"{DELTA}.{name}" for name in ("conv1d", "dt_bias", "A_log", "norm")
-)
-"""Its weights beside linear layers: [channels, taps] of convolutions, two vectors [value heads], and [value size]."""
+DELTA, MAMBA = "linear_attn", "mamba"
+"""Modules of layers that fold their inputs into a state: by the gated delta rule, and as Mamba-2 does."""
 
 _GGUF_EXPERTS = ("gate_inp", "gate_exps", "up_exps", "down_exps")
 
@@ -49,9 +45,11 @@ class BesideNames:
 class StackedExperts:
     """All experts of a layer as one tensor in safetensors: gate and up together, and down."""
 
-    module: str  # that holds `gate_up_proj` and `down_proj`
+    module: str  # that holds the two
     transposed: bool  # matrices are [in, out]
     interleaved: bool  # outputs of gate and up take turns; otherwise gate's come first
+    gate_up: str = "gate_up_proj"
+    down: str = "down_proj"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,21 +77,50 @@ class Experts:
     scale: float = 1.0  # of all shares
     shared: int = 0  # inner activations of an expert beside those chosen, or 0
     shared_gate: str = ""  # the module whose sigmoid that one's output is multiplied with, or none
+    dense_beside: bool = False  # the layer's MLP stands beside them too
     beside: BesideNames | None = None  # the MLP, not in its place
 
 
 @dataclass(frozen=True, slots=True)
-class DeltaRule:
-    """Layers that fold keys and values into a state by the gated delta rule (Yang et al. 2024), and their sizes. Each
-    key head serves as many value heads as its share is.
+class StateRule:
+    """Layers that fold keys and values into a state, by the gated delta rule (Yang et al. 2024) or as Mamba-2 does (Dao
+    and Gu 2024, whose B, C and x are keys, queries and values), and their sizes. Each key head serves as many value
+    heads as its share is.
     """
 
+    module: str  # DELTA or MAMBA
     layers: tuple[bool, ...]  # which they are
     key_heads: int
     value_heads: int
     key_dim: int
     value_dim: int
     taps: int  # of the convolutions of queries, keys and values
+    biased: bool = False  # which have biases
+
+    @property
+    def delta(self) -> bool:
+        """Whether what a state holds for a key is taken from the value that it is given; Mamba-2 only adds."""
+        return self.module == DELTA
+
+    @property
+    def vectors(self) -> dict[str, int]:
+        """Sizes of the weights beside linear layers and the convolution: shifts, rates, norm; skips of Mamba-2."""
+        heads, norm = self.value_heads, self.value_dim if self.delta else self.values
+        sizes = {"dt_bias": heads, "A_log": heads, "norm": norm} | ({} if self.delta else {"D": heads})
+        return {f"{self.module}.{name}": size for name, size in sizes.items()}
+
+    @property
+    def convolution(self) -> str:
+        """The module of weights [channels, taps]."""
+        return f"{self.module}.conv1d"
+
+    @property
+    def lines(self) -> dict[str, int]:
+        """Sizes of what linear layers give of a token, by the names of the layers."""
+        if self.delta:
+            sizes = {"qkv": self.convolved, "z": self.values, "b": self.value_heads, "a": self.value_heads}
+            return {f"{DELTA}.in_proj_{name}": size for name, size in sizes.items()}
+        return {f"{MAMBA}.in_proj": self.values + self.cached}
 
     @property
     def keys(self) -> int:
@@ -110,7 +137,12 @@ class DeltaRule:
 
     @property
     def cached(self) -> int:
-        """What the cache holds of a token: these before their convolution, and two numbers of each value head."""
+        """What the cache holds of a token: these before their convolution, and a number or two of each value head."""
+        return self.convolved + (2 if self.delta else 1) * self.value_heads
+
+    @property
+    def folded(self) -> int:
+        """What is folded of a token: the same after it, and a decay and a strength of each value head."""
         return self.convolved + 2 * self.value_heads
 
     @property
@@ -156,6 +188,8 @@ class Family:
     unrotated_layers: bool = False  # no_rope_layers counts: layers without rotary position embeddings
     partial_rotation: bool = False  # partial_rotary_factor counts
     fused: bool = False  # queries, keys and values are one module, gate and up another
+    fused_mlp: bool = False  # only gate and up are
+    dense_beside: bool = False  # layers with experts have an MLP too, of shared_intermediate_size
     activation: str = "silu"  # hidden_act, or hidden_activation
     sandwich_norms: bool = False  # outputs of attention and MLP are normalised before they are added to the stream
     norms_before: bool = True  # and so are their inputs
@@ -193,6 +227,7 @@ class Family:
     multipliers: bool = False  # of embeddings, queries, what layers add, and logits count
     convolved: bool = False  # layer_types counts: layers of conv are gated short convolutions
     delta: bool = False  # layer_types counts: layers of linear_attention fold a state
+    mamba: bool = False  # the same, of mamba
     gated: bool = False  # q_proj gives each head a gate of what it attends to, behind its query
     gguf_modules: Mapping[str, str] = field(default_factory=dict)
     """Names of a layer's modules in GGUF, and in transformers, where they are others than `gguf_file` has."""

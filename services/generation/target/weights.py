@@ -17,14 +17,7 @@ from services.generation.target.config.layer_specs import (
     layer_specs,
 )
 from services.generation.target.errors import ArithmeticUnsupported, TargetError, WeightsInvalid, about
-from services.generation.target.family import (
-    CONVOLUTION,
-    DELTA_CONVOLUTION,
-    DELTA_NORM,
-    DELTA_RATES,
-    DELTA_SHIFTS,
-    NORM,
-)
+from services.generation.target.family import CONVOLUTION, NORM
 from services.generation.target.files.gguf_file import ROPE_FACTORS, ROPE_LONG, ROPE_SHORT, GgufFile, is_gguf
 from services.generation.target.files.safetensors import SafetensorsFiles
 from services.generation.target.files.stored_tensor import StoredTensor
@@ -109,9 +102,10 @@ def expected_shapes(config: TargetConfig) -> dict[str, tuple[int, ...]]:
         vectors |= {layer.sinks: layer.heads} if layer.sinks else {}
         if layer.taps:
             shapes[f"{layer.prefix}{CONVOLUTION}.weight"] = (config.hidden_size, layer.taps)
-        if rule := layer.delta:
-            shapes[f"{layer.prefix}{DELTA_CONVOLUTION}.weight"] = (rule.convolved, rule.taps)
-            vectors |= {DELTA_SHIFTS: rule.value_heads, DELTA_RATES: rule.value_heads, DELTA_NORM: rule.value_dim}
+        if rule := layer.rule:
+            shapes[f"{layer.prefix}{rule.convolution}.weight"] = (rule.convolved, rule.taps)
+            shapes |= {f"{layer.prefix}{rule.convolution}.bias": (rule.convolved,)} if rule.biased else {}
+            vectors |= rule.vectors
         vectors |= {layer.scalar: 1} if layer.scalar else {}
         if layer.experts and layer.experts.choice_bias:
             vectors[layer.experts.choice_bias] = len(layer.experts.down)

@@ -27,6 +27,7 @@ from services.generation.target.config.config_document import (
     head_dim,
     inner_field,
     inner_size,
+    mamba_rule,
     multipliers,
     positive,
     read_document,
@@ -37,7 +38,7 @@ from services.generation.target.config.config_document import (
 from services.generation.target.config.gguf_config import read_gguf_config
 from services.generation.target.config.rope import Rotation, inverse_root
 from services.generation.target.errors import ConfigInvalid, TargetError, about
-from services.generation.target.family import Clamp, DeltaRule, Experts, Family, HeadSizes, Temperature
+from services.generation.target.family import Clamp, Experts, Family, HeadSizes, StateRule, Temperature
 from services.generation.target.files.gguf_file import GgufFile, is_gguf
 
 _OLD_LONGROPE = "su"
@@ -90,7 +91,7 @@ class TargetConfig:
     logit_scale: float = 1.0  # of logits; the weights of the last norm are multiplied with it
     whole_norms: bool = False  # all queries are normalised as one, and all keys
     norms_before: bool = True  # attention and MLP read the stream normalised
-    delta: DeltaRule | None = None  # layers that fold a state in place of attention
+    rule: StateRule | None = None  # layers that fold a state in place of attention
     gated: bool = False  # attention's output is multiplied with gates that q_proj gives
     convolutions: tuple[int, ...] = ()  # per layer, taps of a gated short convolution in place of attention, or 0
 
@@ -99,8 +100,8 @@ class TargetConfig:
 
     def cached(self, layer: int) -> int:
         """Numbers of a token in the cache of a layer: keys and values, or what a convolution or a state is made of."""
-        if self.delta and self.delta.layers[layer]:
-            return self.delta.cached
+        if self.rule and self.rule.layers[layer]:
+            return self.rule.cached
         if self.convolutions and self.convolutions[layer]:
             return self.hidden_size
         own = self.heads_of(layer)
@@ -187,6 +188,9 @@ def _as_of_today(document: dict[str, Any]) -> dict[str, Any]:
     scaling, tuning = document.get("rope_scaling"), document.get("attn_temperature_tuning")
     if isinstance(scaling, dict) and scaling.get("type") == _OLD_LONGROPE:
         document = document | {"rope_scaling": scaling | {"type": "longrope"}}
+    if isinstance(limits := document.get("time_step_limit"), list):
+        limits = [math.inf if limit == {"__float__": "Infinity"} else limit for limit in limits]  # as it is written
+        document = document | {"time_step_limit": limits}
     if isinstance(tuning, int):  # Llama 4's says 4, and means that there is some
         document = document | {"attn_temperature_tuning": bool(tuning)}
     if isinstance(document.get("text_config"), dict):
@@ -248,7 +252,7 @@ def _target_config(
         chunks=chunks(config, place) if family.chunks else (),
         temperature=_temperature(family, config, place),
         convolutions=convolutions(config, place) if family.convolved else (),
-        delta=delta_rule(config, place) if family.delta else None,
+        rule=delta_rule(config, place) if family.delta else mamba_rule(config, place) if family.mamba else None,
         gated=family.gated,
     )
     if family.multipliers:

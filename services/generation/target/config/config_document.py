@@ -14,7 +14,7 @@ import numpy as np
 from services.generation.target.config.rope import NO_ROTATION, Rotation, rotation_of
 from services.generation.target.errors import ConfigInvalid, ModelNotFound, TargetError, UnsupportedArchitecture
 from services.generation.target.families import ARCHITECTURES, MISSING, architecture_of, named_by
-from services.generation.target.family import Clamp, DeltaRule, Experts, Family, HeadSizes, Temperature
+from services.generation.target.family import DELTA, MAMBA, Clamp, Experts, Family, HeadSizes, StateRule, Temperature
 from services.generation.target.sizes import LARGEST, STATE_LANES, expected, fits
 
 _LARGEST = 2**24  # bytes: far beyond any of these files
@@ -99,8 +99,9 @@ def family_of(document: dict[str, Any]) -> Family:
         raise UnsupportedArchitecture(f"{name}: {text[name]!r} is not supported; supported: {family.activation}")
     if text.get("use_bidirectional_attention"):
         raise UnsupportedArchitecture("use_bidirectional_attention: true is not supported; supported: false")
-    if text.get("conv_bias"):
-        raise UnsupportedArchitecture("conv_bias: true is not supported; supported: false")
+    for option in ("conv_bias", "mamba_proj_bias"):
+        if text.get(option):
+            raise UnsupportedArchitecture(f"{option}: true is not supported; supported: false")
     _check_kinds(text, family)
     _check_quantisation(document, family)
     return family
@@ -110,8 +111,9 @@ _ATTENTION = ("full_attention", "sliding_attention", "chunked_attention")
 
 
 def _check_kinds(text: dict[str, Any], family: Family) -> None:
-    known = ("full_attention", "conv") if family.convolved else _ATTENTION
+    known: tuple[str, ...] = ("full_attention", "conv") if family.convolved else _ATTENTION
     known = ("full_attention", "linear_attention") if family.delta else known
+    known = ("attention", "mamba", "full_attention", "linear_attention") if family.mamba else known
     kinds = text.get("layer_types") or []
     for kind in kinds if isinstance(kinds, list) else [kinds]:
         if kind not in known:
@@ -235,6 +237,8 @@ def clamp(config: PreTrainedConfig, place: str) -> Clamp:
 def experts(config: PreTrainedConfig, family: Family, place: str) -> Experts | None:
     if family.experts is None or not getattr(config, "enable_moe_block", True):
         return None
+    if family.dense_beside and not config.num_local_experts:
+        return None
     layers, step = range(config.num_hidden_layers), getattr(config, "decoder_sparse_step", 1)
     size = "moe_intermediate_size" if hasattr(config, "moe_intermediate_size") else "intermediate_size"
     count = "num_experts" if hasattr(config, "num_experts") else "num_local_experts"
@@ -267,6 +271,7 @@ def experts(config: PreTrainedConfig, family: Family, place: str) -> Experts | N
         shared=int(getattr(config, shared)) if family.shared_expert else 0,
         shared_gate=family.shared_gate,
         beside=family.beside,
+        dense_beside=family.dense_beside,
     )
 
 
@@ -285,6 +290,8 @@ def rotations(config: PreTrainedConfig, family: Family, divisors: Sequence[float
     rotation = rotation_of(parameters, head_dim(config), context, divisors, partial=partial)
     rotation = replace(rotation, interleaved=family.interleaved)
     turned = config.no_rope_layers if family.unrotated_layers else [1] * layers  # 0 is a layer without rotation
+    if family.mamba and config.position_embedding_type != "rope":
+        turned = [0] * layers
     if family.rotated_windows and config.sliding_window:
         turned = [kind == "sliding_attention" for kind in config.layer_types]
     if len(turned) < layers:
@@ -309,7 +316,8 @@ def inner_field(config: PreTrainedConfig) -> str:
 
 def inner_size(config: PreTrainedConfig) -> int:
     """The size of MLPs. LFM2 may say another one, from which it follows."""
-    size = int(getattr(config, "intermediate_size_mlp", getattr(config, inner_field(config))))
+    dense = getattr(config, "shared_intermediate_size", getattr(config, inner_field(config)))
+    size = int(getattr(config, "intermediate_size_mlp", dense))
     if not getattr(config, "block_auto_adjust_ff_dim", False):
         return size
     whole = int((config.block_ffn_dim_multiplier or 1.0) * int(2 * size / 3))
@@ -323,23 +331,37 @@ def convolutions(config: PreTrainedConfig, place: str) -> tuple[int, ...]:
     return tuple(config.conv_L_cache if kind == "conv" else 0 for kind in layer_types(config, place))
 
 
-def delta_rule(config: PreTrainedConfig, place: str) -> DeltaRule:
+def delta_rule(config: PreTrainedConfig, place: str) -> StateRule:
     """Which layers fold a state, and sizes of its heads."""
     names = ("num_key_heads", "num_value_heads", "key_head_dim", "value_head_dim", "conv_kernel_dim")
-    for name in names:
-        check_size(getattr(config, f"linear_{name}", None), f"linear_{name}", place)
-    key_heads, value_heads, key_dim, value_dim, taps = (int(getattr(config, f"linear_{name}")) for name in names)
-    for name, dim in (("key", key_dim), ("value", value_dim)):
-        if dim % STATE_LANES:
-            raise UnsupportedArchitecture(
-                f"{place}: linear_{name}_head_dim is {dim}; supported: multiples of {STATE_LANES}"
-            )
-    if value_heads % key_heads:
-        raise ConfigInvalid(
-            f"{place}: linear_num_value_heads {value_heads} is not a multiple of linear_num_key_heads {key_heads}"
+    return _state_rule(DELTA, config, tuple(f"linear_{name}" for name in names), place)
+
+
+def mamba_rule(config: PreTrainedConfig, place: str) -> StateRule | None:
+    """The same of Mamba-2 layers, or none where all layers attend."""
+    if "linear_attention" not in layer_types(config, place):
+        return None
+    if config.time_step_limit not in (None, (0.0, math.inf)):
+        raise UnsupportedArchitecture(
+            f"{place}: time_step_limit is {config.time_step_limit!r}; supported: [0.0, Infinity]"
         )
+    names = ("n_groups", "n_heads", "d_state", "d_head", "d_conv")
+    rule = _state_rule(MAMBA, config, tuple(f"mamba_{name}" for name in names), place)
+    return replace(rule, biased=bool(config.mamba_conv_bias))
+
+
+def _state_rule(module: str, config: PreTrainedConfig, names: tuple[str, ...], place: str) -> StateRule:
+    """`names` are those of numbers of heads of keys and values, of their sizes, and of taps."""
+    for name in names:
+        check_size(getattr(config, name, None), name, place)
+    key_heads, value_heads, key_dim, value_dim, taps = (int(getattr(config, name)) for name in names)
+    for name, dim in zip(names[2:4], (key_dim, value_dim), strict=True):
+        if dim % STATE_LANES:
+            raise UnsupportedArchitecture(f"{place}: {name} is {dim}; supported: multiples of {STATE_LANES}")
+    if value_heads % key_heads:
+        raise ConfigInvalid(f"{place}: {names[1]} {value_heads} is not a multiple of {names[0]} {key_heads}")
     layers = tuple(kind == "linear_attention" for kind in layer_types(config, place))
-    return DeltaRule(layers, key_heads, value_heads, key_dim, value_dim, taps)
+    return StateRule(module, layers, key_heads, value_heads, key_dim, value_dim, taps)
 
 
 def windows(config: PreTrainedConfig, family: Family, place: str) -> tuple[int, ...]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from services.generation.target.config.rope import NO_ROTATION, inverse_root
 from services.generation.target.families import BY_NAME
-from services.generation.target.family import DELTA, BesideNames, Clamp, DeltaRule, Experts, Temperature
+from services.generation.target.family import BesideNames, Clamp, Experts, StateRule, Temperature
 
 if TYPE_CHECKING:
     from services.generation.target.config.config import TargetConfig  # which takes transformers
@@ -122,14 +122,14 @@ class LayerSpec:
     residual: float = 1.0  # what is multiplied with what is added to the stream
     whole_norms: bool = False  # `head_norms` are of all queries of a row as one vector, and of all its keys
     taps: int = 0  # of a gated short convolution in place of attention: `qkv` and `output` are around it, or 0
-    delta: DeltaRule | None = None  # the state in place of attention: `qkv` and `output` are around it
+    rule: StateRule | None = None  # of the state in place of attention: `qkv` and `output` are around it
     gated: bool = False  # what a head attends to is multiplied with the sigmoid of what q_proj gives behind its query
 
     @property
     def cached(self) -> tuple[int, int, int]:
         """Key heads, and sizes of a key and of a value in the cache; convolutions and states keep inputs as values."""
-        if self.delta:
-            return 1, 0, self.delta.cached
+        if self.rule:
+            return 1, 0, self.rule.cached
         return (1, 0, self.output[0].outputs) if self.taps else (self.kv_heads, self.head_dim, self.head_dim)
 
     @property
@@ -207,12 +207,11 @@ def _target_layer(config: TargetConfig, number: int) -> LayerSpec:
 
 
 def _with_state(spec: LayerSpec, config: TargetConfig, number: int) -> LayerSpec:
-    rule, hidden = config.delta, config.hidden_size
+    rule, hidden = config.rule, config.hidden_size
     if rule and rule.layers[number]:
-        sizes = {"qkv": rule.convolved, "z": rule.values, "b": rule.value_heads, "a": rule.value_heads}
-        qkv = tuple(ModuleSpec(f"{DELTA}.in_proj_{name}", size, hidden, False) for name, size in sizes.items())
-        output = (ModuleSpec(f"{DELTA}.out_proj", hidden, rule.values, False),)
-        return replace(spec, qkv=qkv, head_norms=(), output=output, delta=rule)
+        qkv = tuple(ModuleSpec(name, size, hidden, False) for name, size in rule.lines.items())
+        output = (ModuleSpec(f"{rule.module}.out_proj", hidden, rule.values, False),)
+        return replace(spec, qkv=qkv, head_norms=(), output=output, rule=rule)
     if not config.gated:
         return spec
     queries, *others = spec.qkv
@@ -243,11 +242,13 @@ def _sized_layer(config: TargetConfig, number: int) -> LayerSpec:
 
 def _with_names(spec: LayerSpec, config: TargetConfig) -> LayerSpec:
     """Modules as the family has them: under other names, or put together."""
+    family = BY_NAME[config.architecture]
     if config.fused:
-        qkv, gate_up = _fused("self_attn.qkv_proj", spec.qkv), _fused("mlp.gate_up_proj", spec.gate_up)
-        spec = replace(spec, qkv=(qkv,), gate_up=(gate_up,))
+        spec = replace(spec, qkv=(_fused("self_attn.qkv_proj", spec.qkv),))
+    if config.fused or family.fused_mlp:
+        spec = replace(spec, gate_up=(_fused("mlp.gate_up_proj", spec.gate_up),))
     spec = replace(spec, gate_up=_inside(config.mlp, spec.gate_up), down=_inside(config.mlp, spec.down))
-    names = BY_NAME[config.architecture].names
+    names = family.names
     return _renamed(spec, names) if names else spec
 
 
@@ -286,7 +287,7 @@ def _with_experts(spec: LayerSpec, config: TargetConfig, number: int) -> LayerSp
     if experts is None or not experts.layers[number]:
         return spec
     spec = replace(spec, experts=_experts(experts, hidden))
-    if experts.beside:
+    if experts.beside or experts.dense_beside:
         return spec
     spec = replace(spec, gate_up=(), down=())
     if not experts.shared:

@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 
 from services.generation.target.arrays import Bytes, Float32
 from services.generation.target.errors import WeightsInvalid
-from services.generation.target.family import CONVOLUTION, DELTA_CONVOLUTION, NORM, Family, StackedExperts
+from services.generation.target.family import CONVOLUTION, NORM, Family, StackedExperts
 from services.generation.target.files.stored_tensor import StoredTensor, map_file
 from services.generation.target.sizes import MOST_EXPERTS
 
@@ -107,9 +107,18 @@ def weight_files(directory: Path) -> list[Path]:
 
 
 _BYTES = {"F32": 4, "BF16": 2, "F16": 2}
-_BARE = (".sinks", ".layer_scalar", ".router.scale", ".router.per_expert_scale", ".expert_bias", ".dt_bias", ".A_log")
+_BARE = (
+    ".sinks",
+    ".layer_scalar",
+    ".router.scale",
+    ".router.per_expert_scale",
+    ".expert_bias",
+    ".dt_bias",
+    ".A_log",
+    ".D",
+)
 """Ends of names of vectors that belong to no module."""
-_CONVOLVED = f".{CONVOLUTION}.weight", f".{DELTA_CONVOLUTION}.weight"
+_CONVOLVED = f".{CONVOLUTION}.weight", ".conv1d.weight"
 _GROUP, _PACKED = 32, 16
 """Weights of an MXFP4 block, and its bytes."""
 
@@ -141,7 +150,7 @@ def parts_of(family: Family | None, entries: Mapping[str, Part]) -> dict[str, Pa
     if family and family.final_norm != NORM:
         entries = {NORM if name == family.final_norm else name: part for name, part in entries.items()}
     stacked = family.stacked if family else None
-    place = re.compile(rf"(.*\.{re.escape(stacked.module)})\.(gate_up_proj|down_proj)(_\w+)?" if stacked else "(?!)")
+    place = re.compile(_PLACES.format(stacked) if stacked else "(?!)")
     for name, part in entries.items():
         match = place.fullmatch(name)
         if name.endswith(_CONVOLVED) and len(part.shape) == 3:  # [channels, 1, taps]
@@ -149,9 +158,11 @@ def parts_of(family: Family | None, entries: Mapping[str, Part]) -> dict[str, Pa
         elif stacked is None or match is None:
             found[f"{name}.weight" if name.endswith(_BARE) else name] = part
         elif match[3] != "_scales":  # those are read with the blocks
-            found |= _each(match, _stack(stacked, entries, match), stacked.interleaved)
+            found |= _each(match, _stack(stacked, entries, match), stacked)
     return found
 
+
+_PLACES = r"(.*\.{0.module})\.({0.gate_up}|{0.down})(?:\.weight)?(_\w+)?"
 
 _TEXT = (
     ("language_model.model.", "model."),
@@ -190,22 +201,22 @@ def _stack(stacked: StackedExperts, entries: Mapping[str, Part], match: re.Match
     )
 
 
-def _each(match: re.Match[str], stack: _Stack, interleaved: bool) -> Iterator[tuple[str, Part]]:
+def _each(match: re.Match[str], stack: _Stack, stacked: StackedExperts) -> Iterator[tuple[str, Part]]:
     count, outputs, *inputs = stack.shape
     if count > MOST_EXPERTS:
         raise WeightsInvalid(f"{match[0]} holds {count} experts; supported: at most {MOST_EXPERTS}")
     kind = "bias" if match[3] == "_bias" else "weight"
-    for module, rows in _modules(match[2], outputs, interleaved).items():
+    for module, rows in _modules(stacked, match[2], outputs).items():
         shape = (len(range(outputs)[rows]), *inputs)
         for number in range(count):
             yield f"{match[1]}.{number}.{module}.{kind}", Part(stack.dtype, shape, partial(stack.rows, number, rows))
 
 
-def _modules(stacked: str, outputs: int, interleaved: bool) -> dict[str, slice]:
+def _modules(stacked: StackedExperts, name: str, outputs: int) -> dict[str, slice]:
     """Which outputs belong to which module."""
-    if stacked == "down_proj":
-        return {stacked: slice(None)}
-    if interleaved:
+    if name == stacked.down:
+        return {"down_proj": slice(None)}
+    if stacked.interleaved:
         return {"gate_proj": slice(0, None, 2), "up_proj": slice(1, None, 2)}
     return {"gate_proj": slice(0, outputs // 2), "up_proj": slice(outputs // 2, None)}
 

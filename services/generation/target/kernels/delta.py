@@ -1,4 +1,5 @@
-"""The gated delta rule (Yang et al. 2024) over a row's own path: `docs/numerics.md`, States.
+"""The gated delta rule (Yang et al. 2024) and Mamba-2 (Dao and Gu 2024) over a row's own path: `docs/numerics.md`,
+States.
 
 What a state is made of lies in the paged cache, a line for each token, in the place of values. A pass folds *steps*:
 its own rows, and before them tokens whose lines are there but that the state it begins with has not taken up.
@@ -40,10 +41,11 @@ def build(module: ir.Module, machine: Machine) -> None:
 def build_inputs(module: ir.Module, machine: Machine, cached: Cached) -> None:
     """Add `fold_inputs`: lines q, k, v, z, b, a side by side; q, k, v, b and a of the rows to the cache. Then of every
     step, to `folded`: q, k and v convolved, the heads of q and k of length 1, and of each value head a decay and a
-    strength.
+    strength. Lines of Mamba-2 are z, v, k, q, a, and heads stay as long as they are.
 
-    values [slots][padded], weight [taps][convolved], folded [steps][q, k, v, decays, strengths]. A member has heads of
-    its own, those of all rows and steps: it reads nothing that another one writes.
+    values [slots][padded], weight [taps][convolved], folded [steps][q, k, v, decays, strengths]; `heads_at`,
+    `values_at` and so on are columns of what is convolved. A member has heads of its own, those of all rows and steps:
+    it reads nothing that another one writes.
     """
     kernel = Kernel(module, machine, "fold_inputs")
     c, record, passed = kernel.code, kernel.record, kernel.passed
@@ -68,15 +70,15 @@ def build_inputs(module: ir.Module, machine: Machine, cached: Cached) -> None:
 
         def convolve(head: Value = head) -> None:
             is_value = c.compare(head, ">=", both)
-            values_before = c.mul(c.sub(head, both), record.value_dim)
-            column = c.b.select(is_value, c.add(c.mul(keys, 2), values_before), c.mul(head, record.key_dim))
+            value = c.add(c.mul(c.sub(head, both), record.value_dim), record.values_at)
+            column = c.b.select(is_value, value, c.add(c.mul(head, record.key_dim), record.heads_at))
             size = c.b.select(is_value, record.value_dim, record.key_dim)
-            stored(column, size, column)
+            stored(column, size, c.add(column, record.first))
             factor = c.b.select(c.compare(head, "<", record.key_heads), record.factor, c.real(1.0))
             with c.loop(passed.steps) as step:
                 to = c.at(record.folded, c.add(c.mul(step, record.folded_stride), c.mul(column, 4)))
                 _convolved(kernel, cached, step, column, size, convolved, to)
-                with c.when(c.compare(head, "<", both)):
+                with c.when(c.compare(head, "<", c.mul(both, record.delta))):
                     inverse = c.b.fadd(sum_of_squares(c, to, size), c.real(LEAST))
                     inverse = c.b.fdiv(c.real(1.0), c.sqrt(inverse))
 
@@ -87,12 +89,13 @@ def build_inputs(module: ir.Module, machine: Machine, cached: Cached) -> None:
                     vectors(c, size, scaled)
 
         def gates() -> None:
-            stored(convolved, c.mul(record.value_heads, 2), c.add(convolved, values))
+            before = c.mul(record.value_heads, record.delta)  # columns of b
+            stored(convolved, c.add(before, record.value_heads), c.add(convolved, values))
             own = c.mul(convolved, cached.size)
             with c.loop(passed.steps) as step:
                 slot = c.index(passed.step_taps, c.add(c.mul(step, record.taps), c.sub(record.taps, 1)))
                 strengths = c.at(record.values, c.add(c.mul(slot, line), own))
-                decays = c.at(strengths, c.mul(record.value_heads, cached.size))
+                decays = c.at(strengths, c.mul(before, cached.size))
                 to = c.at(record.folded, c.add(c.mul(step, record.folded_stride), c.mul(convolved, 4)))
                 beside = c.at(to, c.mul(record.value_heads, 4))
 
@@ -102,9 +105,13 @@ def build_inputs(module: ir.Module, machine: Machine, cached: Cached) -> None:
                 ) -> None:  # fmt: skip
                     place = c.div(c.mul(at, cached.size), 4)
                     time = c.b.fadd(cached.load(c, decays, place, lanes), c.load(record.shifts, at, F32, lanes))
-                    power = c.b.fmul(c.load(record.rates, at, F32, lanes), softplus(c, time))
-                    c.store(exponential(c, c.b.fneg(power)), to, at)
-                    c.store(sigmoid(c, cached.load(c, strengths, place, lanes)), beside, at)
+                    time = softplus(c, time)
+                    c.store(exponential(c, c.b.fneg(c.b.fmul(c.load(record.rates, at, F32, lanes), time))), to, at)
+                    c.either(
+                        c.compare(record.delta, "!=", 0),
+                        lambda: c.store(sigmoid(c, cached.load(c, strengths, place, lanes)), beside, at),
+                        lambda: c.store(time, beside, at),
+                    )
 
                 vectors(c, record.value_heads, gate)
 
@@ -128,7 +135,7 @@ def _convolved(
 
     def each(at: Value, lanes: int) -> None:
         kind = ir.VectorType(F32, lanes) if lanes > 1 else F32
-        total = c.variable(kind, c.vector(F32, 0.0, lanes))
+        total = c.variable(kind, c.load(c.at(record.bias, c.mul(column, 4)), at, F32, lanes))
         with c.loop(record.taps, seen) as tap:
             weight = c.load(c.at(record.weight, c.mul(c.add(c.mul(tap, channels), column), 4)), at, F32, lanes)
             place = c.at(record.values, c.load(places, c.mul(tap, 8), I64))
@@ -163,8 +170,9 @@ def _fold(module: ir.Module, machine: Machine) -> None:
             return b.select(c.compare(number, "<", record.kept), kept, passing)
 
         line = c.at(record.folded, c.mul(step, record.folded_stride))
-        query = c.at(line, c.mul(c.mul(c.div(head, share), record.key_dim), 4))
-        key, value = c.at(query, c.mul(keys, 4)), c.at(c.at(line, c.mul(keys, 8)), c.mul(unit, _BYTES))
+        own = c.mul(c.div(head, share), record.key_dim)
+        query, key = (c.at(line, c.mul(c.add(own, first), 4)) for first in (record.queries_at, record.keys_at))
+        value = c.load(c.at(line, c.mul(record.values_at, 4)), c.mul(unit, _BYTES), F32, STATE_LANES)
         decay = c.at(c.at(line, c.mul(decays, 4)), c.mul(head, 4))
         strength = c.repeated(c.load(c.at(decay, c.mul(record.value_heads, 4)), 0, F32), STATE_LANES)
         decay = c.repeated(c.load(decay, 0, F32), STATE_LANES)
@@ -173,13 +181,15 @@ def _fold(module: ir.Module, machine: Machine) -> None:
         def scalar(vector: Value, i: Value, part: int) -> Value:
             return c.repeated(c.load(vector, c.mul(c.add(i, part), 4), F32), STATE_LANES)
 
-        known = [c.variable(kind, c.vector(F32, 0.0, STATE_LANES)) for _ in range(PARTS)]
-        with c.loop(record.key_dim, step=PARTS) as i:
-            for part, total in enumerate(known):
-                s = c.load(before, c.mul(c.add(i, part), _BYTES), F32, STATE_LANES)
-                c.put(c.fma(s, scalar(key, i, part), c.get(total)), total)
-        change = b.fsub(c.load(value, 0, F32, STATE_LANES), b.fmul(decay, _together(c, known)))
-        change = b.fmul(change, strength)
+        changed = c.variable(kind, value)
+        with c.when(c.compare(record.delta, "!=", 0)):
+            known = [c.variable(kind, c.vector(F32, 0.0, STATE_LANES)) for _ in range(PARTS)]
+            with c.loop(record.key_dim, step=PARTS) as i:
+                for part, total in enumerate(known):
+                    s = c.load(before, c.mul(c.add(i, part), _BYTES), F32, STATE_LANES)
+                    c.put(c.fma(s, scalar(key, i, part), c.get(total)), total)
+            c.put(b.fsub(value, b.fmul(decay, _together(c, known))), changed)
+        change = b.fmul(c.get(changed), strength)
         found = [c.variable(kind, c.vector(F32, 0.0, STATE_LANES)) for _ in range(PARTS)]
         with c.loop(record.key_dim, step=PARTS) as i:
             for part, total in enumerate(found):
@@ -190,7 +200,11 @@ def _fold(module: ir.Module, machine: Machine) -> None:
                 c.put(c.fma(s, scalar(query, i, part), c.get(total)), total)
         row = c.index(passed.step_rows, step)
         with c.when(c.compare(row, ">=", 0)):
-            c.store(_together(c, found), c.at(record.mixed, c.mul(row, record.mixed_stride)), c.mul(unit, _BYTES))
+            out = c.variable(kind, _together(c, found))
+            with c.when(c.compare(record.delta, "==", 0)):
+                skip = c.load(record.skips, c.mul(head, 4), F32)
+                c.put(c.fma(c.repeated(skip, STATE_LANES), value, c.get(out)), out)
+            c.store(c.get(out), c.at(record.mixed, c.mul(row, record.mixed_stride)), c.mul(unit, _BYTES))
     c.done()
 
 
@@ -204,7 +218,9 @@ def _together(c: Code, parts: list[Value]) -> Value:
 
 
 def _normed_gate(module: ir.Module, machine: Machine) -> None:
-    """mixed = norm(mixed) * silu(gate), head by head; gates lie in `qkv` from the column `first` on."""
+    """mixed = norm(mixed) * silu(gate), head by head; gates lie in `qkv` from the column `first` on. In Mamba-2
+    norm(mixed * silu(gate)), and each head has weights of its own.
+    """
     kernel = Kernel(module, machine, "normed_gate")
     c, record = kernel.code, kernel.record
     first, last = kernel.share(c.mul(kernel.passed.rows, record.heads))
@@ -212,14 +228,28 @@ def _normed_gate(module: ir.Module, machine: Machine) -> None:
         row, column = c.div(unit, record.heads), c.mul(c.rem(unit, record.heads), record.dim)
         mixed = c.at(record.mixed, c.add(c.mul(row, record.mixed_stride), c.mul(column, 4)))
         gate = c.at(record.qkv, c.add(c.mul(row, record.qkv_stride), c.mul(c.add(column, record.first), 4)))
-        inverse = inverse_rms(c, mixed, record.dim, record.epsilon)
 
-        def gated(at: Value, lanes: int, mixed: Value = mixed, gate: Value = gate, inverse: Value = inverse) -> None:
-            y = c.b.fmul(c.load(mixed, at, F32, lanes), c.repeated(inverse, lanes))
-            y = c.b.fmul(y, c.load(record.weight, at, F32, lanes))
-            c.store(c.b.fmul(y, silu(c, c.load(gate, at, F32, lanes))), mixed, at)
+        def gated(at: Value, lanes: int, mixed: Value = mixed, gate: Value = gate) -> None:
+            c.store(c.b.fmul(c.load(mixed, at, F32, lanes), silu(c, c.load(gate, at, F32, lanes))), mixed, at)
 
-        vectors(c, record.dim, gated)
+        def normed(weight: Value, mixed: Value = mixed) -> None:
+            inverse = inverse_rms(c, mixed, record.dim, record.epsilon)
+
+            def scaled(at: Value, lanes: int) -> None:
+                y = c.b.fmul(c.load(mixed, at, F32, lanes), c.repeated(inverse, lanes))
+                c.store(c.b.fmul(y, c.load(weight, at, F32, lanes)), mixed, at)
+
+            vectors(c, record.dim, scaled)
+
+        def norm_first() -> None:
+            normed(record.weight)
+            vectors(c, record.dim, gated)
+
+        def gate_first(column: Value = column) -> None:
+            vectors(c, record.dim, gated)
+            normed(c.at(record.weight, c.mul(column, 4)))
+
+        c.either(c.compare(record.delta, "!=", 0), norm_first, gate_first)
     c.done()
 
 

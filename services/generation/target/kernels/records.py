@@ -43,14 +43,14 @@ FIELDS: Mapping[str, tuple[str, ...]] = {
     "convolve": ("qkv", "qkv_stride", "size", "padded", "values", "weight", "taps", "mixed", "mixed_stride"),
     "fold_inputs": (
         "qkv", "qkv_stride", "key_heads", "value_heads", "key_dim", "value_dim", "padded", "values", "weight", "taps",
-        "shifts", "rates", "factor", "folded", "folded_stride",
+        "shifts", "rates", "factor", "folded", "folded_stride", "bias", "delta", "first", "heads_at", "values_at",
     ),
     "fold": (
         "folded", "folded_stride", "key_heads", "value_heads", "key_dim", "value_dim", "states", "state_size", "kept",
-        "mixed", "mixed_stride", "scratch", "scratch_size",
+        "mixed", "mixed_stride", "scratch", "scratch_size", "delta", "queries_at", "keys_at", "values_at", "skips",
     ),
     "normed_gate": (
-        "mixed", "mixed_stride", "qkv", "qkv_stride", "first", "heads", "dim", "weight", "epsilon",
+        "mixed", "mixed_stride", "qkv", "qkv_stride", "first", "heads", "dim", "weight", "epsilon", "delta",
     ),
     "head_gate": ("mixed", "mixed_stride", "qkv", "qkv_stride", "heads", "dim"),
     "activate": ("gate_up", "gate_up_stride", "out", "out_stride", "panels", "unit", "times", "slope", "limit"),
@@ -76,7 +76,8 @@ _POINTERS = {
     "value_norm", "queries", "keys", "values", "mixed", "partial", "gate_up", "parts", "adapter_parts", "program",
     "tokens", "positions", "lengths", "slots", "sequences", "contiguous", "branch_starts", "branches", "tables",
     "adapters", "wanted_rows", "logits", "picks", "shares", "places", "starts", "next", "records", "sinks", "scales",
-    "factors", "gates", "shifts", "rates", "folded", "states", "step_taps", "step_rows", "step_sources", "step_targets",
+    "factors", "gates", "shifts", "rates", "skips", "folded", "states", "step_taps", "step_rows", "step_sources",
+    "step_targets",
 }  # fmt: skip
 _FLOATS = {"epsilon", "factor", "cap", "slope", "limit"}
 

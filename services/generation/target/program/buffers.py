@@ -135,8 +135,8 @@ class Cache:
             groups.append((keys, values))
             found |= {number: (keys[place], values[place]) for place, number in enumerate(numbers)}
         states = {
-            number: on_huge_pages(4 * kept * layer.delta.state).view(np.float32).reshape(kept, layer.delta.state)
-            for number, layer in enumerate(layers) if layer.delta
+            number: on_huge_pages(4 * kept * layer.rule.state).view(np.float32).reshape(kept, layer.rule.state)
+            for number, layer in enumerate(layers) if layer.rule
         }  # fmt: skip
         read = [found[number if layer.source is None else layer.source] for number, layer in enumerate(layers)]
         return cls(
@@ -192,8 +192,8 @@ class Buffers:
         self.experts = ExpertBuffers(experts, sizes.hidden_size, rows, _lines) if experts else None
         widest = max(widest, experts.size if experts else 0, sizes.hidden_size, attended, widest_mlp)
         attending = layout.scratch_bytes(group_size, dim)
-        rules = [layer.delta for layer in layers if layer.delta]
-        self.folded = _lines(MOST_STEPS, max(rule.cached for rule in rules)) if rules else None
+        rules = [layer.rule for layer in layers if layer.rule]
+        self.folded = _lines(MOST_STEPS, max(rule.folded for rule in rules)) if rules else None
         folding = 4 * STATE_LANES * MOST_PASSING * max((rule.key_dim for rule in rules), default=0)
         adapting = 4 * (MOST_RANK + padded(max(2 * inner, self.qkv.shape[1]), PANEL))
         self.scratch_size = padded(max(linear.scratch_bytes(widest), attending, folding, adapting), 4096)

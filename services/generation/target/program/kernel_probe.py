@@ -118,7 +118,7 @@ def _attention(
     """As `_layer_attention`, of one layer for each size of heads."""
     sizes = {
         (layer.spec.heads, layer.spec.kv_heads, layer.spec.head_dim): number
-        for number, layer in enumerate(parts.layers) if not layer.spec.taps and not layer.spec.delta
+        for number, layer in enumerate(parts.layers) if not layer.spec.taps and not layer.spec.rule
     }  # fmt: skip
     for number in sizes.values():
         yield from _layer_attention(parts, number, buffers, team, table, rng)

@@ -16,14 +16,7 @@ from services.generation.target.config.layer_specs import (
     ModuleSpec,
 )
 from services.generation.target.config.rope import inverse_root, power_of_e
-from services.generation.target.family import (
-    CONVOLUTION,
-    DELTA_CONVOLUTION,
-    DELTA_NORM,
-    DELTA_RATES,
-    DELTA_SHIFTS,
-    DeltaRule,
-)
+from services.generation.target.family import CONVOLUTION, StateRule
 from services.generation.target.kernels.attention.layout import LANES
 from services.generation.target.kernels.storages import padded
 from services.generation.target.program.matrices import (
@@ -61,11 +54,13 @@ class LayerInputs:
 class State:
     """Vectors of a layer that folds a state."""
 
-    rule: DeltaRule
+    rule: StateRule
     convolution: Float32  # [taps, convolved]
+    bias: Float32  # [convolved]
     shifts: Float32  # [value heads]
     rates: Float32  # [value heads]
-    norm: Float32  # [value size]
+    norm: Float32  # [value size], of Mamba-2 [values]
+    skips: Float32 | None  # [value heads], of Mamba-2
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -123,7 +118,7 @@ def load_layer(
         inputs=_inputs(spec.inputs, spec.prefix, read) if spec.inputs else None,
         scalar=float(vector(read, f"{spec.prefix}{spec.scalar}.weight")[0]) if spec.scalar else 1.0,
         convolution=_convolution(spec, read) if spec.taps else None,
-        state=_state(spec.delta, spec.prefix, read) if spec.delta else None,
+        state=_state(spec.rule, spec.prefix, read) if spec.rule else None,
         updates=tuple(updates(modules, modules is spec.gate_up) for modules in spec.linears),
     )
 
@@ -137,11 +132,13 @@ def _convolution(spec: LayerSpec, read: Read) -> Float32:
     return weights
 
 
-def _state(rule: DeltaRule, prefix: str, read: Read) -> State:
-    tensor = read(f"{prefix}{DELTA_CONVOLUTION}.weight")
+def _state(rule: StateRule, prefix: str, read: Read) -> State:
+    tensor = read(f"{prefix}{rule.convolution}.weight")
     tensor.check_finite()
-    shifts, rates, norm = (vector(read, f"{prefix}{name}.weight") for name in (DELTA_SHIFTS, DELTA_RATES, DELTA_NORM))
-    return State(rule, np.ascontiguousarray(tensor.values().T), shifts, power_of_e(rates), norm)
+    bias = vector(read, f"{prefix}{rule.convolution}.bias") if rule.biased else np.zeros(rule.convolved, np.float32)
+    shifts, rates, norm, *skips = (vector(read, f"{prefix}{name}.weight") for name in rule.vectors)
+    weights = np.ascontiguousarray(tensor.values().T)
+    return State(rule, weights, bias, shifts, power_of_e(rates), norm, skips[0] if skips else None)
 
 
 def _inputs(spec: LayerInputsSpec, prefix: str, read: Read) -> LayerInputs:

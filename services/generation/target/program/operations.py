@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from services.generation.target.arrays import Float32, Int64
 from services.generation.target.config.layer_specs import LayerSizes, LayerSpec
@@ -24,6 +26,39 @@ from services.generation.target.program.matrices import (
 
 NOWHERE = np.empty((0, 0), np.float32)
 """Stands for what `bind_output` is told for each pass."""
+
+
+def folding(
+    state: State, *, qkv: Float32, folded: Float32, values: NDArray[Any], states: Float32, mixed: Float32,
+    own: Mapping[str, object], epsilon: float,
+) -> dict[str, Mapping[str, object]]:  # fmt: skip
+    """Arguments of the operations of a layer that folds lines `qkv` into states: `values` are of the cache."""
+    rule = state.rule
+    heads = 0 if rule.delta else rule.values  # columns of queries and keys, or of keys and queries
+    queries, keys = (heads, heads + rule.keys) if rule.delta else (heads + rule.keys, heads)
+    normed = rule.value_heads if rule.delta else rule.key_heads
+    read = {"qkv": qkv, "qkv_stride": qkv.strides[0]}
+    given = {"mixed": mixed, "mixed_stride": mixed.strides[0], "delta": int(rule.delta)}
+    sizes = {
+        "key_heads": rule.key_heads, "value_heads": rule.value_heads, "key_dim": rule.key_dim, "delta": int(rule.delta),
+        "value_dim": rule.value_dim, "folded": folded, "folded_stride": folded.strides[0],
+        "values_at": 2 * rule.keys if rule.delta else 0,
+    }  # fmt: skip
+    return {
+        "fold_inputs": {
+            **sizes, **read, "padded": values.shape[-1], "values": values, "weight": state.convolution,
+            "taps": rule.taps, "shifts": state.shifts, "rates": state.rates, "factor": inverse_root(rule.key_dim),
+            "bias": state.bias, "first": 0 if rule.delta else rule.values, "heads_at": heads,
+        },
+        "fold": {
+            **sizes, **given, **own, "states": states, "state_size": states.strides[0], "kept": len(states),
+            "queries_at": queries, "keys_at": keys, "skips": 0 if state.skips is None else state.skips,
+        },
+        "normed_gate": {
+            **read, **given, "first": rule.convolved if rule.delta else 0, "heads": normed, "epsilon": epsilon,
+            "dim": rule.values // normed, "weight": state.norm,
+        },
+    }  # fmt: skip
 
 
 class Operations:
@@ -83,22 +118,16 @@ class Operations:
 
     def fold(self, state: State, number: int) -> None:
         """Fold the lines of all steps into states, and find what those give for the rows."""
-        buffers, cache, rule = self._buffers, self._cache, state.rule
+        records = self._folding(state, number)
+        for operation in ("fold_inputs", "fold"):
+            self._add(operation, records[operation])
+
+    def _folding(self, state: State, number: int) -> Mapping[str, Mapping[str, object]]:
+        buffers, cache = self._buffers, self._cache
         assert buffers.folded is not None
-        mixed, states = buffers.mixed(rule.values), cache.states[number]
-        sizes = {
-            "key_heads": rule.key_heads, "value_heads": rule.value_heads, "key_dim": rule.key_dim,
-            "value_dim": rule.value_dim, "folded": buffers.folded, "folded_stride": buffers.folded.strides[0],
-        }  # fmt: skip
-        values = cache.values[number]
-        self._add(
-            "fold_inputs", {**sizes, "qkv": buffers.qkv, "qkv_stride": buffers.qkv.strides[0],
-            "padded": values.shape[-1], "values": values, "weight": state.convolution, "taps": rule.taps,
-            "shifts": state.shifts, "rates": state.rates, "factor": inverse_root(rule.key_dim)},
-        )  # fmt: skip
-        self._add(
-            "fold", {**sizes, **buffers.own, "states": states, "state_size": states.strides[0], "kept": len(states),
-            "mixed": mixed, "mixed_stride": mixed.strides[0]},
+        return folding(
+            state, qkv=buffers.qkv, folded=buffers.folded, values=cache.values[number], states=cache.states[number],
+            mixed=buffers.mixed(state.rule.values), own=buffers.own, epsilon=self._sizes.norm_epsilon,
         )  # fmt: skip
 
     def _each_head(self, layer: Layer) -> Sequence[Float32]:
@@ -120,11 +149,7 @@ class Operations:
             "mixed": mixed, "mixed_stride": mixed.strides[0], "qkv": buffers.qkv, "qkv_stride": buffers.qkv.strides[0],
         }  # fmt: skip
         if layer.state is not None:
-            rule = layer.state.rule
-            self._add(
-                "normed_gate", {**gates, "first": rule.convolved, "heads": rule.value_heads, "dim": rule.value_dim,
-                "weight": layer.state.norm, "epsilon": self._sizes.norm_epsilon},
-            )  # fmt: skip
+            self._add("normed_gate", self._folding(layer.state, number)["normed_gate"])
             self._residual(layer.output, layer.updates[1], mixed, layer.after_attention, layer.spec.residual)
             return
         if layer.convolution is not None:
@@ -160,7 +185,7 @@ class Operations:
                 self._residual(layer.mlp.down, layer.updates[3], buffers.inner, layer.after_mlp, layer.spec.residual)
         if layer.experts:
             self._experts(layer.experts, layer.spec, x, buffers.update)
-            self._add_update(layer.after_mlp)
+            self._add_update(layer.after_mlp, layer.spec.residual)
 
     def _gated(self, down: Matrix, gate: Matrix, x: Float32) -> None:
         """x of the stream += the shared expert's output, times the sigmoid of its gate."""
@@ -297,9 +322,7 @@ class Operations:
         norm.
         """
         self._update(matrix, updates, x, barrier=after is not None or factor != 1.0)
-        if factor != 1.0:
-            self.scale(self._buffers.update, factor, self._sizes.hidden_size)
-        self._add_update(after)
+        self._add_update(after, factor)
 
     def _update(self, matrix: Matrix, updates: AdapterUpdates, x: Float32, *, barrier: bool = True) -> None:
         """update = matrix(x) with the updates of adapters."""
@@ -307,9 +330,11 @@ class Operations:
         self.linear(matrix, x, update, barrier=barrier or (self._adapted and updates.any))
         self._low_rank(updates, x, update)
 
-    def _add_update(self, after: Float32 | None) -> None:
-        """x of the stream += update; every member adds what it has computed of it."""
+    def _add_update(self, after: Float32 | None, factor: float = 1.0) -> None:
+        """x of the stream += factor * update; every member adds what it has computed of it."""
         buffers, size = self._buffers, self._sizes.hidden_size
+        if factor != 1.0:
+            self.scale(buffers.update, factor, size)
         if after is not None:
             self.norm(buffers.update, buffers.update, after)
         self.add(buffers.x, buffers.update, size)

@@ -29,15 +29,7 @@ from services.generation.target.config.layer_specs import (
     layer_specs,
 )
 from services.generation.target.config.rope import inverse_root, power_of_e, query_scales
-from services.generation.target.family import (
-    CONVOLUTION,
-    DELTA_CONVOLUTION,
-    DELTA_NORM,
-    DELTA_RATES,
-    DELTA_SHIFTS,
-    NORM,
-    DeltaRule,
-)
+from services.generation.target.family import CONVOLUTION, NORM, StateRule
 from services.generation.target.reference.operations import (
     ACTIVATIONS,
     ONE,
@@ -52,7 +44,7 @@ from services.generation.target.reference.operations import (
     embedding,
     exp,
     fma,
-    gated_delta,
+    folded,
     linear,
     linear_int8,
     low_rank,
@@ -99,6 +91,40 @@ def mixed(outputs: Float32, shares: Float32) -> Float32:
     for output, share in zip(outputs, shares, strict=True):
         total = fma(share, output, total)
     return total
+
+
+@np.errstate(all="ignore")
+def what_states_give(
+    lines: Float32, rule: StateRule, weights: Float32, bias: Operand, vectors: Sequence[Float32], epsilon: np.float32,
+    cache_dtype: str,
+) -> Float32:  # fmt: skip
+    """[tokens, value heads * size] of one sequence; `lines` are q, k, v, z, b and a side by side, of Mamba-2 z, v, k, q
+    and a. `weights` [channels, taps] and `bias` are of the convolution, `vectors` as `StateRule.vectors` names them.
+    """
+    tokens, keys = len(lines), rule.keys
+    gates_at = rule.convolved if rule.delta else 0
+    gates = lines[:, gates_at : gates_at + rule.values]
+    inputs = cached(np.delete(lines, slice(gates_at, gates_at + rule.values), axis=1), cache_dtype)
+    qkv, pairs = np.split(inputs, [rule.convolved], axis=1)
+    shifts, rates, norm, *skips = vectors
+    qkv = silu(short_convolution(qkv, weights, bias))
+    times = softplus(pairs[:, -rule.value_heads :] + shifts)
+    decays = exp(-(power_of_e(rates) * times))
+    if not rule.delta:
+        values, keys_, queries = np.split(qkv, [rule.values, rule.values + keys], axis=1)
+        queries, keys_ = (each.reshape(tokens, rule.key_heads, -1) for each in (queries, keys_))
+        found = folded(queries, keys_, values.reshape(tokens, -1, rule.value_dim), decays, times, skips[0])
+        gated = (found.reshape(tokens, -1) * silu(gates)).reshape(tokens, rule.key_heads, -1)
+        return rms_norm(gated, norm.reshape(rule.key_heads, -1), epsilon).reshape(tokens, -1)
+    queries, keys_, values = np.split(qkv, [keys, 2 * keys], axis=1)
+    found = folded(
+        unit(queries.reshape(tokens, -1, rule.key_dim), np.float32(inverse_root(rule.key_dim))),
+        unit(keys_.reshape(tokens, -1, rule.key_dim), ONE),
+        values.reshape(tokens, -1, rule.value_dim),
+        decays,
+        sigmoid(pairs[:, : rule.value_heads]),
+    )
+    return (rms_norm(found, norm, epsilon) * silu(gates.reshape(found.shape))).reshape(tokens, -1)
 
 
 Stored = dict[int, tuple[Float32, Float32]]
@@ -155,8 +181,8 @@ class ReferenceModel:
         """x [tokens, hidden size] after one more decoder layer, which keeps its keys and values in `stored`."""
         normed = self._norm(f"{spec.prefix}{spec.attention_norm}.weight", x) if spec.attention_norm else x
         qkv = self._modules(number, spec, spec.qkv, normed)
-        if spec.delta:
-            mixed = self._state(spec, spec.delta, qkv)
+        if spec.rule:
+            mixed = self._state(spec, spec.rule, qkv)
         else:
             mixed = self._convolution(spec, qkv) if spec.taps else self._attention(number, spec, qkv, stored)
         added = self._modules(number, spec, spec.output, mixed)
@@ -254,25 +280,10 @@ class ReferenceModel:
         found = np.stack(rows).reshape(heads[:, : spec.heads].shape)
         return (found * sigmoid(gates) if spec.gated else found).reshape(tokens, -1)
 
-    def _state(self, spec: LayerSpec, rule: DeltaRule, lines: Float32) -> Float32:
-        """[tokens, value heads * size]; `lines` are q, k, v, z, b and a side by side."""
-        tokens, keys, convolved = len(lines), rule.keys, rule.convolved
-        qkv, gates, pairs = np.split(lines, [convolved, convolved + rule.values], axis=1)
-        strengths, decays = np.split(cached(pairs, self._cache_dtype), 2, axis=1)
-        convolution, shifts, rates, norm = (
-            self._weight(f"{spec.prefix}{name}.weight")
-            for name in (DELTA_CONVOLUTION, DELTA_SHIFTS, DELTA_RATES, DELTA_NORM)
-        )
-        qkv = silu(short_convolution(cached(qkv, self._cache_dtype), convolution))
-        queries, keys_, values = np.split(qkv, [keys, 2 * keys], axis=1)
-        found = gated_delta(
-            unit(queries.reshape(tokens, -1, rule.key_dim), np.float32(inverse_root(rule.key_dim))),
-            unit(keys_.reshape(tokens, -1, rule.key_dim), ONE),
-            values.reshape(tokens, -1, rule.value_dim),
-            exp(-(power_of_e(rates) * softplus(decays + shifts))),
-            sigmoid(strengths),
-        )
-        return (rms_norm(found, norm, self._epsilon) * silu(gates.reshape(found.shape))).reshape(tokens, -1)
+    def _state(self, spec: LayerSpec, rule: StateRule, lines: Float32) -> Float32:
+        bias = self._weight(f"{spec.prefix}{rule.convolution}.bias") if rule.biased else ZERO
+        weights, *vectors = (self._weight(f"{spec.prefix}{name}.weight") for name in (rule.convolution, *rule.vectors))
+        return what_states_give(lines, rule, weights, bias, vectors, self._epsilon, self._cache_dtype)
 
     def _convolution(self, spec: LayerSpec, bcx: Float32) -> Float32:
         """[tokens, hidden size]; `bcx` are three lines of that size side by side."""

@@ -309,10 +309,10 @@ def _block(
 
 
 @np.errstate(all="ignore")
-def short_convolution(inputs: Float32, weights: Float32) -> Float32:
+def short_convolution(inputs: Float32, weights: Float32, bias: Operand = ZERO) -> Float32:
     """Sums over taps of inputs [tokens, channels], from the first token on. Weights are [channels, taps]."""
     taps = weights.shape[1]
-    total = np.zeros_like(inputs)
+    total = np.broadcast_to(bias, inputs.shape).copy()
     for tap in range(taps):
         back = taps - 1 - tap
         total[back:] = fma(weights[:, tap], inputs[: len(inputs) - back], total[back:])
@@ -327,8 +327,12 @@ def unit(heads: Float32, factor: np.float32) -> Float32:
 
 
 @np.errstate(all="ignore")
-def gated_delta(queries: Float32, keys: Float32, values: Float32, decays: Float32, strengths: Float32) -> Float32:
-    """What states give for each token, from the first on: [tokens, value heads, value size].
+def folded(
+    queries: Float32, keys: Float32, values: Float32, decays: Float32, strengths: Float32,
+    skips: Float32 | None = None,
+) -> Float32:  # fmt: skip
+    """What states give for each token, from the first on: [tokens, value heads, value size]. They are folded by the
+    gated delta rule, or, with skips [value heads], as Mamba-2 does.
 
     Queries and keys are [tokens, key heads, key size], values [tokens, value heads, value size], the others [tokens,
     value heads].
@@ -339,9 +343,12 @@ def gated_delta(queries: Float32, keys: Float32, values: Float32, decays: Float3
     for token in range(tokens):
         query, key = (np.repeat(each[token], share, axis=0)[..., None] for each in (queries, keys))
         decay, strength = decays[token][:, None], strengths[token][:, None]
-        change = (values[token] - decay * _over_rows(state, key)) * strength
+        value = values[token]
+        change = (value - decay * _over_rows(state, key) if skips is None else value) * strength
         state = fma(key, change[:, None], decay[:, None] * state)
         found[token] = _over_rows(state, query)
+        if skips is not None:
+            found[token] = fma(skips[:, None], value, found[token])
     return found
 
 

@@ -31,6 +31,13 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return draw_vectors(make_tiny_model(tmp_path_factory.mktemp("model"), **FAMILIES["qwen3_5"]))
 
 
+@pytest.fixture(scope="module", params=["qwen3_5", "granite_hybrid"])
+def folding(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Float32]:
+    """A model that folds states, and its logits of TOKENS."""
+    path = draw_vectors(make_tiny_model(tmp_path_factory.mktemp("model"), **FAMILIES[request.param]))
+    return path, logits_of(target_of(path))
+
+
 @pytest.fixture(scope="module")
 def expected(directory: Path) -> Float32:
     return logits_of(target_of(directory))
@@ -87,10 +94,11 @@ def test_branches_take_few_states_at_a_time_and_the_root_is_kept() -> None:
 
 @pytest.mark.parametrize("kept", [4, 5, 9])
 def test_any_schedule_with_few_states_gives_the_same_bits(
-    kept: int, directory: Path, expected: Float32, monkeypatch: pytest.MonkeyPatch
+    kept: int, folding: tuple[Path, Float32], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Sequences that begin alike, by turns and together, in trees of which a path is accepted, over shared blocks."""
     monkeypatch.setattr(cpu, "_MOST_STATES", kept)
+    directory, expected = folding
     target, rng = target_of(directory), random.Random(kept)
     tables = [list[int]() for _ in range(4)]
     for table in tables:

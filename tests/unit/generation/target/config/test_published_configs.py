@@ -229,6 +229,30 @@ def test_llama_4_without_temperature_tuning(tmp_path: Path) -> None:
     assert config.temperature is None
 
 
+def test_granite_4_h_micro(tmp_path: Path) -> None:
+    members = {
+        "architectures": ["GraniteMoeHybridForCausalLM"], "model_type": "granitemoehybrid", "attention_bias": False,
+        "attention_multiplier": 0.015625, "embedding_multiplier": 12, "eos_token_id": 100257, "hidden_act": "silu",
+        "hidden_size": 2048, "intermediate_size": 8192, "logits_scaling": 8, "mamba_chunk_size": 256,
+        "mamba_conv_bias": True, "mamba_d_conv": 4, "mamba_d_head": 64, "mamba_d_state": 128, "mamba_expand": 2,
+        "mamba_n_groups": 1, "mamba_n_heads": 64, "mamba_proj_bias": False, "max_position_embeddings": 131072,
+        "normalization_function": "rmsnorm", "num_attention_heads": 32, "num_experts_per_tok": 0,
+        "num_hidden_layers": 40, "num_key_value_heads": 8, "num_local_experts": 0, "position_embedding_type": "nope",
+        "residual_multiplier": 0.22, "rms_norm_eps": 1e-05, "rope_scaling": None, "rope_theta": 10000,
+        "shared_intermediate_size": 8192, "tie_word_embeddings": True, "vocab_size": 100352,
+    }  # fmt: skip
+    kinds = ["attention" if n in (5, 15, 25, 35) else "mamba" for n in range(40)]
+    config = read(tmp_path, **members, layer_types=kinds)
+    assert config.rule is not None
+    assert [number for number, folds in enumerate(config.rule.layers) if not folds] == [5, 15, 25, 35]
+    assert (config.rule.values, config.rule.cached, config.rule.state) == (4096, 4096 + 2 * 128 + 64, 128 * 4096)
+    assert config.experts is None
+    assert config.rotations == (NO_ROTATION,) * 40
+    whole = read(tmp_path, **members | {"position_embedding_type": "rope"}, layer_types=["attention"] * 40)
+    assert whole.rule is None
+    assert whole.rotations[0] != NO_ROTATION
+
+
 def test_falcon_3_7b(tmp_path: Path) -> None:
     config = read(
         tmp_path, architectures=["LlamaForCausalLM"], model_type="llama", activation="swiglu", attention_bias=False,

@@ -48,6 +48,7 @@ def test_vectors_and_a_whole_model_on_one_instruction_set(tmp_path: Path, name: 
         make_tiny_model(tmp_path / "attention", architecture="qwen3", hidden=96, head_dim=24),
         make_tiny_model(tmp_path / "convolutions", **FAMILIES["lfm2"]),
         make_tiny_model(tmp_path / "states", **FAMILIES["qwen3_5_moe"]),
+        make_tiny_model(tmp_path / "mamba", **FAMILIES["granite_hybrid"]),
     )
     command = [sys.executable, "-m", "tests.numerics.digest", ",".join(storages), *map(str, models)]
     ran = subprocess.run(command, cwd=ROOT, env=os.environ | {RESTRICTION: name}, capture_output=True, text=True)
@@ -117,8 +118,9 @@ def test_a_whole_model_gives_the_logits_in_the_file(emulated: Emulated) -> None:
 
 
 @pytest.mark.slow
-def test_states_are_the_same_bits(emulated: Emulated, tmp_path: Path) -> None:
-    directory = draw_vectors(make_tiny_model(tmp_path, **FAMILIES["qwen3_5_moe"]))
+@pytest.mark.parametrize("family", ["qwen3_5_moe", "granite_hybrid"])
+def test_states_are_the_same_bits(family: str, emulated: Emulated, tmp_path: Path) -> None:
+    directory = draw_vectors(make_tiny_model(tmp_path, **FAMILIES[family]))
     target, expected = target_of(directory), logits_of(target_of(directory))
     target._passes = EmulatedPasses(target, emulated.emulator)  # type: ignore[assignment]
     assert_same_bits(logits_of(target, [3, 20, 1, 66]), expected)

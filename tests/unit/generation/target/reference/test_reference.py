@@ -209,9 +209,10 @@ def test_keys_and_values_in_bfloat16(tmp_path: Path) -> None:
     check(make_tiny_model(tmp_path), cache_dtype="bfloat16")
 
 
-def test_states_in_bfloat16(tmp_path: Path) -> None:
+@pytest.mark.parametrize("family", ["qwen3_5", "granite_hybrid"])
+def test_states_in_bfloat16(family: str, tmp_path: Path) -> None:
     """What they are made of, not they themselves."""
-    check(draw_vectors(make_tiny_model(tmp_path, **FAMILIES["qwen3_5"])), TOKENS[:70], cache_dtype="bfloat16")
+    check(draw_vectors(make_tiny_model(tmp_path, **FAMILIES[family])), TOKENS[:70], cache_dtype="bfloat16")
 
 
 @pytest.mark.parametrize("storage", [name for name in LAYOUTS if name not in ("float32", "mxfp4")])

@@ -150,6 +150,10 @@ WITH_EXPERTS: dict[str, dict[str, Any]] = {
         "architecture": "qwen3_moe", "layers": 3, "hidden": 40, "num_experts": 5, "num_experts_per_tok": 2,
         "moe_intermediate_size": 36, "mlp_only_layers": [1],
     },
+    "qwen2_moe": {
+        "architecture": "qwen2_moe", "layers": 3, "num_experts": 6, "num_experts_per_tok": 2, "mlp_only_layers": [1],
+        "moe_intermediate_size": 40, "shared_expert_intermediate_size": 56,
+    },
     "mixtral": {"architecture": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2},
     "gpt_oss": {
         "architecture": "gpt_oss", "layers": 3, "head_dim": 24, "sliding_window": 40, "num_local_experts": 6,
@@ -201,6 +205,7 @@ WITHOUT_GGUF = {
     "qwen3_5",
     "qwen3_5, as many values as keys, more taps",
     "qwen3_5_moe",
+    "qwen2_moe",
     "smollm3, sliding",
     "gemma2, other scales",
     "qwen3_moe, shares of all, a layer without",

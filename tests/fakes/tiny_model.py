@@ -30,6 +30,7 @@ from transformers.models.olmo2 import Olmo2Config
 from transformers.models.olmo3 import Olmo3Config
 from transformers.models.phi3 import Phi3Config
 from transformers.models.qwen2 import Qwen2Config
+from transformers.models.qwen2_moe import Qwen2MoeConfig
 from transformers.models.qwen3 import Qwen3Config
 from transformers.models.qwen3_5 import Qwen3_5TextConfig
 from transformers.models.qwen3_5_moe import Qwen3_5MoeTextConfig
@@ -50,7 +51,8 @@ CONFIGS = {
     "llama4": Llama4TextConfig, "gemma4": Gemma4TextConfig, "lfm2": Lfm2Config, "granite": GraniteConfig,
     "lfm2_moe": Lfm2MoeConfig, "olmo2": Olmo2Config, "olmo3": Olmo3Config,
     "ministral3": Ministral3Config, "exaone4": Exaone4Config, "seed_oss": SeedOssConfig, "ernie4_5": Ernie4_5Config,
-    "qwen3_5": Qwen3_5TextConfig, "qwen3_5_moe": Qwen3_5MoeTextConfig, "granite_hybrid": GraniteMoeHybridConfig,
+    "qwen2_moe": Qwen2MoeConfig, "qwen3_5": Qwen3_5TextConfig, "qwen3_5_moe": Qwen3_5MoeTextConfig,
+    "granite_hybrid": GraniteMoeHybridConfig,
 }  # fmt: skip
 PAD, END, USER, ASSISTANT = SPECIAL_TOKENS = ("<|pad|>", "<|end|>", "<|user|>", "<|assistant|>")
 

@@ -77,6 +77,17 @@ QWEN3_MOE = Family(
     experts=_experts("mlp.gate", "mlp.experts"),
 )
 
+# Qwen2-MoE (Yang et al. 2024): Qwen2 with experts, beside a shared one that a gate scales.
+QWEN2_MOE = replace(
+    QWEN2,
+    name="qwen2_moe",
+    architecture="Qwen2MoeForCausalLM",
+    gguf_name="",
+    experts=QWEN3_MOE.experts,
+    shared_expert=True,
+    shared_gate="mlp.shared_expert_gate",
+)
+
 # SmolLM3 (Bakouch et al. 2025): Llama in which every fourth layer has no rotary position embeddings.
 SMOLLM3 = Family(
     name="smollm3",
@@ -381,9 +392,9 @@ ERNIE4_5 = Family(
 
 
 FAMILIES = (
-    LLAMA, MISTRAL, QWEN2, QWEN3, SMOLLM3, PHI3, GEMMA2, GEMMA3, QWEN3_MOE, MIXTRAL, GPT_OSS, LLAMA4, GEMMA4, LFM2,
-    GRANITE, GRANITE_HYBRID, LFM2_MOE, OLMO2, OLMO3, MINISTRAL3, QWEN3_VL, EXAONE4, SEED_OSS, ERNIE4_5, QWEN3_5,
-    QWEN3_5_MOE,
+    LLAMA, MISTRAL, QWEN2, QWEN2_MOE, QWEN3, SMOLLM3, PHI3, GEMMA2, GEMMA3, QWEN3_MOE, MIXTRAL, GPT_OSS, LLAMA4, GEMMA4,
+    LFM2, GRANITE, GRANITE_HYBRID, LFM2_MOE, OLMO2, OLMO3, MINISTRAL3, QWEN3_VL, EXAONE4, SEED_OSS, ERNIE4_5,
+    QWEN3_5, QWEN3_5_MOE,
 )  # fmt: skip
 
 BY_NAME: Mapping[str, Family] = {family.name: family for family in FAMILIES}
@@ -399,20 +410,19 @@ MISSING: Mapping[str, str] = {
     "DeepseekV3ForCausalLM": "multi-head latent attention",
     "DeepseekV32ForCausalLM": "multi-head latent attention, sparse attention",
     "FalconForCausalLM": "norms that subtract a mean, attention beside the MLP",
-    "FalconH1ForCausalLM": "Mamba-2 layers",
+    "FalconH1ForCausalLM": "Mamba-2 beside attention in one layer",
     "Gemma3nForConditionalGeneration": "four streams in one (AltUp)",
     "Glm4ForCausalLM": "layers with gate and up fused alone",
     "GPTNeoXForCausalLM": "norms that subtract a mean",
     "HunYuanDenseV1ForCausalLM": "norms of heads behind their rotation",
     "MambaForCausalLM": "Mamba layers",
-    "Mamba2ForCausalLM": "Mamba-2 layers",
+    "Mamba2ForCausalLM": "models without attention and MLPs",
     "NemotronForCausalLM": "norms that subtract a mean",
-    "NemotronHForCausalLM": "Mamba-2 layers",
+    "NemotronHForCausalLM": "layers of one part each, the activation relu squared",
     "OlmoForCausalLM": "norms that subtract a mean",
     "PhiForCausalLM": "norms that subtract a mean",
     "PhimoeForCausalLM": "norms that subtract a mean",
-    "Qwen2MoeForCausalLM": "a shared expert with a gate",
-    "Qwen3NextForCausalLM": "Gated DeltaNet layers",
+    "Qwen3NextForCausalLM": "projections of queries, keys, values and gates in one",
     "StableLmForCausalLM": "norms that subtract a mean",
     "Starcoder2ForCausalLM": "norms that subtract a mean",
 }

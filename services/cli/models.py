@@ -243,20 +243,21 @@ def import_model(source: Path, name: str) -> Path:
 
 
 def _models_view(models: list[dict[str, Any]]) -> View:
-    """One line for each name; without a path, its package is not installed, or it is not fetched yet."""
+    """One line for each name; where it lies, `--json` says, and `kolm models list NAME`."""
     return table(
         models,
         Column("name", "name"),
         Column("from", "from"),
-        Column("size", lambda model: size(model["size"]) if "size" in model else ""),
+        Column(
+            "size", lambda model: size(model["size"]) if "size" in model else Styled(_ABSENT[model["from"]], "yellow")
+        ),
         Column("family", lambda model: model.get("family", "")),
         Column("arithmetic", lambda model: ", ".join(model.get("arithmetic", ()))),
         Column("fits", _fitting),
-        Column("path", lambda model: model["path"] or Styled(_ABSENT[model["from"]].format(**model), "yellow")),
     )
 
 
-_ABSENT = {"package": "not installed", "hub": "kolm models pull {name}"}
+_ABSENT = {"package": "not installed", "hub": "not fetched"}
 
 
 def _fitting(model: dict[str, Any]) -> str:

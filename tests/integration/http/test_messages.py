@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-CHAT_TEMPLATE = HERMES
+CHAT_TEMPLATE = HERMES + "{# <think></think> #}"
 WEATHER = {
     "type": "object",
     "properties": {"city": {"enum": ["Bern", "Rome"]}},
@@ -95,6 +95,29 @@ async def test_a_call_is_made_streamed_and_answered(claude: anthropic.AsyncAnthr
     turns += [{"role": "user", "content": [*results, {"type": "text", "text": "So?"}]}]
     again = await claude.messages.create(**CALLING | {"messages": turns, "tool_choice": {"type": "none"}})
     assert again.content[0].type == "text"
+
+
+async def test_thoughts_stand_apart_from_the_answer(
+    claude: anthropic.AsyncAnthropic, client: openai.AsyncOpenAI
+) -> None:
+    held = {"structured_outputs": {"regex": "<think>(see|look)</think>(yes|no)"}}
+    asked = ASKED | {"extra_body": {"temperature": 0, **held}}
+    thought, said = (await claude.messages.create(**asked, thinking={"type": "enabled", "budget_tokens": 1024})).content
+    assert (thought.type, said.type) == ("thinking", "text")
+    assert thought.thinking in {"see", "look"}
+    assert said.text in {"yes", "no"}
+    (alone,) = (await claude.messages.create(**asked)).content
+    assert alone.text == said.text
+    async with claude.messages.stream(**asked, thinking={"type": "adaptive"}) as stream:
+        assert (await stream.get_final_message()).content[0].thinking == thought.thinking
+    chatted: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "Sun?"}], "temperature": 0}
+    message = (await client.chat.completions.create(**chatted, extra_body=held)).choices[0].message
+    assert (message.reasoning_content, message.content) == (thought.thinking, said.text)
+    deltas = [
+        each.choices[0].delta
+        async for each in await client.chat.completions.create(**chatted, stream=True, extra_body=held)
+    ]
+    assert "".join(getattr(delta, "reasoning_content", None) or "" for delta in deltas) == thought.thinking
 
 
 async def test_a_stop_sequence_is_named(claude: anthropic.AsyncAnthropic) -> None:

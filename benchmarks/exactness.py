@@ -173,11 +173,11 @@ def main(arguments: Sequence[str]) -> int:
         for engine in engines:
             for row in rows(engine, prompts, given.at_once):
                 print(json.dumps(row), flush=True)
-                _keep(row, given.out)
+                keep(row, given.out)
     return 0
 
 
-def _keep(row: dict[str, Any], path: Path) -> None:
+def keep(row: dict[str, Any], path: Path) -> None:
     """In the place of the same engine's and method's earlier one."""
     kept = json.loads(path.read_text())["rows"] if path.exists() else []
     key = [row[name] for name in ("engine", "method", "at once")]

@@ -27,9 +27,9 @@ from benchmarks.machine import RESULTS, machine
 from benchmarks.real import in_storage
 from benchmarks.upstream import Upstream, llama_server
 from demo.smollm2.prompts import DOMAINS, Split, prompts
-from ledger.documents.audit import Drift, ReferencePass
+from ledger.documents.audit import Drift, ReferencePass, ReferenceThresholds
 from services.auditor.foreign import HONEST
-from services.auditor.reference import scored
+from services.auditor.reference import drawn_by_llama_server, scored
 from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.engine.sequence import NoText
 from services.generation.engine.text.tokenizer import Tokenizer
@@ -47,6 +47,8 @@ _NOISY = "q8_0 with noise"
 GREEDY = SamplingParams(max_tokens=_MAX_TOKENS)
 NUCLEUS = replace(GREEDY, temperature=0.7, top_p=0.9)
 WARM = replace(GREEDY, temperature=0.8)
+DRAWN = msgspec.structs.replace(HONEST, missed=0.03)
+"""Where the draws of llama-server's seeds are known."""
 HONEST_SAMPLING = {
     "T=0": GREEDY,
     "T=0 rp=1.1": replace(GREEDY, repetition_penalty=1.1),
@@ -113,12 +115,12 @@ def parts(tokenizer: Tokenizer, outputs: int, honest: int) -> Iterator[Part]:
             )
             yield from some(f"honest {storage}, {name}", storage, new, sampling, promised=storage, most=honest)
     yield from some("another system prompt", "q8_0", others, GREEDY, new)
-    yield from some("another system prompt, sampled", "q8_0", others, NUCLEUS, new)
+    yield from some("another system prompt, sampled", "q8_0", others, NUCLEUS, new, most=honest)
     yield from some("context cut to 512 tokens", "q8_0", cut, GREEDY, long)
     yield from some("temperature 0.7 for 0", "q8_0", new, NUCLEUS, receipted=GREEDY)
-    yield from some("temperature 0 for 0.8", "q8_0", new, GREEDY, receipted=WARM)
+    yield from some("temperature 0 for 0.8", "q8_0", new, GREEDY, receipted=WARM, most=honest)
     yield from some("weights of 4 bits for 8", "q4_0", new, GREEDY)
-    yield from some("weights of 4 bits for 8, sampled", "q4_0", new, WARM)
+    yield from some("weights of 4 bits for 8, sampled", "q4_0", new, WARM, most=honest)
     yield from some("weights of 4 bits for 8, sampled with top_p", "q4_0", new, NUCLEUS)
     yield from some("another model", _NOISY, new, GREEDY)
     yield from some("another model, sampled", _NOISY, new, WARM)
@@ -186,7 +188,8 @@ class Auditor:
     def passed(self, each: Served) -> ReferencePass:
         request = EngineRequest("", each.prompt, each.sampling)
         logits = self._verifier.logits(Record(request, each.output))
-        return scored(request, each.output, logits, self._target.config.eos_token_ids, self._target.base_cid)
+        drawn = drawn_by_llama_server(each.sampling.seed)
+        return scored(request, each.output, logits, self._target.config.eos_token_ids, self._target.base_cid, drawn)
 
 
 def serve(several: Sequence[Part], binary: str) -> None:
@@ -218,30 +221,40 @@ def _keep(path: Path, values: Sequence[Any]) -> None:
 
 
 def row(found: Sequence[tuple[Served, ReferencePass]]) -> dict[str, Any]:
-    """How many tokens are read until an output is INCONSISTENT, alone and with the drift of those before it: the mean,
-    and the most from one to the next.
+    """How many tokens are read until an output is INCONSISTENT: alone, with the drift of those before it, and by what
+    seeds draw, where that is known.
     """
-    lengths, largest, drift = [len(each.output) for each, _ in found], dict[str, float](), Drift()
-    alone, together = [], []
-    for length, (_, passed) in zip(lengths, found, strict=True):
-        summed = msgspec.structs.replace(passed, drift=drift.after(passed, length))
-        alone.append(HONEST.exceeded(passed) is not None)
-        together.append(HONEST.exceeded(summed) is not None)
-        drift = Drift() if together[-1] or summed.drift is None else summed.drift
-        values = {name: getattr(passed, name) for name in ("mean", "largest", "surprise", "rarest")}
-        for name, value in (values | {"drift": summed.drift and summed.drift.largest}).items():
-            largest[name] = round(max(largest.get(name, 0.0), abs(value or 0.0)), 4)
-    shown = {name: _found(lengths, caught) for name, caught in (("alone", alone), ("together", together))}
-    return {"outputs": len(found), "tokens": sum(lengths), **shown, "largest": largest}
+    passes = [(len(each.output), passed) for each, passed in found]
+    names = ("mean", "largest", "surprise", "rarest", "missed")
+    largest = {name: round(max(abs(getattr(passed, name) or 0.0) for _, passed in passes), 4) for name in names}
+    ways = {"alone": msgspec.structs.replace(HONEST, drift=None), "together": HONEST, "drawn": DRAWN}
+    return {
+        "outputs": len(found),
+        "tokens": sum(length for length, _ in passes),
+        **{way: caught(passes, thresholds) for way, thresholds in ways.items()},
+        "largest": largest,
+    }
+
+
+def caught(passes: Sequence[tuple[int, ReferencePass]], by: ReferenceThresholds) -> dict[str, Any]:
+    """What these thresholds find in outputs in turn, each with its number of tokens."""
+    drift, hits, largest = Drift(), list[bool](), 0.0
+    for length, found in passes:
+        known = found if by.missed is not None else msgspec.structs.replace(found, missed=None)
+        summed = msgspec.structs.replace(known, drift=drift.after(known, length))
+        assert summed.drift is not None
+        hits.append(by.exceeded(summed) is not None)
+        drift, largest = Drift() if hits[-1] else summed.drift, max(largest, summed.drift.largest)
+    return _found([length for length, _ in passes], hits) | {"largest drift": round(largest, 4)}
 
 
 def _steps(found: Sequence[tuple[Served, ReferencePass]]) -> dict[str, float]:
     """Means of the exponential of a step of each sum, which are 1 at most where `Drift` keeps its word."""
-    high = Drift(1e3, 1e3, 1e3)  # from where no step is cut off
+    high = Drift(1e3, 1e3, 1e3, 1e3)  # from where no step is cut off
     steps = [high.after(passed, len(each.output)) for each, passed in found]
     return {
         name: round(float(np.mean([np.exp(getattr(step, name) - 1e3) for step in steps])), 3)
-        for name in ("margin", "rarer", "likelier")
+        for name in ("margin", "rarer", "likelier", "missed")
     }
 
 
@@ -282,13 +295,14 @@ def conclude(cases: dict[str, list[tuple[Served, ReferencePass]]]) -> None:
     rows = {name: row(found) for name, found in cases.items()}
     for name in (name for name in rows if name.startswith("all ")):
         rows[name]["exp(step)"] = _steps(cases[name])
-    document = {"machine": machine(), "thresholds": HONEST.to_document(), "cases": rows}
+    document = {"machine": machine(), "thresholds": DRAWN.to_document(), "cases": rows}
     (RESULTS / "lies.json").write_text(json.dumps(document, indent=1) + "\n")
-    print("| | outputs | tokens | alone | together | tokens until found | at most |\n|---|---|---|---|---|---|---|")
+    print("| | outputs | tokens | alone | together | tokens until found | at most | by draws | tokens | at most |")
+    print("|---|---|---|---|---|---|---|---|---|---|")
     for name, found in rows.items():
-        alone, together = found["alone"], found["together"]
-        figures = (alone["inconsistent"], *(together[each] or "–" for each in together))
-        print("|", " | ".join(map(str, (name, found["outputs"], found["tokens"], *figures))), "|")
+        shown = [*found["together"].values()][:3] + [*found["drawn"].values()][:3]
+        figures = (name, found["outputs"], found["tokens"], found["alone"]["inconsistent"], *shown)
+        print("|", " | ".join("–" if each is None else str(each) for each in figures), "|")
 
 
 def main() -> None:

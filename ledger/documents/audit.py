@@ -15,6 +15,7 @@ import hashlib
 from typing import Annotated, ClassVar
 
 from msgspec import Meta
+from msgspec.structs import replace
 
 from ledger.encoding.document import (
     Cid,
@@ -82,7 +83,7 @@ NO_ANSWERS = (UNREPLAYABLE, UNSTABLE, UNCHECKED)
 class ReferenceThresholds(Part, frozen=True):
     """The most that an honest output of another engine may have, before a reference pass calls it INCONSISTENT. The
     members are those of `ReferencePass`; `surprise` bounds both sides of zero. `drift` bounds each sum of `Drift`; None
-    judges each output alone.
+    judges each output alone. `missed` is for a llama-server whose draws are known; None asks nothing of them.
     """
 
     mean: NotNegative
@@ -90,12 +91,13 @@ class ReferenceThresholds(Part, frozen=True):
     surprise: NotNegative
     rarest: NotNegative
     drift: NotNegative | None = None
+    missed: NotNegative | None = None
 
     def exceeded(self, by: ReferencePass) -> str | None:
         """The first statistic that is beyond, in words; None where the output is consistent with the weights."""
-        for name in ("mean", "largest", "surprise", "rarest"):
+        for name in ("mean", "largest", "surprise", "rarest", "missed"):
             value, most = getattr(by, name), getattr(self, name)
-            if value is not None and abs(value) > most:
+            if None not in (value, most) and abs(value) > most:
                 return f"{name} is {value:.4g}, at most {most:g} is expected of an honest engine"
         if by.drift is not None and self.drift is not None and by.drift.largest > self.drift:
             return f"with the outputs before it, drift is {by.drift.largest:.4g}, more than {self.drift:g}"
@@ -173,6 +175,7 @@ SHORT = 64
 
 _MARGIN_RATE, _MARGIN_ALLOWED = 4.0, 0.007
 _SURPRISE_RATE, _SURPRISE_ALLOWED = 2.0, 1.25
+_MISSED_RATE, _MISSED_ALLOWED = 8.0, 0.01
 """Steps of `Drift`: so much for what is above this. Calibrated as the thresholds are (docs/benchmarks.md)."""
 
 
@@ -182,25 +185,29 @@ class Drift(Part, frozen=True):
 
     The exponential of an honest output's step has an expectation of 1 at most, so that on average a sum goes beyond h
     after exp(h) honest outputs at the earliest. `margin` sums margins, `rarer` and `likelier` sum `surprise` up and
-    down. A new sum begins with the first verdict, and after each that is INCONSISTENT.
+    down, `missed` what tokens are off the draws of their seeds. A new sum
+    begins with the first verdict, and after each that is INCONSISTENT.
     """
 
     margin: NotNegative = written(0.0)
     rarer: NotNegative = written(0.0)
     likelier: NotNegative = written(0.0)
+    missed: NotNegative = 0.0
 
     @property
     def largest(self) -> float:
-        return max(self.margin, self.rarer, self.likelier)
+        return max(self.margin, self.rarer, self.likelier, self.missed)
 
     def after(self, found: ReferencePass, tokens: int) -> Drift:
         """With one more output, of so many tokens."""
-        margin = _MARGIN_RATE * max(SHORT, tokens) * (found.mean - _MARGIN_ALLOWED)
-        surprise = found.surprise
-        if surprise is None:
-            return Drift(max(0.0, self.margin + margin), self.rarer, self.likelier)
-        up, down = (_SURPRISE_RATE * (side * surprise - _SURPRISE_ALLOWED) for side in (1.0, -1.0))
-        return Drift(max(0.0, self.margin + margin), max(0.0, self.rarer + up), max(0.0, self.likelier + down))
+        counted, surprise = max(SHORT, tokens), found.surprise or 0.0
+        steps = {"margin": _MARGIN_RATE * counted * (found.mean - _MARGIN_ALLOWED)}
+        if found.surprise is not None:
+            sides = {"rarer": surprise, "likelier": -surprise}
+            steps |= {name: _SURPRISE_RATE * (side - _SURPRISE_ALLOWED) for name, side in sides.items()}
+        if found.missed is not None:
+            steps["missed"] = _MISSED_RATE * counted * (found.missed - _MISSED_ALLOWED)
+        return replace(self, **{name: max(0.0, getattr(self, name) + step) for name, step in steps.items()})
 
 
 class ReferencePass(Part, frozen=True):
@@ -213,6 +220,8 @@ class ReferencePass(Part, frozen=True):
 
     Of sampled outputs: `surprise` is by how many standard deviations the output's log-probability is off the one to be
     expected, positive for rarer tokens; `rarest` the largest number of nats that a token's probability is below 1.
+    `missed`, of a llama-server: the mean over tokens (SHORT at least) of how far, as a probability, the number that is
+    drawn from the request's seed is from those that give the token; None where that is not asked.
 
     `drift` is what the profile's outputs that this auditor has passed along show together; None where it does not sum.
     """
@@ -223,6 +232,7 @@ class ReferencePass(Part, frozen=True):
     differing: Count
     surprise: Number | None = None
     rarest: NotNegative | None = None
+    missed: NotNegative | None = None
     drift: Drift | None = None
 
 

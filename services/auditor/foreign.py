@@ -151,6 +151,8 @@ class ForeignJudge:
         if profile.weights_checked and found.base_cid != profile.base_cid:
             raise CannotReplay(f"the weights here are {found.base_cid}, the receipt's {profile.base_cid}")
         thresholds = self._thresholds()
+        if thresholds.missed is None:
+            found = replace(found, missed=None)
         if thresholds.drift is not None:
             before = self._drifts(receipt.profile_cid) or Drift()
             found = replace(found, drift=before.after(found, len(content.output_token_ids)))

@@ -12,7 +12,7 @@ from ledger.documents.content import Content
 from ledger.documents.receipt import Receipt
 from services.auditor.audit_error import CannotReplay, EngineFailed, Interrupted
 from services.auditor.examination import EnginePlan, Replayed, replay_limit
-from services.auditor.reference import scored
+from services.auditor.reference import drawn_by_llama_server, scored
 from services.generation.engine.request import (
     KINDS,
     EngineError,
@@ -23,6 +23,7 @@ from services.generation.engine.request import (
     StructuredOutputs,
     grammar_engine,
 )
+from services.generation.remote.dialects import seed_of
 from services.generation.target.errors import TargetError, about
 from services.generation.verification import Record, Stopped, Verifier
 
@@ -95,8 +96,12 @@ class OwnEngine:
         if unknown:  # no weights that were promised can have given them
             return ReferencePass(target.base_cid, mean=_NOWHERE, largest=_NOWHERE, differing=unknown)
         logits = self._verifier.logits(Record(request, content.output_token_ids))
+        known = (receipt.engine or "").startswith("llama-server/")
+        drawn = drawn_by_llama_server(seed_of(request, 32)) if known else None
         try:
-            return scored(request, content.output_token_ids, logits, target.config.eos_token_ids, target.base_cid)
+            return scored(
+                request, content.output_token_ids, logits, target.config.eos_token_ids, target.base_cid, drawn
+            )
         except EngineError as error:
             raise CannotReplay(f"the auditor's engine cannot run along the output: {error}") from error
         except Stopped as error:

@@ -2,14 +2,14 @@
 
 The other engine adds in another order, and perhaps with fewer bits, so that its logits are near the reference's and
 not equal to them. An honest engine's token may lose a near tie; it is never far behind. What the engine sampled is held
-against the distribution that the receipt's parameters leave of the reference's logits: no engine says which noise it
-draws, so that one token proves nothing, and their sum does.
+against the distribution that the receipt's parameters leave of the reference's logits: one token proves nothing of it,
+and their sum does. Where it is known what the engine draws from a seed, each token is held against that, too.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -23,6 +23,17 @@ from services.generation.target.arrays import Float32
 _NOISE = 0.1  # by which an honest engine's logits may be off the reference's, as a standard deviation
 
 
+def drawn_by_llama_server(seed: int) -> Iterator[float]:
+    """A number from 0 to 1 for each token of a sampled output: C++'s std::mt19937 from the seed, two words of it for
+    each number, as std::generate_canonical makes a double. llama.cpp takes the first candidate
+    up to which the probabilities have that sum.
+    """
+    words = np.random.RandomState(seed)
+    while True:
+        low, high = words.randint(0, 2**32, 2, np.uint32).tolist()
+        yield (low + high * 2**32) / 2**64
+
+
 @dataclass(slots=True)
 class Scores:
     """The statistics of one output, token by token."""
@@ -32,9 +43,12 @@ class Scores:
     excess: float = 0.0  # nats that the output is rarer than expected
     variance: float = 0.0
     rarest: float = 0.0
+    missed: float | None = None
 
-    def add(self, logits: Float32, token: int, params: SamplingParams) -> None:
-        """The next token, with the logits that it was chosen by: after penalties and biases."""
+    def add(self, logits: Float32, token: int, params: SamplingParams, drawn: float | None = None) -> None:
+        """The next token, with the logits that it was chosen by: after penalties and biases; and what llama-server has
+        drawn for it.
+        """
         if not self.sampled:
             self.margins.append(float(logits.max() - logits[token]))
             return
@@ -51,6 +65,8 @@ class Scores:
         surprise = normaliser - (chosen - float(kept[0])) / params.temperature
         self.excess += surprise - entropy
         self.rarest = max(self.rarest, surprise)
+        if drawn is not None:
+            self.missed = (self.missed or 0.0) + (0.0 if outside else _missed(logits, kept, token, params, drawn))
 
     def result(self, base_cid: str) -> ReferencePass:
         return ReferencePass(
@@ -60,6 +76,7 @@ class Scores:
             differing=sum(margin > 0.0 for margin in self.margins),
             surprise=self.excess / math.sqrt(self.variance) if self.variance else None,
             rarest=self.rarest if self.sampled else None,
+            missed=None if self.missed is None else self.missed / max(SHORT, len(self.margins)),
         )
 
 
@@ -100,14 +117,39 @@ def _short_of_kept(logits: Float32, token: int, params: SamplingParams) -> float
     return needed - value
 
 
+def _missed(logits: Float32, kept: NDArray[np.float64], token: int, params: SamplingParams, drawn: float) -> float:
+    """How far, as a probability, what llama-server has drawn is from what gives this token.
+
+    Its candidates lie in the order of their logits where top_k or top_p is set, and otherwise of their ids. Those whose
+    logits are about the token's may lie before it or behind it.
+    """
+    value, best = float(logits[token]), float(kept[0])
+    own = math.exp((value - best) / params.temperature)
+    shares = np.exp((kept - best) / params.temperature)
+    if params.top_k or params.top_p < 1.0:
+        others = np.delete(kept, np.searchsorted(-kept, -value))
+        first, last = np.searchsorted(-others, (-value - 2 * _NOISE, -value + 2 * _NOISE))
+        before = np.append(0.0, np.cumsum(np.exp((others - best) / params.temperature)))[first : last + 1]
+    else:
+        smaller = logits[:token].astype(np.float64)
+        before = np.exp((smaller[smaller >= kept[-1]] - best) / params.temperature).sum(keepdims=True)
+    place = drawn * shares.sum()
+    return float(np.maximum(0.0, np.maximum(before - place, place - before - own)).min() / shares.sum())
+
+
 def scored(
-    request: EngineRequest, output: Iterable[int], logits: Iterable[Float32], eos: tuple[int, ...], base_cid: str
+    request: EngineRequest,
+    output: Iterable[int],
+    logits: Iterable[Float32],
+    eos: tuple[int, ...],
+    base_cid: str,
+    drawn: Iterator[float] | None = None,
 ) -> ReferencePass:
-    """The statistics of an output, given the raw logits of each of its tokens."""
+    """The statistics of an output, given the raw logits of each of its tokens, and what llama-server has drawn."""
     params = request.sampling
     processors = LogitsProcessors(params, request.prompt, end_ids(params, eos))
     scores = Scores(params.temperature > 0.0)
     for token, row in zip(output, logits, strict=True):
-        scores.add(processors.apply(row), token, params)
+        scores.add(processors.apply(row), token, params, None if drawn is None else next(drawn))
         processors.accept(token)
     return scores.result(base_cid)

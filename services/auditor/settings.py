@@ -17,10 +17,10 @@ from services.runtime.settings import Address, RpcServerSettings, settings_confi
 
 
 def thresholds(text: str) -> ReferenceThresholds:
-    """Raises ValueError for anything but four or five numbers from 0 on."""
+    """Raises ValueError for anything but four to six numbers from 0 on."""
     parts = text.split(",")
-    if len(parts) not in (4, 5) or not all(float(part) >= 0.0 for part in parts):
-        raise ValueError(f"expected mean,largest,surprise,rarest and, if wanted, drift: numbers, got {text!r}")
+    if not 4 <= len(parts) <= 6 or not all(float(part) >= 0.0 for part in parts):
+        raise ValueError(f"expected mean,largest,surprise,rarest and, if wanted, drift, missed: numbers, got {text!r}")
     return ReferenceThresholds(*map(float, parts))
 
 
@@ -54,7 +54,7 @@ class AuditorSettings(RpcServerSettings):
     engine_key_file: Path | None = Field(None, description="A file with the key that this engine asks for.")
     reference: str | None = Field(
         None,
-        description="Thresholds of these passes, announced in the log: mean,largest,surprise,rarest,drift as "
+        description="Thresholds of these passes, announced in the log: mean,largest,surprise,rarest,drift,missed as "
         "docs/auditing.md explains them. Default: those of llama.cpp with 8 bits a weight.",
         examples=["0.02,1,5,27,12"],
     )

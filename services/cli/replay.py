@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from msgspec import structs
 
 from ledger.bundle.receipt_file import ReceiptFile
-from ledger.documents.audit import DEVIATION, UNREPLAYABLE
+from ledger.documents.audit import ACCUSATIONS, DEVIATION, UNCHECKED, UNREPLAYABLE
+from ledger.documents.engine_profile import EngineProfile
 from ledger.documents.receipt import Receipt
 from ledger.documents.signed_document import open_document
 from services.cli.frame import exits, options
@@ -44,6 +46,8 @@ def replay(
 ) -> None:
     """Compute a receipted request again, here, and compare every token, the digest and the texts. Asks no service.
 
+    Along another engine's output kolm's arithmetic passes once: CONSISTENT or INCONSISTENT with the weights.
+
     Exit code 3 if it differs, or the content is not what the receipt commits to; 1 if it cannot be computed here.
     """
     if not file.is_file():
@@ -58,7 +62,7 @@ def replay(
     answer(json, done.document(), _replay_view)
     if done.differs:
         raise typer.Exit(exits.VERIFICATION_FAILED)
-    raise typer.Exit(exits.OK if done.finding.outcome == "EXACT" else exits.FAILED)
+    raise typer.Exit(exits.OK if done.finding.passed else exits.FAILED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,13 +83,14 @@ class Replay:
     def differs(self) -> bool:
         """Whether something is not as the receipt, or who served it, says."""
         found = self.finding
-        return found.outcome == DEVIATION or found.tampered or (self.texts is not None and self.texts.same is False)
+        return found.outcome in ACCUSATIONS or found.tampered or (self.texts is not None and self.texts.same is False)
 
     def document(self) -> dict[str, Any]:
         """`signature` is null where there were no keys to check it with, `texts` where there were none to compare."""
         finding, texts = self.finding, self.texts
         found = members(finding, "outcome", "verification", "tokens_compared", "deviation", "reason")
         return found | {
+            "reference": finding.reference and finding.reference.to_document(),
             "receipt_id": self.receipt.receipt_id,
             "ledger_index": self.index,
             "signature": self.signed,
@@ -107,8 +112,11 @@ def replay_file(
     with steps("loading and probing the base", quiet=quiet) as step:
         engine = _loaded(plan, any_storage=any_storage)
         step(f"computing {counted(receipt.output.tokens, 'token')} again")
-        finding = _judged(engine, receipt, read, decode=decode)
-        computed = finding.outcome != UNREPLAYABLE and not any_storage
+        if receipt.engine is None:
+            finding = _judged(engine, receipt, read, decode=decode)
+        else:
+            finding = _referred(engine, receipt, read, any_storage=any_storage)
+        computed = finding.outcome not in (UNREPLAYABLE, UNCHECKED) and not any_storage
         step("reading the texts")
         texts = compared_texts(receipt, read.content, read.sent, read.text, plan.model) if computed else None
     index = None if read.entry is None else read.entry.index
@@ -131,6 +139,19 @@ def _judged(engine: OwnEngine, receipt: Receipt, read: ReceiptFile, *, decode: b
     with _expected():
         finding = Judge(engine, float(decode)).judge(receipt, read.content)
     return finding if engine.base_cid == receipt.base_cid else _by_other_files(finding, receipt, engine.base_cid)
+
+
+def _referred(engine: OwnEngine, receipt: Receipt, read: ReceiptFile, *, any_storage: bool) -> Finding:
+    """The engine's profile is in the log and not in the file, which is held against the weights that the receipt names:
+    with `any_storage` against others that are said to have their values.
+    """
+    from services.auditor.foreign import HONEST, ForeignJudge
+
+    name, _, version = (receipt.engine or "").partition("/")
+    profile = EngineProfile(name, version, name, receipt.base_cid, not any_storage, receipt.issued_at)
+    alone = structs.replace(HONEST, drift=None)
+    (finding,) = ForeignJudge(lambda _: profile, None, engine.refer, lambda: alone).judge(receipt, read.content)
+    return finding.noting(f"the weights are {engine.base_cid}") if any_storage else finding
 
 
 @contextmanager

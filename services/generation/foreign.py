@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -37,6 +37,7 @@ from services.generation.requests.heads import HeadState, ServedHead
 from services.generation.requests.resolution import Identity
 from services.generation.settings import GenerationSettings
 from services.generation.target.adapters import AdapterIdentity, adapter_cid
+from services.generation.target.config.config import read_config
 from services.generation.target.errors import TargetError, about
 from services.generation.target.identity import base_cid, tokenizer_cid
 from services.runtime.process import CannotStart
@@ -83,6 +84,7 @@ class ForeignEngine:
         self._abouts: dict[str, About] = {}
         self._away: set[str] = set()  # methods whose upstreams may be others by now
         self._asking = {method: asyncio.Lock() for method in self._upstreams}
+        self._ends = frozenset[int]()
         self._told: Callable[[bytes], None] = lambda entry: None
         self.heads = HeadState()
         self.identity: Identity
@@ -165,6 +167,8 @@ class ForeignEngine:
         else:
             self.tokenizer = near = Tokenizer(weights)
             context, known = near.chat_template_digest, max(near.fast.get_vocab().values()) + 1
+            with suppress(TargetError):  # an architecture that only the other engine knows
+                self._ends = frozenset(read_config(weights).eos_token_ids)
         adapters = [AdapterIdentity(name, adapter_cid(path)) for name, path in self._settings.adapters.items()]
         self.identity = Identity(
             name=self._settings.model_name or plain.model,
@@ -277,7 +281,7 @@ class ForeignEngine:
         engine = RemoteEngine(
             self._dialect, self._upstreams, self._abouts["off"].model, self.tokenizer, adapters=ids,
             most=self._settings.max_sequences + self._settings.max_waiting, confirmed=self.confirmed,
-            vocabulary=self.identity.vocab_size,
+            vocabulary=self.identity.vocab_size, ends=self._ends,
         )  # fmt: skip
         engine.broke_off = self.away
         watch = asyncio.create_task(self.follow())

@@ -112,16 +112,18 @@ class RemoteEngine:
         adapters: Mapping[str, str],
         most: int,
         vocabulary: int,
+        ends: frozenset[int],
         confirmed: Callable[[str], Awaitable[str]],
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """`upstreams` by method, `off` and perhaps ENGINE. `model` is what the engine calls it, `adapters` what
-        it calls these identifiers; at most `most` sequences are open. No id is `vocabulary` or above. `confirmed` gives
-        the profile of a method's upstream, asked for anew if that was away; it raises UpstreamDown, UpstreamError.
+        it calls these identifiers; at most `most` sequences are open. No id is `vocabulary` or above; `ends` are those
+        with which the model ends an output, empty where that is not known. `confirmed` gives the profile of a method's
+        upstream, asked for anew if that was away; it raises UpstreamDown, UpstreamError.
         """
         self._dialect, self._upstreams, self.model, self._text = dialect, upstreams, model, text
         self._adapters, self._most, self._confirmed, self._clock = adapters, most, confirmed, clock
-        self._vocabulary = vocabulary
+        self._vocabulary, self._ends = vocabulary, ends
         self._open: dict[_Sequence, asyncio.Task[None]] = {}
         self._totals = Counts()
         self.broke_off: Callable[[str], None] = lambda method: None  # its upstream was not there, or broke off
@@ -292,7 +294,7 @@ class RemoteEngine:
         answer = sequence.answer
         answer.stop_reason = stop_of(answer, sequence.request)
         stop = answer.stop_reason if isinstance(answer.stop_reason, str) else None
-        by_token = answer.finish == "stop" and stop is None
+        by_token = answer.finish == "stop" and stop is None and self._ends_outputs(answer.ids, sequence.request)
         if sequence.spelling is not None:
             lacking = sequence.spelling.end(stop, by_token=by_token)
         else:
@@ -301,6 +303,10 @@ class RemoteEngine:
             lacking = missing(spelled, answer.text, stop)
         if lacking:
             sequence.tail(lacking)
+
+    def _ends_outputs(self, ids: Sequence[int], request: EngineRequest) -> bool:
+        """Whether the last token has no text by what it is; a word that the text lacks is missing from it."""
+        return bool(ids) and (not self._ends or ids[-1] in self._ends or ids[-1] in request.sampling.stop_token_ids)
 
     def _outcome(self, sequence: _Sequence, reason: FinishReason, error: str | None) -> Outcome:
         """States what has been handed on, and nothing else."""

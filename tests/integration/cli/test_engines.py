@@ -9,20 +9,24 @@ import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ledger.documents.signed_document import sign_document
+from ledger.encoding.stream_digest import token_digest
 from ledger.keys.ed25519 import SigningKey
 from services.cli.ledger import receipt_files as receipt_saving
 from services.client import Receipt
-from services.generation.target.identity import tokenizer_cid
+from services.generation.target.identity import base_cid, tokenizer_cid
 from services.generation.target.kernels.compilation import cache_folder
 from tests.cli import kolm
 from tests.e2e.command import KOLM
 from tests.fakes.tiny_model import make_tiny_model
 from tests.integration.auditor.deployment import Deployment
+from tests.mutations import replace
 from tests.unit.client.test_answer_check import CONTENT, TEXT, signed
+from tests.unit.ledger.builders import foreign_receipt, receipt
 
 COMMANDS = {
     "models list": ("models", "list", "{model}"),
@@ -97,6 +101,35 @@ def on_a_terminal(words: list[str], own: dict[str, str]) -> str:
             os.close(near)
         process.wait()
     return said.decode()
+
+
+def foreign(folder: Path, **changes: Any) -> Path:
+    """A file with a receipt of another engine's answer."""
+    document, path = signed(**changes), folder / f"{len(list(folder.iterdir()))}.json"
+    document = replace(
+        document, engine="vllm/0.32.0", spec_decode=foreign_receipt().spec_decode,
+        output=replace(document.output, stream_digest=token_digest(CONTENT.output_token_ids), min_margin=None),
+    )  # fmt: skip
+    key = SigningKey.load_or_create(folder / "keys/receipts.pem", "receipts")
+    told = Receipt(sign_document(document, key).to_bytes(), document.receipt_id, None, False, CONTENT, TEXT)
+    receipt_saving.save(path, told, "a prompt", "127.0.0.1:1")
+    return path
+
+
+def test_a_replay_of_another_engine_s_receipt_is_a_pass_along_its_output(tmp_path: Path) -> None:
+    model = make_tiny_model(tmp_path / "model")
+    known, nowhere = {"base_cid": base_cid(model)}, ("--trusted", tmp_path / "nobody")
+    warm = foreign(tmp_path, **known)
+    done = kolm("replay", warm, "--model", model, "--json", *nowhere).document
+    assert (done["outcome"], done["verification"], done["reference"]["differing"]) == ("CONSISTENT", "reference", 0)
+    other = foreign(tmp_path)
+    said = kolm("replay", other, "--model", model, *nowhere)
+    assert (said.code, "UNCHECKED" in said.out, base_cid(model) in said.out) == (1, True, True)
+    taken = kolm("replay", other, "--model", model, "--any-storage", "--json", *nowhere).document
+    assert (taken["outcome"], base_cid(model) in taken["reason"]) == ("CONSISTENT", True)
+    cold = foreign(tmp_path, **known, sampling=replace(receipt(0).sampling, temperature=0.0))
+    said = kolm("replay", cold, "--model", model, *nowhere)
+    assert (said.code, "INCONSISTENT" in said.out) == (3, True)
 
 
 def test_a_tokenizer_that_does_not_load_is_found_before_a_service_is_started_on_it(tmp_path: Path) -> None:

@@ -20,13 +20,14 @@ from services.auditor.audit_error import CannotReplay
 from services.auditor.examination import Finding
 from services.auditor.foreign import Comparison, ForeignJudge
 from services.auditor.own_engine import OwnEngine
-from services.auditor.reference import scored
+from services.auditor.reference import drawn_by_llama_server, scored
 from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.verification import Verifier
 from tests.unit.ledger.builders import BASE, content, engine_profile, foreign_receipt
 
 SERVED = content().output_token_ids
 HONEST = ReferencePass(BASE, 0.001, 0.05, 1)
+LLAMA = ReferenceThresholds(0.02, 1.0, 5.0, 27.0, 12.0, missed=0.03)
 
 
 @dataclass(frozen=True)
@@ -176,6 +177,46 @@ def test_a_token_behind_the_end_of_top_p_lacks_what_would_have_kept_it_and_not_t
     assert margin(top_p=0.91) == 0.0
     assert margin(top_p=0.9) == pytest.approx(np.log(np.exp(2.25) * (1 / 0.9 - 1)), abs=1e-3)
     assert margin(min_p=0.2) == pytest.approx(5.0 + np.log(0.2) - 2.75)
+
+
+def test_llama_server_draws_what_cpp_draws() -> None:
+    drawn = drawn_by_llama_server(5489)  # the seed of C++'s own examples
+    assert [round(next(drawn), 6) for _ in range(3)] == [0.135477, 0.835009, 0.968868]
+
+
+@pytest.mark.parametrize("sampling", [SamplingParams(1.0), SamplingParams(1.0, top_k=4), SamplingParams(1.0, 0.9)])
+def test_a_sampled_token_is_the_one_that_its_seed_draws(sampling: SamplingParams) -> None:
+    """Other draws of the same probabilities are as likely, and are not what the seed gives."""
+    logits = np.random.default_rng(7).normal(0.0, 2.0, (200, 50)).astype(np.float32)
+
+    def output(seed: int) -> list[int]:
+        """As llama.cpp samples."""
+        drawn, made = drawn_by_llama_server(seed), []
+        for row in logits.astype(np.float64):
+            order = np.argsort(-row, kind="stable")[: sampling.top_k or None]
+            shares = np.exp(row[order] - row.max())
+            if sampling.top_p < 1.0:
+                order = order[: int((np.cumsum(shares / shares.sum()) < 0.9).sum()) + 1]
+            order = order if sampling.top_k or sampling.top_p < 1.0 else np.sort(order)
+            sums = np.cumsum(np.exp(row[order] - row.max()))
+            made.append(int(order[np.searchsorted(sums, next(drawn) * sums[-1])]))
+        return made
+
+    def missed(made: list[int]) -> float:
+        found = scored(EngineRequest("r", (2,), sampling), made, logits, (), BASE, drawn_by_llama_server(7)).missed
+        assert found is not None
+        return found
+
+    assert missed(output(7)) < 1e-6
+    assert missed(output(8)) > 0.1
+
+
+def test_what_a_seed_draws_counts_where_the_thresholds_say_so() -> None:
+    far, profile = changed(HONEST, missed=0.2), engine_profile()
+    assert outcomes(judged(None, far)) == ["CONSISTENT"]
+    for thresholds in (changed(LLAMA, drift=None), changed(LLAMA, missed=1.0, drift=10.0)):
+        judge = ForeignJudge({cid(profile.to_bytes()): profile}.get, None, lambda *_: far, lambda: thresholds)  # noqa: B023
+        assert outcomes(judge.judge(foreign_receipt(), content())) == ["INCONSISTENT"]
 
 
 def test_thresholds_that_the_log_announces_decide() -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from benchmarks.exactness import Engine, Outputs, Prompts, keep, rows
 from benchmarks.identity import (
     Answer,
     Asked,
@@ -86,3 +89,41 @@ def test_a_completion_is_read_with_token_ids_if_there() -> None:
 def test_anything_else_is_no_completion(data: bytes) -> None:
     with pytest.raises(ValueError, match=r".+"):
         read_completion(data)
+
+
+def counted(engine: Engine, at_once: tuple[int, ...]) -> list[tuple[Any, ...]]:
+    names = (
+        "method", "at once", "tokens", "changed", "changed per 1,000 tokens", "plain differs from plain again",
+        "plain differs from plain alone",
+    )  # fmt: skip
+    return [tuple(row[name] for name in names) for row in rows(engine, ((1,), (2,), (3,)), at_once)]
+
+
+def test_a_row_says_what_speculation_changed_and_what_the_load_alone_did() -> None:
+    """Alone, drafts change one of three outputs. With eight at once plain has another first one, and never the same
+    third one.
+    """
+    asked: list[int] = []
+
+    def plain(prompts: Prompts, at_once: int) -> Outputs:
+        asked.append(at_once)
+        loaded: dict[tuple[int, ...], int] = {(1,): 9, (3,): len(asked)} if at_once > 1 else {}
+        return [(*prompt, 7, loaded.get(prompt, 0)) for prompt in prompts]
+
+    def drafted(prompts: Prompts, at_once: int) -> Outputs:
+        return [(*prompt, 8 if prompt == (2,) else 7, 0) for prompt in prompts]
+
+    engine = Engine("engine 1", plain, {"same": lambda *given: plain(*given), "n-gram": drafted}, (1, 8, 16))
+    assert counted(engine, (1, 8)) == [
+        ("same", 1, 9, 0, 0.0, 0, 0), ("n-gram", 1, 9, 1, 111.11, 0, 0),
+        ("same", 8, 9, 1, 111.11, 1, 2), ("n-gram", 8, 9, 3, 333.33, 1, 2),
+    ]  # fmt: skip
+    assert asked == [1, 1, 1, 8, 8, 8]  # sixteen at once were not asked for
+
+
+def test_a_row_that_is_measured_again_takes_the_place_of_its_earlier_one(tmp_path: Path) -> None:
+    out = tmp_path / "exactness.json"
+    for method, changed in (("n-gram", 1), ("suffix", 2), ("n-gram", 3)):
+        keep({"engine": "e", "method": method, "at once": 1, "changed": changed}, out)
+    found = json.loads(out.read_text())["rows"]
+    assert [(each["method"], each["changed"]) for each in found] == [("suffix", 2), ("n-gram", 3)]

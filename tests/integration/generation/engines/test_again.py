@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.upstream import Upstream
 from services.generation.engine.request import EngineRequest, InvalidRequest, SamplingParams
 from services.generation.engine.text.tokenizer import Tokenizer
 from services.generation.remote.again import PlainEngine
@@ -51,3 +52,9 @@ async def test_what_it_refuses_is_an_invalid_request(plain: FakeUpstream) -> Non
     with pytest.raises(InvalidRequest) as caught:
         await asyncio.to_thread(PlainEngine(plain.kind, plain.url).again, REQUEST)
     assert caught.value.field == "top_k"
+
+
+async def test_benchmarks_ask_it_for_the_same_tokens_several_at_once(plain: FakeUpstream) -> None:
+    upstream = await asyncio.to_thread(Upstream, plain.kind, plain.url)
+    found = await asyncio.to_thread(upstream.outputs, [REQUEST] * 3, 3)
+    assert (upstream.name, found) == (f"{plain.kind} 1.2 of today", [tuple(plain.tokens(PROMPT, 6, 6))] * 3)

@@ -392,6 +392,24 @@ async def test_a_stop_reason_that_nobody_asked_for_is_none(engines: Engines, rea
     assert receipt.output.stop_reason is None
 
 
+async def test_a_text_that_lacks_its_last_word_is_no_text_of_its_ids(engines: Engines) -> None:
+    """It says that the model has ended, but the last token is a word."""
+    await engines.start()
+    said: list[int] = []
+
+    def twist(event: dict[str, Any]) -> dict[str, Any]:
+        for choice in event["choices"]:
+            choice["text"] = choice["text"] if len(said) < 4 else ""
+            said.extend(choice["token_ids"])
+            if "finish_reason" in choice:
+                choice["finish_reason"] = "stop"
+        return event
+
+    engines.fast.twist = twist
+    _, receipt = await said_and_signed(engines, max_tokens=5)
+    assert (receipt.output.finish_reason, receipt.output.tokens) == ("error", 5)
+
+
 @pytest.mark.parametrize("logprob", ["NaN", "1e999", "null", '"x"', "Infinity"])
 async def test_a_log_probability_that_is_no_number_ends_the_answer(engines: Engines, logprob: str) -> None:
     await engines.start()

@@ -256,7 +256,7 @@ def _members(value: Any) -> list[Any]:
         return list(value)
     if isinstance(value, dict):
         return list(value.values())
-    # The words of this process's team are its threads' own: to put them back would undo that one of them has gone to sleep.
+    # The words of this process's team are its threads' own: put back, they would say that nobody has gone to sleep.
     if isinstance(value, Team) or not type(value).__module__.startswith("services."):
         return []
     slots = [getattr(value, name) for name in getattr(type(value), "__slots__", ()) if hasattr(value, name)]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import time
 from base64 import b64encode
 from collections.abc import Coroutine, Sequence
 from importlib.metadata import version
@@ -35,6 +37,7 @@ from services.http.response_fields import ResponseFields
 from services.http.settings import HttpSettings
 from services.http.tool_fields import NestedFunction, tools_of
 from services.runtime.http.browsers import HEADERS, SecurityHeaders, file_names, static_files
+from services.runtime.metrics import Metrics
 
 _FILES = Path(__file__).parent / "page"
 PAGE_PATHS = ("/", "/page.json", *(f"/page/{name}" for name in file_names(_FILES)))
@@ -199,6 +202,24 @@ def _responses(*errors: int) -> dict[str, Any]:
     return {str(status): {"description": what} for status, what in described.items()}
 
 
+async def _load(runtime: AsyncRuntime) -> bytes:
+    """What routers ask a server of OpenAI's API for, as metrics of the generation server; nothing where it is away, or
+    does not tell a caller with the front's own token.
+    """
+    try:
+        load, info = await asyncio.gather(runtime.load(_ASK_SECONDS), runtime.model_info(_ASK_SECONDS))
+    except KolmError:
+        return b""
+    registry = CollectorRegistry()
+    metrics, adapters = Metrics(registry), list(info.adapters)
+    metrics.gauge("vllm:num_requests_running").labels(info.model).set(load.running)
+    metrics.gauge("vllm:num_requests_waiting").labels(info.model).set(load.waiting)
+    metrics.gauge("vllm:kv_cache_usage_perc").labels(info.model).set(load.blocks_used / max(load.blocks_total, 1))
+    metrics.gauge("vllm:lora_requests_info").labels(str(len(adapters)), ",".join(adapters), "").set(time.time())
+    return generate_latest(registry)
+
+
+_ASK_SECONDS = 2.0
 _log = logging.getLogger(__name__)
 
 _OPEN = ("/health", "/metrics", *PAGE_PATHS)
@@ -226,7 +247,7 @@ def http_app(
         return JSONResponse({"status": "ok" if serving else "unavailable"}, 200 if serving else 503)
 
     async def metrics(_: Request) -> Response:
-        return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+        return Response(generate_latest(registry) + await _load(runtime), media_type=CONTENT_TYPE_LATEST)
 
     async def described(_: Request) -> Response:
         return JSONResponse(openapi())

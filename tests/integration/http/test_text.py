@@ -43,6 +43,16 @@ async def test_a_stream_adds_up_to_the_whole_answer_with_its_logprobs(client: op
     assert (chunks[-1].choices, chunks[-1].usage is not None) == ([], True)
 
 
+async def test_routers_find_the_load_where_they_send_requests(front: Front) -> None:
+    async with httpx2.AsyncClient(trust_env=False) as http:
+        page = (await http.get(f"http://127.0.0.1:{front.port}/metrics")).text
+    lines = dict(line.rsplit(" ", 1) for line in page.splitlines() if not line.startswith("#"))
+    for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"):
+        assert 0 <= float(lines[f'vllm:{name}{{model_name="tiny"}}']) <= 1
+    loaded = 'max_lora="0",running_lora_adapters="",waiting_lora_adapters=""'
+    assert float(lines[f"vllm:lora_requests_info{{{loaded}}}"]) > 0
+
+
 async def test_token_ids_are_a_prompt_and_one_prompt_may_stand_in_a_list(client: openai.AsyncOpenAI) -> None:
     text = (await client.completions.create(**ASKED)).choices[0].text
     assert (await client.completions.create(**ASKED | {"prompt": [ASKED["prompt"]]})).choices[0].text == text

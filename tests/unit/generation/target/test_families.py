@@ -332,9 +332,16 @@ def test_adapters_update_the_modules_that_a_layer_has(family: str, tmp_path: Pat
     assert probe(target).passed
 
 
-def test_adapters_update_convolutions(tmp_path: Path) -> None:
-    base = draw_vectors(make_tiny_model(tmp_path / "base", **FAMILIES["lfm2"]))
-    modules = ("in_proj", "out_proj", "q_proj", "w1", "w2")
+@pytest.mark.parametrize(
+    ("family", "modules"),
+    [
+        ("lfm2", ("in_proj", "out_proj", "q_proj", "w1", "w2")),
+        ("qwen3_5", ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "out_proj", "q_proj", "up_proj")),
+        ("granite_hybrid", ("in_proj", "out_proj", "q_proj", "input_linear", "output_linear")),
+    ],
+)
+def test_adapters_update_convolutions_and_states(family: str, modules: tuple[str, ...], tmp_path: Path) -> None:
+    base = draw_vectors(make_tiny_model(tmp_path / "base", **FAMILIES[family]))
     target = load_target(
         base, adapters={"a": make_tiny_adapter(tmp_path / "a", base, modules=modules)}, cache_tokens=2048
     )

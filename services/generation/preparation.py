@@ -137,7 +137,6 @@ def identity_of(model: Model, name: str) -> Identity:
         drafters=model.methods,
         adapters=model.target.adapters,
         chat_template=model.tokenizer.chat_template_digest,
-        eos_token_ids=config.eos_token_ids,
     )
 
 

@@ -66,22 +66,11 @@ async def main(settings: GenerationSettings, load: LoadTarget | None = None) -> 
         with compile_log():
             servicer = await stack.enter_async_context(opened_servicer(settings, registry, load))
         async with _ending_with(servicer.engine):
-            await serve(
-                "generation", mounts(settings, servicer), settings, registry=registry, interrupt=servicer.interrupt
-            )
+            await serve("generation", [mount(servicer)], settings, registry=registry, interrupt=servicer.interrupt)
 
 
-def mounts(settings: GenerationSettings, servicer: GenerationServicer) -> list[Mount]:
-    """The services on this server's port. Raises CannotStart where a package is missing that the settings need."""
-    own = Mount(SERVICE, lambda server: add_GenerationServiceServicer_to_server(servicer, server))
-    if not settings.vllm_engine:
-        return [own]
-    try:
-        from services.generation.api.vllm_engine import vllm_engine
-    except ModuleNotFoundError:
-        missing = "vllm_engine needs smg-grpc-proto, of the extra router, which is not installed"
-        raise CannotStart(missing) from None
-    return [own, vllm_engine(servicer, settings.max_sequences)]
+def mount(servicer: GenerationServicer) -> Mount:
+    return Mount(SERVICE, lambda server: add_GenerationServiceServicer_to_server(servicer, server))
 
 
 @asynccontextmanager

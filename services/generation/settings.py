@@ -153,11 +153,6 @@ class GenerationSettings(RpcServerSettings):
         description="Memory for what sequences have computed: their keys and values, an eighth of it for features of "
         "cached prefixes. Bytes, or 500MB, 2GiB and the like. Default: 1GiB, or what one sequence needs.",
     )
-    vllm_engine: bool = Field(
-        False,
-        description="Also answer as vllm.grpc.engine.VllmEngine on the same port, for routers of vLLM workers; needs "
-        "the extra `router`.",
-    )
     max_sequences: int = Field(32, ge=1, description="Sequences that run at once.")
     max_waiting: int = Field(256, ge=1, description="Sequences of one tenant that may wait beyond those.")
     prefill_seconds: float = Field(
@@ -295,8 +290,6 @@ class GenerationSettings(RpcServerSettings):
             raise ValueError("--head: expected the one folder that the engine drafts with, from `kolm heads pull`")
         elif self.plain_url is None:
             raise ValueError(f"--engine {self.engine} needs --plain-url, an upstream with speculation off")
-        elif self.vllm_engine and self.weights is None:
-            raise ValueError("--vllm-engine hands the tokenizer on, and needs --weights before another engine")
         for url in (self.url, self.plain_url):
             if url is not None and not re.match("https?://[^/]", url):
                 raise ValueError(f"expected a URL with http:// or https://, got {url!r}")

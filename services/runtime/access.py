@@ -57,15 +57,6 @@ _SERVICES: Mapping[str, Mapping[str, Permission]] = {
         "GetModelInfo": _CALLERS,
         "GetLoad": _CALLERS,
     },
-    "vllm.grpc.engine.VllmEngine": {
-        "Generate": _roles("generate"),
-        "Abort": _roles("generate"),
-        "HealthCheck": ANYBODY,
-        "GetModelInfo": _CALLERS,
-        "GetServerInfo": _CALLERS,
-        "GetLoads": _CALLERS,
-        "GetTokenizer": _roles("generate", "audit"),
-    },
     "kolm.ledger.v1.LedgerService": {
         "AppendEntry": _WRITERS,
         "AppendEntries": _WRITERS,

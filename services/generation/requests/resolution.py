@@ -95,7 +95,6 @@ class Identity:
     drafters: tuple[str, ...]
     adapters: tuple[AdapterIdentity, ...] = ()
     chat_template: str | None = None  # its digest, `sha256:<hex>`
-    eos_token_ids: tuple[int, ...] = ()
     engine: str | None = None  # name and version of another one, as vllm/0.32.0
     methods_known: tuple[MethodSpec, ...] = METHODS
 

@@ -25,7 +25,7 @@ from ledger.keys.ed25519 import SigningKey
 from ledger.keys.trusted_keys import TrustedKeys
 from services.client.ledger.log import LogEntry
 from services.generation.preparation import LoadTarget
-from services.generation.serving import mounts
+from services.generation.serving import mount
 from services.generation.serving import opened_servicer as opened_generation
 from services.generation.settings import GenerationSettings
 from services.generation.target.cpu import load_target
@@ -87,7 +87,7 @@ class Deployment:
             SigningKey.load_or_create(settings.receipts_key, "receipts").publish(settings.trusted_keys)
         registry = self.metrics["generation"] = CollectorRegistry()
         servicer = await self._generation.enter_async_context(opened_generation(settings, registry, load))
-        server = await start_server(mounts(settings, servicer), settings.listen, registry, everybody())
+        server = await start_server([mount(servicer)], settings.listen, registry, everybody())
         self._generation.push_async_callback(server.stop, None)
         self.generation_address = server.address
         return GenerationServiceStub(await self.channel(server.address))

@@ -131,14 +131,6 @@ def test_settings_are_read_before_transformers_is_there() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-@pytest.mark.slow
-def test_a_server_without_the_router_s_messages_starts() -> None:
-    code = "import sys; sys.modules['smg_grpc_proto'] = None; "
-    code += "from services.generation.target.without_torch import spare_torch; spare_torch(); "
-    code += "import services.generation.serving"
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-
 def test_a_second_server_is_refused_until_the_first_has_ended(tmp_path: Path) -> None:
     with (
         state_folder(tmp_path, 1) as folder,

@@ -306,10 +306,6 @@ class Tokenizer:
         """The tokenizers library's own object, which encodes many texts at a time on all cores."""
         return self._fast
 
-    def save(self, folder: Path) -> None:
-        """As transformers reads it again, with the chat template."""
-        self._tokenizer.save_pretrained(folder)
-
     @property
     def has_chat_template(self) -> bool:
         return self._tokenizer.chat_template is not None

@@ -8,7 +8,6 @@ from hashlib import sha256
 
 import pytest
 from google.protobuf.message import Message
-from smg_grpc_proto.generated import vllm_engine_pb2
 
 from kolm.generation.v1 import generation_pb2
 from kolm.generation.v1 import generation_pb2 as pb
@@ -270,19 +269,16 @@ async def test_model_info_and_load_describe_the_server(deployment: Deployment) -
     assert load.blocks_total == 140  # of 32 KiB, in 5 MiB less an eighth
 
 
-SERVICES = [
-    generation_pb2.DESCRIPTOR.services_by_name["GenerationService"],
-    vllm_engine_pb2.DESCRIPTOR.services_by_name["VllmEngine"],
-]
+SERVICE = generation_pb2.DESCRIPTOR.services_by_name["GenerationService"]
 MODEL = "tiny"
 SECONDS = 0.3  # for a call whose message means something: it may ask for many tokens
 
 
 async def test_random_messages_are_answered_or_refused_and_no_receipt_is_lost(deployment: Deployment) -> None:
-    stub = await deployment.start_generation(model_name=MODEL, vllm_engine=True)
+    stub = await deployment.start_generation(model_name=MODEL)
     before = (await stub.Generate(asking(max_tokens=8))).choices[0].token_ids
     address = deployment.generation_address
-    await asyncio.to_thread(flood, address, *SERVICES, seconds=SECONDS, changed=of_our_model)
+    await asyncio.to_thread(flood, address, SERVICE, seconds=SECONDS, changed=of_our_model)
     after = (await stub.Generate(asking(max_tokens=8))).choices[0]
     assert after.token_ids == before
     assert after.receipt.receipt_id

@@ -172,9 +172,6 @@ WITHOUT_CONTAINERS = (
 )
 """Run by `tests/e2e/test_without_containers.py`, with the other lines of that chapter."""
 
-DRILL = "kolm halts drill"
-"""Run by `tests/e2e/test_halt_drill.py`."""
-
 RESUME = 'kolm halts resume 17 --reason "the kernel was replaced"'
 RESUME_BY_SEVERAL = (
     'kolm halts resume 17 --sign-into resume.json --reason "the kernel was replaced"',
@@ -216,7 +213,6 @@ RUN = {
     *ON_POSTGRESQL,
     *WITHOUT_CONTAINERS,
     *RESUME_BY_SEVERAL,
-    DRILL,
     RESUME,
     CONFIGURED,
     LONG_CONTEXT,

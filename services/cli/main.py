@@ -77,8 +77,8 @@ _COMMANDS: dict[str, Member] = {
         {"create": "tokens:create", "list": "tokens:list_", "revoke": "tokens:revoke"},
     ),
     "halts": Group(
-        "List what audits have halted, resume it; see a halt in a drill.",
-        {"list": "halts.halts:list_", "resume": "halts.halts:resume", "drill": "halts.drill:drill"},
+        "List what audits have halted, resume it.",
+        {"list": "halts:list_", "resume": "halts:resume"},
     ),
     "retention": "ledger.contents:retention",
     "models": Group(

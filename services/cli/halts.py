@@ -1,4 +1,4 @@
-"""`kolm halts`: the scopes that audits have halted, their resumption, signed by operators, and a drill of both."""
+"""`kolm halts`: the scopes that audits have halted, and their resumption, signed by operators."""
 
 from __future__ import annotations
 

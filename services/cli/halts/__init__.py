@@ -1,1 +1,0 @@
-"""Halts, their resumption, and a drill of both."""

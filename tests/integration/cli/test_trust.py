@@ -167,14 +167,3 @@ def test_a_server_that_says_not_serving_is_asked_why_and_a_fork_is_said() -> Non
         served.on_loop(lambda: served.server.set_serving("", False))
         told = kolm_command("status", "--json", *flags(served))
     assert (told.code, len(told.document["broken"])) == (5, 2), told.out
-
-
-def test_watching_writes_a_short_line_for_each_look_into_a_pipe_and_objects_for_programs() -> None:
-    with serving(mount(ScriptedGeneration())) as served:
-        export(served.registry)
-        watch = ("status", "--watch", "--every", "0.1", *flags(served))
-        shown, told = kolm_command(*watch, "--count", "2"), kolm_command(*watch, "--json", "--count", "1")
-    lines = shown.out.splitlines()
-    assert (shown.code, len(lines)) == (0, 2), shown.err
-    assert max(map(len, lines)) <= 80
-    assert told.document["rates"]["tokens"] == 0.0

@@ -86,8 +86,6 @@ def test_version_names_the_package() -> None:
         ("serve", "nothing"),
         ("halts", "resume"),
         ("halts", "resume", "3", "--all"),
-        ("status", "--check", "--watch"),
-        ("status", "--count", "1"),
         ("heads", "push", "somewhere"),
         ("heads", "withdraw", "name"),
         ("heads", "pull", "a", "--offline"),

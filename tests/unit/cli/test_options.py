@@ -24,7 +24,7 @@ from services.cli.generation.request_options import RequestOptions
 from services.cli.heads import train as training
 from services.cli.heads.train import TerminalReporter
 from services.cli.main import app
-from services.cli.status import Server, Stack, rates
+from services.cli.status import Server, Stack
 from services.cli.up.local_services import (
     LOCAL,
     OWNER,
@@ -236,39 +236,13 @@ def test_answers_are_counted_in_a_line_every_few_seconds() -> None:
     assert 3 < len(written.getvalue().splitlines()) < 20
 
 
-def server(name: str, read_at: float = 0.0, serving: bool = True, **values: float) -> Server:
-    """`vllm_x` is vllm:x; `name__label__value` has a label."""
+def server(name: str, serving: bool = True, **values: float) -> Server:
+    """`name__label__value` has a label."""
     samples = []
     for each, value in values.items():
-        series, *label = each.replace("vllm_", "vllm:").split("__")
+        series, *label = each.split("__")
         samples.append(Sample(series, dict([label]) if label else {}, value))
-    return Server(name, "a:1", serving, Samples(samples), read_at=read_at)
-
-
-def stack(read_at: float, **of_generation: float) -> Stack:
-    names = ("ledger", "auditor", "registry")
-    return Stack((server("generation", read_at, **of_generation), *(server(name) for name in names)), None)
-
-
-def test_rates_are_over_the_time_between_and_averages_over_what_ended_in_it() -> None:
-    before = stack(10.0, vllm_generation_tokens_total=100, kolm_sequence_passes_total__method__off=10)
-    after = stack(
-        12.0,
-        vllm_generation_tokens_total=150,
-        kolm_sequence_passes_total__method__off=14,
-        vllm_spec_decode_num_draft_tokens_total=8,
-        vllm_spec_decode_num_accepted_tokens_total=6,
-        vllm_time_to_first_token_seconds_sum=3.0,
-        vllm_time_to_first_token_seconds_count=2,
-    )
-    done = rates(before, after)
-    assert (done.seconds, done.tokens, done.acceptance, done.first_token) == (2.0, 25.0, 0.75, 1.5)
-    assert (done.passes, done.next_token, done.batch) == ({"off": 2.0}, None, None)
-
-
-def test_a_server_that_was_restarted_counts_from_its_start() -> None:
-    before, after = stack(0.0, vllm_generation_tokens_total=1000), stack(1.0, vllm_generation_tokens_total=30)
-    assert rates(before, after).tokens == 30.0
+    return Server(name, "a:1", serving, Samples(samples))
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import arithmetic, families, real, retrieval, sizes, steps
+from benchmarks import arithmetic, families, real, sizes, steps
 from benchmarks.arithmetic import ARITHMETICS
 from benchmarks.load import against
 from benchmarks.load import measure as load
@@ -37,7 +37,6 @@ MEASUREMENTS: dict[str, Callable[[argparse.Namespace], Any]] = {
     "eagle3": lambda given: steps.measure_head(
         given.model, given.head, prompts=given.prompts, max_tokens=given.max_tokens
     ),
-    "retrieval": lambda given: retrieval.measure(given.model),
     "specbench": lambda given: specbench.measure(
         given.gguf, given.questions, max_tokens=given.max_tokens, quick=given.quick, storage=given.storage,
         arithmetic=given.arithmetic, cases=given.cases, alone=given.alone,

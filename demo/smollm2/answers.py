@@ -8,6 +8,7 @@ from pathlib import Path
 from services.generation.engine.text.tokenizer import Tokenizer
 from services.generation.target.model_path import model_path
 from services.training.answering import AnswerFile
+from services.training.recordings import ANSWERS
 
 
 def main() -> None:
@@ -17,8 +18,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="text file to write")
     options = parser.parse_args()
     tokenizer = Tokenizer(model_path(options.model)).fast
-    files = [AnswerFile(path) for path in sorted((options.work / "train").glob("answers-*.jsonl"))]
-    answers = [tokenizer.decode(answer.said, skip_special_tokens=False) for file in files for answer in file]
+    file = AnswerFile(options.work / "train" / ANSWERS)
+    answers = [tokenizer.decode(answer.said, skip_special_tokens=False) for answer in file]
     options.out.write_text("".join(answers))  # each ends with the model's own end of a turn, which is drafted as well
     print(f"{options.out}: {len(answers):,} answers")
 

@@ -221,22 +221,18 @@ class LessonPlan:
     steps_unrolled: int = 7  # draft steps that the head is unrolled for (EAGLE-3: 7), or tokens of a block (DSpark: 7)
     decay: float = 0.8  # step i counts decay**i (EAGLE-3: 0.8)
     starts_per_pass: int = 256  # places in the answers that a draft begins at, in one forward and backward pass
-    passes_per_step: int = 1  # passes that an optimiser step sums over, those of all devices together
+    passes_per_step: int = 1  # passes that an optimiser step sums over
     matrix_rate: float = 0.02  # learning rate of Muon
     vector_rate: float = 2e-3  # learning rate of AdamW
     precision: Precision = "bfloat16"  # of the matrix products; weights, sums and optimisers are float32
     seed: int = 0
 
-    def check(self, devices: int) -> None:
+    def check(self) -> None:
         """Raises SettingsInvalid, naming the setting."""
         if self.steps_unrolled < 1 or self.starts_per_pass < 1 or self.passes_per_step < 1:
             raise SettingsInvalid("steps_unrolled, starts_per_pass and passes_per_step have to be at least 1")
         if not 0.0 < self.decay <= 1.0:
             raise SettingsInvalid(f"decay: {self.decay}; expected more than 0 and at most 1")
-        if self.passes_per_step % devices:
-            raise SettingsInvalid(
-                f"passes_per_step: {self.passes_per_step} cannot be shared by {devices} devices; use a multiple of it"
-            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,11 +278,11 @@ class Job:
     dtype: str = "bfloat16"  # of the weights as they are written
     k: int = 4  # depth of the chains of the evaluation
 
-    def check(self, devices: int) -> None:
+    def check(self) -> None:
         """Check what needs nothing loaded. Raises TrainingError."""
         check_out(self.out)
         self.data.check()
-        self.lesson.check(devices)
+        self.lesson.check()
         if not self.prompts:
             raise PromptsInvalid("prompts: none were given; expected at least one file of JSON lines")
         missing = [str(path) for path in self.prompts if not path.is_file()]
@@ -388,7 +384,7 @@ def write_checkpoint(path: Path, state: Mapping[str, Any]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """Measures of an optimiser step, over all devices. Per draft step: loss in nats, share of right guesses."""
+    """Measures of an optimiser step. Per draft step: loss in nats, share of right guesses."""
 
     losses: tuple[float, ...]
     acceptance: tuple[float, ...]
@@ -396,7 +392,7 @@ class StepReport:
 
 
 class Reporter(Protocol):
-    """Called by the leading process, on its thread."""
+    """Called on the thread that trains."""
 
     def said(self, line: str) -> None:
         """A fact worth a line."""

@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
 from random import Random
@@ -31,9 +32,10 @@ from services.training.answering import (
     regenerate,
     split,
 )
-from services.training.devices import Devices
 from services.training.plan import DiskFull, Job, PromptsInvalid, Reporter, WorkFolder
 
+ANSWERS, RECORDINGS = "answers.jsonl", "recordings.bin"
+"""The files of a run's folder."""
 _BYTES = 2  # of a bfloat16
 _ROWS = 256  # of a pass; a whole answer is one pass at least
 
@@ -51,12 +53,12 @@ class Archive:
     begin follows from the lengths of the answers before it.
     """
 
-    def __init__(self, folder: Path, part: int, streams: Streams, record: bool) -> None:
+    def __init__(self, folder: Path, streams: Streams, record: bool) -> None:
         """Open for appending, without `record` the answers only."""
         folder.mkdir(parents=True, exist_ok=True)
-        self._answers = AnswerFile(folder / f"answers-{part}.jsonl")
-        self._streams, self._path = streams, (_recordings_path(folder, part) if record else None)
-        self._closed = folder / f"answers-{part}.closed"
+        self._answers = AnswerFile(folder / ANSWERS)
+        self._streams, self._path = streams, (folder / RECORDINGS if record else None)
+        self._closed = folder / "answers.closed"
         self.ids = {answer.id for answer in self._answers}
         if self._path is not None:
             self._cut_unfinished(self._path)
@@ -94,40 +96,31 @@ class Stored:
     """All answers of a folder in the order of their ids, and `Recordings` by that order, read where they lie."""
 
     def __init__(self, folder: Path, streams: Streams) -> None:
-        self._streams = streams
-        found: list[tuple[Answer, int, int]] = []  # answer, its part, its begin
-        self._parts: list[Path] = []
-        for path in sorted(folder.glob("answers-*.jsonl")):
-            answers = list(AnswerFile(path))
-            begins = _begins(answers, streams)
-            found += [(answer, len(self._parts), begin) for answer, begin in zip(answers, begins, strict=False)]
-            self._parts.append(_recordings_path(folder, int(path.stem.removeprefix("answers-"))))
-        found.sort(key=lambda entry: entry[0].id)
-        self.answers = [answer for answer, _, _ in found if len(answer.said) > 1]  # else there is nothing to draft
-        self._places = [(part, begin) for answer, part, begin in found if len(answer.said) > 1]
-        self._values: dict[int, NDArray[np.uint16]] = {}
+        self._streams, self._path = streams, folder / RECORDINGS
+        answers = list(AnswerFile(folder / ANSWERS))
+        found = sorted(zip(answers, _begins(answers, streams), strict=False), key=lambda entry: entry[0].id)
+        self.answers = [answer for answer, _ in found if len(answer.said) > 1]  # else there is nothing to draft
+        self._places = [begin for answer, begin in found if len(answer.said) > 1]
 
     def of(self, numbers: Sequence[int]) -> list[Recording]:
-        return [self._read(self.answers[number], *self._places[number]) for number in numbers]
+        return [self._read(self.answers[number], self._places[number]) for number in numbers]
 
-    def _read(self, answer: Answer, part: int, begin: int) -> Recording:
-        if part not in self._values:
-            self._values[part] = np.memmap(self._parts[part], np.uint16, mode="r")
+    @cached_property
+    def _values(self) -> NDArray[np.uint16]:
+        return np.memmap(self._path, np.uint16, mode="r")
+
+    def _read(self, answer: Answer, begin: int) -> Recording:
         width, hidden = self._streams.width, self._streams.hidden_size
         middle = begin + (len(answer.tokens) - 1) * width
         end = middle + len(answer.said) * hidden
-        values = self._values[part]
-        return Recording(values[begin:middle].reshape(-1, width), values[middle:end].reshape(-1, hidden))
+        features, finals = self._values[begin:middle], self._values[middle:end]
+        return Recording(features.reshape(-1, width), finals.reshape(-1, hidden))
 
 
 def _begins(answers: Sequence[Answer], streams: Streams) -> list[int]:
     """Where each recording begins, and where the last ends; in values, not in bytes."""
     sizes = ((len(a.tokens) - 1) * streams.width + len(a.said) * streams.hidden_size for a in answers)
     return list(accumulate(sizes, initial=0))
-
-
-def _recordings_path(folder: Path, part: int) -> Path:
-    return folder / f"recordings-{part}.bin"
 
 
 class Prefill:
@@ -186,13 +179,12 @@ class Data:
 
 @dataclass(frozen=True, slots=True)
 class Collection:
-    """Asks the target, this process its share of the prompts."""
+    """Asks the target."""
 
     job: Job
     target: Target
     streams: Streams
     folder: WorkFolder
-    devices: Devices
     reporter: Reporter
     stop: Callable[[], bool]
 
@@ -204,7 +196,7 @@ class Collection:
             DiskFull: there is no room for the recordings.
         """
         asked, held_out = self._questions()
-        if self.devices.agree(not self._answered(asked)):
+        if not self._answered(asked):
             return None
         return self._read(held_out)
 
@@ -222,25 +214,23 @@ class Collection:
 
     def _answered(self, asked: list[Question]) -> bool:
         """False where it was stopped before all of them, or all that the minutes allow, were answered."""
-        archive = Archive(self.folder.train, self.devices.rank, self.streams, record=not self.job.recompute)
+        archive = Archive(self.folder.train, self.streams, record=not self.job.recompute)
         if not archive.closed and self._ask_all(archive, asked):
             archive.close()
         return archive.closed
 
     def _ask_all(self, archive: Archive, asked: list[Question]) -> bool:
-        share, minutes = self.devices.share(asked), self.job.answering_minutes
-        left = [question for question in share if question.id not in archive.ids]
+        minutes = self.job.answering_minutes
+        left = [question for question in asked if question.id not in archive.ids]
         ends = time.monotonic() + minutes * _SECONDS_PER_MINUTE if minutes is not None else math.inf
         for answer, recording in regenerate(self.target, left, self.job.data.max_tokens, self.streams):
             archive.append(answer, recording)
-            if self.devices.leads:
-                self.reporter.answered("to learn from", len(archive.ids), len(share))
+            self.reporter.answered("to learn from", len(archive.ids), len(asked))
             if self.stop() or time.monotonic() > ends:
                 return not self.stop()
         return True
 
     def _read(self, held_out: list[Prompt]) -> Data:
-        self.devices.wait()
         stored = Stored(self.folder.train, self.streams)
         if not stored.answers:
             raise PromptsInvalid("no answer is longer than one token: there is nothing to foresee; use other prompts")

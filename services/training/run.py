@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from services.generation.drafting.block.block_checkpoint import BlockConfig
@@ -19,7 +20,6 @@ from services.generation.target.target import Target
 from services.training.answering import Streams
 from services.training.block import BlockModule
 from services.training.curve import Curve, Point
-from services.training.devices import Devices
 from services.training.head import HeadModule
 from services.training.kscore import Measured, NothingMeasured, measure
 from services.training.plan import DTYPES, Job, Plan, Reporter, WorkFolder
@@ -42,23 +42,23 @@ _FEW_ANSWERS = 1000
 """With fewer a person is warned: a head then fits them and drafts other texts badly."""
 
 
-def train_head(job: Job, devices: Devices, reporter: Reporter, stop: Callable[[], bool]) -> dict[str, Measured] | None:
+def train_head(
+    job: Job, device: torch.device, reporter: Reporter, stop: Callable[[], bool]
+) -> dict[str, Measured] | None:
     """Held-out acceptance by domain, the head being in `job.out`; None where `stop` said so before the end.
 
     Raises:
         TrainingError, HeadError, TargetError: the job does not fit together; the message says what does not.
     """
-    job.check(devices.count)
+    job.check()
     target = load_target(job.base)
     known = job.known(target.config)
     plan = job.plan(target.config, target.base_cid, known)
     config = job.config(target.config, plan, known)
     folder = WorkFolder(job.work)
-    if devices.leads:
-        folder.claim(plan)
-    devices.wait()
+    folder.claim(plan)
     streams = Streams(config.feature_layers, target.config.hidden_size, target.config.layers)
-    data = Collection(job, target, streams, folder, devices, reporter, stop).collect()
+    data = Collection(job, target, streams, folder, reporter, stop).collect()
     if data is None:
         return None
     kept = () if known is None else known.target_ids.tolist()
@@ -72,7 +72,7 @@ def train_head(job: Job, devices: Devices, reporter: Reporter, stop: Callable[[]
     else:
         head = known_head(known, config, ends, target_ids)
     teacher = ends.teacher(target.config.norm_epsilon, target_ids)
-    trainer = Trainer(head.to(devices.device), teacher, data.answers, data.recordings, job.lesson, job.budget, devices)
+    trainer = Trainer(head.to(device), teacher, data.answers, data.recordings, job.lesson, job.budget, device)
     run = _Run(
         job=job,
         target=target,
@@ -81,7 +81,7 @@ def train_head(job: Job, devices: Devices, reporter: Reporter, stop: Callable[[]
         data=data,
         trainer=trainer,
         target_ids=target_ids,
-        devices=devices,
+        device=device,
         reporter=reporter,
         stop=stop,
         curve=Curve(job.work),
@@ -100,7 +100,7 @@ class _Run:
     data: Data
     trainer: Trainer
     target_ids: Tensor
-    devices: Devices
+    device: torch.device
     reporter: Reporter
     stop: Callable[[], bool]
     curve: Curve
@@ -113,31 +113,23 @@ class _Run:
         fraction = self.trainer.fraction
         while fraction < 1.0:
             report = self.trainer.step()
-            fraction = self.trainer.fraction  # all processes agree on it, so all of them ask
-            if self.devices.leads:
-                self.reporter.stepped(fraction, self.trainer.steps, report)
-            if self.devices.agree(self.stop()):
+            fraction = self.trainer.fraction
+            self.reporter.stepped(fraction, self.trainer.steps, report)
+            if self.stop():
                 self._save()
                 return None
-            if self._due():
+            if time.monotonic() - self._saved_at > self.job.save_minutes * _SECONDS_PER_MINUTE:
                 self._save()
-                if self.devices.agree(self.curve.is_over(rate_factor(fraction))):
+                if self.curve.is_over(rate_factor(fraction)):
                     self.reporter.said("held-out acceptance rises no more: the run ends here")
                     return self._measured()
         self._save()
         return self._measured()
 
-    def _due(self) -> bool:
-        """Whether it is time for a checkpoint, by the leading process's clock."""
-        late = time.monotonic() - self._saved_at > self.job.save_minutes * _SECONDS_PER_MINUTE
-        return self.devices.agree(late and self.devices.leads)
-
     def _measured(self) -> dict[str, Measured]:
         """The snapshot on held-out prompts by domain, as the engine drafts with it; a domain of answers too short for a
-        draft is left out. By the leading process: the others have nothing to add.
+        draft is left out.
         """
-        if not self.devices.leads:
-            return {}
         head, held_out = load_head(self.folder.snapshot, self.target.config), self.data.held_out
         found: dict[str, Measured] = {}
         before = 0
@@ -157,11 +149,10 @@ class _Run:
         self.reporter.answered("held out", before + done, total)
 
     def _save(self) -> None:
-        if self.devices.leads:
-            self.trainer.save(self.folder.checkpoint)
-            self._export(self.folder.snapshot, {})
-            self.reporter.saved(self.trainer.steps, self.folder.snapshot)
-            self._say_how_it_drafts()
+        self.trainer.save(self.folder.checkpoint)
+        self._export(self.folder.snapshot, {})
+        self.reporter.saved(self.trainer.steps, self.folder.snapshot)
+        self._say_how_it_drafts()
         self._saved_at = time.monotonic()
 
     def _say_how_it_drafts(self) -> None:
@@ -180,8 +171,6 @@ class _Run:
         export(folder, self.trainer.head, self.target_ids, DTYPES[self.job.dtype], self._facts(found))
 
     def _say_what_it_learns_from(self) -> None:
-        if not self.devices.leads:
-            return
         answers, head = self.data.answers, self.trainer.head
         said, drafted = sum(len(answer.said) for answer in answers), coverage(answers, self.target_ids)
         self.reporter.said(f"{len(answers):,} answers, {said:,} tokens, {drafted:.1%} of them in the draft vocabulary")
@@ -191,7 +180,7 @@ class _Run:
                 "more --answering-minutes"
             )
         size, precision = sum(p.numel() for p in head.parameters()), self.job.lesson.precision
-        self.reporter.said(f"{size:,} parameters on {self.devices.device}, matrix products in {precision}")
+        self.reporter.said(f"{size:,} parameters on {self.device}, matrix products in {precision}")
         if self.trainer.steps:
             self.reporter.said(f"continuing after {self.trainer.steps} steps")
 

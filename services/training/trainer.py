@@ -11,16 +11,14 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+import llvmlite.binding as llvm
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
 from services.generation.drafting.block.block_checkpoint import BlockConfig, write_block_head
 from services.generation.drafting.eagle3.checkpoint import HeadConfig, write_head
@@ -31,11 +29,19 @@ from services.generation.target.family import NORM
 from services.generation.target.weights import checked_weights
 from services.training.answering import Answer
 from services.training.block import BlockModule, block_sums
-from services.training.devices import Devices
 from services.training.head import HeadModule
-from services.training.plan import DTYPES, Budget, LessonPlan, OutputInvalid, StepReport, write_checkpoint
+from services.training.plan import (
+    DTYPES,
+    Budget,
+    LessonPlan,
+    OutputInvalid,
+    Precision,
+    SettingsInvalid,
+    StepReport,
+    write_checkpoint,
+)
 from services.training.recordings import Recordings
-from services.training.unroll import Passes, Teacher, Window, step_sums, window_of
+from services.training.unroll import Passes, Teacher, step_sums, window_of
 
 _MOMENTUM = 0.95
 _WEIGHT_DECAY = 0.01
@@ -51,27 +57,20 @@ class Muon(torch.optim.Optimizer):
         """`dtype` of the orthogonalisation."""
         super().__init__(matrices, {"lr": rate})
         self._dtype = dtype
-        together = dist.is_initialized()
-        self._rank, self._processes = (dist.get_rank(), dist.get_world_size()) if together else (0, 1)
 
     @torch.no_grad()
     def step(self) -> None:  # type: ignore[override]
         for group in self.param_groups:
-            updates = [self._update(number, matrix) for number, matrix in enumerate(group["params"])]
-            for number, (matrix, update) in enumerate(zip(group["params"], updates, strict=True)):
-                if self._processes > 1:
-                    dist.broadcast(update, number % self._processes)
+            for matrix in group["params"]:
+                update = self._update(matrix)
                 matrix.mul_(1 - group["lr"] * _WEIGHT_DECAY)
                 matrix.add_(update, alpha=-group["lr"] * max(1.0, matrix.shape[0] / matrix.shape[1]) ** 0.5)
 
-    def _update(self, number: int, matrix: Tensor) -> Tensor:
-        """Gradients are the same in all processes, so each orthogonalises its share; the rest is room to receive."""
+    def _update(self, matrix: Tensor) -> Tensor:
         momentum = self.state[matrix].setdefault("momentum_buffer", torch.zeros_like(matrix))
         assert matrix.grad is not None
         momentum.lerp_(matrix.grad, 1 - _MOMENTUM)
-        if number % self._processes != self._rank:
-            return torch.empty_like(matrix)
-        return orthogonalised(matrix.grad.lerp(momentum, _MOMENTUM).to(self._dtype)).to(matrix.dtype).contiguous()
+        return orthogonalised(matrix.grad.lerp(momentum, _MOMENTUM).to(self._dtype)).to(matrix.dtype)
 
 
 def orthogonalised(matrix: Tensor) -> Tensor:
@@ -262,20 +261,28 @@ def export(
         shutil.rmtree(staging, ignore_errors=True)
 
 
-class Lesson(nn.Module):
-    """A head, unrolled or in blocks, and its teacher as one module, which is what gradients are averaged over."""
+_BFLOAT16 = ("avx512bf16", "amx-bf16", "bf16")
+"""Instructions for products in bfloat16, by LLVM's names: of x86-64, and of AArch64."""
 
-    def __init__(self, head: HeadModule | BlockModule, teacher: Teacher) -> None:
-        super().__init__()
-        self.head, self._teacher = head, teacher
 
-    def forward(self, window: Window, weights: Tensor) -> tuple[Tensor, Tensor]:
-        """The loss, each step weighted, and without gradients [losses, right guesses] x [steps], summed over starts."""
-        if isinstance(self.head, BlockModule):
-            sums = block_sums(self.head, self._teacher, window, weights)
-        else:
-            sums = step_sums(self.head, self._teacher, window, weights)
-        return sums.loss, torch.stack([sums.losses, sums.right])
+def _kind(wanted: str | None) -> str:
+    return wanted or ("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def training_device(wanted: str | None) -> torch.device:
+    """`wanted` is `cpu`, `cuda` or None for CUDA where there is one. Raises SettingsInvalid for what is not there."""
+    kind = _kind(wanted)
+    if kind not in ("cpu", "cuda") or (kind == "cuda" and not torch.cuda.is_available()):
+        raise SettingsInvalid(f"device: {kind!r} is not supported here; supported: cpu, and cuda where torch has one")
+    return torch.device(kind)
+
+
+def faster_precision(wanted: str | None) -> Precision:
+    """The precision in which a device (as `training_device` takes it) multiplies faster. A CPU without instructions for
+    bfloat16 takes about five times as long in it.
+    """
+    has = llvm.get_host_cpu_features()
+    return "bfloat16" if _kind(wanted) == "cuda" or any(has.get(each) for each in _BFLOAT16) else "float32"
 
 
 class Trainer:
@@ -289,65 +296,60 @@ class Trainer:
         recordings: Recordings,
         plan: LessonPlan,
         budget: Budget,
-        devices: Devices,
+        device: torch.device,
         clock: Clock = time.monotonic,
     ) -> None:
         self.head = head
         self.steps = self.starts = 0  # optimiser steps, and starts of drafts that were learned from in them
         self._target_ids = teacher.target_ids
-        self._lesson = devices.together(Lesson(head, teacher).to(devices.device))
+        self._teacher = teacher.to(device)
         self._passes = Passes(answers, plan.starts_per_pass, plan.seed)
         self._answers, self._recordings = answers, recordings
-        self._plan, self._budget, self._devices = plan, budget, devices
+        self._plan, self._budget, self._device = plan, budget, device
         self._optimiser = Optimiser(head, plan.matrix_rate, plan.vector_rate, dtype=DTYPES[plan.precision])
         self._clock, self._seconds_before, self._started = clock, 0.0, clock()
 
     @property
     def fraction(self) -> float:
-        """How much of the budget is used, 1.0 or more when the run is over; the leading process's clock counts."""
-        own = self._budget.fraction(self.steps, self.seconds) if self._devices.leads else 0.0
-        return float(self._devices.sum(torch.tensor(own, dtype=torch.float64, device=self._devices.device)).item())
+        """How much of the budget is used, 1.0 or more when the run is over."""
+        return self._budget.fraction(self.steps, self.seconds)
 
     def step(self) -> StepReport:
-        """One optimiser step over the passes of all devices: the mean over their starts, each draft step by itself."""
+        """One optimiser step over some passes: the mean over their starts, each draft step by itself."""
         passes = self._passes.of_step(self.steps, self._plan.passes_per_step)
         starts = self._starts(passes)
         weights = self._plan.decay ** torch.arange(self._plan.steps_unrolled) / starts.clamp(min=1)
-        sums = torch.zeros(2, self._plan.steps_unrolled, device=self._devices.device)
-        own = self._devices.share(passes)
-        for number, numbers in enumerate(own, 1):
-            with self._synchronised(number == len(own)):
-                sums += self._learn(numbers, weights.to(self._devices.device))
+        sums = torch.zeros(2, self._plan.steps_unrolled, device=self._device)
+        for numbers in passes:
+            sums += self._learn(numbers, weights.to(self._device))
         self._optimiser.step(rate_factor(self.fraction))
         self.steps += 1
         self.starts += int(starts[0])
-        return _report(self._devices.sum(sums).cpu(), starts)
+        return _report(sums.cpu(), starts)
 
     def _learn(self, numbers: list[int], weights: Tensor) -> Tensor:
-        """Gradients of one pass; returns its sums, [losses, right guesses] x [steps]."""
-        device, half = self._devices.device, self._plan.precision == "bfloat16"
+        """Gradients of one pass, each draft step weighted; returns its sums, [losses, right guesses] x [steps]."""
+        device, half = self._device, self._plan.precision == "bfloat16"
         window = window_of([self._answers[n] for n in numbers], self._recordings.of(numbers))
         with torch.autocast(device.type, dtype=torch.bfloat16, enabled=half):
-            loss, sums = self._lesson(window.to(device, torch.bfloat16 if half else torch.float32), weights)
-        (loss * self._devices.count).backward()  # gradients are averaged over the devices; their sum is wanted
-        return sums  # type: ignore[no-any-return]
+            seen = window.to(device, torch.bfloat16 if half else torch.float32)
+            if isinstance(self.head, BlockModule):
+                sums = block_sums(self.head, self._teacher, seen, weights)
+            else:
+                sums = step_sums(self.head, self._teacher, seen, weights)
+        sums.loss.backward()  # type: ignore[no-untyped-call]
+        return torch.stack([sums.losses, sums.right])
 
     def _starts(self, passes: list[list[int]]) -> Tensor:
         """[steps] how many starts of an optimiser step have a token to foresee at each draft step."""
         lengths = torch.tensor([len(self._answers[number].said) for numbers in passes for number in numbers])
         return torch.stack([(lengths - step).clamp(min=0).sum() for step in range(1, self._plan.steps_unrolled + 1)])
 
-    def _synchronised(self, last: bool) -> AbstractContextManager[Any]:
-        """Gradients travel once a step, with its last pass."""
-        if last or not isinstance(self._lesson, DistributedDataParallel):
-            return nullcontext()
-        return self._lesson.no_sync()
-
     def save(self, path: Path) -> None:
         write_checkpoint(path, self.state())
 
     def load(self, path: Path) -> None:
-        self.restore(torch.load(path, map_location=self._devices.device, weights_only=True))
+        self.restore(torch.load(path, map_location=self._device, weights_only=True))
 
     def state(self) -> dict[str, Any]:
         return {

@@ -110,7 +110,7 @@ class LessonOptions:
     unroll: Annotated[int, typer.Option(min=1, help="Draft steps that are unrolled, or the tokens of a block.")] = 7
     decay: Annotated[float, typer.Option(help="Weight of a draft step relative to the one before it.")] = 0.8
     starts: Annotated[int, typer.Option(min=1, help="Draft starts in one pass; more of them need more memory.")] = 256
-    passes: Annotated[int, typer.Option(min=1, help="Passes in an optimiser step, over all devices.")] = 1
+    passes: Annotated[int, typer.Option(min=1, help="Passes in an optimiser step.")] = 1
     rate: Annotated[float, typer.Option(help="Learning rate of matrices; that of the rest is a tenth of it.")] = 0.02
 
     def check(self) -> None:
@@ -158,10 +158,7 @@ def train(
     seed: Annotated[int, typer.Option(help="Seed of the split, of the answers' sampling and of the order.")] = 0,
     json: options.Json = False,
 ) -> None:
-    """Train a head: the base answers prompts, the head learns to predict it. Ctrl-C saves; the same command continues.
-
-    For several devices: torchrun --nproc-per-node N -m services.cli heads train …
-    """
+    """Train a head: the base answers prompts, the head learns to predict it. Ctrl-C saves; the same command goes on."""
     expect_files("--prompts", prompts, "JSON lines with prompt or messages")
     expect_new("--out", out)
     if start_from is not None:
@@ -172,8 +169,8 @@ def train(
 
     remark(f"a head for {base}: loading torch, then the model …")
 
-    from services.training.devices import end_process, faster_precision
     from services.training.plan import Job
+    from services.training.trainer import faster_precision
 
     job = Job(
         base=base,
@@ -193,13 +190,11 @@ def train(
     if found is None:
         remark("stopped; the same command continues from here")
         raise typer.Exit(INTERRUPTED)
-    if found or json:  # only the leading process has figures
-        answer(json, _document(job, found), _trained_view)
-    end_process()
+    answer(json, _document(job, found), _trained_view)
 
 
 def run(job: Job, device: str | None) -> dict[str, Measured] | None:
-    """Held-out acceptance by domain, in the leading process; None if Ctrl-C or SIGTERM stopped the run on the way.
+    """Held-out acceptance by domain; None if Ctrl-C or SIGTERM stopped the run on the way.
 
     The step under way is finished and saved first.
 
@@ -208,14 +203,14 @@ def run(job: Job, device: str | None) -> dict[str, Measured] | None:
     """
     from services.generation.drafting.heads import HeadError
     from services.generation.target.errors import TargetError
-    from services.training.devices import devices
     from services.training.plan import DiskFull, TrainingError
     from services.training.run import train_head
+    from services.training.trainer import training_device
 
     came: list[int] = []
     try:
-        with devices(device) as place, terminal_reporter() as reporter, stop_signals(came.append):
-            return train_head(job, place, reporter, stop=lambda: bool(came))
+        with terminal_reporter() as reporter, stop_signals(came.append):
+            return train_head(job, training_device(device), reporter, stop=lambda: bool(came))
     except DiskFull as error:
         raise Failed(str(error)) from error
     except (TrainingError, HeadError, TargetError) as error:

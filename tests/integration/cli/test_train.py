@@ -25,6 +25,7 @@ from services.training import run
 from services.training.answering import AnswerFile
 from services.training.kscore import Measured, measure
 from services.training.plan import StepReport
+from services.training.recordings import ANSWERS, RECORDINGS
 from services.training.trainer import Trainer
 from tests.cli import Ended, kolm
 from tests.fakes.tiny_model import make_tiny_model
@@ -84,7 +85,7 @@ def test_the_faster_precision_is_taken_and_said(
     for precision, instructions in (("float32", {"avx2": True}), ("bfloat16", {"avx512bf16": True})):
         with monkeypatch.context() as cpu:
             machine = SimpleNamespace(get_host_cpu_features=lambda has=instructions: has)
-            cpu.setattr("services.training.devices.llvm", machine)  # kernels see the real one
+            cpu.setattr("services.training.trainer.llvm", machine)  # kernels see the real one
             words = ("heads", "train", base, "--prompts", prompts, "--out", tmp_path / precision, *SHORT[:-2])
             done = kolm(*words)
         assert (done.code, precision in done.err) == (0, True), done.err
@@ -101,7 +102,7 @@ def test_no_held_out_prompt_is_trained_on(
 
     monkeypatch.setattr(run, "measure", noted)
     assert train(base, prompts, tmp_path / "head")[0] == 0
-    learned = {answer.prompt for answer in AnswerFile(tmp_path / "head.work" / "train" / "answers-0.jsonl")}
+    learned = {answer.prompt for answer in AnswerFile(tmp_path / "head.work" / "train" / ANSWERS)}
     assert len(learned) < PROMPTS // 2
     assert not learned & measured
 
@@ -127,7 +128,7 @@ def test_after_ctrl_c_the_same_command_goes_on_to_the_same_bits(
     assert (done.code, "2 steps" in done.err) == (0, True)  # of before
     weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("straight", "head")]
     assert weights[0] == weights[1]
-    assert (tmp_path / "head.work" / "train" / "recordings-0.bin").exists() is not recompute
+    assert (tmp_path / "head.work" / "train" / RECORDINGS).exists() is not recompute
 
 
 def test_answering_that_time_has_ended_is_not_taken_up_again(
@@ -144,7 +145,7 @@ def test_answering_that_time_has_ended_is_not_taken_up_again(
     monkeypatch.setattr(Trainer, "step", interrupted)
     assert train(base, prompts, tmp_path / "head", *short)[0] == 130
     monkeypatch.undo()
-    answers = tmp_path / "head.work" / "train" / "answers-0.jsonl"
+    answers = tmp_path / "head.work" / "train" / ANSWERS
     before = answers.read_bytes()
     assert 1 <= before.count(b"\n") < PROMPTS // 2
     assert train(base, prompts, tmp_path / "head", *short)[0] == 0

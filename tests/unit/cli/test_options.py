@@ -36,7 +36,7 @@ from services.cli.up.local_services import (
 from services.client.health import Sample, Samples
 from services.generation.target.model_path import model_path
 from services.runtime.credentials import read_principals, token_digest
-from services.training import devices
+from services.training import trainer
 from services.training.plan import Job
 from tests import cli
 from tests.fakes.tiny_gguf import make_tiny_gguf
@@ -205,7 +205,7 @@ CHANGED = {
 def test_every_flag_changes_the_job(flag: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """One that was forgotten on the way would be accepted and do nothing."""
     jobs: list[tuple[Job, str | None]] = []
-    monkeypatch.setattr(devices, "faster_precision", lambda device: "bfloat16")
+    monkeypatch.setattr(trainer, "faster_precision", lambda device: "bfloat16")
     monkeypatch.setattr(training, "run", lambda job, device: jobs.append((job, device)))
     (head := tmp_path / "head").mkdir()
     (head / "config.json").touch()

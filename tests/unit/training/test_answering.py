@@ -10,7 +10,7 @@ import pytest
 
 from services.generation.engine.request import EngineRequest, SamplingParams
 from services.training.answering import AnswerFile, Prompt, questions, regenerate
-from services.training.recordings import Archive, Prefill, Stored
+from services.training.recordings import ANSWERS, RECORDINGS, Archive, Prefill, Stored
 from tests.fakes.engine_runs import run
 from tests.unit.training.material import LONGEST_ANSWER, PROMPTS, Material
 
@@ -62,11 +62,11 @@ def test_an_archive_that_a_crash_cut_short_goes_on_and_ends_the_same(
     torn: str, material: Material, tmp_path: Path
 ) -> None:
     asked, streams = questions(PROMPTS, (0.0, 1.0), seed=3), material.streams
-    archive = Archive(tmp_path, 0, streams, record=True)
+    archive = Archive(tmp_path, streams, record=True)
     for answer, recording in islice(regenerate(material.target, asked, LONGEST_ANSWER, streams), 10):
         archive.append(answer, recording)
     _tear(torn, tmp_path)
-    again = Archive(tmp_path, 0, streams, record=True)
+    again = Archive(tmp_path, streams, record=True)
     left = [question for question in asked if question.id not in again.ids]
     assert len(left) == (len(asked) - 9 if torn == "a line" else len(asked) - 10)
     for answer, recording in regenerate(material.target, left, LONGEST_ANSWER, streams):
@@ -81,25 +81,13 @@ def test_an_archive_that_a_crash_cut_short_goes_on_and_ends_the_same(
 
 
 def _tear(torn: str, folder: Path) -> None:
-    lines, recordings = folder / "answers-0.jsonl", folder / "recordings-0.bin"
+    lines, recordings = folder / ANSWERS, folder / RECORDINGS
     if torn == "a line":
         lines.write_bytes(lines.read_bytes()[:-7])
     if torn == "a recording":
         recordings.write_bytes(recordings.read_bytes() + b"\1" * 333)
     if torn == "a whole recording without its line":
         recordings.write_bytes(recordings.read_bytes() + b"\1" * 100_000)
-
-
-def test_answers_of_several_processes_are_read_as_one(material: Material, tmp_path: Path) -> None:
-    for part in (0, 1):
-        archive = Archive(tmp_path, part, material.streams, record=True)
-        numbers = range(part, len(material.answers), 2)
-        for number, recording in zip(numbers, material.recordings.of(numbers), strict=True):
-            archive.append(material.answers[number], recording)
-    stored = Stored(tmp_path, material.streams)
-    assert stored.answers == material.answers
-    for number in (0, 1, 6, 7):
-        np.testing.assert_array_equal(stored.of([number])[0].features, material.recordings.of([number])[0].features)
 
 
 def test_an_answer_file_reads_back_what_was_written(material: Material, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from services.training.plan import LessonPlan, Steps
 from services.training.trainer import Trainer, export
 from services.training.unroll import Window, window_of
 from tests.unit.training.material import PROMPTS, Material
-from tests.unit.training.test_trainer import ALONE
+from tests.unit.training.test_trainer import CPU
 
 STEPS = 12
 
@@ -30,7 +30,7 @@ def window(material: Material, numbers: list[int]) -> Window:
 
 def trainer(material: Material, head: BlockModule) -> Trainer:
     plan = LessonPlan(steps_unrolled=4, starts_per_pass=64, precision="float32")
-    return Trainer(head, material.teacher(), material.answers, material.recordings, plan, Steps(STEPS), ALONE)
+    return Trainer(head, material.teacher(), material.answers, material.recordings, plan, Steps(STEPS), CPU)
 
 
 def test_every_row_of_every_start_equals_the_head_that_drafts(material: Material, tmp_path: Path) -> None:

@@ -1,31 +1,35 @@
-"""A run that is stopped continues to the same bits, two processes do what one does, and a head learns."""
+"""A run that is stopped continues to the same bits, and a head learns."""
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
+import llvmlite.binding as llvm
 import pytest
 import torch
 
 from services.generation.drafting.eagle3.head_pass import Head
 from services.training.answering import Answer
-from services.training.devices import Devices
 from services.training.plan import LessonPlan, Minutes, OutputInvalid, Steps
-from services.training.trainer import Muon, Trainer, coverage, frequent_tokens, known_head, orthogonalised, rate_factor
+from services.training.trainer import (
+    Muon,
+    Trainer,
+    coverage,
+    faster_precision,
+    frequent_tokens,
+    known_head,
+    orthogonalised,
+    rate_factor,
+)
 from services.training.unroll import Passes
-from tests.serving import known_port
 from tests.unit.training.material import Material
 
 TOTAL_STEPS = 12
-ALONE = Devices(0, 1, torch.device("cpu"))
+CPU = torch.device("cpu")
 
 
-def trainer_of(material: Material, devices: Devices = ALONE, precision: str = "float32") -> Trainer:
+def trainer_of(material: Material, precision: str = "float32") -> Trainer:
     plan = LessonPlan(
         steps_unrolled=3,
         starts_per_pass=80,
@@ -33,7 +37,7 @@ def trainer_of(material: Material, devices: Devices = ALONE, precision: str = "f
         precision="bfloat16" if precision == "bfloat16" else "float32",
     )
     return Trainer(
-        material.head(), material.teacher(), material.answers, material.recordings, plan, Steps(TOTAL_STEPS), devices
+        material.head(), material.teacher(), material.answers, material.recordings, plan, Steps(TOTAL_STEPS), CPU
     )
 
 
@@ -66,37 +70,6 @@ def test_training_lowers_the_loss_and_changes_every_weight(material: Material) -
     first, last = sum(reports[0].losses + reports[1].losses), sum(reports[-1].losses + reports[-2].losses)
     assert last < 0.9 * first
     assert all(not torch.equal(before[name], tensor) for name, tensor in trainer.head.state_dict().items())
-
-
-@pytest.mark.slow
-def test_two_processes_learn_what_one_learns_from_the_passes_of_both(material: Material, tmp_path: Path) -> None:
-    alone = trainer_of(material)
-    reports = [alone.step() for _ in range(3)]
-    module = "tests.unit.training.one_of_two"
-    place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(known_port()), "OMP_NUM_THREADS": "1"}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-m", module, str(tmp_path), str(material.base)],
-            env={**os.environ, **place, "RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            cwd=Path(__file__).parents[4],
-        )
-        for rank in (0, 1)
-    ]
-    try:
-        said = [json.loads(process.communicate(timeout=300)[0] or "null") for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-            process.communicate()
-    assert said[0] == said[1]
-    for ours, theirs in zip(said[0], reports, strict=True):
-        assert ours["losses"] == pytest.approx(theirs.losses, rel=1e-5)
-        assert ours["acceptance"] == pytest.approx(theirs.acceptance)
-        assert ours["starts"] == theirs.starts
-    weights = torch.load(tmp_path / "head.pt", weights_only=True)
-    for name, tensor in alone.head.state_dict().items():
-        torch.testing.assert_close(weights[name], tensor, rtol=1e-3, atol=1e-5)
 
 
 def test_an_epoch_holds_every_answer_once_and_the_next_in_other_company(material: Material) -> None:
@@ -176,3 +149,22 @@ def test_singular_values_come_near_one_in_tall_and_wide_matrices() -> None:
         values = torch.linalg.svdvals(orthogonalised(torch.randn(shape)))
         assert values.min() > 0.5
         assert values.max() < 1.3
+
+
+@pytest.mark.parametrize(
+    ("has", "precision"),
+    [
+        ({"avx2": True, "avx512f": True, "avx512bf16": False}, "float32"),
+        ({"avx512f": True, "avx512bf16": True}, "bfloat16"),
+        ({"amx-bf16": True}, "bfloat16"),
+        ({"neon": True}, "float32"),
+        ({"neon": True, "bf16": True}, "bfloat16"),
+        ({}, "float32"),
+    ],
+)
+def test_a_cpu_trains_in_bfloat16_where_it_has_instructions_for_it(
+    has: dict[str, bool], precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(llvm, "get_host_cpu_features", lambda: has)
+    assert faster_precision("cpu") == precision
+    assert faster_precision("cuda") == "bfloat16"

@@ -25,7 +25,6 @@ from services.client.errors import (
     decoded_errors,
 )
 from services.client.identity import ClientTls, Metadata, credentials, is_here
-from services.client.tracing import traced
 
 _log = logging.getLogger(__name__)
 
@@ -158,15 +157,15 @@ def shown_to(where: Endpoint, token: str | None) -> Metadata:
 
 def _channel(where: Endpoint) -> grpc.Channel:
     if where.credentials is None:
-        return traced(grpc.insecure_channel(where.target, options=OPTIONS))
-    return traced(grpc.secure_channel(where.target, where.credentials, options=OPTIONS))
+        return grpc.insecure_channel(where.target, options=OPTIONS)
+    return grpc.secure_channel(where.target, where.credentials, options=OPTIONS)
 
 
 def async_channel(where: Endpoint, options: Sequence[tuple[str, object]]) -> grpc.aio.Channel:
     """A channel of the running event loop."""
     if where.credentials is None:
-        return traced(grpc.aio.insecure_channel(where.target, options=options))
-    return traced(grpc.aio.secure_channel(where.target, where.credentials, options=options))
+        return grpc.aio.insecure_channel(where.target, options=options)
+    return grpc.aio.secure_channel(where.target, where.credentials, options=options)
 
 
 class Connection:

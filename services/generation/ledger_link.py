@@ -125,7 +125,7 @@ def _read(data: bytes) -> Entry | None:
 
 def _new_entry(request: ledger_pb2.AppendEntryRequest) -> ledger_pb2.NewEntry:
     content = request.content if request.HasField("content") else None
-    return ledger_pb2.NewEntry(envelope=request.envelope, content=content, traceparent=request.traceparent)
+    return ledger_pb2.NewEntry(envelope=request.envelope, content=content)
 
 
 def _result(result: ledger_pb2.EntryResult) -> ledger_pb2.AppendEntryResponse | LedgerRefused:

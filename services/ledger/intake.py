@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, TypeVar
-
-import grpc
 
 from kolm.ledger.v1 import ledger_pb2
 from ledger.documents.erasure import Erasure, Retention
@@ -18,7 +16,6 @@ from ledger.log import sequencer
 from ledger.log.admission import Admitted
 from ledger.log.sequencer import Sequencer
 from ledger.log.writer import Appended
-from services.client import tracing
 from services.client.ledger import log_wire
 from services.runtime.credentials import Principal
 from services.runtime.errors import KolmError, PermissionDenied, without_frames
@@ -89,25 +86,6 @@ Answer = Appended | LedgerError | KolmError
 """The place and proof of an entry, or why it has none."""
 
 
-class _Spans:
-    """A span for each of some entries that names one of its caller's, from here until its answer comes."""
-
-    def __init__(self, requests: Iterable[_Append]) -> None:
-        named = enumerate(requests) if tracing.in_use() else ()
-        self._spans = {place: _begun(each.traceparent) for place, each in named if each.traceparent}
-
-    def end(self, answers: Sequence[Answer]) -> None:
-        for place, span in self._spans.items():
-            answer = answers[place] if place < len(answers) else None
-            if isinstance(answer, Appended):
-                span.set_attribute("kolm.ledger.index", answer.index)
-            tracing.end(span, grpc.StatusCode.OK if isinstance(answer, Appended) else grpc.StatusCode.ABORTED)
-
-
-def _begun(traceparent: str) -> Any:
-    return tracing.begun("kolm.ledger.append", "INTERNAL", tracing.extracted({tracing.TRACEPARENT: traceparent}))
-
-
 _LARGE_BYTES = 64 * 1024
 _THREADS = 2
 """Threads that check entries. Ed25519 releases the interpreter for a third of that time."""
@@ -135,12 +113,7 @@ class Intake:
         else:
             loop, admit = asyncio.get_running_loop(), self._sequencer.admit
             admitted = await loop.run_in_executor(self._threads, _admitted, request, caller, admit)
-        spans, answers = _Spans((request,)), list[Appended]()
-        try:
-            answers.append(await self.queue(admitted))
-        finally:
-            spans.end(answers)
-        return answers[0]
+        return await self.queue(admitted)
 
     async def many(self, requests: Sequence[_Append], caller: Principal) -> asyncio.Future[list[Answer]]:
         """Check and queue entries, in order; then there will be an answer for each: what `one` returns or raises.
@@ -148,11 +121,10 @@ class Intake:
         """
         loop = asyncio.get_running_loop()
         checked = await loop.run_in_executor(self._threads, self._checked, requests, caller)
-        spans = _Spans(requests)
         admitted = [each for each in checked if isinstance(each, Admitted)]
         most = self._sequencer.most_together
         groups = [await self._queued(admitted[at : at + most]) for at in range(0, len(admitted), most)]
-        return asyncio.ensure_future(_answered(checked, groups, spans))
+        return asyncio.ensure_future(_answered(checked, groups))
 
     def queue(self, admitted: Admitted) -> asyncio.Future[Appended]:
         """Queue a checked envelope. Raises Backpressure, Stopped."""
@@ -192,16 +164,11 @@ def _admitted(request: _Append, caller: Principal, admit: Callable[[bytes], Admi
 
 
 async def _answered(
-    checked: Sequence[_Checked], groups: Sequence[asyncio.Future[list[sequencer.Answer]]], spans: _Spans
+    checked: Sequence[_Checked], groups: Sequence[asyncio.Future[list[sequencer.Answer]]]
 ) -> list[Answer]:
     """The answers of the groups in the places of those that were queued, errors where they are."""
-    answers = list[Answer]()
-    try:
-        written = iter([answer for group in groups for answer in await group])
-        answers += [next(written) if isinstance(each, Admitted) else each for each in checked]
-    finally:
-        spans.end(answers)
-    return answers
+    written = iter([answer for group in groups for answer in await group])
+    return [next(written) if isinstance(each, Admitted) else each for each in checked]
 
 
 def require_operator(caller: Principal) -> None:

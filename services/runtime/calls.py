@@ -27,7 +27,6 @@ import grpc
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError, Message
 
-from services.client.tracing import CallSpan
 from services.runtime.access import Access, current_principal
 from services.runtime.errors import (
     DETAILS_KEY,
@@ -233,7 +232,6 @@ class _Call:
         request_id = request_id_from(metadata)
         current_request_id.set(request_id)
         context.set_trailing_metadata(((REQUEST_ID_KEY, request_id),))
-        span = CallSpan(self._method, metadata, request_id)
         started, code, failure = time.perf_counter(), grpc.StatusCode.OK, None
         try:
             current_principal.set(self._access.admitted(self._method, context))
@@ -253,7 +251,6 @@ class _Call:
         finally:
             seconds = time.perf_counter() - started
             self._metrics.observe(self._method, code, seconds)
-            span.end(code)
         if failure is not None:
             refused = {"method": self._method, "code": failure.code.name, "reason": failure.reason}
             _log.info("call failed", extra={"event": {**refused, "seconds": round(seconds, 4)}})

@@ -24,7 +24,6 @@ from typing import TypeVar
 
 from services.client import identity
 from services.client.identity import TlsFilesInvalid
-from services.client.tracing import TracingNotInstalled, exported_traces
 from services.runtime.access import Access
 from services.runtime.calls import current_request_id
 from services.runtime.credentials import PrincipalsError
@@ -196,9 +195,8 @@ def run_service(
         _check_listening(settings)
         access_of(settings)
         show_token(settings.token_file)
-        with exported_traces(settings.service_name(), settings.traces):
-            asyncio.run(_awaited(main(settings)))
-    except (CannotStart, CannotListen, TlsFilesInvalid, TracingNotInstalled) as error:
+        asyncio.run(_awaited(main(settings)))
+    except (CannotStart, CannotListen, TlsFilesInvalid) as error:
         say(str(error))
         return EXIT_FAILED
     except KeyboardInterrupt:  # before serving began; later a signal is the normal end

@@ -223,11 +223,6 @@ class ServerSettings(BaseSettings):
         description="Serve Prometheus metrics on this port of the listening host; 0 takes a free one.",
         examples=[9090],
     )
-    traces: str | None = Field(
-        None,
-        description="Send spans to this collector, by OTLP over gRPC; needs the extra `otel`.",
-        examples=["http://127.0.0.1:4317"],
-    )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severe level to log.")
     log_format: LogFormat = Field("text", description="Log lines as text or JSON.")
     grace_seconds: Annotated[float, Field(ge=0, le=3600)] = Field(

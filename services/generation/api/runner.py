@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 
 from ledger.documents.audit import UNCHECKED, UNSTABLE
 from ledger.documents.halt import scopes_of
-from services.client import tracing
 from services.generation.api.generation_metrics import GenerationMetrics, log_request
 from services.generation.engine.backend import Backend
 from services.generation.engine.engine import Ticket
@@ -179,16 +178,15 @@ class Generation:
             taken.set_result(None)
         completing: list[asyncio.Task[None]] = []
         outcomes: list[Outcome] = []
-        with tracing.span("kolm.generate", self._attributes(run)):
-            for _ in tickets:
-                while isinstance(event := await events.get(), Chunk):
-                    times.observe(event)
-                    run.post(event)
+        for _ in tickets:
+            while isinstance(event := await events.get(), Chunk):
                 times.observe(event)
-                outcomes.append(event.outcome)
-                receipt_id = promise.unfinished[event.choice].receipt_id
-                work = self._complete(run, receipt_id, event.choice, event.outcome, tickets[event.choice])
-                completing.append(asyncio.create_task(work))
+                run.post(event)
+            times.observe(event)
+            outcomes.append(event.outcome)
+            receipt_id = promise.unfinished[event.choice].receipt_id
+            work = self._complete(run, receipt_id, event.choice, event.outcome, tickets[event.choice])
+            completing.append(asyncio.create_task(work))
         run.used_tokens = len(run.resolved.prompt) + sum(len(outcome.token_ids) for outcome in outcomes)
         log_request(run.resolved, outcomes, time.perf_counter() - started)
         # If one choice fails to get its receipt, the others still get theirs.
@@ -197,15 +195,6 @@ class Generation:
         if failed is not None:
             _log.error("a receipt could not be issued", exc_info=failed)
         run.end(failed)
-
-    def _attributes(self, run: Run) -> tracing.Attributes:
-        resolved = run.resolved
-        return {
-            "gen_ai.request.model": self._identity.name,
-            "kolm.request_id": resolved.request_id,
-            "kolm.method": resolved.decision.method,
-            "kolm.choices": resolved.choices,
-        }
 
     async def _submit(self, run: Run, events: asyncio.Queue[Event]) -> list[Ticket]:
         choices = [run.resolved.engine_request(run.engine_id, choice) for choice in range(run.resolved.choices)]
@@ -288,14 +277,11 @@ class Generation:
 
     async def _deliver(self, receipt: SignedReceipt) -> int | None:
         """Give the outbox the receipt; returns its index, or None if the ledger has not confirmed it in time."""
-        with tracing.span("kolm.receipt", {"kolm.receipt_id": receipt.receipt_id}):
-            append = receipt.append
-            append.traceparent = tracing.traceparent()
-            answer = await self._outbox.put(receipt.receipt_id, append)
-            try:
-                return await asyncio.wait_for(asyncio.shield(answer), self._append_seconds)
-            except TimeoutError:
-                return None
+        answer = await self._outbox.put(receipt.receipt_id, receipt.append)
+        try:
+            return await asyncio.wait_for(asyncio.shield(answer), self._append_seconds)
+        except TimeoutError:
+            return None
 
     def interrupt(self) -> None:
         """End all runs: callers get UNAVAILABLE, reason SERVER_STOPPING; receipts are issued all the same."""

@@ -1,4 +1,4 @@
-"""The life of an HTTP server process, with uvicorn: as `server.serve` is for gRPC. Its limits, metrics and spans.
+"""The life of an HTTP server process, with uvicorn: as `server.serve` is for gRPC. Its limits and metrics.
 
 uvicorn has no limits of connections: their number, and the time of a request's parts. A connection waits while no whole
 header of a request has come over it, or while its caller leaves an answer unread. Where it waits too long, or a body
@@ -24,7 +24,6 @@ from prometheus_client import CollectorRegistry
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from services.client import tracing
 from services.runtime.listening import CannotListen
 from services.runtime.metrics import Metrics, metrics_endpoint
 from services.runtime.process import say
@@ -205,22 +204,6 @@ def _route(scope: Scope) -> str:
     return path
 
 
-class TracedApp:
-    """Answers each request inside of a span. Nothing where the program does not trace."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or not tracing.in_use():
-            await self._app(scope, receive, send)
-            return
-        headers = {key.decode("latin-1"): value.decode("latin-1") for key, value in scope["headers"]}
-        attributes = {"http.request.method": scope["method"]}
-        with tracing.span(scope["method"], attributes, headers.get(tracing.TRACEPARENT, "")):
-            await self._app(scope, receive, send)
-
-
 async def serve_http(
     name: str,
     app: ASGIApp,
@@ -239,7 +222,7 @@ async def serve_http(
     tls = settings.server_tls
     server = _Server(
         uvicorn.Config(
-            MeasuredApp(TracedApp(app), registry),
+            MeasuredApp(app, registry),
             ssl_context_factory=None if tls is None else lambda _config, _default: tls.context(),
             log_config=None,
             access_log=False,

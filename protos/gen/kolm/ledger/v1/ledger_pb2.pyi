@@ -58,13 +58,10 @@ class AppendEntryRequest(_message.Message):
 
     ENVELOPE_FIELD_NUMBER: _builtins.int
     CONTENT_FIELD_NUMBER: _builtins.int
-    TRACEPARENT_FIELD_NUMBER: _builtins.int
     envelope: _builtins.bytes
     """The DSSE envelope, JSON in any layout; stored and hashed in canonical form (RFC 8785), which changes nothing that is
     signed. At most what fits an entry of 65,535 bytes.
     """
-    traceparent: _builtins.str
-    """The caller's span (W3C Trace Context, `traceparent`), for traces only: neither kept nor hashed. Empty: none."""
     @_builtins.property
     def content(self) -> _documents_pb2.Content:
         """The content that a receipt commits to, kept beside the log and erasable. Only with a receipt; checked against
@@ -76,11 +73,10 @@ class AppendEntryRequest(_message.Message):
         *,
         envelope: _builtins.bytes = ...,
         content: _documents_pb2.Content | None = ...,
-        traceparent: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["content", b"content"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "envelope", b"envelope", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "envelope", b"envelope"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -156,10 +152,7 @@ class NewEntry(_message.Message):
 
     ENVELOPE_FIELD_NUMBER: _builtins.int
     CONTENT_FIELD_NUMBER: _builtins.int
-    TRACEPARENT_FIELD_NUMBER: _builtins.int
     envelope: _builtins.bytes
-    """As in AppendEntryRequest."""
-    traceparent: _builtins.str
     """As in AppendEntryRequest."""
     @_builtins.property
     def content(self) -> _documents_pb2.Content:
@@ -170,11 +163,10 @@ class NewEntry(_message.Message):
         *,
         envelope: _builtins.bytes = ...,
         content: _documents_pb2.Content | None = ...,
-        traceparent: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["content", b"content"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "envelope", b"envelope", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "envelope", b"envelope"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -82,8 +82,8 @@ _COMMANDS: dict[str, Member] = {
     ),
     "retention": "ledger.contents:retention",
     "models": Group(
-        "Models that --model can name: list, pull, import.",
-        {"list": "models:list_", "pull": "models:pull", "import": "models:import_"},
+        "Models that --model can name: list, pull.",
+        {"list": "models:list_", "pull": "models:pull"},
     ),
     "heads": Group(
         "Draft heads: train, publish, fetch, check, withdraw.",

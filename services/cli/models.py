@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import shutil
 from collections import Counter
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
@@ -41,7 +39,7 @@ def list_(
     ] = None,
     json: options.Json = False,
 ) -> None:
-    """List the models that have a name: packaged, imported, fetched, Ollama's and LM Studio's. Or show one."""
+    """List the models that have a name: packaged, in $KOLM_MODELS, fetched, Ollama's and LM Studio's. Or show one."""
     if name is not None:
         return _show(name, context_length, registry, json)
     if context_length is not None:
@@ -109,34 +107,6 @@ def _show(model: Path, context_length: int | None, registry: str | None, json: b
         "head_names": None if heads is None else [list(head.names) for head in heads],
     }
     answer(json, document, _model_view)
-
-
-def import_(
-    source: Annotated[
-        Path,
-        typer.Argument(
-            metavar="DIR|GGUF|NAME",
-            callback=options.found_model,
-            help="A transformers directory, a GGUF file or a name.",
-        ),
-    ],
-    name: Annotated[str, typer.Option(help="The name for --model.")],
-    json: options.Json = False,
-) -> None:
-    """Check a model and copy it to the folder of models ($KOLM_MODELS), where --model finds it by name."""
-    from services.generation.target.without_torch import spare_torch
-
-    spare_torch()
-
-    path = import_model(source, name)
-    answer(
-        json,
-        {"name": name, "path": str(path)},
-        lambda _: f"{name} is in {path}; serve it with: kolm up --model {name}",
-    )
-
-
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,38 +178,6 @@ def describe(path: Path, context_length: int | None = None) -> ModelDescription:
         )
     except TargetError as error:
         raise UsageError(about(path, error)) from error
-
-
-def import_model(source: Path, name: str) -> Path:
-    """Copy a model that can be served into the folder of models; it has no name there before all of it is copied.
-
-    Raises UsageError for an invalid or taken name, and for anything but a model.
-    """
-    from services.generation.engine.text.tokenizer import Tokenizer
-    from services.generation.target.errors import TargetError, about
-    from services.generation.target.files.gguf_file import is_gguf
-    from services.generation.target.model_path import models_folder, named_models, packaged
-
-    if _NAME.fullmatch(name) is None or name in packaged():
-        raise UsageError(f"--name: {name!r} cannot be a model's; expected letters, digits, . _ - and no package")
-    folder = models_folder()
-    target = folder / (f"{name}.gguf" if is_gguf(source) else name)
-    if any(each.name == name for each in named_models()):
-        raise UsageError(f"--name: there is a model {name} in {folder} already", "choose another name, or remove it")
-    describe(source)
-    try:
-        Tokenizer(source)
-    except TargetError as error:
-        raise UsageError(about(source, error)) from error
-    folder.mkdir(parents=True, exist_ok=True)
-    draft = folder / f".{name}.part"
-    shutil.rmtree(draft, ignore_errors=True)
-    draft.unlink(missing_ok=True)
-    if source.is_dir():
-        shutil.copytree(source, draft)
-    else:
-        shutil.copyfile(source, draft)
-    return draft.rename(target)
 
 
 def _models_view(models: list[dict[str, Any]]) -> View:

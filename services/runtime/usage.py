@@ -28,7 +28,7 @@ FOR_EVERY_PROCESS = {
     "KOLM_SECRETS_DIR": "a folder with one file for each secret, as `--secrets-dir`",
     "KOLM_TOKEN": "the token to show to servers; empty: none. Flags of other users can be seen, variables cannot",
     "KOLM_TOKEN_FILE": "a file with that token. Default, for servers of this machine: the one they left",
-    "KOLM_MODELS": "where models lie that `kolm models import` copied. Default: `~/.local/share/kolm/models`",
+    "KOLM_MODELS": "where models lie that have their names from there. Default: `~/.local/share/kolm/models`",
     "KOLM_KERNEL_CACHE": "where compiled kernels are kept. Default: beside the code, or in the user's cache",
     "KOLM_INSTRUCTION_SET": "`avx512`, `avxvnni`, `avx2` or `scalar` (`neon` on Arm): fewer instructions than "
     "the CPU has; no bit depends on it",

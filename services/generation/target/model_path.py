@@ -42,7 +42,7 @@ def packaged() -> dict[str, Path | None]:
 
 
 def imported() -> dict[str, Path]:
-    """Models that were imported (`kolm models import`), by name."""
+    """The models there, by name."""
     found = (path for path in sorted(models_folder().glob("[!.]*")))
     return {
         path.name.removesuffix(".gguf"): path

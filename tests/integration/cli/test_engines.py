@@ -30,7 +30,6 @@ from tests.unit.ledger.builders import foreign_receipt, receipt
 
 COMMANDS = {
     "models list": ("models", "list", "{model}"),
-    "models import": ("models", "import", "{model}", "--name", "mine"),
     "verify": ("verify", "{receipt}", "--model", "{model}"),
     "replay": ("replay", "{receipt}", "--model", "{model}"),
     "audit run": ("audit", "run", "--model", "{model}"),

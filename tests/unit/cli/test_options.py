@@ -52,16 +52,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 models = partial(cli.kolm, "models")
 
 
-def test_a_model_is_imported_and_found_by_its_name(folder: Path, tmp_path: Path) -> None:
-    source = make_tiny_model(tmp_path / "source", layers=1)
-    assert models("import", source, "--name", "mine").code == 0
+def test_a_model_in_the_folder_is_found_by_its_name(folder: Path) -> None:
+    make_tiny_model(folder / "mine", layers=1)
     assert model_path("mine") == folder / "mine"
     listed = models("list", "--json").document
     (mine,) = (each for each in listed if each["name"] == "mine")
     assert (mine["from"], mine["path"], mine["family"]) == ("imported", str(folder / "mine"), "llama")
     assert mine["size"] == (folder / "mine" / "model.safetensors").stat().st_size
     assert [each["from"] for each in listed if each["name"] == "smollm2"] == ["package"]
-    assert not [each for each in folder.iterdir() if each.name.startswith(".")]
 
 
 def test_a_model_says_what_it_is(folder: Path, tmp_path: Path) -> None:
@@ -73,35 +71,13 @@ def test_a_model_says_what_it_is(folder: Path, tmp_path: Path) -> None:
     assert shown["parameters"] == sum(shown["storages"].values()) > 0
 
 
-@pytest.mark.parametrize("name", ["../mine", "", "a b", "smollm2", ".hidden"])
-def test_a_name_that_is_none_is_refused(folder: Path, tmp_path: Path, name: str) -> None:
-    assert models("import", make_tiny_model(tmp_path / "source", layers=1), "--name", name).code == 2
-
-
-def test_a_name_that_is_taken_is_refused_and_nothing_changes(folder: Path, tmp_path: Path) -> None:
-    source = make_tiny_model(tmp_path / "source", layers=1)
-    assert models("import", source, "--name", "mine").code == 0
-    assert models("import", make_tiny_model(tmp_path / "other", layers=1, seed=2), "--name", "mine").code == 2
-    assert (folder / "mine" / "model.safetensors").read_bytes() == (source / "model.safetensors").read_bytes()
-
-
-def test_what_is_no_model_is_refused_by_its_file_and_copied_nowhere(folder: Path, tmp_path: Path) -> None:
-    source = make_tiny_model(tmp_path / "source", layers=1)
-    weights = source / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:1000])
-    done = models("import", source, "--name", "mine")
-    assert (done.code, "model.safetensors" in done.err) == (2, True)
-    assert not folder.exists()
-
-
-@pytest.mark.parametrize("command", ["list", "import"])
-def test_a_refusal_names_the_path_once(folder: Path, tmp_path: Path, command: str) -> None:
+def test_a_refusal_names_the_path_once(tmp_path: Path) -> None:
     (other := tmp_path / "other").mkdir()
     (other / "config.json").write_text('{"architectures": ["Other"], "model_type": "other"}')
     cut = make_tiny_gguf(tmp_path / "cut.gguf")
     cut.write_bytes(cut.read_bytes()[:-5000])
     for path in (other, cut):
-        done = models(command, path, *(("--name", "mine") if command == "import" else ()))
+        done = models("list", path)
         assert (done.code, (done.out + done.err).count(str(path))) == (2, 1), done
 
 

@@ -142,7 +142,7 @@ WRONG = [
     (("receipts", "export", "2", "none/x"), "PATH"),
     (("ledger", "export", "none/x.tar"), "PATH"),
     (("heads", "push", "none", "--name", "a", "--model", "a.gguf"), "FOLDER"),
-    (("models", "import", "none"), "SOURCE"),
+    (("models", "list", "none"), "NAME"),
     (("heads", "gc", "--older-than", "old"), "--older-than"),
     (("retention", "--days", "0"), "--days"),
     (("tokens", "create", "a", "--role", "king"), "--role"),

@@ -244,6 +244,7 @@ def yield_to_others() -> None:
 _UNTRUSTED = "UNTRUSTED_SIGNATURE"
 """The ledger's answer until a person has said that this auditor's key counts, which may happen at any moment."""
 
+_POLL_SECONDS = 0.5  # between two looks for new entries
 _AWAY = (Unavailable, ResourceExhausted, DeadlineExceeded, Cancelled, FolderError)
 
 
@@ -343,7 +344,7 @@ def _start(
 
     def audit() -> None:
         yield_to_others()
-        follow(auditor, stop, settings.poll_seconds, metrics.examined, metrics.read)
+        follow(auditor, stop, _POLL_SECONDS, metrics.examined, metrics.read)
 
     auditing = asyncio.to_thread(audit)
     serving = serve("auditor", [], settings, registry=registry, on_drain=stop.set)

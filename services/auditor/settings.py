@@ -109,7 +109,6 @@ class AuditorSettings(RpcServerSettings):
     max_attempts: int = Field(
         5, ge=1, le=1000, description="How often a receipt is tried whose examination fails or ends the auditor."
     )
-    poll_seconds: float = Field(0.5, gt=0.0, le=3600.0, description="How often to look for new entries, in seconds.")
 
     @field_validator("adapter")
     @classmethod

@@ -56,6 +56,8 @@ _log = logging.getLogger(__name__)
 
 _FIRST_LOOK_SECONDS = 2.0  # for the ledger's halts before the first request; without an answer speculation is off
 _ENGINE_LOOK_SECONDS = 1.0
+_PROMPT_BYTES = 4 << 20  # of UTF-8
+_KEPT_RESPONSES, _KEPT_BYTES = 1024, 64 << 20  # for repeated idempotency keys
 _FLUSH_SECONDS = 5.0  # for what is still in the outbox at the end; the rest goes out at the next start
 
 
@@ -157,7 +159,7 @@ def _servicer(
     heads: HeadBoard,
 ) -> GenerationServicer:
     identity = served.identity
-    prompts = PromptReader(served.tokenizer, identity.context_length, settings.prompt_bytes)
+    prompts = PromptReader(served.tokenizer, identity.context_length, _PROMPT_BYTES)
     on_halt = settings.on_halt or ("refuse" if identity.engine is None else "off")
     rules = Rules(settings.speculation_max_temperature, on_halt == "off", settings.verify == "inline")
     return GenerationServicer(
@@ -169,7 +171,7 @@ def _servicer(
         outbox=outbox,
         halts=halts,
         heads=heads,
-        responses=IdempotentResponses(settings.idempotency_entries, settings.idempotency_bytes),
+        responses=IdempotentResponses(_KEPT_RESPONSES, _KEPT_BYTES),
     )
 
 

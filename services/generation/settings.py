@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import ByteSize, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from services.generation.requests.quotas import Quota, read_quotas
 from services.generation.target.beside import (
@@ -100,9 +100,6 @@ class GenerationSettings(RpcServerSettings):
     )
     registry: Target | None = Field(
         None, description="The registry of heads, host:port or any gRPC name.", examples=["127.0.0.1:50054"]
-    )
-    heads_dir: Path | None = Field(
-        None, description="Where heads are kept that came from the registry. Default: <state-dir>/heads."
     )
     ledger: Target = Field("127.0.0.1:50052", description="The ledger service, host:port or any gRPC name.")
     state_dir: Path = Field(
@@ -198,7 +195,6 @@ class GenerationSettings(RpcServerSettings):
     speculation_max_temperature: float = Field(
         1.2, ge=0, description="Above it drafts are hardly ever right, and speculation is off."
     )
-    prompt_bytes: int = Field(4 * 1024 * 1024, ge=1, description="Longest prompt in bytes of UTF-8.")
     outbox_limit: int = Field(
         1024,
         ge=1,
@@ -215,10 +211,6 @@ class GenerationSettings(RpcServerSettings):
         "that is missing then proves omission. Allow for the longest answer and the longest outage.",
     )
     outbox_retry_seconds: float = Field(2.0, gt=0, description="Longest pause between two attempts at the ledger.")
-    idempotency_entries: int = Field(1024, ge=1, description="Responses kept for repeated idempotency keys.")
-    idempotency_bytes: Size = Field(
-        ByteSize(64 << 20), description="Memory that these may take together; the longest unused go first."
-    )
 
     @field_validator("adapter")
     @classmethod
@@ -310,7 +302,7 @@ class GenerationSettings(RpcServerSettings):
 
     @property
     def heads_cache(self) -> Path:
-        return self.heads_dir or self.state_dir / "heads"
+        return self.state_dir / "heads"
 
     @property
     def served_name(self) -> str:

@@ -26,6 +26,8 @@ from services.runtime.process import CannotStart, Outage
 
 _log = logging.getLogger(__name__)
 
+_STAMP_SECONDS = 3600.0  # between two timestamps
+
 Post = Callable[[bytes, str], tuple[int, bytes]]
 """(body, content type) → (HTTP status, body). Blocking; raises OSError."""
 
@@ -118,7 +120,7 @@ class OutsideSigners:
             yield CosignatureCollector(reader, self.policy, self.notes, send, settings.witness_seconds)
         if self.notes is not None and settings.timestamp_url is not None:
             send_to_authority = partial(post, settings.timestamp_url, seconds=settings.witness_timeout)
-            yield TimestampCollector(reader, self.notes, send_to_authority, settings.timestamp_seconds)
+            yield TimestampCollector(reader, self.notes, send_to_authority, _STAMP_SECONDS)
 
 
 def post_to_witness(prefix: str, body: bytes, seconds: float) -> tuple[int, bytes]:

@@ -80,7 +80,6 @@ class LedgerSettings(RpcServerSettings):
         description="An RFC 3161 authority that stamps the newest checkpoint; needs the extra `timestamp`.",
         examples=["https://freetsa.org/tsr"],
     )
-    timestamp_seconds: float = Field(3600.0, gt=0, description="Seconds between two timestamps.")
     retention_seconds: float = Field(
         3600.0, gt=0, description="Seconds between two looks for contents that a retention policy of the log has ended."
     )

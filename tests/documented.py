@@ -77,8 +77,6 @@ SMOLLM2 = (
     "kolm tokens create ledger-mirror --role read --tenant '*' --certificate mirror.example",
     "kolm tokens list",
     "kolm tokens revoke acme-app",
-    "kolm heads gc --dry-run",
-    "kolm heads gc --older-than 7d",
 )
 """Run in a folder where `kolm up --head demo/smollm2/head --shared-datastore demo/smollm2/store` has its state."""
 

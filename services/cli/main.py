@@ -93,7 +93,6 @@ _COMMANDS: dict[str, Member] = {
             "push": "heads.publish:push",
             "pull": "heads.fetch:pull",
             "list": "heads.fetch:list_",
-            "gc": "heads.fetch:gc",
             "withdraw": "heads.publish:withdraw",
         },
     ),

@@ -11,7 +11,6 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from datetime import timedelta
 from functools import cached_property
 from pathlib import Path
 from typing import IO, Generic, TypeVar
@@ -78,32 +77,6 @@ class MissingBlob:
     committed_size: int
 
 
-@dataclass(frozen=True, slots=True)
-class StoredBlob:
-    """A blob of the registry: its digest, `sha256:<hex>`, and bytes."""
-
-    digest: str
-    size: int
-
-
-@dataclass(frozen=True, slots=True)
-class Collected:
-    """Blobs that a collection removed (or would have), and those that it left: of heads, or too young.
-
-    `swept_bytes` were unfinished writes of a registry that was killed.
-    """
-
-    removed: tuple[StoredBlob, ...]
-    referenced: int
-    young: int
-    swept_bytes: int
-
-    @property
-    def freed(self) -> int:
-        """Bytes."""
-        return sum(blob.size for blob in self.removed) + self.swept_bytes
-
-
 def head(message: heads_pb2.Head) -> Head:
     return Head(
         message.manifest,
@@ -121,10 +94,6 @@ def _word(
 
 def missing(message: pb.MissingBlob) -> MissingBlob:
     return MissingBlob("sha256:" + message.blob.digest.hex(), message.blob.size, message.committed_size)
-
-
-def stored(message: heads_pb2.Blob) -> StoredBlob:
-    return StoredBlob("sha256:" + message.digest.hex(), message.size)
 
 
 def blob(digest: str, size: int) -> heads_pb2.Blob:
@@ -329,20 +298,3 @@ class RegistryClient(Client):
         """The bytes of a blob from `offset` on, in pieces; `download` above keeps and checks them."""
         request = pb.DownloadBlobRequest(digest=blob(digest, 0).digest, offset=offset)
         return Stream(self._stub.DownloadBlob(request, metadata=self.connection.metadata), lambda answer: answer.data)
-
-    def collect(self, older_than: timedelta, *, dry_run: bool = False) -> Collected:
-        """Remove the blobs of at least this age that no head refers to. Role: operate."""
-        request = pb.CollectBlobsRequest(dry_run=dry_run)
-        request.older_than.FromTimedelta(older_than)
-        removed: list[StoredBlob] = []
-        with Stream(self._stub.CollectBlobs(request, metadata=self.connection.metadata), _itself) as answers:
-            for answer in answers:
-                removed += map(stored, answer.removed)
-                if answer.HasField("summary"):
-                    left = answer.summary
-                    return Collected(tuple(removed), left.referenced, left.young, left.swept_bytes)
-        raise DataLoss("the registry ended its answer before the end of the collection", reason="ANSWER_CUT")
-
-
-def _itself(answer: pb.CollectBlobsResponse) -> pb.CollectBlobsResponse:
-    return answer

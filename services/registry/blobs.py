@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import re
 import shutil
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -28,15 +26,6 @@ _log = logging.getLogger(__name__)
 
 CHUNK_BYTES = 1024 * 1024
 """Most bytes of one message of an upload or a download."""
-
-
-@dataclass(frozen=True, slots=True)
-class StoredBlob:
-    """One blob of a list; `modified` is when it was written, by the store's clock, in UTC."""
-
-    digest: str
-    size: int
-    modified: datetime
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +64,6 @@ _PART_BYTES = 16 * 1024 * 1024
 
 _FETCH_BYTES = 8 * CHUNK_BYTES
 """Bytes of one read request: a bucket takes tens of milliseconds to answer, for any length."""
-
-_KEY = re.compile(r"sha256/(?P<two>[0-9a-f]{2})/(?P<digits>(?P=two)[0-9a-f]{62})")
-_STAGED = re.compile(r"[0-9a-f]{64}#\d+")
-"""The name that obstore gives a local file while it is written."""
 
 
 class BlobStore:
@@ -164,45 +149,6 @@ class BlobStore:
             raise DataLoss(f"the blob {digest} has more than {most} bytes", reason="BLOB_TOO_LARGE")
         return b"".join(self.chunks(digest))
 
-    def listed(self) -> Iterator[StoredBlob]:
-        """Every blob that was there when the list began, in no order. Other objects are left out."""
-        pages = iter(self._ask(obstore.list, "sha256"))
-        while page := self._ask(_next_page, pages):
-            for found in page:
-                if match := _KEY.fullmatch(found["path"]):
-                    modified = found["last_modified"].astimezone(UTC)
-                    yield StoredBlob(f"sha256:{match['digits']}", int(found["size"]), modified)
-
-    def remove(self, digests: Collection[str]) -> None:
-        """Forget blobs; those that are not there are as they should be."""
-        keys = [_key(digest) for digest in digests]
-        try:
-            self._ask(obstore.delete, keys)
-        except FileNotFoundError:  # a folder and some buckets mind; the others of the request may be left
-            for key in keys:
-                self._remove_one(key)
-
-    def _remove_one(self, key: str) -> None:
-        try:
-            self._ask(obstore.delete, key)
-        except FileNotFoundError:
-            return
-
-    def sweep(self, before: datetime) -> int:
-        """Remove unfinished writes from before `before`; returns the bytes that this freed."""
-        freed = 0
-        for path in [] if self._folder is None else self._folder.glob("sha256/*/*"):
-            if not _STAGED.fullmatch(path.name):
-                continue
-            try:
-                status = path.stat()
-                if datetime.fromtimestamp(status.st_mtime, UTC) < before:
-                    path.unlink()
-                    freed += status.st_size
-            except FileNotFoundError:  # its writer has come to its end
-                continue
-        return freed
-
     def _known_size(self, digest: str) -> int:
         size = self.size(digest)
         if size is None:
@@ -231,10 +177,6 @@ class BlobStore:
         written = self._folder / key
         for path in (written, written.parent, written.parent.parent):
             sync_path(path)
-
-
-def _next_page(_: ObjectStore, pages: Iterator[Any]) -> Any:
-    return next(pages, None)
 
 
 def _key(digest: str) -> str:

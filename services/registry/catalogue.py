@@ -161,20 +161,8 @@ documents = Table(
 
 _log = logging.getLogger(__name__)
 _TABLES_LOCK = 7306001
-_BLOBS_LOCK = 7306002
-"""The key of PostgreSQL's lock in `lock_blobs`."""
 _NAMES_LOCK = 7306003
 """The first key of those in `lock_name`."""
-
-
-def lock_blobs(connection: Connection, *, alone: bool) -> None:
-    """For the rest of the transaction, a remover of blobs is alone; others are together with their like.
-
-    SQLite has one writer, who is alone anyway.
-    """
-    if connection.dialect.name == "postgresql":
-        lock = "pg_advisory_xact_lock" if alone else "pg_advisory_xact_lock_shared"
-        connection.execute(text(f"SELECT {lock}({_BLOBS_LOCK})"))
 
 
 def lock_name(connection: Connection, name: str) -> None:
@@ -183,8 +171,6 @@ def lock_name(connection: Connection, name: str) -> None:
         lock = text("SELECT pg_advisory_xact_lock(:lock, hashtext(:name))")
         connection.execute(lock, {"lock": _NAMES_LOCK, "name": name})
 
-
-_ROWS_AT_ONCE = 100  # a manifest has at most 256 KiB
 
 _ABOUT_HEAD = exists().where(documents.c.head_cid == heads.c.head_cid)
 _ON_RECORD = _ABOUT_HEAD.where(documents.c.ledger_index.is_not(None))
@@ -218,27 +204,14 @@ class Catalogue:
     def propose(self, row: HeadRow, document: Signed, check: Check = lambda first: None) -> Signed:
         """Keep a document, and its head where it is new; the one that stands under its key from now on: the first.
 
-        `check` runs within, while nobody is `removing` and nobody else publishes under the same name; it is given the
-        first publication of that name, of whatever head. Its errors are raised, and nothing is kept.
+        `check` runs within, while nobody else publishes under the same name; it is given the first publication
+        of that name, of whatever head. Its errors are raised, and nothing is kept.
         """
         with self._writing() as connection:
-            lock_blobs(connection, alone=False)
             check(_first_of_name(connection, document))
             _insert_new(connection, heads, asdict(row))
             _insert_new(connection, documents, asdict(document))
             return _signed(connection.execute(select(documents).where(_same(document))).one())
-
-    def rows(self) -> Iterator[HeadRow]:
-        """Every head that a document is about, proposed ones included."""
-        with self._reading() as connection:
-            yield from _rows(connection)
-
-    @contextmanager
-    def removing(self) -> Iterator[Iterator[HeadRow]]:
-        """`rows`, and nothing is proposed until the block ends."""
-        with self._writing() as connection:
-            lock_blobs(connection, alone=True)
-            yield _rows(connection)
 
     def confirm(self, document: Signed, ledger_index: int) -> None:
         """The ledger has it at this index. Confirming again changes nothing."""
@@ -335,12 +308,6 @@ def _first_of_name(connection: Connection, document: Signed) -> Signed | None:
     named = select(documents).where(documents.c.kind == PUBLICATION, documents.c.key == document.key)
     row = connection.execute(named.order_by(documents.c.id).limit(1)).first()
     return None if row is None else _signed(row)
-
-
-def _rows(connection: Connection) -> Iterator[HeadRow]:
-    query = select(heads).where(_ABOUT_HEAD).execution_options(yield_per=_ROWS_AT_ONCE)
-    for row in connection.execute(query):
-        yield _head_row(row)
 
 
 def _head_row(row: Row[Any]) -> HeadRow:

@@ -17,14 +17,40 @@ from typing import Annotated, ClassVar
 
 from msgspec import Meta, field
 
-from ledger.documents.manifests import DraftHeadManifest, NamedFile
+from ledger.documents.manifests import BaseManifest, DraftHeadManifest, NamedFile
 from ledger.encoding.canonical import parse_json
 from ledger.encoding.document import Count, Members, Part, Positive, one_of
 from ledger.errors import FormatError
-from services.registry.blob_collection import MAX_BASE_BYTES, check_whole, read_base
 from services.registry.blobs import BlobStore
-from services.registry.errors import BadHead, BaseMismatch, BaseUnknown
+from services.registry.errors import BadHead, BaseMismatch, BaseUnknown, BlobMissing
 from services.runtime.errors import NotFound
+
+MAX_BASE_BYTES = 16 * 1024 * 1024
+"""Bytes of a base's manifest or its config.json."""
+
+
+def read_base(base_cid: str, blobs: BlobStore) -> BaseManifest:
+    """The manifest of a base, verified. Raises NotFound, FormatError, DataLoss."""
+    return BaseManifest.from_bytes(blobs.read(base_digest(base_cid), MAX_BASE_BYTES))
+
+
+def base_digest(base_cid: str) -> str:
+    """The digest of the blob that holds the base's manifest."""
+    return base_cid.removeprefix("cidv1:")
+
+
+def check_whole(manifest: DraftHeadManifest, blobs: BlobStore) -> None:
+    """Returns where every blob is there that the head refers to. Raises BlobMissing, BaseUnknown."""
+    missing = [part.name for part in manifest.files if blobs.size(part.digest) is None]
+    if missing:
+        raise BlobMissing(missing)
+    try:
+        config = read_base(manifest.subject, blobs).model_config
+    except (NotFound, FormatError) as error:
+        raise BaseUnknown(manifest.subject, str(error)) from error
+    if blobs.size(config.digest) is None:
+        raise BaseUnknown(manifest.subject, "its config.json is missing")
+
 
 MAX_HEADER_BYTES = 16 * 1024 * 1024
 _BYTES = {

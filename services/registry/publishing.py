@@ -21,7 +21,6 @@ from ledger.keys.envelope import Envelope
 from ledger.keys.trusted_keys import TrustedKeys
 from services.client import LedgerClient
 from services.client import errors as client
-from services.registry.blob_collection import check_whole
 from services.registry.blobs import BlobStore
 from services.registry.catalogue import (
     KSCORE,
@@ -43,7 +42,7 @@ from services.registry.errors import (
     NotThePublisher,
     UntrustedSignature,
 )
-from services.registry.head_check import check_head
+from services.registry.head_check import check_head, check_whole
 from services.runtime.errors import InvalidArgument, NotFound, Unavailable
 from services.runtime.process import Outage
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from dataclasses import asdict
-from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import grpc
@@ -15,11 +13,10 @@ from kolm.registry.v1 import registry_pb2 as pb
 from kolm.registry.v1.registry_pb2_grpc import RegistryServiceServicer
 from ledger.documents.draft_head import KScore
 from ledger.documents.signed_document import read_document
-from ledger.encoding.text_forms import parse_cid, parse_digest
+from ledger.encoding.text_forms import parse_cid
 from ledger.errors import FormatError
 from ledger.keys.envelope import Envelope
-from services.registry.blob_collection import BlobCollection
-from services.registry.blobs import CHUNK_BYTES, BlobStore, StoredBlob
+from services.registry.blobs import CHUNK_BYTES, BlobStore
 from services.registry.catalogue import KSCORE, PUBLICATION, Catalogue, CataloguedHead, HeadFilter, Signed
 from services.registry.publishing import Publishing, resolve
 from services.registry.uploads import Part, Upload, Uploads
@@ -134,15 +131,6 @@ class RegistryServicer(RegistryServiceServicer):
             yield pb.DownloadBlobResponse(data=data, size=size if first else 0)
             first = False
 
-    async def CollectBlobs(
-        self, request: pb.CollectBlobsRequest, context: Context
-    ) -> AsyncIterator[pb.CollectBlobsResponse]:
-        collection = BlobCollection(self._catalogue, self._blobs, _long_ago(request), dry_run=request.dry_run)
-        batches = iter(collection)
-        while (batch := await asyncio.to_thread(next, batches, None)) is not None:
-            yield pb.CollectBlobsResponse(removed=map(_blob, batch))
-        yield pb.CollectBlobsResponse(summary=pb.CollectionSummary(**asdict(collection.summary)))
-
     def _list(self, request: pb.ListHeadsRequest) -> pb.ListHeadsResponse:
         narrow = HeadFilter(
             base_cid=request.base_cid if request.HasField("base_cid") else None,
@@ -182,23 +170,6 @@ async def _start(messages: AsyncIterator[pb.UploadBlobRequest]) -> pb.UploadStar
     if first.start.blob.size < 1:
         raise InvalidArgument("start.blob.size", "expected at least 1 byte")
     return first.start
-
-
-def _long_ago(request: pb.CollectBlobsRequest) -> datetime:
-    if not request.HasField("older_than"):
-        raise InvalidArgument("older_than", "expected how long ago a blob has to be written to be removed")
-    try:
-        age = request.older_than.ToTimedelta()
-        before = datetime.now(UTC) - age
-    except (ValueError, OverflowError) as error:
-        raise InvalidArgument("older_than", f"is no length of time that reaches back from now: {error}") from error
-    if age < timedelta(0):
-        raise InvalidArgument("older_than", "expected no less than 0 seconds")
-    return before
-
-
-def _blob(blob: StoredBlob) -> heads_pb2.Blob:
-    return heads_pb2.Blob(digest=parse_digest(blob.digest), size=blob.size)
 
 
 def _digest(field: str, value: bytes) -> str:

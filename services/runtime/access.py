@@ -86,7 +86,6 @@ _SERVICES: Mapping[str, Mapping[str, Permission]] = {
         "FindMissingBlobs": _roles("publish"),
         "UploadBlob": _roles("publish"),
         "DownloadBlob": _HEADS,
-        "CollectBlobs": _roles("operate"),
     },
     "kolm.telemetry.v1.TelemetryService": {"GetMetrics": _CALLERS},
     "grpc.health.v1.Health": {"Check": ANYBODY, "Watch": ANYBODY, "List": ANYBODY},

@@ -1,10 +1,10 @@
-"""`kolm heads pull`, `list` and `gc`: heads that are published, fetched and checked."""
+"""`kolm heads pull` and `list`: heads that are published, fetched and checked."""
 
 from __future__ import annotations
 
 import shlex
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from json import dumps, loads
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -26,8 +26,7 @@ from services.cli.frame import options
 from services.cli.frame.exits import UsageError
 from services.cli.frame.options import ledger_at, registry_at
 from services.cli.frame.output import answer, members, transfers
-from services.cli.frame.values import age
-from services.cli.frame.views import DASH, MARKS, Column, Line, Styled, Table, View, counted, facts, size, table
+from services.cli.frame.views import DASH, MARKS, Column, Line, Styled, Table, View, facts, size, table
 from services.cli.trust import load_trusted
 from services.client import LedgerClient
 from services.client.errors import DataLoss, DeadlineExceeded, NotFound, Unavailable
@@ -122,29 +121,6 @@ def list_(
             return answer(json, head_document(head), _head_view)
         heads = [head_document(head) for head in client.heads(base_cid=base, name=name, include_withdrawn=every)]
     answer(json, heads, _heads_view)
-
-
-def gc(
-    older_than: Annotated[
-        str,
-        typer.Option(
-            metavar="DURATION",
-            help="Only blobs at least this old: 90m, 24h, 7d. An upload may still need younger ones.",
-        ),
-    ] = "24h",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be removed, and remove nothing.")] = False,
-    registry: options.Registry = options.REGISTRY,
-    json: options.Json = False,
-) -> None:
-    """Remove the registry's blobs that no head refers to: uploads that were never published. Safe while it serves.
-
-    Heads keep theirs, withdrawn ones too: an auditor may still want to verify them.
-    """
-    oldest = age("--older-than", older_than)
-    with registry_at(registry) as client:
-        collected = client.collect(oldest, dry_run=dry_run)
-    document = asdict(collected) | {"freed": collected.freed, "dry_run": dry_run}
-    answer(json, document, _collected_view)
 
 
 @dataclass(frozen=True, slots=True)
@@ -353,18 +329,6 @@ def _checked_view(checked: dict[str, Any]) -> View:
             (MARKS[None if checked["withdrawn"] is None else True], "No publisher has withdrawn it"),
         ),
         f"{checked['name']}: {checked['head_cid']}",
-    ]
-
-
-def _collected_view(collected: dict[str, Any]) -> View:
-    """The blobs that were removed, and the numbers of those that were kept."""
-    removed, verb = collected["removed"], "would remove" if collected["dry_run"] else "removed"
-    kept, young = counted(collected["referenced"], "blob"), counted(collected["young"], "blob")
-    blobs = table(removed, Column("blob", "digest"), Column("size", lambda blob: size(blob["size"]), right=True))
-    return [
-        *([blobs] if removed else []),
-        f"{verb} {counted(len(removed), 'blob')}, {size(collected['freed'])}",
-        f"kept {kept} of heads and {young} that no head refers to yet",
     ]
 
 

@@ -30,7 +30,7 @@ from services.cli.frame.output import answer, remark, stderr_console, transfers
 from services.cli.frame.values import expect_folder, numbers
 from services.cli.frame.views import View
 from services.cli.heads.fetch import Base, Reference, head_document
-from services.client.errors import FailedPrecondition, InvalidArgument
+from services.client.errors import InvalidArgument
 from services.client.head_folder import CONFIG_FILE, TRAINING_FILE, HeadFolderInvalid, manifest_of, training_of
 from services.client.registry import Head, RegistryClient, upload
 from services.generation.target.model_path import HEAD_FOLDER
@@ -170,16 +170,8 @@ def push_head(registry: RegistryClient, head: Description, key: Signer) -> Pushe
     who = head.publisher or getpass.getuser()
     publication = DraftHeadPublication(manifest.cid, head.name, base.cid, who, timestamp(datetime.now(UTC)))
     envelope = _signed(publication, key)  # before the upload, which a wrong name need not wait for
-    sources, sent = _sources(manifest, head.folder, base, head.model), list[str]()
-    for last in (False, True):
-        sent += _send(registry, sources)
-        try:
-            published, created = registry.publish(manifest.to_bytes(), envelope)
-        except FailedPrecondition as error:  # a collection has removed an old blob meanwhile
-            if last or error.reason not in ("BLOB_MISSING", "BASE_UNKNOWN"):
-                raise
-        else:
-            break
+    sent = _send(registry, _sources(manifest, head.folder, base, head.model))
+    published, created = registry.publish(manifest.to_bytes(), envelope)
     return Pushed(published, created, tuple(sent))
 
 

@@ -14,7 +14,6 @@ from ledger.documents.draft_head import KScore
 from ledger.documents.signed_document import open_document, sign_document
 from ledger.keys.trusted_keys import TrustedKeys
 from ledger.tree.entry import Entry
-from services.client.registry import Head, RegistryClient
 from services.generation.target.adapters import adapter_cid
 from services.generation.target.config.config import read_config
 from tests import cli
@@ -263,40 +262,6 @@ def test_a_pull_of_a_damaged_head_leaves_nothing_behind(kolm: Kolm, folder: Path
 def test_without_a_registry_it_is_exit_code_five(kolm: Kolm) -> None:
     code, _, err = kolm("heads", "list", "--registry", cli.NOBODY)
     assert (code, "kolm up" in err) == (5, True)
-
-
-def test_collect_removes_what_was_never_published_and_leaves_heads(kolm: Kolm, folder: Path, tmp_path: Path) -> None:
-    kolm("heads", "push", str(folder), "--name", "support-head")
-    kolm("heads", "withdraw", "support-head", "--reason", "trained on the wrong data")
-    stray = tmp_path / "registry" / "blobs" / "sha256" / "ab" / ("ab" * 32)
-    stray.parent.mkdir(exist_ok=True)
-    stray.write_bytes(b"nobody's")
-    code, collected, _ = kolm("heads", "gc")
-    assert (code, collected["removed"], collected["young"]) == (0, [], 1)
-    code, collected, _ = kolm("heads", "gc", "--older-than", "0s", "--dry-run")
-    gone = [{"digest": "sha256:" + "ab" * 32, "size": 8}]
-    assert (code, collected["removed"], collected["freed"], collected["dry_run"]) == (0, gone, 8, True)
-    assert stray.exists()
-    assert kolm("heads", "gc", "--older-than", "0s")[1]["removed"] == gone
-    assert not stray.exists()
-    assert kolm("heads", "gc", "--older-than", "0s")[1]["removed"] == []
-    assert kolm("heads", "gc", "--older-than", "soon")[0] == 2
-
-
-def test_a_push_whose_blobs_are_collected_under_it_sends_them_again(
-    kolm: Kolm, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real, collected = RegistryClient.publish, []
-
-    def publish(self: RegistryClient, manifest: bytes, envelope: bytes) -> tuple[Head, bool]:
-        if not collected:
-            collected.append(kolm("heads", "gc", "--older-than", "0s")[1]["removed"])
-        return real(self, manifest, envelope)
-
-    monkeypatch.setattr(RegistryClient, "publish", publish)
-    code, pushed, _ = kolm("heads", "push", str(folder), "--name", "support-head")
-    assert (code, pushed["created"], len(collected[0])) == (0, True, 4)
-    assert kolm("heads", "pull", "--check", "support-head")[0] == 0
 
 
 @pytest.fixture(scope="module")

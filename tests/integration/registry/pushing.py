@@ -5,10 +5,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 
+import obstore
+
 from ledger.documents.draft_head import DraftHeadPublication
 from ledger.documents.signed_document import sign_document
 from ledger.keys.ed25519 import SigningKey
 from services.client.registry import Head, RegistryClient
+from services.registry.blobs import BlobStore
 from tests.fakes.tiny_head import TinyHead
 from tests.unit.ledger.builders import KEYS, at
 
@@ -39,3 +42,9 @@ def publish(registry: RegistryClient, head: TinyHead, name: str = NAME) -> Head:
     """Upload and publish."""
     send(registry, head.blobs)
     return registry.publish(head.manifest.to_bytes(), envelope(head, name))[0]
+
+
+def stored(store: BlobStore) -> dict[str, int]:
+    """The size of each blob that a store holds, by digest."""
+    found = (each for page in obstore.list(store._store, "sha256") for each in page)
+    return {f"sha256:{each['path'].rpartition('/')[2]}": each["size"] for each in found}

@@ -143,7 +143,6 @@ WRONG = [
     (("ledger", "export", "none/x.tar"), "PATH"),
     (("heads", "push", "none", "--name", "a", "--model", "a.gguf"), "FOLDER"),
     (("models", "list", "none"), "NAME"),
-    (("heads", "gc", "--older-than", "old"), "--older-than"),
     (("retention", "--days", "0"), "--days"),
     (("tokens", "create", "a", "--role", "king"), "--role"),
     (("doctor", "--model", "none"), "--model"),

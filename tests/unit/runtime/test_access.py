@@ -30,7 +30,7 @@ from services.runtime.errors import PermissionDenied, Unauthenticated, Unavailab
 from tests.access import CREATED, anybodys, token_of
 
 GENERATE = "/kolm.generation.v1.GenerationService/Generate"
-COLLECT = "/kolm.registry.v1.RegistryService/CollectBlobs"
+WITHDRAW = "/kolm.registry.v1.RegistryService/WithdrawHead"
 HEAD = "/kolm.ledger.v1.LedgerService/GetCheckpoint"
 HERE, ELSEWHERE = "ipv4:127.0.0.1:5", "ipv4:10.0.0.7:5"
 
@@ -91,29 +91,29 @@ def test_a_role_that_the_rpc_does_not_take_is_refused_with_what_it_takes(file: P
     token = token_of(file, "generate")
     access = Access(file)
     with pytest.raises(PermissionDenied, check=lambda error: error.reason == "ROLE_MISSING"):
-        access.admitted(COLLECT, bearing(token))
+        access.admitted(WITHDRAW, bearing(token))
 
 
 def test_a_new_token_counts_at_once_and_a_revoked_one_no_longer(file: Path) -> None:
     token = token_of(file, "operate")
     access = Access(file)
     other = token_of(file, "operate")
-    assert access.admitted(COLLECT, bearing(other)).name == "operate"
+    assert access.admitted(WITHDRAW, bearing(other)).name == "operate"
     with edited_principals(file) as credentials:
         del credentials[0]
     with pytest.raises(Unauthenticated, check=lambda error: error.reason == "BAD_TOKEN"):
-        access.admitted(COLLECT, bearing(token))
-    access.admitted(COLLECT, bearing(other))
+        access.admitted(WITHDRAW, bearing(token))
+    access.admitted(WITHDRAW, bearing(other))
 
 
 def test_an_expired_token_is_as_good_as_none(file: Path) -> None:
     now: list[datetime] = [CREATED]
     token = token_of(file, "operate", expires_at=CREATED + timedelta(hours=1))
     access = Access(file, clock=lambda: now[0])
-    access.admitted(COLLECT, bearing(token))
+    access.admitted(WITHDRAW, bearing(token))
     now[0] += timedelta(hours=1)
     with pytest.raises(Unauthenticated):
-        access.admitted(COLLECT, bearing(token))
+        access.admitted(WITHDRAW, bearing(token))
 
 
 @pytest.mark.parametrize("harm", [Path.unlink, lambda file: file.write_text("{"), lambda file: file.chmod(0o666)])
@@ -126,12 +126,12 @@ def test_while_the_file_cannot_be_read_nobody_gets_in_but_to_what_is_public(
     harm(file)
     for call in (bearing(token), Call(where=HERE)):
         with pytest.raises(Unavailable):
-            access.admitted(COLLECT, call)
+            access.admitted(WITHDRAW, call)
     assert access.admitted(HEAD, bearing(token)) is NOBODY
     file.unlink(missing_ok=True)
     file.write_text(kept)
     file.chmod(0o600)
-    access.admitted(COLLECT, bearing(token))
+    access.admitted(WITHDRAW, bearing(token))
 
 
 def test_a_server_does_not_start_over_a_file_that_is_no_good(file: Path) -> None:
@@ -152,7 +152,7 @@ def test_without_principals_the_token_of_this_start_generates_for_the_default_te
             Access().admitted(GENERATE, call)
     for call in (bearing(token), Call(where=HERE)):
         with pytest.raises(PermissionDenied) as denied:
-            access.admitted(COLLECT, call)
+            access.admitted(WITHDRAW, call)
         assert denied.value.reason == "NO_PRINCIPALS"
     assert access.admitted(HEAD, Call()) is NOBODY
 

@@ -22,11 +22,10 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
-from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 from kolm.registry.v1 import heads_pb2 as kolm_dot_registry_dot_v1_dot_heads__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fkolm/registry/v1/registry.proto\x12\x10kolm.registry.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1ckolm/registry/v1/heads.proto\"8\n\x12PublishHeadRequest\x12\x10\n\x08manifest\x18\x01 \x01(\x0c\x12\x10\n\x08\x65nvelope\x18\x02 \x01(\x0c\"L\n\x13PublishHeadResponse\x12$\n\x04head\x18\x01 \x01(\x0b\x32\x16.kolm.registry.v1.Head\x12\x0f\n\x07\x63reated\x18\x02 \x01(\x08\"\"\n\x0eGetHeadRequest\x12\x10\n\x08head_cid\x18\x01 \x01(\t\"7\n\x0fGetHeadResponse\x12$\n\x04head\x18\x01 \x01(\x0b\x32\x16.kolm.registry.v1.Head\"\x94\x01\n\x10ListHeadsRequest\x12\x15\n\x08\x62\x61se_cid\x18\x01 \x01(\tH\x00\x88\x01\x01\x12\x11\n\x04name\x18\x02 \x01(\tH\x01\x88\x01\x01\x12\x19\n\x11include_withdrawn\x18\x03 \x01(\x08\x12\x11\n\tpage_size\x18\x04 \x01(\r\x12\x12\n\npage_token\x18\x05 \x01(\tB\x0b\n\t_base_cidB\x07\n\x05_name\"S\n\x11ListHeadsResponse\x12%\n\x05heads\x18\x01 \x03(\x0b\x32\x16.kolm.registry.v1.Head\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"f\n\x12ResolveHeadRequest\x12\x11\n\treference\x18\x01 \x01(\t\x12\x15\n\x08\x62\x61se_cid\x18\x02 \x01(\tH\x00\x88\x01\x01\x12\x19\n\x11include_withdrawn\x18\x03 \x01(\x08\x42\x0b\n\t_base_cid\";\n\x13ResolveHeadResponse\x12$\n\x04head\x18\x01 \x01(\x0b\x32\x16.kolm.registry.v1.Head\"\'\n\x13WithdrawHeadRequest\x12\x10\n\x08\x65nvelope\x18\x01 \x01(\x0c\"<\n\x14WithdrawHeadResponse\x12$\n\x04head\x18\x01 \x01(\x0b\x32\x16.kolm.registry.v1.Head\"\'\n\x13RecordKScoreRequest\x12\x10\n\x08\x65nvelope\x18\x01 \x01(\x0c\"<\n\x14RecordKScoreResponse\x12$\n\x04head\x18\x01 \x01(\x0b\x32\x16.kolm.registry.v1.Head\"@\n\x17\x46indMissingBlobsRequest\x12%\n\x05\x62lobs\x18\x01 \x03(\x0b\x32\x16.kolm.registry.v1.Blob\"J\n\x18\x46indMissingBlobsResponse\x12.\n\x07missing\x18\x01 \x03(\x0b\x32\x1d.kolm.registry.v1.MissingBlob\"K\n\x0bMissingBlob\x12$\n\x04\x62lob\x18\x01 \x01(\x0b\x32\x16.kolm.registry.v1.Blob\x12\x16\n\x0e\x63ommitted_size\x18\x02 \x01(\x04\"[\n\x11UploadBlobRequest\x12.\n\x05start\x18\x01 \x01(\x0b\x32\x1d.kolm.registry.v1.UploadStartH\x00\x12\x0e\n\x04\x64\x61ta\x18\x02 \x01(\x0cH\x00\x42\x06\n\x04part\"C\n\x0bUploadStart\x12$\n\x04\x62lob\x18\x01 \x01(\x0b\x32\x16.kolm.registry.v1.Blob\x12\x0e\n\x06offset\x18\x02 \x01(\x04\":\n\x12UploadBlobResponse\x12$\n\x04\x62lob\x18\x01 \x01(\x0b\x32\x16.kolm.registry.v1.Blob\"5\n\x13\x44ownloadBlobRequest\x12\x0e\n\x06\x64igest\x18\x01 \x01(\x0c\x12\x0e\n\x06offset\x18\x02 \x01(\x04\"2\n\x14\x44ownloadBlobResponse\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x12\x0c\n\x04size\x18\x02 \x01(\x04\"U\n\x13\x43ollectBlobsRequest\x12-\n\nolder_than\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x0f\n\x07\x64ry_run\x18\x02 \x01(\x08\"\x86\x01\n\x14\x43ollectBlobsResponse\x12\'\n\x07removed\x18\x01 \x03(\x0b\x32\x16.kolm.registry.v1.Blob\x12\x39\n\x07summary\x18\x02 \x01(\x0b\x32#.kolm.registry.v1.CollectionSummaryH\x00\x88\x01\x01\x42\n\n\x08_summary\"K\n\x11\x43ollectionSummary\x12\x12\n\nreferenced\x18\x01 \x01(\x04\x12\r\n\x05young\x18\x02 \x01(\x04\x12\x13\n\x0bswept_bytes\x18\x03 \x01(\x04\x32\xb5\x07\n\x0fRegistryService\x12Z\n\x0bPublishHead\x12$.kolm.registry.v1.PublishHeadRequest\x1a%.kolm.registry.v1.PublishHeadResponse\x12N\n\x07GetHead\x12 .kolm.registry.v1.GetHeadRequest\x1a!.kolm.registry.v1.GetHeadResponse\x12T\n\tListHeads\x12\".kolm.registry.v1.ListHeadsRequest\x1a#.kolm.registry.v1.ListHeadsResponse\x12Z\n\x0bResolveHead\x12$.kolm.registry.v1.ResolveHeadRequest\x1a%.kolm.registry.v1.ResolveHeadResponse\x12]\n\x0cWithdrawHead\x12%.kolm.registry.v1.WithdrawHeadRequest\x1a&.kolm.registry.v1.WithdrawHeadResponse\x12]\n\x0cRecordKScore\x12%.kolm.registry.v1.RecordKScoreRequest\x1a&.kolm.registry.v1.RecordKScoreResponse\x12i\n\x10\x46indMissingBlobs\x12).kolm.registry.v1.FindMissingBlobsRequest\x1a*.kolm.registry.v1.FindMissingBlobsResponse\x12Y\n\nUploadBlob\x12#.kolm.registry.v1.UploadBlobRequest\x1a$.kolm.registry.v1.UploadBlobResponse(\x01\x12_\n\x0c\x44ownloadBlob\x12%.kolm.registry.v1.DownloadBlobRequest\x1a&.kolm.registry.v1.DownloadBlobResponse0\x01\x12_\n\x0c\x43ollectBlobs\x12%.kolm.registry.v1.CollectBlobsRequest\x1a&.kolm.registry.v1.CollectBlobsResponse0\x01\x42\x31\n\x10kolm.registry.v1P\x01Z\x1bkolm/registry/v1;registryv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fkolm/registry/v1/registry.proto\x12\x10kolm.registry.v1\x1a\x1ckolm/registry/v1/heads.proto\"8\n\x12PublishHeadRequest\x12\x10\n\x08manifest\x18\x01 \x01(\x0c\x12\x10\n\x08\x65nvelope\x18\x02 \x01(\x0c\"L\n\x13PublishHeadResponse\x12$\n\x04head\x18\x01 \x01(\x0b\x32\x16.kolm.registry.v1.Head\x12\x0f\n\x07\x63reated\x18\x02 \x01(\x08\"\"\n\x0eGetHeadRequest\x12\x10\n\x08head_cid\x18\x01 \x01(\t\"7\n\x0fGetHeadResponse\x12$\n\x04head\x18\x01 \x01(\x0b\x32\x16.kolm.registry.v1.Head\"\x94\x01\n\x10ListHeadsRequest\x12\x15\n\x08\x62\x61se_cid\x18\x01 \x01(\tH\x00\x88\x01\x01\x12\x11\n\x04name\x18\x02 \x01(\tH\x01\x88\x01\x01\x12\x19\n\x11include_withdrawn\x18\x03 \x01(\x08\x12\x11\n\tpage_size\x18\x04 \x01(\r\x12\x12\n\npage_token\x18\x05 \x01(\tB\x0b\n\t_base_cidB\x07\n\x05_name\"S\n\x11ListHeadsResponse\x12%\n\x05heads\x18\x01 \x03(\x0b\x32\x16.kolm.registry.v1.Head\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"f\n\x12ResolveHeadRequest\x12\x11\n\treference\x18\x01 \x01(\t\x12\x15\n\x08\x62\x61se_cid\x18\x02 \x01(\tH\x00\x88\x01\x01\x12\x19\n\x11include_withdrawn\x18\x03 \x01(\x08\x42\x0b\n\t_base_cid\";\n\x13ResolveHeadResponse\x12$\n\x04head\x18\x01 \x01(\x0b\x32\x16.kolm.registry.v1.Head\"\'\n\x13WithdrawHeadRequest\x12\x10\n\x08\x65nvelope\x18\x01 \x01(\x0c\"<\n\x14WithdrawHeadResponse\x12$\n\x04head\x18\x01 \x01(\x0b\x32\x16.kolm.registry.v1.Head\"\'\n\x13RecordKScoreRequest\x12\x10\n\x08\x65nvelope\x18\x01 \x01(\x0c\"<\n\x14RecordKScoreResponse\x12$\n\x04head\x18\x01 \x01(\x0b\x32\x16.kolm.registry.v1.Head\"@\n\x17\x46indMissingBlobsRequest\x12%\n\x05\x62lobs\x18\x01 \x03(\x0b\x32\x16.kolm.registry.v1.Blob\"J\n\x18\x46indMissingBlobsResponse\x12.\n\x07missing\x18\x01 \x03(\x0b\x32\x1d.kolm.registry.v1.MissingBlob\"K\n\x0bMissingBlob\x12$\n\x04\x62lob\x18\x01 \x01(\x0b\x32\x16.kolm.registry.v1.Blob\x12\x16\n\x0e\x63ommitted_size\x18\x02 \x01(\x04\"[\n\x11UploadBlobRequest\x12.\n\x05start\x18\x01 \x01(\x0b\x32\x1d.kolm.registry.v1.UploadStartH\x00\x12\x0e\n\x04\x64\x61ta\x18\x02 \x01(\x0cH\x00\x42\x06\n\x04part\"C\n\x0bUploadStart\x12$\n\x04\x62lob\x18\x01 \x01(\x0b\x32\x16.kolm.registry.v1.Blob\x12\x0e\n\x06offset\x18\x02 \x01(\x04\":\n\x12UploadBlobResponse\x12$\n\x04\x62lob\x18\x01 \x01(\x0b\x32\x16.kolm.registry.v1.Blob\"5\n\x13\x44ownloadBlobRequest\x12\x0e\n\x06\x64igest\x18\x01 \x01(\x0c\x12\x0e\n\x06offset\x18\x02 \x01(\x04\"2\n\x14\x44ownloadBlobResponse\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x12\x0c\n\x04size\x18\x02 \x01(\x04\x32\xd4\x06\n\x0fRegistryService\x12Z\n\x0bPublishHead\x12$.kolm.registry.v1.PublishHeadRequest\x1a%.kolm.registry.v1.PublishHeadResponse\x12N\n\x07GetHead\x12 .kolm.registry.v1.GetHeadRequest\x1a!.kolm.registry.v1.GetHeadResponse\x12T\n\tListHeads\x12\".kolm.registry.v1.ListHeadsRequest\x1a#.kolm.registry.v1.ListHeadsResponse\x12Z\n\x0bResolveHead\x12$.kolm.registry.v1.ResolveHeadRequest\x1a%.kolm.registry.v1.ResolveHeadResponse\x12]\n\x0cWithdrawHead\x12%.kolm.registry.v1.WithdrawHeadRequest\x1a&.kolm.registry.v1.WithdrawHeadResponse\x12]\n\x0cRecordKScore\x12%.kolm.registry.v1.RecordKScoreRequest\x1a&.kolm.registry.v1.RecordKScoreResponse\x12i\n\x10\x46indMissingBlobs\x12).kolm.registry.v1.FindMissingBlobsRequest\x1a*.kolm.registry.v1.FindMissingBlobsResponse\x12Y\n\nUploadBlob\x12#.kolm.registry.v1.UploadBlobRequest\x1a$.kolm.registry.v1.UploadBlobResponse(\x01\x12_\n\x0c\x44ownloadBlob\x12%.kolm.registry.v1.DownloadBlobRequest\x1a&.kolm.registry.v1.DownloadBlobResponse0\x01\x42\x31\n\x10kolm.registry.v1P\x01Z\x1bkolm/registry/v1;registryv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,52 +33,46 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'kolm.registry.v1.registry_p
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\020kolm.registry.v1P\001Z\033kolm/registry/v1;registryv1'
-  _globals['_PUBLISHHEADREQUEST']._serialized_start=115
-  _globals['_PUBLISHHEADREQUEST']._serialized_end=171
-  _globals['_PUBLISHHEADRESPONSE']._serialized_start=173
-  _globals['_PUBLISHHEADRESPONSE']._serialized_end=249
-  _globals['_GETHEADREQUEST']._serialized_start=251
-  _globals['_GETHEADREQUEST']._serialized_end=285
-  _globals['_GETHEADRESPONSE']._serialized_start=287
-  _globals['_GETHEADRESPONSE']._serialized_end=342
-  _globals['_LISTHEADSREQUEST']._serialized_start=345
-  _globals['_LISTHEADSREQUEST']._serialized_end=493
-  _globals['_LISTHEADSRESPONSE']._serialized_start=495
-  _globals['_LISTHEADSRESPONSE']._serialized_end=578
-  _globals['_RESOLVEHEADREQUEST']._serialized_start=580
-  _globals['_RESOLVEHEADREQUEST']._serialized_end=682
-  _globals['_RESOLVEHEADRESPONSE']._serialized_start=684
-  _globals['_RESOLVEHEADRESPONSE']._serialized_end=743
-  _globals['_WITHDRAWHEADREQUEST']._serialized_start=745
-  _globals['_WITHDRAWHEADREQUEST']._serialized_end=784
-  _globals['_WITHDRAWHEADRESPONSE']._serialized_start=786
-  _globals['_WITHDRAWHEADRESPONSE']._serialized_end=846
-  _globals['_RECORDKSCOREREQUEST']._serialized_start=848
-  _globals['_RECORDKSCOREREQUEST']._serialized_end=887
-  _globals['_RECORDKSCORERESPONSE']._serialized_start=889
-  _globals['_RECORDKSCORERESPONSE']._serialized_end=949
-  _globals['_FINDMISSINGBLOBSREQUEST']._serialized_start=951
-  _globals['_FINDMISSINGBLOBSREQUEST']._serialized_end=1015
-  _globals['_FINDMISSINGBLOBSRESPONSE']._serialized_start=1017
-  _globals['_FINDMISSINGBLOBSRESPONSE']._serialized_end=1091
-  _globals['_MISSINGBLOB']._serialized_start=1093
-  _globals['_MISSINGBLOB']._serialized_end=1168
-  _globals['_UPLOADBLOBREQUEST']._serialized_start=1170
-  _globals['_UPLOADBLOBREQUEST']._serialized_end=1261
-  _globals['_UPLOADSTART']._serialized_start=1263
-  _globals['_UPLOADSTART']._serialized_end=1330
-  _globals['_UPLOADBLOBRESPONSE']._serialized_start=1332
-  _globals['_UPLOADBLOBRESPONSE']._serialized_end=1390
-  _globals['_DOWNLOADBLOBREQUEST']._serialized_start=1392
-  _globals['_DOWNLOADBLOBREQUEST']._serialized_end=1445
-  _globals['_DOWNLOADBLOBRESPONSE']._serialized_start=1447
-  _globals['_DOWNLOADBLOBRESPONSE']._serialized_end=1497
-  _globals['_COLLECTBLOBSREQUEST']._serialized_start=1499
-  _globals['_COLLECTBLOBSREQUEST']._serialized_end=1584
-  _globals['_COLLECTBLOBSRESPONSE']._serialized_start=1587
-  _globals['_COLLECTBLOBSRESPONSE']._serialized_end=1721
-  _globals['_COLLECTIONSUMMARY']._serialized_start=1723
-  _globals['_COLLECTIONSUMMARY']._serialized_end=1798
-  _globals['_REGISTRYSERVICE']._serialized_start=1801
-  _globals['_REGISTRYSERVICE']._serialized_end=2750
+  _globals['_PUBLISHHEADREQUEST']._serialized_start=83
+  _globals['_PUBLISHHEADREQUEST']._serialized_end=139
+  _globals['_PUBLISHHEADRESPONSE']._serialized_start=141
+  _globals['_PUBLISHHEADRESPONSE']._serialized_end=217
+  _globals['_GETHEADREQUEST']._serialized_start=219
+  _globals['_GETHEADREQUEST']._serialized_end=253
+  _globals['_GETHEADRESPONSE']._serialized_start=255
+  _globals['_GETHEADRESPONSE']._serialized_end=310
+  _globals['_LISTHEADSREQUEST']._serialized_start=313
+  _globals['_LISTHEADSREQUEST']._serialized_end=461
+  _globals['_LISTHEADSRESPONSE']._serialized_start=463
+  _globals['_LISTHEADSRESPONSE']._serialized_end=546
+  _globals['_RESOLVEHEADREQUEST']._serialized_start=548
+  _globals['_RESOLVEHEADREQUEST']._serialized_end=650
+  _globals['_RESOLVEHEADRESPONSE']._serialized_start=652
+  _globals['_RESOLVEHEADRESPONSE']._serialized_end=711
+  _globals['_WITHDRAWHEADREQUEST']._serialized_start=713
+  _globals['_WITHDRAWHEADREQUEST']._serialized_end=752
+  _globals['_WITHDRAWHEADRESPONSE']._serialized_start=754
+  _globals['_WITHDRAWHEADRESPONSE']._serialized_end=814
+  _globals['_RECORDKSCOREREQUEST']._serialized_start=816
+  _globals['_RECORDKSCOREREQUEST']._serialized_end=855
+  _globals['_RECORDKSCORERESPONSE']._serialized_start=857
+  _globals['_RECORDKSCORERESPONSE']._serialized_end=917
+  _globals['_FINDMISSINGBLOBSREQUEST']._serialized_start=919
+  _globals['_FINDMISSINGBLOBSREQUEST']._serialized_end=983
+  _globals['_FINDMISSINGBLOBSRESPONSE']._serialized_start=985
+  _globals['_FINDMISSINGBLOBSRESPONSE']._serialized_end=1059
+  _globals['_MISSINGBLOB']._serialized_start=1061
+  _globals['_MISSINGBLOB']._serialized_end=1136
+  _globals['_UPLOADBLOBREQUEST']._serialized_start=1138
+  _globals['_UPLOADBLOBREQUEST']._serialized_end=1229
+  _globals['_UPLOADSTART']._serialized_start=1231
+  _globals['_UPLOADSTART']._serialized_end=1298
+  _globals['_UPLOADBLOBRESPONSE']._serialized_start=1300
+  _globals['_UPLOADBLOBRESPONSE']._serialized_end=1358
+  _globals['_DOWNLOADBLOBREQUEST']._serialized_start=1360
+  _globals['_DOWNLOADBLOBREQUEST']._serialized_end=1413
+  _globals['_DOWNLOADBLOBRESPONSE']._serialized_start=1415
+  _globals['_DOWNLOADBLOBRESPONSE']._serialized_end=1465
+  _globals['_REGISTRYSERVICE']._serialized_start=1468
+  _globals['_REGISTRYSERVICE']._serialized_end=2320
 # @@protoc_insertion_point(module_scope)

@@ -7,7 +7,6 @@ that stand in the ledger.
 
 from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
-from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from kolm.registry.v1 import heads_pb2 as _heads_pb2
@@ -554,95 +553,3 @@ class DownloadBlobResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DownloadBlobResponse: _TypeAlias = DownloadBlobResponse  # noqa: Y015
-
-@_typing.final
-class CollectBlobsRequest(_message.Message):
-    """CollectBlobsRequest says which blobs may go."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    OLDER_THAN_FIELD_NUMBER: _builtins.int
-    DRY_RUN_FIELD_NUMBER: _builtins.int
-    dry_run: _builtins.bool
-    """Say what would be removed, and remove nothing."""
-    @_builtins.property
-    def older_than(self) -> _duration_pb2.Duration:
-        """Only blobs that were written at least so long ago, by the clocks of registry and store; what was uploaded and is not
-        published yet is younger. Required; not negative.
-        """
-
-    def __init__(
-        self,
-        *,
-        older_than: _duration_pb2.Duration | None = ...,
-        dry_run: _builtins.bool = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["older_than", b"older_than"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dry_run", b"dry_run", "older_than", b"older_than"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___CollectBlobsRequest: _TypeAlias = CollectBlobsRequest  # noqa: Y015
-
-@_typing.final
-class CollectBlobsResponse(_message.Message):
-    """CollectBlobsResponse is some of what was removed, or the end."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    REMOVED_FIELD_NUMBER: _builtins.int
-    SUMMARY_FIELD_NUMBER: _builtins.int
-    @_builtins.property
-    def removed(self) -> _containers.RepeatedCompositeFieldContainer[_heads_pb2.Blob]:
-        """Blobs that are gone now, or would be. At most 1000."""
-
-    @_builtins.property
-    def summary(self) -> Global___CollectionSummary:
-        """Other findings; in the last message, and only there."""
-
-    def __init__(
-        self,
-        *,
-        removed: _abc.Iterable[_heads_pb2.Blob] | None = ...,
-        summary: Global___CollectionSummary | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_summary", b"_summary", "summary", b"summary"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_summary", b"_summary", "removed", b"removed", "summary", b"summary"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__summary: _TypeAlias = _typing.Literal["summary"]  # noqa: Y015
-    _WhichOneofArgType__summary: _TypeAlias = _typing.Literal["_summary", b"_summary"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__summary) -> _WhichOneofReturnType__summary | None: ...
-
-Global___CollectBlobsResponse: _TypeAlias = CollectBlobsResponse  # noqa: Y015
-
-@_typing.final
-class CollectionSummary(_message.Message):
-    """CollectionSummary counts what a collection left."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    REFERENCED_FIELD_NUMBER: _builtins.int
-    YOUNG_FIELD_NUMBER: _builtins.int
-    SWEPT_BYTES_FIELD_NUMBER: _builtins.int
-    referenced: _builtins.int
-    """Blobs that a head refers to."""
-    young: _builtins.int
-    """Blobs that no head refers to, written too lately to go."""
-    swept_bytes: _builtins.int
-    """Bytes of unfinished writes that were removed: what a registry that was killed had left in its folder."""
-    def __init__(
-        self,
-        *,
-        referenced: _builtins.int = ...,
-        young: _builtins.int = ...,
-        swept_bytes: _builtins.int = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["referenced", b"referenced", "swept_bytes", b"swept_bytes", "young", b"young"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___CollectionSummary: _TypeAlias = CollectionSummary  # noqa: Y015

@@ -81,11 +81,6 @@ class RegistryServiceStub:
                 request_serializer=kolm_dot_registry_dot_v1_dot_registry__pb2.DownloadBlobRequest.SerializeToString,
                 response_deserializer=kolm_dot_registry_dot_v1_dot_registry__pb2.DownloadBlobResponse.FromString,
                 _registered_method=True)
-        self.CollectBlobs = channel.unary_stream(
-                '/kolm.registry.v1.RegistryService/CollectBlobs',
-                request_serializer=kolm_dot_registry_dot_v1_dot_registry__pb2.CollectBlobsRequest.SerializeToString,
-                response_deserializer=kolm_dot_registry_dot_v1_dot_registry__pb2.CollectBlobsResponse.FromString,
-                _registered_method=True)
 
 
 class RegistryServiceServicer:
@@ -171,17 +166,6 @@ class RegistryServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def CollectBlobs(self, request, context):
-        """CollectBlobs removes the blobs that no head refers to and that were written long enough ago, and says which. Every
-        head that a signed document is about keeps its blobs: published, withdrawn, or on its way to the ledger. Safe
-        beside uploads and publications: one whose blob was removed meanwhile is refused with BLOB_MISSING or BASE_UNKNOWN
-        and finds it missing when it asks again. For the role operate. DATA_LOSS, and nothing removed,
-        where the manifest of a head's base is damaged, for what it refers to is unknown then.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
 
 def add_RegistryServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -229,11 +213,6 @@ def add_RegistryServiceServicer_to_server(servicer, server):
                     servicer.DownloadBlob,
                     request_deserializer=kolm_dot_registry_dot_v1_dot_registry__pb2.DownloadBlobRequest.FromString,
                     response_serializer=kolm_dot_registry_dot_v1_dot_registry__pb2.DownloadBlobResponse.SerializeToString,
-            ),
-            'CollectBlobs': grpc.unary_stream_rpc_method_handler(
-                    servicer.CollectBlobs,
-                    request_deserializer=kolm_dot_registry_dot_v1_dot_registry__pb2.CollectBlobsRequest.FromString,
-                    response_serializer=kolm_dot_registry_dot_v1_dot_registry__pb2.CollectBlobsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -481,33 +460,6 @@ class RegistryService:
             '/kolm.registry.v1.RegistryService/DownloadBlob',
             kolm_dot_registry_dot_v1_dot_registry__pb2.DownloadBlobRequest.SerializeToString,
             kolm_dot_registry_dot_v1_dot_registry__pb2.DownloadBlobResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def CollectBlobs(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_stream(
-            request,
-            target,
-            '/kolm.registry.v1.RegistryService/CollectBlobs',
-            kolm_dot_registry_dot_v1_dot_registry__pb2.CollectBlobsRequest.SerializeToString,
-            kolm_dot_registry_dot_v1_dot_registry__pb2.CollectBlobsResponse.FromString,
             options,
             channel_credentials,
             insecure,

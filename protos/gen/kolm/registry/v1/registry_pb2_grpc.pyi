@@ -75,13 +75,6 @@ class RegistryServiceStub:
     """DownloadBlob sends a blob from an offset on. Its digest is checked on the way and the last message only sent where
     it holds; DATA_LOSS where it does not.
     """
-    CollectBlobs: _grpc.UnaryStreamMultiCallable[_registry_pb2.CollectBlobsRequest, _registry_pb2.CollectBlobsResponse]
-    """CollectBlobs removes the blobs that no head refers to and that were written long enough ago, and says which. Every
-    head that a signed document is about keeps its blobs: published, withdrawn, or on its way to the ledger. Safe
-    beside uploads and publications: one whose blob was removed meanwhile is refused with BLOB_MISSING or BASE_UNKNOWN
-    and finds it missing when it asks again. For the role operate. DATA_LOSS, and nothing removed,
-    where the manifest of a head's base is damaged, for what it refers to is unknown then.
-    """
 
 @_typing.type_check_only
 class RegistryServiceAsyncStub(RegistryServiceStub):
@@ -127,13 +120,6 @@ class RegistryServiceAsyncStub(RegistryServiceStub):
     DownloadBlob: _aio.UnaryStreamMultiCallable[_registry_pb2.DownloadBlobRequest, _registry_pb2.DownloadBlobResponse]  # type: ignore[assignment]
     """DownloadBlob sends a blob from an offset on. Its digest is checked on the way and the last message only sent where
     it holds; DATA_LOSS where it does not.
-    """
-    CollectBlobs: _aio.UnaryStreamMultiCallable[_registry_pb2.CollectBlobsRequest, _registry_pb2.CollectBlobsResponse]  # type: ignore[assignment]
-    """CollectBlobs removes the blobs that no head refers to and that were written long enough ago, and says which. Every
-    head that a signed document is about keeps its blobs: published, withdrawn, or on its way to the ledger. Safe
-    beside uploads and publications: one whose blob was removed meanwhile is refused with BLOB_MISSING or BASE_UNKNOWN
-    and finds it missing when it asks again. For the role operate. DATA_LOSS, and nothing removed,
-    where the manifest of a head's base is damaged, for what it refers to is unknown then.
     """
 
 class RegistryServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -231,19 +217,6 @@ class RegistryServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_abc.Iterator[_registry_pb2.DownloadBlobResponse], _abc.AsyncIterator[_registry_pb2.DownloadBlobResponse]]:
         """DownloadBlob sends a blob from an offset on. Its digest is checked on the way and the last message only sent where
         it holds; DATA_LOSS where it does not.
-        """
-
-    @_abc_1.abstractmethod
-    def CollectBlobs(
-        self,
-        request: _registry_pb2.CollectBlobsRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_abc.Iterator[_registry_pb2.CollectBlobsResponse], _abc.AsyncIterator[_registry_pb2.CollectBlobsResponse]]:
-        """CollectBlobs removes the blobs that no head refers to and that were written long enough ago, and says which. Every
-        head that a signed document is about keeps its blobs: published, withdrawn, or on its way to the ledger. Safe
-        beside uploads and publications: one whose blob was removed meanwhile is refused with BLOB_MISSING or BASE_UNKNOWN
-        and finds it missing when it asks again. For the role operate. DATA_LOSS, and nothing removed,
-        where the manifest of a head's base is damaged, for what it refers to is unknown then.
         """
 
 def add_RegistryServiceServicer_to_server(servicer: RegistryServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

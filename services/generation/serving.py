@@ -25,7 +25,7 @@ from ledger.errors import LedgerError
 from ledger.keys.signer import Signer, open_signer
 from services.generation.api.generation_metrics import GenerationMetrics
 from services.generation.api.runner import Generation
-from services.generation.api.servicer import SERVICE, GenerationServicer, IdempotentResponses
+from services.generation.api.servicer import SERVICE, GenerationServicer
 from services.generation.engine.backend import Backend
 from services.generation.engine.core import EngineSettings
 from services.generation.engine.drafter import Drafter
@@ -57,7 +57,6 @@ _log = logging.getLogger(__name__)
 _FIRST_LOOK_SECONDS = 2.0  # for the ledger's halts before the first request; without an answer speculation is off
 _ENGINE_LOOK_SECONDS = 1.0
 _PROMPT_BYTES = 4 << 20  # of UTF-8
-_KEPT_RESPONSES, _KEPT_BYTES = 1024, 64 << 20  # for repeated idempotency keys
 _FLUSH_SECONDS = 5.0  # for what is still in the outbox at the end; the rest goes out at the next start
 
 
@@ -171,7 +170,6 @@ def _servicer(
         outbox=outbox,
         halts=halts,
         heads=heads,
-        responses=IdempotentResponses(_KEPT_RESPONSES, _KEPT_BYTES),
     )
 
 

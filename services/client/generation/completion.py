@@ -166,7 +166,7 @@ class Choice:
 class Completion:
     """Every choice of one request; the properties are the first choice's, which is the only one unless n > 1.
 
-    `promise` as in `Started`, here with the answer; None also where an idempotency key brought an earlier one.
+    `promise` as in `Started`, here with the answer.
     """
 
     choices: tuple[Choice, ...]

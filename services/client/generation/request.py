@@ -278,7 +278,6 @@ class Request:
     sampling: SamplingParams | Mapping[str, Any] | None = SamplingParams()
     model: str | None = None
     request_id: str = ""
-    idempotency_key: str = ""
     tenant: str = ""
     adapter: str | None = None
     workload: str | None = None

@@ -96,7 +96,7 @@ class AsyncRuntime:
 
         gRPC hands `Completion.promise` over together with the answer. With `on_promise` the answer is streamed instead,
         and `on_promise` gets the promise, or None from a server that makes none, before the first token; if it raises,
-        the request is cancelled. A stream takes no idempotency key.
+        the request is cancelled.
 
         Raises ReceiptMismatch where the promise or a receipt is not about this request and this answer.
         """

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
-import hashlib
 import math
 import time
-from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -26,92 +22,7 @@ from services.generation.requests.halts import HaltBoard
 from services.generation.requests.heads import HeadBoard
 from services.generation.requests.resolution import Identity, Resolved, Resolver, engine_errors
 from services.runtime.access import tenant_of_call
-from services.runtime.errors import AlreadyExists, DeadlineExceeded, InvalidArgument, KolmError
-
-_OVERHEAD = 1024  # bytes of an entry beside the response: key, fingerprint, what Python needs for them
-
-
-@dataclass(frozen=True, slots=True)
-class _Entry:
-    """A response under way, or a finished one. It is serialised, so that its bytes can be counted."""
-
-    fingerprint: bytes
-    response: asyncio.Task[pb.GenerateResponse] | bytes
-
-    @property
-    def size(self) -> int:
-        return _OVERHEAD + len(self.response) if isinstance(self.response, bytes) else 0
-
-
-class IdempotentResponses:
-    """Responses by tenant and key, limited in number and bytes; the least recently used goes first. On one event loop.
-
-    A call that comes while the first is under way waits for it. The generation outlives the call that began it, so a
-    caller that lost its connection finds the answer when it tries again. A failure is not kept. A response under way is
-    never dropped, and takes no bytes yet.
-    """
-
-    def __init__(self, entries: int, size: int) -> None:
-        """`size`: bytes for all responses together; a larger one is not kept."""
-        self._most, self._most_bytes = entries, size
-        self._entries: OrderedDict[tuple[str, str], _Entry] = OrderedDict()
-        self._bytes = 0
-
-    async def once(
-        self, request: pb.GenerateRequest, generate: Callable[[], Awaitable[pb.GenerateResponse]]
-    ) -> pb.GenerateResponse:
-        """The response to the first request with this key. Raises AlreadyExists if that was another request."""
-        name, fingerprint = (request.tenant, request.idempotency_key), _fingerprint(request)
-        entry = self._entries.get(name)
-        if entry is None:
-            entry = self._begin(name, fingerprint, generate)
-        if entry.fingerprint != fingerprint:
-            raise AlreadyExists(
-                "idempotency_key",
-                request.idempotency_key,
-                "another request came with this idempotency key; use a fresh key for each request",
-                reason="IDEMPOTENCY_CONFLICT",
-            )
-        self._entries.move_to_end(name)
-        if isinstance(entry.response, bytes):
-            return pb.GenerateResponse.FromString(entry.response)
-        return await asyncio.shield(entry.response)
-
-    def _begin(
-        self, name: tuple[str, str], fingerprint: bytes, generate: Callable[[], Awaitable[pb.GenerateResponse]]
-    ) -> _Entry:
-        async def response() -> pb.GenerateResponse:
-            return await generate()
-
-        task = asyncio.create_task(response())
-        entry = self._entries[name] = _Entry(fingerprint, task)
-        task.add_done_callback(lambda ended: self._ended(name, ended))
-        self._give_up()
-        return entry
-
-    def _ended(self, name: tuple[str, str], task: asyncio.Task[pb.GenerateResponse]) -> None:
-        failed = task.cancelled() or task.exception() is not None
-        kept = None if failed else _Entry(self._entries[name].fingerprint, task.result().SerializeToString())
-        if kept is None or kept.size > self._most_bytes:
-            del self._entries[name]
-            return
-        self._entries[name] = kept
-        self._bytes += kept.size
-        self._give_up()
-
-    def _give_up(self) -> None:
-        """Drop what is too much, the least recently used first."""
-        for name, entry in list(self._entries.items()):
-            if len(self._entries) <= self._most and self._bytes <= self._most_bytes:
-                return
-            if isinstance(entry.response, bytes):
-                del self._entries[name]
-                self._bytes -= entry.size
-
-
-def _fingerprint(request: pb.GenerateRequest) -> bytes:
-    return hashlib.sha256(request.SerializeToString(deterministic=True)).digest()
-
+from services.runtime.errors import DeadlineExceeded, KolmError
 
 SERVICE = "kolm.generation.v1.GenerationService"
 
@@ -148,7 +59,6 @@ class GenerationServicer(GenerationServiceServicer):
         outbox: Outbox,
         halts: HaltBoard,
         heads: HeadBoard,
-        responses: IdempotentResponses,
     ) -> None:
         self.identity = identity
         self.tokenizer = tokenizer
@@ -158,7 +68,6 @@ class GenerationServicer(GenerationServiceServicer):
         self._outbox = outbox
         self._halts = halts
         self._heads = heads
-        self._responses = responses
         self._started = time.monotonic()
 
     def interrupt(self) -> None:
@@ -166,16 +75,28 @@ class GenerationServicer(GenerationServiceServicer):
         self._generation.interrupt()
 
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> pb.GenerateResponse:
+        """Sends the promise as metadata at once."""
         request.tenant = tenant_of_call(request.tenant)
-        if not request.idempotency_key:
-            return await self._generate(request, context, _deadline(context))
-        return await self._responses.once(request, lambda: self._generate(request, context, math.inf))
+        resolved = await self._resolver.resolve(request, _deadline(context))
+        completed: dict[int, Completed] = {}
+        logprobs: list[list[TokenLogprobs]] = [[] for _ in range(resolved.choices)]
+        with engine_errors(_input_field(request)):
+            async with self._generation.run(resolved) as run:
+                with suppress(grpc.aio.BaseError):  # the caller is gone
+                    await context.send_initial_metadata(((_PROMISE_KEY, _promise_of(run)),))
+                async for event in run.events():
+                    if isinstance(event, Chunk):
+                        logprobs[event.choice] += event.logprobs
+                    else:
+                        completed[event.choice] = event
+        ordered = [completed[choice] for choice in range(resolved.choices)]
+        _refuse_late(resolved, ordered)
+        _refuse_deviations(resolved, ordered)
+        return messages.response_message(resolved, ordered, logprobs, self.identity, self._text_of)
 
     async def GenerateStream(
         self, request: pb.GenerateStreamRequest, context: Context
     ) -> AsyncIterator[pb.GenerateStreamResponse]:
-        if request.request.idempotency_key:
-            raise InvalidArgument("request.idempotency_key", "is for Generate only; a stream cannot be repeated")
         request.request.tenant = tenant_of_call(request.request.tenant, "request.tenant")
         resolved = await self._resolver.resolve(request.request, _deadline(context))
         completed: list[Completed] = []
@@ -206,25 +127,6 @@ class GenerationServicer(GenerationServiceServicer):
 
     async def Detokenize(self, request: pb.DetokenizeRequest, context: Context) -> pb.DetokenizeResponse:
         return pb.DetokenizeResponse(text=await self._resolver.detokenize(request))
-
-    async def _generate(self, request: pb.GenerateRequest, context: Context, deadline: float) -> pb.GenerateResponse:
-        """Sends the promise of `context`'s call at once."""
-        resolved = await self._resolver.resolve(request, deadline)
-        completed: dict[int, Completed] = {}
-        logprobs: list[list[TokenLogprobs]] = [[] for _ in range(resolved.choices)]
-        with engine_errors(_input_field(request)):
-            async with self._generation.run(resolved) as run:
-                with suppress(grpc.aio.BaseError):  # the caller is gone; a repeat with its idempotency key may come
-                    await context.send_initial_metadata(((_PROMISE_KEY, _promise_of(run)),))
-                async for event in run.events():
-                    if isinstance(event, Chunk):
-                        logprobs[event.choice] += event.logprobs
-                    else:
-                        completed[event.choice] = event
-        ordered = [completed[choice] for choice in range(resolved.choices)]
-        _refuse_late(resolved, ordered)
-        _refuse_deviations(resolved, ordered)
-        return messages.response_message(resolved, ordered, logprobs, self.identity, self._text_of)
 
     def _text_of(self, token_id: int) -> str:
         return self.tokenizer.decode([token_id])

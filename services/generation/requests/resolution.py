@@ -292,9 +292,8 @@ class Resolver:
             raise InvalidArgument("request_id", "expected 1 to 128 printable ASCII characters")
         if request.nonce and _REQUEST_ID.fullmatch(request.nonce) is None:
             raise InvalidArgument("nonce", "expected 1 to 128 printable ASCII characters")
-        for name in ("tenant", "idempotency_key"):
-            if len(getattr(request, name)) > _LONGEST_NAME:
-                raise InvalidArgument(name, f"expected at most {_LONGEST_NAME} characters")
+        if len(request.tenant) > _LONGEST_NAME:
+            raise InvalidArgument("tenant", f"expected at most {_LONGEST_NAME} characters")
 
 
 async def calls_held(

@@ -22,7 +22,7 @@ from services.runtime.process import TextFormatter
 from tests.fakes.tampered_targets import GatedTarget, Loader, UnprovableTarget
 from tests.fakes.tiny_model import TEMPLATE
 from tests.fuzzing import flood
-from tests.integration.generation.deployment import Deployment, asking, failure
+from tests.integration.generation.deployment import Deployment, asking
 from tests.integration.generation.requests.test_replay import judged, receipts_of
 
 
@@ -230,30 +230,6 @@ async def test_no_speedup_is_claimed_from_a_time_that_was_shared_with_another_re
         assert not event.finished.metrics.HasField("wall_clock_speedup")
     alone = await stub.Generate(asking(max_tokens=30, verify=2))
     assert alone.metrics.wall_clock_speedup == 1.0
-
-
-async def test_an_idempotency_key_gets_the_first_response_again_within_its_tenant(deployment: Deployment) -> None:
-    stub = await deployment.start_generation()
-    request = asking(max_tokens=10, temperature=1.0, idempotency_key="k1", tenant="acme")
-    first = await stub.Generate(request)
-    assert await stub.Generate(request) == first
-    stranger = await stub.Generate(asking(max_tokens=10, temperature=1.0, idempotency_key="k1", tenant="other"))
-    assert stranger.choices[0].receipt.receipt_id != first.choices[0].receipt.receipt_id
-    assert len(await deployment.receipts(2)) == 2
-
-
-async def test_an_idempotency_key_cannot_stand_for_two_requests(deployment: Deployment) -> None:
-    stub = await deployment.start_generation()
-    await stub.Generate(asking(max_tokens=10, idempotency_key="k1"))
-    refused = await failure(stub.Generate(asking(max_tokens=11, idempotency_key="k1")))
-    assert (refused.code.name, refused.reason) == ("ALREADY_EXISTS", "IDEMPOTENCY_CONFLICT")
-
-
-async def test_two_calls_with_one_idempotency_key_at_once_are_one_generation(deployment: Deployment) -> None:
-    stub = await deployment.start_generation()
-    request = asking(max_tokens=30, temperature=1.0, idempotency_key="twice")
-    responses = await asyncio.gather(*(stub.Generate(request) for _ in range(4)))
-    assert len({response.choices[0].receipt.receipt_id for response in responses}) == 1
 
 
 async def test_model_info_and_load_describe_the_server(deployment: Deployment) -> None:

@@ -70,7 +70,6 @@ WRONG = {
     "an unknown workload": (asking(workload=99), "workload"),
     "a request id with a line break": (asking(request_id="a\nb"), "request_id"),
     "a long tenant": (asking(tenant="x" * 129), "tenant"),
-    "a long idempotency key": (asking(idempotency_key="x" * 129), "idempotency_key"),
 }
 
 
@@ -107,12 +106,11 @@ async def test_what_is_not_there_is_not_found(stub: GenerationServiceStub) -> No
         assert (await failure(stub.Generate(request))).code.name == "NOT_FOUND"
 
 
-async def test_a_stream_refuses_like_a_unary_call_and_takes_no_idempotency_key(stub: GenerationServiceStub) -> None:
+async def test_a_stream_refuses_like_a_unary_call(stub: GenerationServiceStub) -> None:
     async def events(request: pb.GenerateRequest) -> list[pb.GenerateStreamResponse]:
         return [event async for event in stub.GenerateStream(pb.GenerateStreamRequest(request=request))]
 
     assert (await failure(events(asking(temperature=NAN)))).fields == ["sampling.temperature"]
-    assert (await failure(events(asking(idempotency_key="k")))).fields == ["request.idempotency_key"]
 
 
 async def test_a_full_queue_says_when_to_come_back_and_loses_nothing(deployment: Deployment) -> None:

@@ -90,7 +90,6 @@ class GenerateRequest(_message.Message):
 
     MODEL_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
-    IDEMPOTENCY_KEY_FIELD_NUMBER: _builtins.int
     TENANT_FIELD_NUMBER: _builtins.int
     PROMPT_FIELD_NUMBER: _builtins.int
     MESSAGES_FIELD_NUMBER: _builtins.int
@@ -106,11 +105,6 @@ class GenerateRequest(_message.Message):
     """Name or base_cid of the model. Default: the one served. Another one is NOT_FOUND."""
     request_id: _builtins.str
     """The caller's name for this request, 1 to 128 printable ASCII characters; goes into the receipt. Empty: the server makes one."""
-    idempotency_key: _builtins.str
-    """A repeated call of the same tenant with the same key and the same request returns the first call's response;
-    with another request it is ALREADY_EXISTS, reason IDEMPOTENCY_CONFLICT. Each server remembers the newest (1,024 unless
-    told otherwise), as long as it runs. At most 128 characters. Empty: off. Unary only.
-    """
     tenant: _builtins.str
     """On whose behalf; at most 128 characters; goes into the receipt. Empty: the caller's own. Another than the caller's own is
     PERMISSION_DENIED, reason FOREIGN_TENANT, but for callers who act for every tenant; empty is "default" then.
@@ -152,7 +146,6 @@ class GenerateRequest(_message.Message):
         *,
         model: _builtins.str | None = ...,
         request_id: _builtins.str = ...,
-        idempotency_key: _builtins.str = ...,
         tenant: _builtins.str = ...,
         prompt: _builtins.str = ...,
         messages: Global___ChatMessages | None = ...,
@@ -167,7 +160,7 @@ class GenerateRequest(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_adapter", b"_adapter", "_model", b"_model", "adapter", b"adapter", "input", b"input", "messages", b"messages", "model", b"model", "prompt", b"prompt", "sampling", b"sampling", "spec_decode", b"spec_decode", "token_ids", b"token_ids"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_adapter", b"_adapter", "_model", b"_model", "adapter", b"adapter", "idempotency_key", b"idempotency_key", "input", b"input", "messages", b"messages", "model", b"model", "nonce", b"nonce", "prediction", b"prediction", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "sampling", b"sampling", "spec_decode", b"spec_decode", "tenant", b"tenant", "token_ids", b"token_ids", "workload", b"workload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_adapter", b"_adapter", "_model", b"_model", "adapter", b"adapter", "input", b"input", "messages", b"messages", "model", b"model", "nonce", b"nonce", "prediction", b"prediction", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "sampling", b"sampling", "spec_decode", b"spec_decode", "tenant", b"tenant", "token_ids", b"token_ids", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__adapter: _TypeAlias = _typing.Literal["adapter"]  # noqa: Y015
     _WhichOneofArgType__adapter: _TypeAlias = _typing.Literal["_adapter", b"_adapter"]  # noqa: Y015
@@ -757,7 +750,7 @@ class GenerateStreamRequest(_message.Message):
     REQUEST_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def request(self) -> Global___GenerateRequest:
-        """The request; idempotency_key has to be empty."""
+        """The request."""
 
     def __init__(
         self,

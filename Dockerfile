@@ -26,7 +26,7 @@ RUN touch README.md && mkdir -p services ledger protos/gen/kolm \
  && python -m venv /opt/kolm \
  && /opt/kolm/bin/python -m pip install --quiet --no-cache-dir -c constraints.txt hatchling editables \
  && /opt/kolm/bin/python -m pip install --quiet --no-cache-dir --no-build-isolation -c constraints.txt \
-      '.[ledger,postgres,timestamp,pkcs11,registry,web,cli]'
+      '.[ledger,postgres,pkcs11,registry,web,cli]'
 
 FROM packages AS code
 COPY LICENSE README.md ./

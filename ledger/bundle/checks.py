@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
-from pathlib import PurePosixPath
 
 from ledger.audit.fulfilment import open_with_any
 from ledger.audit.halt_breach import GRACE_SECONDS
@@ -46,7 +45,6 @@ from ledger.documents.halt import HaltState
 from ledger.documents.signed_document import counted
 from ledger.encoding.text_forms import moved, parse_timestamp, timestamp
 from ledger.errors import FormatError, ProofError
-from ledger.tree.checkpoint import Checkpoint
 from ledger.tree.merkle import EMPTY_ROOT, verify_consistency
 from ledger.witness.freshness import Freshness, quorum_time
 
@@ -121,7 +119,7 @@ class BundleChecks:
 
     def steps(self) -> tuple[Callable[[], str], ...]:
         return (
-            *(self._form, self._log_signature, self._witnesses, self._timestamps, self._growth, self._inclusion),
+            *(self._form, self._log_signature, self._witnesses, self._growth, self._inclusion),
             *(self._complete, self._signatures, self._rules, self._halts, self._obligations, self._content),
             *(self._draft_heads, self._transcript, self._replayable, self._age, self._promised),
         )
@@ -176,25 +174,6 @@ class BundleChecks:
         if quorum == "none":
             raise NothingToCheck(f"the policy asks for none{f'; cosigned by {who}' if who else ''}")
         return who
-
-    def _timestamps(self) -> str:
-        evidence = self._read()
-        paths = [path for path in evidence.paths if path.startswith("timestamps/")]
-        if not paths:
-            raise NothingToCheck("the bundle has none")
-        if self._trust.check_timestamp is None:
-            raise NothingToCheck("no certificate of a timestamping authority was given")
-        stamped = []
-        for path in paths:
-            size = int(PurePosixPath(path).stem)
-            root = evidence.roots().get(size)
-            if root is None:
-                raise FormatError(path, "is over a tree that the bundle does not have")
-            text = Checkpoint(evidence.checkpoint.origin, size, root).to_text()
-            stamped.append(self._trust.check_timestamp(self._bundle.read(path), text.encode()))
-            self._vouched.append(stamped[-1] if size == evidence.checkpoint.size else None)
-        self._times += stamped
-        return f"{len(paths)}, the newest of {max(stamped):%Y-%m-%d %H:%M:%S} UTC"
 
     def _growth(self) -> str:
         evidence, newest = self._read(), self._read().checkpoint
@@ -395,6 +374,6 @@ class BundleChecks:
         return fold
 
     def _as_of(self, fold: BundleFold) -> datetime | None:
-        """When owed replays are counted: the latest time that the log, a witness or an authority names."""
+        """When owed replays are counted: the latest time that the log or a witness names."""
         log = [parse_timestamp(fold.obligations.latest)] if fold.obligations.latest else []
         return self._trust.as_of or max([*log, *self._times], default=None)

@@ -47,8 +47,7 @@ class Export:
     `checkpoint` is the signed note (with its cosignatures) that everything is proven against. `earlier` are older
     signed notes of the log, `sizes` its older trees without a note whose roots are needed. `with_content` adds content
     that has not been erased. With `tenant`, other tenants' content and retention policies stay out. `draft_heads` are
-    manifests by the hex of their digest, `timestamps` RFC 3161 responses by the size of the tree. `policy` and `keys`
-    are the exporter's own, for people to compare.
+    manifests by the hex of their digest. `policy` and `keys` are the exporter's own, for people to compare.
     """
 
     checkpoint: bytes
@@ -61,7 +60,6 @@ class Export:
     with_content: bool = False
     tenant: str | None = None
     draft_heads: Mapping[str, bytes] = field(default_factory=dict)
-    timestamps: Mapping[int, bytes] = field(default_factory=dict)
     policy: bytes | None = None
     keys: Mapping[str, tuple[PublicKey, ...]] = field(default_factory=dict)
 
@@ -146,8 +144,6 @@ def _beside(wanted: Export) -> Iterator[BundleFile]:
             yield BundleFile(f"keys/{role}-{key.key_id.removeprefix('ed25519:')[:16]}.pub", key.to_pem())
     for digest, manifest in wanted.draft_heads.items():
         yield BundleFile(f"heads/{digest}.json", manifest)
-    for size, response in wanted.timestamps.items():
-        yield BundleFile(f"timestamps/{size}.tsr", response)
 
 
 def _entries(source: BundleSource, indexes: Sequence[int], wanted: Export) -> Iterator[BundleFile]:

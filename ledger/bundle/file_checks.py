@@ -15,7 +15,7 @@ from ledger.tree.entry import Entry
 from ledger.tree.merkle import leaf_hash
 from ledger.tree.tile import TILE_WIDTH, full_tile_hash
 
-CANONICAL, SIGNED, CONTENT = 6, 8, 12
+CANONICAL, SIGNED, CONTENT = 5, 7, 11
 """Numbers of `verification.CHECKS`."""
 
 

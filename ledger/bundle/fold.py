@@ -28,7 +28,7 @@ from ledger.tree.merkle import Frontier
 from ledger.tree.multiproof import GrowingTree
 from ledger.tree.tile import TILE_HEIGHT, TILE_WIDTH
 
-CANONICAL, COMPLETE, SIGNED, RULES = 6, 7, 8, 9
+CANONICAL, COMPLETE, SIGNED, RULES = 5, 6, 7, 8
 """Numbers of `verification.CHECKS`."""
 
 

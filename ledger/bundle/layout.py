@@ -46,7 +46,6 @@ _BOUNDS: tuple[tuple[re.Pattern[str], int], ...] = tuple(
         (r"entries/[0-9]{12}\.jsonl", ENTRIES_PER_FILE * 65_536),
         (r"content/[0-9]{12}\.jsonl", 64 * _MIB),
         (r"heads/[0-9a-f]{64}\.json", 256 * _KIB),
-        (r"timestamps/(0|[1-9][0-9]{0,18})\.tsr", 64 * _KIB),
         (r"keys/[a-z]+-[0-9a-f]{16}\.pub", 4 * _KIB),
     )
 )

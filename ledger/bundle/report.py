@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import chain
@@ -114,28 +114,23 @@ class TextReader(Protocol):
         ...
 
 
-TimestampCheck = Callable[[bytes, bytes], datetime]
-"""(response, stamped bytes) → the time that the authority vouches for. Raises LedgerError."""
-
-
 @dataclass(frozen=True, slots=True)
 class Trust:
     """The verifier's own keys, policy and clock. Nothing of this ever comes from a bundle.
 
     `policy` None accepts the log keys among `keys` and asks for no witness. `earlier` are checkpoints of the log that
     the verifier got at some other time: the bundle must extend them. `as_of` is when owed replays are counted; None is
-    the latest time that log, witnesses and timestamps name. `check_timestamp` None leaves timestamps unchecked.
-    `now` is the verifier's clock: nothing in the log can have been signed later. None asks the witnesses alone.
-    `reader` None leaves the texts of a conversation uncompared. `max_unreplayable` is how many receipts may
-    have a newest verdict that is no answer, `max_age` how long ago witnesses may have cosigned the checkpoint; None
-    sets no limit. `promises` are those that servers gave the verifier before answers, in form.
+    the latest time that log and witnesses name. `now` is the verifier's clock: nothing in the log can have been signed
+    later. None asks the witnesses alone. `reader` None leaves the texts of a conversation uncompared.
+    `max_unreplayable` is how many receipts may have a newest verdict that is no answer, `max_age` how long ago
+    witnesses may have cosigned the checkpoint; None sets no limit. `promises` are those that servers gave the verifier
+    before answers, in form.
     """
 
     keys: TrustedKeys
     policy: Policy | None = None
     earlier: tuple[bytes, ...] = ()
     as_of: datetime | None = None
-    check_timestamp: TimestampCheck | None = None
     now: datetime | None = None
     reader: TextReader | None = None
     max_unreplayable: int | None = None

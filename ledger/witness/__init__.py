@@ -1,1 +1,1 @@
-"""Witnesses: cosignatures, the policy that names witnesses, the cosignatures of a log; timestamps by an authority."""
+"""Witnesses: cosignatures, the policy that names witnesses, the cosignatures of a log."""

@@ -16,7 +16,6 @@ from ledger.keys.note import Note
 from ledger.tree.checkpoint import Checkpoint, open_checkpoint
 
 _FILE = re.compile(r"([0-9]{19})\.note")
-_STAMP = ".tsr"
 _MOST_KEPT = 1000
 _LARGEST_NOTE = 2**20
 
@@ -45,10 +44,6 @@ class CosignatureStore:
         """The cosigned checkpoint over `size` entries; None where there is none."""
         return self._read(self._path(size))
 
-    def timestamp(self, size: int) -> bytes | None:
-        """The RFC 3161 response over that checkpoint; None where there is none."""
-        return self._read(self._path(size).with_suffix(_STAMP))
-
     def record(self, size: int, note: Note) -> None:
         """Keep a note, with all cosignatures of it that are known already. Raises StoreError."""
         with self._lock:
@@ -57,11 +52,6 @@ class CosignatureStore:
             self._write(self._path(size), merged.to_bytes())
             for old in self.sizes()[:-_MOST_KEPT]:
                 self._path(old).unlink(missing_ok=True)
-                self._path(old).with_suffix(_STAMP).unlink(missing_ok=True)
-
-    def record_timestamp(self, size: int, response: bytes) -> None:
-        """Keep an RFC 3161 response beside a note. Raises StoreError."""
-        self._write(self._path(size).with_suffix(_STAMP), response)
 
     def _path(self, size: int) -> Path:
         return self._folder / f"{size:019d}.note"

@@ -1,4 +1,4 @@
-"""How old the newest state of a log is, by the word of those who have cosigned or timestamped it."""
+"""How old the newest state of a log is, by the word of those who have cosigned it."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _UNITS = (("day", 86_400), ("hour", 3_600), ("minute", 60))
 
 @dataclass(frozen=True, slots=True)
 class Freshness:
-    """`now` is the verifier's clock. `vouched_at` is when a quorum of witnesses, or a timestamping authority, had the
-    checkpoint; None where nobody did. `said_at` is the latest time that the log's own documents name, None where they
-    name none: it says when the log stopped, but by the operator's own clock.
+    """`now` is the verifier's clock. `vouched_at` is when a quorum of witnesses had the checkpoint; None where nobody
+    did. `said_at` is the latest time that the log's own documents name, None where they name none: it says when the log
+    stopped, but by the operator's own clock.
     """
 
     now: datetime

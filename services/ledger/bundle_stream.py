@@ -53,7 +53,6 @@ def bundle_pieces(
         earlier=checkpoints.earlier(head.checkpoint.size),
         with_content=request.include_content,
         tenant=None if caller.sees_all else caller.tenant,
-        timestamps=checkpoints.timestamps(head.checkpoint.size),
         policy=None if checkpoints.policy is None else checkpoints.policy.to_bytes(),
         keys={role: trusted.keys(role) for role in ROLES},
     )

@@ -56,11 +56,6 @@ class Checkpoints:
         notes = (self._notes.note(kept) for kept in chosen) if self._notes is not None else iter(())
         return tuple(note for note in notes if note is not None)
 
-    def timestamps(self, size: int) -> Mapping[int, bytes]:
-        """The RFC 3161 response over the checkpoint of `size`, if there is one."""
-        response = None if self._notes is None else self._notes.timestamp(size)
-        return {} if response is None else {size: response}
-
     @property
     def policy(self) -> Policy | None:
         return self._policy

@@ -75,11 +75,6 @@ class LedgerSettings(RpcServerSettings):
     )
     witness_seconds: float = Field(10.0, gt=0, description="Seconds between two rounds of cosignatures.")
     witness_timeout: float = Field(10.0, gt=0, description="How long a witness may take to answer, in seconds.")
-    timestamp_url: str | None = Field(
-        None,
-        description="An RFC 3161 authority that stamps the newest checkpoint; needs the extra `timestamp`.",
-        examples=["https://freetsa.org/tsr"],
-    )
     retention_seconds: float = Field(
         3600.0, gt=0, description="Seconds between two looks for contents that a retention policy of the log has ended."
     )

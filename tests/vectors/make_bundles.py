@@ -249,52 +249,52 @@ def bundles() -> dict[str, Made]:
         ),
         "older_root_edited": Made(
             with_file("trees.jsonl", replace(tree, root=leaf_hash(b"x"), checkpoint=None).to_bytes() + b"\n"),
-            5,
+            4,
             "does not contain the tree of 7",
         ),
         "older_checkpoint_of_a_fork": Made(
-            with_file("trees.jsonl", forked.to_bytes() + b"\n"), 5, "signed two different trees of 4"
+            with_file("trees.jsonl", forked.to_bytes() + b"\n"), 4, "signed two different trees of 4"
         ),
-        "payload_edited": Made(edited(ENTRIES, lambda data: _swapped(data, 3)), 6, "leads to another root"),
+        "payload_edited": Made(edited(ENTRIES, lambda data: _swapped(data, 3)), 5, "leads to another root"),
         "entry_not_canonical": Made(
-            edited(ENTRIES, lambda data: data.replace(b'"index":3', b'"index": 3')), 6, "not in canonical form"
+            edited(ENTRIES, lambda data: data.replace(b'"index":3', b'"index": 3')), 5, "not in canonical form"
         ),
         "entry_twice": Made(
-            edited(ENTRIES, lambda data: data + data.splitlines(keepends=True)[-1]), 6, "comes after entry 13"
+            edited(ENTRIES, lambda data: data + data.splitlines(keepends=True)[-1]), 5, "comes after entry 13"
         ),
         "entry_removed": Made(
-            edited(ENTRIES, lambda data: b"".join(data.splitlines(keepends=True)[:-1])), 6, "too short"
+            edited(ENTRIES, lambda data: b"".join(data.splitlines(keepends=True)[:-1])), 5, "too short"
         ),
-        "entry_left_out_with_proof": Made(left_out(7), 7, "entry 7 of [0, 14) is missing"),
+        "entry_left_out_with_proof": Made(left_out(7), 6, "entry 7 of [0, 14) is missing"),
         "signed_by_a_stranger": Made(
-            insider({3: sign_document(receipt(1), STRANGER)}), 8, "entry 3: signatures[0] is by"
+            insider({3: sign_document(receipt(1), STRANGER)}), 7, "entry 3: signatures[0] is by"
         ),
-        "signed_by_a_replaced_key": Made(insider({11: by_old_key}), 8, "entry 11: is signed by"),
-        "signed_by_a_key_to_come": Made(insider({3: by_successor}), 8, "entry 3: signatures[0] is by"),
+        "signed_by_a_replaced_key": Made(insider({11: by_old_key}), 7, "entry 11: is signed by"),
+        "signed_by_a_key_to_come": Made(insider({3: by_successor}), 7, "entry 3: signatures[0] is by"),
         "receipt_twice": Made(
             insider({7: receipt(1, halt_epoch=1, spec_decode=OFF), 12: verdict(7, 1)}),
-            9,
+            8,
             "entry 7: is a second receipt",
         ),
-        "verdict_on_another_receipt": Made(insider({4: verdict(3, 0)}), 9, "entry 4: receipt_index"),
+        "verdict_on_another_receipt": Made(insider({4: verdict(3, 0)}), 8, "entry 4: receipt_index"),
         "another_engine": Made(insider({3: foreign_receipt(1), 5: verdict(3, 1, "DEVIATION", **AGAIN)})),
-        "verdict_of_another_strength": Made(insider({3: foreign_receipt(1)}), 9, "entry 5: outcome"),
+        "verdict_of_another_strength": Made(insider({3: foreign_receipt(1)}), 8, "entry 5: outcome"),
         "halt_left_out_of_a_choice": Made(
-            _without(exported(log, start=6, end=8, earlier=(), sizes=(), with_content=False), log, 6), 9, "halt_epoch"
+            _without(exported(log, start=6, end=8, earlier=(), sizes=(), with_content=False), log, 6), 8, "halt_epoch"
         ),
         "served_in_a_halted_scope": Made(
-            insider({7: receipt(2, halt_epoch=1)}), 10, "entry 7: was served in a scope that entry 6 had halted"
+            insider({7: receipt(2, halt_epoch=1)}), 9, "entry 7: was served in a scope that entry 6 had halted"
         ),
-        "replay_missing": Made(insider({}, drop=1), 11, "entry 11: has no verdict"),
-        "content_of_another_receipt": Made(with_file(CONTENT_FILE, wrong_content), 12, "entry 2"),
+        "replay_missing": Made(insider({}, drop=1), 10, "entry 11: has no verdict"),
+        "content_of_another_receipt": Made(with_file(CONTENT_FILE, wrong_content), 11, "entry 2"),
         "content_for_a_verdict": Made(
-            with_file(CONTENT_FILE, ContentLine.of(4, content(0)).to_bytes() + b"\n"), 12, "entry 4: is no receipt"
+            with_file(CONTENT_FILE, ContentLine.of(4, content(0)).to_bytes() + b"\n"), 11, "entry 4: is no receipt"
         ),
         "manifest_of_another_head": Made(
-            with_file(f"heads/{'0' * 64}.json", MANIFEST.to_bytes()), 13, "manifest of another head"
+            with_file(f"heads/{'0' * 64}.json", MANIFEST.to_bytes()), 12, "manifest of another head"
         ),
         "head_on_another_base": Made(
-            insider({10: publication(MANIFEST.cid, base_cid=cid(b"other base"))}), 13, "was published for"
+            insider({10: publication(MANIFEST.cid, base_cid=cid(b"other base"))}), 12, "was published for"
         ),
     }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -23,7 +23,7 @@ from ledger.keys.note import Note
 from ledger.keys.trusted_keys import TrustedKeys
 from ledger.tree.checkpoint import Checkpoint
 from ledger.witness.tlog_policy import Policy
-from services.cli.frame.exits import UsageError, brought_by
+from services.cli.frame.exits import UsageError
 from services.cli.frame.values import read_bytes
 
 if TYPE_CHECKING:
@@ -48,7 +48,6 @@ class TrustSources:
     by_log_clock: bool = False
     max_unreplayable: int = 0
     max_age: timedelta | None = None
-    tsa: Path | None = None
     as_claimed: bool = False
     model: Path | None = None
     promises: tuple[Path, ...] = ()
@@ -124,24 +123,12 @@ def _trust(sources: TrustSources, keys: TrustedKeys, policy: Policy | None) -> T
         policy=policy,
         earlier=tuple(_checkpoint(path) for path in sources.checkpoints),
         as_of=None if sources.by_log_clock else sources.as_of or now,
-        check_timestamp=None if sources.tsa is None else _timestamp_check(sources.tsa),
         now=now,
         max_unreplayable=sources.max_unreplayable,
         max_age=sources.max_age,
         reader=None if sources.model is None else ModelTextReader(sources.model),
         promises=tuple(map(read_promise_file, sources.promises)),
     )
-
-
-def _timestamp_check(path: Path) -> Callable[[bytes, bytes], datetime]:
-    try:
-        from ledger.witness.timestamp_token import Authority
-    except ImportError:
-        raise UsageError("--tsa: timestamps need rfc3161-client", brought_by("timestamp")) from None
-    try:
-        return Authority.from_pem(read_bytes("--tsa", path)).check
-    except FormatError as error:
-        raise UsageError(f"--tsa: {path} holds no certificates: {error}") from None
 
 
 def _checkpoint(path: Path) -> bytes:

@@ -50,9 +50,6 @@ class VerifyOptions:
             metavar="DURATION", help="Refuse a checkpoint that witnesses cosigned longer ago, for example 24h."
         ),
     ] = None
-    tsa: Annotated[
-        Path | None, typer.Option("--tsa", help="Certificates (PEM) of the timestamping authority that you trust.")
-    ] = None
     as_claimed: Annotated[
         bool, typer.Option("--as-claimed", help="Use the bundle's own keys; shows only that it agrees with itself.")
     ] = False
@@ -92,7 +89,6 @@ class VerifyOptions:
             by_log_clock=self.as_of == "log",
             max_unreplayable=self.max_unreplayable,
             max_age=None if self.max_age is None else age("--max-age", self.max_age),
-            tsa=self.tsa,
             as_claimed=self.as_claimed,
             model=self.model,
             promises=tuple(self.promise or ()),

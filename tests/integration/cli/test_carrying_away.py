@@ -87,7 +87,7 @@ def test_receipts_ranges_and_content_are_carried_away(kolm: Kolm, filled: Path, 
     assert kolm("ledger", "export", chosen, "--receipt", receipt_id(3), "--content").code == 0
     report = verified(kolm, chosen)
     assert (report["ok"], report["kinds"]) == (True, {"receipt": 1})
-    assert report["checks"][11]["passed"] is True
+    assert report["checks"][10]["passed"] is True
     ranged = tmp_path / "range"
     assert kolm("ledger", "export", ranged, "--start", "2", "--end", "7").code == 0
     assert verified(kolm, ranged)["range"] == [2, 7]
@@ -191,7 +191,7 @@ def test_trust_is_named_on_the_command_line() -> None:
     claimed = vector(good, "--as-claimed", *one_unreplayable)
     assert (claimed.code, "agrees with itself" in claimed.out) == (0, True)
     for wrong in (
-        *(("--policy", keys / "log.pub"), ("--policy", "nothing"), ("--tsa", "nothing")),
+        *(("--policy", keys / "log.pub"), ("--policy", "nothing")),
         *(("--as-of", "soon"), ("--as-of", "0001-01-01T00:00:00+23:00"), ("--checkpoint", keys / "log.pub")),
     ):
         assert vector(good, "--trusted", keys, *wrong).code == 2
@@ -205,13 +205,13 @@ def test_a_log_that_stopped_before_its_audits_is_green_by_its_own_clock_alone(tm
         tmp_path / "bundle",
     )
     known = (tmp_path / "bundle", "--trusted", VECTORS / "log/keys", "--max-unreplayable", "1")
-    assert failed(vector(*known, "--json")) == [11]
+    assert failed(vector(*known, "--json")) == [10]
     assert vector(*known, "--as-of", "log", "--json").document["size"] == 13
 
 
 def test_replays_that_were_impossible_are_not_green_unless_they_are_accepted() -> None:
     known = (VECTORS / "bundles/good.tar.gz", "--trusted", VECTORS / "log/keys")
-    assert failed(vector(*known, "--json")) == [15]
+    assert failed(vector(*known, "--json")) == [14]
     accepted = vector(*known, "--max-unreplayable", "1", "--json")
     assert (accepted.code, accepted.document["outcomes"]["UNREPLAYABLE"]) == (0, 1)
 
@@ -417,7 +417,6 @@ NAMES = {"proof": "p.tlog-proof", "SCITT": "s.cose", "answer": "a.json"}
         (None, ("--promise", NO_KEY), 2),
         (None, ("--policy", NO_KEY), 2),
         (None, ("--checkpoint", NO_KEY), 2),
-        (None, ("--tsa", NO_KEY), 2),
         (None, ("--policy", "nothing"), 2),
         ("proof", ("--history", "nothing"), 4),
     ],
@@ -458,7 +457,7 @@ def drafted(deployment: Deployment, number: int, block: SpecDecode = DRAFTED) ->
 
 def heads_check(kolm_with_head: Kolm, path: Path) -> str:
     """The result of the check of heads on a valid bundle."""
-    return str(verified(kolm_with_head, path)["checks"][12]["detail"])
+    return str(verified(kolm_with_head, path)["checks"][11]["detail"])
 
 
 def carried(folder: Path) -> list[bytes]:

@@ -1,10 +1,8 @@
-"""Witness and timestamp authority beside a ledger."""
+"""A witness beside a ledger."""
 
 from __future__ import annotations
 
-import asyncio
 import http.client
-import logging
 import signal
 import stat
 import subprocess
@@ -13,24 +11,17 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-import pytest
-
 from ledger.keys.ed25519 import SigningKey
 from ledger.keys.note import COSIGNATURE, Note, VerifierKey
-from ledger.log.reader import LedgerReader
-from ledger.log.sequencer import Sequencer
 from ledger.witness.cosignature import cosigners
-from ledger.witness.cosignature_store import CosignatureStore
 from ledger.witness.tlog_policy import Policy, PolicyGroup, PolicyLog, PolicyWitness
 from services.client import LedgerClient
 from services.client.errors import NotFound
-from services.ledger.outside_signers import TimestampCollector
 from tests.access import everybodys_file, trust_log_in
 from tests.fakes.dripping_server import dripping
 from tests.integration.monitor.processes import until
 from tests.serving import PATIENCE, started
-from tests.unit.ledger.builders import KEYS, ORIGIN, TRUSTED, receipt, signed_receipt
-from tests.unit.ledger.log.memory_store import MemoryEntryStore
+from tests.unit.ledger.builders import KEYS, ORIGIN, receipt, signed_receipt
 from tests.unit.ledger.witness.test_witness import LOG, Log
 
 
@@ -113,33 +104,3 @@ def _witnessed(client: LedgerClient) -> int | None:
         return client.checkpoint(witnessed=True).tree_size
     except NotFound:
         return None
-
-
-def test_the_newest_checkpoint_is_stamped_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "services.ledger.outside_signers")
-    store, notes = MemoryEntryStore(), CosignatureStore(tmp_path)
-    sequencer = Sequencer(store, KEYS["log"], TRUSTED, ORIGIN)
-    sequencer.append(signed_receipt(0)).result()
-    asked: list[tuple[bytes, str]] = []
-    answers: list[tuple[int, bytes] | OSError] = [OSError("away"), (503, b""), (200, b"token"), (200, b"later")]
-
-    def authority(body: bytes, content_type: str) -> tuple[int, bytes]:
-        asked.append((body, content_type))
-        answer = answers[len(asked) - 1]
-        if isinstance(answer, OSError):
-            raise answer
-        return answer
-
-    timestamping = TimestampCollector(LedgerReader(store, sequencer.board), notes, authority, 0.01)
-    for _ in range(5):
-        asyncio.run(timestamping.stamp())
-    assert (len(asked), asked[0][1], notes.timestamp(1)) == (3, "application/timestamp-query", b"token")
-    assert notes.note(1) == store.latest_checkpoint()
-    assert [record.getMessage() for record in caplog.records] == [
-        "cannot have checkpoints timestamped, tried again until it works: away",
-        "can have checkpoints timestamped again",
-    ]
-    sequencer.append(signed_receipt(1)).result()
-    asyncio.run(timestamping.stamp())
-    assert (notes.timestamp(2), notes.sizes()) == (b"later", [1, 2])
-    sequencer.close()

@@ -13,7 +13,6 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 
 OPTIONAL = {
-    "timestamp_token.py": {"rfc3161_client"},
     "cose.py": {"cbor2"},
     "pkcs11_signer.py": {"pkcs11"},
     "bucket.py": {"obstore"},

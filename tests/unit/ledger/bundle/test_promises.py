@@ -50,7 +50,7 @@ def found(report: BundleReport) -> tuple[int, list[str]]:
 def test_a_promise_is_kept_by_the_receipt_of_its_request(tmp_path: Path) -> None:
     report = judged(GOOD, tmp_path, holding(promised(0), promised(1)))
     assert found(report) == (0, ["KEPT", "KEPT"])
-    assert report.checks[16].detail == "2 kept, by entries 2, 3"
+    assert report.checks[15].detail == "2 kept, by entries 2, 3"
     assert [each.found.entries for each in report.promises] == [{0: 2}, {0: 3}]
 
 
@@ -58,7 +58,7 @@ def test_by_a_successor_s_key_too(tmp_path: Path) -> None:
     assert found(judged(GOOD, tmp_path / "new", holding(promised(3, key=SUCCESSOR)))) == (0, ["KEPT"])
     stranger = SigningKey.from_seed(b"\x55" * 32, "receipts")
     report = judged(GOOD, tmp_path / "stranger", holding(promised(0, key=stranger)))
-    assert (failed(report), "not trusted to sign a promise" in str(report.problem)) == (17, True)
+    assert (failed(report), "not trusted to sign a promise" in str(report.problem)) == (16, True)
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_by_a_successor_s_key_too(tmp_path: Path) -> None:
 )
 def test_a_receipt_that_was_left_out(tmp_path: Path, due: float, now: float, state: str, said: str) -> None:
     report = judged(GOOD, tmp_path, holding(promised(7, due), now=now))
-    assert found(report) == (17 if said else 0, [state])
+    assert found(report) == (16 if said else 0, [state])
     assert said in str(report.problem)
 
 
@@ -89,7 +89,7 @@ def test_the_log_s_clock_convicts_nobody_for_what_is_due_after_its_end(tmp_path:
 
 def test_one_of_two_promised_choices_is_not_enough(tmp_path: Path) -> None:
     report = judged(GOOD, tmp_path, holding(promised(0, 60, choices=2)))
-    assert found(report) == (17, ["BROKEN"])
+    assert found(report) == (16, ["BROKEN"])
     assert "1 of 2 receipts" in str(report.problem)
 
 
@@ -97,7 +97,7 @@ def test_chosen_entries_prove_that_a_promise_was_kept_and_never_that_it_was_not(
     chosen = chosen_by_a_liar([2, 4], log_of())
     assert found(judged(chosen, tmp_path / "kept", holding(promised(0, 60)))) == (0, ["KEPT"])
     report = judged(chosen, tmp_path / "missing", holding(promised(1, 60)))
-    assert (*found(report), "takes the whole log" in str(report.problem)) == (17, ["OVERDUE"], True)
+    assert (*found(report), "takes the whole log" in str(report.problem)) == (16, ["OVERDUE"], True)
     assert found(judged(chosen, tmp_path / "open", holding(promised(1, 60), now=30))) == (0, ["OPEN"])
 
 
@@ -108,9 +108,9 @@ def test_a_receipt_without_an_output_keeps_a_promise_and_is_told(tmp_path: Path)
     trust = replace(holding(promised(0)), policy=None)
     report = judged(exported(log, checkpoint=checkpoint(log, 14, "")), tmp_path, trust)
     assert report.promises[0].state == "KEPT"
-    assert "1 of the receipts ended by error" in report.checks[16].detail
+    assert "1 of the receipts ended by error" in report.checks[15].detail
 
 
 def test_nobody_is_asked_about_promises_that_were_not_given(tmp_path: Path) -> None:
-    check = judged(GOOD, tmp_path, Trust(TRUSTED)).checks[16]
+    check = judged(GOOD, tmp_path, Trust(TRUSTED)).checks[15]
     assert (check.passed, check.detail) == (None, "no promise was given")

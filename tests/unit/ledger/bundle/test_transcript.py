@@ -50,7 +50,7 @@ def checked(
     """The result of the last check of the bundle with this transcript."""
     write_folder((BundleFile(*file) for file in (files | {"transcript.json": transcript}).items()), folder / "bundle")
     trust = Trust(TRUSTED, POLICY, reader=reader or Reader())
-    check = verify_bundle(BundleFolder(folder / "bundle"), trust).checks[13]
+    check = verify_bundle(BundleFolder(folder / "bundle"), trust).checks[12]
     return check.passed, check.detail
 
 
@@ -149,8 +149,8 @@ def test_what_was_not_compared_is_not_counted_as_passed(tmp_path: Path) -> None:
         (BundleFile(*file) for file in (GOOD | {"transcript.json": SAID.to_bytes()}).items()), tmp_path / "unread"
     )
     report = verify_bundle(BundleFolder(tmp_path / "unread"), Trust(TRUSTED, POLICY))
-    assert (report.ok, report.checks[13].passed) == (True, None)
-    assert "--model" in report.checks[13].detail
+    assert (report.ok, report.checks[12].passed) == (True, None)
+    assert "--model" in report.checks[12].detail
 
 
 def test_a_conversation_is_not_held_against_content_that_is_wrong(tmp_path: Path) -> None:

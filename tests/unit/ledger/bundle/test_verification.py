@@ -110,7 +110,7 @@ def test_a_folder_with_an_unknown_file_is_no_bundle(tmp_path: Path) -> None:
 def test_a_bundle_that_is_in_order_passes_every_check_that_it_gives_work_to() -> None:
     with opened_bundle(FOLDER / "good.tar.gz") as bundle:
         report = verify_bundle(bundle, TRUST)
-    assert [check.number for check in report.checks if check.passed is not True] == [4, 14, 15, 16, 17]
+    assert [check.number for check in report.checks if check.passed is not True] == [13, 14, 15, 16]
     assert report.manifest is not None
     assert (report.manifest.range.start, report.manifest.range.end) == (0, len(DOCUMENTS))
     assert dict(report.outcomes) == {"EXACT": 2, "DEVIATION": 1, "UNREPLAYABLE": 1}
@@ -120,7 +120,7 @@ def test_a_bundle_that_is_in_order_passes_every_check_that_it_gives_work_to() ->
 
 def test_trust_comes_from_the_verifier_alone(tmp_path: Path) -> None:
     strangers = TrustedKeys.of(*(SigningKey.from_seed(role.encode().ljust(32), role) for role in TRUSTED.by_role))
-    assert failed(judged(GOOD, tmp_path / "keys", Trust(strangers, POLICY))) == 8
+    assert failed(judged(GOOD, tmp_path / "keys", Trust(strangers, POLICY))) == 7
     assert failed(judged(GOOD, tmp_path / "log", Trust(strangers))) == 2
     assert failed(judged(GOOD, tmp_path / "none", Trust(TRUSTED))) == 0
 
@@ -132,10 +132,10 @@ def test_the_bundle_must_extend_what_the_verifier_has_seen(tmp_path: Path) -> No
         assert judged(GOOD, tmp_path / str(size), trust).ok
     rewritten = exported(log_of({13: DOCUMENTS[0]}), earlier=(), sizes=())
     report = judged(rewritten, tmp_path / "rewritten", replace(TRUST, earlier=(checkpoint(log, 14),)))
-    assert (failed(report), "history was rewritten" in str(report.problem)) == (5, True)
+    assert (failed(report), "history was rewritten" in str(report.problem)) == (4, True)
     chosen = bundles()["chosen_receipts"].files
     report = judged(chosen, tmp_path / "chosen", replace(TRUST, earlier=(checkpoint(log, 4),)))
-    assert (failed(report), "no tree of 4 entries" in str(report.problem)) == (5, True)
+    assert (failed(report), "no tree of 4 entries" in str(report.problem)) == (4, True)
 
 
 def chosen_by_a_liar(indexes: list[int], log: ListedLog) -> dict[str, bytes]:
@@ -153,13 +153,13 @@ def chosen_by_a_liar(indexes: list[int], log: ListedLog) -> dict[str, bytes]:
 def test_a_choice_is_not_told_to_be_free_of_what_it_may_leave_out(tmp_path: Path) -> None:
     report = judged(chosen_by_a_liar([2, 3], log_of()), tmp_path / "chosen")
     assert report.ok
-    assert (report.checks[6].passed, "replaced keys may have been left out" in report.checks[6].detail) == (None, True)
-    assert (report.checks[9].passed, "no halt is in the bundle" in report.checks[9].detail) == (None, True)
+    assert (report.checks[5].passed, "replaced keys may have been left out" in report.checks[5].detail) == (None, True)
+    assert (report.checks[8].passed, "no halt is in the bundle" in report.checks[8].detail) == (None, True)
     report = judged(exported(log_of(), start=2, end=9), tmp_path / "range")
-    assert (report.checks[6].passed, "outside of them" in report.checks[6].detail) == (True, True)
-    assert (report.checks[9].passed, "takes the log from its first entry" in report.checks[9].detail) == (None, True)
+    assert (report.checks[5].passed, "outside of them" in report.checks[5].detail) == (True, True)
+    assert (report.checks[8].passed, "takes the log from its first entry" in report.checks[8].detail) == (None, True)
     report = judged(exported(log_of(), start=0, end=9), tmp_path / "from-the-first")
-    assert (report.checks[9].passed, report.checks[9].detail) == (True, "1 halt, 0 open")
+    assert (report.checks[8].passed, report.checks[8].detail) == (True, "1 halt, 0 open")
 
 
 def test_a_kind_of_a_later_version_is_carried_and_counted(tmp_path: Path) -> None:
@@ -170,7 +170,7 @@ def test_a_kind_of_a_later_version_is_carried_and_counted(tmp_path: Path) -> Non
     assert failed(report) == 0
     assert "unknown" not in report.kinds  # nobody can tell whether it is about others
     log = log_of({10: Envelope.from_bytes(of_a_later_version(STRANGER))})
-    assert failed(judged(exported(log), tmp_path / "stranger")) == 8
+    assert failed(judged(exported(log), tmp_path / "stranger")) == 7
 
 
 def test_receipts_of_an_unproven_profile_are_counted(tmp_path: Path) -> None:
@@ -209,7 +209,7 @@ def test_a_report_counts_exact_verdicts_of_independent_replays(
 
 def test_a_verdict_stands_after_its_receipt_in_a_choice_too(tmp_path: Path) -> None:
     report = judged(chosen_by_a_liar([2, 4], log_of({4: verdict(7, 2)})), tmp_path / "before")
-    assert (failed(report), "entry 7 is not the receipt" in str(report.problem)) == (9, True)
+    assert (failed(report), "entry 7 is not the receipt" in str(report.problem)) == (8, True)
 
 
 def test_owed_replays_are_counted_when_the_verifier_says(tmp_path: Path) -> None:
@@ -218,10 +218,10 @@ def test_owed_replays_are_counted_when_the_verifier_says(tmp_path: Path) -> None
     assert judged(files, tmp_path / "by-the-log-itself", trust).ok
     late = replace(trust, as_of=datetime(2027, 1, 1, tzinfo=UTC))
     report = judged(files, tmp_path / "later", late)
-    assert (failed(report), "has no verdict" in str(report.problem)) == (11, True)
+    assert (failed(report), "has no verdict" in str(report.problem)) == (10, True)
 
 
-@pytest.mark.parametrize(("allowed", "check"), [(0, 15), (1, 0), (None, 0)])
+@pytest.mark.parametrize(("allowed", "check"), [(0, 14), (1, 0), (None, 0)])
 def test_receipts_that_could_not_be_replayed_are_no_pass(tmp_path: Path, allowed: int | None, check: int) -> None:
     report = judged(GOOD, tmp_path / "bundle", replace(TRUST, max_unreplayable=allowed))
     assert (failed(report), len(report.unreplayable)) == (check, 1), report.problem
@@ -245,7 +245,7 @@ def test_a_verdict_of_one_strength_is_none_on_a_receipt_of_the_other(
         document = foreign_receipt(1) if foreign else receipt(1)
         log = log_of({3: document, 12: verdict(3, 1, outcome, **by)})
         report = judged(chosen_by_a_liar([3, 12], log), tmp_path / str(foreign))
-        assert failed(report) == (9 if own is foreign else 0), report.problem
+        assert failed(report) == (8 if own is foreign else 0), report.problem
 
 
 def test_the_newest_verdict_says_whether_a_receipt_could_be_replayed(tmp_path: Path) -> None:
@@ -253,18 +253,18 @@ def test_the_newest_verdict_says_whether_a_receipt_could_be_replayed(tmp_path: P
     for held, unreplayable in (([3, 12], 1), ([3, 12, 13], 0)):
         files = chosen_by_a_liar(held, log)
         report = judged(files, tmp_path / str(len(held)), replace(TRUST, max_unreplayable=0))
-        assert (failed(report), len(report.unreplayable)) == (15 if unreplayable else 0, unreplayable), report.problem
+        assert (failed(report), len(report.unreplayable)) == (14 if unreplayable else 0, unreplayable), report.problem
 
 
 def test_a_replay_that_an_erasure_made_impossible_is_no_pass_and_names_the_erasure(tmp_path: Path) -> None:
     strict = replace(TRUST, max_unreplayable=0)
     before = log_of({11: erasure(3, 1), 12: verdict(3, 1, "UNREPLAYABLE")})
     report = judged(chosen_by_a_liar([3, 11, 12], before), tmp_path / "before", strict)
-    assert (failed(report), dict(report.unreplayable)) == (15, {3: 11})
+    assert (failed(report), dict(report.unreplayable)) == (14, {3: 11})
     assert "which is no pass (1 erased by entry 11)" in str(report.problem)
     after = log_of({11: verdict(3, 1, "UNREPLAYABLE"), 12: erasure(3, 1)})
     report = judged(chosen_by_a_liar([3, 11, 12], after), tmp_path / "after", strict)
-    assert (failed(report), dict(report.unreplayable)) == (15, {3: None})
+    assert (failed(report), dict(report.unreplayable)) == (14, {3: None})
     policies = log_of(
         {
             10: retention(1, "acme"),
@@ -282,17 +282,17 @@ def test_a_log_is_as_old_as_its_witnesses_say_and_not_as_it_says_itself(tmp_path
     (tmp_path / "cosigned").mkdir()
     seen = max(judged(GOOD, tmp_path / "first").cosigned.values())
     alone = exported(log_of(), checkpoint=checkpoint(log_of(), 14, ""))
-    for seconds, check in ((1800, 0), (3600, 0), (3661, 16)):
+    for seconds, check in ((1800, 0), (3600, 0), (3661, 15)):
         now = datetime.fromtimestamp(seen + seconds, UTC)
         young = replace(TRUST, now=now, max_age=timedelta(hours=1))
         report = judged(GOOD, tmp_path / f"cosigned/{seconds}", young)
         assert failed(report) == check, report.problem
         report = judged(alone, tmp_path / f"alone-{seconds}", Trust(TRUSTED, now=now, max_age=timedelta(hours=1)))
-        assert (failed(report), "nobody outside the log vouches" in str(report.problem)) == (16, True)
+        assert (failed(report), "nobody outside the log vouches" in str(report.problem)) == (15, True)
 
 
 def test_a_bundle_of_no_entries_is_of_the_one_empty_tree(tmp_path: Path) -> None:
-    for root, check in ((EMPTY_ROOT, 0), (bytes(32), 6)):
+    for root, check in ((EMPTY_ROOT, 0), (bytes(32), 5)):
         note = sign_checkpoint(Checkpoint(ORIGIN, 0, root), KEYS["log"])
         wanted = Export(checkpoint=note, start=0, end=0, exported_at=at(900))
         files = {file.path: file.data for file in export_bundle(ListedLog([]), wanted)}
@@ -303,11 +303,11 @@ def test_a_bundle_of_no_entries_is_of_the_one_empty_tree(tmp_path: Path) -> None
 def test_a_resume_is_dated_between_its_halt_and_whoever_has_seen_it(tmp_path: Path) -> None:
     early, late = replace(resume(6), issued_at=at(199)), replace(resume(6), issued_at="2031-01-01T00:00:00.000Z")
     report = judged(exported(log_of({8: early})), tmp_path / "early")
-    assert (failed(report), "before the halt that it lifts" in str(report.problem)) == (9, True)
+    assert (failed(report), "before the halt that it lifts" in str(report.problem)) == (8, True)
     witnessed = judged(exported(log_of({8: late})), tmp_path / "late")
-    assert (failed(witnessed), "entry 8: issued_at: is 2031" in str(witnessed.problem)) == (9, True)
+    assert (failed(witnessed), "entry 8: issued_at: is 2031" in str(witnessed.problem)) == (8, True)
     alone = exported(log_of({8: late}), checkpoint=checkpoint(log_of({8: late}), len(DOCUMENTS), ""))
-    for year, check in ((2030, 9), (2032, 0)):
+    for year, check in ((2030, 8), (2032, 0)):
         trust = Trust(TRUSTED, now=datetime(year, 1, 1, tzinfo=UTC))
         assert failed(judged(alone, tmp_path / str(year), trust)) == check
 
@@ -319,7 +319,7 @@ def test_a_log_whose_key_was_replaced_is_known_by_its_successor(tmp_path: Path) 
     new = SigningKey.from_seed(b"\x31" * 32, "log")
     rotation = sign_rotation(KeyEntry("log", new.public, at(9), replaces=KEYS["log"].key_id), new, KEYS["log"])
     log = log_of({10: rotation})
-    for size, key, check in ((14, new, 0), (14, KEYS["log"], 2), (11, KEYS["log"], 0), (11, new, 0), (10, new, 5)):
+    for size, key, check in ((14, new, 0), (14, KEYS["log"], 2), (11, KEYS["log"], 0), (11, new, 0), (10, new, 4)):
         newest = checkpoint(log, 14, key=key if size == 14 else new)
         older = (checkpoint(log, size, key=key),) if size < 14 else ()
         report = judged(exported(log, checkpoint=newest, earlier=older), tmp_path / f"{size}-{key.key_id[-8:]}")
@@ -377,7 +377,7 @@ def test_a_receipt_that_is_dated_ahead_does_not_put_off_its_replay(tmp_path: Pat
     now = datetime(2026, 1, 2, 3, 30, tzinfo=UTC)
     for name, trust in {"witnesses": TRUST, "own clock": Trust(TRUSTED, now=now, as_of=now)}.items():
         report = judged(ahead, tmp_path / name, trust)
-        assert failed(report) == 11, report.problem
+        assert failed(report) == 10, report.problem
         assert "is dated 2036-01-02T03:04:05.000Z, the log held it by 2026-01-02T03:" in (report.problem or "")
 
 
@@ -410,7 +410,7 @@ LINES = GOOD[ENTRIES].splitlines(keepends=True)
 )  # fmt: skip
 def test_entries_in_another_form_or_order_fail_the_check_of_the_entries(lines: list[bytes], tmp_path: Path) -> None:
     report = judged(GOOD | {ENTRIES: b"".join(lines)}, tmp_path / "b")
-    assert (report.ok, failed(report)) == (False, 6), report.problem
+    assert (report.ok, failed(report)) == (False, 5), report.problem
 
 
 def test_a_check_that_was_not_reached_is_no_pass_even_where_none_has_failed(
@@ -421,7 +421,7 @@ def test_a_check_that_was_not_reached_is_no_pass_even_where_none_has_failed(
 
     monkeypatch.setattr(BundleChecks, "_rules", unreached)
     report = judged(GOOD, tmp_path / "b")
-    assert (report.ok, report.problem) == (False, "check 9 was not reached")
+    assert (report.ok, report.problem) == (False, "check 8 was not reached")
 
 
 def trees_of(data: bytes) -> list[tuple[OlderTree, str]]:

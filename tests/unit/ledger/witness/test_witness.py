@@ -222,8 +222,6 @@ def test_cosigned_notes_are_merged_and_kept(tmp_path: Path) -> None:
     assert CosignatureStore(tmp_path / "witnessed").note(5) == kept.to_bytes()
     with pytest.raises(FormatError, match="another checkpoint"):
         notes.record(5, Note.from_bytes(Log(salt=b"other").checkpoint(5)))
-    notes.record_timestamp(5, b"token")
-    assert (notes.timestamp(5), notes.timestamp(6)) == (b"token", None)
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(StoreError):
         CosignatureStore(tmp_path / "file")

@@ -153,7 +153,6 @@ WRONG = [
     (("up", "--model", "a.gguf", "--ledger-port", "x"), "--ledger-port"),
     (("up", "--model", "a.gguf", "--shared-datastore", "none"), "--shared-datastore"),
     (("up", "--model", "a.gguf", "--adapter", "none"), "--adapter"),
-    (("status", "--every", "0"), "--every"),
     *((("status", f"--{name}", wrong), f"--{name}") for name in ASKED for wrong in ("nowhere", "host:port")),
 ]
 

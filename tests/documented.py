@@ -156,7 +156,7 @@ ON_POSTGRESQL = (
 )
 GENERATIONS = (
     "kolm serve generation --model smollm2 --head demo/smollm2/head",
-    "kolm serve generation --quota '*=requests:64,tokens:200000' --quota 'acme=requests:8,tokens:60000,bytes:1GiB'",
+    "kolm serve generation --quota '*=requests:64,tokens:200000' --quota 'acme=requests:8,tokens:60000'",
     "kolm serve generation --datastore acme=acme.store --shared-datastore docs.store",
 )
 """Each is started, answers, and ends."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from msgspec import structs
@@ -101,10 +101,6 @@ class LedgerReader:
     def expired(self, expiry: Expiry, limit: int) -> Sequence[int]:
         """The indexes of up to `limit` receipts that an expiry covers and whose content is there, rising."""
         return self._store.expired(structs.replace(expiry, end_index=min(expiry.end_index, self.head().size)), limit)
-
-    def content_bytes(self) -> Mapping[str, int]:
-        """The bytes of content that each tenant has in the ledger, as they are kept."""
-        return self._store.content_bytes()
 
     def receipt(self, receipt_id: str) -> StoredReceipt:
         """Raises NotFound."""

@@ -159,10 +159,6 @@ class Vault(Protocol):
         """
         ...
 
-    def content_bytes(self) -> Mapping[str, int]:
-        """The bytes of content that each tenant has here, as they are kept. Of the store that writes."""
-        ...
-
 
 class EntryStore(Log, Index, Vault, Protocol):
     """An append-only store of entries with tiles, checkpoints and erasable content: the three, written as one.

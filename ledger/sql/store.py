@@ -30,7 +30,7 @@ from ledger.log.receipt_filter import ReceiptFilter
 from ledger.log.store import Batch, ReceiptRow, Record, VerdictRow, retentions_of
 from ledger.log.tiled_log import TiledLog
 from ledger.sql.connect import connect, connect_for_reading, open_log
-from ledger.sql.contents import ContentUsage, SealedContents, SqlContentKeys
+from ledger.sql.contents import SealedContents, SqlContentKeys
 from ledger.sql.database import Database
 from ledger.sql.queries import (
     blob,
@@ -139,7 +139,6 @@ class SqlEntryStore:
         self._log = log
         self._fence = fence
         self._contents = contents
-        self._usage = ContentUsage(database, size)
 
     @classmethod
     def open(
@@ -227,7 +226,6 @@ class SqlEntryStore:
         rows[contents.name] = sealed
         log, gone = self._log, [*erased]
         with (
-            self._usage.erasing(gone),
             self._contents.erasing(gone),
             self._database.writing(durable=log is None or not log.keeps_batches) as connection,
         ):
@@ -250,7 +248,6 @@ class SqlEntryStore:
                 beside = msgspec.msgpack.encode([[*row.values()] for row in sealed])
                 entries = [record.entry for record in batch.records]
                 log.append(batch.records[0].index, entries, batch.tiles, beside)
-        self._usage.written(batch.records, sealed, erased)
 
     def _catch_up(self) -> None:
         """Take over what the log has and the database does not: all of a crash, or of a batch that failed half way."""
@@ -381,9 +378,6 @@ class SqlEntryStore:
     def erased_by(self, receipt_index: int) -> int | None:
         found = self._scalar(ERASED_BY, receipt_index=receipt_index)
         return None if found is None else int(found)
-
-    def content_bytes(self) -> Mapping[str, int]:
-        return self._usage.by_tenant()
 
     def receipts(self, narrow: ReceiptFilter, after: int, limit: int) -> Sequence[ReceiptRow]:
         found = self._all(select_receipts(narrow, after, limit))

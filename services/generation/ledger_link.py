@@ -85,16 +85,6 @@ class LedgerLink:
         """Erasures and expiries of content from an index on. Raises LedgerUnreachable."""
         return await self._entries(start, documents_pb2.ENTRY_KIND_ERASURE, documents_pb2.ENTRY_KIND_EXPIRY)
 
-    async def content_bytes(self) -> dict[str, int]:
-        """The bytes of each tenant's content in the ledger. Raises LedgerUnreachable."""
-        request = ledger_pb2.GetContentUsageRequest()
-        try:
-            call = self._stub.GetContentUsage(request, timeout=_SECONDS, metadata=self._credentials())
-            answer = await _answered(call)
-        except LedgerRefused as error:
-            raise LedgerUnreachable(str(error)) from error
-        return {usage.tenant: usage.content_bytes for usage in answer.usages}
-
     async def close(self) -> None:
         await self._channel.close()
 

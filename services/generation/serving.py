@@ -42,7 +42,7 @@ from services.generation.receipts.outbox import Outbox, key_envelope, register
 from services.generation.requests.halts import HaltBoard, ResumeVerifier
 from services.generation.requests.heads import HeadBoard, HeadState
 from services.generation.requests.prompt import PromptReader
-from services.generation.requests.quotas import StoredBytes, TenantQuotas
+from services.generation.requests.quotas import TenantQuotas
 from services.generation.requests.resolution import Identity, Resolver, Rules
 from services.generation.settings import GenerationSettings
 from services.generation.state_folder import StateTaken, state_folder
@@ -263,8 +263,7 @@ async def _ledger(
     )
     heads = HeadBoard(served.heads, link.about_heads, trusted, settings.halt_poll_seconds)
     erasures = Erasures(served.drafters, link.erasures, settings.halt_poll_seconds)
-    stored = StoredBytes(link.content_bytes)
-    quotas = TenantQuotas(settings.quotas, stored.of)
+    quotas = TenantQuotas(settings.quotas)
     outbox.on_confirmed = lambda response: halts.noticed(response.halt_epoch)
     tasks = [
         _task(outbox.drain()),
@@ -274,8 +273,6 @@ async def _ledger(
         _task(register((envelope, *served.entries), key, link, outbox)),
     ]
     served.on_entry(lambda entry: tasks.append(_task(register((entry,), key, link, outbox))))
-    if any(quota.bytes is not None for quota in settings.quotas.values()):
-        tasks.append(_task(stored.follow()))
     with suppress(TimeoutError, LedgerUnreachable):
         await asyncio.wait_for(asyncio.gather(halts.refresh(), heads.refresh()), _FIRST_LOOK_SECONDS)
     try:

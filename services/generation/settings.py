@@ -24,7 +24,7 @@ from services.runtime.settings import Address, RpcServerSettings, Size, settings
 _Head = Annotated[str, Kind("HEAD", "reference or folder", "support-head@sha256:3f0c2a9d"), IF_FOLDER_A_HEAD]
 _Adapter = Annotated[Adapter, NAMED_ADAPTER]
 _TenantStore = Annotated[str, Kind("TENANT=DIR", "tenant=folder", "acme=acme.store"), NAMED_STORE]
-_Quota = Annotated[str, Kind("QUOTA", "TENANT=NAME:LIMIT,…", "acme=requests:8,tokens:60000,bytes:1GiB")]
+_Quota = Annotated[str, Kind("QUOTA", "TENANT=NAME:LIMIT,…", "acme=requests:8,tokens:60000")]
 
 _HEAD = re.compile(r"cidv1:sha256:[0-9a-f]{64}|[A-Za-z0-9][A-Za-z0-9._-]{0,127}(@sha256:[0-9a-f]{1,64})?")
 _OWN_ENGINE = ("draft_model", "datastore", "shared_datastore", "cache_dtype", "arithmetic")
@@ -161,8 +161,8 @@ class GenerationSettings(RpcServerSettings):
     quota: tuple[_Quota, ...] = Field(
         (),
         description="Quota of a tenant, may be repeated: requests in flight (one of n choices counts n), tokens "
-        "of prompts and outputs a minute, bytes of content that the ledger keeps; a number each, or unlimited. The "
-        "tenant * is every one, but for what its own quota says. Default: unlimited.",
+        "of prompts and outputs a minute; a number each, or unlimited. The tenant * is every one, but for what its own "
+        "quota says. Default: unlimited.",
     )
     quota_servers: int = Field(
         1, ge=1, le=256,

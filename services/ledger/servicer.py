@@ -220,13 +220,6 @@ class LedgerServicer(LedgerServiceServicer):
             epoch=head.halts.epoch, halts=map(messages.halt_message, head.halts.open), tree_size=head.size
         )
 
-    async def GetContentUsage(
-        self, request: ledger_pb2.GetContentUsageRequest, context: Context
-    ) -> ledger_pb2.GetContentUsageResponse:
-        usage = await self._read("content", "of all tenants", self._reader.content_bytes)
-        usages = (ledger_pb2.ContentUsage(tenant=tenant, content_bytes=size) for tenant, size in usage.items())
-        return ledger_pb2.GetContentUsageResponse(usages=usages)
-
     async def ExportBundle(
         self, request: ledger_pb2.ExportBundleRequest, context: Context
     ) -> AsyncIterator[ledger_pb2.ExportBundleResponse]:

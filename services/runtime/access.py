@@ -72,7 +72,6 @@ _SERVICES: Mapping[str, Mapping[str, Permission]] = {
         "GetTile": ANYBODY,
         "ListVerdicts": _RECEIPTS,
         "GetHaltState": ANYBODY,
-        "GetContentUsage": _roles("append", "read", "audit", "operate"),
         "EraseContent": _roles("generate", "operate"),
         "ExportBundle": _RECEIPTS,
     },

@@ -1,19 +1,13 @@
-"""Quotas of tenants, as settings write them (`acme=requests:8,tokens:60000,bytes:1GiB`), and what is left of each."""
+"""Quotas of tenants, as settings write them (`acme=requests:8,tokens:60000`), and what is left of each."""
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
 
-from pydantic import ByteSize, TypeAdapter, ValidationError
-
-from services.generation.ledger_link import LedgerUnreachable
 from services.runtime.errors import QuotaViolation, ResourceExhausted
-from services.runtime.process import Outage
 
 _log = logging.getLogger(__name__)
 
@@ -23,26 +17,20 @@ ANY_TENANT = "*"
 
 NO_LIMIT = "unlimited"
 
-_FORM = "expected TENANT=NAME:LIMIT,…, with names from requests, tokens and bytes, and * for every other tenant"
-_BYTES = TypeAdapter(ByteSize)
+_FORM = "expected TENANT=NAME:LIMIT,…, with the names requests and tokens, and * for every other tenant"
 
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """None is no limit.
-
-    `requests`: in flight, one of n choices counts n. `tokens`: of prompts and outputs, a minute. `bytes`: of content
-    that the ledger keeps.
-    """
+    """`requests`: in flight, one of n choices counts n. `tokens`: of prompts and outputs, a minute. None: no limit."""
 
     requests: int | None = None
     tokens: int | None = None
-    bytes: int | None = None
 
     def part(self, servers: int) -> Quota:
-        """The share of one of `servers`, rounded up. Bytes stay whole: the ledger counts those of all."""
+        """The share of one of `servers`, rounded up."""
         requests, tokens = (None if whole is None else -(-whole // servers) for whole in (self.requests, self.tokens))
-        return Quota(requests, tokens, self.bytes)
+        return Quota(requests, tokens)
 
 
 NAMES = tuple(field.name for field in fields(Quota))
@@ -68,12 +56,12 @@ def _limit(written: str, whole: str) -> tuple[str, int | None]:
     if limit == NO_LIMIT:
         return name, None
     try:
-        value: Any = _BYTES.validate_python(limit) if name == "bytes" else int(limit)
-    except (ValidationError, ValueError):
+        value = int(limit)
+    except ValueError:
         value = 0
     if value < 1:
         raise ValueError(f"expected {name}: a whole number from 1 on, or {NO_LIMIT}, got {limit!r}")
-    return name, int(value)
+    return name, value
 
 
 _MINUTE = 60.0
@@ -109,35 +97,7 @@ class TokenBucket:
         self._at = now
 
 
-_EVERY_SECONDS = 5.0
-
-
-class StoredBytes:
-    """On the event loop. Until the ledger has answered nobody has anything: the outbox limits receipts then."""
-
-    def __init__(self, read: Callable[[], Awaitable[Mapping[str, int]]]) -> None:
-        """`read` asks the ledger. It raises LedgerUnreachable."""
-        self._read = read
-        self._known: Mapping[str, int] = {}
-
-    def of(self, tenant: str) -> int:
-        return self._known.get(tenant, 0)
-
-    async def refresh(self) -> None:
-        """Raises LedgerUnreachable."""
-        self._known = await self._read()
-
-    async def follow(self) -> None:
-        """Run it as a task."""
-        outage = Outage(_log, "ask the ledger what it keeps of each tenant", LedgerUnreachable)
-        while True:
-            with outage:
-                await self.refresh()
-            await asyncio.sleep(_EVERY_SECONDS)
-
-
 _SOON = 1.0  # seconds: until one of the requests in flight may have ended
-_LATER = 60.0  # seconds: content goes when somebody erases it, or its retention ends
 _MOST_IDLE = 4096
 
 
@@ -166,10 +126,9 @@ class Grant:
 
 @dataclass(slots=True)
 class TenantQuotas:
-    """`stored` says how many bytes of a tenant's content the ledger has, as far as is known."""
+    """What each tenant has taken of its quota. On one event loop."""
 
     quotas: Mapping[str, Quota]
-    stored: Callable[[str], int] = lambda _: 0
     clock: Callable[[], float] = time.monotonic
     _tenants: dict[str, _Tenant] = field(default_factory=dict)
 
@@ -183,9 +142,6 @@ class TenantQuotas:
         if quota.requests is not None and tenant.in_flight + choices > quota.requests:
             found = f"{tenant.in_flight} in flight"
             raise _exceeded(name, "requests", f"{quota.requests} requests at once", found, _SOON)
-        if quota.bytes is not None and (stored := self.stored(name)) >= quota.bytes:
-            found = f"the ledger has {stored:,}"
-            raise _exceeded(name, "bytes", f"{quota.bytes:,} bytes of content", found, _LATER)
         if tenant.bucket is not None:
             if seconds := tenant.bucket.wait(tokens, now):
                 found = f"this request may take {tokens}, and {max(tenant.bucket.level, 0):.0f} are left"
@@ -207,7 +163,7 @@ class TenantQuotas:
         """Tenants that have been idle for a minute, so that their buckets are full again."""
         now = self.clock()
         self._tenants = {
-            name: each for name, each in self._tenants.items() if each.in_flight or now - each.used_at < _LATER
+            name: each for name, each in self._tenants.items() if each.in_flight or now - each.used_at < _MINUTE
         }
 
 

@@ -178,40 +178,6 @@ def test_an_erasure_takes_the_content_of_its_receipt_with_it_and_nothing_else(st
     assert [store.entries(0, len(RECORDS)), store.receipts(ReceiptFilter(), -1, 10)] == before
 
 
-def test_contents_are_measured_by_tenant(store: EntryStore) -> None:
-    assert not store.content_bytes()
-    fill(store)
-    measured = store.content_bytes()
-    assert list(measured) == ["acme"]
-    both, size = measured["acme"], len(DOCUMENTS)
-    late = replace(record(size, receipt(4, tenant="other")), content=content(4))
-    at_once = replace(record(size + 2, receipt(5)), content=content(5))
-    last = (record(size + 1, erasure(2, 2)), at_once, record(size + 3, erasure(size + 2, 5)))
-    for batch in ((late,), last):
-        _, tiles = TileEdge.at(batch[0].index, store).append([leaf_hash(each.entry) for each in batch])
-        store.commit(Batch(batch, tiles))
-    measured = store.content_bytes()
-    assert 0 < measured["acme"] < both
-    assert measured.keys() == {"acme", "other"}
-
-
-def test_contents_of_before_are_measured_after_a_restart(tmp_path: Path) -> None:
-    files = tmp_path / "ledger.db", tmp_path / "keys.db"
-    first = SqlEntryStore.open(*files)
-    fill(first)
-    expected = first.content_bytes()
-    first.close()
-    again = SqlEntryStore.open(*files)
-    assert again.content_bytes() == expected
-    size = len(DOCUMENTS)
-    for index, document in ((size, erasure(2, 2)), (size + 1, erasure(0, 0))):
-        erasing = record(index, document)
-        _, tiles = TileEdge.at(index, again).append([leaf_hash(erasing.entry)])
-        again.commit(Batch((erasing,), tiles))
-    assert not again.content_bytes()
-    again.close()
-
-
 def test_an_expiry_takes_the_contents_that_it_covers_and_no_others(store: EntryStore) -> None:
     fill(store)
     size = len(DOCUMENTS)

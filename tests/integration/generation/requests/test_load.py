@@ -12,9 +12,8 @@ import openai
 import pytest
 
 from kolm.generation.v1 import generation_pb2 as pb
-from kolm.ledger.v1 import ledger_pb2
 from tests.fakes.tampered_targets import GatedTarget, Loader
-from tests.integration.generation.deployment import PATIENCE, Deployment, Failure, asking, failure, until
+from tests.integration.generation.deployment import PATIENCE, Deployment, asking, failure
 from tests.integration.http.front import fronting
 
 LONG = 400
@@ -104,22 +103,6 @@ async def test_a_tenant_is_held_to_its_quota_by_grpc_and_by_http(gated: Gated) -
     await _read(running)
     await _read(spending)
     assert (await gated.stub.Generate(asking(tenant="one", max_tokens=2))).choices
-
-
-async def test_a_tenant_whose_content_fills_its_quota_is_refused(deployment: Deployment) -> None:
-    stub = await deployment.start_generation(quota=("*=bytes:1",))
-
-    async def refused() -> bool:
-        try:
-            await stub.Generate(asking(tenant="full", max_tokens=1))
-        except grpc.aio.AioRpcError as error:
-            return Failure(error).metadata["quota"] == "bytes"
-        return False
-
-    await until(refused)
-    usage = await (await deployment.ledger()).GetContentUsage(ledger_pb2.GetContentUsageRequest())
-    assert {each.tenant for each in usage.usages} == {"full"}
-    assert (await stub.Generate(asking(tenant="empty", max_tokens=1))).choices
 
 
 async def _read(call: Any) -> None:

@@ -17,8 +17,7 @@ class Quotas:
 
     def __init__(self, *written: str) -> None:
         self.now = 0.0
-        self.stored: dict[str, int] = {}
-        self.of = TenantQuotas(read_quotas(written), lambda tenant: self.stored.get(tenant, 0), lambda: self.now)
+        self.of = TenantQuotas(read_quotas(written), lambda: self.now)
 
     def refused(self, tenant: str, choices: int = 1, tokens: int = 1) -> ResourceExhausted:
         with pytest.raises(ResourceExhausted) as caught:
@@ -27,10 +26,10 @@ class Quotas:
 
 
 def test_a_tenant_has_its_own_limits_and_those_of_everybody_for_the_rest() -> None:
-    quotas = read_quotas(["*=requests:16,tokens:600", "acme=requests:8,bytes:1GiB", "globex=tokens:unlimited"])
-    assert quotas["*"] == Quota(16, 600, None)
-    assert quotas["acme"] == Quota(8, 600, 1 << 30)
-    assert quotas["globex"] == Quota(16, None, None)
+    quotas = read_quotas(["*=requests:16,tokens:600", "acme=requests:8", "globex=tokens:unlimited"])
+    assert quotas["*"] == Quota(16, 600)
+    assert quotas["acme"] == Quota(8, 600)
+    assert quotas["globex"] == Quota(16, None)
     assert read_quotas([]) == {"*": Quota()}
     assert read_quotas(["a=b=requests:1"])["a=b"] == Quota(1)
 
@@ -38,7 +37,7 @@ def test_a_tenant_has_its_own_limits_and_those_of_everybody_for_the_rest() -> No
 @pytest.mark.parametrize(
     "written",
     ["acme", "acme=", "=requests:1", "acme=requests", "acme=requests:0", "acme=requests:-1", "acme=requests:many",
-     "acme=calls:3", "acme=bytes:12parsecs", "acme=tokens:1.5"],
+     "acme=calls:3", "acme=bytes:1GiB", "acme=tokens:1.5"],
 )  # fmt: skip
 def test_what_is_no_quota_is_refused_with_what_was_expected(written: str) -> None:
     with pytest.raises(ValueError, match="expected"):
@@ -88,14 +87,6 @@ def test_more_tokens_than_a_minute_holds_pass_when_the_bucket_is_full_and_are_pa
     quotas.refused("a", tokens=600)
 
 
-def test_stored_bytes_are_those_that_the_ledger_has() -> None:
-    quotas = Quotas("a=bytes:1000")
-    quotas.stored["a"] = 999
-    quotas.of.let_in("a", 1, 1)
-    quotas.stored["a"] = 1000
-    assert quotas.refused("a").metadata["quota"] == "bytes"
-
-
 def test_a_refused_request_takes_nothing() -> None:
     quotas = Quotas("a=requests:1,tokens:10")
     quotas.refused("a", choices=2)
@@ -126,13 +117,13 @@ def test_callers_get_the_quota_and_the_time_as_details() -> None:
     assert retry.retry_delay.ToNanoseconds() == pytest.approx(2e9)
 
 
-def test_servers_that_share_a_quota_give_out_a_part_each_and_count_bytes_together(tiny_model: Path) -> None:
-    assert Quota(8, 60_000, 1 << 30).part(1) == Quota(8, 60_000, 1 << 30)
-    assert Quota(8, 100, 1 << 30).part(3) == Quota(3, 34, 1 << 30)
+def test_servers_that_share_a_quota_give_out_a_part_each(tiny_model: Path) -> None:
+    assert Quota(8, 60_000).part(1) == Quota(8, 60_000)
+    assert Quota(8, 100).part(3) == Quota(3, 34)
     assert Quota().part(3) == Quota()
-    flags = ["--quota", "*=requests:4,tokens:600", "--quota", "acme=bytes:1GiB,requests:1", "--quota-servers", "2"]
+    flags = ["--quota", "*=requests:4,tokens:600", "--quota", "acme=requests:1", "--quota-servers", "2"]
     shared = GenerationSettings.load(["--model", str(tiny_model), *flags]).quotas
-    assert shared == {"*": Quota(2, 300), "acme": Quota(1, 300, 1 << 30)}
+    assert shared == {"*": Quota(2, 300), "acme": Quota(1, 300)}
     servers = [TenantQuotas(shared, clock=lambda: 0.0) for _ in range(2)]
     for server in servers:
         for _ in range(2):

@@ -7,7 +7,6 @@ sequencer = Sequencer(store, KEYS["log"], TRUSTED, ORIGIN)
 from __future__ import annotations
 
 import threading
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from ledger.documents.audit import Verdict
@@ -16,7 +15,6 @@ from ledger.documents.erasure import Erasure, Expiry, Retention
 from ledger.documents.receipt import Receipt
 from ledger.documents.signed_document import kind_of
 from ledger.errors import NotFound, StoreError, StoreLocked
-from ledger.log.content_seal import ContentKey, seal
 from ledger.log.receipt_filter import ReceiptFilter
 from ledger.log.store import Batch, ReceiptRow, Record, VerdictRow, indexable, retentions_of
 from ledger.tree.checkpoint import Checkpoint
@@ -112,15 +110,6 @@ class MemoryEntryStore:
 
     def erased_by(self, receipt_index: int) -> int | None:
         return self._erased.get(receipt_index)
-
-    def content_bytes(self) -> Mapping[str, int]:
-        """As they would be sealed: with a nonce and a tag."""
-        usage: Counter[str] = Counter()
-        for index, receipt in self._receipts():
-            content = self._records[index].content
-            if content is not None:
-                usage[receipt.tenant] += len(seal(content, receipt.receipt_id, ContentKey.generate(1)[0]))
-        return usage
 
     def _erase(self, index: int, by: int) -> None:
         self._erased.setdefault(index, by)

@@ -108,11 +108,6 @@ class LedgerServiceStub:
                 request_serializer=kolm_dot_ledger_dot_v1_dot_ledger__pb2.GetHaltStateRequest.SerializeToString,
                 response_deserializer=kolm_dot_ledger_dot_v1_dot_ledger__pb2.GetHaltStateResponse.FromString,
                 _registered_method=True)
-        self.GetContentUsage = channel.unary_unary(
-                '/kolm.ledger.v1.LedgerService/GetContentUsage',
-                request_serializer=kolm_dot_ledger_dot_v1_dot_ledger__pb2.GetContentUsageRequest.SerializeToString,
-                response_deserializer=kolm_dot_ledger_dot_v1_dot_ledger__pb2.GetContentUsageResponse.FromString,
-                _registered_method=True)
         self.EraseContent = channel.unary_unary(
                 '/kolm.ledger.v1.LedgerService/EraseContent',
                 request_serializer=kolm_dot_ledger_dot_v1_dot_ledger__pb2.EraseContentRequest.SerializeToString,
@@ -241,13 +236,6 @@ class LedgerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def GetContentUsage(self, request, context):
-        """GetContentUsage says how much content the ledger keeps for each tenant. For the roles append, read, audit and operate.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
     def EraseContent(self, request, context):
         """EraseContent appends a signed erasure and removes the content and salts of its receipt in the same transaction. Every
         proof over the receipt still holds; a replay of it says UNREPLAYABLE. Erasing twice changes nothing. An operator sends
@@ -337,11 +325,6 @@ def add_LedgerServiceServicer_to_server(servicer, server):
                     servicer.GetHaltState,
                     request_deserializer=kolm_dot_ledger_dot_v1_dot_ledger__pb2.GetHaltStateRequest.FromString,
                     response_serializer=kolm_dot_ledger_dot_v1_dot_ledger__pb2.GetHaltStateResponse.SerializeToString,
-            ),
-            'GetContentUsage': grpc.unary_unary_rpc_method_handler(
-                    servicer.GetContentUsage,
-                    request_deserializer=kolm_dot_ledger_dot_v1_dot_ledger__pb2.GetContentUsageRequest.FromString,
-                    response_serializer=kolm_dot_ledger_dot_v1_dot_ledger__pb2.GetContentUsageResponse.SerializeToString,
             ),
             'EraseContent': grpc.unary_unary_rpc_method_handler(
                     servicer.EraseContent,
@@ -736,33 +719,6 @@ class LedgerService:
             '/kolm.ledger.v1.LedgerService/GetHaltState',
             kolm_dot_ledger_dot_v1_dot_ledger__pb2.GetHaltStateRequest.SerializeToString,
             kolm_dot_ledger_dot_v1_dot_ledger__pb2.GetHaltStateResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def GetContentUsage(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/kolm.ledger.v1.LedgerService/GetContentUsage',
-            kolm_dot_ledger_dot_v1_dot_ledger__pb2.GetContentUsageRequest.SerializeToString,
-            kolm_dot_ledger_dot_v1_dot_ledger__pb2.GetContentUsageResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -82,8 +82,6 @@ class LedgerServiceStub:
     """ListVerdicts pages through verdicts (AIP-158), oldest first unless order_by says otherwise."""
     GetHaltState: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.GetHaltStateRequest, _ledger_pb2.GetHaltStateResponse]
     """GetHaltState says what is halted now."""
-    GetContentUsage: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.GetContentUsageRequest, _ledger_pb2.GetContentUsageResponse]
-    """GetContentUsage says how much content the ledger keeps for each tenant. For the roles append, read, audit and operate."""
     EraseContent: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.EraseContentRequest, _ledger_pb2.EraseContentResponse]
     """EraseContent appends a signed erasure and removes the content and salts of its receipt in the same transaction. Every
     proof over the receipt still holds; a replay of it says UNREPLAYABLE. Erasing twice changes nothing. An operator sends
@@ -148,8 +146,6 @@ class LedgerServiceAsyncStub(LedgerServiceStub):
     """ListVerdicts pages through verdicts (AIP-158), oldest first unless order_by says otherwise."""
     GetHaltState: _aio.UnaryUnaryMultiCallable[_ledger_pb2.GetHaltStateRequest, _ledger_pb2.GetHaltStateResponse]  # type: ignore[assignment]
     """GetHaltState says what is halted now."""
-    GetContentUsage: _aio.UnaryUnaryMultiCallable[_ledger_pb2.GetContentUsageRequest, _ledger_pb2.GetContentUsageResponse]  # type: ignore[assignment]
-    """GetContentUsage says how much content the ledger keeps for each tenant. For the roles append, read, audit and operate."""
     EraseContent: _aio.UnaryUnaryMultiCallable[_ledger_pb2.EraseContentRequest, _ledger_pb2.EraseContentResponse]  # type: ignore[assignment]
     """EraseContent appends a signed erasure and removes the content and salts of its receipt in the same transaction. Every
     proof over the receipt still holds; a replay of it says UNREPLAYABLE. Erasing twice changes nothing. An operator sends
@@ -295,14 +291,6 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_ledger_pb2.GetHaltStateResponse, _abc.Awaitable[_ledger_pb2.GetHaltStateResponse]]:
         """GetHaltState says what is halted now."""
-
-    @_abc_1.abstractmethod
-    def GetContentUsage(
-        self,
-        request: _ledger_pb2.GetContentUsageRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_ledger_pb2.GetContentUsageResponse, _abc.Awaitable[_ledger_pb2.GetContentUsageResponse]]:
-        """GetContentUsage says how much content the ledger keeps for each tenant. For the roles append, read, audit and operate."""
 
     @_abc_1.abstractmethod
     def EraseContent(

@@ -32,9 +32,6 @@ NAMES = {
 }
 """The caller's names of the generation server's fields and resources."""
 
-_GUIDED = {f"guided_{name}": name for name in ("json", "regex", "choice", "grammar")}
-"""Names that vLLM had for members of structured_outputs."""
-
 _MOST_BIASES = 300  # as the generation server takes
 _MOST_MEMBERS = 64  # of an object: more than any of them has
 
@@ -205,18 +202,6 @@ class CommonFields(Strict):
     prediction: Prediction | None = None
     structured_outputs: StructuredFields | None = None
     kolm: KolmFields | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _guided(cls, value: Any) -> Any:
-        """Former names as the members of `structured_outputs` that they are."""
-        if not isinstance(value, dict) or _GUIDED.keys().isdisjoint(value):
-            return value
-        given = {member: value[name] for name, member in _GUIDED.items() if value.get(name) is not None}
-        kept = {name: each for name, each in value.items() if name not in _GUIDED}
-        if given and kept.get("structured_outputs"):
-            raise ValueError("guided_… stands beside structured_outputs; send one of them")
-        return kept | {"structured_outputs": given} if given else kept
 
     @property
     def usage_in_stream(self) -> StreamOptions:

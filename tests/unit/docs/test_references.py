@@ -101,12 +101,7 @@ def test_every_member_that_is_taken_is_named() -> None:
 def test_every_member_of_the_table_is_taken() -> None:
     rows = (line.split("|")[1] for line in TABLE.splitlines() if line.startswith("| `"))
     table = {name for row in rows for name in re.findall(r"`([a-z_]+)", row)}
-    assert table - taken(ChatFields, TextFields, ResponseFields) == {
-        "guided_json",
-        "guided_regex",
-        "guided_choice",
-        "guided_grammar",
-    }
+    assert table <= taken(ChatFields, TextFields, ResponseFields)
 
 
 _LISTED = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout

@@ -185,20 +185,6 @@ def test_a_priority_is_vllm_s() -> None:
 MESSAGES = {"messages": [{"role": "user", "content": "x"}]}
 
 
-@pytest.mark.parametrize(
-    ("name", "constraint"), [("json", {"type": "string"}), ("regex", "a+"), ("choice", ["a"]), ("grammar", "start: A")]
-)
-def test_former_names_of_vllm_are_structured_outputs(name: str, constraint: Any) -> None:
-    old = chat(json.dumps(MESSAGES | {f"guided_{name}": constraint}).encode())
-    new = chat(json.dumps(MESSAGES | {"structured_outputs": {name: constraint}}).encode())
-    assert old.fields.constraint() == new.fields.constraint() is not None
-    assert chat(json.dumps(MESSAGES | {f"guided_{name}": None}).encode()).fields.constraint() is None
-    both = MESSAGES | {f"guided_{name}": constraint, "structured_outputs": {"regex": "b"}}
-    refused = refusal(chat, json.dumps(both).encode())
-    assert refused is not None
-    assert "send one of them" in refused.message
-
-
 def test_usage_in_every_event_is_usage_asked_for() -> None:
     refused = refusal(chat, json.dumps(MESSAGES | {"stream_options": {"continuous_usage_stats": True}}).encode())
     assert refused is not None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -25,13 +25,10 @@ from services.runtime.process import CannotStart
 
 _log = logging.getLogger(__name__)
 
-Post = Callable[[bytes, str], tuple[int, bytes]]
-"""(body, content type) → (HTTP status, body). Blocking; raises OSError."""
-
 
 @dataclass(frozen=True, slots=True)
 class OutsideSigners:
-    """The outside signers of one log, and the store of their signatures; both may be missing."""
+    """The witnesses of one log, by their policy, and the store of their cosignatures; both may be missing."""
 
     settings: LedgerSettings
     policy: Policy | None
@@ -54,17 +51,21 @@ class OutsideSigners:
     @contextmanager
     def collecting(self, reader: LedgerReader, registry: CollectorRegistry) -> Iterator[None]:
         """Collects in the background while inside. On a running event loop."""
-        if self.notes is None or self.policy is None:
+        if (collector := self.collector(reader)) is None:
             yield
             return
-        send = partial(post_to_witness, seconds=self.settings.witness_timeout)
-        collector = CosignatureCollector(reader, self.policy, self.notes, send, self.settings.witness_seconds)
         watch_witnesses(registry, collector)
         task = asyncio.ensure_future(collector.run())
         try:
             yield
         finally:
             task.cancel()
+
+    def collector(self, reader: LedgerReader) -> CosignatureCollector | None:
+        if self.notes is None or self.policy is None:
+            return None
+        send = partial(post_to_witness, seconds=self.settings.witness_timeout)
+        return CosignatureCollector(reader, self.policy, self.notes, send, self.settings.witness_seconds)
 
 
 def post_to_witness(prefix: str, body: bytes, seconds: float) -> tuple[int, bytes]:

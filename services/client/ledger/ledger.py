@@ -21,7 +21,6 @@ from ledger.log.receipt_filter import ReceiptFilter
 from services.client.channel import Client, Stream
 from services.client.errors import KolmError
 from services.client.ledger import log_wire
-from services.client.ledger.append_stream import AppendStream, Feed
 from services.client.ledger.log import (
     Appended,
     ConsistencyProof,
@@ -43,9 +42,6 @@ if TYPE_CHECKING:
 ANY = ReceiptFilter()
 """The filter that every receipt passes."""
 
-_GROUP_ENTRIES = 64
-_GROUP_BYTES = 2**20
-
 
 class LedgerClient(Client):
     """One connection to a ledger server. Every method raises KolmError and gives up after `timeout` seconds."""
@@ -59,19 +55,6 @@ class LedgerClient(Client):
         return log_wire.appended(
             self._call(self._stub.AppendEntry, pb.AppendEntryRequest(envelope=envelope, content=message))
         )
-
-    def append_many(self, entries: Iterable[tuple[bytes, Content | None]]) -> AppendStream:
-        """Append envelopes over one stream, much faster than one by one. Answers come in the order of `entries`.
-
-        The answer to an entry that the log refuses is its error; the others are still appended. `entries` is read in
-        another thread, no faster than the server takes them and the answers are read. If the stream fails
-        (Unavailable), send the entries without an answer again: those that had been written keep their index.
-        """
-        messages = (log_wire.new_entry(envelope, content) for envelope, content in entries)
-        feed = Feed(messages, _GROUP_ENTRIES, _GROUP_BYTES)
-        requests = (pb.AppendEntriesRequest(entries=group) for group in feed)
-        call = self._stub.AppendEntries(requests, metadata=self.connection.metadata)
-        return AppendStream(Stream(call, lambda response: response), feed)
 
     def erase(self, envelope: bytes) -> Appended:
         """Append a signed `kolm.erasure.v1`; its receipt's content is gone once this returns. Role: operate."""

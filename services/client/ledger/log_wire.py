@@ -10,7 +10,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from kolm.ledger.v1 import documents_pb2, ledger_pb2
 from services.client.channel import optional, plain_value
-from services.client.errors import FieldViolation, Internal, InvalidArgument, KolmError, decode_status
+from services.client.errors import FieldViolation, Internal, InvalidArgument
 from services.client.ledger import log as values
 
 if TYPE_CHECKING:
@@ -26,20 +26,6 @@ def content_message(content: Content) -> documents_pb2.Content:
         output_token_ids=content.output_token_ids,
         structured_outputs=content.structured_outputs,
     )
-
-
-def new_entry(envelope: bytes, content: Content | None) -> ledger_pb2.NewEntry:
-    return ledger_pb2.NewEntry(envelope=envelope, content=None if content is None else content_message(content))
-
-
-def entry_result(message: ledger_pb2.EntryResult) -> values.Appended | KolmError:
-    """Raises Internal for a result that this client does not know."""
-    match message.WhichOneof("result"):
-        case "appended":
-            return appended(message.appended)
-        case "error":
-            return decode_status(message.error)
-    raise Internal("the stream holds a result that this client does not know; update the client")
 
 
 def appended(message: ledger_pb2.AppendEntryResponse) -> values.Appended:

@@ -11,7 +11,7 @@ Every method raises KolmError. A failed check raises an error of the ledger: For
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -37,7 +37,7 @@ from ledger.tree.entry import Entry
 from ledger.tree.merkle import leaf_hash, verify_consistency, verify_inclusion
 from ledger.witness.freshness import Freshness, quorum_time
 from ledger.witness.tlog_policy import Policy
-from services.client.errors import KolmError, NotFound
+from services.client.errors import NotFound
 from services.client.ledger.ledger import LedgerClient
 from services.client.ledger.log import (
     Appended,
@@ -125,14 +125,6 @@ class VerifiedLedger:
     def append(self, envelope: bytes, content: Content | None = None) -> Appended:
         """`LedgerClient.append`; returns once it is proven that the log holds this very envelope."""
         return self._proven(envelope, self._client.append(envelope, content))
-
-    def append_many(self, entries: Iterable[tuple[bytes, Content | None]]) -> Iterator[Appended | KolmError]:
-        """`LedgerClient.append_many`; each answer is proven before it is returned."""
-        sent: dict[int, bytes] = {}
-        with self._client.append_many(_noted(entries, sent)) as answers:
-            for number, answer in enumerate(answers):
-                envelope = sent.pop(number)
-                yield answer if isinstance(answer, KolmError) else self._proven(envelope, answer)
 
     def erase(self, envelope: bytes) -> Appended:
         """`LedgerClient.erase`; returns once it is proven that the log holds the erasure."""
@@ -229,14 +221,6 @@ class VerifiedLedger:
         except NotFound:
             raise ProofError(f"the log cannot show that its {new.size} entries extend its {old.size}") from None
         verify_consistency(old.size, new.size, proof.hashes, old.root, new.root)
-
-
-def _noted(
-    entries: Iterable[tuple[bytes, Content | None]], sent: dict[int, bytes]
-) -> Iterator[tuple[bytes, Content | None]]:
-    for number, (envelope, content) in enumerate(entries):
-        sent[number] = envelope
-        yield envelope, content
 
 
 def _check_details(details: ReceiptDetails, document: Receipt, trusted: TrustedKeys) -> None:

@@ -24,6 +24,7 @@ from ledger.tree.tile import TileHashes
 from ledger.witness.tlog_policy import Policy, PolicyWitness
 from services.cli.verify.tile_sources import HttpTiles
 from services.client.errors import Unavailable
+from tests.append_stream import append_many
 from tests.integration.explorer.site import Site, explored, running_site
 from tests.mutations import replace
 from tests.unit.ledger.builders import KEYS, ORIGIN, receipt, signed
@@ -85,7 +86,7 @@ def test_a_client_follows_the_growing_log(site: Site) -> None:
     files = HttpTiles(site.url)
     keys = [KEYS["log"].public, *site.source.trusted.keys("log")]
     old = open_checkpoint(read_checkpoint(files), keys)
-    with site.client.append_many((signed(receipt(1_000 + number)), None) for number in range(500)) as answers:
+    with append_many(site.client, ((signed(receipt(1_000 + number)), None) for number in range(500))) as answers:
         assert sum(1 for _ in answers) == 500
     new = open_checkpoint(read_checkpoint(files), keys)
     assert new.size == old.size + 500
@@ -156,8 +157,8 @@ def test_it_follows_the_growing_log_and_refuses_another_key_and_another_log(
     state, size = tmp_path / "state", growing.client.checkpoint().tree_size
     seen = []
     for more in (0, 1, 500):
-        with growing.client.append_many(
-            (signed(receipt(1_000 * more + number)), None) for number in range(more)
+        with append_many(
+            growing.client, ((signed(receipt(1_000 * more + number)), None) for number in range(more))
         ) as done:
             assert sum(1 for _ in done) == more
         answer = followed(client, growing, state, key)

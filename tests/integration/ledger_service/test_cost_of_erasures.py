@@ -11,6 +11,7 @@ from sqlalchemy import Engine, event
 
 from services.client import LedgerClient
 from tests.access import token_of
+from tests.append_stream import append_many
 from tests.integration.ledger_service.conftest import Serve
 from tests.integration.ledger_service.test_appending import wire_content
 from tests.unit.ledger.builders import erasure, receipt_id, signed, signed_receipt
@@ -65,8 +66,8 @@ def test_the_five_hundredth_erasure_reads_no_more_than_the_tenth(
         LedgerClient.connect(served.address, wait=60, token=operator_token) as operator,
         LedgerClient.connect(served.address, wait=60) as anybody,
     ):
-        list(anybody.append_many((signed_receipt(number), wire_content(number)) for number in range(_MANY + 1)))
-        list(operator.append_many((signed(erasure(number, number)), None) for number in range(9)))
+        list(append_many(anybody, ((signed_receipt(number), wire_content(number)) for number in range(_MANY + 1))))
+        list(append_many(operator, ((signed(erasure(number, number)), None) for number in range(9))))
 
         def erase(number: int) -> list[tuple[int, int]]:
             """The costs of the erasure of receipt `number`, of reading that, and of an append of somebody else's."""
@@ -77,7 +78,7 @@ def test_the_five_hundredth_erasure_reads_no_more_than_the_tenth(
             ]
 
         tenth = erase(9)
-        list(operator.append_many((signed(erasure(number, number)), None) for number in range(10, _MANY)))
+        list(append_many(operator, ((signed(erasure(number, number)), None) for number in range(10, _MANY))))
         last = erase(_MANY)
         for before, now in zip(tenth, last, strict=True):
             assert now[0] <= before[0] + 2, (tenth, last)  # the proof of a larger tree may read a tile more

@@ -20,6 +20,7 @@ from ledger.log.receipt_filter import ReceiptFilter
 from ledger.tree.merkle import leaf_hash, verify_consistency, verify_inclusion
 from services.client import Content, LedgerClient
 from services.client.errors import InvalidArgument, NotFound, PermissionDenied, Unauthenticated, Unavailable
+from tests.append_stream import append_many
 from tests.integration.ledger_service.conftest import Serve
 from tests.integration.ledger_service.test_appending import wire_content
 from tests.serving import Served
@@ -200,7 +201,7 @@ def test_proofs_hold_for_every_tree_so_far(ledger: LedgerClient) -> None:
 
 
 def test_a_tile_has_the_hashes_of_the_newest_signed_tree(ledger: LedgerClient) -> None:
-    with ledger.append_many((signed_receipt(number), None) for number in range(300)) as answers:
+    with append_many(ledger, ((signed_receipt(number), None) for number in range(300))) as answers:
         assert sum(1 for _ in answers) == 300
     leaves = [leaf_hash(entry.entry) for entry in ledger.watch(0)]
     assert ledger.tile(0, 0) == b"".join(leaves[:256])

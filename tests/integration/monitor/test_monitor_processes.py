@@ -15,6 +15,7 @@ from ledger.encoding.text_forms import timestamp
 from ledger.keys.trusted_keys import TrustedKeys
 from ledger.tree.checkpoint import open_checkpoint
 from services.client import LedgerClient
+from tests.append_stream import append_many
 from tests.fakes.dripping_server import dripping
 from tests.integration.monitor.processes import (
     PATIENCE,
@@ -42,7 +43,9 @@ def audited(client: LedgerClient, number: int) -> None:
 
 def grow(client: LedgerClient, first: int, count: int) -> None:
     size = client.checkpoint().tree_size + count
-    with client.append_many((signed(receipt(number, issued_at=now())), None) for number in range(first, first + count)):
+    with append_many(
+        client, ((signed(receipt(number, issued_at=now())), None) for number in range(first, first + count))
+    ):
         until(lambda: client.checkpoint().tree_size >= size)
 
 

@@ -1,6 +1,7 @@
 """A log's files as objects of an S3 bucket, and one object in front of them that holds the newest batch.
 
-    journal   the newest batch, replaced by the next one if it is still what this process has put there (If-Match)
+    journal   the newest batch, and the entries before it that are in no full bundle; replaced by the next one if it is
+              still what this process has put there (If-Match)
 
 That compare-and-swap is the commit of a batch, and what keeps a second writer out: of two that go on from one batch,
 one succeeds, and the other stops. The checkpoint is replaced the same way, so that a writer that was late does not put
@@ -31,7 +32,7 @@ lost cannot take effect later, behind another write: S3's entity tags are digest
 """
 
 _TOGETHER = 8
-"""Objects that are put at once: of a batch, those are a bundle, tiles, and their partial forms."""
+"""Objects that are put at once: bundles and tiles that a batch has filled."""
 
 
 class Bucket:
@@ -42,8 +43,8 @@ class Bucket:
 
     def __init__(self, store: ObjectStore, name: str) -> None:
         self.name = name
-        self.unsure = False
         self.is_open = False
+        self._doubtful: set[str] = set()  # objects whose last swap was not answered
         self._store = store
         self._writer = secrets.token_bytes(_WRITER_BYTES)
         self._has_begun = False  # and nobody else's record is there since
@@ -62,6 +63,10 @@ class Bucket:
             raise StoreError(f"the log in {public(location)} cannot be opened: {said(error)}") from None
         return cls(store, public(location))
 
+    @property
+    def unsure(self) -> bool:
+        return bool(self._doubtful)
+
     def journals(self) -> Sequence[tuple[int, Iterable[Journalled]]]:
         self.is_open, self._tags = False, {}
         for path in (_JOURNAL, CHECKPOINT):
@@ -73,15 +78,16 @@ class Bucket:
             newest = list(records(data[_WRITER_BYTES + _NONCE_BYTES :]))
             if len(newest) != 1:
                 raise StoreDamaged(f"the object {_JOURNAL} in {self.name} is damaged")
-        self.unsure = False
-        return [(newest[0].start, newest)] if _JOURNAL in self._tags else []
+        self._doubtful.clear()
+        return [(newest[0].start - len(newest[0].tail), newest)] if _JOURNAL in self._tags else []
 
-    def record(self, batch: Journalled) -> None:
-        self._swap(_JOURNAL, self._writer + secrets.token_bytes(_NONCE_BYTES) + batch.to_bytes())
+    def record(self, batch: bytes) -> bytes:
+        self._swap(_JOURNAL, self._writer + secrets.token_bytes(_NONCE_BYTES) + batch)
+        return self.read(_JOURNAL, -1)[_WRITER_BYTES + _NONCE_BYTES :]
 
     def turn(self, size: int) -> None:
         """From here on no writer of before can append."""
-        self.record(Journalled(size, ()))
+        self.record(Journalled(size, ()).to_bytes())
         self.is_open = self._has_begun = True
 
     def wait(self) -> None:
@@ -107,7 +113,7 @@ class Bucket:
 
     def _swap(self, path: str, data: bytes) -> None:
         """Put an object in the place of the one that this process knows there. Raises StoreLocked, StoreError."""
-        self.unsure = True
+        self._doubtful.add(path)
         mode = self._tags.get(path, "create")
         try:
             put = self._ask(obstore.put, path, data, mode=mode, use_multipart=False)
@@ -117,7 +123,7 @@ class Bucket:
         except (AlreadyExistsError, PreconditionError):
             if self._find(path) != data:  # it is, where the answer to a first request was lost
                 raise self._taken_over() from None
-        self.unsure = False
+        self._doubtful.discard(path)
 
     def _find(self, path: str) -> bytes | None:
         """An object, whose tag is known from here on; None where there is none."""

@@ -83,13 +83,12 @@ class Folder:
             self._era = _first(self._journals[0]) if self._journals else 0
             return [(_first(journal), records(journal.read_bytes())) for journal in self._journals]
 
-    def record(self, batch: Journalled) -> None:
+    def record(self, batch: bytes) -> bytes:
         with _store_errors(self._path):
             there = os.stat(self._journals[-1])
             if there.st_size != self._end or there.st_ino != os.fstat(self._descriptor).st_ino:
                 raise StoreLocked(f"another process writes to the log in {self.name}; run one ledger service for a log")
-            data = memoryview(batch.to_bytes())
-            length = len(data)
+            data, length = memoryview(batch), len(batch)
             try:
                 while data:
                     data = data[os.write(self._descriptor, data) :]
@@ -101,6 +100,7 @@ class Folder:
                 self.unsure = False
                 raise
             self._end += length
+            return os.pread(self._descriptor, length, self._end - length)
 
     def turn(self, size: int) -> None:
         with _store_errors(self._path):
@@ -108,7 +108,7 @@ class Folder:
             self._close_journal()
             old, written, late = self._journals, self._written, self._late
             journal = self._path / f"journal-{size:016d}"
-            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+            flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
             self._journals = [journal]
             self._descriptor = os.open(journal, flags, 0o600)
             os.ftruncate(self._descriptor, 0)  # of one that is there by this name, and so without a whole batch

@@ -10,7 +10,7 @@ from sqlalchemy.exc import ArgumentError
 
 from ledger.errors import StoreError
 from ledger.log.folder import Folder
-from ledger.log.tiled_log import TiledLog
+from ledger.log.tiled_log import Place, TiledLog
 from ledger.sql.database import Database
 from ledger.sql.postgres import PostgresDatabase
 from ledger.sql.sqlite import SqliteDatabase
@@ -60,22 +60,24 @@ def connect_for_reading_with(target: Path | str, table: Table, otherwise: str) -
     return database
 
 
-def open_log(location: str, known: int | None = None) -> TiledLog:
-    """A log in file:///FOLDER or s3://bucket/prefix. With `known` it is opened for reading, so many of its entries.
+def open_log(location: str, *, reading: bool = False) -> TiledLog:
+    """A log in file:///FOLDER or s3://bucket/prefix, for the one writer or up to its newest checkpoint.
 
     Raises StoreLocked, StoreDamaged, StoreError, NotFound for a folder to read that is not there.
     """
+    place: Place
     if location.startswith("file:///"):
         folder = Path(unquote(urlsplit(location).path))
-        return TiledLog.open(Folder.open(folder)) if known is None else TiledLog(Folder.open_for_reading(folder), known)
-    if not location.startswith("s3://"):
+        place = Folder.open_for_reading(folder) if reading else Folder.open(folder)
+    elif location.startswith("s3://"):
+        try:
+            from ledger.log.bucket import Bucket
+        except ModuleNotFoundError:
+            raise StoreError("a log in a bucket needs obstore: pip install 'kolm-serve[s3]'") from None
+        place = Bucket.open(location)
+    else:
         raise StoreError("expected a log in file:///FOLDER or s3://bucket/prefix")
-    try:
-        from ledger.log.bucket import Bucket
-    except ModuleNotFoundError:
-        raise StoreError("a log in a bucket needs obstore: pip install 'kolm-serve[s3]'") from None
-    bucket = Bucket.open(location)
-    return TiledLog.open(bucket) if known is None else TiledLog(bucket, known)
+    return TiledLog.open_for_reading(place) if reading else TiledLog.open(place)
 
 
 def _url(target: Path | str) -> URL:

@@ -195,7 +195,7 @@ class SqlEntryStore:
             with database.reading() as connection:
                 check_revision(connection, database.name)
                 size = _next_index(connection)
-                tiled = None if log is None else open_log(log, size)
+                tiled = None if log is None else open_log(log, reading=True)
                 _check_log(connection, database.name, tiled)
             keys = None if content_keys is None else SqlContentKeys.open_for_reading(content_keys)
         except LedgerError:
@@ -206,6 +206,8 @@ class SqlEntryStore:
     def size(self) -> int:
         if self._fence is not None:
             self._catch_up()
+        elif self._log is not None:
+            return self._log.size
         with self._database.reading() as connection:
             count, last = connection.execute(select(func.count(), func.max(leaves.c.index)).select_from(leaves)).one()
         if count and last != count - 1:
@@ -284,8 +286,8 @@ class SqlEntryStore:
         if note is not None and (head := _head(note)) is not None and head.size <= size:
             self._remember(head.size, note)
         newest = self.latest_checkpoint()
-        if newest is not None and newest != note:  # a power cut may have taken the file
-            log.publish(newest)
+        if newest is not None and (head := _head(newest)) is not None:  # a power cut may have taken its files
+            log.publish(head.size, newest)
         self._flush()
         log.settle()
 
@@ -299,7 +301,7 @@ class SqlEntryStore:
     def record_checkpoint(self, size: int, note: bytes) -> None:
         self._remember(size, note)
         if self._log is not None and self.latest_checkpoint() == note:
-            self._log.publish(note)
+            self._log.publish(size, note)
 
     def _remember(self, size: int, note: bytes) -> None:
         with self._database.writing(durable=False) as connection:
@@ -317,6 +319,8 @@ class SqlEntryStore:
         self._contents.settle()
 
     def latest_checkpoint(self) -> bytes | None:
+        if self._log is not None and self._fence is None:
+            return self._log.checkpoint()
         note = self._scalar(select(checkpoints.c.note).order_by(checkpoints.c.size.desc()).limit(1))
         return None if note is None else blob(note, "the latest checkpoint")
 

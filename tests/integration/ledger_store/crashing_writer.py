@@ -26,7 +26,7 @@ from ledger.log.folder import Folder
 from ledger.log.guard import Guard
 from ledger.log.sequencer import Sequencer
 from ledger.log.store import EntryStore
-from ledger.log.tiled_log import Journalled, TiledLog
+from ledger.log.tiled_log import TiledLog
 from ledger.sql.guard import SqlGuard
 from ledger.sql.store import SqlEntryStore
 from ledger.tree.tile import Tile
@@ -48,13 +48,13 @@ def open_store(database: str, keys: Path) -> SqlEntryStore:
 
 def strike_in_tiled_log(strike: Callable[[str], None]) -> None:
     """Have `strike` called at the steps of an append to a folder or a bucket."""
-    show = TiledLog._show
+    take = TiledLog._take
 
-    def showing(self: TiledLog, entries: Sequence[bytes], tiles: Sequence[Tile]) -> None:
-        show(self, entries, tiles)
+    def taking(self: TiledLog, entries: Sequence[bytes], tiles: Sequence[Tile]) -> None:
+        take(self, entries, tiles)
         strike(AFTER_FILES)
 
-    TiledLog._show = showing  # type: ignore[method-assign]
+    TiledLog._take = taking  # type: ignore[method-assign]
     for place in (Folder, Bucket):
         _strike_at_record(place, strike)
 
@@ -62,10 +62,11 @@ def strike_in_tiled_log(strike: Callable[[str], None]) -> None:
 def _strike_at_record(place: type[Folder | Bucket], strike: Callable[[str], None]) -> None:
     record = place.record
 
-    def recording(self: Any, batch: Journalled) -> None:
+    def recording(self: Any, batch: bytes) -> bytes:
         strike(BEFORE_JOURNAL)
-        record(self, batch)
+        there = record(self, batch)
         strike(AFTER_JOURNAL)
+        return there
 
     place.record = recording  # type: ignore[method-assign]
 

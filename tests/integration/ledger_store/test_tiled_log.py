@@ -2,10 +2,11 @@
 
 import os
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Timer
 from typing import Any
 
 import obstore
@@ -13,6 +14,7 @@ import pytest
 from obstore.exceptions import GenericError, PreconditionError
 
 import ledger.log.folder as folder_module
+import ledger.log.tiled_log as tiled_module
 from ledger.audit.log_verification import verify_log
 from ledger.bundle.tiles import TiledTree, TileFolder
 from ledger.errors import ChainError, NotWritten, RolledBack, Stopped, StoreError, StoreLocked
@@ -23,6 +25,7 @@ from ledger.log.receipt_filter import ReceiptFilter
 from ledger.log.sequencer import Sequencer
 from ledger.log.store import entries_from
 from ledger.log.tiled_log import TiledLog
+from ledger.log.writer import Appended
 from ledger.object_store import open_bucket
 from ledger.sql.store import SqlEntryStore
 from ledger.tree.checkpoint import Checkpoint, sign_checkpoint
@@ -98,8 +101,8 @@ def opened(home: Home, *, new_index: bool = False) -> SqlEntryStore:
     return SqlEntryStore.open(home.folder / "index.db", home.folder / "keys.db", log=home.log, new_index=new_index)
 
 
-def sequencer(store: SqlEntryStore) -> Sequencer:
-    return Sequencer(store, KEYS["log"], TRUSTED, ORIGIN, batch_size=64)
+def sequencer(store: SqlEntryStore, batch_size: int = 64) -> Sequencer:
+    return Sequencer(store, KEYS["log"], TRUSTED, ORIGIN, batch_size=batch_size)
 
 
 def run(home: Home, numbers: Iterable[int]) -> tuple[SqlEntryStore, Sequencer]:
@@ -121,7 +124,10 @@ def append(home: Home, numbers: range) -> None:
 def killed(home: Home, numbers: range, into: Path) -> Home:
     """The same, and a copy of what a process that is killed now leaves on its disk."""
     store, running = run(home, numbers)
-    shutil.copytree(home.folder, into)
+    assert store._log is not None
+    store._log._place.wait()
+    with store._log._showing:  # nothing moves meanwhile
+        shutil.copytree(home.folder, into)
     running.close()
     store.close()
     return Home(into, (into / "log").as_uri())
@@ -231,6 +237,12 @@ def test_an_index_is_made_again_from_the_log(either: Home, tmp_path: Path) -> No
         assert store.latest_checkpoint() == (either.copied(tmp_path / "copy") / "checkpoint").read_bytes()
 
 
+@pytest.fixture
+def shown_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiled_module, "SHOWN_SECONDS", 0)
+
+
+@pytest.mark.usefixtures("shown_at_once")
 @pytest.mark.parametrize("call", ["write", "fdatasync", "replace"])
 def test_a_full_disk_loses_nothing_and_is_over_once_there_is_room(
     home: Home, monkeypatch: pytest.MonkeyPatch, call: str
@@ -249,16 +261,26 @@ def test_a_full_disk_loses_nothing_and_is_over_once_there_is_room(
     check(home, 2)
 
 
-PUTS = ("journal", "tile/entries/000.p/2", "tile/0/000.p/2", "checkpoint")
+PUTS = {
+    "journal": 2,
+    "tile/entries/000.p/2": 2,
+    "tile/0/000.p/2": 2,
+    "checkpoint": 2,
+    "tile/entries/000": 300,
+    "tile/0/000": 300,
+    "tile/1/000.p/1": 300,
+}
+"""Objects, and the number of entries at which they are put."""
 
 
+@pytest.mark.usefixtures("shown_at_once")
 @pytest.mark.parametrize("arrives", [False, True], ids=["a request that failed", "an answer that was lost"])
 @pytest.mark.parametrize("path", PUTS)
 def test_a_bucket_that_fails_loses_nothing(
     bucket_home: Home, patched: pytest.MonkeyPatch, path: str, arrives: bool
 ) -> None:
-    put = obstore.put
-    with closing(opened(bucket_home)) as store, closing(sequencer(store)) as running:
+    put, size = obstore.put, PUTS[path]
+    with closing(opened(bucket_home)) as store, closing(sequencer(store, 512)) as running:
         assert running.append(signed_receipt(0), content(0)).result().index == 0
 
         def fail(bucket: Any, to: str, *arguments: Any, **options: Any) -> Any:
@@ -270,11 +292,39 @@ def test_a_bucket_that_fails_loses_nothing(
             raise GenericError("the connection broke")
 
         patched.setattr(obstore, "put", fail)
-        with pytest.raises(NotWritten):
-            running.append(signed_receipt(1), content(1)).result()
-        assert running.append(signed_receipt(1), content(1)).result().index == 1
+        batch = [running.admit(signed_receipt(number), content(number)) for number in range(1, size)]
+        assert {type(answer) for answer in running.submit_all(batch).result()} == {NotWritten}
+        answers = running.submit_all(batch).result()
+        assert [answer.index for answer in answers if isinstance(answer, Appended)] == [*range(1, size)]
         assert running.failure is None
-    check(bucket_home, 2)
+    check(bucket_home, size)
+
+
+def test_a_checkpoint_is_shown_though_nothing_follows_it(
+    either: Home, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    due = list[Callable[[], None]]()
+
+    class Clock(Timer):
+        def start(self) -> None:
+            due.append(self.function)
+
+    monkeypatch.setattr(tiled_module, "Timer", Clock)
+    monkeypatch.setattr(tiled_module, "SHOWN_SECONDS", 3600)
+    store, running = run(either, [0])
+    for number in range(1, 300):
+        running.append(signed_receipt(number), content(number)).result()
+    (show,) = due
+    before = TileFolder(either.copied(tmp_path / "before"))
+    assert Checkpoint.from_text(Note.from_bytes(before.read("checkpoint", 10_000)).text).size <= 1
+    assert not (tmp_path / "before/tile/entries/001.p").exists()
+    show()
+    files = TileFolder(either.copied(tmp_path / "after"))
+    head = Checkpoint.from_text(Note.from_bytes(files.read("checkpoint", 10_000)).text)
+    assert (head.size, tree_root(300, TileHashes(TiledTree(files, 300)))) == (300, head.root)
+    assert len(list(TiledTree(files, 300).entries(0))) == 300
+    running.close()
+    store.close()
 
 
 def test_a_swap_that_was_sent_twice_is_known_by_what_is_there(
@@ -342,6 +392,7 @@ def test_where_locks_do_not_work_the_journal_tells_of_another_writer(home: Home)
         running.close()
 
 
+@pytest.mark.usefixtures("shown_at_once")
 @pytest.mark.parametrize("late", ["append", "probe", "publish"])
 def test_of_two_writers_on_one_bucket_the_later_goes_on_and_the_other_stops(bucket_home: Home, late: str) -> None:
     """Each has an index of its own, so that nothing but the bucket knows of both."""

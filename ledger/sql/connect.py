@@ -73,7 +73,7 @@ def open_log(location: str, *, reading: bool = False) -> TiledLog:
         try:
             from ledger.log.bucket import Bucket
         except ModuleNotFoundError:
-            raise StoreError("a log in a bucket needs obstore: pip install 'kolm-serve[s3]'") from None
+            raise StoreError("a log in a bucket needs obstore: install kolm-serve's extra s3") from None
         place = Bucket.open(location)
     else:
         raise StoreError("expected a log in file:///FOLDER or s3://bucket/prefix")

@@ -26,7 +26,6 @@ from services.generation.target.model_path import model_path
 MEASUREMENTS: dict[str, Callable[[argparse.Namespace], Any]] = {
     "real": lambda _: real.measure(),
     "sizes": lambda _: sizes.measure(),
-    "sampling": lambda _: steps.measure_sampling(),
     "arithmetic": lambda _: arithmetic.measure(),
     "audits": lambda _: steps.measure_audits(),
     "load": lambda given: (

@@ -19,7 +19,6 @@ from gguf.constants import GGUF_DEFAULT_ALIGNMENT, GGUFValueType
 from gguf.quants import dequantize, quantize
 from rich.progress import track
 
-from benchmarks import memory
 from benchmarks.machine import read_bandwidth
 from benchmarks.specbench.peers import Decode, llama_decoding, transformers_decoding
 from services.generation.engine.core import EngineCore, EngineSettings
@@ -51,7 +50,7 @@ _PEERS = {"kolm off": "#1f6fb2", "llama.cpp": "#e9c46a", "transformers generate"
 
 
 def measure() -> list[dict[str, Any]]:
-    """A row for each storage: the pass alone, decoding and prompts beside the peers, memory."""
+    """A row for each storage: the pass alone, decoding and prompts beside the peers."""
     published = model_path("smollm2")
     found = []
     for storage in track(STORAGES, "real model"):
@@ -66,7 +65,6 @@ def measure() -> list[dict[str, Any]]:
         row |= _beside(peers, kolm.tokenizer)
         del peers, kolm
         gc.collect()
-        row["memory"] = memory.measure(path)
         found.append(row)
     return found
 

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from demo.main_job.measurement import KINDS, read_prompts
-from demo.main_job.scenes import Stage, Stream, WrappedText
+from demo.main_job.scenes import Stage, Stream
 from demo.main_job.script import Demo
 from demo.smollm2.prompts import DOMAINS, Choice, is_held_out, prompts, words
 
@@ -22,18 +22,6 @@ def shown(*, terminal: bool, long: bool) -> str:
         pass
     stage.remark("done")
     return written.getvalue()
-
-
-@pytest.mark.parametrize(
-    ("terminal", "text"), [(True, "When sunlight\nreaches us\n"), (False, "When sunlight reaches us\n")]
-)
-def test_answers_break_between_words_on_a_terminal_alone(terminal: bool, text: str) -> None:
-    written = io.StringIO()
-    stream = Stream(Console(file=written, force_terminal=terminal, color_system=None, width=16, _environ={}))
-    for piece in ("When sun", "light rea", "ches us"):
-        stream.write(piece)
-    stream.close()
-    assert "\n".join(line.rstrip() for line in written.getvalue().split("\n")) == text
 
 
 def test_the_rest_of_a_long_answer_is_three_dots() -> None:
@@ -85,31 +73,6 @@ def test_a_first_start_says_that_it_compiles(monkeypatch: pytest.MonkeyPatch, co
     with pytest.raises(Started):
         Demo(Plans(), Starting(), stage, 1, 1).run()  # type: ignore[arg-type]
     assert words in written.getvalue()
-
-
-@pytest.mark.parametrize(
-    ("pieces", "shown"),
-    [
-        (("atmos", "pheric scat", "tering"), "atmospheric\nscattering\n"),
-        (("one two three four",), "one two three\nfour\n"),
-        (("a\n\nb  c",), "a\n\nb  c\n"),
-        (("abcdefghijklmnopqrst u",), "abcdefghijklmnopqrst\nu\n"),
-        (("三三三 三三三三",), "三三三\n三三三三\n"),
-    ],
-)
-def test_lines_break_between_words_however_the_text_comes(pieces: tuple[str, ...], shown: str) -> None:
-    written: list[str] = []
-    write = WrappedText(written.append, lambda: 14)
-    for piece in (*pieces, "\n"):
-        write(piece)
-    assert "\n".join(line.rstrip() for line in "".join(written).split("\n")) == shown
-
-
-def test_a_full_line_is_followed_by_nothing_that_would_begin_the_next_one() -> None:
-    written: list[str] = []
-    write = WrappedText(written.append, lambda: 14)
-    write("one two three. four\nfive sixteen..  \nend ")
-    assert "".join(written) == "one two three.\nfour\nfive sixteen..\nend "
 
 
 def test_there_are_prompts_of_every_kind() -> None:

@@ -18,6 +18,7 @@ from gguf.constants import GGMLQuantizationType
 from rich.progress import track
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.models.lfm2 import Lfm2Config, Lfm2ForCausalLM
+from transformers.models.qwen3_5 import Qwen3_5ForCausalLM, Qwen3_5TextConfig
 
 from benchmarks.real import Kolm, seconds
 from benchmarks.sizes import random_model
@@ -33,6 +34,14 @@ SHAPES: Mapping[str, tuple[type[PreTrainedModel], PretrainedConfig]] = {
             vocab_size=65536, hidden_size=2048, intermediate_size=8192, block_auto_adjust_ff_dim=False,
             num_hidden_layers=16, num_attention_heads=32, num_key_value_heads=8, tie_word_embeddings=True,
             layer_types=["full_attention" if n in (2, 5, 8, 10, 12, 14) else "conv" for n in range(16)],
+        ),
+    ),
+    "Qwen3.5-0.8B": (
+        Qwen3_5ForCausalLM,
+        Qwen3_5TextConfig(
+            vocab_size=248320, hidden_size=1024, intermediate_size=3584, num_hidden_layers=24, num_attention_heads=8,
+            num_key_value_heads=2, head_dim=256, linear_num_key_heads=16, linear_num_value_heads=16,
+            linear_key_head_dim=128, linear_value_head_dim=128, tie_word_embeddings=True,
         ),
     ),
 }  # fmt: skip

@@ -26,7 +26,8 @@ _ARCHITECTURES = {
     "lfm2": MODEL_ARCH.LFM2, "granite": MODEL_ARCH.GRANITE,
     "lfm2_moe": MODEL_ARCH.LFM2MOE, "olmo2": MODEL_ARCH.OLMO2, "olmo3": MODEL_ARCH.OLMO2,
     "ministral3": MODEL_ARCH.MISTRAL3, "exaone4": MODEL_ARCH.EXAONE4, "seed_oss": MODEL_ARCH.SEED_OSS,
-    "ernie4_5": MODEL_ARCH.ERNIE4_5,
+    "ernie4_5": MODEL_ARCH.ERNIE4_5, "qwen3_5_text": MODEL_ARCH.QWEN35, "qwen3_5_moe_text": MODEL_ARCH.QWEN35MOE,
+    "qwen3_next": MODEL_ARCH.QWEN3NEXT,
 }  # fmt: skip
 _PERMUTED = ("smollm3", "mixtral", "granite", "ministral3")
 """Families whose rows of q and k are put in the order of an interleaved rotation."""
@@ -46,6 +47,7 @@ def convert(
     fields = _sizes(config) | _OWN_FIELDS[kind](config)
     metadata = {f"{name}.{key}": value for key, value in fields.items() if value is not None}
     tensors = _own_tensors(config) | _stacked(_unjoined(kind, load_file(directory / "model.safetensors")))
+    tensors = {name: part for whole, values in tensors.items() for name, part in _states(config, whole, values)}
     names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers)
     written = {}
     for tensor, values in tensors.items():
@@ -72,6 +74,10 @@ def _gguf_name(names: gguf.TensorNameMap, tensor: str) -> str:
     for vector, module in (("router.scale", "router.proj"), ("router.per_expert_scale", "experts.down_proj")):
         tensor = tensor.replace(vector, f"{module}.scale")
     stem, _, kind = tensor.rpartition(".")
+    if kind == "A_log":
+        return str(names.get_name(tensor))
+    if kind == "dt_bias":
+        stem, kind = f"{stem}.dt_proj", "bias"
     return tensor if stem.startswith("rope_") else f"{names.get_name(stem)}.{kind}"
 
 
@@ -80,7 +86,8 @@ def _converted(tensor: str, kind: str, config: Any, values: Float32) -> Float32:
         heads = config.num_attention_heads if "q_proj" in tensor else config.num_key_value_heads
         pairs = values.reshape(heads, 2, len(values) // heads // 2, -1)
         return pairs.swapaxes(1, 2).reshape(values.shape)
-    if kind in ("gemma2", "gemma3_text") and tensor.endswith("norm.weight"):
+    around_one = "gemma2", "gemma3_text", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_next"
+    if kind in around_one and tensor.endswith("norm.weight") and not tensor.endswith("linear_attn.norm.weight"):
         return values + np.float32(1)
     if tensor.endswith("conv.conv.weight"):
         return values.squeeze(1)
@@ -92,7 +99,7 @@ def _sizes(config: Any) -> dict[str, Any]:
         "block_count": config.num_hidden_layers,
         "context_length": config.max_position_embeddings,
         "embedding_length": config.hidden_size,
-        "feed_forward_length": config.intermediate_size,
+        "feed_forward_length": getattr(config, "intermediate_size", None),
         "attention.head_count": config.num_attention_heads,
         "attention.head_count_kv": config.num_key_value_heads,
         "attention.layer_norm_rms_epsilon": getattr(config, "rms_norm_eps", None),
@@ -131,6 +138,35 @@ def _unjoined(family: str, tensors: dict[str, Float32]) -> dict[str, Float32]:
         else:
             found[name] = values
     return {name: np.ascontiguousarray(values) for name, values in found.items()}
+
+
+def _states(config: Any, name: str, values: Float32) -> list[tuple[str, Float32]]:
+    """A tensor of a state as llama.cpp has it: of Qwen3.5 the value heads of all key heads take turns."""
+    module, sizes = name.rpartition("linear_attn.")[2], vars(config)
+    if "linear_attn." not in name:
+        return [(name, values)]
+    key_heads, keys = sizes["linear_num_key_heads"], sizes["linear_key_head_dim"] * sizes["linear_num_key_heads"]
+    if module == "in_proj_qkvz.weight":
+        share = (len(values) - 2 * keys) // 2 // key_heads
+        key = keys // key_heads
+        parts = np.split(values.reshape(key_heads, -1, values.shape[1]), [key, 2 * key, 2 * key + share], axis=1)
+        q, k, v, z = (part.reshape(-1, values.shape[1]) for part in parts)
+        return [(name.replace("qkvz", "qkv"), np.concatenate([q, k, v])), (name.replace("qkvz", "z"), z)]
+    values = values.squeeze(1) if values.ndim == 3 else values
+    values = -np.exp(values.astype(np.float64)).astype(np.float32) if module == "A_log" else values
+    if config.model_type == "qwen3_next" or module == "norm.weight":
+        return [(name, values)]
+    if module == "out_proj.weight":
+        return [(name, _in_turns(values.T, key_heads, sizes["linear_num_value_heads"]).T)]
+    first = 2 * keys if module in ("in_proj_qkv.weight", "conv1d.weight") else 0
+    turned = _in_turns(values[first:], key_heads, sizes["linear_num_value_heads"])
+    return [(name, np.concatenate([values[:first], turned]))]
+
+
+def _in_turns(values: Float32, key_heads: int, heads: int) -> Float32:
+    """[value heads * size, ...], head by head of each key head, as head by head of each place beside its key head."""
+    grouped = values.reshape(key_heads, heads // key_heads, len(values) // heads, *values.shape[1:])
+    return np.ascontiguousarray(grouped.swapaxes(0, 1)).reshape(values.shape)
 
 
 def _smollm3(config: Any) -> dict[str, Any]:
@@ -184,6 +220,25 @@ def _experts(config: Any) -> dict[str, Any]:
         "attention.value_length": config.head_dim,
         "rope.freq_base": config.rope_parameters["rope_theta"],
     }
+
+
+def _delta(config: Any) -> dict[str, Any]:
+    kinds = config.layer_types
+    found = {
+        "ssm.conv_kernel": config.linear_conv_kernel_dim,
+        "ssm.state_size": config.linear_key_head_dim,
+        "ssm.group_count": config.linear_num_key_heads,
+        "ssm.time_step_rank": config.linear_num_value_heads,
+        "ssm.inner_size": config.linear_value_head_dim * config.linear_num_value_heads,
+        "rope.freq_base": config.rope_parameters["rope_theta"],
+        "rope.dimension_count": int(config.head_dim * config.rope_parameters["partial_rotary_factor"]),
+        "attention.key_length": config.head_dim,
+        "attention.value_length": config.head_dim,
+        "attention.recurrent_layers": None if kinds[3:4] == ["full_attention"] else [k[0] == "l" for k in kinds],
+    }
+    if not hasattr(config, "num_experts"):
+        return found
+    return _experts(config) | found | {"expert_shared_feed_forward_length": config.shared_expert_intermediate_size}
 
 
 def _gpt_oss(config: Any) -> dict[str, Any]:
@@ -322,6 +377,7 @@ _OWN_FIELDS = {
     "smollm3": _smollm3, "phi3": _phi3, "gemma2": _gemma2, "gemma3_text": _gemma3, "qwen3_moe": _experts,
     "mixtral": _experts, "gpt_oss": _gpt_oss, "llama4_text": _llama4, "gemma4_text": _gemma4,
     "ministral3": _ministral3, "exaone4": _exaone4, "seed_oss": _theta, "ernie4_5": _theta,
+    "qwen3_5_text": _delta, "qwen3_5_moe_text": _delta, "qwen3_next": _delta,
     "lfm2": _lfm2, "granite": _granite, "lfm2_moe": _lfm2_moe, "olmo2": _olmo2, "olmo3": _olmo3,
 }  # fmt: skip
 

@@ -192,6 +192,17 @@ WITH_EXPERTS: dict[str, dict[str, Any]] = {
         "intermediate_size": 40, "mamba_n_heads": 4, "mamba_d_state": 32, "mamba_d_head": 32,
         "position_embedding_type": "nope", "layer_types": ["mamba", "attention", "mamba"],
     },
+    "qwen3_next": {
+        "architecture": "qwen3_next", "layers": 4, "head_dim": 32, "linear_key_head_dim": 16,
+        "linear_value_head_dim": 32, "linear_num_key_heads": 2, "linear_num_value_heads": 6, "num_experts": 8,
+        "num_experts_per_tok": 3, "moe_intermediate_size": 40, "shared_expert_intermediate_size": 48,
+    },
+    "qwen3_next, layers without experts": {
+        "architecture": "qwen3_next", "layers": 3, "head_dim": 16, "linear_key_head_dim": 32, "mlp_only_layers": [1],
+        "linear_value_head_dim": 16, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "num_experts": 5,
+        "num_experts_per_tok": 2, "moe_intermediate_size": 36, "shared_expert_intermediate_size": 160,
+        "norm_topk_prob": False, "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    },
     "gemma4, experts beside": {
         "architecture": "gemma4", "layers": 2, "head_dim": 16, "global_head_dim": 24, "sliding_window": 40,
         "hidden_size_per_layer_input": 0, "enable_moe_block": True, "num_experts": 6, "top_k_experts": 2,
@@ -202,9 +213,7 @@ WITH_EXPERTS: dict[str, dict[str, Any]] = {
 FAMILIES |= WITH_EXPERTS
 WITHOUT_GGUF = {
     *(name for name in FAMILIES if name.startswith("granite_hybrid")),
-    "qwen3_5",
-    "qwen3_5, as many values as keys, more taps",
-    "qwen3_5_moe",
+    "qwen3_next, layers without experts",
     "qwen2_moe",
     "smollm3, sliding",
     "gemma2, other scales",

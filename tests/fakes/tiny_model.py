@@ -35,6 +35,7 @@ from transformers.models.qwen3 import Qwen3Config
 from transformers.models.qwen3_5 import Qwen3_5TextConfig
 from transformers.models.qwen3_5_moe import Qwen3_5MoeTextConfig
 from transformers.models.qwen3_moe import Qwen3MoeConfig
+from transformers.models.qwen3_next import Qwen3NextConfig
 from transformers.models.seed_oss import SeedOssConfig
 from transformers.models.smollm3 import SmolLM3Config
 
@@ -52,7 +53,7 @@ CONFIGS = {
     "lfm2_moe": Lfm2MoeConfig, "olmo2": Olmo2Config, "olmo3": Olmo3Config,
     "ministral3": Ministral3Config, "exaone4": Exaone4Config, "seed_oss": SeedOssConfig, "ernie4_5": Ernie4_5Config,
     "qwen2_moe": Qwen2MoeConfig, "qwen3_5": Qwen3_5TextConfig, "qwen3_5_moe": Qwen3_5MoeTextConfig,
-    "granite_hybrid": GraniteMoeHybridConfig,
+    "granite_hybrid": GraniteMoeHybridConfig, "qwen3_next": Qwen3NextConfig,
 }  # fmt: skip
 PAD, END, USER, ASSISTANT = SPECIAL_TOKENS = ("<|pad|>", "<|end|>", "<|user|>", "<|assistant|>")
 

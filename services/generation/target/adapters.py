@@ -20,7 +20,7 @@ from services.generation.target.errors import AdapterInvalid, AdapterUnsupported
 from services.generation.target.families import BY_NAME
 from services.generation.target.files.safetensors import FLOATS, Part, floats, read_parts
 from services.generation.target.sizes import MOST_RANK
-from services.generation.target.weights import expected_shapes
+from services.generation.target.weights import expected_shapes, heads_in_order
 
 if TYPE_CHECKING:
     from services.generation.target.config.config import TargetConfig  # which takes transformers
@@ -72,7 +72,7 @@ CONVOLVED_MODULES = (
     "feed_forward.w1", "feed_forward.w2", "feed_forward.w3",
 )  # fmt: skip
 STATE_MODULES = (
-    *MODULES, *(f"linear_attn.{name}" for name in ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "out_proj")),
+    *MODULES, *(f"linear_attn.in_proj_{name}" for name in ("qkv", "z", "b", "a", "qkvz", "ba")), "linear_attn.out_proj",
 )  # fmt: skip
 HYBRID_MODULES = (
     *MODULES[:4], "mamba.in_proj", "mamba.out_proj", "shared_mlp.input_linear", "shared_mlp.output_linear",
@@ -80,7 +80,7 @@ HYBRID_MODULES = (
 SUPPORTED = (
     "q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj, of fused models qkv_proj, gate_up_proj, "
     "of LFM2 in_proj, out_proj, w1, w2, w3, of Qwen3.5 in_proj_qkv, in_proj_z, in_proj_b, in_proj_a, out_proj, "
-    "of Granite 4 in_proj, out_proj, input_linear, output_linear"
+    "of Qwen3-Next in_proj_qkvz, in_proj_ba, of Granite 4 in_proj, out_proj, input_linear, output_linear"
 )
 _ALL = MODULES + FUSED_MODULES + CONVOLVED_MODULES + STATE_MODULES + HYBRID_MODULES
 _TARGETS = {module.rpartition(".")[2] for module in _ALL}
@@ -378,12 +378,14 @@ def read_adapter(name: str, directory: Path, base: TargetConfig, base_directory:
     there = expected_shapes(base)  # not every layer of Gemma 4 has every module
     config = replace(config, updates=tuple(each for each in config.updates if f"{each.module}.weight" in there))
     weights = open_adapter_weights(directory, config, base)
-    updates = {
-        (update.layer, update.module.removeprefix(f"model.layers.{update.layer}.")): LowRank(
-            weights.read(update, "lora_A"), weights.read(update, "lora_B"), update.scale
-        )
-        for update in config.updates
-    }
+    updates = dict[tuple[int, str], LowRank]()
+    for update in config.updates:
+        module = update.module.removeprefix(f"model.layers.{update.layer}.")
+        down, up = weights.read(update, "lora_A"), weights.read(update, "lora_B")
+        order = heads_in_order(replace(base.rule, converted=False), module) if base.rule else None
+        if order is not None:
+            down, up = (down[:, order], up) if module.endswith(".out_proj") else (down, up[order])
+        updates[update.layer, module] = LowRank(down, up, update.scale)
     return Adapter(AdapterIdentity(name, adapter_cid(directory)), updates)
 
 

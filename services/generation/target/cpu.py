@@ -32,7 +32,7 @@ from services.generation.target.program.team import Passes, team
 from services.generation.target.rows import Rows
 from services.generation.target.states import StateBook
 from services.generation.target.target import KernelReport, PassOutput
-from services.generation.target.weights import Weights, check_int8, checked_weights, usual_arithmetic
+from services.generation.target.weights import Weights, check_int8, checked_weights, reader, usual_arithmetic
 
 _ARITHMETIC = "kolm-arithmetic/1"
 MOST_ROWS = 256  # of a pass; more go through in several, earlier rows first
@@ -185,7 +185,7 @@ def _load(
     arithmetic: str, kept: int = 0,
 ) -> ModelWeights:  # fmt: skip
     """Read, check and pack the weights; make an empty cache."""
-    read = weights.tensor
+    read = reader(weights, config)
     embedding = matrix_of(read(EMBEDDING))
     context = config.context_length
     turns = {each: rotations(each.within(context), each.factor, context) for each in set(config.rotations)}

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from services.generation.target.family import BesideNames, ExpertNames, Family, StackedExperts
+from services.generation.target.family import DELTA, BesideNames, ExpertNames, Family, StackedExperts
 
 _SANDWICH = {
     "post_attention_norm": "post_attention_layernorm",
@@ -320,12 +320,27 @@ QWEN3_5 = Family(
     name="qwen3_5_text",
     architecture="Qwen3_5ForCausalLM",
     multimodal="Qwen3_5ForConditionalGeneration",
+    gguf_name="qwen35",
     windows=False,
     head_norms=True,
     norms_around_one=True,
     partial_rotation=True,
     delta=True,
+    tiled=True,
     gated=True,
+    gguf_modules={
+        "post_attention_norm": "post_attention_layernorm",
+        "attn_qkv": f"{DELTA}.in_proj_qkv",
+        "attn_gate": f"{DELTA}.in_proj_z",
+        "ssm_beta": f"{DELTA}.in_proj_b",
+        "ssm_alpha": f"{DELTA}.in_proj_a",
+        "ssm_ba": f"{DELTA}.in_proj_ba",
+        "ssm_conv1d": f"{DELTA}.conv1d",
+        "ssm_dt": f"{DELTA}.dt_bias",
+        "ssm_a": f"{DELTA}.A_log",
+        "ssm_norm": f"{DELTA}.norm",
+        "ssm_out": f"{DELTA}.out_proj",
+    },
 )
 
 # Qwen3.5 and later with experts: all layers have them, beside a shared one that a gate scales.
@@ -334,10 +349,29 @@ QWEN3_5_MOE = replace(
     name="qwen3_5_moe_text",
     architecture="Qwen3_5MoeForCausalLM",
     multimodal="Qwen3_5MoeForConditionalGeneration",
+    gguf_name="qwen35moe",
     experts=QWEN3_MOE.experts,
     stacked=StackedExperts("mlp.experts", transposed=False, interleaved=False),
     shared_expert=True,
     shared_gate="mlp.shared_expert_gate",
+    gguf_modules={
+        **QWEN3_5.gguf_modules,
+        "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+        "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+        "ffn_up_shexp": "mlp.shared_expert.up_proj",
+        "ffn_down_shexp": "mlp.shared_expert.down_proj",
+    },
+)
+
+# Qwen3-Next (Qwen 2025): the first of these, value heads beside those of the same key head.
+QWEN3_NEXT = replace(
+    QWEN3_5_MOE,
+    name="qwen3_next",
+    architecture="Qwen3NextForCausalLM",
+    multimodal="",
+    gguf_name="qwen3next",
+    tiled=False,
+    joined=True,
 )
 
 
@@ -394,7 +428,7 @@ ERNIE4_5 = Family(
 FAMILIES = (
     LLAMA, MISTRAL, QWEN2, QWEN2_MOE, QWEN3, SMOLLM3, PHI3, GEMMA2, GEMMA3, QWEN3_MOE, MIXTRAL, GPT_OSS, LLAMA4, GEMMA4,
     LFM2, GRANITE, GRANITE_HYBRID, LFM2_MOE, OLMO2, OLMO3, MINISTRAL3, QWEN3_VL, EXAONE4, SEED_OSS, ERNIE4_5,
-    QWEN3_5, QWEN3_5_MOE,
+    QWEN3_5, QWEN3_5_MOE, QWEN3_NEXT,
 )  # fmt: skip
 
 BY_NAME: Mapping[str, Family] = {family.name: family for family in FAMILIES}

@@ -84,8 +84,8 @@ class Experts:
 @dataclass(frozen=True, slots=True)
 class StateRule:
     """Layers that fold keys and values into a state, by the gated delta rule (Yang et al. 2024) or as Mamba-2 does (Dao
-    and Gu 2024, whose B, C and x are keys, queries and values), and their sizes. Each key head serves as many value
-    heads as its share is.
+    and Gu 2024, whose B, C and x are keys, queries and values), and their sizes. Key heads serve one share of the value
+    heads each: neighbours, or, `tiled`, every value head that many key heads on.
     """
 
     module: str  # DELTA or MAMBA
@@ -96,6 +96,9 @@ class StateRule:
     value_dim: int
     taps: int  # of the convolutions of queries, keys and values
     biased: bool = False  # which have biases
+    tiled: bool = False
+    joined: bool = False  # in_proj_ba is one module, its outputs key head by key head; of safetensors in_proj_qkvz too
+    converted: bool = False  # weights are as llama.cpp's converter writes them
 
     @property
     def delta(self) -> bool:
@@ -118,7 +121,10 @@ class StateRule:
     def lines(self) -> dict[str, int]:
         """Sizes of what linear layers give of a token, by the names of the layers."""
         if self.delta:
-            sizes = {"qkv": self.convolved, "z": self.values, "b": self.value_heads, "a": self.value_heads}
+            sizes, heads = {"qkv": self.convolved, "z": self.values}, self.value_heads
+            if self.joined and not self.converted:
+                sizes = {"qkvz": sum(sizes.values())}
+            sizes |= {"ba": 2 * heads} if self.joined else {"b": heads, "a": heads}
             return {f"{DELTA}.in_proj_{name}": size for name, size in sizes.items()}
         return {f"{MAMBA}.in_proj": self.values + self.cached}
 
@@ -228,6 +234,8 @@ class Family:
     convolved: bool = False  # layer_types counts: layers of conv are gated short convolutions
     delta: bool = False  # layer_types counts: layers of linear_attention fold a state
     mamba: bool = False  # the same, of mamba
+    tiled: bool = False  # as of `StateRule`
+    joined: bool = False
     gated: bool = False  # q_proj gives each head a gate of what it attends to, behind its query
     gguf_modules: Mapping[str, str] = field(default_factory=dict)
     """Names of a layer's modules in GGUF, and in transformers, where they are others than `gguf_file` has."""

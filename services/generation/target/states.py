@@ -66,6 +66,7 @@ class StateBook:
         self.kept, self._taps = kept, taps
         self._states = [_Kept() for _ in range(kept)]
         self._covered = np.zeros((kept, blocks), np.uint8)  # slots of each block that a state was folded from
+        self._last = 1  # no state from here on was ever kept
         self._pass = 0
 
     @property
@@ -76,7 +77,7 @@ class StateBook:
     def written(self, slots: Iterable[int] | Int32 | Int64) -> None:
         """Other lines lie in these slots from now on."""
         places = np.asarray(slots, np.int64)
-        over = (self._covered[:, places // BLOCK] > places % BLOCK).any(axis=1)
+        over = (self._covered[: self._last, places // BLOCK] > places % BLOCK).any(axis=1)
         for number in np.flatnonzero(over):
             self._forget(int(number))
 
@@ -89,8 +90,8 @@ class StateBook:
         """Where a pass is cut so that there are states enough, and room for the steps of each part."""
         lines = list(_lines(rows.sequences))
         ends = [end for _, end in lines[self.most_lines - 1 : -1 : self.most_lines]]
-        missing = len(np.setdiff1d(rows.branches, rows.slots))  # of paths, that are in no row
-        if missing > MOST_STEPS // 2:
+        room = MOST_STEPS // 2  # for those of paths that are in no row
+        if len(rows.branches) > room and len(np.setdiff1d(rows.branches, rows.slots)) > room:
             ends += range(1, len(rows))
         return ends
 
@@ -117,7 +118,7 @@ class StateBook:
         table = rows.tables[rows.sequences[first]]
         known = int(np.minimum(rows.contiguous[first:end], rows.lengths[first:end] - 1).min())
         whole, best = table.tobytes(), 0
-        for number, state in enumerate(self._states):
+        for number, state in enumerate(self._states[: self._last]):
             if state.made == self._pass:  # by steps that this pass folds after those that are caught up with
                 continue
             if self._states[best].tokens < state.tokens <= known and whole.startswith(state.blocks):
@@ -180,7 +181,8 @@ class StateBook:
 
     def _fresh(self) -> int:
         """The state longest out of use."""
-        number = min(range(1, self.kept), key=lambda number: (self._states[number].used, number))
+        self._last = min(self._last + 1, self.kept)
+        number = min(range(1, self._last), key=lambda number: (self._states[number].used, number))
         self._forget(number)
         self._states[number].used = self._pass
         return number

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+import numpy as np
+
+from services.generation.target.arrays import Int64
 from services.generation.target.config.config_document import family_of, named_family, read_document
 from services.generation.target.config.layer_specs import (
     EMBEDDING,
@@ -17,7 +22,7 @@ from services.generation.target.config.layer_specs import (
     layer_specs,
 )
 from services.generation.target.errors import ArithmeticUnsupported, TargetError, WeightsInvalid, about
-from services.generation.target.family import CONVOLUTION, NORM
+from services.generation.target.family import CONVOLUTION, DELTA, NORM, StateRule
 from services.generation.target.files.gguf_file import ROPE_FACTORS, ROPE_LONG, ROPE_SHORT, GgufFile, is_gguf
 from services.generation.target.files.safetensors import SafetensorsFiles
 from services.generation.target.files.stored_tensor import StoredTensor
@@ -79,6 +84,49 @@ def open_weights(path: Path) -> Weights:
         WeightsInvalid: a file is missing, truncated or contradicts itself, or a GGUF file holds an unsupported type.
     """
     return GgufFile.open(path) if is_gguf(path) else SafetensorsFiles.open(path, named_family(path))
+
+
+def reader(weights: Weights, config: TargetConfig) -> Callable[[str], StoredTensor]:
+    """Reads tensors as the pass takes them: the heads of a state in its order."""
+    rule = config.rule
+    if rule is None:
+        return weights.tensor
+
+    def read(name: str) -> StoredTensor:
+        tensor, module = weights.tensor(name), ".".join(name.split(".")[3:5])
+        order = heads_in_order(rule, module)
+        return tensor if order is None else _in_order(tensor, order, columns=module.endswith(".out_proj"))
+
+    return read
+
+
+def heads_in_order(rule: StateRule, module: str) -> Int64 | None:
+    """Which output of a module's weights, of out_proj which input, stands in each place; none where all stay."""
+    if not rule.delta or not module.startswith(f"{DELTA}."):
+        return None
+    name, keys, share = module.removeprefix(f"{DELTA}."), rule.keys, rule.values // rule.key_heads
+    heads = np.arange(rule.value_heads).reshape(rule.key_heads, -1)
+    if name == "in_proj_ba":
+        return np.arange(2 * heads.size).reshape(rule.key_heads, 2, -1).swapaxes(0, 1).reshape(-1)
+    if name == "in_proj_qkvz":
+        lines = np.arange(2 * (keys + rule.values)).reshape(rule.key_heads, -1)
+        parts = np.split(lines, [rule.key_dim, 2 * rule.key_dim, 2 * rule.key_dim + share], axis=1)
+        return np.concatenate([part.reshape(-1) for part in parts])
+    if not rule.tiled or rule.converted or name == "norm":
+        return None
+    tiled = heads.T.reshape(-1)
+    values = (tiled[:, None] * rule.value_dim + np.arange(rule.value_dim)).reshape(-1)
+    if name in ("in_proj_qkv", "conv1d"):
+        return np.concatenate([np.arange(2 * keys), 2 * keys + values])
+    return values if name in ("in_proj_z", "out_proj") else tiled
+
+
+def _in_order(tensor: StoredTensor, order: Int64, *, columns: bool) -> StoredTensor:
+    """Rows of a matrix, numbers of a vector, or columns, which only plain numbers can change."""
+    if len(tensor.shape) == 2 and not columns:
+        return replace(tensor, data=tensor.data[order])
+    numbers = tensor.data.reshape(*tensor.shape, -1)
+    return replace(tensor, data=np.take(numbers, order, axis=-2).reshape(tensor.data.shape))
 
 
 _SHOWN = 4  # names in a message
@@ -184,7 +232,7 @@ def check_int8(config: TargetConfig, weights: Weights) -> None:
         for modules in layer.groups:
             storages = [weights.storage(f"{layer.prefix}{module.name}.weight") for module in modules]
             quantised = quantised or any(packed_as(storage).quantised for storage in storages)
-            if len(set(storages)) > 1 and not _stay_apart(modules, alternating=layer.alternates(modules)):
+            if len(set(storages)) > 1 and (layer.alternates(modules) or not stay_apart(modules, storages)):
                 raise ArithmeticUnsupported(
                     f"arithmetic: int8 needs {modules[0].name} and its neighbours in one storage, but layer "
                     f"{layer.prefix.rstrip('.')} has {', '.join(storages)}; use arithmetic float32"
@@ -196,6 +244,7 @@ def check_int8(config: TargetConfig, weights: Weights) -> None:
         )
 
 
-def _stay_apart(modules: Sequence[ModuleSpec], *, alternating: bool) -> bool:
-    """Whether modules in several storages become several matrices (`program.matrices`)."""
-    return not alternating and not any(module.outputs % PANEL for module in modules[:-1])
+def stay_apart(modules: Sequence[ModuleSpec], storages: Sequence[str]) -> bool:
+    """Whether modules in several storages become several matrices, each but the last of whole panels."""
+    ends = accumulate(module.outputs for module in modules)
+    return not any(end % PANEL for end, (one, other) in zip(ends, pairwise(storages), strict=False) if one != other)

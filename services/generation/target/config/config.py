@@ -147,6 +147,7 @@ def _read_gguf(file: GgufFile) -> TargetConfig:
     read = _target_config(found.family, found.config, str(file.path), found.rope_factors)
     return replace(
         read,
+        rule=replace(read.rule, converted=True) if read.rule else None,
         attention_bias=found.attention_bias,
         output_bias=found.output_bias,
         mlp_bias=found.mlp_bias,
@@ -252,7 +253,7 @@ def _target_config(
         chunks=chunks(config, place) if family.chunks else (),
         temperature=_temperature(family, config, place),
         convolutions=convolutions(config, place) if family.convolved else (),
-        rule=delta_rule(config, place) if family.delta else mamba_rule(config, place) if family.mamba else None,
+        rule=delta_rule(config, family, place) if family.delta else mamba_rule(config, place) if family.mamba else None,
         gated=family.gated,
     )
     if family.multipliers:

@@ -331,10 +331,11 @@ def convolutions(config: PreTrainedConfig, place: str) -> tuple[int, ...]:
     return tuple(config.conv_L_cache if kind == "conv" else 0 for kind in layer_types(config, place))
 
 
-def delta_rule(config: PreTrainedConfig, place: str) -> StateRule:
+def delta_rule(config: PreTrainedConfig, family: Family, place: str) -> StateRule:
     """Which layers fold a state, and sizes of its heads."""
     names = ("num_key_heads", "num_value_heads", "key_head_dim", "value_head_dim", "conv_kernel_dim")
-    return _state_rule(DELTA, config, tuple(f"linear_{name}" for name in names), place)
+    rule = _state_rule(DELTA, config, tuple(f"linear_{name}" for name in names), place)
+    return replace(rule, tiled=family.tiled, joined=family.joined)
 
 
 def mamba_rule(config: PreTrainedConfig, place: str) -> StateRule | None:

@@ -190,13 +190,16 @@ def _sizes(file: GgufFile, of: Family) -> dict[str, Any]:
     """Members of config.json; those that memory is taken for before weights are read are held against the weights."""
     metadata, sizes, family = file.metadata, gguf_sizes(file.metadata), of.gguf_name
     heads = metadata.whole(f"{family}.attention.head_count", least=1)
-    hidden, layers = sizes["hidden_size"], sizes["num_hidden_layers"]
+    sizes["num_hidden_layers"] = file.layers
+    hidden, layers = sizes["hidden_size"], file.layers
+    if layers < 1:
+        raise metadata.refused(f"{family}.nextn_predict_layers", f"fewer than {family}.block_count")
     if layers > len(file.names()):
         raise ConfigInvalid(f"{file.path}: {family}.block_count is {layers}, but there are {len(file.names())} tensors")
     own = sizes_by_layer(file, of, sizes) if of.sizes_by_layer else _sizes_of_all(metadata, of, heads, sizes)
     head_dim = own["per_layer_config"][0]["head_dim"] if of.sizes_by_layer else own["head_dim"]
-    first = own["layer_types"].index("full_attention") if of.convolved else 0
-    module, shared = ("qkv_proj", 2 * own["num_key_value_heads"]) if of.fused else ("q_proj", 0)
+    first = own["layer_types"].index("full_attention") if of.convolved or of.delta else 0
+    module, shared = ("qkv_proj", 2 * own["num_key_value_heads"]) if of.fused else ("q_proj", heads * of.gated)
     file.check_shape(f"model.layers.{first}.self_attn.{module}.weight", ((heads + shared) * head_dim, hidden))
     _check_tokens(metadata, sizes["vocab_size"])
     return (
@@ -218,10 +221,42 @@ def _sizes_of_all(metadata: GgufMetadata, family: Family, heads: int, sizes: Map
     _check_attention(metadata, family, head_dim)
     if family.convolved:
         return {"head_dim": head_dim} | _convolved(metadata, name, sizes["num_hidden_layers"])
-    return {
-        "intermediate_size": metadata.whole(f"{name}.feed_forward_length", least=1),
+    own = _states(metadata, name, sizes["num_hidden_layers"]) if family.delta else {}
+    return own | {
+        "intermediate_size": _inner(metadata, family),
         "num_key_value_heads": metadata.whole(f"{name}.attention.head_count_kv", heads, least=1),
         "head_dim": head_dim,
+    }
+
+
+def _inner(metadata: GgufMetadata, family: Family) -> int:
+    """The size of MLPs; where all layers have experts it may be missing."""
+    name, size = family.gguf_name, 0
+    if family.shared_gate:
+        size = metadata.whole(f"{name}.expert_feed_forward_length", 0)
+    return metadata.whole(f"{name}.feed_forward_length", size or None, least=1)
+
+
+def _states(metadata: GgufMetadata, name: str, layers: int) -> dict[str, Any]:
+    """Which layers fold a state, and its sizes, under the names that Mamba's have."""
+    key, interval = f"{name}.attention.recurrent_layers", f"{name}.full_attention_interval"
+    every = metadata.whole(interval, 4, least=1)
+    folding = _of_each(metadata, key, layers, least=0) if key in metadata else [(n + 1) % every for n in range(layers)]
+    if all(folding):
+        raise metadata.refused(key if key in metadata else interval, f"one of {layers} layers that attends")
+    key_heads, value_heads, key_dim, inner, taps = (
+        metadata.whole(f"{name}.ssm.{size}", least=1)
+        for size in ("group_count", "time_step_rank", "state_size", "inner_size", "conv_kernel")
+    )
+    if inner % value_heads:
+        raise metadata.refused(f"{name}.ssm.inner_size", f"a multiple of the {value_heads} of ssm.time_step_rank")
+    return {
+        "layer_types": ["linear_attention" if each else "full_attention" for each in folding],
+        "linear_num_key_heads": key_heads,
+        "linear_num_value_heads": value_heads,
+        "linear_key_head_dim": key_dim,
+        "linear_value_head_dim": inner // value_heads,
+        "linear_conv_kernel_dim": taps,
     }
 
 
@@ -303,10 +338,10 @@ def _experts(metadata: GgufMetadata, family: Family) -> dict[str, Any]:
         return {}
     if family.beside:
         return _beside(metadata, name)
-    inner = metadata.whole(f"{name}.feed_forward_length", least=1)
+    inner = _inner(metadata, family)
     size = metadata.whole(f"{name}.expert_feed_forward_length", inner, least=1)
     members = {
-        ("num_experts" if family.scored_router else "num_local_experts"): metadata.whole(
+        ("num_experts" if family.scored_router or family.shared_gate else "num_local_experts"): metadata.whole(
             f"{name}.expert_count", least=1
         ),
         "num_experts_per_tok": metadata.whole(f"{name}.expert_used_count", least=1),
@@ -315,6 +350,9 @@ def _experts(metadata: GgufMetadata, family: Family) -> dict[str, Any]:
     }
     if family.scored_router:
         return members | _scored(metadata, name)
+    if family.shared_gate:
+        shared = metadata.whole(f"{name}.expert_shared_feed_forward_length", inner, least=1)
+        return members | {"shared_expert_intermediate_size": shared}
     return members | (_llama4(metadata, members, inner) if family.shared_expert else {})
 
 

@@ -85,6 +85,11 @@ def power_of_e(exponents: Float32) -> Float32:
         return np.array([_float32(Decimal(float(x)).exp()) for x in exponents], np.float32)
 
 
+def decay_rates(written: Float32, *, converted: bool) -> Float32:
+    """The rates of a state's decays of what a checkpoint has: their logarithms, or, `converted`, they with a minus."""
+    return -written if converted else power_of_e(written)
+
+
 _EXACT = Context(prec=40, rounding=ROUND_HALF_EVEN)
 _ONE = Decimal(1)
 _PI = Decimal("3.14159265358979323846264338327950288419716939937511")

@@ -43,7 +43,9 @@ _INSIDE = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-_BLOCK = re.compile(r"blk\.(0|[1-9][0-9]{0,8})\.([a-z_0-9.]+)\.(weight|bias|scale)", re.ASCII)
+_BLOCK = re.compile(r"blk\.(0|[1-9][0-9]{0,8})\.([a-z_0-9.]+?)(?:\.(weight|bias|scale))?", re.ASCII)
+_VECTORS = "exp_probs_b", "ssm_dt", "ssm_a"
+"""Modules that are one vector, whatever their names end with."""
 
 ROPE_FACTORS = "rope_freqs.weight"
 """The divisor of each rotary frequency (Llama 3); read with the configuration, not with the weights."""
@@ -57,9 +59,9 @@ def transformers_name(name: str, modules: Mapping[str, str]) -> str:
         layer, module, kind = match.groups()
         if kind == "scale":  # a vector of its own
             module, kind = f"{module}.scale", "weight"
-        if module == "exp_probs_b":  # the same
+        if module in _VECTORS:
             kind = "weight"
-        if found := modules.get(module) or _INSIDE.get(module):
+        if kind and (found := modules.get(module) or _INSIDE.get(module)):
             return f"model.layers.{layer}.{found}.{kind}"
     return _OUTSIDE.get(name, name)
 
@@ -105,13 +107,21 @@ class GgufFile:
         self.path = path
         self.metadata: GgufMetadata = header.metadata
         self._data = data
-        found = gguf_families(str(self.metadata.get("general.architecture")))
-        modules = {name: module for family in found for name, module in family.in_gguf.items()}
-        named = [(transformers_name(name, modules), place) for name, place in header.tensors.items()]
+        own = str(self.metadata.get("general.architecture"))
+        modules = {name: module for family in gguf_families(own) for name, module in family.in_gguf.items()}
+        further = self.metadata.whole(f"{own}.nextn_predict_layers", 0)
+        self.layers = self.metadata.whole(f"{own}.block_count", further) - further
+        tensors = {name: place for name, place in header.tensors.items() if not (further and self._predicts(name))}
+        named = [(transformers_name(name, modules), place) for name, place in tensors.items()]
         parts = [part for name, place in named for part in _parts(path, name, place)]
         self._places: Mapping[str, TensorPlace] = dict(parts)
         if len(self._places) < len(parts):
             raise WeightsInvalid(f"{path}: a tensor is there under two names; expected each once")
+
+    def _predicts(self, name: str) -> bool:
+        """Whether a tensor is one of the layers behind the others that predict further tokens; they are left out."""
+        block = _BLOCK.fullmatch(name)
+        return block is not None and int(block[1]) >= self.layers
 
     @property
     def families(self) -> list[Family]:
@@ -187,6 +197,8 @@ def _parts(path: Path, name: str, place: TensorPlace) -> list[tuple[str, TensorP
     """A tensor of all experts [experts, out, in] or [experts, out] as one for each, of gate and up together as two;
     others as they are.
     """
+    if name.endswith("shared_expert_gate.weight") and len(place.shape) == 1:  # a matrix of one row
+        return [(name, replace(place, shape=(1, *place.shape)))]
     if "{}" not in name or len(place.shape) != (2 if name.endswith(".bias") else 3):
         return [(name, place)]
     count, *shape = place.shape

@@ -144,7 +144,7 @@ class _Stack:
 def parts_of(family: Family | None, entries: Mapping[str, Part]) -> dict[str, Part]:
     """By the names of `config.layer_specs`. Raises WeightsInvalid for stacked experts whose shapes fit nothing."""
     found: dict[str, Part] = {}
-    if family and family.multimodal:
+    if family and (family.multimodal or family.delta):
         named = ((_in_text_part(name), part) for name, part in entries.items())
         entries = {name: part for name, part in named if name}
     if family and family.final_norm != NORM:

@@ -170,7 +170,8 @@ def _fold(module: ir.Module, machine: Machine) -> None:
             return b.select(c.compare(number, "<", record.kept), kept, passing)
 
         line = c.at(record.folded, c.mul(step, record.folded_stride))
-        own = c.mul(c.div(head, share), record.key_dim)
+        tiled = c.compare(record.tiled, "!=", 0)
+        own = c.mul(b.select(tiled, c.rem(head, record.key_heads), c.div(head, share)), record.key_dim)
         query, key = (c.at(line, c.mul(c.add(own, first), 4)) for first in (record.queries_at, record.keys_at))
         value = c.load(c.at(line, c.mul(record.values_at, 4)), c.mul(unit, _BYTES), F32, STATE_LANES)
         decay = c.at(c.at(line, c.mul(decays, 4)), c.mul(head, 4))

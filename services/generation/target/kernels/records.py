@@ -46,8 +46,9 @@ FIELDS: Mapping[str, tuple[str, ...]] = {
         "shifts", "rates", "factor", "folded", "folded_stride", "bias", "delta", "first", "heads_at", "values_at",
     ),
     "fold": (
-        "folded", "folded_stride", "key_heads", "value_heads", "key_dim", "value_dim", "states", "state_size", "kept",
-        "mixed", "mixed_stride", "scratch", "scratch_size", "delta", "queries_at", "keys_at", "values_at", "skips",
+        "folded", "folded_stride", "key_heads", "value_heads", "key_dim", "value_dim", "tiled", "states", "state_size",
+        "kept", "mixed", "mixed_stride", "scratch", "scratch_size", "delta", "queries_at", "keys_at", "values_at",
+        "skips",
     ),
     "normed_gate": (
         "mixed", "mixed_stride", "qkv", "qkv_stride", "first", "heads", "dim", "weight", "epsilon", "delta",

@@ -15,7 +15,7 @@ from services.generation.target.config.layer_specs import (
     LayerSpec,
     ModuleSpec,
 )
-from services.generation.target.config.rope import inverse_root, power_of_e
+from services.generation.target.config.rope import decay_rates, inverse_root
 from services.generation.target.family import CONVOLUTION, StateRule
 from services.generation.target.kernels.attention.layout import LANES
 from services.generation.target.kernels.storages import padded
@@ -138,7 +138,9 @@ def _state(rule: StateRule, prefix: str, read: Read) -> State:
     bias = vector(read, f"{prefix}{rule.convolution}.bias") if rule.biased else np.zeros(rule.convolved, np.float32)
     shifts, rates, norm, *skips = (vector(read, f"{prefix}{name}.weight") for name in rule.vectors)
     weights = np.ascontiguousarray(tensor.values().T)
-    return State(rule, weights, bias, shifts, power_of_e(rates), norm, skips[0] if skips else None)
+    return State(
+        rule, weights, bias, shifts, decay_rates(rates, converted=rule.converted), norm, skips[0] if skips else None
+    )
 
 
 def _inputs(spec: LayerInputsSpec, prefix: str, read: Read) -> LayerInputs:

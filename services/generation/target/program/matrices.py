@@ -16,6 +16,7 @@ from services.generation.target.kernels.records import FIELDS, count_of, record_
 from services.generation.target.kernels.row_operations import LANES, PART
 from services.generation.target.kernels.storages import GROUP, PANEL, padded
 from services.generation.target.program.packing import PackedWeights, pack
+from services.generation.target.weights import stay_apart
 
 
 def linear_record(
@@ -81,11 +82,11 @@ def matrix_of(tensor: StoredTensor, bias: Float32 | None = None, order: Int64 | 
 def side_by_side(modules: Sequence[ModuleSpec], prefix: str, read: Read) -> list[Matrix]:
     """The modules' outputs one after another: one matrix for neighbours in the same storage.
 
-    A matrix writes whole panels. Where one would not end with a panel, all are widened to float32 and become one.
+    A matrix writes whole panels. Where they do not `stay_apart`, all are widened to float32 and become one.
     """
     tensors = [read(f"{prefix}{module.name}.weight") for module in modules]
     storages = [tensor.storage for tensor in tensors]
-    if len(set(storages)) > 1 and any(module.outputs % PANEL for module in modules[:-1]):
+    if not stay_apart(modules, storages):
         tensors = [_widened(tensor) for tensor in tensors]
     matrices, first, start = [], 0, 0
     for end in range(1, len(modules) + 1):

@@ -51,8 +51,9 @@ def folding(
             "bias": state.bias, "first": 0 if rule.delta else rule.values, "heads_at": heads,
         },
         "fold": {
-            **sizes, **given, **own, "states": states, "state_size": states.strides[0], "kept": len(states),
-            "queries_at": queries, "keys_at": keys, "skips": 0 if state.skips is None else state.skips,
+            **sizes, **given, **own, "tiled": int(rule.tiled), "states": states, "state_size": states.strides[0],
+            "kept": len(states), "queries_at": queries, "keys_at": keys,
+            "skips": 0 if state.skips is None else state.skips,
         },
         "normed_gate": {
             **read, **given, "first": rule.convolved if rule.delta else 0, "heads": normed, "epsilon": epsilon,

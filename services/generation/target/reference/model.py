@@ -28,7 +28,7 @@ from services.generation.target.config.layer_specs import (
     ModuleSpec,
     layer_specs,
 )
-from services.generation.target.config.rope import inverse_root, power_of_e, query_scales
+from services.generation.target.config.rope import decay_rates, inverse_root, query_scales
 from services.generation.target.family import CONVOLUTION, NORM, StateRule
 from services.generation.target.reference.operations import (
     ACTIVATIONS,
@@ -57,7 +57,7 @@ from services.generation.target.reference.operations import (
     softplus,
     unit,
 )
-from services.generation.target.weights import Weights
+from services.generation.target.weights import Weights, reader
 
 
 @np.errstate(all="ignore")
@@ -109,7 +109,7 @@ def what_states_give(
     shifts, rates, norm, *skips = vectors
     qkv = silu(short_convolution(qkv, weights, bias))
     times = softplus(pairs[:, -rule.value_heads :] + shifts)
-    decays = exp(-(power_of_e(rates) * times))
+    decays = exp(-(decay_rates(rates, converted=rule.converted) * times))
     if not rule.delta:
         values, keys_, queries = np.split(qkv, [rule.values, rule.values + keys], axis=1)
         queries, keys_ = (each.reshape(tokens, rule.key_heads, -1) for each in (queries, keys_))
@@ -123,6 +123,7 @@ def what_states_give(
         values.reshape(tokens, -1, rule.value_dim),
         decays,
         sigmoid(pairs[:, : rule.value_heads]),
+        tiled=rule.tiled,
     )
     return (rms_norm(found, norm, epsilon) * silu(gates.reshape(found.shape))).reshape(tokens, -1)
 
@@ -149,7 +150,7 @@ class ReferenceModel:
         arithmetic: str = "float32",
     ) -> None:  # fmt: skip
         self._arithmetic = arithmetic
-        self._config, self._weights, self._cache_dtype = config, weights, cache_dtype
+        self._config, self._read, self._cache_dtype = config, reader(weights, config), cache_dtype
         self._updates = adapter.updates if adapter else {}
         self._epsilon = np.float32(config.norm_epsilon)
 
@@ -320,7 +321,7 @@ class ReferenceModel:
         return low_rank(y, x, update.down, update.up, np.float32(update.scale))
 
     def _linear(self, x: Float32, name: str, bias: Operand = ZERO) -> Float32:
-        tensor = self._weights.tensor(name)
+        tensor = self._read(name)
         matrix = quantised(tensor) if self._arithmetic == "int8" else None
         return linear(x, tensor.values(), bias) if matrix is None else linear_int8(x, matrix, bias)
 
@@ -330,4 +331,4 @@ class ReferenceModel:
         return rms_norm(v, (weight + offset if offset else weight) * factor, self._epsilon)
 
     def _weight(self, name: str) -> Float32:
-        return self._weights.tensor(name).values()
+        return self._read(name).values()

@@ -329,19 +329,20 @@ def unit(heads: Float32, factor: np.float32) -> Float32:
 @np.errstate(all="ignore")
 def folded(
     queries: Float32, keys: Float32, values: Float32, decays: Float32, strengths: Float32,
-    skips: Float32 | None = None,
+    skips: Float32 | None = None, *, tiled: bool = False,
 ) -> Float32:  # fmt: skip
     """What states give for each token, from the first on: [tokens, value heads, value size]. They are folded by the
     gated delta rule, or, with skips [value heads], as Mamba-2 does.
 
     Queries and keys are [tokens, key heads, key size], values [tokens, value heads, value size], the others [tokens,
-    value heads].
+    value heads]. Value heads of a key head are neighbours, or, `tiled`, stand as many apart as there are key heads.
     """
     tokens, heads, size = values.shape
-    share, rows = heads // keys.shape[1], keys.shape[2]
+    key_heads, rows = keys.shape[1:]
+    served = np.arange(heads) % key_heads if tiled else np.arange(heads) // (heads // key_heads)
     state, found = np.zeros((heads, rows, size), np.float32), np.zeros_like(values)
     for token in range(tokens):
-        query, key = (np.repeat(each[token], share, axis=0)[..., None] for each in (queries, keys))
+        query, key = (each[token][served][..., None] for each in (queries, keys))
         decay, strength = decays[token][:, None], strengths[token][:, None]
         value = values[token]
         change = (value - decay * _over_rows(state, key) if skips is None else value) * strength

@@ -50,7 +50,8 @@ def test_a_gguf_file_gives_the_bits_of_the_directory(family: str, tmp_path: Path
     path = convert(directory, tmp_path / "tiny.gguf")
     described, read = read_config(directory), read_config(path)
     check_weights(open_weights(path), read)
-    assert replace(described, **{name: getattr(read, name) for name in _FORM}) == read
+    rule = replace(described.rule, converted=True) if described.rule else None
+    assert replace(described, rule=rule, **{name: getattr(read, name) for name in _FORM}) == read
     widths = [len(TOKENS)]
     assert_same_bits(logits_of(target_of(path), widths), logits_of(target_of(directory), widths))
 
@@ -279,6 +280,18 @@ GGUF_FAULTS: dict[str, tuple[str, dict[str, Any], str]] = {
     "fewer layers without experts": (
         "lfm2_moe", {"leading_dense_block_count": 0}, r"layers\.0\.feed_forward\.expert.* missing",
     ),
+    "a state of another key size": (
+        "qwen3_5", {"ssm.state_size": 32}, r"conv1d\.weight has shape \[192, 4\], by the configuration \[256, 4\]",
+    ),
+    "a state of no vectors": ("qwen3_5", {"ssm.state_size": 20}, "key_head_dim is 20; supported: multiples of 16"),
+    "values that heads do not share": ("qwen3_5", {"ssm.inner_size": 130}, "inner_size is 130; expected a multiple of"),
+    "value heads that key heads do not share": ("qwen3_5", {"ssm.group_count": 3}, "4 is not a multiple of .* 3"),
+    "a state in every layer": ("qwen3_5", {"full_attention_interval": 9}, "interval is 9; expected one of 4 layers"),
+    "states in other layers": (
+        "qwen3_5", {"attention.recurrent_layers": [True, True, False, True]}, r"layers\.2\.self_attn|q_proj",
+    ),
+    "kinds of some layers": ("qwen3_5", {"attention.recurrent_layers": [True, False]}, "layers is a list of 2"),
+    "only layers that predict": ("qwen3_5", {"nextn_predict_layers": 4}, "predict_layers is 4; expected fewer than"),
     "inputs of layers that are not there": (
         "gemma4", {"embedding_length_per_layer_input": 20}, "embed_tokens_per_layer.weight.* missing",
     ),
@@ -289,9 +302,41 @@ GGUF_FAULTS: dict[str, tuple[str, dict[str, Any], str]] = {
 def test_what_a_gguf_file_cannot_mean_is_named(fault: str, tmp_path: Path) -> None:
     family, change, message = GGUF_FAULTS[fault]
     directory = make_tiny_model(tmp_path / "directory", **FAMILIES[family])
-    fields = {f"{family.replace('_', '')}.{name}": value for name, value in change.items()}
+    name = {"qwen3_5": "qwen35"}.get(family, family.replace("_", ""))
+    fields = {f"{name}.{option}": value for option, value in change.items()}
     path = convert(directory, tmp_path / "m.gguf", change_metadata=lambda metadata: metadata.update(fields))
     with pytest.raises(TargetError, match=message):
+        check_weights(open_weights(path), read_config(path))
+
+
+def test_layers_that_predict_further_tokens_are_left_out(tmp_path: Path) -> None:
+    """llama.cpp's converter puts them behind the others; without the field that counts them they are refused."""
+    directory = draw_vectors(make_tiny_model(tmp_path / "d", **FAMILIES["qwen3_5"]))
+
+    def further(tensors: dict[str, Any]) -> None:
+        tensors |= {name.replace("blk.3.", "blk.4."): each for name, each in tensors.items() if "blk.3." in name}
+        tensors["blk.4.nextn.eh_proj.weight"] = (0, np.zeros((64, 128), np.float32))
+
+    path = convert(
+        directory, tmp_path / "m.gguf", change_tensors=further,
+        change_metadata=lambda fields: fields.update({"qwen35.block_count": 5, "qwen35.nextn_predict_layers": 1}),
+    )  # fmt: skip
+    check_weights(open_weights(path), read_config(path))
+    assert_same_bits(logits_of(target_of(path)), logits_of(target_of(directory)))
+    path = convert(directory, tmp_path / "n.gguf", change_tensors=further)
+    with pytest.raises(TargetError, match=r"nextn\.eh_proj\.weight.* not known to this architecture"):
+        check_weights(open_weights(path), read_config(path))
+
+
+def test_a_state_that_older_files_have_in_one_tensor_is_refused(tmp_path: Path) -> None:
+    directory = make_tiny_model(tmp_path / "d", **FAMILIES["qwen3_next"])
+
+    def joined(tensors: dict[str, Any]) -> None:
+        qkv, gate = (tensors.pop(f"blk.0.attn_{name}.weight")[1] for name in ("qkv", "gate"))
+        tensors["blk.0.ssm_in.weight"] = (0, np.concatenate([qkv, gate]))
+
+    path = convert(directory, tmp_path / "m.gguf", change_tensors=joined)
+    with pytest.raises(TargetError, match=r"layers\.0\.linear_attn\.in_proj_qkv\.weight"):
         check_weights(open_weights(path), read_config(path))
 
 
@@ -330,6 +375,24 @@ def test_adapters_update_the_modules_that_a_layer_has(family: str, tmp_path: Pat
     adapter = make_tiny_adapter(tmp_path / "a", base, modules=("q_proj", "k_proj", "v_proj", "up_proj"))
     target = load_target(base, adapters={"a": adapter}, cache_tokens=2048)
     assert probe(target).passed
+
+
+@pytest.mark.parametrize("family", ["qwen3_5", "qwen3_next"])
+def test_adapters_of_states_are_the_same_for_a_gguf_file(family: str, tmp_path: Path) -> None:
+    base = draw_vectors(make_tiny_model(tmp_path / "base", **FAMILIES[family]))
+    modules = (
+        ["in_proj_ba", "out_proj", "o_proj"] if family == "qwen3_next" else ["in_proj_qkv", "in_proj_z", "in_proj_b"]
+    )
+    adapter = make_tiny_adapter(tmp_path / "a", base, modules=(*modules, "out_proj"))
+    config = json.loads((adapter / "adapter_config.json").read_bytes()) | {"base_model_name_or_path": None}
+    (adapter / "adapter_config.json").write_text(json.dumps(config))
+    found = []
+    for path in (base, convert(base, tmp_path / "m.gguf")):
+        target, rows, table = load_target(path, adapters={"a": adapter}, cache_tokens=2048), RowsBuilder(), list[int]()
+        target.blocks.extend(table, 40)
+        rows.add_tree(table, 0, TOKENS[:40], range(-1, 39), 0)
+        found.append(target.forward(rows.build()).logits.copy())
+    assert_same_bits(*found)
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from services.generation.target.config.config import read_config
 from services.generation.target.config.layer_specs import layer_specs
 from services.generation.target.cpu import CpuTarget
 from services.generation.target.files.stored_tensor import LAYOUTS
+from services.generation.target.program.matrices import side_by_side
 from services.generation.target.reference.model import Computed, ReferenceModel
 from services.generation.target.reference.operations import fma
 from services.generation.target.rows import RowsBuilder
@@ -27,7 +28,7 @@ from services.generation.target.weights import open_weights
 from tests.examples import examples
 from tests.fakes.converted_gguf import convert
 from tests.fakes.tiny_families import FAMILIES, draw_vectors
-from tests.fakes.tiny_gguf import make_tiny_gguf
+from tests.fakes.tiny_gguf import make_tiny_gguf, random_rows
 from tests.fakes.tiny_head import make_tiny_adapter
 from tests.fakes.tiny_model import make_tiny_model
 from tests.numerics.arithmetic import assert_same_bits
@@ -266,7 +267,7 @@ _WHOLE_BLOCKS = {"hidden": 64, "heads": 4, "kv_heads": 2, "intermediate_size": 1
 
 
 @pytest.mark.parametrize("arithmetic", ["float32", "int8"])
-@pytest.mark.parametrize("architecture", ["phi3", "gemma2", "mixtral", "lfm2"])
+@pytest.mark.parametrize("architecture", ["phi3", "gemma2", "mixtral", "lfm2", "qwen3_5_moe"])
 def test_quantised_files_of_other_families(tmp_path: Path, architecture: str, arithmetic: str) -> None:
     """Fused modules, norms around one and tensors of all experts, in blocks."""
     directory = draw_vectors(make_tiny_model(tmp_path / "d", **(FAMILIES[architecture] | _WHOLE_BLOCKS)))
@@ -275,6 +276,27 @@ def test_quantised_files_of_other_families(tmp_path: Path, architecture: str, ar
     matrices = {weights.storage(name) for name in weights.names() if len(weights.shape(name)) == 2}
     assert "q8_0" in matrices
     check(path, TOKENS[:40], arithmetic=arithmetic)
+
+
+def test_a_state_in_several_storages(tmp_path: Path) -> None:
+    """As files of Q4_K_M have it: each becomes a matrix of its own, and int8 takes them. Blocks hold several heads."""
+    members = FAMILIES["qwen3_5"] | {"hidden": 256, "head_dim": 64, "linear_value_head_dim": 64}
+    directory = draw_vectors(make_tiny_model(tmp_path / "d", **members))
+    storages = {"attn_qkv": "q6_k", "attn_gate": "q8_0", "ssm_out": "q4_k"}
+
+    def stored(tensors: dict[str, Any]) -> None:
+        for name, (_, values) in tensors.items():
+            if storage := storages.get(name.split(".")[-2]):
+                rows = random_rows(storage, *values.shape, np.random.default_rng(0))
+                tensors[name] = (int(LAYOUTS[storage].ggml), rows)
+
+    path = convert(directory, tmp_path / "m.gguf", change_tensors=stored)
+    config, weights = read_config(path), open_weights(path)
+    layer = next(spec for spec in layer_specs(config) if spec.rule)
+    matrices = side_by_side(layer.qkv, layer.prefix, weights.tensor)
+    assert [matrix.weights.storage.name for matrix in matrices] == ["q6_k", "q8_0", "float32"]
+    for arithmetic in ("float32", "int8"):
+        check(path, TOKENS[:20], arithmetic=arithmetic)
 
 
 def test_adapters_of_fused_modules(tmp_path: Path) -> None:

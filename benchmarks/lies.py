@@ -47,7 +47,7 @@ _NOISY = "q8_0 with noise"
 GREEDY = SamplingParams(max_tokens=_MAX_TOKENS)
 NUCLEUS = replace(GREEDY, temperature=0.7, top_p=0.9)
 WARM = replace(GREEDY, temperature=0.8)
-DRAWN = msgspec.structs.replace(HONEST, missed=0.03)
+DRAWN = msgspec.structs.replace(HONEST, missed=0.02)
 """Where the draws of llama-server's seeds are known."""
 HONEST_SAMPLING = {
     "T=0": GREEDY,

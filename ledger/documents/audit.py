@@ -175,7 +175,7 @@ SHORT = 64
 
 _MARGIN_RATE, _MARGIN_ALLOWED = 4.0, 0.007
 _SURPRISE_RATE, _SURPRISE_ALLOWED = 2.0, 1.25
-_MISSED_RATE, _MISSED_ALLOWED = 8.0, 0.01
+_MISSED_RATE, _MISSED_ALLOWED = 8.0, 0.003
 """Steps of `Drift`: so much for what is above this. Calibrated as the thresholds are (docs/benchmarks.md)."""
 
 

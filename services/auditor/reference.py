@@ -21,6 +21,7 @@ from services.generation.engine.sampling.processors import LogitsProcessors, end
 from services.generation.target.arrays import Float32
 
 _NOISE = 0.1  # by which an honest engine's logits may be off the reference's, as a standard deviation
+_NEAR = 0.01  # by which the sum of their probabilities may be off
 
 
 def drawn_by_llama_server(seed: int) -> Iterator[float]:
@@ -118,7 +119,7 @@ def _short_of_kept(logits: Float32, token: int, params: SamplingParams) -> float
 
 
 def _missed(logits: Float32, kept: NDArray[np.float64], token: int, params: SamplingParams, drawn: float) -> float:
-    """How far, as a probability, what llama-server has drawn is from what gives this token.
+    """How far beyond _NEAR, as a probability, what llama-server has drawn is from what gives this token.
 
     Its candidates lie in the order of their logits where top_k or top_p is set, and otherwise of their ids. Those whose
     logits are about the token's may lie before it or behind it.
@@ -134,7 +135,8 @@ def _missed(logits: Float32, kept: NDArray[np.float64], token: int, params: Samp
         smaller = logits[:token].astype(np.float64)
         before = np.exp((smaller[smaller >= kept[-1]] - best) / params.temperature).sum(keepdims=True)
     place = drawn * shares.sum()
-    return float(np.maximum(0.0, np.maximum(before - place, place - before - own)).min() / shares.sum())
+    away = float(np.maximum(before - place, place - before - own).min() / shares.sum())
+    return max(0.0, away - _NEAR)
 
 
 def scored(

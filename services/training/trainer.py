@@ -177,7 +177,8 @@ class Ends:
             return torch.from_numpy(np.array(weights.tensor(name).values(), np.float32))
 
         embeddings = read(EMBEDDING)
-        return cls(embeddings, read(NORM) * config.logit_scale, embeddings if config.tied_embeddings else read(HEAD))
+        norm = (read(NORM) + config.norm_offset) * config.logit_scale
+        return cls(embeddings, norm, embeddings if config.tied_embeddings else read(HEAD))
 
     def teacher(self, epsilon: float, target_ids: Tensor) -> Teacher:
         return Teacher(self.norm, self.head, epsilon, target_ids)

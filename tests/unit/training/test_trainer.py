@@ -10,9 +10,11 @@ import pytest
 import torch
 
 from services.generation.drafting.eagle3.head_pass import Head
+from services.generation.target.rows import RowsBuilder
 from services.training.answering import Answer
 from services.training.plan import LessonPlan, Minutes, OutputInvalid, Steps
 from services.training.trainer import (
+    Ends,
     Muon,
     Trainer,
     coverage,
@@ -23,6 +25,8 @@ from services.training.trainer import (
     rate_factor,
 )
 from services.training.unroll import Passes
+from tests.fakes.tiny_families import FAMILIES, draw_vectors
+from tests.fakes.tiny_model import TOKENS, make_tiny_model, target_of
 from tests.unit.training.material import Material
 
 TOTAL_STEPS = 12
@@ -39,6 +43,20 @@ def trainer_of(material: Material, precision: str = "float32") -> Trainer:
     return Trainer(
         material.head(), material.teacher(), material.answers, material.recordings, plan, Steps(TOTAL_STEPS), CPU
     )
+
+
+@pytest.mark.parametrize("family", ["gemma2", "granite"])
+def test_norm_and_output_matrix_of_a_base_give_its_tokens(family: str, tmp_path: Path) -> None:
+    """Of norms around one, and of logits that are scaled."""
+    base = draw_vectors(make_tiny_model(tmp_path, **FAMILIES[family]))
+    target, rows, table = target_of(base), RowsBuilder(), list[int]()
+    target.blocks.extend(table, 60)
+    rows.add_tree(table, 0, TOKENS[:60], range(-1, 59))
+    output, ends = target.forward(rows.build(), (target.config.layers,)), Ends.read(base, target.config)
+    hidden = torch.nn.functional.rms_norm(
+        torch.from_numpy(output.features), (64,), ends.norm, target.config.norm_epsilon
+    )
+    assert (hidden @ ends.head.T).argmax(dim=1).tolist() == output.logits.argmax(axis=1).tolist()
 
 
 @pytest.mark.slow

@@ -16,8 +16,8 @@ import numpy as np
 from ledger.encoding.text_forms import cid_of_json
 from services.generation.target.arrays import Float32
 from services.generation.target.config.config_document import read_json_object
+from services.generation.target.config.layer_specs import layer_specs
 from services.generation.target.errors import AdapterInvalid, AdapterUnsupported, ModelNotFound, WeightsInvalid
-from services.generation.target.families import BY_NAME
 from services.generation.target.files.safetensors import FLOATS, Part, floats, read_parts
 from services.generation.target.sizes import MOST_RANK
 from services.generation.target.weights import expected_shapes, heads_in_order
@@ -66,24 +66,12 @@ MODULES = (
     "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj",
     "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj",
 )  # fmt: skip
-FUSED_MODULES = ("self_attn.qkv_proj", "self_attn.o_proj", "mlp.gate_up_proj", "mlp.down_proj")
-CONVOLVED_MODULES = (
-    "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.out_proj", "conv.in_proj", "conv.out_proj",
-    "feed_forward.w1", "feed_forward.w2", "feed_forward.w3",
+_TARGETS = (
+    "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "qkv_proj", "gate_up_proj", "in_proj",
+    "out_proj", "w1", "w2", "w3", "in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "in_proj_qkvz", "in_proj_ba",
+    "input_linear", "output_linear",
 )  # fmt: skip
-STATE_MODULES = (
-    *MODULES, *(f"linear_attn.in_proj_{name}" for name in ("qkv", "z", "b", "a", "qkvz", "ba")), "linear_attn.out_proj",
-)  # fmt: skip
-HYBRID_MODULES = (
-    *MODULES[:4], "mamba.in_proj", "mamba.out_proj", "shared_mlp.input_linear", "shared_mlp.output_linear",
-)  # fmt: skip
-SUPPORTED = (
-    "q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj, of fused models qkv_proj, gate_up_proj, "
-    "of LFM2 in_proj, out_proj, w1, w2, w3, of Qwen3.5 in_proj_qkv, in_proj_z, in_proj_b, in_proj_a, out_proj, "
-    "of Qwen3-Next in_proj_qkvz, in_proj_ba, of Granite 4 in_proj, out_proj, input_linear, output_linear"
-)
-_ALL = MODULES + FUSED_MODULES + CONVOLVED_MODULES + STATE_MODULES + HYBRID_MODULES
-_TARGETS = {module.rpartition(".")[2] for module in _ALL}
+SUPPORTED = ", ".join(_TARGETS)
 _MOST_ALPHA = 3.4e38  # float32 reaches a little further
 
 _READ = {
@@ -390,13 +378,9 @@ def read_adapter(name: str, directory: Path, base: TargetConfig, base_directory:
 
 
 def _modules(base: TargetConfig) -> tuple[str, ...]:
-    """Modules that can be adapted; experts cannot."""
-    modules: tuple[str, ...] = STATE_MODULES if base.rule else MODULES
-    if BY_NAME[base.architecture].mamba:
-        return HYBRID_MODULES
-    if base.fused or base.convolutions:
-        modules = FUSED_MODULES if base.fused else CONVOLVED_MODULES
-    return tuple(module for module in modules if not (base.experts and module.startswith("mlp.")))
+    """Linear layers of decoder layers, which can be adapted; where there are experts, no MLP can."""
+    names = (module.name for layer in layer_specs(base) for group in layer.linears for module in group)
+    return tuple(dict.fromkeys(name for name in names if not (base.experts and name.startswith(f"{base.mlp}."))))
 
 
 def _check_base(config: AdapterConfig, directory: Path, base_cid: str) -> None:

@@ -103,7 +103,9 @@ class Index(Protocol):
         ...
 
     def indexes_of_envelopes(self, digests: Sequence[bytes]) -> Mapping[bytes, int]:
-        """Where envelopes stand, by the SHA-256 of their canonical bytes; only those that do. At most 1,000 at once."""
+        """Where envelopes of other documents than receipts stand, by the SHA-256 of their canonical bytes; only those
+        that do. At most 1,000 at once.
+        """
         ...
 
     def indexes_of_receipts(self, receipt_ids: Sequence[str]) -> Mapping[str, int]:

@@ -51,7 +51,7 @@ class BatchPlan:
 
     `places` has, for each envelope in order, the index where it stands or will stand, or why it has none. `records` are
     to be written, and `halts` is the state after them. `by_digest` and `by_receipt_id` know all names of the batch that
-    the log holds, and those that are new.
+    the log holds, and those that are new; receipts that the log holds, by their ids alone.
     `erased` has the receipts that erasures among the records are about, with their indexes.
     """
 
@@ -74,6 +74,8 @@ class BatchPlan:
             return self.by_digest[digest]
         if isinstance(document, Receipt) and document.receipt_id in self.by_receipt_id:
             taken = self.by_receipt_id[document.receipt_id]
+            if taken < self.size and self.store.entry(taken) == entry_bytes(taken, admitted.envelope):
+                return taken
             raise Conflict(f"entry {taken} holds another receipt with the id {document.receipt_id}")
         if isinstance(document, Erasure):
             self._refuse_second(document)
@@ -117,11 +119,12 @@ class BatchPlan:
 def plan_batch(store: EntryStore, state: LogState, batch: Sequence[Admitted]) -> BatchPlan:
     """Place the envelopes of a batch in order after `state`. Raises StoreError."""
     receipts = [admitted.document for admitted in batch if isinstance(admitted.document, Receipt)]
+    others = [admitted.envelope_digest for admitted in batch if not isinstance(admitted.document, Receipt)]
     plan = BatchPlan(
         store,
         state.frontier.size,
         state.halts,
-        dict(store.indexes_of_envelopes([admitted.envelope_digest for admitted in batch])),
+        dict(store.indexes_of_envelopes(others)),
         dict(store.indexes_of_receipts([receipt.receipt_id for receipt in receipts])),
     )
     for admitted in batch:

@@ -60,11 +60,14 @@ def insert_rows(connection: Connection, table: Table, rows: Sequence[Mapping[str
         connection.exec_driver_sql(statement, tuple(row[name] for row in some for name in names))
 
 
-def indexes_by(connection: Connection, table: Table, name: str, values: Sequence[Any]) -> dict[Any, int]:
+def indexes_by(
+    connection: Connection, table: Table, name: str, values: Sequence[Any], where: str = "true"
+) -> dict[Any, int]:
     """The index of each row whose column `name` holds one of `values`, by that value; without SQLAlchemy, too."""
     if not values:
         return {}
-    statement = f'SELECT "{name}", "index" FROM {table.name} WHERE "{name}" IN ({_marks(connection, len(values))})'
+    among = f'"{name}" IN ({_marks(connection, len(values))})'
+    statement = f'SELECT "{name}", "index" FROM {table.name} WHERE {where} AND {among}'
     return {row[0]: row[1] for row in connection.exec_driver_sql(statement, tuple(values))}
 
 

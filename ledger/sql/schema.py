@@ -27,7 +27,7 @@ from sqlalchemy import (
 from ledger.errors import StoreDamaged, StoreError
 from ledger.sql.database import store_errors
 
-REVISION = 7
+REVISION = 8
 """The number of these tables, counted up where they change. A store refuses a database with another one."""
 
 metadata = MetaData()
@@ -43,7 +43,7 @@ leaves = Table(
     Column("index", _Place, primary_key=True, autoincrement=False),
     Column("kind", String, nullable=False),
     Column("entry", LargeBinary, nullable=False),
-    Column("envelope_digest", LargeBinary, nullable=False, unique=True),
+    Column("envelope_digest", LargeBinary, nullable=False),
     Column("chain", LargeBinary, nullable=False),  # the running hash: `entry.chained`
     Index("leaves_by_kind", "kind", "index"),  # a poll for some kinds reads from where it left off
     CheckConstraint('"index" >= 0', name="leaves_index_is_not_negative"),
@@ -70,6 +70,10 @@ receipts = Table(
 for _name in ("head_cid", "adapter_cid"):  # null for most receipts: an index of the others costs the rest nothing
     _given = receipts.c[_name].is_not(None)
     Index(f"receipts_by_{_name}", receipts.c[_name], receipts.c.index, sqlite_where=_given, postgresql_where=_given)
+
+# Receipts are told apart by their ids, which begin with a time: digests would fall all over an index of them.
+_no_receipt = leaves.c.kind != "receipt"
+Index("leaves_by_digest", leaves.c.envelope_digest, unique=True, sqlite_where=_no_receipt, postgresql_where=_no_receipt)
 
 verdicts = Table(
     "verdicts",
@@ -135,7 +139,8 @@ _SQLITE = (
     # REPLACE deletes without firing a DELETE trigger, so a row that is in the way has to be refused at the INSERT.
     "CREATE TRIGGER leaves_refuse_replace BEFORE INSERT ON leaves "
     'WHEN NEW."index" <> (SELECT coalesce(max("index"), -1) + 1 FROM leaves) '
-    "OR EXISTS (SELECT 1 FROM leaves WHERE envelope_digest = NEW.envelope_digest) "
+    "OR NEW.kind <> 'receipt' "
+    "AND EXISTS (SELECT 1 FROM leaves WHERE kind <> 'receipt' AND envelope_digest = NEW.envelope_digest) "
     "BEGIN SELECT RAISE(ABORT, 'entries are appended in order, each once'); END",
     "CREATE TRIGGER checkpoints_refuse_replace BEFORE INSERT ON checkpoints "
     "WHEN EXISTS (SELECT 1 FROM checkpoints WHERE size = NEW.size) "

@@ -352,7 +352,7 @@ class SqlEntryStore:
 
     def indexes_of_envelopes(self, digests: Sequence[bytes]) -> Mapping[bytes, int]:
         with self._database.reading() as connection:
-            return indexes_by(connection, leaves, "envelope_digest", digests)
+            return indexes_by(connection, leaves, "envelope_digest", digests, "kind <> 'receipt'")
 
     def indexes_of_receipts(self, receipt_ids: Sequence[str]) -> Mapping[str, int]:
         with self._database.reading() as connection:

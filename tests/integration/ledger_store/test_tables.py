@@ -13,7 +13,7 @@ from ledger.log.sequencer import Sequencer
 from ledger.sql.schema import REVISION
 from ledger.sql.store import SqlEntryStore
 from tests.postgres import url_of
-from tests.unit.ledger.builders import KEYS, ORIGIN, TRUSTED, signed_receipt
+from tests.unit.ledger.builders import KEYS, ORIGIN, TRUSTED, retention, signed, signed_receipt
 
 REWRITES = (
     "UPDATE leaves SET kind = kind",
@@ -30,6 +30,7 @@ def fill(target: Path | str, keys: Path | None = None) -> None:
     ):
         for number in range(2):
             sequencer.append(signed_receipt(number)).result()
+        sequencer.append(signed(retention(30))).result()
 
 
 @pytest.mark.parametrize(
@@ -37,7 +38,7 @@ def fill(target: Path | str, keys: Path | None = None) -> None:
     [
         *REWRITES,
         "INSERT OR REPLACE INTO leaves SELECT \"index\", 'a', entry, x'07', chain FROM leaves WHERE \"index\" = 1",
-        "INSERT OR REPLACE INTO leaves SELECT 2, kind, entry, envelope_digest, chain FROM leaves WHERE \"index\" = 0",
+        "INSERT OR REPLACE INTO leaves SELECT 3, kind, entry, envelope_digest, chain FROM leaves WHERE \"index\" = 2",
         "INSERT INTO leaves SELECT 7, kind, entry, x'07', chain FROM leaves WHERE \"index\" = 0",
         "INSERT OR REPLACE INTO checkpoints SELECT 2, x'00'",
         "INSERT INTO fence VALUES (1, 1)",
@@ -90,5 +91,5 @@ def test_tables_of_another_version_are_left_as_they_are(postgres_url: str, tmp_p
         with pytest.raises(StoreError):
             SqlEntryStore.open_for_reading(url)
         with engine.begin() as connection:
-            assert connection.execute(text("SELECT count(*) FROM leaves")).scalar() == 2
+            assert connection.execute(text("SELECT count(*) FROM leaves")).scalar() == 3
         engine.dispose()

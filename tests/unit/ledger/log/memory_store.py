@@ -82,7 +82,8 @@ class MemoryEntryStore:
         return self._tiles[level, number]
 
     def indexes_of_envelopes(self, digests: Sequence[bytes]) -> Mapping[bytes, int]:
-        return {r.envelope_digest: r.index for r in self._records if r.envelope_digest in digests}
+        others = (record for record in self._records if not isinstance(record.document, Receipt))
+        return {record.envelope_digest: record.index for record in others if record.envelope_digest in digests}
 
     def indexes_of_receipts(self, receipt_ids: Sequence[str]) -> Mapping[str, int]:
         return {receipt.receipt_id: index for index, receipt in self._receipts() if receipt.receipt_id in receipt_ids}

@@ -18,6 +18,7 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 from services.generation.target.arrays import Bytes
 from services.generation.target.files.stored_tensor import LAYOUTS
 from tests.fakes.tiny_model import END, PAD, SPECIAL_TOKENS, TEMPLATE, tiny_tokenizer
+from tests.numerics.vectors import random_rows
 
 _ARCHITECTURES = {"llama": MODEL_ARCH.LLAMA, "qwen2": MODEL_ARCH.QWEN2, "qwen3": MODEL_ARCH.QWEN3}
 
@@ -122,25 +123,6 @@ def write_gguf(
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-
-
-def random_rows(storage: str, rows: int, columns: int, random: np.random.Generator) -> Bytes:
-    """[rows, bytes of a row]: any integers in the blocks, scales and numbers about 0.05."""
-    layout = LAYOUTS[storage]
-    count = rows * (columns // layout.weights)
-    if storage == "mxfp4":
-        blocks = random.integers(0, 256, (count, layout.size), np.uint8)
-        blocks[:, 0] = random.integers(119, 123, count)
-        return blocks.reshape(rows, -1)
-    if not layout.halves:
-        numbers = random.normal(0, 0.05, rows * columns).astype(np.float32)
-        if storage == "bfloat16":
-            return (numbers.view(np.uint32) >> 16).astype("<u2").view(np.uint8).reshape(rows, -1)
-        return numbers.astype("<f2" if storage == "float16" else "<f4").view(np.uint8).reshape(rows, -1)
-    blocks = random.integers(0, 256, (count, layout.size), np.uint8)
-    scales = random.uniform(0.0005, 0.005, (count, layout.halves // 2)).astype("<f2").view(np.uint8)
-    blocks[:, layout.halves_at : layout.halves_at + layout.halves] = scales
-    return blocks.reshape(rows, -1)
 
 
 def tokenizer_metadata(vocab: int) -> dict[str, Any]:

@@ -2,17 +2,22 @@
 
     python -m tests.numerics.digest <storage>,… <model directory> …
 
-holds kernels for weights in these storages, and prints the instruction set and SHA-256 of the logits of each model.
-KOLM_INSTRUCTION_SET chooses the instruction set of a process.
+holds kernels for weights in these storages, and prints the instruction set and SHA-256 of the logits of each model;
+without a model, products of whole numbers alone. KOLM_INSTRUCTION_SET chooses the instruction set of a process.
 """
 
 from __future__ import annotations
 
+# ruff: noqa: E402 - importing torch takes most of the time, and nothing here needs it
 import sys
 from collections.abc import Collection
 from pathlib import Path
 
 import numpy as np
+
+from services.generation.target.without_torch import spare_torch
+
+spare_torch()
 
 from services.generation.target.config.config import read_config
 from services.generation.target.cpu import CpuTarget
@@ -21,13 +26,12 @@ from services.generation.target.kernels.machine import this_machine
 from services.generation.target.kernels.storages import GROUP, packed_as
 from services.generation.target.rows import RowsBuilder
 from services.generation.target.weights import open_weights
-from tests.fakes.tiny_gguf import random_rows
 from tests.numerics.arithmetic import assert_same_bits
 from tests.numerics.exponential import exponential_by_kernel
 from tests.numerics.kernels import KernelArithmetic
 from tests.numerics.model import by_kernels, check_model, digest
 from tests.numerics.reference import ReferenceArithmetic
-from tests.numerics.vectors import SECTIONS, check, read, values_of
+from tests.numerics.vectors import SECTIONS, check, random_rows, read, values_of
 
 _LENGTH = 200
 _ROWS = (*range(1, 19), 24, 31, 32, 33, 47)
@@ -76,10 +80,11 @@ def check_integer_layers(storages: Collection[str]) -> None:
 
 
 def main() -> None:
-    storages = sys.argv[1].split(",")
-    check_vectors(storages)
+    storages, *directories = sys.argv[1].split(","), *map(Path, sys.argv[2:])
+    if directories:
+        check_vectors(storages)
     check_integer_layers(storages)
-    print(this_machine().name, *(logits_digest(Path(directory)) for directory in sys.argv[2:]))
+    print(this_machine().name, *map(logits_digest, directories))
 
 
 if __name__ == "__main__":

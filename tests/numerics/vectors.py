@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from services.generation.target.arrays import Float32
+from services.generation.target.arrays import Bytes, Float32
 from services.generation.target.family import StateRule, Temperature
-from services.generation.target.files.stored_tensor import StoredTensor
+from services.generation.target.files.stored_tensor import LAYOUTS, StoredTensor
 from tests.numerics.arithmetic import Arithmetic, Heads, assert_same_bits
 
 FOLDER = Path(__file__).parents[1] / "vectors" / "numerics"
@@ -45,6 +45,25 @@ def weights(tensor: StoredTensor) -> dict[str, Any]:
 def tensor_of(name: str, written: Mapping[str, Any]) -> StoredTensor:
     data = np.frombuffer(bytes.fromhex(written["bytes"]), np.uint8)
     return StoredTensor.of_bytes(name, written["storage"], tuple(written["shape"]), data)
+
+
+def random_rows(storage: str, rows: int, columns: int, random: np.random.Generator) -> Bytes:
+    """[rows, bytes of a row]: any integers in the blocks, scales and numbers about 0.05."""
+    layout = LAYOUTS[storage]
+    count = rows * (columns // layout.weights)
+    if storage == "mxfp4":
+        blocks = random.integers(0, 256, (count, layout.size), np.uint8)
+        blocks[:, 0] = random.integers(119, 123, count)
+        return blocks.reshape(rows, -1)
+    if not layout.halves:
+        numbers = random.normal(0, 0.05, rows * columns).astype(np.float32)
+        if storage == "bfloat16":
+            return (numbers.view(np.uint32) >> 16).astype("<u2").view(np.uint8).reshape(rows, -1)
+        return numbers.astype("<f2" if storage == "float16" else "<f4").view(np.uint8).reshape(rows, -1)
+    blocks = random.integers(0, 256, (count, layout.size), np.uint8)
+    scales = random.uniform(0.0005, 0.005, (count, layout.halves // 2)).astype("<f2").view(np.uint8)
+    blocks[:, layout.halves_at : layout.halves_at + layout.halves] = scales
+    return blocks.reshape(rows, -1)
 
 
 def check(name: str, arithmetic: Arithmetic, turns: int = 1, storages: Collection[str] | None = None) -> None:

@@ -22,12 +22,11 @@ from services.generation.target.family import DELTA, MAMBA, StateRule
 from services.generation.target.files.stored_tensor import LAYOUTS, StoredTensor
 from services.generation.target.reference import operations
 from services.generation.target.weights import expected_shapes
-from tests.fakes.tiny_gguf import random_rows
 from tests.numerics.arithmetic import any_bits
 from tests.numerics.model import Model, WrittenWeights, by_reference, digest
 from tests.numerics.reference import ReferenceArithmetic
 from tests.numerics.sampling import ReferenceSampling, bits64, functions, noises, outcome
-from tests.numerics.vectors import SECTIONS, Case, array, values_of, weights
+from tests.numerics.vectors import SECTIONS, Case, array, random_rows, values_of, weights
 
 HERE = Path(__file__).parent
 _FIRST = ("float32", "bfloat16", "float16", "q8_0", "q4_0", "q4_1", "q4_k", "q5_k", "q6_k")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.numpy import load_file, save_file
 
 from services.generation.drafting.block.block_checkpoint import BlockHead
 from services.generation.drafting.eagle3.head_pass import Head
@@ -52,9 +54,23 @@ def train(base: Path, prompts: Path, out: Path, *more: object) -> Ended:
     return kolm("heads", "train", base, "--prompts", prompts, "--out", out, *SHORT, *more)
 
 
-def test_a_head_is_trained_measured_and_loads_for_its_base(base: Path, prompts: Path, tmp_path: Path) -> None:
-    out = tmp_path / "head"
-    code, printed, talk = train(base, prompts, out, "--draft-vocabulary", "64", "--json")
+@pytest.fixture(scope="module")
+def straight(base: Path, prompts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A head of a run that nothing interrupted; its work folder is beside it."""
+    out = tmp_path_factory.mktemp("straight") / "head"
+    assert train(base, prompts, out).code == 0
+    return out
+
+
+@pytest.fixture(scope="module")
+def small(base: Path, prompts: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Ended]:
+    """A head of few words, and what its training said."""
+    out = tmp_path_factory.mktemp("small") / "head"
+    return out, train(base, prompts, out, "--draft-vocabulary", "64", "--json")
+
+
+def test_a_head_is_trained_measured_and_loads_for_its_base(base: Path, small: tuple[Path, Ended]) -> None:
+    out, (code, printed, talk) = small
     assert code == 0, talk
     assert "float32" in talk
     figures = json.loads(printed)["held_out_acceptance"]
@@ -109,10 +125,10 @@ def test_no_held_out_prompt_is_trained_on(
 
 @pytest.mark.parametrize("recompute", [False, True])
 def test_after_ctrl_c_the_same_command_goes_on_to_the_same_bits(
-    recompute: bool, base: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    recompute: bool, straight: Path, base: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Whether features are kept or computed again makes no difference either."""
     more = ["--recompute"] if recompute else []
-    assert train(base, prompts, tmp_path / "straight", *more)[0] == 0
     step = Trainer.step
 
     def interrupted(self: Trainer) -> StepReport:
@@ -126,8 +142,7 @@ def test_after_ctrl_c_the_same_command_goes_on_to_the_same_bits(
     monkeypatch.undo()
     done = train(base, prompts, tmp_path / "head", *more)
     assert (done.code, "2 steps" in done.err) == (0, True)  # of before
-    weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("straight", "head")]
-    assert weights[0] == weights[1]
+    assert (tmp_path / "head/model.safetensors").read_bytes() == (straight / "model.safetensors").read_bytes()
     assert (tmp_path / "head.work" / "train" / RECORDINGS).exists() is not recompute
 
 
@@ -152,48 +167,34 @@ def test_answering_that_time_has_ended_is_not_taken_up_again(
     assert answers.read_bytes() == before
 
 
-def test_kept_and_recomputed_features_make_the_same_head(base: Path, prompts: Path, tmp_path: Path) -> None:
-    assert train(base, prompts, tmp_path / "kept")[0] == 0
-    assert train(base, prompts, tmp_path / "recomputed", "--recompute")[0] == 0
-    weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("kept", "recomputed")]
-    assert weights[0] == weights[1]
-
-
-def test_a_head_goes_on_from_another_and_keeps_its_shape(base: Path, prompts: Path, tmp_path: Path) -> None:
-    assert train(base, prompts, tmp_path / "first", "--draft-vocabulary", "64")[0] == 0
-    code, _, talk = train(base, prompts, tmp_path / "second", "--start-from", str(tmp_path / "first"))
-    assert code == 0, talk
-    first, second = (load_head(tmp_path / name, read_config(base)) for name in ("first", "second"))
-    assert first.config == second.config
-    assert (first.target_ids == second.target_ids).all()
-    assert not np.array_equal(first.tensors["fc.weight"], second.tensors["fc.weight"])
-
-
-def test_a_head_that_goes_on_keeps_its_own_rotations_and_length(base: Path, prompts: Path, tmp_path: Path) -> None:
+def test_a_head_goes_on_from_another_and_keeps_its_shape_rotations_and_length(
+    small: tuple[Path, Ended], base: Path, prompts: Path, tmp_path: Path
+) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
-    assert train(base, prompts, first, "--draft-vocabulary", "64")[0] == 0
-    config = json.loads((first / "config.json").read_text())
-    config["rope_parameters"]["rope_theta"], config["max_position_embeddings"] = 77_000.0, 640
-    (first / "config.json").write_text(json.dumps(config))
-    code, _, talk = train(base, prompts, second, "--start-from", str(first))
+    shutil.copytree(small[0], first)
+    document = json.loads((first / "config.json").read_text())
+    document["rope_parameters"]["rope_theta"], document["max_position_embeddings"] = 77_000.0, 640
+    (first / "config.json").write_text(json.dumps(document))
+    code, _, talk = train(base, prompts, second, "--start-from", first)
     assert code == 0, talk
-    assert json.loads((second / "config.json").read_text()) == config
+    assert json.loads((second / "config.json").read_text()) == document
+    before, after = (load_head(folder, read_config(base)) for folder in (first, second))
+    assert before.config == after.config
+    assert (before.target_ids == after.target_ids).all()
+    assert not np.array_equal(before.tensors["fc.weight"], after.tensors["fc.weight"])
+    tensors = load_file(first / "model.safetensors")
+    tensors["fc.weight"] += 1.0
+    save_file(tensors, first / "model.safetensors")  # another head cannot go on with that run
+    assert train(base, prompts, tmp_path / "again", "--start-from", first, "--work", tmp_path / "second.work").code == 2
 
 
-def test_another_head_cannot_go_on_with_a_run(base: Path, prompts: Path, tmp_path: Path) -> None:
-    for name, seed in (("one", "1"), ("two", "2")):
-        assert train(base, prompts, tmp_path / name, "--draft-vocabulary", "64", "--seed", seed)[0] == 0
-    work = ("--work", str(tmp_path / "work"))
-    assert train(base, prompts, tmp_path / "out", "--start-from", str(tmp_path / "one"), *work)[0] == 0
-    assert train(base, prompts, tmp_path / "again", "--start-from", str(tmp_path / "two"), *work)[0] == 2
-
-
-def test_a_head_that_goes_on_may_draft_more_than_before(base: Path, prompts: Path, tmp_path: Path) -> None:
-    assert train(base, prompts, tmp_path / "first", "--draft-vocabulary", "64")[0] == 0
-    more = ("--start-from", str(tmp_path / "first"), "--draft-vocabulary", "96")
+def test_a_head_that_goes_on_may_draft_more_than_before(
+    small: tuple[Path, Ended], base: Path, prompts: Path, tmp_path: Path
+) -> None:
+    more = ("--start-from", small[0], "--draft-vocabulary", "96")
     code, _, talk = train(base, prompts, tmp_path / "second", *more)
     assert code == 0, talk
-    first, second = (load_head(tmp_path / name, read_config(base)) for name in ("first", "second"))
+    first, second = (load_head(folder, read_config(base)) for folder in (small[0], tmp_path / "second"))
     assert second.config == replace(first.config, draft_vocab_size=96)
     assert set(first.target_ids.tolist()) < set(second.target_ids.tolist())
 
@@ -269,9 +270,9 @@ def test_an_out_folder_that_is_in_use_is_never_written_over(base: Path, prompts:
     assert [path.name for path in (tmp_path / "head").iterdir()] == ["thesis.txt"]
 
 
-def test_a_work_folder_of_another_run_is_refused(base: Path, prompts: Path, tmp_path: Path) -> None:
-    assert train(base, prompts, tmp_path / "head", "--work", str(tmp_path / "work"))[0] == 0
-    assert train(base, prompts, tmp_path / "other", "--work", str(tmp_path / "work"), "--seed", "9")[0] == 2
+def test_a_work_folder_of_another_run_is_refused(straight: Path, base: Path, prompts: Path, tmp_path: Path) -> None:
+    work = straight.with_name("head.work")
+    assert train(base, prompts, tmp_path / "other", "--work", work, "--seed", "9")[0] == 2
 
 
 def test_a_full_disk_ends_the_run_and_loses_nothing(

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.generation.deployment import Deployment
+from tests.integration.generation.deployment import PATIENCE, Deployment
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "clients.md").read_text("utf-8")
@@ -48,7 +48,7 @@ def need(*found: object) -> None:
 async def answer(deployment: Deployment, command: list[str], cwd: Path | None = None) -> str:
     """The output of a program that asks a new server."""
     await deployment.start_generation()
-    asking = partial(subprocess.run, cwd=cwd, capture_output=True, text=True, check=False)
+    asking = partial(subprocess.run, cwd=cwd, capture_output=True, text=True, check=False, timeout=PATIENCE)
     done = await asyncio.to_thread(asking, [*command, deployment.generation_address])
     assert done.returncode == 0, done.stderr
     return str(done.stdout)
@@ -63,6 +63,9 @@ async def test_node(deployment: Deployment, tmp_path: Path) -> None:
     assert re.search(r"\S.*\nreceipt [0-9a-f-]{36}\n$", said, re.DOTALL)
 
 
+run = partial(subprocess.run, check=True, timeout=PATIENCE)
+
+
 def built(folder: Path) -> Path:
     """The program in Go."""
     generated, built = folder / "src", folder / "program"
@@ -71,13 +74,14 @@ def built(folder: Path) -> Path:
     protos = sorted((ROOT / "protos" / "kolm" / "generation" / "v1").glob("*.proto"))
     roots = (ROOT / "protos", ROOT / "protos" / "third_party", resources.files("grpc_tools") / "_proto")
     command = [sys.executable, "-m", "grpc_tools.protoc", *(f"-I{root}" for root in roots)]
-    subprocess.run([*command, f"--go_out={generated}", f"--go-grpc_out={generated}", *map(str, protos)], check=True)
+    run([*command, f"--go_out={generated}", f"--go-grpc_out={generated}", *map(str, protos)])
     places = {"GOPATH": f"{folder}:{NEWER}:{DEBIAN}", "GOCACHE": str(ROOT / ".cache" / "go-build")}
     environment = {**os.environ, "GO111MODULE": "off", **places}
-    subprocess.run(["go", "build", "-o", str(built), "ask"], env=environment, check=True)
+    run(["go", "build", "-o", str(built), "ask"], env=environment)
     return built
 
 
+@pytest.mark.long
 async def test_go(deployment: Deployment, tmp_path: Path) -> None:
     sources = (DEBIAN / "src" / "google.golang.org" / "grpc", NEWER / "src")
     need(*map(shutil.which, ("go", "protoc-gen-go", "protoc-gen-go-grpc")), all(each.is_dir() for each in sources))
@@ -92,11 +96,12 @@ def compiled(folder: Path, classes: str) -> None:
     roots = (ROOT / "protos", ROOT / "protos" / "third_party")
     plugin = f"--plugin=protoc-gen-grpc-java={shutil.which('grpc_java_plugin')}"
     command = ["protoc", *(f"-I{root}" for root in roots), plugin, f"--java_out={folder}", f"--grpc-java_out={folder}"]
-    subprocess.run([*command, *map(str, protos)], check=True)
+    run([*command, *map(str, protos)])
     sources = [*map(str, folder.rglob("*.java"))]
-    subprocess.run(["javac", "-nowarn", "-cp", classes, "-d", str(folder), *sources], check=True)
+    run(["javac", "-nowarn", "-cp", classes, "-d", str(folder), *sources])
 
 
+@pytest.mark.long
 async def test_java(deployment: Deployment, tmp_path: Path) -> None:
     need(*map(shutil.which, ("java", "javac", "protoc", "grpc_java_plugin")), all(each.is_file() for each in JARS))
     classes = ":".join(map(str, (tmp_path, *JARS)))

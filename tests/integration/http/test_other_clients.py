@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.fakes.grammars import HERMES
+from tests.integration.generation.deployment import PATIENCE
 from tests.integration.http.front import Front
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -38,7 +39,8 @@ async def run(command: list[str], cwd: Path | None = None) -> subprocess.Complet
     """Apart from this process's packages and proxies."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "OPENAI"))}
     environment = inherited | {"NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1", "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
-    asking = partial(subprocess.run, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
+    limits = {"cwd": cwd, "env": environment, "timeout": PATIENCE}
+    asking = partial(subprocess.run, **limits, capture_output=True, text=True, check=False)
     return await asyncio.to_thread(asking, command)
 
 

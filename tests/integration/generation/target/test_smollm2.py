@@ -111,7 +111,7 @@ def by_kolm(base: Path, asked: list[list[int]], tokenizer: Tokenizer) -> list[Ou
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("each", [2, pytest.param(4, marks=pytest.mark.long)])
+@pytest.mark.parametrize("each", [1, pytest.param(4, marks=pytest.mark.long)])
 def test_greedy_tokens_are_those_of_transformers_on_questions_of_six_kinds(
     smollm2: Path, published: Any, each: int
 ) -> None:

@@ -21,8 +21,8 @@ from services.generation.target.files.safetensors import SafetensorsFiles
 from services.generation.target.files.stored_tensor import LAYOUTS, BlockLayout, StoredTensor
 from services.generation.target.weights import checked_weights
 from tests.examples import examples
-from tests.fakes.tiny_gguf import random_rows
 from tests.fakes.tiny_model import make_tiny_model
+from tests.numerics.vectors import random_rows
 
 EXTREMES = (0.0, -0.0, 2.0**-24, -(2.0**-24), 2.0**-14, 1.0, -1.0, 1 / 3, 65504.0, -65504.0)
 """Float16 scales: zeros, the smallest subnormal and normal, and the largest."""

@@ -9,10 +9,10 @@ from gguf.quants import dequantize
 from services.generation.target.files.stored_tensor import LAYOUTS, StoredTensor
 from services.generation.target.kernels.storages import packed_as
 from services.generation.target.reference.operations import quantised
-from tests.fakes.tiny_gguf import random_rows
 from tests.numerics.arithmetic import any_bits, assert_same_bits
 from tests.numerics.kernels import KernelArithmetic
 from tests.numerics.reference import ReferenceArithmetic
+from tests.numerics.vectors import random_rows
 
 PAGE = ReferenceArithmetic()
 ROWS = (1, 2, 3, 4, 5, 7, 9, 13, 24, 25, 31, 40)

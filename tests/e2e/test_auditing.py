@@ -31,19 +31,6 @@ def test_every_receipt_that_was_drawn_is_replayed_in_time_and_anybody_can_recomp
         assert ways(kolm) == {index: "decode" if index in drawn else "prefill" for index in ways(kolm)}
 
 
-def test_a_pass_by_hand_right_after_a_request_passes_beside_the_auditor_that_is_at_it(
-    tmp_path: Path, model: Path
-) -> None:
-    with running(local_services(tmp_path / "data", model, audit_rate=1.0)) as kolm:
-        until(lambda: obligations(kolm)["policies"])
-        for _ in range(3):
-            kolm.json("generate", PROMPT, "--max-tokens=16", "--n=4")
-            until(lambda: kolm.kinds().get("receipt", 0) % 4 == 0)
-            done = kolm.json("audit", "run", f"--model={model}")
-            assert (done["remaining"], obligations(kolm)["owed"]) == ([], 0)
-        assert kolm.kinds()["verdict"] == 12
-
-
 def ways(kolm: Kolm) -> dict[int, str]:
     """How each receipt was computed again, by its entry."""
     shown = [kolm.json("receipts", "show", one["receipt_id"]) for one in kolm.json("receipts", "list", "--limit=100")]

@@ -49,14 +49,18 @@ def logits_digest(directory: Path) -> str:
 
 
 def check_vectors(storages: Collection[str]) -> None:
-    """Raises AssertionError where this process's kernels give other bits than the files."""
+    """Raises AssertionError where this process's kernels give other bits than the files: layers in these storages, and
+    the model where all of its are among them.
+    """
     for section in SECTIONS:
         for turns in (1, 7, 29):
             check(section, KernelArithmetic(), turns, storages)
         check(section, KernelArithmetic(members=3), 1, storages)
     case = read("elementary")[0]
     assert_same_bits(exponential_by_kernel(values_of(case["x"])), values_of(case["exp"]))
-    check_model(read("model"), by_kernels)
+    model = read("model")
+    if {tensor["storage"] for tensor in model["weights"].values()} <= set(storages):
+        check_model(model, by_kernels)
 
 
 def check_integer_layers(storages: Collection[str]) -> None:

@@ -40,7 +40,7 @@ from tests.fakes.tiny_head import tiny_head
 from tests.integration.auditor.deployment import Deployment
 from tests.integration.cli.conftest import Kolm
 from tests.mutations import replace
-from tests.unit.ledger.builders import OFF, ORIGIN, content, receipt, receipt_id, signed
+from tests.unit.ledger.builders import ORIGIN, content, receipt, receipt_id, signed
 from tests.unit.ledger.test_mutations import FILES
 from tests.unit.ledger.vectors import VECTORS
 from tests.vectors.make_bundles import checkpoint as signed_head
@@ -93,28 +93,6 @@ def test_receipts_ranges_and_content_are_carried_away(kolm: Kolm, filled: Path, 
     assert verified(kolm, ranged)["range"] == [2, 7]
 
 
-def test_receipts_of_an_unproven_profile_are_counted(
-    kolm: Kolm, filled: Path, deployment: Deployment, tmp_path: Path
-) -> None:
-    key = SigningKey.load(filled / "keys/receipts.pem", "receipts")
-    for number, proven in ((20, False), (21, True), (22, False)):
-        deployment.ledger.append(sign_document(receipt(number, profile_proven=proven, spec_decode=OFF), key).to_bytes())
-    assert kolm("ledger", "export", tmp_path / "all").code == 0
-    assert verified(kolm, tmp_path / "all")["unproven_profiles"] == 2
-
-
-def test_speedups_above_the_tokens_of_a_pass_are_told_and_the_bundle_verifies(
-    kolm: Kolm, filled: Path, deployment: Deployment, tmp_path: Path
-) -> None:
-    key = SigningKey.load(filled / "keys/receipts.pem", "receipts")
-    block = replace(receipt().spec_decode, wall_clock_speedup=10.78, speedup_basis="calibrated")
-    boasting = receipt(20, spec_decode=block)
-    deployment.ledger.append(sign_document(boasting, key).to_bytes())
-    assert kolm("ledger", "export", tmp_path / "all").code == 0
-    assert verified(kolm, tmp_path / "all")["overclaimed_speedups"] == 1
-    assert "10.78" in kolm("receipts", "show", boasting.receipt_id).out
-
-
 def test_a_proof_file_stands_for_itself(kolm: Kolm, filled: Path, tmp_path: Path) -> None:
     path = tmp_path / "r.tlog-proof"
     assert kolm("ledger", "export", path, "--receipt", receipt_id(5)).code == 0
@@ -143,15 +121,6 @@ def test_tiles_are_those_of_the_log_and_grow_with_it(
         assert hashes == deployment.ledger.tile(0, 0) == b"".join(map(leaf_hash, tiled_entries(folder, size)))
     (folder / "index.html").write_text("somebody else's")
     assert kolm("ledger", "export", "--format=tiles", folder).code == 2
-
-
-def test_tiles_of_another_log_are_not_overwritten(kolm: Kolm, filled: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "tiles"
-    assert kolm("ledger", "export", "--format=tiles", folder).code == 0
-    other = Checkpoint(ORIGIN, 3, b"\x01" * 32)
-    (folder / "checkpoint").write_bytes(sign_checkpoint(other, SigningKey.from_seed(b"\x01" * 32, "log")))
-    (folder / "tile/0/000.p/3").write_bytes(b"\x01" * 96)
-    assert reason(kolm("ledger", "export", "--format=tiles", folder), "the log has forked")
 
 
 def tiled_entries(folder: Path, size: int) -> list[bytes]:

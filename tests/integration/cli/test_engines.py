@@ -68,6 +68,7 @@ def test_no_command_with_a_tokenizer_imports_torch(
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
     assert any(name.startswith("transformers.") for name in imported), done.stderr[-2000:]
     assert "torch" not in imported
+    assert ("\x1b" in done.stderr, PROGRESS in done.stderr) == (False, False)
 
 
 PROGRESS = "loading and probing the base"
@@ -77,12 +78,9 @@ PROGRESS = "loading and probing the base"
 def test_a_terminal_shows_what_is_being_done_and_programs_see_nothing(
     deployment: Deployment, names: dict[str, Path], tmp_path: Path
 ) -> None:
-    replay, audit = ([word.format(**names) for word in COMMANDS[command]] for command in ("replay", "audit run"))
-    own = environment(deployment, tmp_path)
-    piped = subprocess.run([*KOLM, *replay], env=own, capture_output=True, text=True, check=False).stderr
-    assert ("\x1b" in piped, PROGRESS in piped) == (False, False)
+    replay, own = [word.format(**names) for word in COMMANDS["replay"]], environment(deployment, tmp_path)
+    assert PROGRESS in on_a_terminal([*KOLM, *replay], own)
     assert PROGRESS not in on_a_terminal([*KOLM, *replay, "--json"], own)
-    assert all(PROGRESS in on_a_terminal([*KOLM, *words], own) for words in (replay, audit))
 
 
 def on_a_terminal(words: list[str], own: dict[str, str]) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sqlite3
 from contextlib import closing
-from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ import pytest
 
 from ledger.documents.receipt import SpecDecode
 from ledger.encoding.stream_digest import StreamDigest
-from ledger.encoding.text_forms import timestamp
 from ledger.keys.ed25519 import SigningKey
 from ledger.log.sequencer import Sequencer
 from ledger.sql.guard import SqlGuard
@@ -24,7 +22,6 @@ from tests.integration.cli.conftest import Kolm
 from tests.mutations import replace
 from tests.unit.ledger.builders import (
     KEYS,
-    OFF,
     ORIGIN,
     TRUSTED,
     content,
@@ -97,15 +94,6 @@ def test_a_receipt_is_found_by_the_beginning_of_its_id_if_there_is_one_such(depl
     assert kolm("receipts", "show", "0" * 12).code == 4
 
 
-@pytest.mark.parametrize("proven", [True, False, None])
-def test_a_receipt_shows_whether_its_profile_was_proven_where_it_says_so(
-    deployment: Deployment, kolm: Kolm, proven: bool | None
-) -> None:
-    deployment.ledger.append(signed(receipt(3, profile_proven=proven, spec_decode=OFF)))
-    assert ("probe" in kolm("receipts", "show", receipt_id(3)).out) == (proven is not None)
-    assert kolm("receipts", "list", "--prove", "--json").document[0]["document"].get("profile_proven") is proven
-
-
 def test_a_receipt_by_a_key_that_is_not_trusted_here_is_exit_code_three(
     deployment: Deployment, kolm: Kolm, tmp_path: Path
 ) -> None:
@@ -164,18 +152,6 @@ def test_a_changed_byte_is_exit_code_three_and_names_its_entry(
     for source in ((), ("--database", str(database))):
         done = kolm("ledger", "verify", *source, "--json")
         assert (done.code, done.document["ok"], done.document["bad_index"]) == (3, False, 2)
-
-
-def test_a_receipt_that_is_dated_ahead_is_named_as_the_monitor_names_it(
-    deployment: Deployment, kolm: Kolm, tmp_path: Path
-) -> None:
-    deployment.receive(0)
-    index = deployment.receive(1, issued_at=timestamp(datetime.now(UTC) + timedelta(days=1500)))
-    done = kolm("ledger", "verify", "--json")
-    assert (done.code, done.document["bad_index"]) == (3, index)
-    assert [check["number"] for check in done.document["checks"] if check["passed"] is False] == [4]
-    looked = kolm("monitor", "--once", "--json", "--state", tmp_path / "state")
-    assert (looked.code, "INVALID" in looked.out) == (3, True)
 
 
 def test_a_log_signed_by_a_stranger_does_not_verify(deployment: Deployment, kolm: Kolm, tmp_path: Path) -> None:

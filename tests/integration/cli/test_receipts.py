@@ -89,11 +89,6 @@ def test_outcomes_narrow_and_cannot_be_proven_complete(filled: Kolm) -> None:
     assert filled("receipts", "list", "--outcome", "FINE").code == 2
 
 
-def test_what_was_checked_is_said_beside_the_list(filled: Kolm) -> None:
-    assert filled("receipts", "list", "--complete").err
-    assert filled("receipts", "list").err == ""
-
-
 def test_a_list_of_another_log_than_remembered_is_exit_code_three(filled: Kolm, tmp_path: Path) -> None:
     seen = tmp_path / "seen.checkpoint"
     assert listed(filled, "--remember", seen) == [0, 1, 2, 3, 4]
@@ -142,13 +137,6 @@ def test_erasing_takes_the_content_and_is_on_record(deployment: Deployment, kolm
 
 def _document(deployment: Deployment, index: int) -> Any:
     return json.loads(deployment.ledger.entry(index).envelope.payload)
-
-
-def test_a_replay_of_what_was_erased_says_unreplayable(deployment: Deployment, kolm: Kolm) -> None:
-    deployment.receive(0)
-    assert kolm("ledger", "erase", "0", "--reason", "asked for").code == 0
-    list(deployment.auditor().run_pass())
-    assert [each.document.outcome for each in deployment.ledger.verdicts()] == ["UNREPLAYABLE"]
 
 
 def test_what_cannot_be_erased_says_why(deployment: Deployment, kolm: Kolm) -> None:

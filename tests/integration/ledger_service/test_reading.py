@@ -7,16 +7,12 @@ import logging
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-import grpc
 import pytest
 
-from kolm.ledger.v1 import ledger_pb2
-from kolm.ledger.v1.ledger_pb2_grpc import LedgerServiceStub
 from ledger.documents.signed_document import open_document
 from ledger.errors import StoreError
 from ledger.keys.envelope import Envelope
 from ledger.log.reader import LedgerReader
-from ledger.log.receipt_filter import ReceiptFilter
 from ledger.tree.merkle import leaf_hash, verify_consistency, verify_inclusion
 from services.client import Content, LedgerClient
 from services.client.errors import InvalidArgument, NotFound, PermissionDenied, Unauthenticated, Unavailable
@@ -25,7 +21,6 @@ from tests.integration.ledger_service.conftest import Serve
 from tests.integration.ledger_service.test_appending import wire_content
 from tests.serving import Served
 from tests.unit.ledger.builders import (
-    BASE,
     SCOPE,
     TRUSTED,
     halt,
@@ -76,38 +71,6 @@ def test_content_is_for_auditors_only(ledger: LedgerClient, auditor: LedgerClien
         ledger.receipt(receipt_id(0), include_content=True)
     with LedgerClient.connect(served.address, token="kolm_a-guess") as guessing, pytest.raises(Unauthenticated):
         guessing.receipt(receipt_id(0), include_content=True)
-
-
-def test_lists_page_to_the_end_without_gaps_or_repeats(ledger: LedgerClient) -> None:
-    _append_receipts(ledger, 7)
-    for page_size in (1, 2, 3, 7, 8, 0):
-        assert [row.index for row in ledger.receipts(page_size=page_size)] == list(range(7))
-
-
-def test_lists_filter_by_every_field(ledger: LedgerClient) -> None:
-    _append_receipts(ledger, 3)
-    ledger.append(signed_receipt(3, tenant="other", request_id="special"))
-    assert [row.index for row in ledger.receipts(ReceiptFilter(tenant="other"), page_size=1)] == [3]
-    assert [row.index for row in ledger.receipts(ReceiptFilter(request_id="special"))] == [3]
-    assert [row.index for row in ledger.receipts(ReceiptFilter(min_index=1, max_index=2))] == [1, 2]
-    assert [row.index for row in ledger.receipts(ReceiptFilter(base_cid=BASE, method="lookahead", tenant="acme"))] == [
-        0,
-        1,
-        2,
-    ]
-    assert list(ledger.receipts(ReceiptFilter(method="off"))) == []
-    assert list(ledger.receipts(ReceiptFilter(min_index=2**64 - 1))) == []
-    assert len(list(ledger.receipts(ReceiptFilter(max_index=2**64 - 1)))) == 4
-
-
-def test_a_page_token_of_another_filter_is_refused(served: Served, ledger: LedgerClient) -> None:
-    _append_receipts(ledger, 2)
-    with grpc.insecure_channel(served.address) as channel:
-        stub = LedgerServiceStub(channel)
-        token = stub.ListReceipts(ledger_pb2.ListReceiptsRequest(page_size=1)).next_page_token
-        with pytest.raises(grpc.RpcError) as caught:
-            stub.ListReceipts(ledger_pb2.ListReceiptsRequest(page_size=1, page_token=token, tenant="acme"))
-    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
 def test_a_watch_without_follow_ends_at_the_newest_entry(ledger: LedgerClient) -> None:

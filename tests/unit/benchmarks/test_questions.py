@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from benchmarks.__main__ import _write
 from benchmarks.engines import Run
 from benchmarks.load.callers import TENANTS, Seen, requests
 from benchmarks.load.measure import figures
@@ -25,7 +24,6 @@ from benchmarks.specbench.questions import (
     first,
     lengthened,
     load_questions,
-    own_pages,
 )
 
 
@@ -87,15 +85,6 @@ def test_a_context_is_as_long_as_words_allow(tokens: int) -> None:
     assert len(longer.turns[0].split()) == tokens
     assert longer.turns[0].endswith("\n\nwhat is that?")
     assert longer.turns[1:] == question.turns[1:]
-
-
-def test_pages_that_are_too_short_are_said_to_be() -> None:
-    with pytest.raises(ValueError, match="fewer than 9 tokens"):
-        lengthened(Question("1", "qa", ("a",)), 9, ["b c"], str.split)
-
-
-def test_the_documentation_is_long_enough_for_the_longest_context() -> None:
-    assert len(" ".join(own_pages())) > 6144 * 6
 
 
 class Words:
@@ -200,11 +189,6 @@ def test_the_kinds_take_turns_alone_or_in_one_queue() -> None:
     assert _groups(asked, 2) == [("all kinds", [TWO, rag, ONE])]
 
 
-def test_a_file_is_named_by_what_was_chosen(tmp_path: Path) -> None:
-    _write({"machine": {}, "model": "", "specbench": {"variant": "-bfloat16-int8"}, "sizes": {}}, tmp_path)
-    assert {file.name for file in tmp_path.iterdir()} == {"specbench-bfloat16-int8.json", "sizes.json"}
-
-
 def test_a_peer_ends_with_the_token_that_ends_a_text_and_takes_one_greedy_request() -> None:
     peer = GreedyPeer("peer", [9], lambda prompt, tokens: [*prompt, 9, 1, 1])
     run = peer.run([[5, 6]], 0.0, 10)
@@ -220,12 +204,6 @@ def test_a_peer_ends_with_the_token_that_ends_a_text_and_takes_one_greedy_reques
 @pytest.mark.parametrize(("text", "case"), [("0:1", FULL[0]), ("1:16", FULL[5]), ("0:1:2048", FULL[7])])
 def test_a_case_is_named_by_temperature_batch_and_context(text: str, case: Case) -> None:
     assert Case.parse(text) == case
-
-
-@pytest.mark.parametrize("text", ["", "0", "0:one", "0:1:2048:4"])
-def test_what_names_no_case_is_refused(text: str) -> None:
-    with pytest.raises((ValueError, TypeError)):
-        Case.parse(text)
 
 
 def test_requests_mix_tenants_methods_lengths_and_temperatures_and_are_the_same_each_time() -> None:

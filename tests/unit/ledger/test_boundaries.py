@@ -35,13 +35,6 @@ def test_a_module_imports_only_what_the_ledger_may(path: Path) -> None:
     assert imported(path) - allowed <= sys.stdlib_module_names
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_a_module_says_what_it_is_and_stays_readable(path: Path) -> None:
-    text = path.read_text(encoding="utf-8")
-    assert ast.get_docstring(ast.parse(text))
-    assert len(text.splitlines()) <= 500
-
-
 def test_the_map_names_every_folder() -> None:
     text = (PACKAGE / "README.md").read_text(encoding="utf-8")
     assert {path.parent.name for path in PACKAGE.glob("*/__init__.py") if f"`{path.parent.name}/`" not in text} == set()

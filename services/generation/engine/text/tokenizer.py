@@ -203,7 +203,7 @@ def _tokenizer(metadata: GgufMetadata) -> PreTrainedTokenizerFast:
     begins = metadata.truth("tokenizer.ggml.add_bos_token", kind != "gpt2" or splitting_of(metadata).begins)
     _surround(tokenizer, metadata, roles, begins=begins or kind == "gemma4")  # llama.cpp lets no file deny it there
     template = metadata.text(_TEMPLATE) if _TEMPLATE in metadata else None
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, chat_template=template, **roles)  # type: ignore[no-untyped-call]
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, chat_template=template, **roles)
 
 
 def _add_tokens(tokenizer: FastTokenizer, tokens: list[str], metadata: GgufMetadata) -> None:

@@ -33,6 +33,10 @@ TEXT = {name: FAMILIES[name] for name in ("smollm3", "phi3", "gemma2", "gemma3",
 }
 
 
+ALIKE = {"smollm3, text", "phi3, text", "gemma2, text", "qwen3_moe, text", "gemma3", "mistral3"}
+"""Families whose members others have too."""
+
+
 def written(directory: Path, name: str) -> dict[str, Any]:
     if name in MODELS:
         make_tiny_multimodal(directory, name)
@@ -60,7 +64,13 @@ def causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [*(f"{each}, text" for each in TEXT), *MODELS])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.long if name in ALIKE else ())
+        for name in (*(f"{each}, text" for each in TEXT), *MODELS)
+    ],
+)
 def test_a_member_of_another_kind_is_read_or_refused_by_its_name(tmp_path: Path, name: str) -> None:
     document = written(tmp_path, name)
     read_config(tmp_path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -144,10 +145,22 @@ def test_states_are_the_same_bits(family: str, emulated: Emulated, tmp_path: Pat
     assert_same_bits(logits_of(target, [3, 20, 1, 66]), expected)
 
 
-def test_whether_an_earlier_start_has_compiled_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the code of the module `rows`."""
+    with pytest.MonkeyPatch.context() as patch:
+        folder = tmp_path_factory.mktemp("compiled")
+        patch.setenv("KOLM_KERNEL_CACHE", str(folder))
+        compilation.compile_ahead(["rows"])
+    return folder
+
+
+def test_whether_an_earlier_start_has_compiled_them(
+    compiled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("KOLM_KERNEL_CACHE", str(tmp_path))
     assert not compilation.kernels_are_compiled()
-    compilation.compile_ahead(["rows"])
+    monkeypatch.setenv("KOLM_KERNEL_CACHE", str(compiled))
     assert compilation.kernels_are_compiled()
     monkeypatch.setattr(compilation, "version", lambda: "another")
     assert not compilation.kernels_are_compiled()
@@ -155,11 +168,10 @@ def test_whether_an_earlier_start_has_compiled_them(tmp_path: Path, monkeypatch:
 
 @pytest.mark.parametrize("change", ["a bit of the code", "the end", "another module's file", "no digest"])
 def test_object_code_that_is_not_what_was_compiled_is_compiled_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
+    compiled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
 ) -> None:
     monkeypatch.setenv("KOLM_KERNEL_CACHE", str(tmp_path))
-    compilation.compile_ahead(["rows"])
-    (path,) = tmp_path.glob("rows-*.o")
+    path = Path(shutil.copy(*compiled.glob("rows-*.o"), tmp_path))
     good = path.read_bytes()
     if change == "a bit of the code":
         path.write_bytes(good[:2000] + bytes([good[2000] ^ 1]) + good[2001:])

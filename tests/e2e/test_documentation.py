@@ -131,7 +131,8 @@ def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shell:
 def test_services_by_hand(shell: Shell, s3_endpoint: str) -> None:
     make_bucket(s3_endpoint, "heads")
     bucket = {**CREDENTIALS, "AWS_ENDPOINT_URL": s3_endpoint}
-    shell.places = {"path/to/base": "smollm2", "http://127.0.0.1:9000": s3_endpoint}
+    base = str(make_tiny_model(shell.folder / "base"))
+    shell.places = {"path/to/base": base, "smollm2": base, "http://127.0.0.1:9000": s3_endpoint}
     with ExitStack() as stay:
         for line in documented.BY_HAND:
             if "kolm serve" not in line:

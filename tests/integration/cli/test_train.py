@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.numpy import load_file, save_file
+from safetensors.torch import load_file, save_file
 
 from services.generation.drafting.block.block_checkpoint import BlockHead
 from services.generation.drafting.eagle3.head_pass import Head

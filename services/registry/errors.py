@@ -5,8 +5,6 @@ KolmError
 │   ├── BadManifest        BAD_MANIFEST        no manifest that this registry reads
 │   ├── BadDocument        BAD_DOCUMENT        the envelope does not hold what the call is about
 │   ├── UntrustedSignature UNTRUSTED_SIGNATURE not signed by a trusted publisher
-│   ├── BadHead            BAD_HEAD            files that are not what the manifest says
-│   ├── BaseMismatch       BASE_MISMATCH       a head that does not fit the base that it names
 │   ├── BlobTooLarge       BLOB_TOO_LARGE      more bytes than this registry takes for one blob
 │   └── DigestMismatch     DIGEST_MISMATCH     uploaded bytes are not those of the digest
 ├── PermissionDenied
@@ -54,20 +52,6 @@ class UntrustedSignature(InvalidArgument):
 
     def __init__(self, problem: str) -> None:
         super().__init__("envelope", problem, reason="UNTRUSTED_SIGNATURE")
-
-
-class BadHead(InvalidArgument):
-    """`file` is the one that is not what it has to be."""
-
-    def __init__(self, file: str, problem: str) -> None:
-        super().__init__("manifest", f"{file}: {problem}", reason="BAD_HEAD")
-
-
-class BaseMismatch(InvalidArgument):
-    """The head cannot draft for the base that it names."""
-
-    def __init__(self, problem: str) -> None:
-        super().__init__("manifest", problem, reason="BASE_MISMATCH")
 
 
 class BlobTooLarge(InvalidArgument):

@@ -13,7 +13,7 @@ from typing import Protocol, TypeVar
 from ledger.audit.log_verification import verify_appended
 from ledger.documents.draft_head import DraftHeadPublication, DraftHeadWithdrawal, KScore
 from ledger.documents.key_history import KeyHistory
-from ledger.documents.manifests import DraftHeadManifest
+from ledger.documents.manifests import BaseManifest, DraftHeadManifest
 from ledger.documents.signed_document import Document, kind_of, open_document, read_document
 from ledger.encoding.text_forms import digest
 from ledger.errors import FormatError, LedgerError, SignatureError
@@ -37,12 +37,13 @@ from services.registry.errors import (
     AmbiguousReference,
     BadDocument,
     BadManifest,
+    BaseUnknown,
+    BlobMissing,
     HeadWithdrawn,
     NameTaken,
     NotThePublisher,
     UntrustedSignature,
 )
-from services.registry.head_check import check_head, check_whole
 from services.runtime.errors import InvalidArgument, NotFound, Unavailable
 from services.runtime.process import Outage
 
@@ -199,6 +200,25 @@ def _unavailable(message: str) -> Unavailable:
     return Unavailable(f"{message}; nothing is published without it", retry_after=5.0, reason="LEDGER_UNAVAILABLE")
 
 
+_MOST_BASE_BYTES = 16 * 1024 * 1024  # of a base's manifest
+
+
+def check_whole(manifest: DraftHeadManifest, blobs: BlobStore) -> None:
+    """Returns where every blob is there that the head refers to, of the size that its manifest says; what is in them,
+    who loads the head checks. Raises BlobMissing, BaseUnknown.
+    """
+    missing = [part.name for part in manifest.files if blobs.size(part.digest) != part.size]
+    if missing:
+        raise BlobMissing(missing)
+    try:
+        described = blobs.read(manifest.subject.removeprefix("cidv1:"), _MOST_BASE_BYTES)
+        config = BaseManifest.from_bytes(described).model_config
+    except (NotFound, FormatError) as error:
+        raise BaseUnknown(manifest.subject, str(error)) from error
+    if blobs.size(config.digest) is None:
+        raise BaseUnknown(manifest.subject, "its config.json is missing")
+
+
 _ATTEMPTS = 3
 
 _Document = TypeVar("_Document", DraftHeadPublication, DraftHeadWithdrawal, KScore)
@@ -223,7 +243,7 @@ class Publishing:
         known = self._catalogue.head(manifest.cid)
         if known is not None:
             refuse_withdrawn(known)
-        check_head(manifest, self._blobs)
+        check_whole(manifest, self._blobs)
         row = HeadRow(manifest.cid, manifest.subject, manifest_bytes)
         document = Signed(PUBLICATION, manifest.cid, publication.name, canonical)
 

@@ -15,12 +15,16 @@ from safetensors.torch import save_file
 
 from ledger.documents.manifests import BaseManifest, DraftHeadManifest, HeadConfig, HeadWeights, NamedFile, Vocabulary
 from ledger.encoding.text_forms import cid, cid_of_json
+from services.generation.drafting.eagle3.checkpoint import head_shapes, parse_config
 from services.generation.target.config.config import read_config
 from services.generation.target.weights import expected_shapes
-from services.registry.head_check import HeadConfig as CheckedConfig
 from tests.mutations import replace
 
-BASE_CONFIG: dict[str, Any] = {"hidden_size": 16, "num_hidden_layers": 4, "vocab_size": 40, "model_type": "llama"}
+BASE_CONFIG: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 16, "intermediate_size": 24,
+    "num_hidden_layers": 4, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8, "vocab_size": 40,
+    "max_position_embeddings": 128, "rms_norm_eps": 1e-5, "rope_theta": 1e4, "hidden_act": "silu",
+}  # fmt: skip
 HEAD_CONFIG: dict[str, Any] = {
     "layout": "kolm.eagle3.v1", "architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama",
     "hidden_act": "silu", "num_hidden_layers": 1, "hidden_size": 16, "target_hidden_size": 16, "intermediate_size": 24,
@@ -35,7 +39,7 @@ HEAD_CONFIG: dict[str, Any] = {
 def tensors(config: dict[str, Any] = HEAD_CONFIG, seed: int = 0) -> dict[str, np.ndarray[Any, Any]]:
     """Every tensor of a head with this config; draft id i stands for token 2 i."""
     random = np.random.default_rng(seed)
-    shapes = CheckedConfig.from_bytes(json.dumps(config).encode()).shapes()
+    shapes = head_shapes(parse_config(config))
     made: dict[str, Any] = {name: random.standard_normal(shape, np.float32) for name, shape in shapes.items()}
     drafts = np.arange(config["draft_vocab_size"])
     made["d2t"] = drafts.astype(np.int64)

@@ -144,13 +144,14 @@ class Pushed:
 @contextmanager
 def in_own_layout(folder: Path, model: Path, feature_layers: tuple[int, ...] | None) -> Iterator[Path]:
     """The folder of a head in kolm's layout: the given one, or one for the time being. Raises UsageError."""
-    from services.registry.head_check import LAYOUTS
+    from services.generation.drafting.block import block_checkpoint
+    from services.generation.drafting.eagle3 import checkpoint
 
     try:
         config = parse_json((folder / CONFIG_FILE).read_bytes(), CONFIG_FILE)
     except FormatError:
         config = None  # which is refused where it is read in full
-    if not isinstance(config, dict) or config.get("layout") in list(LAYOUTS):
+    if not isinstance(config, dict) or config.get("layout") in (checkpoint.LAYOUT, block_checkpoint.LAYOUT):
         if feature_layers is not None:
             raise UsageError(f"--feature-layers: {folder} is in kolm's layout, which names them", "leave the flag out")
         yield folder
@@ -220,21 +221,21 @@ def _describe_head(head: Description, base_cid: str) -> DraftHeadManifest:
 
 
 def _check_fits(head: Description) -> None:
-    """Makes the registry's checks before the upload. Raises UsageError, which names head and base."""
-    from services.generation.target.identity import model_config
-    from services.registry.errors import BaseMismatch
-    from services.registry.head_check import HeadConfig, check_fits
+    """Loads the head as generation will. Raises UsageError, which names head and base."""
+    from services.generation.drafting.heads import HeadError
+    from services.generation.drafting.methods import load_head
+    from services.generation.target.config.config import read_config
+    from services.generation.target.errors import TargetError
+    from services.generation.target.without_torch import spare_torch
 
+    spare_torch()
     try:
-        config = HeadConfig.from_bytes((head.folder / CONFIG_FILE).read_bytes())
-        check_fits(config, model_config(head.model))
-    except BaseMismatch as error:
+        load_head(head.folder, read_config(head.model))
+    except (HeadError, TargetError) as error:
         raise UsageError(
-            f"the head {head.folder} is not for the base {head.model} (--model): {error.message}",
+            f"the head {head.folder} is not for the base {head.model} (--model): {error}",
             "name the base that it was trained on",
         ) from error
-    except FormatError as error:
-        raise UsageError(f"{head.folder / CONFIG_FILE}: {error}") from error
 
 
 _Source = tuple[NamedFile, Callable[[], IO[bytes]]]

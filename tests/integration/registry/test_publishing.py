@@ -7,10 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
-from ledger.documents.manifests import CONFIG_TYPES, WEIGHTS_TYPES, HeadWeights
+from ledger.documents.manifests import HeadWeights
 from ledger.documents.signed_document import open_document, sign_document
 from ledger.keys.ed25519 import SigningKey
 from ledger.keys.trusted_keys import TrustedKeys
@@ -21,14 +20,10 @@ from services.client.errors import FailedPrecondition, InvalidArgument, NotFound
 from services.client.head_folder import manifest_of
 from services.client.registry import RegistryClient
 from services.generation.drafting.block.block_checkpoint import load_block_head, write_block_head
-from services.generation.drafting.eagle3.checkpoint import head_shapes
 from services.generation.drafting.eagle3.loading import load_head
 from services.generation.target.config.config import TargetConfig, read_config
 from services.generation.target.identity import base_manifest
 from services.registry.__main__ import opened_servicer
-from services.registry.blobs import BlobStore
-from services.registry.errors import BadHead, BaseMismatch
-from services.registry.head_check import HeadConfig, check_fits, check_head
 from services.registry.settings import RegistrySettings
 from tests.fakes.heads import (
     block_config,
@@ -39,7 +34,7 @@ from tests.fakes.heads import (
     write_safeailab,
     write_speculators,
 )
-from tests.fakes.tiny_head import OTHER_BASE, changed_config, changed_weights, tensors, tiny_head
+from tests.fakes.tiny_head import OTHER_BASE, tiny_head
 from tests.fakes.tiny_model import make_tiny_model
 from tests.integration.auditor.deployment import Deployment
 from tests.integration.registry.conftest import Serve
@@ -179,76 +174,30 @@ def test_nothing_is_said_about_a_head_that_nobody_published(registry: RegistryCl
             call()
 
 
-D2T = tensors()["d2t"]
-BAD = {
-    "truncated safetensors": (tiny_head(weights=tiny_head().weights[:-100]), "BAD_HEAD", "truncated"),
-    "bytes behind the tensors": (tiny_head(weights=tiny_head().weights + b"hidden"), "BAD_HEAD", "too long"),
-    "a pickle": (tiny_head(weights=b"\x80\x04\x95" + b"\x00" * 64), "BAD_HEAD", "no safetensors"),
-    "wrong dtype": (
-        tiny_head(weights=changed_weights(**{"norm.weight": tensors()["norm.weight"].astype("f8")})),
-        "BAD_HEAD",
-        "norm.weight has dtype F64",
-    ),
-    "wrong shape": (
-        tiny_head(weights=changed_weights(**{"norm.weight": tensors()["norm.weight"][:-1]})),
-        "BAD_HEAD",
-        "norm.weight has shape [15]",
-    ),
-    "missing tensor": (tiny_head(weights=changed_weights(**{"fc.weight": None})), "BAD_HEAD", "missing fc.weight"),
-    "unknown tensor": (tiny_head(weights=changed_weights(surprise=D2T)), "BAD_HEAD", "unknown surprise"),
-    "d2t above the vocabulary": (tiny_head(weights=changed_weights(d2t=D2T + 31)), "BAD_HEAD", "draft token 5 to 41"),
-    "d2t below zero": (tiny_head(weights=changed_weights(d2t=D2T - 1)), "BAD_HEAD", "draft token 0 to -1"),
-    "d2t twice": (tiny_head(weights=changed_weights(d2t=-D2T)), "BAD_HEAD", "the same token"),
-    "unknown layout": (tiny_head(head=changed_config(layout="vendor.v9")), "BAD_HEAD", "kolm.eagle3.v1"),
-    "config of another type": (tiny_head(head=b"[]"), "BAD_HEAD", "JSON object"),
-    "a config that declares terabytes": (
-        tiny_head(head=changed_config(hidden_size=2**24)), "BAD_HEAD", "hidden_size is 16777216",
-    ),
-    "manifest that lies about layers": (tiny_head(feature_layers=(0, 1)), "BAD_HEAD", "feature_layers is [1, 2, 3]"),
-    "manifest that lies about its vocabulary": (tiny_head(vocab_size=41), "BAD_HEAD", "the manifest says 41"),
-    "head for a wider base": (
-        tiny_head(
-            head=changed_config(target_hidden_size=8),
-            weights=changed_weights(**{"fc.weight": tensors()["fc.weight"][:, :24]}),
-        ),
-        "BASE_MISMATCH",
-        "hidden size is 16",
-    ),
-    "head for a deeper base": (
-        tiny_head(head=changed_config(feature_layers=[1, 9]), feature_layers=(1, 9)), "BASE_MISMATCH", "layers [9]",
-    ),
-    "head for another base": (tiny_head(subject=OTHER_BASE), "BASE_UNKNOWN", OTHER_BASE),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("what", BAD)
-def test_a_bad_head_is_refused_by_name_and_leaves_no_trace(
-    registry: RegistryClient, deployment: Deployment, what: str
-) -> None:
-    head, reason, words = BAD[what]
-    before = entries(deployment)
-    send(registry, head.blobs)
-    with pytest.raises((InvalidArgument, FailedPrecondition)) as caught:
-        registry.publish(head.manifest.to_bytes(), envelope(head))
-    assert caught.value.reason == reason
-    assert words in caught.value.message
-    assert list(registry.heads(include_withdrawn=True)) == []
-    assert entries(deployment) == before
-
-
 def test_a_manifest_that_lies_about_a_digest_or_a_size_is_refused(registry: RegistryClient) -> None:
     honest = tiny_head()
     send(registry, honest.blobs)
     weights = honest.manifest.weights.files[0]
     for lie, reason in (
         (replace(weights, digest="sha256:" + "ab" * 32), "BLOB_MISSING"),
-        (replace(weights, size=weights.size + 1), "BAD_HEAD"),
+        (replace(weights, size=weights.size + 1), "BLOB_MISSING"),
     ):
         liar = replace(honest, changes={"weights": HeadWeights((lie,))})
         with pytest.raises((InvalidArgument, FailedPrecondition)) as caught:
             registry.publish(liar.manifest.to_bytes(), envelope(liar))
         assert caught.value.reason == reason
         assert "model.safetensors" in caught.value.message
+
+
+def test_a_head_for_another_base_than_was_described_is_refused(
+    registry: RegistryClient, deployment: Deployment
+) -> None:
+    head, before = tiny_head(subject=OTHER_BASE), entries(deployment)
+    send(registry, head.blobs)
+    with pytest.raises(FailedPrecondition, check=lambda error: error.reason == "BASE_UNKNOWN"):
+        registry.publish(head.manifest.to_bytes(), envelope(head))
+    assert list(registry.heads(include_withdrawn=True)) == []
+    assert entries(deployment) == before
 
 
 @pytest.mark.parametrize("missing", [0, 1, 2, 3])
@@ -370,16 +319,6 @@ def test_a_head_is_withdrawn_by_its_publisher_or_by_an_operator(rival: SigningKe
     assert registry.withdraw(signed(withdrawal(other.manifest.cid))).withdrawal is not None
 
 
-CHOICES: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "two layers": {"layers": 2},
-    "biases": {"attention_bias": True, "output_bias": True, "mlp_bias": True},
-    "norms": {"head_norms": True, "norm_before_fc": True, "fc_norm": True, "norm_output": True},
-    "own embeddings, other width": {"own_embeddings": True, "hidden_size": 32},
-    "the whole vocabulary, five streams": {"draft_vocab_size": 384, "feature_layers": (0, 0, 1, 2, 2)},
-}
-
-
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_model(tmp_path_factory.mktemp("model"), layers=6)
@@ -390,33 +329,8 @@ def base(model: Path) -> TargetConfig:
     return read_config(model)
 
 
-def keep(store: BlobStore, paths: dict[str, Path]) -> None:
-    for digest, path in paths.items():
-        store.put(digest, path)
-
-
-@pytest.mark.parametrize("choice", CHOICES)
-def test_what_the_loader_takes_the_registry_takes(model: Path, base: TargetConfig, tmp_path: Path, choice: str) -> None:
-    config = head_config(base, **CHOICES[choice])
-    folder = tmp_path / "head"
-    write_kolm(folder, config)
-    assert HeadConfig.from_bytes((folder / "config.json").read_bytes()).shapes() == head_shapes(config)
-    load_head(folder, base)
-
-    described, store = base_manifest(model), BlobStore.open(str(tmp_path / "blobs"))
-    manifest = manifest_of(folder, described.cid)
-    (tmp_path / "base").write_bytes(described.to_bytes())
-    keep(store, {part.digest: folder / part.name for part in manifest.files})
-    keep(
-        store, {"sha256:" + described.cid[13:]: tmp_path / "base", described.model_config.digest: model / "config.json"}
-    )
-    check_head(manifest, store)
-
-
 @pytest.mark.parametrize("kind", ["dflash", "dspark"])
-def test_a_block_head_is_converted_described_and_taken(
-    model: Path, base: TargetConfig, tmp_path: Path, kind: str
-) -> None:
+def test_a_block_head_is_converted_and_described(model: Path, base: TargetConfig, tmp_path: Path, kind: str) -> None:
     dspark = kind == "dspark"
     choices = {} if dspark else {"draft_vocab_size": base.vocab_size, "own_output": False, "markov_rank": 0}
     config = block_config(base, confidence=dspark, confidence_reads_token=dspark, from_first=dspark, **choices)
@@ -426,33 +340,7 @@ def test_a_block_head_is_converted_described_and_taken(
     assert load_block_head(tmp_path / "head", base).config == config
     for name in ("config.json", "model.safetensors"):
         assert (tmp_path / "head" / name).read_bytes() == (tmp_path / "written" / name).read_bytes()
-
-    described, store = base_manifest(model), BlobStore.open(str(tmp_path / "blobs"))
-    manifest = manifest_of(tmp_path / "head", described.cid)
-    assert manifest.kind == "block"
-    (tmp_path / "base").write_bytes(described.to_bytes())
-    keep(store, {part.digest: tmp_path / "head" / part.name for part in manifest.files})
-    keep(
-        store, {"sha256:" + described.cid[13:]: tmp_path / "base", described.model_config.digest: model / "config.json"}
-    )
-    check_head(manifest, store)
-    lie = msgspec.structs.replace(
-        manifest,
-        config=msgspec.structs.replace(manifest.config, media_type=CONFIG_TYPES["eagle3"]),
-        weights=msgspec.structs.replace(manifest.weights, media_type=WEIGHTS_TYPES["eagle3"]),
-    )
-    with pytest.raises(BadHead):
-        check_head(lie, store)
-
-
-@pytest.mark.parametrize("vocabulary", [{}, {"vocab_size": 384}])
-def test_a_head_is_held_against_the_part_for_text(base: TargetConfig, tmp_path: Path, vocabulary: Any) -> None:
-    write_kolm(tmp_path, head_config(base))
-    config = HeadConfig.from_bytes((tmp_path / "config.json").read_bytes())
-    text = {"hidden_size": base.hidden_size, "num_hidden_layers": base.layers}
-    check_fits(config, json.dumps({"text_config": text | vocabulary}).encode())
-    with pytest.raises(BaseMismatch, match="63"):
-        check_fits(config, json.dumps({"text_config": text | vocabulary | {"hidden_size": 63}}).encode())
+    assert manifest_of(tmp_path / "head", base_manifest(model).cid).kind == "block"
 
 
 @pytest.mark.parametrize("write", [write_kolm, write_safeailab, write_speculators])

@@ -1,25 +1,17 @@
-"""Publishing into the log: who owns a name, what the log's word is worth, and the check of a head."""
+"""Publishing into the log: who owns a name, and what the log's word is worth."""
 
 from __future__ import annotations
 
-import json
-import struct
 from collections.abc import Sequence
 from contextlib import nullcontext
-from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from safetensors.numpy import save
 
 from ledger.documents.draft_head import DraftHeadPublication
 from ledger.documents.key_entry import KeyEntry
 from ledger.documents.signed_document import sign_document, sign_rotation
 from ledger.encoding.text_forms import cid
-from ledger.errors import FormatError
 from ledger.keys.ed25519 import SigningKey
 from ledger.keys.envelope import Envelope
 from ledger.tree.checkpoint import Checkpoint, sign_checkpoint
@@ -27,13 +19,10 @@ from ledger.tree.entry import Entry, entry_bytes
 from ledger.tree.merkle import leaf_hash
 from services.client import errors as client
 from services.client.ledger.log import Appended, InclusionProof, LogEntry
-from services.generation.drafting.block.block_checkpoint import block_document, block_shapes
 from services.registry.catalogue import PUBLICATION, Signed
 from services.registry.errors import BadDocument, NameTaken, UntrustedSignature
-from services.registry.head_check import MAX_HEADER_BYTES, HeadConfig, Tensor, read_header
 from services.registry.publishing import LedgerLog, check_name
 from services.runtime.errors import KolmError, Unavailable
-from tests.fakes.heads import block_config
 from tests.mutations import replace
 from tests.unit.ledger.builders import KEYS, ORIGIN, TRUSTED, at, publication, signed, withdrawal
 
@@ -160,99 +149,3 @@ def test_any_other_key_is_refused_by_both_names(log: Rotations) -> None:
         check_name(publication(OLD), publication(RIVAL), log)
     assert OLD.key_id in caught.value.message
     assert RIVAL.key_id in caught.value.message
-
-
-WHOLE = save({"a": np.zeros((2, 3), np.float32), "b": np.zeros(4, np.int64)}, metadata={"format": "pt"})
-
-
-def read(data: bytes) -> dict[str, Tensor]:
-    return read_header(lambda start, length: data[start : start + length], len(data))
-
-
-def made(header: Any, body: bytes = b"") -> bytes:
-    text = header if isinstance(header, bytes) else json.dumps(header).encode()
-    return struct.pack("<Q", len(text)) + text + body
-
-
-def tensor(dtype: str = "F32", shape: Any = (1,), offsets: Any = (0, 4), **more: Any) -> dict[str, Any]:
-    return {"dtype": dtype, "shape": list(shape), "data_offsets": list(offsets)} | more
-
-
-def test_names_dtypes_shapes_and_places_come_out() -> None:
-    tensors = read(WHOLE)
-    assert {name: (each.dtype, each.shape, each.size) for name, each in tensors.items()} == {
-        "a": ("F32", (2, 3), 24),
-        "b": ("I64", (4,), 32),
-    }
-    assert max(each.start + each.size for each in tensors.values()) == len(WHOLE)
-
-
-@pytest.mark.parametrize(
-    "data",
-    [
-        b"",
-        b"1234567",
-        WHOLE[:-1],
-        WHOLE + b"x",
-        WHOLE[:20],
-        b"\x80\x04\x95" + b"\x00" * 30,
-        struct.pack("<Q", 2**63) + b"{}",
-        struct.pack("<Q", MAX_HEADER_BYTES + 1) + b" " * (MAX_HEADER_BYTES + 1),
-        made(b"[]"),
-        made(b'{"a":1}'),
-        made(b"\xff"),
-        made(
-            b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}',
-            b"1234",
-        ),
-        made({"a": tensor("PICKLE")}, b"1234"),
-        made({"a": tensor(shape=[-1], offsets=[0, -4])}),
-        made({"a": tensor(shape=[2])}, b"1234"),
-        made({"a": tensor(offsets=[4, 8])}, b"12345678"),
-        made({"a": tensor(), "b": tensor()}, b"1234"),
-        made({"a": tensor(), "b": tensor()}, b"12345678"),
-        made({"a": tensor(offsets=[0])}, b"1234"),
-        made({"a": tensor(shape=[1.5])}, b"1234"),
-        made({"a": tensor(shape=[2**52, 2**52])}, b"1234"),
-        made({"a": tensor(shape=[1] * 9)}, b"1234"),
-        made({"a": tensor(code="import os")}, b"1234"),
-        made({"a": tensor(), "b": tensor(offsets=[8, 12])}, b"123456789abc"),
-    ],
-)
-def test_anything_but_a_whole_tight_file_is_refused(data: bytes) -> None:
-    with pytest.raises(FormatError):
-        read(data)
-
-
-@given(st.binary(max_size=200))
-def test_any_bytes_raise_only_our_error(data: bytes) -> None:
-    for candidate in (data, made(data)):
-        try:
-            read(candidate)
-        except FormatError:
-            continue
-
-
-SMALL_BASE = SimpleNamespace(vocab_size=40, hidden_size=32, layers=4)
-
-
-@pytest.mark.parametrize(
-    "choices",
-    [
-        {},
-        {"attention_bias": True, "own_embeddings": True, "confidence_reads_token": False},
-        {"markov_rank": 0, "confidence": False, "confidence_reads_token": False, "layers": 3},
-        {"own_output": False, "draft_vocab_size": 40, "windows": (8, 0)},
-    ],
-)
-def test_a_block_head_has_the_tensors_that_its_drafter_reads(choices: dict[str, Any]) -> None:
-    config = block_config(SMALL_BASE, **choices)  # type: ignore[arg-type]
-    found = HeadConfig.from_bytes(json.dumps(block_document(config)).encode())
-    assert (found.kind, found.shapes()) == ("block", block_shapes(config))
-
-
-def test_a_configuration_of_no_layout_is_refused() -> None:
-    for layout in ("kolm.mtp.v1", ["kolm.block.v1"], None):
-        with pytest.raises(FormatError) as refused:
-            HeadConfig.from_bytes(json.dumps({"layout": layout}).encode())
-        assert refused.value.field == "layout"

@@ -93,9 +93,8 @@ class RegistryServiceServicer:
         (its digest is the base's identifier) and the config.json that this one names. The answer comes once the
         publication is in the ledger. The same head under the same name again: the first publication. A name belongs to the
         key that was the first to publish under it, and to the one that replaces it in the log.
-        INVALID_ARGUMENT with reason BAD_MANIFEST, BAD_DOCUMENT, UNTRUSTED_SIGNATURE, BAD_HEAD (files that are not what
-        the manifest says) or BASE_MISMATCH (a head that does not fit its base); FAILED_PRECONDITION, reason BLOB_MISSING,
-        BASE_UNKNOWN or HEAD_WITHDRAWN; PERMISSION_DENIED, reason NAME_TAKEN, where another publisher was the first to
+        INVALID_ARGUMENT with reason BAD_MANIFEST, BAD_DOCUMENT or UNTRUSTED_SIGNATURE; FAILED_PRECONDITION, reason
+        BLOB_MISSING (not there, or of another size than the manifest says), BASE_UNKNOWN or HEAD_WITHDRAWN; PERMISSION_DENIED, reason NAME_TAKEN, where another publisher was the first to
         publish under this name; UNAVAILABLE, reason LEDGER_UNAVAILABLE.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

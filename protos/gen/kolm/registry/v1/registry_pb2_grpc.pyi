@@ -42,9 +42,8 @@ class RegistryServiceStub:
     (its digest is the base's identifier) and the config.json that this one names. The answer comes once the
     publication is in the ledger. The same head under the same name again: the first publication. A name belongs to the
     key that was the first to publish under it, and to the one that replaces it in the log.
-    INVALID_ARGUMENT with reason BAD_MANIFEST, BAD_DOCUMENT, UNTRUSTED_SIGNATURE, BAD_HEAD (files that are not what
-    the manifest says) or BASE_MISMATCH (a head that does not fit its base); FAILED_PRECONDITION, reason BLOB_MISSING,
-    BASE_UNKNOWN or HEAD_WITHDRAWN; PERMISSION_DENIED, reason NAME_TAKEN, where another publisher was the first to
+    INVALID_ARGUMENT with reason BAD_MANIFEST, BAD_DOCUMENT or UNTRUSTED_SIGNATURE; FAILED_PRECONDITION, reason
+    BLOB_MISSING (not there, or of another size than the manifest says), BASE_UNKNOWN or HEAD_WITHDRAWN; PERMISSION_DENIED, reason NAME_TAKEN, where another publisher was the first to
     publish under this name; UNAVAILABLE, reason LEDGER_UNAVAILABLE.
     """
     GetHead: _grpc.UnaryUnaryMultiCallable[_registry_pb2.GetHeadRequest, _registry_pb2.GetHeadResponse]
@@ -88,9 +87,8 @@ class RegistryServiceAsyncStub(RegistryServiceStub):
     (its digest is the base's identifier) and the config.json that this one names. The answer comes once the
     publication is in the ledger. The same head under the same name again: the first publication. A name belongs to the
     key that was the first to publish under it, and to the one that replaces it in the log.
-    INVALID_ARGUMENT with reason BAD_MANIFEST, BAD_DOCUMENT, UNTRUSTED_SIGNATURE, BAD_HEAD (files that are not what
-    the manifest says) or BASE_MISMATCH (a head that does not fit its base); FAILED_PRECONDITION, reason BLOB_MISSING,
-    BASE_UNKNOWN or HEAD_WITHDRAWN; PERMISSION_DENIED, reason NAME_TAKEN, where another publisher was the first to
+    INVALID_ARGUMENT with reason BAD_MANIFEST, BAD_DOCUMENT or UNTRUSTED_SIGNATURE; FAILED_PRECONDITION, reason
+    BLOB_MISSING (not there, or of another size than the manifest says), BASE_UNKNOWN or HEAD_WITHDRAWN; PERMISSION_DENIED, reason NAME_TAKEN, where another publisher was the first to
     publish under this name; UNAVAILABLE, reason LEDGER_UNAVAILABLE.
     """
     GetHead: _aio.UnaryUnaryMultiCallable[_registry_pb2.GetHeadRequest, _registry_pb2.GetHeadResponse]  # type: ignore[assignment]
@@ -137,9 +135,8 @@ class RegistryServiceServicer(metaclass=_abc_1.ABCMeta):
         (its digest is the base's identifier) and the config.json that this one names. The answer comes once the
         publication is in the ledger. The same head under the same name again: the first publication. A name belongs to the
         key that was the first to publish under it, and to the one that replaces it in the log.
-        INVALID_ARGUMENT with reason BAD_MANIFEST, BAD_DOCUMENT, UNTRUSTED_SIGNATURE, BAD_HEAD (files that are not what
-        the manifest says) or BASE_MISMATCH (a head that does not fit its base); FAILED_PRECONDITION, reason BLOB_MISSING,
-        BASE_UNKNOWN or HEAD_WITHDRAWN; PERMISSION_DENIED, reason NAME_TAKEN, where another publisher was the first to
+        INVALID_ARGUMENT with reason BAD_MANIFEST, BAD_DOCUMENT or UNTRUSTED_SIGNATURE; FAILED_PRECONDITION, reason
+        BLOB_MISSING (not there, or of another size than the manifest says), BASE_UNKNOWN or HEAD_WITHDRAWN; PERMISSION_DENIED, reason NAME_TAKEN, where another publisher was the first to
         publish under this name; UNAVAILABLE, reason LEDGER_UNAVAILABLE.
         """
 

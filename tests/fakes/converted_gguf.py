@@ -27,9 +27,9 @@ _ARCHITECTURES = {
     "lfm2_moe": MODEL_ARCH.LFM2MOE, "olmo2": MODEL_ARCH.OLMO2, "olmo3": MODEL_ARCH.OLMO2,
     "ministral3": MODEL_ARCH.MISTRAL3, "exaone4": MODEL_ARCH.EXAONE4, "seed_oss": MODEL_ARCH.SEED_OSS,
     "ernie4_5": MODEL_ARCH.ERNIE4_5, "qwen3_5_text": MODEL_ARCH.QWEN35, "qwen3_5_moe_text": MODEL_ARCH.QWEN35MOE,
-    "qwen3_next": MODEL_ARCH.QWEN3NEXT,
+    "qwen3_next": MODEL_ARCH.QWEN3NEXT, "granitemoehybrid": MODEL_ARCH.GRANITE_HYBRID,
 }  # fmt: skip
-_PERMUTED = ("smollm3", "mixtral", "granite", "ministral3")
+_PERMUTED = ("smollm3", "mixtral", "granite", "ministral3", "granitemoehybrid")
 """Families whose rows of q and k are put in the order of an interleaved rotation."""
 
 
@@ -52,6 +52,7 @@ def convert(
     written = {}
     for tensor, values in tensors.items():
         stored_as = kind_of_experts if kind_of_experts and values.ndim == 3 else kind_of_matrices
+        stored_as = GGMLQuantizationType.F32 if tensor.endswith("norm.weight") else stored_as
         written[_gguf_name(names, tensor)] = _stored(_converted(tensor, kind, config, values), stored_as)
     metadata |= tokenizer_metadata(config.vocab_size)
     change_metadata(metadata)
@@ -74,7 +75,7 @@ def _gguf_name(names: gguf.TensorNameMap, tensor: str) -> str:
     for vector, module in (("router.scale", "router.proj"), ("router.per_expert_scale", "experts.down_proj")):
         tensor = tensor.replace(vector, f"{module}.scale")
     stem, _, kind = tensor.rpartition(".")
-    if kind == "A_log":
+    if kind in ("A_log", "D"):
         return str(names.get_name(tensor))
     if kind == "dt_bias":
         stem, kind = f"{stem}.dt_proj", "bias"
@@ -143,6 +144,8 @@ def _unjoined(family: str, tensors: dict[str, Float32]) -> dict[str, Float32]:
 def _states(config: Any, name: str, values: Float32) -> list[tuple[str, Float32]]:
     """A tensor of a state as llama.cpp has it: of Qwen3.5 the value heads of all key heads take turns."""
     module, sizes = name.rpartition("linear_attn.")[2], vars(config)
+    if config.model_type == "granitemoehybrid":
+        return _granite_4(config, name, values)
     if "linear_attn." not in name:
         return [(name, values)]
     key_heads, keys = sizes["linear_num_key_heads"], sizes["linear_key_head_dim"] * sizes["linear_num_key_heads"]
@@ -161,6 +164,25 @@ def _states(config: Any, name: str, values: Float32) -> list[tuple[str, Float32]
     first = 2 * keys if module in ("in_proj_qkv.weight", "conv1d.weight") else 0
     turned = _in_turns(values[first:], key_heads, sizes["linear_num_value_heads"])
     return [(name, np.concatenate([values[:first], turned]))]
+
+
+def _granite_4(config: Any, name: str, values: Float32) -> list[tuple[str, Float32]]:
+    """Gate and up apart, under names that gguf knows; vectors of a state in columns, its norm by group."""
+    stem, _, end = name.rpartition(".")
+    shared = "mlp.shared_expert." if config.num_local_experts else "mlp."
+    for fused, own in (("shared_mlp.input_linear", shared), ("block_sparse_moe.input_linear", "mlp.experts.")):
+        if stem.endswith(fused):
+            halves = map(np.ascontiguousarray, np.split(values, 2, axis=-2))
+            own = stem.replace(fused, own)
+            return [(f"{own}{half}_proj.weight", part) for half, part in zip(("gate", "up"), halves, strict=True)]
+    name = name if config.num_local_experts else name.replace("shared_mlp.output_linear", "mlp.down_proj")
+    if end == "A_log":
+        return [(name, -np.exp(values.astype(np.float64)).astype(np.float32)[:, None])]
+    if end == "D":
+        return [(name, values[:, None])]
+    if stem.endswith("mamba.norm"):
+        return [(name, values.reshape(config.mamba_n_groups, -1))]
+    return [(name, values.squeeze(1) if stem.endswith("conv1d") and values.ndim == 3 else values)]
 
 
 def _in_turns(values: Float32, key_heads: int, heads: int) -> Float32:
@@ -303,6 +325,23 @@ def _granite(config: Any) -> dict[str, Any]:
     }
 
 
+def _granite_hybrid(config: Any) -> dict[str, Any]:
+    shared, experts = config.shared_intermediate_size, dict[str, Any]()
+    if config.num_local_experts:
+        experts = {"expert_count": config.num_local_experts, "expert_used_count": config.num_experts_per_tok}
+    return _granite(config) | experts | {
+        "feed_forward_length": config.intermediate_size if experts else shared,
+        "expert_shared_feed_forward_length": shared,
+        "attention.head_count_kv": [config.num_key_value_heads * (kind[0] == "f") for kind in config.layer_types],
+        "rope.scaling.finetuned": False,
+        "ssm.conv_kernel": config.mamba_d_conv,
+        "ssm.state_size": config.mamba_d_state,
+        "ssm.group_count": config.mamba_n_groups,
+        "ssm.inner_size": config.mamba_n_heads * config.mamba_d_head,
+        "ssm.time_step_rank": config.mamba_n_heads,
+    }  # fmt: skip
+
+
 def _lfm2(config: Any) -> dict[str, Any]:
     return {
         "feed_forward_length": inner_size(config),
@@ -377,7 +416,7 @@ _OWN_FIELDS = {
     "smollm3": _smollm3, "phi3": _phi3, "gemma2": _gemma2, "gemma3_text": _gemma3, "qwen3_moe": _experts,
     "mixtral": _experts, "gpt_oss": _gpt_oss, "llama4_text": _llama4, "gemma4_text": _gemma4,
     "ministral3": _ministral3, "exaone4": _exaone4, "seed_oss": _theta, "ernie4_5": _theta,
-    "qwen3_5_text": _delta, "qwen3_5_moe_text": _delta, "qwen3_next": _delta,
+    "granitemoehybrid": _granite_hybrid, "qwen3_5_text": _delta, "qwen3_5_moe_text": _delta, "qwen3_next": _delta,
     "lfm2": _lfm2, "granite": _granite, "lfm2_moe": _lfm2_moe, "olmo2": _olmo2, "olmo3": _olmo3,
 }  # fmt: skip
 

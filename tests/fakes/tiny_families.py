@@ -212,7 +212,8 @@ WITH_EXPERTS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 FAMILIES |= WITH_EXPERTS
 WITHOUT_GGUF = {
-    *(name for name in FAMILIES if name.startswith("granite_hybrid")),
+    "granite_hybrid, groups, more taps, no bias, rotations",
+    "granite_hybrid, attention alone",
     "qwen3_next, layers without experts",
     "qwen2_moe",
     "smollm3, sliding",

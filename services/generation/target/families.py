@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from services.generation.target.family import DELTA, BesideNames, ExpertNames, Family, StackedExperts
+from services.generation.target.family import DELTA, MAMBA, BesideNames, ExpertNames, Family, StackedExperts
 
 _SANDWICH = {
     "post_attention_norm": "post_attention_layernorm",
@@ -304,15 +304,27 @@ GRANITE_HYBRID = replace(
     GRANITE,
     name="granitemoehybrid",
     architecture="GraniteMoeHybridForCausalLM",
-    gguf_name="",
+    gguf_name="granitehybrid",
     mamba=True,
     fused_mlp=True,
-    names={"mlp.gate_up_proj": "shared_mlp.input_linear", "mlp.down_proj": "shared_mlp.output_linear"},
+    mlp="shared_mlp",
+    names={"shared_mlp.gate_up_proj": "shared_mlp.input_linear", "shared_mlp.down_proj": "shared_mlp.output_linear"},
     experts=_experts("block_sparse_moe.router.layer", "block_sparse_moe"),
     stacked=StackedExperts(
         "block_sparse_moe", transposed=False, interleaved=False, gate_up="input_linear", down="output_linear"
     ),
     dense_beside=True,
+    gguf_modules={
+        **{f"ffn_{part}{end}": f"shared_mlp.{part}_proj" for part in ("gate", "up") for end in ("", "_shexp")},
+        **{f"ffn_down{end}": "shared_mlp.output_linear" for end in ("", "_shexp")},
+        "ssm_in": f"{MAMBA}.in_proj",
+        "ssm_conv1d": f"{MAMBA}.conv1d",
+        "ssm_dt": f"{MAMBA}.dt_bias",
+        "ssm_a": f"{MAMBA}.A_log",
+        "ssm_d": f"{MAMBA}.D",
+        "ssm_norm": f"{MAMBA}.norm",
+        "ssm_out": f"{MAMBA}.out_proj",
+    },
 )
 
 # Qwen3.5 and later (Qwen 2026), dense: three of four layers fold a state, the others attend with gates.

@@ -194,7 +194,7 @@ class Family:
     unrotated_layers: bool = False  # no_rope_layers counts: layers without rotary position embeddings
     partial_rotation: bool = False  # partial_rotary_factor counts
     fused: bool = False  # queries, keys and values are one module, gate and up another
-    fused_mlp: bool = False  # only gate and up are
+    fused_mlp: bool = False  # only gate and up are, and not in GGUF
     dense_beside: bool = False  # layers with experts have an MLP too, of shared_intermediate_size
     activation: str = "silu"  # hidden_act, or hidden_activation
     sandwich_norms: bool = False  # outputs of attention and MLP are normalised before they are added to the stream

@@ -25,13 +25,13 @@ def sizes_by_layer(file: GgufFile, family: Family, sizes: Mapping[str, int]) -> 
     """
     metadata, name, layers = file.metadata, family.gguf_name, sizes["num_hidden_layers"]
     pattern = f"{name}.attention.sliding_window_pattern"
-    windows = [bool(each) for each in _of_each(metadata, pattern, layers, least=0)]
+    windows = [bool(each) for each in metadata.of_each(pattern, layers, least=0)]
     if windows[-1]:
         raise metadata.refused(pattern, "true or false for each layer, false for the last")
     window = metadata.whole(f"{name}.attention.sliding_window", least=1) if any(windows) else None
-    key_heads = _of_each(metadata, f"{name}.attention.head_count_kv", layers)
+    key_heads = metadata.of_each(f"{name}.attention.head_count_kv", layers)
     shared = metadata.whole(f"{name}.attention.shared_kv_layers", 0)
-    inner = _of_each(metadata, f"{name}.feed_forward_length", layers)
+    inner = metadata.of_each(f"{name}.feed_forward_length", layers)
     wide = inner[-1] != inner[0]
     if inner != [inner[0] * (2 if wide and number >= layers - shared else 1) for number in range(layers)]:
         raise UnsupportedArchitecture(
@@ -57,16 +57,6 @@ def sizes_by_layer(file: GgufFile, family: Family, sizes: Mapping[str, int]) -> 
         "hidden_size_per_layer_input": metadata.whole(f"{name}.embedding_length_per_layer_input", 0),
         "vocab_size_per_layer_input": sizes["vocab_size"],
     }
-
-
-def _of_each(metadata: GgufMetadata, key: str, layers: int, least: int = 1) -> list[int]:
-    """A field with one number for all layers, or one for each."""
-    if isinstance(metadata.get(key), int):
-        return [metadata.whole(key, least=least)] * layers
-    found = metadata.numbers(key).tolist()
-    if len(found) < layers or not all(isinstance(each, int) and each >= least for each in found[:layers]):
-        raise metadata.refused(key, f"a whole number of at least {least}, or one for each of {layers} layers")
-    return list(map(int, found[:layers]))
 
 
 def _head_dim(metadata: GgufMetadata, name: str, kind: str, head_dim: int) -> int:
@@ -198,7 +188,7 @@ def _sizes(file: GgufFile, of: Family) -> dict[str, Any]:
         raise ConfigInvalid(f"{file.path}: {family}.block_count is {layers}, but there are {len(file.names())} tensors")
     own = sizes_by_layer(file, of, sizes) if of.sizes_by_layer else _sizes_of_all(metadata, of, heads, sizes)
     head_dim = own["per_layer_config"][0]["head_dim"] if of.sizes_by_layer else own["head_dim"]
-    first = own["layer_types"].index("full_attention") if of.convolved or of.delta else 0
+    first = own["layer_types"].index("full_attention") if of.convolved or of.delta or of.mamba else 0
     module, shared = ("qkv_proj", 2 * own["num_key_value_heads"]) if of.fused else ("q_proj", heads * of.gated)
     file.check_shape(f"model.layers.{first}.self_attn.{module}.weight", ((heads + shared) * head_dim, hidden))
     _check_tokens(metadata, sizes["vocab_size"])
@@ -221,6 +211,8 @@ def _sizes_of_all(metadata: GgufMetadata, family: Family, heads: int, sizes: Map
     _check_attention(metadata, family, head_dim)
     if family.convolved:
         return {"head_dim": head_dim} | _convolved(metadata, name, sizes["num_hidden_layers"])
+    if family.mamba:
+        return {"head_dim": head_dim} | _mamba(metadata, name, sizes)
     own = _states(metadata, name, sizes["num_hidden_layers"]) if family.delta else {}
     return own | {
         "intermediate_size": _inner(metadata, family),
@@ -241,7 +233,7 @@ def _states(metadata: GgufMetadata, name: str, layers: int) -> dict[str, Any]:
     """Which layers fold a state, and its sizes, under the names that Mamba's have."""
     key, interval = f"{name}.attention.recurrent_layers", f"{name}.full_attention_interval"
     every = metadata.whole(interval, 4, least=1)
-    folding = _of_each(metadata, key, layers, least=0) if key in metadata else [(n + 1) % every for n in range(layers)]
+    folding = metadata.of_each(key, layers, least=0) if key in metadata else [(n + 1) % every for n in range(layers)]
     if all(folding):
         raise metadata.refused(key if key in metadata else interval, f"one of {layers} layers that attends")
     key_heads, value_heads, key_dim, inner, taps = (
@@ -260,17 +252,45 @@ def _states(metadata: GgufMetadata, name: str, layers: int) -> dict[str, Any]:
     }
 
 
-def _convolved(metadata: GgufMetadata, name: str, layers: int) -> dict[str, Any]:
-    """LFM2 has no key heads in layers that are convolutions."""
+def _mamba(metadata: GgufMetadata, name: str, sizes: Mapping[str, int]) -> dict[str, Any]:
+    """Granite 4. llama.cpp turns no heads beside Mamba-2 layers unless the file says so."""
+    groups, heads, state, inner, taps = (
+        metadata.whole(f"{name}.ssm.{size}", least=1)
+        for size in ("group_count", "time_step_rank", "state_size", "inner_size", "conv_kernel")
+    )
+    if inner % heads or inner % sizes["hidden_size"]:
+        raise metadata.refused(f"{name}.ssm.inner_size", f"a multiple of {heads} heads and of the embeddings' size")
+    size = metadata.whole(f"{name}.feed_forward_length", least=1)
+    shared = f"{name}.expert_shared_feed_forward_length"
+    return {
+        "intermediate_size": size,
+        "shared_intermediate_size": metadata.whole(shared, least=1) if shared in metadata else size,
+        **_attending(metadata, name, sizes["num_hidden_layers"], "linear_attention"),
+        "position_embedding_type": "rope" if metadata.truth(f"{name}.rope.scaling.finetuned", True) else None,
+        "mamba_n_groups": groups,
+        "mamba_n_heads": heads,
+        "mamba_d_state": state,
+        "mamba_d_head": inner // heads,
+        "mamba_d_conv": taps,
+        "mamba_expand": inner // sizes["hidden_size"],
+    }
+
+
+def _attending(metadata: GgufMetadata, name: str, layers: int, others: str) -> dict[str, Any]:
+    """Layers that do not attend have no key heads."""
     key = f"{name}.attention.head_count_kv"
-    kv_heads = _of_each(metadata, key, layers, least=0)
+    kv_heads = metadata.of_each(key, layers, least=0)
     if len(set(kv_heads) - {0}) != 1:
-        raise metadata.refused(key, "one number for all layers that attend, 0 for convolutions")
+        raise metadata.refused(key, "one number for all layers that attend, 0 for others")
+    kinds = ["full_attention" if each else others for each in kv_heads]
+    return {"num_key_value_heads": max(kv_heads), "layer_types": kinds}
+
+
+def _convolved(metadata: GgufMetadata, name: str, layers: int) -> dict[str, Any]:
     return {
         "intermediate_size": metadata.whole(f"{name}.feed_forward_length", least=1),
         "block_auto_adjust_ff_dim": False,
-        "num_key_value_heads": max(kv_heads),
-        "layer_types": ["full_attention" if each else "conv" for each in kv_heads],
+        **_attending(metadata, name, layers, "conv"),
         "conv_L_cache": metadata.whole(f"{name}.shortconv.l_cache", least=1),
     }
 
@@ -321,6 +341,8 @@ def _scaled(metadata: GgufMetadata, family: Family, sizes: dict[str, Any]) -> di
         wide = sizes["num_hidden_layers"] == family.gguf_wide_queries
         whole = sizes["hidden_size"] // sizes["num_attention_heads"]
         members["query_pre_attn_scalar"] = whole if wide else sizes["head_dim"]
+    if family.multipliers and not family.mamba and not metadata.truth(f"{name}.rope.scaling.finetuned", True):
+        raise UnsupportedArchitecture(f"{metadata.path}: {name}.rope.scaling.finetuned is false; supported: true")
     if family.multipliers:  # 0 says nothing
         members["attention_multiplier"] = metadata.real(f"{name}.attention.scale", 0.0) or inverse_root(
             sizes["head_dim"]
@@ -334,8 +356,8 @@ def _scaled(metadata: GgufMetadata, family: Family, sizes: dict[str, Any]) -> di
 def _experts(metadata: GgufMetadata, family: Family) -> dict[str, Any]:
     """As llama.cpp has it, the shares of the chosen experts sum to one where the file does not say otherwise."""
     name = family.gguf_name
-    if family.experts is None:
-        return {}
+    if family.experts is None or (family.dense_beside and not metadata.whole(f"{name}.expert_count", 0)):
+        return {"num_local_experts": 0} if family.dense_beside else {}
     if family.beside:
         return _beside(metadata, name)
     inner = _inner(metadata, family)
@@ -350,6 +372,8 @@ def _experts(metadata: GgufMetadata, family: Family) -> dict[str, Any]:
     }
     if family.scored_router:
         return members | _scored(metadata, name)
+    if family.dense_beside:
+        return members | {"intermediate_size": size}
     if family.shared_gate:
         shared = metadata.whole(f"{name}.expert_shared_feed_forward_length", inner, least=1)
         return members | {"shared_expert_intermediate_size": shared}

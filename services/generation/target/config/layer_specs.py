@@ -245,7 +245,7 @@ def _with_names(spec: LayerSpec, config: TargetConfig) -> LayerSpec:
     family = BY_NAME[config.architecture]
     if config.fused:
         spec = replace(spec, qkv=(_fused("self_attn.qkv_proj", spec.qkv),))
-    if config.fused or family.fused_mlp:
+    if config.fused or (family.fused_mlp and not (config.rule and config.rule.converted)):
         spec = replace(spec, gate_up=(_fused("mlp.gate_up_proj", spec.gate_up),))
     spec = replace(spec, gate_up=_inside(config.mlp, spec.gate_up), down=_inside(config.mlp, spec.down))
     names = family.names

@@ -44,7 +44,7 @@ _INSIDE = {
     "ffn_down": "mlp.down_proj",
 }
 _BLOCK = re.compile(r"blk\.(0|[1-9][0-9]{0,8})\.([a-z_0-9.]+?)(?:\.(weight|bias|scale))?", re.ASCII)
-_VECTORS = "exp_probs_b", "ssm_dt", "ssm_a"
+_VECTORS = "exp_probs_b", "ssm_dt", "ssm_a", "ssm_d"
 """Modules that are one vector, whatever their names end with."""
 
 ROPE_FACTORS = "rope_freqs.weight"
@@ -185,7 +185,8 @@ class GgufFile:
         if module not in _INTERLEAVED or not any(each.gguf_interleaved for each in gguf_families(family)):
             return data
         heads = self.metadata.whole(f"{family}.attention.head_count")
-        heads = self.metadata.whole(f"{family}.attention.{_INTERLEAVED[module]}", heads)
+        counts = self.metadata.of_each(f"{family}.attention.{_INTERLEAVED[module]}", self.layers, heads, least=0)
+        heads = max(counts, default=0)
         rows = self._places[name].shape[0]
         if heads == 0 or rows % (2 * heads):
             raise WeightsInvalid(f"{self.path}: {name} has {rows} rows, which {heads} heads do not share in pairs")
@@ -197,6 +198,8 @@ def _parts(path: Path, name: str, place: TensorPlace) -> list[tuple[str, TensorP
     """A tensor of all experts [experts, out, in] or [experts, out] as one for each, of gate and up together as two;
     others as they are.
     """
+    if name.endswith((".A_log.weight", ".mamba.D.weight", ".mamba.norm.weight")):  # of Mamba-2 in columns, or by group
+        return [(name, replace(place, shape=(prod(place.shape),)))]
     if name.endswith("shared_expert_gate.weight") and len(place.shape) == 1:  # a matrix of one row
         return [(name, replace(place, shape=(1, *place.shape)))]
     if "{}" not in name or len(place.shape) != (2 if name.endswith(".bias") else 3):

@@ -94,6 +94,15 @@ class GgufMetadata(Mapping[str, Value]):
             raise self.refused(key, "a list of texts")
         return value
 
+    def of_each(self, key: str, layers: int, default: int | None = None, *, least: int = 1) -> list[int]:
+        """A field with one number for all layers, or one for each."""
+        if not isinstance(self.get(key, default), np.ndarray):
+            return [self.whole(key, default, least=least)] * layers
+        found = self.numbers(key).tolist()
+        if len(found) < layers or not all(isinstance(each, int) and each >= least for each in found[:layers]):
+            raise self.refused(key, f"a whole number of at least {least}, or one for each of {layers} layers")
+        return list(map(int, found[:layers]))
+
     def numbers(self, key: str) -> NDArray[np.generic]:
         value = self._given(key, None)
         if not isinstance(value, np.ndarray):

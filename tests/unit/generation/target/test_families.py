@@ -262,6 +262,12 @@ GGUF_FAULTS: dict[str, tuple[str, dict[str, Any], str]] = {
     "wider MLPs in the first layers": (
         "gemma4", {"feed_forward_length": [256, 128, 128]}, "gemma4.feed_forward_length; supported: one size, or twice",
     ),
+    "no key heads in any layer": (
+        "granite_hybrid", {"attention.head_count_kv": [0] * 4}, "one number for all layers that attend, 0 for others",
+    ),
+    "heads that share no Mamba-2 state": ("granite_hybrid", {"ssm.time_step_rank": 3}, "inner_size.* 3 heads"),
+    "more groups than there are": ("granite_hybrid", {"ssm.group_count": 2}, r"mamba\.conv1d\.weight has shape"),
+    "Granite without rotations": ("granite", {"rope.scaling.finetuned": False}, "finetuned is false; supported: true"),
     "key heads of some layers": ("gemma4", {"attention.head_count_kv": [2, 2]}, "head_count_kv is a list of 2"),
     "values of another size": ("gemma4", {"attention.value_length_swa": 8}, "value_length_swa is 8; supported: the 16"),
     "more layers that share than there are": (

@@ -267,7 +267,9 @@ _WHOLE_BLOCKS = {"hidden": 64, "heads": 4, "kv_heads": 2, "intermediate_size": 1
 
 
 @pytest.mark.parametrize("arithmetic", ["float32", "int8"])
-@pytest.mark.parametrize("architecture", ["phi3", "gemma2", "mixtral", "lfm2", "qwen3_5_moe"])
+@pytest.mark.parametrize(
+    "architecture", ["phi3", "gemma2", "mixtral", "lfm2", "qwen3_5_moe", "granite_hybrid, experts"]
+)
 def test_quantised_files_of_other_families(tmp_path: Path, architecture: str, arithmetic: str) -> None:
     """Fused modules, norms around one and tensors of all experts, in blocks."""
     directory = draw_vectors(make_tiny_model(tmp_path / "d", **(FAMILIES[architecture] | _WHOLE_BLOCKS)))

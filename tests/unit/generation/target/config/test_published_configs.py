@@ -28,6 +28,12 @@ from services.generation.target.errors import ConfigInvalid
 from services.generation.target.family import Clamp, Temperature
 from tests.fakes.table_target import VOID, TableTarget
 
+PUBLISHED = json.loads((Path(__file__).parents[4] / "vectors/published_configs.json").read_bytes())
+
+
+def published(tmp_path: Path, name: str) -> TargetConfig:
+    return read(tmp_path, **PUBLISHED[name])
+
 
 def read(tmp_path: Path, **members: Any) -> TargetConfig:
     (tmp_path / "config.json").write_text(json.dumps(members))
@@ -35,17 +41,7 @@ def read(tmp_path: Path, **members: Any) -> TargetConfig:
 
 
 def test_phi_4_mini(tmp_path: Path) -> None:
-    short, long = [1.0] * 48, [1.0 + n / 4 for n in range(48)]
-    config = read(
-        tmp_path, architectures=["Phi3ForCausalLM"], model_type="phi3", attention_bias=False, embd_pdrop=0.0,
-        auto_map={"AutoConfig": "configuration_phi3.Phi3Config"},
-        bos_token_id=199999, eos_token_id=199999, full_attn_mod=1, hidden_act="silu", hidden_size=3072,
-        intermediate_size=8192, interpolate_factor=1, max_position_embeddings=131072, mlp_bias=False,
-        num_attention_heads=24, num_hidden_layers=32, num_key_value_heads=8, original_max_position_embeddings=4096,
-        pad_token_id=199999, partial_rotary_factor=0.75, rms_norm_eps=1e-05,
-        rope_scaling={"long_factor": long, "short_factor": short, "type": "longrope"}, rope_theta=10000.0,
-        sliding_window=262144, tie_word_embeddings=True, torch_dtype="bfloat16", vocab_size=200064,
-    )  # fmt: skip
+    config = published(tmp_path, "phi-4-mini")
     (rotation,) = set(config.rotations)
     assert len(rotation.inverse_frequencies) == 48
     assert config.head_dim == 128
@@ -59,26 +55,13 @@ def test_phi_4_mini(tmp_path: Path) -> None:
 
 def test_phi_3_mini_128k(tmp_path: Path) -> None:
     """Its first version called the scaling `su`."""
-    config = read(
-        tmp_path, architectures=["Phi3ForCausalLM"], model_type="phi3", hidden_act="silu", hidden_size=3072,
-        intermediate_size=8192, max_position_embeddings=131072, num_attention_heads=32, num_hidden_layers=2,
-        num_key_value_heads=32, original_max_position_embeddings=4096, rms_norm_eps=1e-05, rope_theta=10000.0,
-        rope_scaling={"long_factor": [2.0] * 48, "short_factor": [1.5] * 48, "type": "su"}, sliding_window=262144,
-        tie_word_embeddings=False, vocab_size=32064, eos_token_id=32000,
-    )  # fmt: skip
+    config = published(tmp_path, "phi-3-mini-128k")
     assert config.rotations[0].long[0] == 0.5
     assert config.rotations[0].trained == 4096
 
 
 def test_gemma_3_1b(tmp_path: Path) -> None:
-    config = read(
-        tmp_path, architectures=["Gemma3ForCausalLM"], model_type="gemma3_text", attention_bias=False,
-        attn_logit_softcapping=None, cache_implementation="hybrid", eos_token_id=[1, 106],
-        final_logit_softcapping=None, head_dim=256, hidden_activation="gelu_pytorch_tanh", hidden_size=1152,
-        intermediate_size=6912, max_position_embeddings=32768, num_attention_heads=4, num_hidden_layers=26,
-        num_key_value_heads=1, query_pre_attn_scalar=256, rms_norm_eps=1e-06, rope_local_base_freq=10000,
-        rope_scaling=None, rope_theta=1000000, sliding_window=512, sliding_window_pattern=6, vocab_size=262144,
-    )  # fmt: skip
+    config = published(tmp_path, "gemma-3-1b")
     assert [n for n, window in enumerate(config.windows) if not window] == [5, 11, 17, 23]
     assert {window for window in config.windows if window} == {512}
     local, whole = config.rotations[0], config.rotations[5]
@@ -93,14 +76,7 @@ def test_gemma_3_1b(tmp_path: Path) -> None:
 
 def test_lfm2_1_2b(tmp_path: Path) -> None:
     """Kinds of layers by their numbers, and an inner size that follows from the one that is given."""
-    config = read(
-        tmp_path, architectures=["Lfm2ForCausalLM"], model_type="lfm2", block_auto_adjust_ff_dim=True, block_dim=2048,
-        block_ff_dim=12288, block_ffn_dim_multiplier=1.0, block_multiple_of=256, block_norm_eps=1e-05,
-        block_use_swiglu=True, bos_token_id=1, conv_L_cache=3, conv_bias=False, conv_dim=2048, eos_token_id=7,
-        full_attn_idxs=[2, 5, 8, 10, 12, 14], hidden_size=2048, max_position_embeddings=128000, norm_eps=1e-05,
-        num_attention_heads=32, num_heads=32, num_hidden_layers=16, num_key_value_heads=8, pad_token_id=0,
-        rope_theta=1000000.0, torch_dtype="bfloat16", vocab_size=65536,
-    )  # fmt: skip
+    config = published(tmp_path, "lfm2-1-2b")
     assert [number for number, taps in enumerate(config.convolutions) if not taps] == [2, 5, 8, 10, 12, 14]
     assert set(config.convolutions) == {0, 3}
     assert (config.intermediate_size, config.head_dim, config.norm_epsilon) == (8192, 64, 1e-05)
@@ -111,43 +87,21 @@ def test_lfm2_1_2b(tmp_path: Path) -> None:
 
 
 def test_gemma_2_27b(tmp_path: Path) -> None:
-    config = read(
-        tmp_path, architectures=["Gemma2ForCausalLM"], model_type="gemma2", attn_logit_softcapping=50.0,
-        cache_implementation="hybrid", eos_token_id=1, final_logit_softcapping=30.0, head_dim=128,
-        hidden_act="gelu_pytorch_tanh", hidden_activation="gelu_pytorch_tanh", hidden_size=4608,
-        intermediate_size=36864, max_position_embeddings=8192, num_attention_heads=32, num_hidden_layers=46,
-        num_key_value_heads=16, query_pre_attn_scalar=144, rms_norm_eps=1e-06, rope_theta=10000.0,
-        sliding_window=4096, sliding_window_size=4096, use_cache=True, vocab_size=256000,
-    )  # fmt: skip
+    config = published(tmp_path, "gemma-2-27b")
     assert config.windows[:4] == (4096, 0, 4096, 0)
     assert config.query_scale == 144**-0.5
     assert (config.attention_cap, config.logit_cap, config.embedding_scale) == (50.0, 30.0, 4608**0.5)
 
 
 def test_smollm3_3b(tmp_path: Path) -> None:
-    config = read(
-        tmp_path, architectures=["SmolLM3ForCausalLM"], model_type="smollm3", attention_bias=False, eos_token_id=128012,
-        hidden_act="silu", hidden_size=2048, intermediate_size=11008, layer_types=["full_attention"] * 36,
-        max_position_embeddings=65536, max_window_layers=28, mlp_bias=False, no_rope_layer_interval=4,
-        no_rope_layers=[1, 1, 1, 0] * 9, num_attention_heads=16, num_hidden_layers=36, num_key_value_heads=4,
-        rms_norm_eps=1e-06, rope_scaling=None, rope_theta=5000000.0, sliding_window=None, use_sliding_window=False,
-        vocab_size=128256,
-    )  # fmt: skip
+    config = published(tmp_path, "smollm3-3b")
     assert [n for n, turn in enumerate(config.rotations) if not turn.inverse_frequencies] == list(range(3, 36, 4))
     assert set(config.windows) == {0}
     assert config.tied_embeddings
 
 
 def test_qwen3_30b_a3b(tmp_path: Path) -> None:
-    config = read(
-        tmp_path, architectures=["Qwen3MoeForCausalLM"], model_type="qwen3_moe", attention_bias=False,
-        decoder_sparse_step=1, eos_token_id=151645, head_dim=128, hidden_act="silu", hidden_size=2048,
-        intermediate_size=6144, max_position_embeddings=40960, max_window_layers=48, mlp_only_layers=[],
-        moe_intermediate_size=768, norm_topk_prob=True, num_attention_heads=32, num_experts=128,
-        num_experts_per_tok=8, num_hidden_layers=48, num_key_value_heads=4, rms_norm_eps=1e-06, rope_scaling=None,
-        rope_theta=1000000.0, sliding_window=None, tie_word_embeddings=False, use_sliding_window=False,
-        vocab_size=151936,
-    )  # fmt: skip
+    config = published(tmp_path, "qwen3-30b-a3b")
     experts = config.experts
     assert experts is not None
     assert all(experts.layers)
@@ -155,31 +109,14 @@ def test_qwen3_30b_a3b(tmp_path: Path) -> None:
 
 
 def test_mixtral_8x7b(tmp_path: Path) -> None:
-    config = read(
-        tmp_path, architectures=["MixtralForCausalLM"], model_type="mixtral", eos_token_id=2, hidden_act="silu",
-        hidden_size=4096, intermediate_size=14336, max_position_embeddings=32768, num_attention_heads=32,
-        num_experts_per_tok=2, num_hidden_layers=32, num_key_value_heads=8, num_local_experts=8, rms_norm_eps=1e-05,
-        rope_theta=1000000.0, router_aux_loss_coef=0.02, sliding_window=None, tie_word_embeddings=False,
-        vocab_size=32000,
-    )  # fmt: skip
+    config = published(tmp_path, "mixtral-8x7b")
     experts = config.experts
     assert experts is not None
     assert (experts.count, experts.chosen, experts.size, experts.normalised) == (8, 2, 14336, True)
 
 
 def test_gpt_oss_20b(tmp_path: Path) -> None:
-    config = read(
-        tmp_path, architectures=["GptOssForCausalLM"], model_type="gpt_oss", attention_bias=True, eos_token_id=200002,
-        experts_per_token=4, head_dim=64, hidden_act="silu", hidden_size=2880, initial_context_length=4096,
-        intermediate_size=2880, layer_types=["sliding_attention", "full_attention"] * 12,
-        max_position_embeddings=131072, num_attention_heads=64, num_experts_per_tok=4, num_hidden_layers=24,
-        num_key_value_heads=8, num_local_experts=32, pad_token_id=199999,
-        quantization_config={"modules_to_not_convert": ["model.layers.*.self_attn"], "quant_method": "mxfp4"},
-        rms_norm_eps=1e-05, rope_scaling={
-            "beta_fast": 32.0, "beta_slow": 1.0, "factor": 32.0, "original_max_position_embeddings": 4096,
-            "rope_type": "yarn", "truncate": False,
-        }, rope_theta=150000, sliding_window=128, swiglu_limit=7.0, tie_word_embeddings=False, vocab_size=201088,
-    )  # fmt: skip
+    config = published(tmp_path, "gpt-oss-20b")
     assert config.windows == (128, 0) * 12
     assert config.experts is not None
     assert (config.experts.count, config.experts.chosen, config.experts.size) == (32, 4, 2880)
@@ -222,10 +159,7 @@ def test_llama_4_scout(tmp_path: Path, tuning: int | None, at_the_top: bool) -> 
 
 
 def test_llama_4_without_temperature_tuning(tmp_path: Path) -> None:
-    config = read(
-        tmp_path, architectures=["Llama4ForCausalLM"], model_type="llama4_text", attn_temperature_tuning=0,
-        num_hidden_layers=4, vocab_size=384,
-    )  # fmt: skip
+    config = published(tmp_path, "llama-4-without-temperature-tuning")
     assert config.temperature is None
 
 
@@ -254,28 +188,12 @@ def test_granite_4_h_micro(tmp_path: Path) -> None:
 
 
 def test_falcon_3_7b(tmp_path: Path) -> None:
-    config = read(
-        tmp_path, architectures=["LlamaForCausalLM"], model_type="llama", activation="swiglu", attention_bias=False,
-        attention_dropout=0.0, eos_token_id=11, head_dim=256, hidden_act="silu", hidden_size=3072,
-        intermediate_size=23040, max_position_embeddings=32768, mlp_bias=False, num_attention_heads=12,
-        num_hidden_layers=28, num_key_value_heads=4, pretraining_tp=1, rms_norm_eps=1e-06, rope_scaling=None,
-        rope_theta=1000042, tie_word_embeddings=False, torch_dtype="bfloat16", vocab_size=131072,
-    )  # fmt: skip
+    config = published(tmp_path, "falcon-3-7b")
     assert (config.architecture, config.heads, config.head_dim) == ("llama", 12, 256)
 
 
 def test_olmo_3_7b(tmp_path: Path) -> None:
-    windows = ["full_attention" if n % 4 == 3 else "sliding_attention" for n in range(32)]
-    config = read(
-        tmp_path, architectures=["Olmo3ForCausalLM"], model_type="olmo3", attention_bias=False, eos_token_id=100257,
-        hidden_act="silu", hidden_size=4096, intermediate_size=11008, layer_types=windows,
-        max_position_embeddings=65536, num_attention_heads=32, num_hidden_layers=32, num_key_value_heads=32,
-        rms_norm_eps=1e-06, rope_theta=500000, sliding_window=4096, tie_word_embeddings=False, vocab_size=100278,
-        rope_scaling={
-            "attention_factor": 1.2079441541679836, "beta_fast": 32.0, "beta_slow": 1.0, "factor": 8.0,
-            "original_max_position_embeddings": 8192, "rope_type": "yarn",
-        },
-    )  # fmt: skip
+    config = published(tmp_path, "olmo-3-7b")
     assert config.windows[:4] == (4096, 4096, 4096, 0)
     windowed, whole = config.rotations[0], config.rotations[3]
     assert (windowed.factor, whole.factor) == (1.0, pytest.approx(1.2079441))
@@ -285,14 +203,7 @@ def test_olmo_3_7b(tmp_path: Path) -> None:
 
 
 def test_lfm2_8b_a1b(tmp_path: Path) -> None:
-    kinds = ["full_attention" if n in (2, 6, 10, 14, 18, 21) else "conv" for n in range(24)]
-    config = read(
-        tmp_path, architectures=["Lfm2MoeForCausalLM"], model_type="lfm2_moe", conv_L_cache=3, conv_bias=False,
-        eos_token_id=7, hidden_size=2048, intermediate_size=7168, layer_types=kinds, max_position_embeddings=128000,
-        moe_intermediate_size=1792, norm_eps=1e-05, norm_topk_prob=True, num_attention_heads=32, num_dense_layers=2,
-        num_experts=32, num_experts_per_tok=4, num_hidden_layers=24, num_key_value_heads=8, rope_theta=1000000.0,
-        routed_scaling_factor=1.0, use_expert_bias=True, vocab_size=65536,
-    )  # fmt: skip
+    config = published(tmp_path, "lfm2-8b-a1b")
     assert config.experts is not None
     assert config.experts.layers == (False,) * 2 + (True,) * 22
     assert config.experts.choice_bias

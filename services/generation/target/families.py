@@ -468,7 +468,7 @@ MISSING: Mapping[str, str] = {
     "OlmoForCausalLM": "norms that subtract a mean",
     "PhiForCausalLM": "norms that subtract a mean",
     "PhimoeForCausalLM": "norms that subtract a mean",
-    "Qwen3NextForCausalLM": "projections of queries, keys, values and gates in one",
+    "Qwen4ExpForConditionalGeneration": "sparse attention, several streams, n-gram embeddings",
     "StableLmForCausalLM": "norms that subtract a mean",
     "Starcoder2ForCausalLM": "norms that subtract a mean",
 }

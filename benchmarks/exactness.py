@@ -102,13 +102,9 @@ def kolm(file: Path, max_tokens: int) -> Engine:
 
 
 def transformers(file: Path, max_tokens: int) -> Engine:
-    import torch
-    from transformers import AutoModelForCausalLM
+    from benchmarks.specbench.peers import transformers_decoding, transformers_model
 
-    from benchmarks.specbench.peers import transformers_decoding
-
-    coarse, ends = in_storage(file, "q4_0"), load_target(file).config.eos_token_ids
-    assistant: Any = AutoModelForCausalLM.from_pretrained(coarse.parent, gguf_file=coarse.name, dtype=torch.float32)
+    assistant, ends = transformers_model(in_storage(file, "q4_0")), load_target(file).config.eos_token_ids
     choices: dict[str, dict[str, Any]] = {
         "plain": {}, "prompt lookup": {"prompt_lookup_num_tokens": 10}, "assisted": {"assistant_model": assistant},
     }  # fmt: skip

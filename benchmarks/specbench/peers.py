@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, GgufConfig
 
 from benchmarks.engines import Contender, Run
 from services.generation.engine.text.tokenizer import Tokenizer
@@ -84,8 +84,7 @@ def _llama(path: Path, ends: Sequence[int]) -> list[Contender]:
 def transformers_decoding(path: Path, ends: Sequence[int], **drafting: Any) -> Decode:
     """`generate` in float32 on the dequantised file, with as many threads as kolm has."""
     torch.set_num_threads(cpus())
-    model: Any = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
-    model.requires_grad_(False)
+    model = transformers_model(path)
 
     def decode(prompt: list[int], tokens: int) -> Iterable[int]:
         ids = torch.tensor([prompt])
@@ -97,6 +96,15 @@ def transformers_decoding(path: Path, ends: Sequence[int], **drafting: Any) -> D
         return made
 
     return decode
+
+
+def transformers_model(path: Path) -> Any:
+    """Left to itself, transformers keeps a GGUF file's blocks packed, for kernels that it may lack."""
+    whole = GgufConfig(gguf_file=path.name, dequantize=True)
+    model: Any = AutoModelForCausalLM.from_pretrained(
+        path.parent, gguf_file=path.name, dtype=torch.float32, quantization_config=whole
+    )
+    return model.requires_grad_(False)
 
 
 def llama_decoding(path: Path, ends: Sequence[int], kind: str | None = None) -> Decode:

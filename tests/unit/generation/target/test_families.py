@@ -196,7 +196,7 @@ def test_an_unknown_architecture_is_answered_with_the_list(tmp_path: Path) -> No
 
 
 def test_what_an_architecture_would_take_is_said(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["GraniteMoeHybridForCausalLM"]}))
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["FalconH1ForCausalLM"]}))
     with pytest.raises(TargetError, match="Mamba-2"):
         read_config(tmp_path)
     assert MISSING.keys().isdisjoint(ARCHITECTURES)

@@ -102,6 +102,9 @@ def family_of(document: dict[str, Any]) -> Family:
     for option in ("conv_bias", "mamba_proj_bias"):
         if text.get(option):
             raise UnsupportedArchitecture(f"{option}: true is not supported; supported: false")
+    for option, gate in (("attn_output_gate", True), ("output_gate_type", "swish")):
+        if family.delta and text.get(option, gate) != gate:
+            raise UnsupportedArchitecture(f"{option}: {text[option]!r:.80} is not supported; supported: {gate!r}")
     _check_kinds(text, family)
     _check_quantisation(document, family)
     return family

@@ -158,6 +158,8 @@ FAULTS: dict[str, tuple[str, dict[str, Any], str]] = {
         "granite_hybrid", {"time_step_limit": [0.0, 0.1]}, r"time_step_limit is \(0.0, 0.1\); supported: \[0.0, Inf",
     ),
     "Mamba-2 with biases of projections": ("granite_hybrid", {"mamba_proj_bias": True}, "mamba_proj_bias: true is not"),
+    "attention without gates": ("qwen3_5", {"attn_output_gate": False}, "attn_output_gate: False is not supported"),
+    "another gate of states": ("qwen3_next", {"output_gate_type": "sigmoid"}, "output_gate_type: 'sigmoid' is not"),
     "biased convolutions": ("lfm2", {"conv_bias": True}, "conv_bias: true is not supported; supported: false"),
     "more taps than there is room for": ("lfm2", {"conv_L_cache": 17}, "conv_L_cache.* is 17|conv_L_cache: 17"),
     "another activation": ("phi3", {"hidden_act": "gelu"}, "hidden_act: 'gelu' is not supported; supported: silu"),

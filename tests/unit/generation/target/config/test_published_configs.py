@@ -239,6 +239,34 @@ def test_ministral_3_8b(tmp_path: Path) -> None:
     assert (older.architecture, older.temperature) == ("mistral", None)
 
 
+def test_qwen3_8_27b(tmp_path: Path) -> None:
+    text = {
+        "model_type": "qwen3_5_text", "attention_bias": False, "attn_output_gate": True, "dtype": "bfloat16",
+        "full_attention_interval": 4, "head_dim": 256, "hidden_act": "silu", "hidden_size": 5120,
+        "intermediate_size": 17408, "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128,
+        "linear_num_key_heads": 16, "linear_num_value_heads": 48, "linear_value_head_dim": 128,
+        "mamba_ssm_dtype": "float32", "max_position_embeddings": 262144, "mtp_num_hidden_layers": 1,
+        "mtp_use_dedicated_embeddings": False, "num_attention_heads": 24, "num_hidden_layers": 64,
+        "num_key_value_heads": 4, "output_gate_type": "swish", "partial_rotary_factor": 0.25, "rms_norm_eps": 1e-06,
+        "rope_parameters": {
+            "mrope_interleaved": True, "mrope_section": [11, 11, 10], "partial_rotary_factor": 0.25,
+            "rope_theta": 10000000, "rope_type": "default",
+        },
+        "vocab_size": 248320, "eos_token_id": 248044,
+    }  # fmt: skip
+    config = read(
+        tmp_path, architectures=["Qwen3_5ForConditionalGeneration"], model_type="qwen3_5", text_config=text,
+        tie_word_embeddings=False, vision_config={"model_type": "qwen3_5"},
+    )  # fmt: skip
+    rule = config.rule
+    assert rule is not None
+    assert rule.layers == (True, True, True, False) * 16
+    assert (rule.key_heads, rule.value_heads, rule.convolved, rule.taps, rule.tiled) == (16, 48, 10240, 4, True)
+    assert (config.gated, config.norm_offset, config.tied_embeddings) == (True, 1.0, False)
+    (rotation,) = set(config.rotations)
+    assert len(rotation.inverse_frequencies) == 32
+
+
 @pytest.mark.parametrize("tied", [True, False])
 def test_qwen3_vl(tied: bool, tmp_path: Path) -> None:
     """Whether the head repeats the embeddings is said outside of the part for text."""

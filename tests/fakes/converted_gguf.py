@@ -28,8 +28,9 @@ _ARCHITECTURES = {
     "ministral3": MODEL_ARCH.MISTRAL3, "exaone4": MODEL_ARCH.EXAONE4, "seed_oss": MODEL_ARCH.SEED_OSS,
     "ernie4_5": MODEL_ARCH.ERNIE4_5, "qwen3_5_text": MODEL_ARCH.QWEN35, "qwen3_5_moe_text": MODEL_ARCH.QWEN35MOE,
     "qwen3_next": MODEL_ARCH.QWEN3NEXT, "granitemoehybrid": MODEL_ARCH.GRANITE_HYBRID,
+    "granitemoe": MODEL_ARCH.GRANITE_MOE,
 }  # fmt: skip
-_PERMUTED = ("smollm3", "mixtral", "granite", "ministral3", "granitemoehybrid")
+_PERMUTED = ("smollm3", "mixtral", "granite", "ministral3", "granitemoehybrid", "granitemoe")
 """Families whose rows of q and k are put in the order of an interleaved rotation."""
 
 
@@ -144,7 +145,7 @@ def _unjoined(family: str, tensors: dict[str, Float32]) -> dict[str, Float32]:
 def _states(config: Any, name: str, values: Float32) -> list[tuple[str, Float32]]:
     """A tensor of a state as llama.cpp has it: of Qwen3.5 the value heads of all key heads take turns."""
     module, sizes = name.rpartition("linear_attn.")[2], vars(config)
-    if config.model_type == "granitemoehybrid":
+    if config.model_type.startswith("granitemoe"):
         return _granite_4(config, name, values)
     if "linear_attn." not in name:
         return [(name, values)]
@@ -325,6 +326,11 @@ def _granite(config: Any) -> dict[str, Any]:
     }
 
 
+def _granite_moe(config: Any) -> dict[str, Any]:
+    experts = {"expert_count": config.num_local_experts, "expert_used_count": config.num_experts_per_tok}
+    return _granite(config) | experts
+
+
 def _granite_hybrid(config: Any) -> dict[str, Any]:
     shared, experts = config.shared_intermediate_size, dict[str, Any]()
     if config.num_local_experts:
@@ -416,7 +422,8 @@ _OWN_FIELDS = {
     "smollm3": _smollm3, "phi3": _phi3, "gemma2": _gemma2, "gemma3_text": _gemma3, "qwen3_moe": _experts,
     "mixtral": _experts, "gpt_oss": _gpt_oss, "llama4_text": _llama4, "gemma4_text": _gemma4,
     "ministral3": _ministral3, "exaone4": _exaone4, "seed_oss": _theta, "ernie4_5": _theta,
-    "granitemoehybrid": _granite_hybrid, "qwen3_5_text": _delta, "qwen3_5_moe_text": _delta, "qwen3_next": _delta,
+    "granitemoehybrid": _granite_hybrid, "granitemoe": _granite_moe,
+    "qwen3_5_text": _delta, "qwen3_5_moe_text": _delta, "qwen3_next": _delta,
     "lfm2": _lfm2, "granite": _granite, "lfm2_moe": _lfm2_moe, "olmo2": _olmo2, "olmo3": _olmo3,
 }  # fmt: skip
 

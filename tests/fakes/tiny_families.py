@@ -31,8 +31,8 @@ LONGROPE = {
 }  # fmt: skip
 _GRANITE = {
     "embedding_multiplier": 3.0, "attention_multiplier": 0.2, "residual_multiplier": 0.22, "logits_scaling": 3.0,
-    "shared_intermediate_size": 80,
 }  # fmt: skip
+_GRANITE_4 = _GRANITE | {"architecture": "granite_hybrid", "shared_intermediate_size": 80}
 FAMILIES: dict[str, dict[str, Any]] = {
     "smollm3": {"architecture": "smollm3", "layers": 5, "tie_word_embeddings": True},
     "smollm3, sliding": {
@@ -79,10 +79,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "use_double_wide_mlp": True, "layer_types": ["sliding_attention", "full_attention"] * 2,
         "tie_word_embeddings": True,
     },
-    "granite": {
-        "architecture": "granite", "layers": 3, "embedding_multiplier": 3.0, "attention_multiplier": 0.2,
-        "residual_multiplier": 0.22, "logits_scaling": 3.0, "tie_word_embeddings": True,
-    },
+    "granite": {**_GRANITE, "architecture": "granite", "layers": 3, "tie_word_embeddings": True},
     "olmo2": {"architecture": "olmo2", "layers": 3, "hidden": 72, "heads": 6, "kv_heads": 3},
     "olmo3": {
         "architecture": "olmo3", "layers": 5, "sliding_window": 40,
@@ -127,17 +124,17 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "linear_conv_kernel_dim": 6, "layer_types": ["full_attention", "linear_attention", "linear_attention"],
     },
     "granite_hybrid": {
-        **_GRANITE, "architecture": "granite_hybrid", "layers": 4, "num_local_experts": 0, "mamba_n_heads": 4,
+        **_GRANITE_4, "layers": 4, "num_local_experts": 0, "mamba_n_heads": 4,
         "mamba_d_state": 16, "mamba_d_head": 32, "position_embedding_type": "nope",
         "layer_types": ["mamba", "mamba", "attention", "mamba"], "tie_word_embeddings": True,
     },
     "granite_hybrid, groups, more taps, no bias, rotations": {
-        **_GRANITE, "architecture": "granite_hybrid", "layers": 3, "num_local_experts": 0, "mamba_n_heads": 8,
+        **_GRANITE_4, "layers": 3, "num_local_experts": 0, "mamba_n_heads": 8,
         "mamba_d_state": 48, "mamba_d_head": 16, "mamba_n_groups": 2, "mamba_d_conv": 6, "mamba_conv_bias": False,
         "position_embedding_type": "rope", "layer_types": ["attention", "mamba", "mamba"],
     },
     "granite_hybrid, attention alone": {
-        **_GRANITE, "architecture": "granite_hybrid", "num_local_experts": 0, "layer_types": ["attention"] * 2,
+        **_GRANITE_4, "num_local_experts": 0, "layer_types": ["attention"] * 2,
         "mamba_n_heads": 4, "position_embedding_type": "rope",
     },
 }  # fmt: skip
@@ -187,8 +184,12 @@ WITH_EXPERTS: dict[str, dict[str, Any]] = {
         "linear_value_head_dim": 32, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "num_experts": 8,
         "num_experts_per_tok": 3, "moe_intermediate_size": 40, "shared_expert_intermediate_size": 48,
     },
+    "granite_moe": {
+        **_GRANITE, "architecture": "granite_moe", "num_local_experts": 5, "num_experts_per_tok": 2,
+        "intermediate_size": 48,
+    },
     "granite_hybrid, experts": {
-        **_GRANITE, "architecture": "granite_hybrid", "layers": 3, "num_local_experts": 6, "num_experts_per_tok": 3,
+        **_GRANITE_4, "layers": 3, "num_local_experts": 6, "num_experts_per_tok": 3,
         "intermediate_size": 40, "mamba_n_heads": 4, "mamba_d_state": 32, "mamba_d_head": 32,
         "position_embedding_type": "nope", "layer_types": ["mamba", "attention", "mamba"],
     },

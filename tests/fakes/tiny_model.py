@@ -18,6 +18,7 @@ from transformers.models.gemma3 import Gemma3TextConfig
 from transformers.models.gemma4 import Gemma4TextConfig
 from transformers.models.gpt_oss import GptOssConfig
 from transformers.models.granite import GraniteConfig
+from transformers.models.granitemoe import GraniteMoeConfig
 from transformers.models.granitemoehybrid import GraniteMoeHybridConfig
 from transformers.models.lfm2 import Lfm2Config
 from transformers.models.lfm2_moe import Lfm2MoeConfig
@@ -53,7 +54,7 @@ CONFIGS = {
     "lfm2_moe": Lfm2MoeConfig, "olmo2": Olmo2Config, "olmo3": Olmo3Config,
     "ministral3": Ministral3Config, "exaone4": Exaone4Config, "seed_oss": SeedOssConfig, "ernie4_5": Ernie4_5Config,
     "qwen2_moe": Qwen2MoeConfig, "qwen3_5": Qwen3_5TextConfig, "qwen3_5_moe": Qwen3_5MoeTextConfig,
-    "granite_hybrid": GraniteMoeHybridConfig, "qwen3_next": Qwen3NextConfig,
+    "granite_hybrid": GraniteMoeHybridConfig, "granite_moe": GraniteMoeConfig, "qwen3_next": Qwen3NextConfig,
 }  # fmt: skip
 PAD, END, USER, ASSISTANT = SPECIAL_TOKENS = ("<|pad|>", "<|end|>", "<|user|>", "<|assistant|>")
 

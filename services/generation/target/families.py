@@ -299,9 +299,21 @@ GRANITE = Family(
     multipliers=True,
 )
 
+# Granite 3 with experts (IBM 2024).
+GRANITE_MOE = replace(
+    GRANITE,
+    name="granitemoe",
+    architecture="GraniteMoeForCausalLM",
+    gguf_name="granitemoe",
+    experts=_experts("block_sparse_moe.router.layer", "block_sparse_moe"),
+    stacked=StackedExperts(
+        "block_sparse_moe", transposed=False, interleaved=False, gate_up="input_linear", down="output_linear"
+    ),
+)
+
 # Granite 4 (IBM 2025): Granite with Mamba-2 layers in place of most attention, and experts beside an MLP in some sizes.
 GRANITE_HYBRID = replace(
-    GRANITE,
+    GRANITE_MOE,
     name="granitemoehybrid",
     architecture="GraniteMoeHybridForCausalLM",
     gguf_name="granitehybrid",
@@ -309,10 +321,6 @@ GRANITE_HYBRID = replace(
     fused_mlp=True,
     mlp="shared_mlp",
     names={"shared_mlp.gate_up_proj": "shared_mlp.input_linear", "shared_mlp.down_proj": "shared_mlp.output_linear"},
-    experts=_experts("block_sparse_moe.router.layer", "block_sparse_moe"),
-    stacked=StackedExperts(
-        "block_sparse_moe", transposed=False, interleaved=False, gate_up="input_linear", down="output_linear"
-    ),
     dense_beside=True,
     gguf_modules={
         **{f"ffn_{part}{end}": f"shared_mlp.{part}_proj" for part in ("gate", "up") for end in ("", "_shexp")},
@@ -438,9 +446,9 @@ ERNIE4_5 = Family(
 
 
 FAMILIES = (
-    LLAMA, MISTRAL, QWEN2, QWEN2_MOE, QWEN3, SMOLLM3, PHI3, GEMMA2, GEMMA3, QWEN3_MOE, MIXTRAL, GPT_OSS, LLAMA4, GEMMA4,
-    LFM2, GRANITE, GRANITE_HYBRID, LFM2_MOE, OLMO2, OLMO3, MINISTRAL3, QWEN3_VL, EXAONE4, SEED_OSS, ERNIE4_5,
-    QWEN3_5, QWEN3_5_MOE, QWEN3_NEXT,
+    LLAMA, MISTRAL, QWEN2, QWEN2_MOE, QWEN3, SMOLLM3, PHI3, GEMMA2, GEMMA3, QWEN3_MOE, MIXTRAL, GPT_OSS, LLAMA4,
+    GEMMA4, LFM2, GRANITE, GRANITE_MOE, GRANITE_HYBRID, LFM2_MOE, OLMO2, OLMO3, MINISTRAL3, QWEN3_VL, EXAONE4, SEED_OSS,
+    ERNIE4_5, QWEN3_5, QWEN3_5_MOE, QWEN3_NEXT,
 )  # fmt: skip
 
 BY_NAME: Mapping[str, Family] = {family.name: family for family in FAMILIES}
@@ -494,9 +502,14 @@ def architecture_of(document: Mapping[str, Any]) -> object:
     for family in FAMILIES:
         if kind == family.name:
             return family.architecture
-        if family.multimodal and kind == family.name.removesuffix("_text"):
+        if family.multimodal and _spelled(kind) == _spelled(family.multimodal.removesuffix("ForConditionalGeneration")):
             return family.multimodal
-    return kind
+    return next((name for name in MISSING if _spelled(name) == f"{_spelled(kind)}forcausallm"), kind)
+
+
+def _spelled(name: object) -> str:
+    """As model types and names of classes agree."""
+    return str(name).replace("_", "").lower()
 
 
 def gguf_families(name: str) -> list[Family]:

@@ -19,7 +19,7 @@ from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.target.config.config import read_config, rope_parameters
 from services.generation.target.cpu import load_target
 from services.generation.target.errors import TargetError
-from services.generation.target.families import ARCHITECTURES, MISSING
+from services.generation.target.families import ARCHITECTURES, MISSING, architecture_of
 from services.generation.target.probe import probe
 from services.generation.target.rows import RowsBuilder
 from services.generation.target.target import Target
@@ -191,6 +191,13 @@ def test_a_model_type_stands_for_an_architecture_that_is_not_named(family: str, 
         read_config(directory)
 
 
+@pytest.mark.parametrize("kind", ["mistral3", "qwen3_vl", "qwen3_5_moe", "llama4", "gemma4"])
+def test_a_model_type_stands_for_its_multimodal_architecture(kind: str) -> None:
+    architecture = architecture_of({"model_type": kind})
+    assert architecture in ARCHITECTURES
+    assert str(architecture).endswith("ForConditionalGeneration")
+
+
 def test_an_unknown_architecture_is_answered_with_the_list(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"architectures": ["OtherForCausalLM"]}))
     with pytest.raises(TargetError, match=r"OtherForCausalLM.*supported: LlamaForCausalLM, .*Phi3ForCausalLM"):
@@ -198,9 +205,10 @@ def test_an_unknown_architecture_is_answered_with_the_list(tmp_path: Path) -> No
 
 
 def test_what_an_architecture_would_take_is_said(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["FalconH1ForCausalLM"]}))
-    with pytest.raises(TargetError, match="Mamba-2"):
-        read_config(tmp_path)
+    for named, missing in (({"architectures": ["FalconH1ForCausalLM"]}, "Mamba-2"), ({"model_type": "glm4"}, "fused")):
+        (tmp_path / "config.json").write_text(json.dumps(named))
+        with pytest.raises(TargetError, match=f"kolm has no .*{missing}"):
+            read_config(tmp_path)
     assert MISSING.keys().isdisjoint(ARCHITECTURES)
 
 

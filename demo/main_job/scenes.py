@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from rich import box
+from rich.cells import cell_len
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -16,6 +18,38 @@ from demo.main_job.measurement import Prompt, Row
 from services.cli.frame.process import printable
 
 _NUMBERS = ("tokens/s", "tokens a pass", "speedup")
+_PIECES = re.compile(r"\s|\S+")
+
+
+class WrappedText:
+    """Writes a word once it is known to be whole: whitespace has followed it."""
+
+    def __init__(self, write: Callable[[str], None], width: Callable[[], int]) -> None:
+        """`width` is that of the terminal, in columns, asked for each word."""
+        self._write, self._width = write, width
+        self._column, self._word = 0, ""
+
+    def __call__(self, text: str) -> None:
+        for piece in _PIECES.findall(text):
+            if piece.isspace():
+                self._end_word()
+                self._space(piece)
+            else:
+                self._word += piece
+
+    def _end_word(self) -> None:
+        size = cell_len(self._word)
+        if self._column and size and self._column + size > self._width():
+            self._write("\n")
+            self._column = 0
+        self._write(self._word)
+        self._column, self._word = self._column + size, ""
+
+    def _space(self, piece: str) -> None:
+        """A space after a full line is left out: the terminal would put it at the beginning of the next one."""
+        if piece == "\n" or self._column < self._width():
+            self._write(piece)
+        self._column = 0 if piece == "\n" else self._column + 1
 
 
 _PROMPT_LINES = 3
@@ -80,7 +114,12 @@ class Stream:
     """Text as it comes, in a few lines: the first part of it, then only that there is more."""
 
     def __init__(self, console: Console) -> None:
-        self._console, self._shown, self._full = console, "", False
+        def show(text: str) -> None:
+            console.print(Text(text, style="green"), end="", soft_wrap=True)
+
+        self._show: Callable[[str], None] = WrappedText(show, lambda: console.width) if console.is_terminal else show
+        self._shown = ""
+        self._full = False
 
     def write(self, text: str) -> None:
         if self._full:
@@ -92,9 +131,6 @@ class Stream:
 
     def close(self) -> None:
         self._show("\n")
-
-    def _show(self, text: str) -> None:
-        self._console.print(Text(text, style="green"), end="", soft_wrap=True)
 
 
 def _fits(text: str) -> int:

@@ -1,12 +1,15 @@
-"""The prompts of the demo, and those that its head learns from."""
+"""The demo's prompts, those that its head learns from, and how it shows answers."""
 
 from __future__ import annotations
 
+import io
 from random import Random
 
 import pytest
+from rich.console import Console
 
 from demo.main_job.measurement import KINDS, read_prompts
+from demo.main_job.scenes import Stream
 from demo.smollm2.prompts import DOMAINS, Choice, is_held_out, prompts, words
 
 
@@ -37,3 +40,15 @@ def test_no_subject_of_the_held_out_prompts_is_one_of_the_others() -> None:
 def test_every_slot_is_filled() -> None:
     made = [str(line) for domain in ("code", "knowledge", "text", "maths") for line in prompts("train", domain, 60)]
     assert not [text for text in made if "{topic}" in text or "{text}" in text or "{code}" in text or "{name}" in text]
+
+
+@pytest.mark.parametrize(
+    ("terminal", "text"), [(True, "When sunlight\nreaches us\n"), (False, "When sunlight reaches us\n")]
+)
+def test_answers_break_between_words_on_a_terminal_alone(terminal: bool, text: str) -> None:
+    written = io.StringIO()
+    stream = Stream(Console(file=written, force_terminal=terminal, color_system=None, width=16, _environ={}))
+    for piece in ("When sun", "light rea", "ches us"):
+        stream.write(piece)
+    stream.close()
+    assert "\n".join(line.rstrip() for line in written.getvalue().split("\n")) == text

@@ -27,6 +27,7 @@ _LLAMA3 = (
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _QWEN2 = _LLAMA3.replace("{1,3}", "")
+_QWEN35 = _QWEN2.replace(r"?\p{L}+", r"?[\p{L}\p{M}]+").replace(r"[^\s\p{L}", r"[^\s\p{L}\p{M}")  # marks are letters
 _TEKKEN = (
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
     r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
@@ -60,7 +61,12 @@ SPLITTINGS = {
     "llama-bpe": _LLAMA_BPE,
     "llama3": _LLAMA_BPE,
     "llama-v3": _LLAMA_BPE,
+    "falcon3": _LLAMA_BPE,
+    "lfm2": _LLAMA_BPE,
+    "smaug-bpe": Splitting((_LLAMA3,)),  # SmolLM3
+    "refact": _SMOLLM,  # Granite
     "qwen2": _QWEN,
+    "qwen35": Splitting((_QWEN35,), composed=True),
     "deepseek-r1-qwen": Splitting((_QWEN2,)),
     "dbrx": Splitting((_LLAMA3,)),
     "gpt-4o": Splitting((_GPT4O,)),

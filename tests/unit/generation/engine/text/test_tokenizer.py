@@ -14,6 +14,7 @@ from tokenizers import Tokenizer as FastTokenizer
 from tokenizers import decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 from transformers.models.gemma.tokenization_gemma import GemmaTokenizer
+from transformers.models.qwen3_5.tokenization_qwen3_5 import Qwen3_5Tokenizer
 from transformers.tokenization_utils_base import generate_merges
 
 from services.generation.engine.text.tokenizer import Tokenizer, gguf_tokenizer, merges_of
@@ -128,6 +129,18 @@ def test_smollm2_splits_digits_like_its_published_tokenizer(smollm2: Path) -> No
     for text in (text for text in plain(VECTORS["texts"]) if "<repo_name>" not in text):
         assert ours.encode(text).ids == published.encode(text).ids
         assert ours.decode(ours.encode(text).ids) == text
+
+
+def test_qwen3_5_splits_as_transformers_does(smollm2: Path, tmp_path: Path) -> None:
+    """A mark belongs to the word of its letter, which Qwen2 ends before it."""
+    metadata = GgufFile.open(smollm2).metadata
+    tokens, merges = metadata.texts("tokenizer.ggml.tokens"), metadata.texts("tokenizer.ggml.merges")
+    pairs = [(left, right) for left, _, right in (merge.partition(" ") for merge in merges)]
+    published = Qwen3_5Tokenizer(vocab={token: index for index, token in enumerate(tokens)}, merges=pairs)
+    ours = gguf_tokenizer(written(tmp_path / "m.gguf", metadata_of(smollm2, "qwen35"))).backend_tokenizer
+    for text in (text for text in plain(VECTORS["texts"]) if "<repo_name>" not in text):
+        found = ours.encode(text, add_special_tokens=False).ids
+        assert found == published.backend_tokenizer.encode(text, add_special_tokens=False).ids, text
 
 
 @pytest.mark.parametrize(

@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import logging
 import re
+import sqlite3
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from sqlalchemy import (
+    URL,
     BigInteger,
     Column,
     ColumnElement,
@@ -29,6 +33,8 @@ from sqlalchemy import (
     String,
     Table,
     UniqueConstraint,
+    create_engine,
+    event,
     exists,
     func,
     make_url,
@@ -38,7 +44,6 @@ from sqlalchemy import (
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import SQLAlchemyError
 
-from services.runtime.database import open_database
 from services.runtime.errors import InvalidArgument, Unavailable
 from services.runtime.process import Outage
 
@@ -178,6 +183,62 @@ _IS_PUBLISHED = _ON_RECORD.where(documents.c.kind == PUBLICATION)
 _IS_WITHDRAWN = _ON_RECORD.where(documents.c.kind == WITHDRAWAL)
 
 
+_BUSY_SECONDS = 30.0
+_WAIT_SECONDS = 0.05
+
+
+def _opened(url: URL) -> Engine:
+    """The database with its tables, made where they are missing.
+
+    On SQLite a transaction takes the one writer as it begins, unless it has the execution option `reads_only`.
+
+    Raises SQLAlchemyError, OSError.
+    """
+    if url.get_backend_name() == "sqlite":
+        if url.database:
+            Path(url.database).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        engine = create_engine(url, connect_args={"timeout": _BUSY_SECONDS})
+        event.listen(engine, "connect", _prepare)
+        event.listen(engine, "begin", _begin)
+    else:
+        engine = create_engine(url, pool_pre_ping=True)
+    try:
+        with engine.begin() as connection:
+            if connection.dialect.name == "postgresql":  # several processes may start at once
+                connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _TABLES_LOCK})
+            metadata.create_all(connection)
+    except BaseException:
+        engine.dispose()
+        raise
+    return engine
+
+
+def _prepare(connection: Any, _record: object) -> None:
+    connection.isolation_level = None  # the driver must not open transactions of its own: we say BEGIN
+    _turn_to_wal(connection)
+    for pragma in ("synchronous=FULL", "foreign_keys=ON"):
+        connection.execute(f"PRAGMA {pragma}").close()
+
+
+def _turn_to_wal(connection: Any) -> None:
+    """SQLite does not wait by itself for another process that turns the same new file to WAL."""
+    patience = time.monotonic() + _BUSY_SECONDS
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode=WAL").close()
+        except sqlite3.OperationalError:
+            if time.monotonic() > patience:
+                raise
+            time.sleep(_WAIT_SECONDS)
+        else:
+            return
+
+
+def _begin(connection: Connection) -> None:
+    reads_only = connection.get_execution_options().get("reads_only", False)
+    connection.exec_driver_sql("BEGIN" if reads_only else "BEGIN IMMEDIATE")
+
+
 class Catalogue:
     """Heads and signed documents about them. From any thread, and from several processes on one database.
 
@@ -199,7 +260,7 @@ class Catalogue:
 
         Raises SQLAlchemyError, OSError.
         """
-        return cls(open_database(make_url(url), metadata, _TABLES_LOCK))
+        return cls(_opened(make_url(url)))
 
     def propose(self, row: HeadRow, document: Signed, check: Check = lambda first: None) -> Signed:
         """Keep a document, and its head where it is new; the one that stands under its key from now on: the first.

@@ -134,7 +134,7 @@ def verified(taken: Taken, *flags: str, code: int = 0) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("instructions", ["avx2", "scalar"])
+@pytest.mark.parametrize("instructions", ["avx2", pytest.param("scalar", marks=pytest.mark.long)])
 def test_a_receipt_is_exact_by_code_for_a_lesser_cpu(taken: Taken, instructions: str) -> None:
     replay = [*KOLM, "replay", taken.file("saved.json"), f"--model={taken.model}", "--json"]
     restricted = os.environ | {RESTRICTION: instructions}

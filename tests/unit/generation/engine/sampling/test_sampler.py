@@ -28,7 +28,7 @@ from services.generation.engine.sampling.sampler import (
     weights_of,
 )
 from services.generation.target.arrays import Float32
-from tests.examples import examples
+from tests.examples import examples, grid
 from tests.fakes.table_target import SIZES, rows
 
 VOCABULARY = 151_936
@@ -57,8 +57,7 @@ def test_no_filter_stands_for_all_ids() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("top_p", [0.5, 0.9, 0.999])
-@pytest.mark.parametrize("temperature", [0.6, 1.0, 2.0])
+@pytest.mark.parametrize(("temperature", "top_p"), grid(3, [0.6, 1.0, 2.0], [0.5, 0.9, 0.999]))
 def test_a_whole_vocabulary_keeps_what_the_reference_keeps(temperature: float, top_p: float) -> None:
     logits = (np.random.default_rng(4).standard_normal(VOCABULARY) * 3).astype(np.float32)
     logits[:3] = 15.0

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from services.generation.target.config.rope import rotary
+from tests.examples import grid
 from tests.numerics.arithmetic import Heads, any_bits, assert_same_bits
 from tests.numerics.kernels import KernelArithmetic
 from tests.numerics.reference import ReferenceArithmetic
@@ -38,8 +39,7 @@ def check(
         assert_same_bits(found, expected)
 
 
-@pytest.mark.parametrize("dim", [8, 12, 64, 80, 128])
-@pytest.mark.parametrize("group_size", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize(("group_size", "dim"), grid(5, [1, 2, 3, 5, 8], [8, 12, 64, 80, 128]))
 def test_heads_that_share_keys(group_size: int, dim: int) -> None:
     random = np.random.default_rng(dim + group_size)
     kv_heads = 2 if dim < 100 else 1
@@ -94,12 +94,12 @@ def test_branches_of_trees(window: int, cache_dtype: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("window", "chunk"), [(0, 0), (200, 0), (192, 0), (0, 250), (70, 0)])
-@pytest.mark.parametrize(("group_size", "dim"), [(1, 24), (3, 16), (5, 80), (30, 8)])
-def test_rows_that_see_blocks_whole_go_through_them_together(
-    group_size: int, dim: int, window: int, chunk: int
-) -> None:
+@pytest.mark.parametrize(
+    ("heads", "bounds"), grid(2, [(1, 24), (3, 16), (5, 80), (30, 8)], [(0, 0), (200, 0), (192, 0), (0, 250), (70, 0)])
+)
+def test_rows_that_see_blocks_whole_go_through_them_together(heads: tuple[int, int], bounds: tuple[int, int]) -> None:
     """Rows of a prompt behind others, rows of a tree, and one that sees less, at the edges of windows and chunks."""
+    (group_size, dim), (window, chunk) = heads, bounds
     random = np.random.default_rng(group_size)
     positions = np.array([*range(250, 259), 399, *range(380, 399), 383, 384, 385, 70, 320, 321])
     runs = np.where(np.arange(len(positions)) % 3 == 0, 381, 400)

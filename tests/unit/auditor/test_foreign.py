@@ -227,14 +227,14 @@ def test_thresholds_that_the_log_announces_decide() -> None:
 
 
 def judged_after(before: Drift | None, found: ReferencePass, bound: float | None) -> Finding:
-    profile, allowed = engine_profile(), ReferenceThresholds(1.0, 9.0, 5.0, 27.0, bound)
+    profile, allowed = engine_profile(), ReferenceThresholds(1.0, 9.0, 5.0, 27.0, bound, 0.02)
     name = cid(profile.to_bytes())
     judge = ForeignJudge({name: profile}.get, None, lambda *_: found, lambda: allowed, {name: before}.get)
     (finding,) = judge.judge(foreign_receipt(profile_cid=name), content())
     return finding
 
 
-@pytest.mark.parametrize("lie", [{"mean": 0.02}, {"surprise": 2.5}, {"surprise": -2.5}])
+@pytest.mark.parametrize("lie", [{"mean": 0.02}, {"surprise": 2.5}, {"surprise": -2.5}, {"missed": 0.01}])
 def test_many_outputs_that_pass_alone_are_inconsistent_together(lie: dict[str, float]) -> None:
     drift, outcomes = None, []
     for _ in range(20):

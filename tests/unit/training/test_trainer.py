@@ -47,7 +47,7 @@ def trainer_of(material: Material, precision: str = "float32") -> Trainer:
 
 @pytest.mark.parametrize("family", ["gemma2", "granite"])
 def test_norm_and_output_matrix_of_a_base_give_its_tokens(family: str, tmp_path: Path) -> None:
-    """Of norms around one, and of logits that are scaled."""
+    """Norms around one, and logits that are scaled."""
     base = draw_vectors(make_tiny_model(tmp_path, **FAMILIES[family]))
     target, rows, table = target_of(base), RowsBuilder(), list[int]()
     target.blocks.extend(table, 60)

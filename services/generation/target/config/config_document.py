@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from services.generation.target.architectures import ARCHITECTURES, MISSING, architecture_of, named_by
 from services.generation.target.config.rope import NO_ROTATION, Rotation, rotation_of
 from services.generation.target.errors import ConfigInvalid, ModelNotFound, TargetError, UnsupportedArchitecture
-from services.generation.target.families import ARCHITECTURES, MISSING, architecture_of, named_by
 from services.generation.target.family import DELTA, MAMBA, Clamp, Experts, Family, HeadSizes, StateRule, Temperature
 from services.generation.target.sizes import LARGEST, STATE_LANES, expected, fits
 

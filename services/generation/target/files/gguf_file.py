@@ -13,9 +13,10 @@ from weakref import WeakValueDictionary
 import numpy as np
 from gguf.constants import GGMLQuantizationType
 
+from services.generation.target.architectures import gguf_families
 from services.generation.target.arrays import Bytes
 from services.generation.target.errors import ConfigInvalid, UnsupportedArchitecture, WeightsInvalid
-from services.generation.target.families import FAMILIES, gguf_families
+from services.generation.target.families import FAMILIES
 from services.generation.target.family import Family
 from services.generation.target.files.gguf_header import GgufHeader, GgufMetadata, TensorPlace, read_gguf_header
 from services.generation.target.files.stored_tensor import LAYOUTS, BlockLayout, StoredTensor, map_file

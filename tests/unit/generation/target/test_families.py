@@ -16,10 +16,10 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from services.generation.engine.request import EngineRequest, SamplingParams
+from services.generation.target.architectures import ARCHITECTURES, MISSING, architecture_of
 from services.generation.target.config.config import read_config, rope_parameters
 from services.generation.target.cpu import load_target
 from services.generation.target.errors import TargetError
-from services.generation.target.families import ARCHITECTURES, MISSING, architecture_of
 from services.generation.target.probe import probe
 from services.generation.target.rows import RowsBuilder
 from services.generation.target.target import Target

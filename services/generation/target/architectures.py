@@ -1,0 +1,73 @@
+"""Which family the names in a file mean, and what the architectures that are in no table would take."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from services.generation.target.families import FAMILIES
+from services.generation.target.family import Family
+
+ARCHITECTURES = tuple(dict.fromkeys(n for family in FAMILIES for n in (family.architecture, family.multimodal) if n))
+
+
+MISSING: Mapping[str, str] = {
+    "ApertusForCausalLM": "the activation xIELU",
+    "ArceeForCausalLM": "the activation relu squared",
+    "Cohere2ForCausalLM": "norms that subtract a mean, attention beside the MLP",
+    "CohereForCausalLM": "norms that subtract a mean, attention beside the MLP",
+    "DeepseekV2ForCausalLM": "multi-head latent attention",
+    "DeepseekV3ForCausalLM": "multi-head latent attention",
+    "DeepseekV32ForCausalLM": "multi-head latent attention, sparse attention",
+    "FalconForCausalLM": "norms that subtract a mean, attention beside the MLP",
+    "FalconH1ForCausalLM": "Mamba-2 beside attention in one layer",
+    "Gemma3nForConditionalGeneration": "four streams in one (AltUp)",
+    "Glm4ForCausalLM": "layers with gate and up fused alone",
+    "GPTNeoXForCausalLM": "norms that subtract a mean",
+    "HunYuanDenseV1ForCausalLM": "norms of heads behind their rotation",
+    "MambaForCausalLM": "Mamba layers",
+    "Mamba2ForCausalLM": "models without attention and MLPs",
+    "NemotronForCausalLM": "norms that subtract a mean",
+    "NemotronHForCausalLM": "layers of one part each, the activation relu squared",
+    "OlmoForCausalLM": "norms that subtract a mean",
+    "PhiForCausalLM": "norms that subtract a mean",
+    "PhimoeForCausalLM": "norms that subtract a mean",
+    "Qwen4ExpForConditionalGeneration": "sparse attention, several streams, n-gram embeddings",
+    "StableLmForCausalLM": "norms that subtract a mean",
+    "Starcoder2ForCausalLM": "norms that subtract a mean",
+}
+"""Architectures that somebody may come with, and what computing them would take."""
+
+
+def named_by(architecture: object, document: Mapping[str, Any]) -> Family | None:
+    """The family of this name; where several are parts of one multimodal architecture, that of the part for text."""
+    found = [family for family in FAMILIES if architecture and architecture in (family.architecture, family.multimodal)]
+    text = document.get("text_config")
+    kind = text.get("model_type") if isinstance(text, dict) else None
+    return next((family for family in found if family.name == kind), found[0] if found else None)
+
+
+def architecture_of(document: Mapping[str, Any]) -> object:
+    """What a config.json says of its architecture, or what its model type stands for where it names none."""
+    named = document.get("architectures")
+    if isinstance(named, list) and named:
+        return named[0]
+    if named:
+        return named
+    kind = document.get("model_type")
+    for family in FAMILIES:
+        if kind == family.name:
+            return family.architecture
+        if family.multimodal and _spelled(kind) == _spelled(family.multimodal.removesuffix("ForConditionalGeneration")):
+            return family.multimodal
+    return next((name for name in MISSING if _spelled(name) == f"{_spelled(kind)}forcausallm"), kind)
+
+
+def _spelled(name: object) -> str:
+    """As model types and names of classes agree."""
+    return str(name).replace("_", "").lower()
+
+
+def gguf_families(name: str) -> list[Family]:
+    """The families whose GGUF files have this general.architecture; an empty list where it is not supported."""
+    return [family for family in FAMILIES if family.gguf_name and family.gguf_name == name]

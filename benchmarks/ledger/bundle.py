@@ -50,6 +50,7 @@ def measure(location: LedgerLocation, receipts: int) -> dict[str, Any]:
         file.writelines(archive(export_bundle(store, Export(note, 0, receipts, timestamp(datetime.now(UTC))))))
     exported = time.perf_counter()
     verify = ("verify", str(path), "--trusted", str(location.folder / "trusted"), "--json")
+    before = _processor_seconds()
     done = subprocess.run([sys.executable, "-m", "services.cli", *verify], check=True, capture_output=True)
     report = json.loads(done.stdout)
     assert report["ok"], report["problem"]
@@ -58,8 +59,15 @@ def measure(location: LedgerLocation, receipts: int) -> dict[str, Any]:
         "megabytes": round(path.stat().st_size / 1e6, 1),
         "export_seconds": round(exported - started, 1),
         "verify_seconds": round(time.perf_counter() - exported, 1),
+        "processor_us_per_receipt": round(1e6 * (_processor_seconds() - before) / receipts, 1),
         "peak_megabytes": round(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1000),
     }
+
+
+def _processor_seconds() -> float:
+    """Of all processes that have been waited for, theirs included."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 if __name__ == "__main__":

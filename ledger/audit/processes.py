@@ -32,11 +32,15 @@ class Processes:
         """`map(work, jobs)`. Jobs are taken a few ahead of the results that were asked for. Raises what the work does,
         and StoreError where a process dies.
         """
-        remaining = iter(jobs)
-        yield from map(work, islice(remaining, _ALONE))
-        first = next(remaining, None)
-        if first is not None:
-            yield from self._in_processes(work, chain([first], remaining))
+        remaining, threshold = iter(jobs), gc.get_threshold()
+        _collect_seldom()
+        try:
+            yield from map(work, islice(remaining, _ALONE))
+            first = next(remaining, None)
+            if first is not None:
+                yield from self._in_processes(work, chain([first], remaining))
+        finally:
+            gc.set_threshold(*threshold)
 
     def _in_processes(self, work: Callable[[_Job], _Result], jobs: Iterable[_Job]) -> Iterator[_Result]:
         waiting: deque[Future[_Result]] = deque()
@@ -54,5 +58,7 @@ class Processes:
 
 
 def _collect_seldom() -> None:
-    """Documents have no cycles: looking for some in them takes a tenth of the time."""
+    """Documents have no cycles. Looking for some takes a tenth of the time here, and of them as they arrive from other
+    processes, three quarters.
+    """
     gc.set_threshold(50_000)

@@ -238,20 +238,20 @@ def short_convolution() -> Iterator[Case]:
 def states() -> Iterator[Case]:
     random = np.random.default_rng(14)
     for module, heads, sizes, taps, biased, cache_dtype in (
-        (DELTA, (1, 2), (16, 16), 4, False, "float32"),
+        (DELTA, (2, 4), (16, 16), 4, False, "float32"),
         (DELTA, (1, 1), (32, 16), 3, False, "bfloat16"),
         (MAMBA, (1, 1), (16, 32), 4, True, "float32"),
         (MAMBA, (2, 2), (16, 16), 5, False, "bfloat16"),
     ):
-        rule = StateRule(module, (True,), *heads, *sizes, taps, biased)
-        lines = drawn(random, 8, sum(rule.lines.values()))
+        rule = StateRule(module, (True,), *heads, *sizes, taps, biased, tiled=heads == (2, 4))
+        lines = drawn(random, 7, sum(rule.lines.values()))
         lines[0, :4], lines[1, :4], lines[2, 4:6], lines[3, -1] = -0.0, 1e-30, [1e4, -1e4], 90.0
         bias = drawn(random, rule.convolved) * np.float32(biased)
         yield {
             "rule": {name: value for name, value in asdict(rule).items() if name != "layers"}, "lines": array(lines),
             "weights": array(drawn(random, rule.convolved, taps)), "bias": array(bias),
             **{name: array(drawn(random, size)) for name, size in rule.vectors.items()}, "cache_dtype": cache_dtype,
-            "positions": [0, 1, 4, 7],
+            "positions": [0, 1, 4, 6],
         }  # fmt: skip
 
 

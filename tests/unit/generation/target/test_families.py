@@ -346,6 +346,14 @@ def test_layers_that_predict_further_tokens_are_left_out(tmp_path: Path) -> None
         check_weights(open_weights(path), read_config(path))
 
 
+def test_layers_that_predict_further_tokens_are_left_out_of_a_model_for_text(tmp_path: Path) -> None:
+    """As Qwen3-Next is published; the same layers of multimodal checkpoints have a test of their own."""
+    directory = make_tiny_model(tmp_path, **FAMILIES["qwen3_next"])
+    tensors = load_file(directory / "model.safetensors")
+    save_file(tensors | {"mtp.fc.weight": torch.zeros(64, 128)}, directory / "model.safetensors", {"format": "pt"})
+    check_weights(open_weights(directory), read_config(directory))
+
+
 def test_a_state_that_older_files_have_in_one_tensor_is_refused(tmp_path: Path) -> None:
     directory = make_tiny_model(tmp_path / "d", **FAMILIES["qwen3_next"])
 

@@ -65,7 +65,7 @@ def measure(location: LedgerLocation, receipts: int) -> dict[str, Any]:
 
 
 def _processor_seconds() -> float:
-    """Of all processes that have been waited for, theirs included."""
+    """Seconds of all processes that have been waited for, theirs included."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 

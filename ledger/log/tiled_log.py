@@ -229,6 +229,8 @@ class TiledLog:
 
     def replay(self) -> None:
         """Make all files again that a crash may have taken, from the journals, as at every start."""
+        with self._showing:
+            self._pending = None  # whoever follows the log puts the newest checkpoint down again
         journals = self._place.journals()
         edge = self._stand_at(journals[0][0] if journals else self._published())
         found: list[Journalled] = []

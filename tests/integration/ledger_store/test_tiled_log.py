@@ -300,9 +300,9 @@ def test_a_bucket_that_fails_loses_nothing(
     check(bucket_home, size)
 
 
-def test_a_checkpoint_is_shown_though_nothing_follows_it(
-    either: Home, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+@pytest.fixture
+def due(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], None]]:
+    """What an hour's clock would call."""
     due = list[Callable[[], None]]()
 
     class Clock(Timer):
@@ -311,6 +311,28 @@ def test_a_checkpoint_is_shown_though_nothing_follows_it(
 
     monkeypatch.setattr(tiled_module, "Timer", Clock)
     monkeypatch.setattr(tiled_module, "SHOWN_SECONDS", 3600)
+    return due
+
+
+def test_a_checkpoint_that_waits_is_not_shown_while_the_log_is_read_again(
+    home: Home, due: list[Callable[[], None]]
+) -> None:
+    store, running = run(home, [0])
+    running.append(signed_receipt(1), content(1)).result()
+    (show,) = due
+    before = (home.folder / "log/checkpoint").read_bytes()
+    assert store._log is not None
+    store._log.replay()
+    show()
+    assert (home.folder / "log/checkpoint").read_bytes() == before
+    running.close()
+    store.close()
+    check(home, 2)
+
+
+def test_a_checkpoint_is_shown_though_nothing_follows_it(
+    either: Home, due: list[Callable[[], None]], tmp_path: Path
+) -> None:
     store, running = run(either, [0])
     for number in range(1, 300):
         running.append(signed_receipt(number), content(number)).result()

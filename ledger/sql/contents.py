@@ -5,6 +5,7 @@ hold, and how many bytes each tenant has, as they are kept.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
@@ -40,8 +41,8 @@ _condemned = Table(
 _FIND = select(_keys.c.key_id, _keys.c.key)
 
 _RESERVE = 1024
-"""Keys made in one transaction, so that few batches of entries wait for it: one in four full ones. Those left at the
-end are never used.
+"""Keys made in one transaction, beside the batches of entries once half of them are taken. Those left at the end are
+never used.
 """
 
 
@@ -51,6 +52,8 @@ class SqlContentKeys:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._reserve: list[ContentKey] = []
+        self._maker = ThreadPoolExecutor(1, "content-keys")
+        self._making: Future[list[ContentKey]] | None = None
 
     @classmethod
     def open(cls, target: Path | str) -> Self:
@@ -63,13 +66,22 @@ class SqlContentKeys:
         return cls(connect_for_reading_with(target, _keys, "holds no content keys of a ledger"))
 
     def take(self, count: int) -> Sequence[ContentKey]:
+        making = self._making
+        if making is not None and (making.done() or count > len(self._reserve)):
+            self._making = None
+            self._reserve += making.result()
         if count > len(self._reserve):
-            made = ContentKey.generate(max(count, _RESERVE))
-            with self._database.writing() as connection:
-                connection.execute(insert(_keys), [{"key_id": each.key_id, "key": each.key} for each in made])
-            self._reserve += made
+            self._reserve += self._made(max(count, _RESERVE))
         taken, self._reserve = self._reserve[:count], self._reserve[count:]
+        if self._making is None and len(self._reserve) < _RESERVE // 2:
+            self._making = self._maker.submit(self._made, _RESERVE)
         return taken
+
+    def _made(self, count: int) -> list[ContentKey]:
+        made = ContentKey.generate(count)
+        with self._database.writing() as connection:
+            connection.execute(insert(_keys), [{"key_id": each.key_id, "key": each.key} for each in made])
+        return made
 
     def find(self, key_id: bytes) -> ContentKey | None:
         with self._database.reading() as connection:
@@ -101,6 +113,7 @@ class SqlContentKeys:
             return connection.execute(_FIND.limit(1)).first() is None
 
     def close(self) -> None:
+        self._maker.shutdown()
         self._database.close()
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import AbstractContextManager, closing
 from pathlib import Path
+from threading import Thread, current_thread
 
 import pytest
-from sqlalchemy import create_engine, text
+from sqlalchemy import Connection, create_engine, text
 
 from ledger.audit.log_verification import verify_log
 from ledger.documents.erasure import Erasure
@@ -213,3 +214,24 @@ def test_an_erasure_survives_verification_of_the_log_as_what_it_is() -> None:
     report = verify_log(store.entries(0, 10), store.latest_checkpoint(), TRUSTED)
     assert (report.ok, report.kinds["erasure"]) == (True, 1)
     assert Entry.from_bytes(store.entry(2)).envelope.payload_type == "application/vnd.kolm.erasure.v1+json"
+
+
+def test_keys_are_made_beside_the_batches_that_take_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with closing(SqlContentKeys.open(tmp_path / "keys.db")) as keys:
+        writing, makers = keys._database.writing, list[Thread]()
+
+        def told() -> AbstractContextManager[Connection]:
+            makers.append(current_thread())
+            return writing()
+
+        monkeypatch.setattr(keys._database, "writing", told)
+        taken = [*keys.take(10)]
+        assert makers == [current_thread()]
+        taken += keys.take(600)
+        assert keys._making is not None
+        keys._making.result()
+        taken += keys.take(1000)
+        assert len(makers) > 1
+        assert current_thread() not in makers[1:]
+        assert len({key.key_id for key in taken}) == 1610
+        assert keys.find(taken[-1].key_id) == taken[-1]

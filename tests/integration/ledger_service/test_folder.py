@@ -1,4 +1,4 @@
-"""A ledger service whose log lies in a folder."""
+"""A ledger service whose log lies in a folder or a bucket."""
 
 import shutil
 from pathlib import Path
@@ -62,7 +62,18 @@ def test_an_index_alone_is_not_judged_as_a_log(data: Path, tmp_path: Path) -> No
         SqlInspection.open(data / "ledger.sqlite3")
 
 
-@pytest.mark.parametrize("log", ["/srv/log", "file://host/log", "s3://bucket/log"])
-def test_a_place_that_is_no_folder_is_refused(data: Path, log: str) -> None:
-    with pytest.raises(ValidationError):
+def test_a_service_goes_on_with_the_log_in_its_bucket(data: Path, s3_url: str) -> None:
+    assert run(data, 0, 1, log=s3_url).size == 2
+    assert run(data, 1, 2, log=s3_url, new_index=True).size == 3
+    assert not (data / "guard.sqlite3").exists()
+    with pytest.raises(CannotStart, match="NoSuchBucket"):
+        run(data, log=s3_url.replace("s3://test", "s3://no-test"))
+
+
+BUCKETS = ("s3:///log", "s3://key:secret@bucket/log", "s3://bucket/log#here", "gs://bucket/log")
+
+
+@pytest.mark.parametrize("log", ["/srv/log", "file://host/log", "file:///log?here", *BUCKETS])
+def test_a_place_that_is_no_folder_or_bucket_is_refused(data: Path, log: str) -> None:
+    with pytest.raises(ValidationError, match="expected file:/// and the absolute path of a folder, or s3://"):
         LedgerSettings.model_validate({"data_dir": data, "log": log})

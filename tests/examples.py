@@ -1,14 +1,16 @@
-"""How many random examples and which points of a grid a test takes."""
+"""How many random examples and which points of a grid a test takes, and where the golden files are."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import settings
 
+VECTORS = Path(__file__).parent / "vectors"
 LONG = 100  # of a test that names no count, in the profile `long`
 
 

@@ -36,13 +36,13 @@ from services.cli.ledger import key_rotation
 from services.generation.receipts.journal import Journal, Kind
 from tests import cli
 from tests.cli import NOBODY, Ended
+from tests.examples import VECTORS
 from tests.fakes.tiny_head import tiny_head
 from tests.integration.auditor.deployment import Deployment
 from tests.integration.cli.conftest import Kolm
 from tests.mutations import replace
 from tests.unit.ledger.builders import ORIGIN, content, receipt, receipt_id, signed
 from tests.unit.ledger.test_mutations import FILES
-from tests.unit.ledger.vectors import VECTORS
 from tests.vectors.make_bundles import checkpoint as signed_head
 from tests.vectors.make_bundles import exported, log_of
 

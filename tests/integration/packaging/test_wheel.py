@@ -16,7 +16,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from services.cli.frame.exits import brought_by
-from tests.unit.ledger.vectors import VECTORS
+from tests.examples import VECTORS
 
 ROOT = Path(__file__).parents[3]
 SMALL = ROOT / "packages/kolm-verify"

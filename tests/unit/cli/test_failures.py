@@ -23,7 +23,7 @@ from services.cli.up.up import UpReporter
 from services.client import errors as client
 from services.generation.drafting.methods import METHODS
 from services.runtime.settings import LogFormat
-from tests.unit.ledger.vectors import VECTORS
+from tests.examples import VECTORS
 
 
 @pytest.mark.parametrize(

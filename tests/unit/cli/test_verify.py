@@ -17,12 +17,12 @@ from services.cli.verify.checks import Texts, compared_texts
 from services.generation.engine.text.tokenizer import Tokenizer
 from services.generation.requests.prompt import chat_turns, read_tools, sent_turns
 from services.generation.target.identity import tokenizer_cid
+from tests.examples import VECTORS
 from tests.fakes.grammars import HERMES
 from tests.fakes.tiny_model import tiny_tokenizer
 from tests.mutations import replace
 from tests.unit.ledger.builders import KEYS, policy, receipt
 from tests.unit.ledger.monitor.listed_log import ListedLog
-from tests.unit.ledger.vectors import VECTORS
 
 ROOT = Path(__file__).parents[3]
 BLOCKED = ("torch", "numpy", "grpc", "google", "kolm", "sqlalchemy", "pydantic_settings", "starlette")

@@ -22,7 +22,7 @@ from services.client.identity import ClientTls, credentials, is_here, show
 from services.client.ledger.log import Halt, Scope
 from services.runtime.limits import Limits
 from tests.access import Certificates
-from tests.unit.ledger.vectors import VECTORS
+from tests.examples import VECTORS
 
 SECRET = "kolm_swordfish"
 

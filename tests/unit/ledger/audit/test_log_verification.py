@@ -29,7 +29,7 @@ from ledger.keys.ed25519 import SigningKey
 from ledger.keys.envelope import Envelope
 from ledger.keys.trusted_keys import TrustedKeys
 from ledger.tree.merkle import inclusion_proof, leaf_hash
-from tests.examples import examples
+from tests.examples import VECTORS, examples
 from tests.unit.ledger.builders import (
     KEYS,
     OFF,
@@ -47,7 +47,6 @@ from tests.unit.ledger.builders import (
 )
 from tests.unit.ledger.monitor.listed_log import ListedLog
 from tests.unit.ledger.tree.naive_tree import NaiveTree
-from tests.unit.ledger.vectors import VECTORS
 from tests.vectors.make_log import DOCUMENTS, chain, checkpoint_over, files, good_log
 
 LOG = good_log()

@@ -35,7 +35,7 @@ from ledger.tree.merkle import EMPTY_ROOT
 from ledger.tree.multiproof import multi_proof
 from ledger.tree.tile import TileHashes
 from ledger.witness.tlog_policy import Policy
-from tests.examples import examples
+from tests.examples import VECTORS, examples
 from tests.mutations import replace
 from tests.unit.ledger.builders import (
     KEYS,
@@ -53,7 +53,6 @@ from tests.unit.ledger.builders import (
     retention,
     verdict,
 )
-from tests.unit.ledger.vectors import VECTORS
 from tests.vectors.make_bundles import (
     DOCUMENTS,
     MANIFEST,

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from ledger.encoding.canonical import MAX_DEPTH, canonical, parse, parse_json
 from ledger.errors import FormatError
-from tests.unit.ledger.vectors import VECTORS
+from tests.examples import VECTORS
 
 NUMBERS = json.loads((VECTORS / "rfc8785/numbers.json").read_bytes())
 JSON_VALUES = st.recursive(

@@ -11,8 +11,8 @@ from ledger.keys.ed25519 import PublicKey, SigningKey
 from ledger.keys.envelope import MAX_SIGNATURES, Envelope, Signature, pae, read_envelope, sign, verify
 from ledger.keys.trusted_keys import TrustedKeys
 from ledger.tree.entry import MAX_ENTRY_BYTES, MAX_ENVELOPE_BYTES, Entry, entry_bytes
+from tests.examples import VECTORS
 from tests.unit.ledger.builders import KEYS, signed_receipt
-from tests.unit.ledger.vectors import VECTORS
 
 DSSE = json.loads((VECTORS / "dsse/vectors.json").read_bytes())
 ENVELOPE = signed_receipt()

@@ -11,8 +11,8 @@ from ledger.keys.ed25519 import PublicKey, SigningKey
 from ledger.keys.note import MAX_NOTE_BYTES, Note, VerifierKey, note_key_id, sign_note, verify_note
 from ledger.tree.checkpoint import Checkpoint, open_checkpoint, sign_checkpoint
 from ledger.tree.merkle import leaf_hash
+from tests.examples import VECTORS
 from tests.unit.ledger.builders import KEYS, ORIGIN, STRANGER
-from tests.unit.ledger.vectors import VECTORS
 
 NOTES = {path.stem: path.read_bytes() for path in (VECTORS / "signed_note").glob("*.note")}
 PETER = json.loads((VECTORS / "signed_note/peter_neumann.json").read_bytes())

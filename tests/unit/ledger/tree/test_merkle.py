@@ -21,9 +21,8 @@ from ledger.tree.merkle import (
     verify_inclusion,
 )
 from ledger.tree.tile import TILE_BYTES, TileEdge, TileHashes
-from tests.examples import examples
+from tests.examples import VECTORS, examples
 from tests.unit.ledger.tree.naive_tree import NaiveTree
-from tests.unit.ledger.vectors import VECTORS
 
 VECTOR = json.loads((VECTORS / "rfc6962/tree.json").read_bytes())
 LEAVES = [leaf_hash(bytes.fromhex(data)) for data in VECTOR["leaves"]]

@@ -14,9 +14,9 @@ from ledger.tree.merkle import leaf_hash, node_hash
 from ledger.tree.tlog_proof import TlogProof
 from ledger.witness.cosignature import cosign, cosigners, cosigning_time
 from ledger.witness.tlog_policy import Policy, PolicyGroup, PolicyLog, PolicyWitness
+from tests.examples import VECTORS
 from tests.mutations import replace
 from tests.unit.ledger.builders import KEYS, ORIGIN, STRANGER
-from tests.unit.ledger.vectors import VECTORS
 
 REAL = (VECTORS / "cosignature/arche2025h1_staging.note").read_bytes()
 REAL_POLICY = (VECTORS / "cosignature/policy").read_bytes()

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from kolm.ledger.v1 import ledger_pb2
 from ledger.documents.signed_document import sign_document
 from ledger.keys.ed25519 import SigningKey
 from ledger.keys.key_scope import KeyScope
@@ -19,6 +20,7 @@ from services.client import Content, LedgerClient
 from services.client.errors import AlreadyExists, InvalidArgument
 from services.ledger.servicer import SERVICE
 from services.ledger.settings import LedgerSettings
+from tests.fuzzing import flood
 from tests.integration.ledger_service.conftest import Serve
 from tests.serving import Served
 from tests.unit.ledger import builders
@@ -189,3 +191,12 @@ def test_junk_as_a_request_is_never_internal(served: Served, junk: bytes, method
     with grpc.insecure_channel(served.address) as channel:
         code = channel.unary_unary(f"/{SERVICE}/{method}").future(junk, timeout=60).code()
     assert code.name in ("OK", "INVALID_ARGUMENT", "NOT_FOUND", "PERMISSION_DENIED", "UNAUTHENTICATED")
+
+
+def test_random_messages_are_answered_or_refused(served: Served, ledger: LedgerClient) -> None:
+    """Random messages to every RPC of the ledger: no bug, no loss."""
+    index = ledger.append(signed_receipt(0)).index
+    size = ledger.checkpoint().tree_size
+    flood(served.address, ledger_pb2.DESCRIPTOR.services_by_name["LedgerService"])
+    assert ledger.checkpoint().tree_size == size
+    assert ledger.append(signed_receipt(0)).index == index

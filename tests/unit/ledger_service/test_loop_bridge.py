@@ -1,4 +1,4 @@
-"""FutureBridge of another thread, brought to the event loop."""
+"""FutureBridge of another thread, brought to the event loop; what callers are told of a database that fails."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from concurrent.futures import Future
 
 import pytest
 
+from ledger.errors import NotWritten, StoreDamaged, StoreError
 from services.ledger.intake import FutureBridge
+from services.ledger.ledger_errors import to_kolm_error
 
 
 def test_values_and_errors_arrive_and_one_round_brings_many() -> None:
@@ -65,3 +67,15 @@ def test_who_no_longer_waits_is_passed_over() -> None:
         return await asyncio.wait_for(waiting, 60)
 
     assert asyncio.run(story()) == 2
+
+
+@pytest.mark.parametrize(
+    ("error", "lines"),
+    [(NotWritten("the disk is full"), 0), (StoreError("cannot read"), 0), (StoreDamaged("cannot read"), 1)],
+)
+def test_a_call_that_fails_costs_no_line_of_the_log_unless_the_database_is_damaged(
+    error: StoreError, lines: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    told = to_kolm_error(error, "entry", "7")
+    assert (told.reason, "full" in str(told)) == ("STORE_FAILED", False)
+    assert len(caplog.records) == lines

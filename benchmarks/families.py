@@ -73,7 +73,9 @@ def _beside(bench: Path, path: Path) -> dict[str, Any]:
         rates["kolm, tokens"].append(_TOKENS / decoding)
         rates["kolm, prompt"].append(_PROMPT / seconds(kolm.generate, [turn + 10, *range(300, 299 + _PROMPT)], 1))
         asked = [bench, "-m", path, "-t", cpus(), "-p", _PROMPT, "-n", _TOKENS, "-r", 1, "-o", "json"]
-        done = subprocess.run([*map(str, asked)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True)
+        done = subprocess.run([*map(str, asked)], capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise SystemExit(f"{path.name}: llama-bench failed: {done.stderr.strip()}")
         for test in json.loads(done.stdout):
             rates[f"llama.cpp, {'tokens' if test['n_gen'] else 'prompt'}"].append(test["avg_ts"])
     best = {name: round(max(each), 1) for name, each in rates.items()}

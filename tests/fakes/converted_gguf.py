@@ -255,6 +255,7 @@ def _delta(config: Any) -> dict[str, Any]:
         "ssm.inner_size": config.linear_value_head_dim * config.linear_num_value_heads,
         "rope.freq_base": config.rope_parameters["rope_theta"],
         "rope.dimension_count": int(config.head_dim * config.rope_parameters["partial_rotary_factor"]),
+        "rope.dimension_sections": [*config.rope_parameters.get("mrope_section", [11, 11, 10]), 0],
         "attention.key_length": config.head_dim,
         "attention.value_length": config.head_dim,
         "attention.recurrent_layers": None if kinds[3:4] == ["full_attention"] else [k[0] == "l" for k in kinds],

@@ -29,6 +29,7 @@ def main() -> None:
     parser.add_argument("--receipts", type=int, default=100_000, help="receipts in the bundle (100000)")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for JSON (benchmarks/results)")
     arguments = parser.parse_args()
+    arguments.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="kolm-benchmark-") as folder:
         found = measure(LedgerLocation(Path(folder)), arguments.receipts)
     document = {"machine": machine(), "bundle": found}

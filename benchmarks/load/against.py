@@ -9,6 +9,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from openai import AsyncOpenAI, OpenAIError
@@ -43,7 +44,7 @@ async def _measure(url: str, counts: Sequence[int]) -> dict[str, Any]:
         case = {"callers": callers, **figures([await _serve(client, model, turns, callers) for _ in range(_ROUNDS)])}
         print(case, file=sys.stderr, flush=True)
         cases.append(case)
-    return {"url": url, "model": model, "tokens": _TOKENS, "cases": cases}
+    return {"url": url, "model": Path(model).name if Path(model).is_absolute() else model, "tokens": _TOKENS, "cases": cases}
 
 
 async def _serve(client: AsyncOpenAI, model: str, asked: Sequence[Any], callers: int) -> Seen:

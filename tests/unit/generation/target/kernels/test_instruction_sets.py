@@ -20,11 +20,12 @@ from services.generation.target.kernels.linear import integer
 from services.generation.target.kernels.linear.widening import BITS
 from services.generation.target.kernels.machine import MACHINES, RESTRICTION, _able, this_machine
 from services.generation.target.kernels.storages import STORAGES
+from services.generation.target.program.team import team
 from tests.fakes.tiny_families import FAMILIES, draw_vectors
 from tests.fakes.tiny_model import logits_of, make_tiny_model, target_of
 from tests.numerics.arithmetic import assert_same_bits
 from tests.numerics.digest import logits_digest
-from tests.numerics.emulator import EmulatedPasses, Emulator, missing
+from tests.numerics.emulator import EmulatedPasses, Emulator, _arrays, missing
 from tests.numerics.kernels import KernelArithmetic
 from tests.numerics.model import by_kernels, check_model
 from tests.numerics.vectors import SECTIONS, check, read
@@ -153,6 +154,12 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.setenv("KOLM_KERNEL_CACHE", str(folder))
         compilation.compile_ahead(["rows"])
     return folder
+
+
+def test_an_emulated_pass_leaves_the_words_of_this_process_s_team_alone(tmp_path: Path) -> None:
+    found = list(_arrays(target_of(make_tiny_model(tmp_path)), set()))
+    assert found
+    assert not [array for array in found if array is team()._pool]
 
 
 def test_whether_an_earlier_start_has_compiled_them(

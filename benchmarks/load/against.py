@@ -44,7 +44,8 @@ async def _measure(url: str, counts: Sequence[int]) -> dict[str, Any]:
         case = {"callers": callers, **figures([await _serve(client, model, turns, callers) for _ in range(_ROUNDS)])}
         print(case, file=sys.stderr, flush=True)
         cases.append(case)
-    return {"url": url, "model": Path(model).name if Path(model).is_absolute() else model, "tokens": _TOKENS, "cases": cases}
+    name = Path(model).name if Path(model).is_absolute() else model  # llama-server's is the path of its file
+    return {"url": url, "model": name, "tokens": _TOKENS, "cases": cases}
 
 
 async def _serve(client: AsyncOpenAI, model: str, asked: Sequence[Any], callers: int) -> Seen:

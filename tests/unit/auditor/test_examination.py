@@ -130,13 +130,6 @@ def test_an_output_cut_off_before_its_least_length_is_replayed_without_stop_stri
     assert request_of(receipt(output=cut, sampling=params), content()).sampling.stop == params.stop
 
 
-def test_a_receipt_with_an_adapter_replays_like_any_other() -> None:
-    replayer = ScriptedReplayer(faithful())
-    worn = receipt(adapter_cid=cid(b"adapter"))
-    assert examined(worn, content(), replayer).outcome == "EXACT"
-    assert [asked.adapter_cid for asked, _ in replayer.asked] == [cid(b"adapter")]
-
-
 def test_a_stream_of_another_profile_than_the_receipt_s_is_no_deviation() -> None:
     other = replace(faithful(), profile_cid=cid(b"another profile"), token_ids=(1, 2, 3))
     finding = examined(receipt(), content(), ScriptedReplayer(other))
@@ -225,12 +218,6 @@ def receipted(tokens: tuple[int, ...] = TOKENS, finish_reason: str = "length", *
 
 def replay(tokens: tuple[int, ...] = TOKENS, finish_reason: str = "length", best: float = 1.5) -> Replayed:
     return Replayed(tokens, finish_reason, digest(tokens, best), "profile", 0.5, MARGINS[: len(tokens)])
-
-
-def test_the_same_tokens_and_digest_are_exact() -> None:
-    finding = compare(receipted(), TOKENS, replay())
-    assert (finding.outcome, finding.tokens_compared, finding.passed) == ("EXACT", 4, True)
-    assert finding.off_seconds == 0.5
 
 
 def test_the_first_different_token_is_named_with_both_tokens_and_the_replay_s_margin() -> None:

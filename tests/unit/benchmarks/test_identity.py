@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
-import pytest
-
-from benchmarks.exactness import Engine, Outputs, Prompts, keep, rows
+from benchmarks.exactness import Engine, Outputs, Prompts, rows
 from benchmarks.identity import (
     Answer,
     Asked,
     Compared,
     compare,
     first_difference,
-    interval,
-    messages_of,
     read_completion,
     report,
 )
@@ -47,10 +42,6 @@ def test_prompts_go_on_from_plain_answers_for_both() -> None:
     assert [asked.messages for asked in plain.asked] == [(("user", "a"),), (("user", "a"),), second, second]
 
 
-def test_messages_are_those_up_to_the_next_question() -> None:
-    assert messages_of(("a", "b", "c"), ["x"]) == (("user", "a"), ("assistant", "x"), ("user", "b"))
-
-
 def test_a_report_counts_what_differs_and_whether_plain_repeats_itself() -> None:
     one, other = Answer("abc"), Answer("abd")
     found = report([Compared("1", "qa", 0, one, one, one), Compared("2", "rag", 0, one, other, other)])
@@ -68,27 +59,11 @@ def test_token_ids_count_where_both_have_them() -> None:
     assert report([Compared("1", "qa", 0, alike, alike, alike)])["compared by"] == "token ids"
 
 
-def test_an_interval_says_how_little_a_few_requests_show() -> None:
-    low, high = interval(20, 20)
-    assert (round(low, 3), high) == (0.839, 1.0)
-    low, high = interval(0, 20)
-    assert (low, round(high, 3)) == (0.0, 0.161)
-    assert [round(bound, 3) for bound in interval(50, 100)] == [0.404, 0.596]
-
-
 def test_a_completion_is_read_with_token_ids_if_there() -> None:
     plain = {"choices": [{"message": {"content": "hi"}}]}
     assert read_completion(json.dumps(plain).encode()) == Answer("hi")
     plain["choices"][0]["token_ids"] = [1, 2]  # type: ignore[assignment]
     assert read_completion(json.dumps(plain).encode()) == Answer("hi", (1, 2))
-
-
-@pytest.mark.parametrize(
-    "data", [b"", b"{}", b"[]", b'{"choices": []}', b'{"choices": [{"message": {"content": 1}}]}', b"1", b"[" * 99999]
-)
-def test_anything_else_is_no_completion(data: bytes) -> None:
-    with pytest.raises(ValueError, match=r".+"):
-        read_completion(data)
 
 
 def counted(engine: Engine, at_once: tuple[int, ...]) -> list[tuple[Any, ...]]:
@@ -119,11 +94,3 @@ def test_a_row_says_what_speculation_changed_and_what_the_load_alone_did() -> No
         ("same", 8, 9, 1, 111.11, 1, 2), ("n-gram", 8, 9, 3, 333.33, 1, 2),
     ]  # fmt: skip
     assert asked == [1, 1, 1, 8, 8, 8]  # sixteen at once were not asked for
-
-
-def test_a_row_that_is_measured_again_takes_the_place_of_its_earlier_one(tmp_path: Path) -> None:
-    out = tmp_path / "exactness.json"
-    for method, changed in (("n-gram", 1), ("suffix", 2), ("n-gram", 3)):
-        keep({"engine": "e", "method": method, "at once": 1, "changed": changed}, out)
-    found = json.loads(out.read_text())["rows"]
-    assert [(each["method"], each["changed"]) for each in found] == [("suffix", 2), ("n-gram", 3)]

@@ -17,7 +17,7 @@ import pytest
 
 from ledger.errors import KeyFileError, NotFound, ProofError, StoreError
 from services.cli.frame.exits import CommandError, Unreachable, brought_by
-from services.cli.frame.failures import FALLBACKS, as_command_error, explained
+from services.cli.frame.failures import FALLBACKS, as_command_error
 from services.cli.frame.process import until_interrupted
 from services.cli.up.up import UpReporter
 from services.client import errors as client
@@ -84,24 +84,6 @@ def test_an_error_comes_with_what_to_do(error: Exception, hint: str) -> None:
     assert (hint in found, bool(hint)) == (True, bool(found))
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1:50051", "[::1]:50051"])
-def test_a_server_that_is_not_there_is_named_without_grpc_s_words(address: str) -> None:
-    last = f"last error: UNKNOWN: ipv{6 if '[' in address else 4}:{address}: Failed to connect to remote host: "
-    found = failure_of(client.Unavailable(f"connections to all backends failing; {last}Connection refused"))
-    assert (address in found.message, "UNKNOWN" in found.message, "kolm up" in str(found.hint)) == (True, False, True)
-
-
-def test_a_host_without_an_address_is_named_without_the_resolver_s_words() -> None:
-    why = "[field:hostname lookup error:address lookup failed for nohost:1: Domain name not found]"
-    message = failure_of(client.Unavailable(f"errors resolving nohost:1: {why}")).message
-    assert ("nohost:1" in message, "field:" in message) == (True, False)
-
-
-def test_a_path_that_the_system_refuses_is_named() -> None:
-    error = failure_of(NotADirectoryError(20, "Not a directory", "notes.txt/run/ledger.address"))
-    assert (error.exit_code, "notes.txt/run/ledger.address" in error.message) == (1, True)
-
-
 def test_a_bug_is_not_explained_away() -> None:
     assert as_command_error(ValueError("a bug")) is None
     assert as_command_error(OSError("no file in it")) is None
@@ -128,16 +110,6 @@ def reasons() -> set[str]:
 
 def test_every_reason_is_explained_and_no_other() -> None:
     assert reasons() == set(FALLBACKS)
-
-
-def test_every_reason_is_documented() -> None:
-    page = (ROOT / "docs" / "serving.md").read_text(encoding="utf-8")
-    assert set(re.findall(r"^\| `(\w+)` \| [a-z]", page, flags=re.MULTILINE)) >= set(FALLBACKS)
-
-
-def test_a_reason_that_only_a_newer_server_knows_is_left_as_it_is() -> None:
-    assert explained("another") is None
-    assert explained(None) is None
 
 
 MODELS = ("models", "list", "--json")
@@ -236,9 +208,3 @@ def test_an_error_of_the_stream_is_raised_and_the_stream_closed() -> None:
     with pytest.raises(ConnectionError):
         list(until_interrupted(stream))
     assert stream.closed.is_set()
-
-
-def test_a_stream_that_ends_is_read_whole() -> None:
-    stream: Any = Hanging()
-    stream.closed.set()
-    assert list(until_interrupted(stream)) == ["first"]

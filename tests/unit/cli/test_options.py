@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-import io
 import json
-import re
 import stat
 from collections.abc import Callable
 from functools import partial
-from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import typer
-from rich.console import Console
-from rich.progress import Progress
 
 from services.cli.frame.exits import UsageError
-from services.cli.generation.generate import speed
 from services.cli.generation.request_options import RequestOptions
 from services.cli.heads import train as training
-from services.cli.heads.train import TerminalReporter
 from services.cli.main import app
 from services.cli.status import Server, Stack
 from services.cli.up.local_services import (
@@ -39,7 +32,6 @@ from services.runtime.credentials import read_principals, token_digest
 from services.training import trainer
 from services.training.plan import Job
 from tests import cli
-from tests.fakes.tiny_gguf import make_tiny_gguf
 from tests.fakes.tiny_model import make_tiny_model
 
 
@@ -60,25 +52,6 @@ def test_a_model_in_the_folder_is_found_by_its_name(folder: Path) -> None:
     assert (mine["from"], mine["path"], mine["family"]) == ("imported", str(folder / "mine"), "llama")
     assert mine["size"] == (folder / "mine" / "model.safetensors").stat().st_size
     assert [each["from"] for each in listed if each["name"] == "smollm2"] == ["package"]
-
-
-def test_a_model_says_what_it_is(folder: Path, tmp_path: Path) -> None:
-    source = make_tiny_model(tmp_path / "source", layers=2)
-    shown = models("list", source, "--context-length", "64", "--json").document
-    assert (shown["family"], shown["layers"], shown["context_length"], shown["heads"]) == ("llama", 2, 64, None)
-    assert shown["base_cid"].startswith("cidv1:sha256:")
-    assert shown["arithmetic"] == "kolm-arithmetic/1"
-    assert shown["parameters"] == sum(shown["storages"].values()) > 0
-
-
-def test_a_refusal_names_the_path_once(tmp_path: Path) -> None:
-    (other := tmp_path / "other").mkdir()
-    (other / "config.json").write_text('{"architectures": ["Other"], "model_type": "other"}')
-    cut = make_tiny_gguf(tmp_path / "cut.gguf")
-    cut.write_bytes(cut.read_bytes()[:-5000])
-    for path in (other, cut):
-        done = models("list", path)
-        assert (done.code, (done.out + done.err).count(str(path))) == (2, 1), done
 
 
 Kolm = Callable[..., cli.Ended]
@@ -203,15 +176,6 @@ def test_every_flag_is_among_those() -> None:
     assert flags - own == CHANGED.keys()
 
 
-def test_answers_are_counted_in_a_line_every_few_seconds() -> None:
-    written = io.StringIO()
-    seconds = count(step=2.0)
-    reporter = TerminalReporter(Progress(console=Console(file=written), disable=True), lambda: next(seconds))
-    for done in range(1, 41):
-        reporter.answered("chat", done, 40)
-    assert 3 < len(written.getvalue().splitlines()) < 20
-
-
 def server(name: str, serving: bool = True, **values: float) -> Server:
     """`name__label__value` has a label."""
     samples = []
@@ -266,27 +230,3 @@ def test_two_constraints_or_a_file_that_cannot_be_read_are_refused(tmp_path: Pat
 
 def metrics(first: float, decode: float) -> Any:
     return SimpleNamespace(first_token_seconds=first, decode_seconds=decode)
-
-
-@pytest.mark.parametrize(
-    ("tokens", "first", "decode", "waited", "figures"),
-    [
-        (8, 0.214, 1.811, 3.9, ["8", "3.90", "0.21", "4", "1.81", "1.88"]),
-        (48, 0.214, 1.811, None, ["48", "2.02", "0.21", "26", "1.81"]),
-        (1, 0.2, 0.0, 0.21, ["1", "0.21", "0.20", "0.01"]),
-        (5, 0.0, 2.0, 2.5, ["5", "2.50", "2", "2.00", "0.50"]),
-        (0, 0.0, 0.0, 0.25, ["0", "0.25"]),
-        (0, 0.0, 0.0, None, ["0"]),
-    ],
-)
-def test_the_times_are_said(tokens: int, first: float, decode: float, waited: float | None, figures: list[str]) -> None:
-    assert re.findall(r"[\d.]+", speed(tokens, metrics(first, decode), waited)) == figures
-
-
-@pytest.mark.parametrize("first", [0.114, 0.115, 0.116, 0.333])
-@pytest.mark.parametrize("decode", [1.004, 1.005, 1.006])
-@pytest.mark.parametrize("rest", [0.0, 0.004, 0.006, 1.0])
-def test_the_times_add_up_as_they_are_shown(first: float, decode: float, rest: float) -> None:
-    line = speed(9, metrics(first, decode), first + decode + rest)
-    whole, *parts = (round(100 * float(each)) for each in re.findall(r"([0-9.]+) s", line.replace("tokens/s", "")))
-    assert whole == sum(parts)

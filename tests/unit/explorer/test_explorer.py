@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -14,10 +13,9 @@ from hypothesis import strategies as st
 from ledger.errors import ProofError
 from ledger.log.receipt_filter import ReceiptFilter
 from services.client.ledger.log import ReceiptEntry
-from services.explorer import trends
 from services.explorer.pages import shown_fields, shown_text
 from services.explorer.receipts import MOST_ROWS, newest_receipts, read_search
-from services.explorer.trends import Bins, Sums, Trends
+from services.explorer.trends import Trends
 from tests.mutations import replace
 from tests.unit.ledger.builders import START, receipt, signed
 
@@ -61,14 +59,6 @@ def test_no_look_reads_more_than_a_bounded_number_of_rows() -> None:
     page = newest_receipts(log, ReceiptFilter(), 100_000, 25)
     assert [each.index for each in page.receipts] == list(range(19_999, 19_974, -1))
     assert log.longest <= MOST_ROWS + 1
-
-
-def test_fields_become_a_query_and_go_back_into_links() -> None:
-    search = read_search({"tenant": " a&b ", "method": "rest", "start_time": "2026-01-02", "min_index": "7", "x": "y"})
-    assert (search.query.tenant, search.query.method, search.query.min_index) == ("a&b", "rest", 7)
-    assert search.query.start_time == datetime(2026, 1, 2, tzinfo=UTC)
-    assert search.older(40) == "tenant=a%26b&method=rest&start_time=2026-01-02&min_index=7&before=40"
-    assert not search.problems
 
 
 def test_what_cannot_be_read_is_a_problem_of_its_field_and_no_filter() -> None:
@@ -158,12 +148,3 @@ def test_a_log_that_does_not_hold_is_not_plotted() -> None:
 
     with pytest.raises(ProofError):
         Trends(lying).catch_up(10)
-
-
-def test_wider_bins_hold_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trends, "_MOST_BINS", 8)
-    bins = Bins()
-    for second in range(100):
-        bins.add(second, Sums(receipts=1, proposed=4, accepted=second % 5))
-    assert len(bins.sums) <= 8
-    assert (bins.total().receipts, bins.total().proposed, bins.total().accepted) == (100, 400, 200)

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from services.generation.engine.numba_cache import leave_mark
 from services.generation.settings import GenerationSettings
 from services.generation.state_folder import StateTaken, state_folder
 from services.generation.target.config.config import read_config
@@ -31,11 +30,6 @@ def test_context_and_cache_come_from_flag_environment_and_file(tmp_path: Path, m
     assert GenerationSettings.load(arguments).cache_bytes == 500_000_000
     given = GenerationSettings.load([*arguments, "--context-length", "2048", "--cache-bytes", "1048576"])
     assert (given.context_length, given.cache_bytes) == (2048, 1 << 20)
-
-
-def test_without_them_the_model_decides() -> None:
-    settings = GenerationSettings.load([], environment={})
-    assert (settings.context_length, settings.cache_bytes) == (None, None)
 
 
 @pytest.mark.parametrize("wrong", ["", "0", "-1GiB", "2 XB", "much"])
@@ -157,18 +151,6 @@ def test_replicas_take_the_first_free_folder(tmp_path: Path) -> None:
 def kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("KOLM_KERNEL_CACHE", str(tmp_path / "kernels"))
     return tmp_path / "kernels"
-
-
-@pytest.mark.usefixtures("kernels")
-def test_nothing_is_started_where_an_earlier_start_has_left_its_mark() -> None:
-    leave_mark("sampling")
-    assert compile_beside("sampling", "text") is None
-
-
-def test_nothing_is_started_where_nothing_can_be_kept(kernels: Path) -> None:
-    kernels.write_text("a file where the folder should be")
-    assert compile_beside("sampling", "text") is None
-    leave_mark("sampling")
 
 
 def test_the_process_ends_with_the_one_that_started_it(kernels: Path) -> None:

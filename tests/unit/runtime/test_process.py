@@ -6,15 +6,13 @@ import asyncio
 import json
 import logging
 import socket
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from services.runtime.calls import current_request_id, request_id_from
 from services.runtime.listening import CannotListen, check_free, is_loopback
-from services.runtime.process import JsonFormatter, Outage, TextFormatter, reason
+from services.runtime.process import JsonFormatter, Outage, TextFormatter
 from services.runtime.server import _drain
 
 
@@ -91,21 +89,6 @@ def test_json_lines_hold_message_fields_and_the_request_being_served() -> None:
     assert (line["message"], line["index"], line["request_id"], line["level"]) == ("appended", 3, "r7", "INFO")
 
 
-def test_a_field_cannot_shadow_what_every_line_has() -> None:
-    assert json.loads(JsonFormatter("ledger").format(_record(level="forged")))["level"] == "INFO"
-
-
-def test_text_lines_end_with_the_fields_and_the_traceback_follows() -> None:
-    record = _record(index=3)
-    try:
-        raise RuntimeError("boom")
-    except RuntimeError:
-        record.exc_info = sys.exc_info()
-    first, *rest = TextFormatter().format(record).splitlines()
-    assert first.endswith("appended index=3")
-    assert rest[-1] == "RuntimeError: boom"
-
-
 def test_a_callers_request_id_is_used_only_where_it_cannot_break_a_log_line() -> None:
     assert request_id_from([("kolm-request-id", "job-1/7")]) == "job-1/7"
     for bad in ("", "two\nlines", "x" * 129, "späte"):
@@ -157,20 +140,3 @@ def test_an_error_that_goes_on_is_told_by_hand(caplog: pytest.LogCaptureFixture)
     outage.recovered()
     outage.recovered()
     assert len(caplog.records) == 2
-
-
-def test_an_error_of_another_kind_is_not_swallowed() -> None:
-    with pytest.raises(KeyError):
-        tried(Outage(LOG, "ask", OSError), KeyError())
-
-
-def test_an_error_of_the_system_says_the_file_and_the_cause(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError) as missing:
-        (tmp_path / "nothing").read_bytes()
-    assert reason(missing.value) == f"{tmp_path / 'nothing'}: No such file or directory"
-
-
-def test_any_other_error_speaks_for_itself() -> None:
-    assert reason(ValueError("expected a port")) == "expected a port"
-    assert reason(OSError("short write")) == "short write"
-    assert reason(OSError(28, "No space left on device")) == "No space left on device"

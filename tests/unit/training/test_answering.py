@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from services.generation.engine.request import EngineRequest, SamplingParams
-from services.training.answering import AnswerFile, Prompt, questions, regenerate
+from services.training.answering import Prompt, questions, regenerate
 from services.training.recordings import ANSWERS, RECORDINGS, Archive, Prefill, Stored
 from tests.fakes.engine_runs import run
 from tests.unit.training.material import LONGEST_ANSWER, PROMPTS, Material
@@ -88,9 +88,3 @@ def _tear(torn: str, folder: Path) -> None:
         recordings.write_bytes(recordings.read_bytes() + b"\1" * 333)
     if torn == "a whole recording without its line":
         recordings.write_bytes(recordings.read_bytes() + b"\1" * 100_000)
-
-
-def test_an_answer_file_reads_back_what_was_written(material: Material, tmp_path: Path) -> None:
-    file = AnswerFile(tmp_path / "answers.jsonl")
-    file.append(material.answers)
-    assert list(file) == material.answers

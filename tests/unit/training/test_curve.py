@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from xml.etree import ElementTree
 
 import pytest
 
-from services.training.curve import CURVE_FILE, PLOT_FILE, Curve, Point
+from services.training.curve import Curve, Point
 
 
 def point(steps: int, length: float) -> Point:
@@ -27,13 +26,6 @@ def test_a_curve_goes_on_from_its_file_and_forgets_what_a_crash_undid(tmp_path: 
     assert again.points == [point(1, 1.1), point(2, 1.2), point(3, 1.3)]
     again.add(point(2, 1.25))
     assert Curve(tmp_path).points == [point(1, 1.1), point(2, 1.25)]
-
-
-def test_the_plot_has_a_line_for_each_depth(tmp_path: Path) -> None:
-    curve_of(tmp_path, [1.1, 1.2]).write(tmp_path)
-    tree = ElementTree.fromstring((tmp_path / PLOT_FILE).read_text(encoding="utf-8"))
-    assert len(tree.findall("{*}polyline")) == 2
-    assert len((tmp_path / CURVE_FILE).read_text(encoding="utf-8").splitlines()) == 2
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +14,7 @@ from services.generation.engine.request import EngineRequest, InvalidRequest
 from services.generation.engine.tree import TokenTree
 from services.generation.target.cpu import load_target
 from services.training import kscore
-from services.training.kscore import NothingMeasured, measure, prompts_digest
+from services.training.kscore import measure
 from tests.fakes.heads import random_head
 from tests.fakes.table_target import TableTarget
 from tests.fakes.tiny_head import make_tiny_adapter
@@ -80,16 +79,3 @@ def test_a_random_head_is_measured_for_each_adapter(tiny_model: Path, tmp_path: 
     assert target.blocks.used == 0
     with pytest.raises(InvalidRequest):
         measure(target, head, prompts, "cidv1:sha256:" + "0" * 64)
-
-
-def test_an_answer_of_one_token_measures_nothing(counting_up: TableTarget, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kscore, "_drafter", Counting)
-    with pytest.raises(NothingMeasured):
-        measure(counting_up, ANY_HEAD, [(0,)], max_tokens=1)
-
-
-def test_prompts_are_named_by_their_token_ids() -> None:
-    digest = prompts_digest([(1, 2), (3,)])
-    expected = bytes.fromhex("0200000001000000020000000100000003000000")
-    assert digest == "sha256:" + hashlib.sha256(expected).hexdigest()
-    assert digest != prompts_digest([(1,), (2, 3)])

@@ -11,20 +11,16 @@ import torch
 
 from services.generation.drafting.eagle3.head_pass import Head
 from services.generation.target.rows import RowsBuilder
-from services.training.answering import Answer
 from services.training.plan import LessonPlan, Minutes, OutputInvalid, Steps
 from services.training.trainer import (
     Ends,
-    Muon,
     Trainer,
     coverage,
     faster_precision,
     frequent_tokens,
     known_head,
-    orthogonalised,
     rate_factor,
 )
-from services.training.unroll import Passes
 from tests.fakes.tiny_families import FAMILIES, draw_vectors
 from tests.fakes.tiny_model import TOKENS, make_tiny_model, target_of
 from tests.unit.training.material import Material
@@ -90,18 +86,6 @@ def test_training_lowers_the_loss_and_changes_every_weight(material: Material) -
     assert all(not torch.equal(before[name], tensor) for name, tensor in trainer.head.state_dict().items())
 
 
-def test_an_epoch_holds_every_answer_once_and_the_next_in_other_company(material: Material) -> None:
-    passes = Passes(material.answers, starts=60, seed=5)
-    count = next(n for n in range(1, 99) if sum(map(len, passes.of_step(0, n))) == len(material.answers))
-    epochs = [passes.of_step(step, count) for step in range(2)]
-    for epoch in epochs:
-        assert sorted(number for numbers in epoch for number in numbers) == list(range(len(material.answers)))
-        for numbers in epoch:
-            longest = max(len(material.answers[number].said) - 1 for number in numbers)
-            assert len(numbers) == 1 or len(numbers) * longest <= 60
-    assert epochs[0] != epochs[1]
-
-
 def test_the_draft_vocabulary_is_what_the_target_says_most(material: Material) -> None:
     ids = frequent_tokens(material.answers, 10, 384).tolist()
     counts = {token: sum(answer.said.count(token) for answer in material.answers) for token in range(384)}
@@ -110,12 +94,6 @@ def test_the_draft_vocabulary_is_what_the_target_says_most(material: Material) -
     assert coverage(material.answers, torch.tensor(ids)) == pytest.approx(
         sum(counts[token] for token in ids) / sum(counts.values())
     )
-
-
-def test_where_the_target_said_too_few_tokens_those_known_before_fill_up() -> None:
-    answer = Answer("a", "tools", 0.0, (1, 2), (9, 9, 5))
-    assert frequent_tokens([answer], 4, 12, known=(7, 11)).tolist() == [5, 7, 9, 11]
-    assert frequent_tokens([answer], 4, 12).tolist() == [0, 1, 5, 9]
 
 
 def test_a_head_that_goes_on_keeps_its_rows_and_takes_the_base_s_for_new_tokens(material: Material) -> None:
@@ -153,20 +131,6 @@ def _run(make) -> torch.Tensor:  # type: ignore[no-untyped-def]
         weight.grad = torch.randn(24, 16)
         optimiser.step()
     return weight.detach()
-
-
-def test_in_bfloat16_it_is_torch_s() -> None:
-    ours = _run(lambda weights: Muon(weights, 0.02, torch.bfloat16))
-    theirs = _run(lambda weights: torch.optim.Muon(weights, lr=0.02, weight_decay=0.01))
-    assert torch.equal(ours, theirs)
-
-
-def test_singular_values_come_near_one_in_tall_and_wide_matrices() -> None:
-    torch.manual_seed(0)
-    for shape in ((24, 16), (16, 24)):
-        values = torch.linalg.svdvals(orthogonalised(torch.randn(shape)))
-        assert values.min() > 0.5
-        assert values.max() < 1.3
 
 
 @pytest.mark.parametrize(

@@ -12,14 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.generation.drafting.acceptance import (
-    NEAR,
     OWN,
-    PAST,
     Acceptance,
     RequestAcceptance,
     copied,
     first_choice,
-    said,
 )
 from services.generation.drafting.lookahead import LookaheadDrafter
 from services.generation.drafting.prediction import Prediction
@@ -28,7 +25,6 @@ from services.generation.drafting.suffix import SuffixDrafter
 from services.generation.engine.core import EngineSettings
 from services.generation.engine.drafter import Drafter
 from services.generation.engine.request import EngineRequest, SamplingParams
-from services.generation.engine.tree import TokenTree
 from services.generation.target.cpu import CpuTarget
 from tests.fakes.engine_runs import CHEAP_ROWS, run
 from tests.fakes.heads import eagle3
@@ -42,25 +38,6 @@ def request(temperature: float = 0.0, adapter: str | None = None) -> EngineReque
 
 def record(acceptance: RequestAcceptance, kind: int, held: bool, times: int = 1) -> None:
     acceptance.record(np.full(times, kind), np.full(times, held))
-
-
-def test_kinds_do_not_meet() -> None:
-    lengths, shares, depths = (1, 2, 3, 5, 8, 9), (0.005, 0.55, 1.0), range(1, 9)
-    kinds = {copied(source, length, rank) for source in range(5) for length in lengths for rank in range(3)}
-    kinds |= {said(seconded, share, depth) for seconded in (0, 1) for share in shares for depth in depths}
-    kinds |= {first_choice(depth) for depth in depths}
-    assert len(kinds) == 5 * 6 * 3 + 2 * 3 * 8 + 8
-    assert max(kinds) + 1 == len(RequestAcceptance().rates())
-    assert copied(PAST, 900, 7) == copied(PAST, 9, 2)
-    assert said(0, 0.55, 16) == said(0, 0.55, 8)
-
-
-def test_more_is_expected_of_longer_matches_of_nearer_sources_and_of_surer_models() -> None:
-    rates = RequestAcceptance().rates()
-    assert rates[copied(OWN, 8, 0)] > rates[copied(OWN, 2, 0)] > rates[copied(OWN, 2, 1)]
-    assert rates[copied(OWN, 8, 0)] > rates[copied(NEAR, 8, 0)]
-    assert rates[said(0, 0.9, 1)] > rates[said(0, 0.1, 1)]
-    assert rates[said(1, 0.3, 1)] > rates[said(0, 0.3, 1)]
 
 
 def test_a_rate_follows_what_held_most_of_all_in_the_request_itself() -> None:
@@ -130,16 +107,6 @@ def test_the_output_comes_back_behind_what_it_replaced_added_or_left_out() -> No
         assert expected[5:13] in predicted(expected, output[:-2]), "it may be back after one token"
 
 
-def test_as_much_may_have_been_replaced_or_nothing_before_a_token_says_so() -> None:
-    assert predicted(list(range(10, 40)), [10, 11, 99]) == [list(range(13, 21)), list(range(12, 20))]
-
-
-def test_of_places_alike_the_nearest_one_is_the_place() -> None:
-    line = [5, 6, 7, 8]
-    expected = [*line, 20, *line, 21, *line, 22, *line, 23]
-    assert predicted(expected, [*line, 99, *line[1:]])[0] == expected[9:17]
-
-
 @pytest.mark.parametrize(
     ("old", "new"),
     [([50], [90]), ([50, 51], [90]), ([50], [90, 91, 92]), ([50, 51], [50]), ([50], [50, 90])],
@@ -158,13 +125,6 @@ def test_an_edit_that_was_seen_is_expected_again(old: list[int], new: list[int])
     assert within == output[seen + 1 : seen + 9], "also from within it"
 
 
-def test_an_edit_that_is_not_made_again_is_not_expected_for_ever() -> None:
-    expected = [token for n in range(10, 40, 3) for token in (n, n + 1, n + 2, 50)]
-    output = [90 if at == 3 else token for at, token in enumerate(expected)]
-    assert predicted(expected, output[:7])[0][0] == 90
-    assert predicted(expected, output[:11])[0][0] == 50
-
-
 @given(st.lists(st.integers(0, 5), max_size=30), st.lists(st.integers(0, 5), max_size=60))
 def test_whatever_is_expected_and_said_something_well_formed_is_drafted(expected: list[int], output: list[int]) -> None:
     prediction = Prediction(EngineRequest("r", PROMPT, SamplingParams(), prediction=tuple(expected)))
@@ -173,12 +133,6 @@ def test_whatever_is_expected_and_said_something_well_formed_is_drafted(expected
         assert bool(found) == bool(expected)
         for copies in found:
             assert copies.tokens.shape == (len(copies.lengths), 5)
-
-
-def test_only_what_was_taken_of_a_tree_counts_as_predicted_in_it() -> None:
-    tree = TokenTree((1, 2, 99, 3, 4), (-1, 0, 1, 1, 3), frozenset({2, 3, 4}))
-    assert tree.cut(4, 3, 50) == TokenTree((1, 2, 3, 4), (-1, 0, 1, 2), frozenset({2, 3}))
-    assert tree.cut(3, 3, 50) == TokenTree((1, 2, 3), (-1, 0, 1), frozenset({2}))
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -198,14 +152,6 @@ def test_every_method_drafts_what_is_expected(target: CpuTarget, method: str) ->
     assert wrong.accepted_prediction_tokens < 10
     assert 0 < wrong.rejected_prediction_tokens < wrong.num_draft_tokens + 1
     assert found["none"].accepted_prediction_tokens == found["none"].rejected_prediction_tokens == 0
-
-
-def test_off_takes_no_notice_of_a_prediction(target: CpuTarget) -> None:
-    request = EngineRequest("r", (7, 8, 9), SamplingParams(max_tokens=20, ignore_eos=True))
-    asked = replace(request, prediction=alone(target, request)[0])
-    collected = run(target, [asked], drafters=drafters_of(target))
-    assert signature(collected, asked) == alone(target, request)
-    assert collected.outcomes[asked.key].metrics.target_passes == 20
 
 
 @given(seed=st.integers(0, 2**32))

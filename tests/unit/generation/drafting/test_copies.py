@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from services.generation.drafting.acceptance import NEAR, OWN
 from services.generation.drafting.copies import END, LONGEST, Copies, OwnText, copies_from
-from services.generation.drafting.lookahead import JacobiWindow, LookaheadDrafter, LookaheadShape, NgramPool
-from services.generation.drafting.methods import METHODS, method_of
+from services.generation.drafting.lookahead import JacobiWindow, LookaheadDrafter, NgramPool
 from services.generation.drafting.suffix import MOST_PASTS, MOST_TOKENS, Past, SuffixDraft, SuffixDrafter
 from services.generation.engine.core import EngineSettings
 from services.generation.engine.cost import PassCost
@@ -78,13 +77,6 @@ def test_no_match_and_no_copy_crosses_the_end_of_a_piece(
     assert plain(found) == expected[:most]
 
 
-@pytest.mark.parametrize("length", [1023, 1024, 1025, 5000])
-def test_a_long_text_is_kept_whole(length: int) -> None:
-    text, tokens = OwnText(), [7, *range(10, 10 + length), 7]
-    text.extend(tokens)
-    assert plain(text.copies(1, 3)) == [(1, [10, 11, 12])]
-
-
 CHEAP, DEAR = PassCost.line(fixed=1.0, row=0.005), PassCost.line(fixed=1.0, row=10.0)
 
 
@@ -100,13 +92,6 @@ def test_the_pool_keeps_64_and_drops_the_least_recently_used() -> None:
     assert pool.after(99) == [(1, 2)]
 
 
-def test_the_pool_tells_the_latest_guess_first() -> None:
-    pool = NgramPool()
-    for ngram in ((5, 1), (5, 2), (5, 1)):
-        pool.add(ngram)
-    assert pool.after(5) == [(1,), (2,)]
-
-
 def test_a_window_of_two_columns_yields_trigrams_on_its_second_pass() -> None:
     window = JacobiWindow(2, 3, [8, 7])
     assert window.nodes(0, 1) == ([7, 8], [0, 1])
@@ -115,14 +100,6 @@ def test_a_window_of_two_columns_yields_trigrams_on_its_second_pass() -> None:
     assert window.advance([3, 4]) == [(7, 1, 3), (8, 2, 4)]
     assert window.nodes(0, 5) == ([1, 2, 3, 4], [0, 5, 5, 6])
     assert window.rows == 4
-
-
-def test_the_shape_is_wide_where_rows_are_cheap() -> None:
-    cheap, dear = LookaheadShape.for_device(CHEAP), LookaheadShape.for_device(DEAR)
-    assert cheap.guesses == 15
-    assert dear.guesses == 1
-    assert (cheap.window, dear.window) == (15, 0)
-    assert LookaheadShape.for_device(PassCost.line(fixed=1.0, row=0.02)).window == 0
 
 
 def draft_for(prompt: list[int], cost: PassCost = CHEAP, **options: int):  # type: ignore[no-untyped-def]
@@ -136,12 +113,6 @@ def test_a_text_that_repeats_is_continued() -> None:
     tree = draft_for(prompt, window=0).propose(prompt, budget_of(nodes=20, depth=4, breakeven=0.01))
     assert tree.tokens[:3] == (3, 4, 5)
     assert tree.parents[:3] == (-1, 0, 1)
-
-
-def test_no_row_is_spent_that_does_not_pay() -> None:
-    prompt = [1, 2, 3, 4, 5, 6, 1, 2, 3]
-    tree = draft_for(prompt, window=0).propose(prompt, budget_of(nodes=20, depth=4, breakeven=0.99))
-    assert tree == TokenTree.root(3)
 
 
 def test_width_shrinks_to_zero_when_guesses_keep_failing_and_comes_back_when_they_hold() -> None:
@@ -172,11 +143,6 @@ def test_a_window_asked_for_runs_in_every_pass_and_fills_the_pool() -> None:
         draft.observe(tokens, tree, [0], logits)
         assert len(tree) > 2
     assert len(draft.pool) > 0
-
-
-def test_no_guesses_at_all_can_be_asked_for() -> None:
-    tree = draft_for([1, 2, 1, 2, 1], window=0, guesses=0).propose([1, 2, 1, 2, 1], budget_of(20, 8, 0.01))
-    assert tree == TokenTree.root(1)
 
 
 @pytest.mark.parametrize("proposed", [True, False], ids=["its tree found no room", "it was preempted"])
@@ -351,18 +317,3 @@ def test_requests_end_and_are_forgotten_in_different_threads() -> None:
     draft = drafter.begin(request("a"))
     assert isinstance(draft, SuffixDraft)
     assert draft._past.text.tolist() == [2, -1] * 300
-
-
-def test_names_of_methods_and_parameters_are_unique() -> None:
-    names = [spec.name for spec in METHODS]
-    parameters = [each.name for spec in METHODS for each in spec.parameters]
-    assert len(set(names)) == len(names)
-    assert len(set(parameters)) == len(parameters)
-    assert not {"auto", "off"} & set(names)
-    assert all(method_of(name) == name for name in names)
-
-
-def test_what_needs_something_says_what_is_missing_and_which_flag_brings_it() -> None:
-    assert all(bool(spec.missing) == bool(spec.flag) for spec in METHODS)
-    assert any(spec.missing is None for spec in METHODS)  # `auto` has something to fall back on
-    assert all(spec.least < spec.most for method in METHODS for spec in method.parameters)

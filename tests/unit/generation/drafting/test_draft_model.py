@@ -243,33 +243,6 @@ def _ask(**members: object) -> EngineRequest:
     return EngineRequest("r", (1,), SamplingParams(), **members)  # type: ignore[arg-type]
 
 
-def test_a_long_prompt_is_read_a_piece_at_a_time(kin_target: CpuTarget, monkeypatch: pytest.MonkeyPatch) -> None:
-    passes = list[int]()
-    forward = kin_target.forward
-    monkeypatch.setattr(kin_target, "forward", lambda rows: passes.append(len(rows)) or forward(rows))
-    drafter = trusted(kin_target)
-    draft, tokens = drafter.begin(_ask()), [5] * 400
-    assert len(drafter.propose([Ask(draft, tokens, BOLD)])[0]) == 1
-    assert passes == [256]
-    assert len(drafter.propose([Ask(draft, tokens, replace(BOLD, depth=2))])[0]) == 3
-    assert passes == [256, 144, 1]
-    draft.release()
-
-
-def test_where_drafts_do_not_pay_a_request_tries_few(kin_target: CpuTarget) -> None:
-    drafter = drafter_of(kin_target, step=StepCost(fixed=0.3, row=0.0))
-    sequence = Fed(drafter, random.Random(3))
-    drafted = 0
-    for _ in range(80):
-        (tree,) = drafter.propose([Ask(sequence.draft, sequence.tokens, BOLD)])
-        flying = sequence.draft.speaking.tree
-        drafted += flying is not None and flying.steps > 0
-        sequence.tokens.append(383 if tree.tokens[-1] != 383 else 382)
-        sequence.draft.observe(sequence.tokens, tree, [0], NOTHING)
-    assert 0 < drafted <= 12
-    sequence.draft.release()
-
-
 def test_sequences_are_drafted_for_in_the_same_passes(kin_target: CpuTarget, monkeypatch: pytest.MonkeyPatch) -> None:
     passes = list[int]()
     forward = kin_target.forward

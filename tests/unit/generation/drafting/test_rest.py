@@ -15,10 +15,8 @@ from tokenizers import models, pre_tokenizers
 from services.datastores.builder import BuildParameters, DatastoreBuilder
 from services.datastores.documents import Document
 from services.generation.drafting import rest
-from services.generation.drafting.acceptance import NEAR
-from services.generation.drafting.copies import copies_from
 from services.generation.drafting.lookahead import LookaheadDrafter
-from services.generation.drafting.rest import RestDrafter, joined
+from services.generation.drafting.rest import RestDrafter
 from services.generation.drafting.retrieval.datastore import Datastore
 from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.target.cpu import CpuTarget
@@ -142,12 +140,6 @@ def test_nothing_that_a_request_calls_itself_touches_another_tenants_store(
     assert 30 in drafted
 
 
-def test_a_tenant_does_look_into_its_own_store(tiny_model: Path, tmp_path: Path) -> None:
-    retrieving = RestDrafter({"b": [_Untouchable()]})  # type: ignore[list-item]
-    with pytest.raises(AssertionError, match="another tenant's store"):
-        retrieving.begin(request([0], "b")).propose([0, 1, 2, 3], BOLD)
-
-
 def test_own_text_and_near_passages_are_drafted_beside_what_is_more_frequent(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -160,50 +152,3 @@ def test_own_text_and_near_passages_are_drafted_beside_what_is_more_frequent(
     monkeypatch.setattr(rest, "_NEAREST", 1)
     _, first, *_ = drafter.begin(request([0])).propose(tokens[3:], BOLD).tokens
     assert first == 50  # a match of five tokens in the passage that is nearest, where five others say 40
-
-
-@pytest.mark.parametrize("tokens", [[3], [3, 3], [383] * 40])
-def test_short_and_uniform_contexts(tiny_model: Path, tmp_path: Path, tokens: list[int]) -> None:
-    store = store_of([[3, 3, 3], [], [3]], tiny_model, tmp_path / "store")
-    tree = RestDrafter({None: [store]}).begin(request([1])).propose(tokens, BOLD)
-    assert tree.tokens[0] == tokens[-1]
-
-
-def test_a_long_match_in_the_own_text_is_not_looked_up_elsewhere(tiny_model: Path, tmp_path: Path) -> None:
-    phrase = list(range(100, 116))
-    store = store_of([[*phrase, 7, 8]], tiny_model, tmp_path / "store")
-    for repeated, first in ((phrase, {200}), (phrase[1:], {200, 7})):
-        tokens = [*repeated, 200, 5, *phrase]
-        tree = RestDrafter({None: [store]}).begin(request([0])).propose(tokens, BOLD)
-        assert {token for token, parent in zip(tree.tokens, tree.parents, strict=True) if parent == 0} == first
-
-
-def test_after_a_long_match_the_own_text_is_copied_far() -> None:
-    phrase, wide = list(range(100, 116)), budget_of(nodes=64, depth=64, breakeven=0.001)
-    tokens = [*phrase, *range(200, 250), *phrase]
-    tree = RestDrafter({}).begin(request([0])).propose(tokens, wide)
-    assert tree.tokens == (115, *range(200, 231))
-
-
-def test_weak_matches_near_leave_room_for_a_strong_one_far_away(
-    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    weak = [[100 + n, 1, 2, *range(130 + 20 * n, 150 + 20 * n)] for n in range(8)]
-    strong = [*range(50, 64), 1, 2, *range(300, 310)]
-    store = store_of([*weak, strong], tiny_model, tmp_path / "store")
-    near = joined([np.array(document) for document in weak])
-    monkeypatch.setattr(rest.Retrieval, "_near", lambda *_: near)
-    tree = RestDrafter({None: [store]}).begin(request([0])).propose(strong[:16], BOLD)
-    assert set(range(300, 310)) <= set(tree.tokens)
-
-
-def test_near_passages_are_read_the_nearest_first_and_up_to_a_bound() -> None:
-    nearest, farther = np.arange(16_000), np.arange(20_000, 21_000)
-    near = joined([nearest, farther, nearest])
-    assert len(near) <= 16_384 + 4
-    for context, first in ((nearest[100:102], 102), (farther[100:102], 20_102), (farther[600:602], None)):
-        found = copies_from(near, NEAR, context, 2, 8, 4)
-        assert found.tokens[:, 0].tolist() == ([] if first is None else [first])
-    both = joined([np.array([1, 2, 5]), np.array([1, 2, 6])])
-    assert copies_from(both, NEAR, np.array([1, 2]), 2, 8, 1).tokens.tolist() == [[5], [6]]
-    assert len(copies_from(joined([]), NEAR, np.array([1, 2]), 1, 8).lengths) == 0

@@ -236,13 +236,3 @@ def foreign(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, CpuTarget]:
     """A model of another vocabulary and a short context, with a cache that few fit into."""
     folder = make_tiny_model(tmp_path_factory.mktemp("foreign"), vocab=300, layers=1, context=256, seed=4)
     return folder, load_target(folder, cache_tokens=6 * 64)
-
-
-def test_where_drafts_do_not_pay_it_drafts_none(
-    target: CpuTarget, tiny_model: Path, foreign: tuple[Path, CpuTarget]
-) -> None:
-    own, model = foreign
-    dear = drafter_of(target, tiny_model, model, own, StepCost(fixed=10.0, row=0.0))
-    draft = dear.begin(EngineRequest("r", (1,), SamplingParams()))
-    assert len(dear.propose([Ask(draft, [70, 71, 72], BOLD)])[0]) == 1
-    assert draft.table == []

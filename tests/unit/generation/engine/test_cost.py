@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.generation.drafting.lookahead import LookaheadShape
 from services.generation.engine.cost import MARGIN, PassCost, StepCost, breakeven
 from services.generation.engine.prefill import Prompt, rows_of_prompts
 from services.generation.target.arrays import Float64
@@ -21,12 +20,6 @@ def test_a_pass_costs_what_was_measured_and_lines_between() -> None:
     cost = PassCost.measured([(1, 7.0), (2, 12.0), (4, 14.0), (8, 22.0)])
     assert [cost.of(rows) for rows in (1, 2, 3, 4, 6)] == pytest.approx([7.0, 12.0, 13.0, 14.0, 18.0], rel=0.01)
     assert cost.of(16) == pytest.approx(38.0, rel=0.01)  # on as from 4 to 8
-
-
-def test_noise_in_a_measured_pass_is_seen_by_passes_of_more_rows() -> None:
-    cost = PassCost.measured([(1, 9.0), (2, 30.0), (4, 10.0), (8, 10.0)])
-    assert [cost.of(rows) for rows in (1, 2, 4, 8)] == pytest.approx([9.0, 10.0, 10.0, 10.0], rel=0.01)
-    assert cost.of(1) < cost.of(2) < cost.of(4) < cost.of(8) < cost.of(32)
 
 
 def test_a_row_costs_what_it_sees_of_its_own_sequence() -> None:
@@ -56,21 +49,6 @@ def test_sequences_share_a_pass_and_what_their_drafts_add() -> None:
     assert shares(sequences=4)[0] == pytest.approx(1.4 / 4)
     assert np.diff(shares(sequences=4, drafting=2)) == pytest.approx([MARGIN * 0.1] * 4)
     assert breakeven(shares(sequences=8)) > 4 * breakeven(shares())
-
-
-def test_prompts_in_a_pass_make_drafts_no_cheaper() -> None:
-    assert shares(sequences=4, prefill_rows=128) == pytest.approx(shares(sequences=4))
-
-
-def test_breakeven_is_that_of_the_cheapest_number_of_rows() -> None:
-    assert breakeven(np.array([10.0, 15.0, 16.0])) == pytest.approx(0.3)
-    assert breakeven(np.array([1.0])) == breakeven(np.array([1.0, 5.0])) == 1.0
-
-
-def test_a_second_row_for_nothing_does_not_make_all_rows_cheap() -> None:
-    cost = PassCost.measured([(1, 7.6), (2, 7.6), (4, 11.0), (8, 19.0), (32, 61.0)])
-    assert cost.row_share == pytest.approx((61.0 - 7.6) / 31 / 7.6, rel=0.01)
-    assert LookaheadShape.for_device(cost).window == 0
 
 
 def test_a_step_cost_is_fitted_to_measured_steps() -> None:
@@ -123,16 +101,6 @@ def test_sixteen_rows_or_two_for_each_that_decodes_are_there_whatever_their_time
     assert rows(Prompt(1000, 10**6), cost=PassCost.line(0.004, 0.001, seen=1.0)) == [16]
 
 
-def test_where_nobody_decodes_they_get_the_whole_pass() -> None:
-    assert rows(Prompt(1000, 0), decoding=0) == [256]
-
-
-def test_a_short_prompt_does_not_stand_behind_a_long_one() -> None:
-    long, short = rows(Prompt(6000, 0), Prompt(15, 0))
-    assert short == 15
-    assert long == 10
-
-
 def test_a_long_prompt_goes_on_however_many_shorter_ones_come() -> None:
     assert rows(*[Prompt(6000, 0), *[Prompt(30, 0)] * 3], decoding=4)[0] >= 1
     assert rows(*[Prompt(6000, 0), *[Prompt(30, 0)] * 100], decoding=4)[0] == 1
@@ -141,12 +109,6 @@ def test_a_long_prompt_goes_on_however_many_shorter_ones_come() -> None:
 def test_the_tenant_that_was_given_least_comes_first() -> None:
     rich, poor = rows(Prompt(20, 0, given=900.0), Prompt(500, 0, given=100.0))
     assert poor > rich > 0
-
-
-def test_rows_that_see_a_long_cache_take_longer() -> None:
-    seeing = PassCost.line(fixed=0.004, row=0.001, seen=1e-6)
-    assert rows(Prompt(1000, 500), cost=seeing, seconds=0.0605) == [40]
-    assert rows(Prompt(1000, 0), cost=seeing, seconds=0.0605) == [60]
 
 
 prompts = st.lists(st.builds(Prompt, st.integers(1, 3000), st.integers(0, 3000), st.floats(0, 1e6)), max_size=40)

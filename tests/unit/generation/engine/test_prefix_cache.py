@@ -70,12 +70,6 @@ def test_nor_where_blocks_are_short(cramped_target: CpuTarget, target: CpuTarget
     check(cramped_target, target, seed)
 
 
-@pytest.mark.slow
-def test_the_batteries_do_reuse(target: CpuTarget, cramped_target: CpuTarget) -> None:
-    assert sum(check(target, target, seed) > 0 for seed in range(8)) >= 4
-    assert sum(check(cramped_target, target, seed) > 0 for seed in range(8)) >= 2
-
-
 class Server:
     """A core that goes on from request to request."""
 

@@ -73,29 +73,11 @@ def test_without_prefix_caching_every_choice_is_computed() -> None:
     assert target.rows == 16 * (300 + NEW - 1)
 
 
-@pytest.mark.slow
-def test_choices_that_arrive_one_by_one_share_as_well() -> None:
-    target = checked(choices(text(1500)), arrivals=list(range(16)))
-    assert target.rows == 1500 + 15 + 16 * (NEW - 1)
-
-
 def test_requests_that_go_on_differently_share_what_they_begin_with() -> None:
     trunk = text(500)
     requests = [asked(f"r{n}", (*trunk, *text(40, n + 1))) for n in range(8)]
     target = checked(requests)
     assert target.rows == 540 + 7 * 40 + 8 * (NEW - 1)
-
-
-def test_a_short_beginning_is_not_waited_for() -> None:
-    trunk = text(10)
-    requests = [asked(f"r{n}", (*trunk, *text(20, n + 1))) for n in range(4)]
-    target, collected = ContextTarget(vocab=VOCAB), Collected()
-    core = core_of(target)
-    for request in requests:
-        core.add(request, collected.sink)
-    core.step()
-    assert target.rows == 4 * 30
-    core.abandon(None)
 
 
 @pytest.mark.parametrize(
@@ -137,19 +119,6 @@ def test_what_others_stand_in_needs_no_room_for_one_more(method: str) -> None:
     assert collected.outcomes["stranger", 0].token_ids[:NEW] == alone(asked("stranger", text(500, 7)))[0]
 
 
-def test_a_stranger_does_not_wait_with_them() -> None:
-    target, collected = ContextTarget(vocab=VOCAB), Collected()
-    core = core_of(target, prefill_seconds=1.0)
-    for request in (*choices(text(1500)), asked("stranger", text(100, 7))):
-        core.add(request, collected.sink)
-    core.step()
-    assert target.rows == 256  # all of the pass for the first, in order of arrival
-    for _ in range(5):
-        core.step()
-    assert target.rows == 1500 + 15 + 21  # the others next, then the stranger, before any of them has an answer
-    core.abandon(None)
-
-
 @pytest.mark.parametrize("steps", [1, 2, 5, 6, 7])
 def test_when_the_one_that_computes_is_cancelled_the_next_goes_on(steps: int) -> None:
     requests = [asked(name, text(1500)) for name in ("goes", "a", "b", "c")]
@@ -178,18 +147,6 @@ def test_one_that_is_preempted_takes_over_again() -> None:
     assert [signature(collected.outcomes[request.key]) for request in requests] == [alone(r) for r in requests]
 
 
-def test_reused_tokens_are_those_that_others_computed() -> None:
-    target, collected = ContextTarget(vocab=VOCAB), Collected()
-    core = core_of(target)
-    for request in choices(text(200), 4):
-        core.add(request, collected.sink)
-    while not core.idle:
-        core.step()
-    counts = [collected.outcomes["r", choice].metrics.cached_prompt_tokens for choice in range(4)]
-    assert counts == [0, 199, 199, 199]
-    assert core.reused_tokens == 3 * 199
-
-
 def test_a_drafter_s_features_are_shared_with_those_that_read_the_same_layers() -> None:
     target = ContextTarget(vocab=VOCAB)
     reading = ReadingDrafter(target, 0, LAYERS)
@@ -214,15 +171,6 @@ def test_what_was_taken_over_is_passed_on_with_its_features() -> None:
             core.step()
         assert collected.outcomes[f"turn {choice}", 0].metrics.cached_prompt_tokens >= 576
     assert not reading.faults
-
-
-def test_who_needs_features_does_not_wait_for_one_that_has_none() -> None:
-    target = ContextTarget(vocab=VOCAB)
-    reading = ReadingDrafter(target, 0, LAYERS)
-    requests = [asked("off", text(500)), *choices(text(500), 4, method="reading")]
-    checked(requests, target, drafters={"reading": reading})
-    assert not reading.faults
-    assert 1000 <= target.rows < 1000 + 5 * (1 + 4 * NEW)
 
 
 @pytest.mark.parametrize("blocks", [0, 1, 3])
@@ -298,8 +246,3 @@ def check(seed: int) -> int:
             assert signature(outcome) == expected, (request, schedule)
     assert [reader.faults for reader in readers] == [[], []]
     return sum(outcome.metrics.cached_prompt_tokens for outcome in collected.outcomes.values())
-
-
-@pytest.mark.slow
-def test_the_battery_does_share() -> None:
-    assert sum(check(seed) > 300 for seed in range(16)) >= 8

@@ -140,19 +140,6 @@ def test_after_a_preemption_they_are_read_again(target: CpuTarget, cramped_targe
     assert sum(reader.released for reader in drafter.readers.values()) > 4
 
 
-def test_drafters_of_different_layers_each_get_their_own(target: CpuTarget) -> None:
-    truth = truth_of(target)
-    drafters = {"one": ReadingDrafter((2, 0), truth), "other": ReadingDrafter((0, 1), truth)}
-    asked = [*requests_for("one", 2), *requests_for("other", 4)[2:], *requests_for("off", 5)[4:]]
-    collected = run(target, asked, drafters=drafters)
-    for request in asked[:4]:
-        drafter = drafters[request.method]
-        tokens = [*request.prompt, *truth[request.request_id]][: len(drafter.final[request.request_id])]
-        expected = features_of(target, tokens, drafter.feature_layers)
-        assert collected.outcomes[request.key].token_ids == truth[request.request_id]
-        assert drafter.final[request.request_id].tobytes() == expected.tobytes()
-
-
 def test_one_that_breaks_costs_nobody_else_a_draft(target: CpuTarget) -> None:
     truth = truth_of(target)
     drafter = ReadingDrafter((1,), truth, broken="r2")
@@ -211,17 +198,6 @@ def test_a_method_that_pays_keeps_its_turn() -> None:
     assert passes(turns, 100, 0.5) == ["eagle3"] * 100
 
 
-def test_a_method_that_waits_for_its_moment_at_little_cost_keeps_its_turn() -> None:
-    turns = Turns(("lookahead",))
-    assert passes(turns, 100, -0.015) == ["lookahead"] * 100
-
-
-def test_one_bad_pass_among_good_ones_changes_nothing() -> None:
-    turns = Turns(("lookahead",))
-    for _ in range(20):
-        assert passes(turns, 3, 1.0) + passes(turns, 1, -2.0) == ["lookahead"] * 4
-
-
 def test_a_method_that_does_not_pay_hands_over_and_the_best_one_comes_back_after_ever_longer_rests() -> None:
     turns = Turns(("eagle3", "lookahead"))
     assert passes(turns, 8, -0.5) + passes(turns, 8, -0.2) == ["eagle3"] * 8 + ["lookahead"] * 8
@@ -230,21 +206,6 @@ def test_a_method_that_does_not_pay_hands_over_and_the_best_one_comes_back_after
     assert turns.gains == pytest.approx({"eagle3": -0.5, "lookahead": -0.2})
     assert passes(turns, 128, 0.0) == [None] * 128
     assert passes(turns, 30, 1.0)[-8:] == ["lookahead"] * 8
-
-
-def test_a_method_that_failed_gets_no_turn_again() -> None:
-    turns = Turns(("eagle3", "lookahead"))
-    turns.drop("eagle3")
-    assert turns.method == "lookahead"
-    turns.drop("lookahead")
-    assert passes(turns, 40, 0.0) == [None] * 40
-
-
-def test_dropping_an_earlier_method_keeps_the_turn() -> None:
-    turns = Turns(("eagle3", "lookahead"))
-    passes(turns, 8, -0.5)
-    turns.drop("eagle3")
-    assert turns.method == "lookahead"
 
 
 def test_a_request_begins_with_what_paid_in_others_and_comes_back_to_what_did_not() -> None:

@@ -71,26 +71,6 @@ def test_tenants_share_by_tokens_and_not_by_requests() -> None:
     assert abs(40 * shares["a"] - 4 * shares["b"]) <= 44
 
 
-def test_prompts_count_as_well() -> None:
-    served = Served(context=40_000)
-    for _ in range(3):
-        served.ask("a", prompt=200)
-        for _ in range(25):
-            served.ask("b")
-    assert served.tenants(24) == "a" + "b" * 23
-
-
-def test_prompts_that_have_a_place_count_before_they_are_computed() -> None:
-    served = Served(sequences=4, context=40_000)
-    for tenant in "aaaabbbb":
-        served.ask(tenant, prompt=200, tokens=1)
-    served.steps(1)
-    served.now = 1.0
-    served.tenants(8)
-    outcomes = served.collected.outcomes.items()
-    assert Counter(name[0] for (name, _), each in outcomes if each.metrics.queue_seconds == 0.0) == {"a": 2, "b": 2}
-
-
 def test_who_comes_back_has_not_saved_up() -> None:
     served = Served()
     served.ask("b")

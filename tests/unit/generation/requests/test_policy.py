@@ -123,10 +123,6 @@ def test_what_keeps_text_beyond_a_request_runs_only_where_it_is_asked_for() -> N
         decide(SpeculationRequest(), 0.0, replace(now, halted=halts("lookahead")))
 
 
-def test_temperature_1_2_still_speculates() -> None:
-    assert outcome(SpeculationRequest(method="lookahead"), TODAY, 1.2) == ("lookahead", None)
-
-
 def test_off_is_off_for_no_reason_and_never_halted() -> None:
     worst = replace(TODAY, profile_passed=False, ledger_known=False, halted=halts("lookahead", "eagle3"))
     assert outcome(SpeculationRequest(method="off"), worst, 2.0) == ("off", None)
@@ -181,11 +177,6 @@ def test_nothing_moves_to_what_is_halted_or_advised_against() -> None:
     unfit = HeadState((FIRST,), unfit=frozenset({(FIRST.cid, None)}))
     moved = decide(SpeculationRequest(), 0.0, replace(EVERYTHING, heads=unfit))
     assert moved.drafters == ("rest", "lookahead", "draft")
-
-
-def test_a_draft_model_drafts_eight_deep_at_most_unless_asked_otherwise() -> None:
-    decisions = [decide(SpeculationRequest(method="draft", k=k), 0.0, EVERYTHING) for k in (None, 2)]
-    assert [(each.k, each.drafters) for each in decisions] == [(8, ("draft",)), (2, ("draft",))]
 
 
 def test_a_head_that_is_named_has_to_be_there_and_to_be_one() -> None:
@@ -244,11 +235,6 @@ def test_a_halt_of_one_head_leaves_the_others_alone() -> None:
         decide(
             SpeculationRequest(method="eagle3", eagle_head=SECOND.cid), 0.0, replace(EVERYTHING, halted=halts("eagle3"))
         )
-
-
-def test_k_goes_with_what_speculates_only() -> None:
-    assert decide(SpeculationRequest(method="lookahead", k=3), 0.0, TODAY).k == 3
-    assert decide(SpeculationRequest(k=3), 1.5, TODAY).k is None
 
 
 def test_with_nothing_loaded_everything_is_off() -> None:
@@ -320,11 +306,3 @@ def test_a_kscore_ends_what_a_head_says_of_itself(acceptance: float, unfit: set[
 def test_a_head_is_judged_by_what_it_says_clearly(tmp_path: Path, facts: str, weak: bool) -> None:
     (tmp_path / "training.json").write_text(facts)
     assert reports_low_acceptance(tmp_path) is weak
-
-
-def test_a_head_that_says_nothing_is_not_judged(tmp_path: Path) -> None:
-    assert not reports_low_acceptance(tmp_path)
-
-
-def test_the_bundled_head_says_that_it_is_weak() -> None:
-    assert reports_low_acceptance(Path("demo/smollm2/head"))

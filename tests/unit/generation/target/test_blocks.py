@@ -44,22 +44,6 @@ def test_what_is_kept_counts_as_free_and_is_given_up_last_and_the_oldest_first()
     assert sorted(other + more + [held[0]]) == [0, 1, 2, 3]
 
 
-def test_a_kept_block_that_is_shared_again_is_not_given_up() -> None:
-    pool, forgotten = BlockPool(2), list[int]()
-    table = table_of(pool, 1)
-    block = table[0]
-    pool.keep(block, lambda: forgotten.append(block))
-    pool.release(table)
-    pool.share(table, block)
-    rest = table_of(pool, 1)
-    with pytest.raises(CacheFull, match="1 cache blocks needed, 0 of 2 free"):
-        table_of(pool, 1)
-    assert not forgotten
-    pool.release(table)
-    pool.release(rest)
-    assert pool.free == 2
-
-
 def keeping(pool: BlockPool, blocks: int) -> list[int]:
     """A table of so many blocks comes and goes, and what is in them is kept. Returns them."""
     table = table_of(pool, blocks)
@@ -80,26 +64,6 @@ def test_what_is_freed_is_handed_out_again_before_new_memory_is_touched_the_last
     assert (freed, pool.touched) == ([0, 1, 2], 3)
 
 
-def test_requests_that_come_one_by_one_keep_prefixes_in_a_quarter_of_the_memory_only() -> None:
-    pool = BlockPool(100)
-    for _ in range(200):
-        keeping(pool, 3)
-    assert pool.touched == 25
-    assert (pool.used, pool.free) == (0, 100)
-
-
-def test_prefixes_are_kept_in_as_much_memory_as_is_in_use() -> None:
-    pool = BlockPool(100)
-    running = table_of(pool, 40)
-    for _ in range(200):
-        keeping(pool, 4)
-    assert 80 <= pool.touched <= 84 + 4
-    pool.release(running)
-    for _ in range(200):
-        keeping(pool, 4)
-    assert pool.touched <= 84 + 4
-
-
 def test_nothing_fails_while_anything_is_free() -> None:
     pool, forgotten = BlockPool(10), list[int]()
     table = table_of(pool, 6)
@@ -110,15 +74,6 @@ def test_nothing_fails_while_anything_is_free() -> None:
     assert len(forgotten) == 4
     with pytest.raises(CacheFull):
         table_of(pool, 1)
-
-
-@pytest.mark.parametrize(("resident", "touched"), [(0, 1), (1, 1), (50, 50), (100, 100)])
-def test_how_much_is_kept_can_be_chosen(resident: int, touched: int) -> None:
-    pool = BlockPool(100)
-    pool.resident = resident
-    for _ in range(200):
-        keeping(pool, 1)
-    assert pool.touched == touched
 
 
 @given(seed=st.integers(0, 2**32))

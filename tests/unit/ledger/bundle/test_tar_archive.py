@@ -8,7 +8,7 @@ import pytest
 from ledger.bundle import layout
 from ledger.bundle.folder import archive, opened_bundle, unpack, write_folder
 from ledger.bundle.layout import BundleFile
-from ledger.errors import FormatError, LedgerError, StoreError
+from ledger.errors import FormatError, LedgerError
 
 FILES = (
     BundleFile("bundle.json", b"{}"),
@@ -139,19 +139,6 @@ def test_a_bundle_that_its_own_reader_asked_for_may_swell(tmp_path: Path) -> Non
     (tmp_path / "unpacked").mkdir()
     unpack(tmp_path / "archive", tmp_path / "unpacked", bounded_by_its_size=False)
     assert len(read(tmp_path / "unpacked")) == 2
-
-
-def test_a_bundle_goes_into_a_folder_of_its_own(tmp_path: Path) -> None:
-    write_folder(FILES, tmp_path / "folder")
-    with pytest.raises(StoreError, match="not empty"):
-        write_folder(FILES, tmp_path / "folder")
-    (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(StoreError, match="cannot write"):
-        write_folder(FILES, tmp_path / "file")
-
-
-def test_every_file_of_the_format_has_a_bound() -> None:
-    assert all(layout.bound_of(file.path) for file in FILES)
 
 
 def test_headers_without_files_come_to_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -144,12 +144,6 @@ def test_a_folder_that_grows_is_the_folder_of_the_grown_log(tmp_path: Path, size
         assert [name for name in there if name.partition(".p/")[0] in full and ".p/" in name] == []
 
 
-def test_what_stands_is_not_written_again(tmp_path: Path) -> None:
-    folder = TileFolder(tmp_path)
-    grow(folder, 600)
-    assert grow(folder, 601) == ["tile/entries/002.p/89", "tile/0/002.p/89", "tile/1/000.p/2", "checkpoint"]
-
-
 def test_a_tree_whose_partial_tile_has_gone_is_read_from_the_full_one(tmp_path: Path) -> None:
     folder = TileFolder(tmp_path)
     for size in (250, 300):

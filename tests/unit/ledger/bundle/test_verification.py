@@ -55,7 +55,6 @@ from tests.unit.ledger.builders import (
 )
 from tests.vectors.make_bundles import (
     DOCUMENTS,
-    MANIFEST,
     POLICY,
     ListedLog,
     bundles,
@@ -444,7 +443,3 @@ def test_junk_raises_the_one_family(data: bytes) -> None:
     ):
         with contextlib.suppress(LedgerError):
             read(data)
-
-
-def test_the_manifest_of_the_head_is_the_published_one() -> None:
-    assert f"heads/{MANIFEST.cid.rpartition(':')[2]}.json" in GOOD

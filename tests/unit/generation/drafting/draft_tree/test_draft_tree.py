@@ -16,9 +16,7 @@ from services.generation.drafting.copies import END, Copies, OwnText
 from services.generation.drafting.draft_tree.candidates import (
     DraftShape,
     Vocabulary,
-    above,
     candidates,
-    largest,
     sampling_of,
 )
 from services.generation.drafting.draft_tree.draft_tree import MOST_ASKED, DraftTree
@@ -110,23 +108,6 @@ def test_rows_pay_together_where_one_alone_does_not() -> None:
     assert grown.token_tree().tokens == (7, 1, 3, 5)
 
 
-def test_a_model_starts_where_its_first_choices_should_gain_more_than_they_cost() -> None:
-    assert tree().worth_expanding()
-    assert not tree(cost=DEAR).worth_expanding()
-    assert tree(cost=costs(row=0.1, step=0.45)).worth_expanding()
-    assert not tree(cost=costs(row=0.1, step=0.7)).worth_expanding()
-
-
-def test_a_draft_s_own_cost_is_paid_once_however_deep_it_gets() -> None:
-    once, each = costs(row=0.02)._replace(draft=0.7), costs(row=0.02, step=0.7)
-    assert tree(cost=once).worth_expanding()
-    assert not tree(cost=each).worth_expanding()
-    assert not tree(cost=once._replace(draft=3.0)).worth_expanding()
-    grown = tree(cost=once)
-    grown.expand(level([[1, 2]], [[0.9, 0.05]]))
-    assert 1 in grown.frontier  # the next level costs nothing more
-
-
 def test_candidates_are_judged_as_far_as_their_parents_held() -> None:
     acceptance, fresh = RequestAcceptance(), RequestAcceptance().rates()
     grown = tree(depth=2, acceptance=acceptance)
@@ -177,23 +158,6 @@ def test_a_copy_goes_as_deep_as_it_is_likely_to_hold_and_its_first_token_is_judg
     before = acceptance.rates()[copied(OWN, 1, 0)]
     grown.judge([1])
     assert acceptance.rates()[copied(OWN, 1, 0)] > before
-
-
-def test_what_follows_a_copied_token_is_judged_like_a_match_that_is_longer_by_it() -> None:
-    one, other = RequestAcceptance(), RequestAcceptance()
-    for acceptance, length, row in ((one, 2, [1, 2]), (other, 3, [2])):
-        grown = tree(acceptance=acceptance)
-        add(grown, row, length=length)
-        grown.judge(row)
-    kind = copied(OWN, 3, 0)
-    assert one.rates()[kind] == other.rates()[kind] > RequestAcceptance().rates()[kind]
-
-
-def test_only_so_many_copies_end_apart() -> None:
-    grown = tree()
-    rows = np.array([[1, 2], [1, 3], [1, 3], [4, 5], [6, 7]])
-    grown.add([Copies(OWN, rows, np.full(5, 4))], BOLD, least=0.0, most=3)
-    assert paths(grown.token_tree()) == {(7,), (7, 1), (7, 1, 2), (7, 1, 3), (7, 4), (7, 4, 5)}
 
 
 def test_a_models_words_and_copies_make_one_tree() -> None:
@@ -261,17 +225,6 @@ def candidates_of(logits: np.ndarray, temperature: float, *, noise: float) -> li
     return list(found.tokens[0].tolist())
 
 
-@pytest.mark.slow
-def test_tokens_that_are_asked_for_get_the_shares_that_the_likeliest_get() -> None:
-    logits = np.random.default_rng(3).standard_normal(VOCABULARY).astype(np.float32)
-    vocabulary = Vocabulary(np.arange(VOCABULARY) + 5, np.concatenate([np.full(5, -1), np.arange(VOCABULARY)]))
-    samplings = sampling_of(request(0.8))
-    level = candidates(logits[None], vocabulary, samplings, np.empty((1, 0), np.int64), WIDTH)
-    asked = np.array([[*level.tokens[0], 3, -1]])
-    again = candidates(logits[None], vocabulary, samplings, asked, WIDTH)
-    assert again.asked_shares[0].tolist() == [*level.shares[0].tolist(), -1.0, -1.0]
-
-
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("spread", [0.1, 1.5, 6.0])
 def test_the_noise_is_that_of_the_sampler_as_much_of_it_as_a_model_takes(seed: int, spread: float) -> None:
@@ -286,30 +239,4 @@ def test_the_noise_is_that_of_the_sampler_as_much_of_it_as_a_model_takes(seed: i
         assert candidates_of(logits, 0.7, noise=noise) == np.argsort(-expected)[:WIDTH].tolist()
 
 
-def test_there_is_no_noise_at_temperature_0() -> None:
-    logits = np.linspace(0.0, 9.0, VOCABULARY, dtype=np.float32)
-    for temperature, noise in ((0.0, 1.0), (1.0, 0.0)):
-        assert candidates_of(logits, temperature, noise=noise) == [199, 198, 197]
-
-
 ROWS = arrays(np.float32, st.integers(0, 300), elements=st.floats(-4.0, 4.0, width=32))
-
-
-@given(ROWS, st.floats(-5.0, 5.0, width=32))
-def test_above_is_every_place_above_and_no_other(row: np.ndarray, limit: float) -> None:
-    places = np.full(len(row), -1, np.int64)
-    count = above(row, np.float32(limit), places)
-    assert places[:count].tolist() == np.flatnonzero(row > np.float32(limit)).tolist()
-
-
-@given(ROWS)
-def test_largest_is_the_maximum(row: np.ndarray) -> None:
-    assert largest(row) == (row.max() if len(row) else -np.inf)
-
-
-@pytest.mark.parametrize("at", range(0, 300, 7))
-def test_one_value_is_found_wherever_it_stands(at: int) -> None:
-    row, places = np.full(300, -np.inf, np.float32), np.empty(300, np.int64)
-    assert (largest(row), above(row, np.float32(0.0), places)) == (-np.inf, 0)
-    row[at] = 1.0
-    assert (largest(row), above(row, np.float32(0.0), places), places[0]) == (1.0, 1, at)

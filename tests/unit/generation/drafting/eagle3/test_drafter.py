@@ -287,14 +287,6 @@ def test_a_head_with_the_targets_logits_and_all_of_the_noise_draws_the_targets_t
     assert 0.0 < shares.sum() <= 1.0 + 1e-6
 
 
-def test_a_bias_moves_the_heads_guess(drafter: Eagle3Drafter) -> None:
-    token = int(drafter._pass.vocabulary.target_ids[7])
-    sampling = SamplingParams(logit_bias=((token, 50.0),))
-    draft = drafter.begin(EngineRequest("r", (1,), sampling, method="eagle3"))
-    assert isinstance(draft, HeadDraft)
-    assert said(drafter, draft, np.zeros(len(drafter._pass.vocabulary.target_ids), np.float32), 9)[0][0] == token
-
-
 VOCAB = 8
 
 
@@ -336,15 +328,3 @@ def test_the_reading_that_is_right_is_taken(telling: int, caplog: pytest.LogCapt
     assert confirm_layers(head, target, [1, 2, 3]).config.feature_layers[0 if telling < 3 else -1] == telling
     assert bool(caplog.records) == (telling != 2)
     assert target.blocks.used == 0
-
-
-def test_where_nothing_tells_the_layout_is_believed() -> None:
-    target = Signpost()
-    head = passing_through(target, (2, 4, 6), ((1, 3, 5), (3, 5, 7)))
-    assert confirm_layers(head, target, [1, 2, 3]) is head
-
-
-def test_an_explicit_head_is_not_questioned() -> None:
-    target = Signpost(1)
-    head = passing_through(target, (2, 4, 6), ())
-    assert confirm_layers(head, target, [1, 2, 3]) is head

@@ -230,14 +230,3 @@ def test_more_rows_than_a_pass_has_room_for_are_those_read_one_after_another(
         found.append((np.concatenate([out.states for out in outs]), np.concatenate([out.logits for out in outs])))
     for whole, parts in zip(*found, strict=True):
         np.testing.assert_array_equal(whole, parts)
-
-
-def test_a_row_past_a_context_and_a_draft_is_refused(base: TargetConfig, tmp_path: Path) -> None:
-    write_kolm(tmp_path, head_config(base))
-    head = HeadPass(load_head(tmp_path, base), lambda ids: np.zeros((len(ids), base.hidden_size), np.float32), 40, 512)
-    table: list[int] = []
-    head.blocks.extend(table, 512 + 64 + 1)
-    rows = RowsBuilder()
-    rows.add_chunk(table, 512 + 64, [1], False)
-    with pytest.raises(ValueError, match=str(512 + 64)):
-        head.read(rows.build(), np.zeros((1, 3 * base.hidden_size), np.float32))

@@ -72,17 +72,6 @@ def test_each_token_that_followed_is_drafted_once_those_of_the_longest_end_first
     assert tokens == []
 
 
-def test_what_followed_more_often_is_likelier_and_comes_first() -> None:
-    nodes = drafted(shard_of([1, 2], [1, 3], [1, 3], [1, 3], [1, 4], [1, 4]), [9, 1])
-    assert nodes["token"].tolist() == [3, 4, 2]
-    assert (np.diff(nodes["chance"]) < 0).all()
-
-
-def test_likely_paths_are_followed_and_a_document_ends_them() -> None:
-    nodes = drafted(shard_of(*[[1, 2, 3]] * 20, [1, 5]), [1], depth=8, least=0.2)
-    assert paths(nodes) == [[2], [5], [2, 3]]
-
-
 @pytest.mark.parametrize("end", [[VOCABULARY + 3, 1], [1, VOCABULARY + 3, 1]])
 def test_ids_beyond_the_tokenizers_are_no_context(end: list[int]) -> None:
     shard = shard_of([1, 2], [VOCABULARY - 1, 1, 3])
@@ -98,11 +87,3 @@ def test_above_temperature_0_the_samplers_noise_says_which_comes_first() -> None
         firsts.add(int(first))
     assert firsts == {2, 3, 4, 5}
     assert len(drafted(shard, [9, 8], temperature=1.0)) == 0
-
-
-def test_the_luckier_its_noise_the_likelier_a_token_beats_all_that_never_followed() -> None:
-    def chance(seed: int) -> float:
-        return float(drafted(shard_of([1, 2]), [9, 1], temperature=1.0, seed=seed)["chance"][0])
-
-    seeds = sorted(range(20), key=lambda seed: gumbel(np.uint64(seed), 0, 2, 2))
-    assert chance(seeds[0]) < chance(seeds[-1])

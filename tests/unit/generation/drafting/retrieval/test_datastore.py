@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import faiss
 import numpy as np
 import pytest
 from hypothesis import given
@@ -17,7 +16,7 @@ from services.generation.drafting.retrieval.backoff import range_of
 from services.generation.drafting.retrieval.datastore import Datastore, Shard
 from services.generation.drafting.retrieval.manifest import Manifest, StoreInvalid, StoreMismatch, token_dtype
 from services.generation.target.arrays import Int64
-from tests.fakes.datastores import BASE, TOKENIZER, TOKENIZER_CID, builder, documents, encode, store_of
+from tests.fakes.datastores import BASE, TOKENIZER, TOKENIZER_CID, encode, store_of
 
 TEXTS = [
     "The harbour opens at six and closes at nine.",
@@ -103,31 +102,6 @@ def test_a_changed_manifest_is_refused(tmp_path: Path, edit: object) -> None:
     path.write_text(json.dumps(document))
     with pytest.raises(StoreInvalid):
         Datastore.open(tmp_path / "store", BASE, TOKENIZER_CID)
-
-
-@pytest.mark.slow
-def test_one_very_long_line_is_one_document(tmp_path: Path) -> None:
-    line = "lorem ipsum dolor sit amet " * 40_000
-    store = store_of([line], tmp_path / "store", BuildParameters(shard_tokens=100_000))
-    assert store.manifest.documents == 1
-    assert store.manifest.tokens == sum(len(s.tokens) - 1 for s in store.shards)
-    assert len(followers(store, np.array(encode(" dolor sit amet lorem")))) > 0
-
-
-def test_a_search_stays_on_its_own_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    builder().build(documents(TEXTS), tmp_path / "store")
-    store = Datastore.open(tmp_path / "store", BASE, TOKENIZER_CID)
-    before, told = faiss.omp_get_max_threads(), []
-    tell = faiss.omp_set_num_threads
-
-    def listen(count: int) -> None:
-        told.append(count)
-        tell(count)
-
-    monkeypatch.setattr(faiss, "omp_set_num_threads", listen)
-    assert len(store.nearest_passages(np.array(encode(TEXTS[3])), 4)) == 4
-    assert told == [1, before]
-    assert faiss.omp_get_max_threads() == before
 
 
 SMALL = 5  # tokens in a vocabulary where everything repeats

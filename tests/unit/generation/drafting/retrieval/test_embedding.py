@@ -162,11 +162,6 @@ def test_a_base_without_a_fitting_table_is_refused(
         TokenVectors.of_base(model)
 
 
-def test_a_tokenizer_with_more_tokens_than_the_base_is_refused(model: Path) -> None:
-    with pytest.raises(WeightsInvalid, match="its tokenizer has 385 tokens, its weights have embeddings for 384"):
-        InputLayer.of_base(model, np.ones(385, np.float32))
-
-
 def test_a_passage_and_a_request_of_the_same_tokens_have_the_same_bits(tiny_model: Path) -> None:
     rng = np.random.default_rng(0)
     weights = rng.random(384, dtype=np.float32)

@@ -11,7 +11,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy import stats
 from transformers import MinPLogitsWarper, RepetitionPenaltyLogitsProcessor, TopKLogitsWarper, TopPLogitsWarper
 
 from services.generation.engine.request import SamplingParams, UnusableLogits
@@ -28,7 +27,7 @@ from services.generation.engine.sampling.sampler import (
     weights_of,
 )
 from services.generation.target.arrays import Float32
-from tests.examples import examples, grid
+from tests.examples import examples
 from tests.fakes.table_target import SIZES, rows
 
 VOCABULARY = 151_936
@@ -48,23 +47,6 @@ def test_the_reference_keeps_the_same(logits: Float32, params: SamplingParams) -
     expected = sorted(sampling_reference.kept(logits.tolist(), params))
     assert (list(range(len(logits))) if found is None else found.tolist()) == expected
     assert int(Row.of(logits).token) in expected
-
-
-def test_no_filter_stands_for_all_ids() -> None:
-    row = Row.of(np.zeros(5, np.float32))
-    assert candidates(row, SamplingParams(temperature=1.0)) is None
-    assert candidates(row, SamplingParams(temperature=1.0, top_k=5)) is None
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("temperature", "top_p"), grid(3, [0.6, 1.0, 2.0], [0.5, 0.9, 0.999]))
-def test_a_whole_vocabulary_keeps_what_the_reference_keeps(temperature: float, top_p: float) -> None:
-    logits = (np.random.default_rng(4).standard_normal(VOCABULARY) * 3).astype(np.float32)
-    logits[:3] = 15.0
-    params = SamplingParams(temperature=temperature, top_p=top_p)
-    found = candidates(Row.of(logits), params)
-    assert found is not None
-    assert found.tolist() == sorted(sampling_reference.kept(logits.tolist(), params))
 
 
 @given(logits=rows(), temperature=st.sampled_from((1e-6, 0.7, 1.0, 100.0)))
@@ -139,42 +121,6 @@ def draws(params: SamplingParams, logits: np.ndarray, count: int) -> np.ndarray:
     return np.bincount([sampling.sample(logits, position) for position in range(count)], minlength=VOCAB)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("temperature", [0.7, 1.0, 1.2])
-def test_20_000_draws_follow_the_softmax(temperature: float) -> None:
-    logits = row()
-    counts = draws(SamplingParams(temperature=temperature, seed=5), logits, 20_000)
-    expected = np.exp(logits.astype(np.float64) / temperature)
-    expected *= counts.sum() / expected.sum()
-    assert stats.chisquare(counts, expected).pvalue > 0.001
-
-
-def test_the_chi_square_test_would_notice_a_wrong_temperature() -> None:
-    logits = row()
-    counts = draws(SamplingParams(temperature=0.95, seed=5), logits, 20_000)
-    expected = np.exp(logits.astype(np.float64))
-    expected *= counts.sum() / expected.sum()
-    assert stats.chisquare(counts, expected).pvalue < 1e-6
-
-
-def test_temperature_zero_takes_the_lowest_id_of_the_largest() -> None:
-    logits = np.zeros(VOCAB, np.float32)
-    logits[[4, 9]] = 2.0
-    assert sampler(SamplingParams(seed=3)).sample(logits, 0) == 4
-
-
-def test_seed_choice_and_position_each_change_the_draw() -> None:
-    logits = row(spread=0.1)
-    base = [sampler(SamplingParams(temperature=1.0, seed=1)).sample(logits, p) for p in range(60)]
-    again = [sampler(SamplingParams(temperature=1.0, seed=1)).sample(logits, p) for p in range(60)]
-    other_seed = [sampler(SamplingParams(temperature=1.0, seed=2)).sample(logits, p) for p in range(60)]
-    other_choice = Sampler(SamplingParams(temperature=1.0, seed=1), 1, (), frozenset())
-    assert base == again
-    assert base != other_seed
-    assert base != [other_choice.sample(logits, p) for p in range(60)]
-    assert len(set(base)) > 5
-
-
 @given(
     seed=st.integers(0, 10**6),
     top_k=st.sampled_from((0, 1, 5, VOCAB)),
@@ -238,23 +184,6 @@ def test_rows_of_some_tokens_in_another_order_are_processed_as_those_of_all() ->
         whole.follow([*prompt, *output[: length + 1]])
         some.follow([*prompt, *output[: length + 1]])
         np.testing.assert_array_equal(some.apply(rows[:, kept]), whole.apply(rows)[:, kept])
-
-
-def test_a_bias_can_force_and_forbid() -> None:
-    logits = row()
-    best = int(logits.argmax())
-    assert sampler(SamplingParams(logit_bias=((6, 100.0),))).sample(logits, 0) == 6
-    assert sampler(SamplingParams(logit_bias=((best, -100.0),))).sample(logits, 0) != best
-
-
-def test_no_end_before_min_tokens() -> None:
-    logits = row()
-    best = int(logits.argmax())
-    sampling = sampler(SamplingParams(min_tokens=1), ends=frozenset({best}))
-    first = sampling.sample(logits, 0)
-    sampling.accept(first)
-    assert first != best
-    assert sampling.sample(logits, 1) == best
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -354,18 +283,6 @@ def test_the_token_is_that_of_the_reference(
         assert sampler.sample(logits, position) == token
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_mask_that_tells_of_one_token_chooses_as_the_whole_mask(temperature: float) -> None:
-    rng, params = np.random.default_rng(5), SamplingParams(temperature=temperature, seed=3)
-    for position in range(50):
-        logits, allowed = rng.standard_normal(64).astype(np.float32), set(rng.choice(64, 20).tolist())
-        mask = Mask(allowed, 64, tells=True)
-        masked = logits.copy()
-        mask.apply(masked)
-        expected = Sampler(params, 0, (), frozenset()).sample(masked, position)
-        assert Sampler(params, 0, (), frozenset(), mask).sample(logits, position) == expected
-
-
 def _with(params: SamplingParams, biases: tuple[tuple[int, float], ...]) -> SamplingParams:
     return replace(params, logit_bias=biases)
 
@@ -376,20 +293,3 @@ def test_log_probabilities_are_those_of_the_reference(logits: Float32, token: in
     token %= len(logits)
     found, expected = logprobs_of(Row.of(logits), token, count), reference.logprobs(logits.tolist(), token, count)
     assert repr(found) == repr(expected)  # which tells -0 from 0
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "params",
-    [
-        SamplingParams(temperature=1.0),
-        SamplingParams(temperature=0.7, top_k=50),
-        SamplingParams(temperature=1.0, top_p=0.9),
-        SamplingParams(temperature=1.0, min_p=0.05),
-    ],
-)
-def test_a_whole_vocabulary(params: SamplingParams) -> None:
-    logits = (np.random.default_rng(0).standard_normal(20_000) * 3).astype(np.float32)
-    sampler = Sampler(params, 1, (), frozenset())
-    for position in range(3):
-        assert sampler.sample(logits, position) == reference.sample(logits.tolist(), params, 1, position)

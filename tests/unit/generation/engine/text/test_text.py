@@ -40,36 +40,12 @@ def test_a_stop_string_cuts_the_text_and_keeps_the_tokens() -> None:
     assert text.text == "ab"
 
 
-def test_the_earliest_of_several_stop_strings_wins() -> None:
-    text = stream("de", "bcde")
-    assert feed(text, "abcde")[-1] == "bcde"
-    assert text.text == "a"
-
-
-def test_without_search_a_stop_string_is_text() -> None:
-    text = stream("ab")
-    assert [text.feed(0, search=False), text.feed(1, search=False)] == [None, None]
-    assert text.text == "ab"
-
-
 def test_a_token_that_only_opens_a_character_leaves_at_once_and_its_text_later() -> None:
     text = stream(split=True)
     text.feed(1)
     assert text.release() == Released((1,), "")
     text.feed(2)
     assert text.release() == Released((2,), "bc")
-
-
-def test_an_open_character_ends_as_a_replacement() -> None:
-    text = stream(split=True)
-    text.feed(1)
-    assert text.finish(matched=False).text == "\N{REPLACEMENT CHARACTER}"
-
-
-def test_an_invisible_token_has_no_text() -> None:
-    text = stream()
-    text.feed(3, visible=False)
-    assert text.finish(matched=False) == Released((3,), "")
 
 
 @given(

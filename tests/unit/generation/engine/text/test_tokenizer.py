@@ -17,7 +17,7 @@ from transformers.models.gemma.tokenization_gemma import GemmaTokenizer
 from transformers.models.qwen3_5.tokenization_qwen3_5 import Qwen3_5Tokenizer
 from transformers.tokenization_utils_base import generate_merges
 
-from services.generation.engine.text.tokenizer import Tokenizer, gguf_tokenizer, merges_of
+from services.generation.engine.text.tokenizer import Tokenizer, gguf_tokenizer
 from services.generation.target.errors import ConfigInvalid, WeightsInvalid
 from services.generation.target.files.gguf_file import GgufFile
 from tests.fakes.tiny_gguf import make_tiny_gguf, tokenizer_metadata, write_gguf
@@ -73,11 +73,6 @@ def test_the_space_that_begins_an_output_is_kept_where_a_prompt_stands_before_it
 def test_the_space_after_bytes_that_are_no_utf8_is_kept(tokenizer: Tokenizer) -> None:
     quote, lone = FIRST_BYTE + ord("'"), FIRST_BYTE + 0xA0
     assert streamed(tokenizer, [A, quote, lone, THE]) == "a'\N{REPLACEMENT CHARACTER} the"
-
-
-def test_a_prompt_that_ends_within_a_character_spoils_nothing(tokenizer: Tokenizer) -> None:
-    first, *others = (FIRST_BYTE + byte for byte in "漢".encode())
-    assert streamed(tokenizer, [*others, A], prompt=[A, first]).endswith("a")
 
 
 ANY_IDS = st.lists(st.integers(0, FIRST_BYTE + 256 + len(WORDS) + 3), max_size=40)
@@ -199,14 +194,6 @@ def gemma_metadata() -> dict[str, Any]:
     }
 
 
-def test_merges_of_sentence_piece_are_those_of_converters(tmp_path: Path) -> None:
-    metadata = sentence_piece_metadata(VECTORS["pieces"])
-    tokens, scores = metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.scores"]
-    vocabulary = {token: index for index, token in enumerate(tokens)}
-    expected = generate_merges(vocabulary, dict(zip(tokens, scores, strict=True)))
-    assert merges_of(GgufFile.open(written(tmp_path / "m.gguf", metadata)).metadata, vocabulary) == expected
-
-
 def test_it_reads_like_the_same_tokenizer_of_a_directory(tmp_path: Path) -> None:
     path = make_tiny_gguf(tmp_path / "m.gguf")
     tiny_tokenizer(384).save_pretrained(tmp_path / "directory")
@@ -220,11 +207,6 @@ def test_it_reads_like_the_same_tokenizer_of_a_directory(tmp_path: Path) -> None
         assert ours.decode(ids) == theirs.decode(ids)
     with pytest.raises(ValueError, match="unknown role"):
         ours.encode_chat([{"role": "stranger", "content": ""}])
-
-
-def test_a_file_without_a_chat_template_has_none(tmp_path: Path) -> None:
-    path = make_tiny_gguf(tmp_path / "m.gguf", change_metadata=lambda m: m.pop("tokenizer.chat_template"))
-    assert not Tokenizer(path).has_chat_template
 
 
 @pytest.mark.parametrize(
@@ -252,12 +234,6 @@ def test_whole_words_of_the_vocabulary_stay_whole_where_the_split_says_so(tmp_pa
     for split, whole in (("gpt-2", False), ("llama-bpe", True)):
         path = written(tmp_path / "m.gguf", metadata | {"tokenizer.ggml.pre": split})
         assert (Tokenizer(path).encode("zqzq") == [383]) is whole
-
-
-def test_qwen_composes_characters(tmp_path: Path) -> None:
-    for split, composes in (("qwen2", True), ("gpt-2", False)):
-        path = written(tmp_path / "m.gguf", tokenizer_metadata(384) | {"tokenizer.ggml.pre": split})
-        assert (Tokenizer(path).encode("e\u0301") == Tokenizer(path).encode("é")) is composes
 
 
 def setting(key: str, value: Any) -> Callable[[dict[str, Any]], object]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,6 @@ from services.generation.target.config.config import (
     block_bytes,
     bounded,
     cache_blocks,
-    explained,
     feature_bytes,
     read_config,
 )
@@ -131,22 +131,10 @@ def test_gpt_oss_20b(tmp_path: Path) -> None:
 @pytest.mark.parametrize("at_the_top", [True, False])
 def test_llama_4_scout(tmp_path: Path, tuning: int | None, at_the_top: bool) -> None:
     """Published with 4 for a yes. The ids that end a sequence stand beside the part for text or, later, in it."""
-    ends = {"eos_token_id": [200001, 200007, 200008]}
-    text = {
-        **({} if at_the_top else ends), **({} if tuning is None else {"attn_temperature_tuning": tuning}),
-        "model_type": "llama4_text", "attention_bias": False, "attention_chunk_size": 8192, "head_dim": 128,
-        "hidden_act": "silu", "hidden_size": 5120, "interleave_moe_layer_step": 1, "intermediate_size": 8192,
-        "intermediate_size_mlp": 16384, "max_position_embeddings": 10485760, "no_rope_layers": [],
-        "num_attention_heads": 40, "num_experts_per_tok": 1, "num_hidden_layers": 48, "num_key_value_heads": 8,
-        "num_local_experts": 16, "rms_norm_eps": 1e-05, "rope_theta": 500000.0, "rope_scaling": {
-            "factor": 16.0, "high_freq_factor": 1.0, "low_freq_factor": 1.0, "original_max_position_embeddings": 8192,
-            "rope_type": "llama3",
-        }, "use_qk_norm": True, "vocab_size": 202048,
-    }  # fmt: skip
-    config = read(
-        tmp_path, architectures=["Llama4ForConditionalGeneration"], model_type="llama4", text_config=text,
-        vision_config={"model_type": "llama4_vision_model"}, **(ends if at_the_top else {}),
-    )  # fmt: skip
+    members = deepcopy(PUBLISHED["llama-4-scout"])
+    members["text_config"] |= {} if tuning is None else {"attn_temperature_tuning": tuning}
+    (members if at_the_top else members["text_config"])["eos_token_id"] = [200001, 200007, 200008]
+    config = read(tmp_path, **members)
     assert config.chunks == (8192, 8192, 8192, 0) * 12
     assert [rotation == NO_ROTATION for rotation in config.rotations] == [False, False, False, True] * 12
     assert config.rotations[0].interleaved
@@ -164,17 +152,7 @@ def test_llama_4_without_temperature_tuning(tmp_path: Path) -> None:
 
 
 def test_granite_4_h_micro(tmp_path: Path) -> None:
-    members = {
-        "architectures": ["GraniteMoeHybridForCausalLM"], "model_type": "granitemoehybrid", "attention_bias": False,
-        "attention_multiplier": 0.015625, "embedding_multiplier": 12, "eos_token_id": 100257, "hidden_act": "silu",
-        "hidden_size": 2048, "intermediate_size": 8192, "logits_scaling": 8, "mamba_chunk_size": 256,
-        "mamba_conv_bias": True, "mamba_d_conv": 4, "mamba_d_head": 64, "mamba_d_state": 128, "mamba_expand": 2,
-        "mamba_n_groups": 1, "mamba_n_heads": 64, "mamba_proj_bias": False, "max_position_embeddings": 131072,
-        "normalization_function": "rmsnorm", "num_attention_heads": 32, "num_experts_per_tok": 0,
-        "num_hidden_layers": 40, "num_key_value_heads": 8, "num_local_experts": 0, "position_embedding_type": "nope",
-        "residual_multiplier": 0.22, "rms_norm_eps": 1e-05, "rope_scaling": None, "rope_theta": 10000,
-        "shared_intermediate_size": 8192, "tie_word_embeddings": True, "vocab_size": 100352,
-    }  # fmt: skip
+    members = PUBLISHED["granite-4-h-micro"]
     kinds = ["attention" if n in (5, 15, 25, 35) else "mamba" for n in range(40)]
     config = read(tmp_path, **members, layer_types=kinds)
     assert config.rule is not None
@@ -212,52 +190,18 @@ def test_lfm2_8b_a1b(tmp_path: Path) -> None:
 
 
 def test_ministral_3_8b(tmp_path: Path) -> None:
-    rope = {
-        "beta_fast": 32.0, "beta_slow": 1.0, "factor": 16.0, "llama_4_scaling_beta": 0.1, "mscale": 1.0,
-        "mscale_all_dim": 1.0, "original_max_position_embeddings": 16384, "rope_theta": 1000000.0,
-        "rope_type": "yarn", "type": "yarn",
-    }  # fmt: skip
-    text = {
-        "model_type": "ministral3", "head_dim": 128, "hidden_act": "silu", "hidden_size": 4096,
-        "intermediate_size": 14336, "max_position_embeddings": 262144, "num_attention_heads": 32,
-        "num_hidden_layers": 34, "num_key_value_heads": 8, "rms_norm_eps": 1e-05, "rope_parameters": rope,
-        "sliding_window": None, "tie_word_embeddings": False, "vocab_size": 131072,
-    }  # fmt: skip
-    config = read(
-        tmp_path, architectures=["Mistral3ForConditionalGeneration"], model_type="mistral3", text_config=text,
-        vision_config={"model_type": "pixtral"},
-    )  # fmt: skip
+    members = deepcopy(PUBLISHED["ministral-3-8b"])
+    config = read(tmp_path, **members)
     assert config.architecture == "ministral3"
     assert config.temperature == Temperature(16384, 0.1, ahead=0)
     assert config.rotations[0].factor == 1.0
-    text |= {"model_type": "mistral", "rope_theta": 1000000000.0}
-    del text["rope_parameters"]
-    older = read(
-        tmp_path, architectures=["Mistral3ForConditionalGeneration"], model_type="mistral3", text_config=text,
-        vision_config={"model_type": "pixtral"},
-    )  # fmt: skip
+    members["text_config"] |= {"model_type": "mistral", "rope_theta": 1000000000.0, "rope_parameters": None}
+    older = read(tmp_path, **members)
     assert (older.architecture, older.temperature) == ("mistral", None)
 
 
 def test_qwen3_8_27b(tmp_path: Path) -> None:
-    text = {
-        "model_type": "qwen3_5_text", "attention_bias": False, "attn_output_gate": True, "dtype": "bfloat16",
-        "full_attention_interval": 4, "head_dim": 256, "hidden_act": "silu", "hidden_size": 5120,
-        "intermediate_size": 17408, "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128,
-        "linear_num_key_heads": 16, "linear_num_value_heads": 48, "linear_value_head_dim": 128,
-        "mamba_ssm_dtype": "float32", "max_position_embeddings": 262144, "mtp_num_hidden_layers": 1,
-        "mtp_use_dedicated_embeddings": False, "num_attention_heads": 24, "num_hidden_layers": 64,
-        "num_key_value_heads": 4, "output_gate_type": "swish", "partial_rotary_factor": 0.25, "rms_norm_eps": 1e-06,
-        "rope_parameters": {
-            "mrope_interleaved": True, "mrope_section": [11, 11, 10], "partial_rotary_factor": 0.25,
-            "rope_theta": 10000000, "rope_type": "default",
-        },
-        "vocab_size": 248320, "eos_token_id": 248044,
-    }  # fmt: skip
-    config = read(
-        tmp_path, architectures=["Qwen3_5ForConditionalGeneration"], model_type="qwen3_5", text_config=text,
-        tie_word_embeddings=False, vision_config={"model_type": "qwen3_5"},
-    )  # fmt: skip
+    config = published(tmp_path, "qwen3.8-27b")
     rule = config.rule
     assert rule is not None
     assert rule.layers == (True, True, True, False) * 16
@@ -270,17 +214,7 @@ def test_qwen3_8_27b(tmp_path: Path) -> None:
 @pytest.mark.parametrize("tied", [True, False])
 def test_qwen3_vl(tied: bool, tmp_path: Path) -> None:
     """Whether the head repeats the embeddings is said outside of the part for text."""
-    text = {
-        "model_type": "qwen3_vl_text", "attention_bias": False, "head_dim": 128, "hidden_act": "silu",
-        "hidden_size": 2048, "intermediate_size": 6144, "max_position_embeddings": 262144, "num_attention_heads": 16,
-        "num_hidden_layers": 28, "num_key_value_heads": 8, "rms_norm_eps": 1e-06, "rope_theta": 5000000,
-        "rope_scaling": {"mrope_interleaved": True, "mrope_section": [24, 20, 20], "rope_type": "default"},
-        "vocab_size": 151936, "eos_token_id": 151645,
-    }  # fmt: skip
-    config = read(
-        tmp_path, architectures=["Qwen3VLForConditionalGeneration"], model_type="qwen3_vl", text_config=text,
-        tie_word_embeddings=tied, vision_config={"model_type": "qwen3_vl"},
-    )  # fmt: skip
+    config = read(tmp_path, **PUBLISHED["qwen3-vl-2b"], tie_word_embeddings=tied)
     assert config.tied_embeddings is tied
     assert config.head_norms
     assert config.rotations[0].inverse_frequencies[1] == pytest.approx(5000000 ** (-1 / 64))
@@ -302,12 +236,6 @@ def test_what_is_served(own: int, asked: int | None, served: int) -> None:
 def test_more_than_the_model_s_own_is_refused_by_the_flag(asked: int) -> None:
     with pytest.raises(ConfigInvalid, match=rf"--context-length: {asked} tokens; .* at most 2048"):
         bounded(config_of(2048), asked)
-
-
-def test_the_log_says_why() -> None:
-    assert explained(8192, 131_072, None) == "context length 8192 of the model's 131072; raise it with --context-length"
-    assert explained(2048, 2048, None) == "context length 2048, the model's own"
-    assert explained(512, 2048, 512) == "context length 512 of the model's 2048, as --context-length says"
 
 
 def test_a_target_is_loaded_with_it(tiny_model: Path) -> None:

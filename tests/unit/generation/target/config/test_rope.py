@@ -17,10 +17,9 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama import LlamaConfig
 
 from services.generation.target.config.config import read_config
-from services.generation.target.config.rope import KINDS, Rotation, inverse_root, rotary, rotation_of, rotations
-from services.generation.target.errors import ConfigInvalid, UnsupportedArchitecture
+from services.generation.target.config.rope import Rotation, inverse_root, rotary, rotations
+from services.generation.target.errors import ConfigInvalid
 from services.generation.target.reference.operations import cosines_and_sines
-from tests.fakes.tiny_gguf import make_tiny_gguf
 from tests.fakes.tiny_model import make_tiny_model
 
 CONTEXT = 8192
@@ -91,18 +90,6 @@ def test_unscaled_frequencies_are_correctly_rounded(kind: str) -> None:
         assert factor == 1.0
 
 
-@pytest.mark.parametrize("scaling", SCALINGS.values(), ids=list(SCALINGS))
-@pytest.mark.filterwarnings("ignore")
-def test_transformers_float32_is_near(scaling: dict[str, Any]) -> None:
-    """Its power is rounded in exponent and result, and yarn's 1 - (1 - ramp) loses bits."""
-    for dim, theta in SHAPES:
-        parameters = {"rope_theta": theta, **scaling}
-        members = {"head_dim": dim, "num_attention_heads": 1, "max_position_embeddings": CONTEXT}
-        config = LlamaConfig(**members, rope_parameters=dict(parameters))
-        expected, _ = ROPE_INIT_FUNCTIONS[scaling["rope_type"]](config, torch.device("cpu"))
-        np.testing.assert_allclose(rotary(parameters, dim, CONTEXT)[0], expected.numpy(), rtol=3e-6)
-
-
 def test_divisors_divide_before_anything_is_rounded() -> None:
     parameters = {"rope_theta": 5e5}
     found, _ = rotary(parameters, 64, CONTEXT, [float(np.float32(1.1))] * 32)
@@ -131,22 +118,6 @@ def test_configurations_of_directories_read_these_frequencies(tmp_path: Path) ->
     config = read_config(make_tiny_model(tmp_path, rope_parameters=parameters))
     assert config.rotations == (Rotation(*rotary(parameters, config.head_dim, 512)),) * 2
     assert config.context_length == 512
-
-
-def test_configurations_of_gguf_files_read_these_frequencies(tmp_path: Path) -> None:
-    factors = np.linspace(1, 8, 32, dtype=np.float32)
-
-    def with_factors(tensors: dict[str, Any]) -> None:
-        tensors["rope_freqs.weight"] = (0, factors)
-
-    config = read_config(make_tiny_gguf(tmp_path / "tiny.gguf", change_tensors=with_factors))
-    assert config.rotations[0].inverse_frequencies == rotary({"rope_theta": 1e4}, 64, 512, factors.tolist())[0]
-
-
-def test_a_kind_that_is_not_known_is_refused(tmp_path: Path) -> None:
-    assert set(KINDS) == {"default", "linear", "llama3", "yarn", "longrope", "proportional", "dynamic"}
-    with pytest.raises(UnsupportedArchitecture, match=r"'spiral' is not supported; supported: default, .*proportional"):
-        rotation_of({"rope_type": "spiral", "rope_theta": 1e4}, 64, CONTEXT)
 
 
 POSITIONS = 131_072
@@ -230,9 +201,3 @@ def test_roots_of_all_sizes_are_the_nearest(of: Callable[[float], float], power:
     for size in SIZES if kind is np.float32 else range(1, 4_000):
         found, exact = kind(of(size)), Fraction(size) ** power
         assert between(found, 0.0) ** 2 < exact < between(found, np.inf) ** 2, size
-
-
-def test_sizes_need_not_be_whole() -> None:
-    assert np.float32(math.sqrt(0.5)) == np.float32(float.fromhex("0x1.6a09e6p-1"))
-    assert inverse_root(0.25) == 2.0
-    assert inverse_root(144.0) == 1 / 12

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from transformers import AutoModelForCausalLM
 from services.generation.engine.text.tokenizer import gguf_tokenizer
 from services.generation.target.config.config import read_config
 from services.generation.target.errors import ModelNotFound, TargetError, WeightsInvalid
-from services.generation.target.files.gguf_file import GgufFile, held_open
+from services.generation.target.files.gguf_file import GgufFile
 from services.generation.target.files.stored_tensor import LAYOUTS
 from services.generation.target.identity import base_cid, tokenizer_cid
 from services.generation.target.weights import checked_weights
@@ -49,23 +48,6 @@ def test_matrices_are_mapped_not_copied(tmp_path: Path) -> None:
     file = GgufFile.open(make_tiny_gguf(tmp_path / "m.gguf"))
     assert not file.tensor("model.embed_tokens.weight").data.flags.owndata
     assert not file.tensor("model.embed_tokens.weight").data.flags.writeable
-
-
-def test_a_file_is_read_once_while_it_is_held_open_and_given_back_afterwards(tmp_path: Path) -> None:
-    path = make_tiny_gguf(tmp_path / "m.gguf")
-    with held_open(path):
-        opened = weakref.ref(GgufFile.open(path))
-        assert GgufFile.open(path) is opened()
-        make_tiny_gguf(path, hidden=128)
-        assert GgufFile.open(path) is not opened()
-    assert opened() is None
-
-
-def test_a_tied_model_has_no_head(tmp_path: Path) -> None:
-    path = make_tiny_gguf(tmp_path / "m.gguf", tied=True)
-    config = read_config(path)
-    assert config.tied_embeddings
-    assert "lm_head.weight" not in checked_weights(path, config).names()
 
 
 def poison(tensors: dict[str, Any]) -> None:

@@ -77,12 +77,6 @@ def test_sinks(group_size: int) -> None:
     check(*drawn(random, 4, 2 * group_size, 151, 2, 24), positions, 100, teams=(1, 3), runs=runs, sinks=sinks)
 
 
-def test_long_histories_of_one_row() -> None:
-    """With few rows the members share out blocks, whose results are joined afterwards."""
-    random = np.random.default_rng(3)
-    check(*drawn(random, 1, 4, 1500, 2, 64), np.array([1499]), teams=(1, 3))
-
-
 @pytest.mark.parametrize("cache_dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("window", [0, 50])
 def test_branches_of_trees(window: int, cache_dtype: str) -> None:
@@ -106,11 +100,6 @@ def test_rows_that_see_blocks_whole_go_through_them_together(heads: tuple[int, i
     queries, keys, values = drawn(random, len(positions), group_size, 400, 1, dim)
     sinks = random.normal(0, 10, group_size).astype(np.float32)
     check(queries, keys, values, positions, window, teams=(1, 2), runs=runs, chunk=chunk, sinks=sinks, cap=20.0)
-
-
-def test_a_whole_block_may_be_the_first_of_some_rows_only() -> None:
-    positions = np.array([391, 390, 389, 388])  # their windows begin at 192, which is the edge of a block, and before
-    check(*drawn(np.random.default_rng(1), 4, 2, 400, 1, 16), positions, 200, teams=(1, 2))
 
 
 def test_scores_of_all_magnitudes() -> None:

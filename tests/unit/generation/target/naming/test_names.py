@@ -8,11 +8,9 @@ import pytest
 
 from services.generation.target.errors import ModelNotFound
 from services.generation.target.model_path import model_path, name_of, named_models
-from services.generation.target.naming.catalogue import SHORT, HubName, choose
+from services.generation.target.naming.catalogue import HubName, choose
 from services.generation.target.naming.folders import found_here
-from services.generation.target.naming.glance import glance
 from tests.fakes.hub import ollama_model
-from tests.fakes.tiny_gguf import make_tiny_gguf
 
 GB = 10**9
 SIZES = {
@@ -47,11 +45,6 @@ def test_a_name_says_repository_revision_and_file(named: str, meant: HubName | N
 def test_a_wrong_name_is_refused(named: str) -> None:
     with pytest.raises(ModelNotFound, match="expected hf:OWNER/REPOSITORY"):
         HubName.of(named)
-
-
-def test_there_are_ten_short_names_each_of_a_repository() -> None:
-    assert len(SHORT) == 10
-    assert all(HubName.of(f"hf:{repo}") == HubName.of(name) for name, repo in SHORT.items())
 
 
 @pytest.mark.parametrize(
@@ -97,15 +90,6 @@ def test_ollamas_models_are_found_by_their_names_there(folders: Path) -> None:
         model_path("qwen3:8b")
 
 
-def test_manifests_that_are_none_lead_nowhere(folders: Path) -> None:
-    (folders / "ollama" / "manifests" / "x").mkdir(parents=True)
-    (folders / "ollama" / "manifests" / "x" / "broken").write_text("{")
-    ollama_model(folders, "library/escape/1", b"x", digest="sha256:../../../etc/passwd")
-    ollama_model(folders, "library/adapted/1", b"GGUF", adapter="sha256:2")
-    ollama_model(folders, "library/short/1", b"GGUF whole").write_bytes(b"GGUF")
-    assert found_here() == []
-
-
 def test_lm_studios_files_are_found_by_publisher_and_repository(folders: Path) -> None:
     place = folders / "lmstudio" / "maker" / "model-GGUF"
     place.mkdir(parents=True)
@@ -139,10 +123,3 @@ def test_a_configuration_alone_in_the_cache_is_no_model(folders: Path) -> None:
         model_path("hf:maker/model")
     (snapshot / "model.safetensors").touch()
     assert model_path("hf:maker/model") == snapshot
-
-
-def test_a_glance_tells_family_size_and_storage(tmp_path: Path) -> None:
-    seen = glance(make_tiny_gguf(tmp_path / "m.gguf"))
-    assert (seen.family, seen.size) == ("llama", (tmp_path / "m.gguf").stat().st_size)
-    (tmp_path / "junk.gguf").write_bytes(b"GGUF" + b"\xff" * 100)
-    assert glance(tmp_path / "junk.gguf").family == ""

@@ -145,12 +145,3 @@ def test_arrays_that_are_in_use_share_nothing() -> None:
     assert all((array == number).all() for number, array in enumerate(held))
     assert [array.shape for array in held] == [(rows, 32) for rows in (1, 5, 3, 256, 0, 2)]
     assert all(array.flags.c_contiguous and array.flags.writeable for array in held)
-
-
-def test_memory_that_is_too_small_is_made_anew_and_the_number_of_pieces_stays() -> None:
-    memory = ReusedMemory()
-    for rows in (1, 2, 100, 3):
-        array = memory.take(rows, 16)
-        assert array.shape == (rows, 16)
-        del array
-    assert len(memory._free) == 1

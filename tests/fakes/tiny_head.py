@@ -102,11 +102,6 @@ def tiny_head(seed: int = 0, *, head: bytes | None = None, weights: bytes | None
     return TinyHead(config, save(tensors(seed=seed)) if weights is None else weights, base_config, base, changes)
 
 
-def changed_config(**changes: Any) -> bytes:
-    """The head's config.json with some members changed."""
-    return json.dumps(HEAD_CONFIG | changes).encode()
-
-
 def changed_weights(**changes: Any) -> bytes:
     """The head's weights with some tensors changed, added, or (None) left out."""
     made = tensors() | changes

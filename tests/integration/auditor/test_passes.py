@@ -14,7 +14,7 @@ from ledger.documents.receipt import SpecDecode
 from ledger.documents.signed_document import read_document
 from ledger.keys.envelope import Envelope
 from ledger.keys.trusted_keys import TrustedKeys
-from services.auditor.audit_error import BrokenLog, EngineAway, FolderError
+from services.auditor.audit_error import BrokenLog, EngineAway
 from services.auditor.held_folder import HeldFolder, Share
 from services.auditor.journal import Journal, Terms
 from services.auditor.serving import follow
@@ -286,19 +286,6 @@ def test_a_receipt_that_makes_its_examination_fail_is_given_up_and_stays_without
     (tmp_path / "own" / "attempts.json").write_text("[damaged")
     with HeldFolder(tmp_path / "own", max_attempts=2) as folder:
         assert [each.receipt_index for each in deployment.auditor(folder=folder).run_pass()] == [0]
-
-
-def test_a_folder_that_cannot_be_used_is_named(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(FolderError, match=str(tmp_path / "file")), HeldFolder(tmp_path / "file"):
-        pass
-
-
-@pytest.mark.parametrize("text", ["", "2", "0/1", "3/2", "-1/2", "1/2/3", "1/0", "a/b", "1/99999"])
-def test_a_share_that_is_not_part_of_a_whole_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="PART/OF"):
-        Share.parse(text)
-    assert Share.parse("2/3") == Share(2, 3)
 
 
 def test_following_examines_what_arrives_until_it_is_stopped(deployment: Deployment) -> None:

@@ -78,29 +78,6 @@ def test_a_key_that_others_can_read_is_refused_with_a_sentence(tmp_path: Path, m
     assert "Traceback" not in said
 
 
-def test_a_rate_that_is_none_is_a_usage_error(tmp_path: Path, model: Path) -> None:
-    with auditor_process(tmp_path, f"--model={model}", "--rate=1.5") as process:
-        assert process.wait(PATIENCE) == 2
-        assert process.stderr is not None
-        assert "--rate" in process.stderr.read()
-
-
-def test_the_base_has_to_be_named(tmp_path: Path) -> None:
-    with auditor_process(tmp_path) as process:
-        assert process.wait(PATIENCE) == 2
-        assert process.stderr is not None
-        assert "--model" in process.stderr.read()
-
-
-def test_a_base_that_is_not_there_is_named_without_a_traceback(tmp_path: Path) -> None:
-    with auditor_process(tmp_path, f"--model={tmp_path / 'nothing'}") as process:
-        assert process.wait(PATIENCE) == 2
-        assert process.stderr is not None
-        said = process.stderr.read()
-    assert f"--model: there is no model {tmp_path / 'nothing'}" in said
-    assert "Traceback" not in said
-
-
 @contextmanager
 def worker(deployment: Deployment, folder: Path, *flags: str) -> Iterator[subprocess.Popen[str]]:
     """An auditor process on the deployment's ledger, killed at the end."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import shutil
 from contextlib import closing
 from functools import partial
@@ -35,7 +34,7 @@ from ledger.tree.tlog_proof import TlogProof
 from services.cli.ledger import key_rotation
 from services.generation.receipts.journal import Journal, Kind
 from tests import cli
-from tests.cli import NOBODY, Ended
+from tests.cli import Ended
 from tests.examples import VECTORS
 from tests.fakes.tiny_head import tiny_head
 from tests.integration.auditor.deployment import Deployment
@@ -400,11 +399,6 @@ def test_options_that_do_not_belong_together_are_refused(
     assert vector(path, "--trusted", KEYS, *options).code == code
 
 
-def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe")
-    assert vector(tmp_path / "pipe", "--trusted", KEYS).code == 2
-
-
 HEAD = tiny_head()
 DRAFTED = replace(receipt(0).spec_decode, method="eagle3", head_cid=HEAD.manifest.cid, fallback_reason=None)
 UNKNOWN = "cidv1:sha256:" + "7" * 64
@@ -444,22 +438,6 @@ def test_the_manifests_of_the_heads_that_receipts_name_go_along(
     assert HEAD.manifest.cid not in heads_check(kolm_with_head, tmp_path / "all")
 
 
-def test_a_range_without_heads_asks_no_registry(kolm_with_head: Kolm, deployment: Deployment, tmp_path: Path) -> None:
-    deployment.receive(1)
-    drafted(deployment, 0)
-    done = kolm_with_head("ledger", "export", tmp_path / "1.tar", "--receipt", receipt_id(1), "--registry", NOBODY)
-    assert (done.code, HEAD.manifest.cid in done.err) == (0, False)
-
-
-def test_a_registry_that_is_away_is_named_and_the_verifier_says_what_is_absent(
-    kolm_with_head: Kolm, deployment: Deployment, tmp_path: Path
-) -> None:
-    drafted(deployment, 0)
-    done = kolm_with_head("ledger", "export", tmp_path / "all", "--registry", NOBODY)
-    assert (done.code, HEAD.manifest.cid in done.err) == (0, True)
-    assert HEAD.manifest.cid in heads_check(kolm_with_head, tmp_path / "all")
-
-
 def test_a_head_that_nobody_registered_is_named(kolm_with_head: Kolm, deployment: Deployment, tmp_path: Path) -> None:
     drafted(deployment, 0)
     drafted(deployment, 1, replace(DRAFTED, head_cid=UNKNOWN))
@@ -477,21 +455,3 @@ def test_a_registry_that_gives_another_manifest_is_not_believed(
     monkeypatch.setattr(head, lambda *_: type("Head", (), {"manifest": forged}))
     done = kolm_with_head("ledger", "export", tmp_path / "all")
     assert (done.code, HEAD.manifest.cid in done.err, carried(tmp_path / "all")) == (0, True, [])
-
-
-@pytest.mark.parametrize(
-    ("name", "begins"), [("all.tar.gz", b"\x1f\x8b"), ("all.tgz", b"\x1f\x8b"), ("all.tar", b"bundle.json\0")]
-)
-def test_a_name_of_an_archive_gets_an_archive(
-    kolm_with_head: Kolm, deployment: Deployment, tmp_path: Path, name: str, begins: bytes
-) -> None:
-    drafted(deployment, 0)
-    assert kolm_with_head("ledger", "export", tmp_path / name).code == 0
-    assert (tmp_path / name).read_bytes().startswith(begins)
-    assert HEAD.manifest.cid not in heads_check(kolm_with_head, tmp_path / name)
-
-
-@pytest.mark.parametrize("name", ["all.tar.xz", "all.7z", "all.gz"])
-def test_an_archive_that_verify_would_not_read_is_not_written(kolm_with_head: Kolm, tmp_path: Path, name: str) -> None:
-    assert kolm_with_head("ledger", "export", tmp_path / name).code == 2
-    assert not (tmp_path / name).exists()

@@ -102,17 +102,6 @@ def test_flags_and_commands_reach_the_server(address: str, scripted: ScriptedGen
     assert (second.spec_decode.method, second.spec_decode.HasField("k"), second.sampling.seed) == ("off", False, 3)
 
 
-def test_answers_are_long_where_the_context_has_room(address: str, scripted: ScriptedGeneration) -> None:
-    chat(address, "a\n" + 3600 * "b" + "\n")
-    lengths = [each.sampling.max_tokens for each in scripted.requests if each.sampling.HasField("max_tokens")]
-    assert (lengths, len(scripted.requests)) == ([512], 2)  # else the server's default, which always fits
-
-
-def test_another_word_behind_a_slash_is_a_question(address: str, scripted: ScriptedGeneration) -> None:
-    chat(address, "/help me\n/quit\nnever\n")
-    assert turns(scripted) == [[("user", "/help me")]]
-
-
 @pytest.mark.parametrize(
     ("line", "code"),
     [("/method eagle", 2), ("/save", 2), ("/method", 2), ("/save x.tar.gz", 2), ("wrong", 2), ("broken", 1)],
@@ -120,11 +109,6 @@ def test_another_word_behind_a_slash_is_a_question(address: str, scripted: Scrip
 def test_a_piped_line_that_is_wrong_ends_it(address: str, scripted: ScriptedGeneration, line: str, code: int) -> None:
     assert chat(address, f"{line}\nnever\n").code == code
     assert [("user", "never")] not in turns(scripted)
-
-
-def test_a_conversation_that_has_become_too_long_says_what_to_do(address: str) -> None:
-    done = chat(address, "a\ntoo long\nb\n")
-    assert (done.code, "--context-length" in done.err) == (2, True)
 
 
 def test_json_is_one_object_for_each_answer(address: str) -> None:
@@ -164,16 +148,6 @@ def test_control_c_stops_the_answer_and_not_the_program(address: str, scripted: 
         person.type("\x04")
         assert person.process.wait(60) == 0
     assert turns(scripted)[1] == [("user", "go on"), ("assistant", "one "), ("user", "and now?")]
-
-
-def test_control_c_at_the_prompt_says_how_to_leave(address: str) -> None:
-    with terminal(address) as person:
-        assert "/quit or Ctrl-D leaves" in person.read_until("> ")
-        person.press_control_c_at_the_prompt()
-        person.read_until("/quit or Ctrl-D leaves")
-        person.read_until("> ")
-        person.type("/quit\n")
-        assert person.process.wait(60) == 0
 
 
 def test_control_c_ends_a_program_that_pipes(address: str, scripted: ScriptedGeneration) -> None:

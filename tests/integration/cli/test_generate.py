@@ -56,10 +56,6 @@ def test_text_is_data_and_everything_about_it_is_talk(generate: Generate) -> Non
         assert shown in done.err
 
 
-def test_streamed_text_is_the_same_kind_of_data(generate: Generate) -> None:
-    assert generate("hello", "--stream")[:2] == (0, "one two\n")
-
-
 def test_json_is_one_object_with_the_receipt_as_it_was_signed(generate: Generate) -> None:
     value = generate("hello", "--json").document
     assert (value["text"], value["token_ids"]) == ("one \x1b[31mtwo", [1, 2, 3])
@@ -126,11 +122,6 @@ def test_parameters_of_a_method_reach_the_server(generate: Generate, scripted: S
     assert dict(scripted.requests[-1].spec_decode.parameters) == {"tree_width": 2, "tree_tokens": 9}
 
 
-@pytest.mark.parametrize("parameter", ["window", "=4", "window=", "window=many", "window=-1"])
-def test_a_parameter_is_a_name_and_a_whole_number(generate: Generate, parameter: str) -> None:
-    assert generate("hello", f"--parameter={parameter}").code == 2
-
-
 def test_nothing_that_was_not_asked_for_is_sent(generate: Generate, scripted: ScriptedGeneration) -> None:
     generate("hello")
     (request,) = scripted.requests
@@ -142,10 +133,6 @@ def test_nothing_that_was_not_asked_for_is_sent(generate: Generate, scripted: Sc
 def test_standard_input_is_a_prompt(generate: Generate, scripted: ScriptedGeneration, flags: tuple[str, ...]) -> None:
     assert generate(*flags, given="two\nlines").code == 0
     assert scripted.requests[0].prompt == "two\nlines"
-
-
-def test_nothing_on_standard_input_is_no_prompt(generate: Generate) -> None:
-    assert generate().code == 2
 
 
 def test_a_file_is_a_prompt_and_chat_makes_it_a_message(
@@ -240,11 +227,6 @@ def test_what_a_command_is_asked_about_is_4(tmp_path: Path, words: tuple[str, ..
     missing = tmp_path / "nothing"
     done = kolm(*(word.format(missing, keys=tmp_path / "keys") for word in words))
     assert (done.code, str(missing) in done.err) == (4, True), done.err
-
-
-def test_what_else_is_named_is_2(tmp_path: Path) -> None:
-    assert kolm("datastore", "build", tmp_path / "nothing", "--out", tmp_path / "store").code == 2
-    assert list(tmp_path.iterdir()) == []
 
 
 class _Full(io.BytesIO):

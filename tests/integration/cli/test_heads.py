@@ -259,11 +259,6 @@ def test_a_pull_of_a_damaged_head_leaves_nothing_behind(kolm: Kolm, folder: Path
         assert ({path.name for path in out.iterdir()} if out.exists() else None) == left
 
 
-def test_without_a_registry_it_is_exit_code_five(kolm: Kolm) -> None:
-    code, _, err = kolm("heads", "list", "--registry", cli.NOBODY)
-    assert (code, "kolm up" in err) == (5, True)
-
-
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A base, a head for it, two adapters, prompts."""
@@ -316,16 +311,6 @@ def test_a_folder_is_measured_without_anybody_and_recorded_nowhere(
     before = deployment.ledger.checkpoint().tree_size
     assert kscoring("heads", "kscore", str(files / "head"), "--no-record", *measuring(files))[0] == 0
     assert deployment.ledger.checkpoint().tree_size == before
-
-
-@pytest.mark.parametrize("flag", ["--adapters", "--prompts", "--model"])
-def test_what_is_not_there_is_named(kscoring: Kolm, files: Path, flag: str) -> None:
-    code, _, err = kscoring("heads", "kscore", files / "head", *measuring(files), "--no-record", flag, "/no/such")
-    assert (code, f"{flag}: " in err, "/no/such" in err) == (2, True, True)
-
-
-def test_a_head_that_was_never_published_gets_no_score(kscoring: Kolm, files: Path) -> None:
-    assert kscoring("heads", "kscore", files / "head", *measuring(files))[0] == 4
 
 
 def test_an_adapter_for_another_base_is_refused(kscoring: Kolm, files: Path, tmp_path: Path) -> None:

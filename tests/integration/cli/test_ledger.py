@@ -55,23 +55,6 @@ def test_exact_over_no_token_is_not_shown_as_exact(deployment: Deployment, kolm:
     assert {each["outcome"] for each in kolm("receipts", "list", "--json").document} == {"EXACT"}
 
 
-def test_an_empty_ledger_is_shown_as_one(kolm: Kolm) -> None:
-    assert kolm("receipts", "list", "--json").document == []
-    assert kolm("ledger", "verify", "--json").document["size"] == 0
-    assert kolm("halts", "list").code == 0
-
-
-def test_the_newest_receipts_are_listed_newest_last(deployment: Deployment, kolm: Kolm) -> None:
-    for number in range(7):
-        deployment.receive(number)
-    list(deployment.auditor().run_pass())
-    listed = kolm("receipts", "list", "--limit=3", "--json").document
-    assert [each["receipt_id"] for each in listed] == [receipt_id(number) for number in (4, 5, 6)]
-    assert [each["outcome"] for each in listed] == ["EXACT"] * 3
-    shown = kolm("receipts", "list", "--limit=3").out
-    assert all(receipt_id(number) in shown for number in (4, 5, 6))
-
-
 def test_a_receipt_is_found_by_id_and_by_entry_and_checked(deployment: Deployment, kolm: Kolm) -> None:
     index = deployment.receive(0)
     by_id = kolm("receipts", "show", receipt_id(0), "--json").document
@@ -105,29 +88,12 @@ def test_a_receipt_by_a_key_that_is_not_trusted_here_is_exit_code_three(
     assert (done.code, done.document["proof"]["signature"]) == (3, False)
 
 
-def test_without_trusted_keys_nothing_is_claimed_to_be_checked(
-    deployment: Deployment, kolm: Kolm, tmp_path: Path
-) -> None:
-    deployment.receive(0)
-    done = kolm("receipts", "show", "0", "--trusted", tmp_path / "none", "--json")
-    assert (done.code, done.document["proof"]["signature"]) == (0, None)
-    assert kolm("ledger", "head", "--trusted", tmp_path / "none", "--json").document["size"] == 1
-
-
 def test_what_is_not_there_is_exit_code_four(deployment: Deployment, kolm: Kolm) -> None:
     deviated(deployment)
     assert kolm("receipts", "show", receipt_id(5)).code == 4
     assert kolm("receipts", "show", "99").code == 4
     assert kolm("receipts", "show", "1").code == 2  # a verdict
     assert kolm("halts", "resume", "0").code == 4
-
-
-def test_the_head_is_the_signed_one(deployment: Deployment, kolm: Kolm) -> None:
-    deployment.receive(0)
-    head = kolm("ledger", "head", "--json").document
-    assert (head["size"], head["root"]) == (1, deployment.ledger.checkpoint().root_hash.hex())
-    assert head["signature_checked"] is True
-    assert head["root"] in kolm("ledger", "head").out
 
 
 def test_a_whole_ledger_verifies_over_the_wire_and_from_its_file(
@@ -152,16 +118,6 @@ def test_a_changed_byte_is_exit_code_three_and_names_its_entry(
     for source in ((), ("--database", str(database))):
         done = kolm("ledger", "verify", *source, "--json")
         assert (done.code, done.document["ok"], done.document["bad_index"]) == (3, False, 2)
-
-
-def test_a_log_signed_by_a_stranger_does_not_verify(deployment: Deployment, kolm: Kolm, tmp_path: Path) -> None:
-    deployment.receive(0)
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    SigningKey.generate("log").publish(elsewhere)
-    done = kolm("ledger", "verify", "--trusted", elsewhere, "--json")
-    assert (done.code, done.document["checks"][0]["passed"]) == (3, False)
-    assert kolm("ledger", "head", "--trusted", elsewhere).code == 3
 
 
 def test_halts_are_listed_and_resumed_with_the_operator_s_key(
@@ -236,19 +192,6 @@ def test_a_changed_row_is_named_and_exits_3(data_dir: Path) -> None:
     assert (finding["table"], finding["row"]) == ("contents", 1)
 
 
-def test_a_guard_that_has_seen_more_exits_3(data_dir: Path) -> None:
-    with closing(sqlite3.connect(data_dir / "guard.sqlite3")) as connection, connection:
-        connection.execute("UPDATE guard SET size = 9")
-    assert fsck("--depth=quick", "--data-dir", data_dir).code == 3
-
-
-def test_a_ledger_in_postgresql_is_checked_by_its_url(data_dir: Path, postgres_url: str) -> None:
-    guard = data_dir / "other-guard.sqlite3"
-    fill(postgres_url, guard)
-    assert fsck("--depth=deep", "--data-dir", data_dir, "--database", postgres_url, "--guard", guard).code == 0
-    assert fsck("--data-dir", data_dir, "--database", postgres_url).code == 0
-
-
 @pytest.mark.parametrize(
     ("arguments", "code"),
     [
@@ -265,10 +208,6 @@ def test_what_cannot_be_checked_is_said(
     monkeypatch.chdir(data_dir)
     result = fsck("--depth=structure", "--data-dir", data_dir, *arguments)
     assert (result.code, "secret" in result.out + result.err) == (code, False)
-
-
-def test_a_guard_is_for_the_check_of_a_database(data_dir: Path) -> None:
-    assert fsck("--data-dir", data_dir, "--guard", data_dir / "guard.sqlite3").code == 2
 
 
 def test_a_policy_is_set_and_shown(deployment: Deployment, kolm: Kolm) -> None:

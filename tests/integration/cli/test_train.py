@@ -9,7 +9,6 @@ import shutil
 import signal
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -93,18 +92,6 @@ def test_a_block_head_is_trained_measured_and_loads_for_its_base(base: Path, pro
     assert isinstance(head, BlockHead)
     assert (head.config.layers, head.config.block_size, head.config.draft_vocab_size) == (1, 3, 64)
     assert train(base, prompts, tmp_path / "other", "--layers", "2")[0] == 2
-
-
-def test_the_faster_precision_is_taken_and_said(
-    base: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for precision, instructions in (("float32", {"avx2": True}), ("bfloat16", {"avx512bf16": True})):
-        with monkeypatch.context() as cpu:
-            machine = SimpleNamespace(get_host_cpu_features=lambda has=instructions: has)
-            cpu.setattr("services.training.trainer.llvm", machine)  # kernels see the real one
-            words = ("heads", "train", base, "--prompts", prompts, "--out", tmp_path / precision, *SHORT[:-2])
-            done = kolm(*words)
-        assert (done.code, precision in done.err) == (0, True), done.err
 
 
 def test_no_held_out_prompt_is_trained_on(
@@ -223,56 +210,11 @@ def test_prompts_that_are_none_are_refused(content: str, place: str, base: Path,
     assert not (tmp_path / "head").exists()
 
 
-@pytest.mark.parametrize(
-    ("flag", "value", "named"),
-    [
-        ("--minutes", "3", "--minutes"),
-        ("--temperatures", "0,warm", "--temperatures"),
-        ("--temperatures", "-1", "temperatures"),
-        ("--feature-layers", "1,x", "--feature-layers"),
-        ("--feature-layers", "1,9", "[9]"),
-        ("--draft-vocabulary", "5000", "draft_vocab_size 5000"),
-        ("--intermediate", "0", "--intermediate"),
-        ("--held-out", "1.5", "--held-out"),
-        ("--decay", "0", "decay"),
-        ("--rate", "0", "rate"),
-        ("--unroll", "0", "--unroll"),
-        ("--max-tokens", "1", "--max-tokens"),
-        ("--precision", "int8", "int8"),
-        ("--start-from", "nowhere", "nowhere"),
-        ("--device", "tpu", "tpu"),
-    ],
-)
-def test_settings_that_cannot_be_are_refused_by_name(
-    flag: str, value: str, named: str, base: Path, prompts: Path, tmp_path: Path
-) -> None:
-    done = train(base, prompts, tmp_path / "head", flag, value)
-    assert (done.code, named in done.err) == (2, True), done.err
-    assert not (tmp_path / "head").exists()
-
-
-def test_a_head_that_goes_on_keeps_its_shape_but_for_its_vocabulary(base: Path, prompts: Path, tmp_path: Path) -> None:
-    assert train(base, prompts, tmp_path / "head", "--start-from", base, "--intermediate", "64").code == 2
-    assert not (tmp_path / "head").exists()
-
-
-def test_a_base_that_is_none_and_a_file_that_is_not_there_are_refused(
-    base: Path, prompts: Path, tmp_path: Path
-) -> None:
-    assert train(tmp_path / "nothing", prompts, tmp_path / "head")[0] == 2
-    assert train(base, tmp_path / "nothing.jsonl", tmp_path / "head")[0] == 2
-
-
 def test_an_out_folder_that_is_in_use_is_never_written_over(base: Path, prompts: Path, tmp_path: Path) -> None:
     (tmp_path / "head").mkdir()
     (tmp_path / "head" / "thesis.txt").write_text("mine")
     assert train(base, prompts, tmp_path / "head")[0] == 2
     assert [path.name for path in (tmp_path / "head").iterdir()] == ["thesis.txt"]
-
-
-def test_a_work_folder_of_another_run_is_refused(straight: Path, base: Path, prompts: Path, tmp_path: Path) -> None:
-    work = straight.with_name("head.work")
-    assert train(base, prompts, tmp_path / "other", "--work", work, "--seed", "9")[0] == 2
 
 
 def test_a_full_disk_ends_the_run_and_loses_nothing(

@@ -9,7 +9,6 @@ import socket
 import stat
 import subprocess
 import sys
-import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -23,8 +22,6 @@ from cryptography.x509 import verification
 from services.cli.up.local_services import LocalServices
 from services.cli.up.supervisor import NotReady, Plan, ServiceDied, StopRequested, Supervisor
 from services.cli.up.up_options import ListenOptions
-from services.client import ClientTls, LedgerClient
-from services.client.errors import Unauthenticated, Unavailable
 from tests import documented
 from tests.cli import kolm
 from tests.e2e.command import PATIENCE, children, is_running, until
@@ -175,22 +172,6 @@ def test_a_service_that_ignores_sigterm_is_killed(tmp_path: Path, supervisor: Su
     assert len(lines.said) == 2  # its own, and that it was killed
 
 
-def test_a_service_that_says_nothing_is_spoken_for(tmp_path: Path) -> None:
-    said: list[tuple[str, str | None]] = []
-
-    def enough(name: str, _: float, last: str | None) -> None:
-        said.append((name, last))
-        if said[-2:] == [("one", "starting up")] * 2:
-            raise InterruptedError
-
-    supervisor = Supervisor(Lines(), enough, quiet_seconds=0.1)
-    try:
-        with pytest.raises(InterruptedError):
-            supervisor.start(plan(tmp_path, "one", "--never-ready=1"), PATIENCE)
-    finally:
-        supervisor.stop(0.0)
-
-
 def test_services_start_beside_each_other(tmp_path: Path, supervisor: Supervisor) -> None:
     one, two = plan(tmp_path, "one"), plan(tmp_path, "two")
     supervisor.launch(one)
@@ -273,34 +254,6 @@ def _ledger(folder: Path) -> Iterator[str]:
             process.kill()
 
 
-def test_a_service_starts_from_the_settings_and_takes_a_renewed_certificate(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for line in (folder / "client.env").read_text().splitlines():
-        name, _, value = line.removeprefix("export ").partition("=")
-        monkeypatch.setenv(name, value.strip('"'))
-    settings = tomllib.loads((folder / "kolm.toml").read_text())
-    assert all(Path(table["tls_key"]).is_file() for table in settings.values())
-    assert settings["generation"]["ledger"] == f"https://localhost:{settings['ledger']['listen'].split(':')[1]}"
-    with _ledger(folder) as address:
-        target = f"https://localhost:{address.rpartition(':')[2]}"
-        assert kolm("trust", "add", str(folder / "ledger" / "public"), "--data-dir", str(folder))[0] == 0
-        head = kolm("ledger", "head", "--ledger", target, "--note", "--data-dir", folder)
-        assert (head.code, head.out.startswith("kolm.local/ledger\n0\n")) == (0, True), head.err
-        own = ClientTls.of_process()
-        with LedgerClient.connect(address, tls=ClientTls(own.ca)) as nobody, pytest.raises(Unavailable):
-            nobody.checkpoint()
-        before = (folder / "tls" / "ledger.pem").read_bytes()
-        assert kolm("init", str(folder), "--renew")[0] == 0
-        assert (folder / "tls" / "ledger.pem").read_bytes() != before
-        with LedgerClient.connect(address) as renewed:
-            assert renewed.checkpoint().tree_size == 0
-            assert list(renewed.receipts()) == []  # by the name in its certificate, a principal with every role
-        front = ClientTls(own.ca, folder / "tls" / "http.pem", folder / "tls" / "http.key")
-        with LedgerClient.connect(address, tls=front) as rightless, pytest.raises(Unauthenticated):
-            list(rightless.receipts())
-
-
 @pytest.fixture
 def ran(monkeypatch: pytest.MonkeyPatch) -> list[LocalServices]:
     """The services of each start, which starts nothing."""
@@ -321,9 +274,3 @@ def test_the_line_of_the_page_puts_the_generation_service_before_the_engine(
     assert (given in flags, "--model" in flags.split()) == (True, False)
     audited = "--engine vllm --plain-url http://127.0.0.1:8000"
     assert audited in " ".join(services.auditor("ledger:1").flags)
-
-
-def test_what_is_missing_is_said_before_anything_starts(ran: list[LocalServices]) -> None:
-    assert kolm("up", "--engine", "vllm").code == 2
-    assert kolm("up", "--plain-url", "http://127.0.0.1:1").code == 2
-    assert not ran

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import socket
 from collections.abc import Iterator
 from typing import Any
@@ -17,10 +16,8 @@ from services.client.errors import (
     FailedPrecondition,
     Internal,
     InvalidArgument,
-    KolmError,
     ResourceExhausted,
     Unavailable,
-    Unimplemented,
 )
 from services.client.health import main
 from services.runtime.errors import Unavailable as ServerAway
@@ -98,27 +95,6 @@ def test_a_deadline_ends_a_stream(runtime: Runtime) -> None:
         pytest.raises(DeadlineExceeded),
     ):
         list(events)
-
-
-def test_a_method_the_server_lacks_is_unimplemented(runtime: Runtime) -> None:
-    with pytest.raises(Unimplemented):
-        runtime.load()
-
-
-def test_no_server_is_unavailable() -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))  # bound and not listening: nobody answers there
-        with Runtime.connect(f"127.0.0.1:{taken.getsockname()[1]}") as runtime:
-            assert not runtime.serving(timeout=1)
-            with pytest.raises(KolmError) as caught:
-                runtime.model_info(timeout=1)
-            assert isinstance(caught.value, Unavailable | DeadlineExceeded)
-            with pytest.raises(Unavailable):
-                runtime.connection.wait_ready(0.1)
-
-
-def test_health_is_asked_for_the_service(runtime: Runtime) -> None:
-    assert runtime.serving()
 
 
 PATIENCE = 240.0
@@ -213,12 +189,6 @@ async def test_nobody_there_is_said_in_time() -> None:
     async with AsyncRuntime.connect("127.0.0.1:1") as runtime:
         with pytest.raises(Unavailable, check=lambda error: error.reason == "UNAVAILABLE"):
             await runtime.wait_ready(0.05)
-
-
-def test_its_names_and_parameters_are_those_of_runtime() -> None:
-    for name in (each for each in vars(Runtime) if not each.startswith("_")):
-        ours, theirs = inspect.signature(getattr(AsyncRuntime, name)), inspect.signature(getattr(Runtime, name))
-        assert [each for each in theirs.parameters if each != "wait"] == [*ours.parameters], name
 
 
 def test_a_serving_server_is_0_a_draining_one_5_and_an_unknown_service_5(capsys: pytest.CaptureFixture[str]) -> None:

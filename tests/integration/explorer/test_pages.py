@@ -64,33 +64,6 @@ def test_every_page_fits_its_window_and_can_be_found_around_in(
             assert page.evaluate(_CONTRAST) == [], path
 
 
-@pytest.mark.parametrize("scheme", ["dark"])
-def test_every_page_can_be_read_in_the_dark(browser: Browser, site: Site, scheme: Any) -> None:
-    with browsing(browser, site.url, color_scheme=scheme) as page:
-        for path in PAGES:
-            page.goto(path)
-            assert page.evaluate(_CONTRAST) == [], path
-
-
-def test_the_keyboard_reaches_the_content_and_focus_is_seen(browser: Browser, site: Site) -> None:
-    with browsing(browser, site.url) as page:
-        page.goto("/receipts")
-        page.keyboard.press("Tab")
-        skip = page.get_by_role("link", name="Skip to the content")
-        expect(skip).to_be_focused()
-        expect(skip).to_be_in_viewport()
-        assert skip.evaluate("each => getComputedStyle(each).outlineStyle") == "solid"
-        page.keyboard.press("Enter")
-        page.wait_for_url("**#main")
-        page.keyboard.press("Tab")
-        expect(page.locator("#freshness a")).to_be_focused()
-        page.keyboard.press("Tab")
-        expect(page.get_by_label("Tenant")).to_be_focused()
-        page.keyboard.type("globex")
-        page.keyboard.press("Enter")
-        expect(page.locator("td.name").first).to_have_text("globex")
-
-
 def test_verdicts_narrow_to_an_outcome_and_lead_to_their_receipts(browser: Browser, site: Site) -> None:
     with browsing(browser, site.url) as page:
         page.goto("/verdicts")
@@ -123,13 +96,6 @@ def test_trends_are_plotted_and_in_a_table(browser: Browser, site: Site) -> None
         assert "so far" not in page.locator(".lead").inner_text()
 
 
-def test_without_scripts_it_is_said_that_nothing_is_plotted(browser: Browser, site: Site) -> None:
-    with browsing(browser, site.url, java_script_enabled=False) as page:
-        for path, plots in (("/trends", 2), ("/log", 1)):
-            page.goto(path)
-            expect(page.get_by_text("A plot takes JavaScript.")).to_have_count(plots)
-
-
 def test_the_log_shows_its_head_its_growth_and_its_witnesses(browser: Browser, site: Site) -> None:
     with browsing(browser, site.url) as page:
         page.goto("/log")
@@ -147,14 +113,6 @@ def test_verdicts_that_do_not_hold_are_not_shown(browser: Browser, site: Site) -
         page.goto("/verdicts")
         expect(page.get_by_role("heading", level=1)).to_have_text("The ledger's answer does not hold")
         expect(page.get_by_role("alert")).to_be_visible()
-
-
-def test_what_is_not_there_is_said_plainly(browser: Browser, site: Site) -> None:
-    with browsing(browser, site.url, expected=["404"]) as page:
-        for path in ("/receipts/none", f"/receipts/{id_of(9999)}", "/nowhere"):
-            answer = page.goto(path)
-            assert answer is not None
-            assert (answer.status, answer.headers["content-security-policy"][:18]) == (404, "default-src 'none'")
 
 
 _UNNAMED = """() => [...document.querySelectorAll('a, button, input, select, [role=img]')]
@@ -211,17 +169,6 @@ def asked(site: Site, promise: str) -> tuple[int, str]:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
         return error.code, error.read().decode()
-
-
-def test_a_kept_promise_leads_to_its_receipt(browser: Browser, site: Site) -> None:
-    with browsing(browser, site.url, viewport=PHONE) as page:
-        page.goto("/promises")
-        page.get_by_label("The promise").fill(promised(NUMBER))
-        page.get_by_role("button", name="Check").click()
-        expect(page.get_by_role("status")).to_have_text("Kept: the log holds every promised receipt.")
-        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
-        page.get_by_role("link", name="entry 25").click()
-        expect(page.locator("tbody tr")).to_have_count(1)
 
 
 @pytest.mark.parametrize(

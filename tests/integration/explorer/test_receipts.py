@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.client
 import re
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import closing
@@ -26,7 +25,7 @@ from ledger.tree.entry import Entry
 from ledger.witness.cosignature import cosign
 from ledger.witness.tlog_policy import Policy, PolicyWitness
 from tests.integration.explorer.browsing import PHONE, browsing
-from tests.integration.explorer.site import HEADS, HOSTILE, HOSTILE_RECEIPT, RECEIPTS, Lie, Site, explored, id_of
+from tests.integration.explorer.site import HEADS, HOSTILE_RECEIPT, RECEIPTS, Lie, Site, explored, id_of
 from tests.integration.monitor.processes import explorer, ledger
 from tests.mutations import replace
 from tests.serving import PATIENCE, started
@@ -67,13 +66,6 @@ def test_a_verdict_is_checked_with_its_receipt(browser: Browser, site: Site) -> 
         assert panel.locator(".summary").evaluate("element => getComputedStyle(element).color") == red
         expect(page.get_by_role("cell", name="DEVIATION")).to_be_visible()
         expect(page.get_by_role("status")).to_contain_text("an auditor found a deviation")
-
-
-def test_whether_the_profile_was_proven_is_shown_where_the_receipt_says_so(browser: Browser, site: Site) -> None:
-    with browsing(browser, site.url) as page:
-        for number, shown in ((NUMBER, ["true"]), (27, ["false"]), (25, [])):
-            assert concluded(page, number) == ("deviates" if number == 25 else "ok")
-            assert page.locator("[data-field=profile_proven]").all_inner_texts() == shown
 
 
 def another_tenant(response: Any) -> None:
@@ -213,25 +205,6 @@ def test_everything_works_without_scripts(browser: Browser, site: Site) -> None:
         expect(page.locator("#check")).to_be_hidden()
 
 
-def test_a_filter_that_cannot_be_read_is_named(browser: Browser, site: Site) -> None:
-    with browsing(browser, site.url, expected=["400"]) as page:
-        page.goto("/receipts?start_time=yesterday")
-        assert "2026-01-02" in page.get_by_label("Issued from").evaluate(
-            "field => document.getElementById(field.getAttribute('aria-describedby')).textContent"
-        )
-
-
-def test_a_tenant_is_found_by_a_hostile_name(browser: Browser, site: Site) -> None:
-    with browsing(browser, site.url) as page:
-        page.goto("/receipts")
-        page.get_by_label("Tenant").fill(HOSTILE)
-        page.get_by_role("button", name="Filter").click()
-        expect(page.locator("tbody tr")).to_have_count(1)
-        assert page.get_by_label("Tenant").input_value() == HOSTILE
-        page.locator("tbody th a").click()
-        page.wait_for_url(f"**/{id_of(RECEIPTS - 1)}")
-
-
 def flipped_hash_of_a_row(page: Any) -> None:
     page.multi_proof.hashes[0] = bytes(32)
 
@@ -241,26 +214,6 @@ def test_a_list_that_does_not_hold_is_not_shown(browser: Browser, site: Site) ->
         page.goto("/receipts?max_index=40")
         expect(page.get_by_role("heading", level=1)).to_have_text("The ledger's answer does not hold")
         expect(page.locator("tbody tr")).to_have_count(0)
-
-
-@pytest.mark.parametrize("path", ["/receipts", "/verdicts"])
-def test_on_a_phone_a_receipt_or_a_verdict_is_one_line(browser: Browser, site: Site, path: str) -> None:
-    with browsing(browser, site.url, viewport=PHONE) as page:
-        page.goto(path)
-        rows = page.locator("tbody tr").filter(has_not=page.locator(".wide"))  # what differs has a line of its own
-        line = page.locator("tbody tr .badge").first.evaluate("badge => badge.getBoundingClientRect().height")
-        heights = rows.evaluate_all("rows => rows.map(row => row.getBoundingClientRect().height)")
-        assert heights
-        assert max(heights) < 2.2 * line
-        assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
-
-
-def test_without_a_policy_of_witnesses_their_silence_is_no_alarm(browser: Browser, site: Site) -> None:
-    with browsing(browser, site.url) as page:
-        page.goto("/receipts")
-        assert page.locator("#freshness").get_attribute("class") is None
-        page.locator("#freshness a").click()
-        expect(page.locator("#witness-title")).to_be_in_viewport()
 
 
 NAME = "witness.example/w"
@@ -326,15 +279,6 @@ def age(url: str) -> str:
     return line[1] if line else ""
 
 
-def test_the_log_page_says_who_has_not_cosigned(browser: Browser, site: Site, url: str) -> None:
-    with browsing(browser, url) as page:
-        page.goto("/log")
-        expect(page.get_by_role("row", name=NAME)).to_contain_text("not yet")
-    with site.lying(GetCheckpoint=lambda response: cosigned(response)), browsing(browser, url) as page:
-        page.goto("/log")
-        expect(page.get_by_role("row", name=NAME)).to_contain_text("2023-11-14 22:13:20")
-
-
 def get(address: str, path: str) -> tuple[int, str, str]:
     with closing(http.client.HTTPConnection(address, timeout=60)) as connection:
         connection.request("GET", path)
@@ -359,11 +303,6 @@ def test_a_ledger_that_is_away_is_said_to_be_away(tmp_path: Path) -> None:
         process.send_signal(signal.SIGTERM)
         _, said = process.communicate(timeout=PATIENCE)
         assert (process.returncode, "explorer stopped" in said) == (0, True), said
-
-
-def test_an_explorer_without_keys_does_not_start(tmp_path: Path) -> None:
-    done = subprocess.run(command(tmp_path), capture_output=True, text=True, check=False)
-    assert (done.returncode, "cannot read trusted keys" in done.stderr) == (1, True), done.stderr
 
 
 def test_exact_over_no_token_is_not_shown_as_exact(tmp_path: Path) -> None:

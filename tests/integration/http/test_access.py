@@ -163,13 +163,6 @@ async def allowed(origin: str, **settings: Any) -> tuple[str | None, str | None]
         return sends, answer.headers.get("access-control-allow-origin")
 
 
-async def test_nobody_is_allowed_unless_named() -> None:
-    assert await allowed(SITE) == (None, None)
-    assert await allowed(SITE, allowed_origin=(SITE,)) == (SITE, SITE)
-    assert await allowed("https://other.example", allowed_origin=(SITE,)) == (None, None)
-    assert await allowed(SITE, allowed_origin=("*",)) == ("*", "*")
-
-
 async def test_a_caller_from_elsewhere_is_asked_for_a_token_after_its_browser_has_asked() -> None:
     with serving(mount(ScriptedGeneration()), access=Access()) as served:
         await _asked_for_a_token(served.address)
@@ -208,15 +201,6 @@ def test_a_generation_server_that_is_away_is_said_to_be_away(tmp_path: Path) -> 
         process.send_signal(signal.SIGTERM)
         _, said = process.communicate(timeout=60)
         assert (process.returncode, "http stopped" in said) == (0, True), said
-
-
-def test_metrics_are_where_scrapers_of_openai_servers_look(tmp_path: Path) -> None:
-    with served(tmp_path) as (_, address):
-        assert get(address, "/health")[0] == 503
-        status, page = get(address, "/metrics")
-    assert status == 200
-    assert 'kolm_http_requests_total{method="GET",route="/health",status="503"} 1.0' in page
-    assert 'kolm_build_info{service="http"' in page
 
 
 def test_silent_connections_make_room_for_new_ones(tmp_path: Path) -> None:

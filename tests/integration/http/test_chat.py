@@ -105,27 +105,6 @@ async def test_what_was_predicted_is_drafted_and_counted(client: openai.AsyncOpe
     assert first.usage.completion_tokens_details.accepted_prediction_tokens == 0
 
 
-async def test_acceptance_has_vllm_s_names(client: openai.AsyncOpenAI) -> None:
-    answer = await client.chat.completions.create(
-        **{**ASKED, "temperature": 0, "max_completion_tokens": 60}, extra_body={"kolm": {"method": "lookahead"}}
-    )
-    extra: Any = answer.model_extra
-    counts, own = extra["metrics"]["speculative_decoding"], extra["kolm"]["acceptance"]
-    histogram = counts["acceptance_histogram"]
-    assert sum(histogram) == counts["num_spec_steps"] == own["num_drafts"] > 0
-    accepted = sum(length * steps for length, steps in enumerate(histogram))
-    assert accepted == counts["num_accepted_draft_tokens"] == own["num_accepted_tokens"]
-    assert counts["num_draft_tokens"] == own["num_draft_tokens"]
-    assert counts["mean_acceptance_length"] == 1 + accepted / counts["num_spec_steps"]
-    assert counts["num_spec_tokens"] == len(histogram) - 1
-
-
-async def test_a_prediction_longer_than_any_output_is_refused(client: openai.AsyncOpenAI) -> None:
-    with pytest.raises(openai.BadRequestError) as refused:
-        await client.chat.completions.create(**ASKED, prediction={"type": "content", "content": "word " * 5000})
-    assert refused.value.param == "prediction"
-
-
 async def test_a_seed_repeats_and_no_seed_differs(client: openai.AsyncOpenAI) -> None:
     first, again = [(await client.chat.completions.create(**ASKED)).choices[0].message.content for _ in range(2)]
     assert first == again
@@ -162,17 +141,6 @@ async def test_a_stream_adds_up_to_the_whole_answer(client: openai.AsyncOpenAI) 
     assert "receipts" not in first["kolm"]
 
 
-async def test_each_event_says_what_was_used_so_far_for_who_asks(client: openai.AsyncOpenAI) -> None:
-    options: Any = {"include_usage": True, "continuous_usage_stats": True}
-    chunks = await streamed(client, **ASKED, n=2, stream_options=options)
-    used = [(chunk.usage.prompt_tokens, chunk.usage.completion_tokens) for chunk in chunks if chunk.usage]
-    assert len(used) == len(chunks)
-    assert used == sorted(used)
-    assert used[0][1] == 0
-    assert used[-2] == used[-1], "all tokens, before the whole usage"
-    assert used[-1][1] == 48
-
-
 async def test_a_stream_without_usage_ends_with_its_choice_and_its_receipt(client: openai.AsyncOpenAI) -> None:
     chunks = await streamed(client, **ASKED)
     last: Any = chunks[-1].model_extra
@@ -203,21 +171,6 @@ async def test_every_parameter_of_sampling_reaches_the_receipt(
     assert (used.max_tokens, used.min_tokens, used.ignore_eos) == (24, 2, True)
     assert (receipt.tenant, receipt.nonce, receipt.request_id) == ("acme", "mine", "r-1")
     assert raw.parse().id == "chatcmpl-r-1"
-
-
-async def test_a_negative_seed_is_the_one_of_64_bits_that_is_spelt_the_same(client: openai.AsyncOpenAI) -> None:
-    negative = await client.chat.completions.create(**ASKED | {"seed": -1})
-    same = await client.chat.completions.create(**ASKED | {"extra_body": {"seed": 2**64 - 1}})
-    assert negative.choices[0].message.content == same.choices[0].message.content
-    extra: Any = negative.model_extra
-    assert extra["kolm"]["seed"] == 2**64 - 1
-
-
-async def test_a_stop_string_ends_the_text_before_it(client: openai.AsyncOpenAI) -> None:
-    whole = (await client.chat.completions.create(**ASKED)).choices[0].message.content or ""
-    stopped = (await client.chat.completions.create(**ASKED, stop=[whole[8:11]])).choices[0]
-    assert (stopped.finish_reason, whole[8:11] in (stopped.message.content or "")) == ("stop", False)
-    assert whole.startswith(stopped.message.content or "")
 
 
 async def test_what_asks_for_nothing_is_taken_and_parts_of_text_are_one_text(client: openai.AsyncOpenAI) -> None:

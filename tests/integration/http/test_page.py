@@ -57,12 +57,6 @@ async def page(browser: Browser, front: Front, request: pytest.FixtureRequest) -
     await context.close()
 
 
-async def test_settings_are_folded_away_until_they_are_asked_for(page: Page) -> None:
-    await expect(page.get_by_label("Method")).to_be_visible()
-    await page.reload()
-    await expect(page.get_by_label("Method")).to_be_hidden()
-
-
 async def ask(page: Page, question: str) -> None:
     await page.get_by_label("Your question").fill(question)
     await page.get_by_role("button", name="Ask").click()
@@ -95,16 +89,6 @@ async def test_an_answer_is_shown_with_its_speed_and_its_receipt(page: Page, tmp
     await expect(page.locator(".assistant").nth(1).locator(".facts")).to_contain_text("not computed again")
     await page.get_by_role("button", name="Begin anew").click()
     await expect(page.locator(".turn")).to_have_count(0)
-
-
-async def test_a_refusal_is_said_where_the_answer_would_be(page: Page) -> None:
-    await page.locator("#tokens").evaluate("field => field.value = '100000'")
-    await page.get_by_label("Your question").fill("hello")
-    async with page.expect_response("**/v1/chat/completions") as refused:
-        await page.get_by_label("Your question").press("Enter")
-    assert (await refused.value).status == 400
-    await expect(page.locator(".assistant .badge.bad")).to_contain_text("max_completion_tokens")
-    await expect(page.get_by_role("button", name="Ask")).to_be_enabled()
 
 
 async def test_while_an_answer_comes_its_speed_and_acceptance_are_shown_and_it_can_be_stopped(

@@ -90,23 +90,6 @@ async def test_a_response_keeps_to_the_class_that_a_client_parses_it_into(client
     assert anything.output_text.lstrip().startswith("{")
 
 
-async def test_logprobs_are_those_of_chats_whole_and_in_pieces(client: openai.AsyncOpenAI) -> None:
-    asked = ASKED | {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
-    messages: Any = [{"role": "user", "content": "hello"}]
-    chat = await client.chat.completions.create(
-        model="tiny", messages=messages, max_completion_tokens=20, seed=7, logprobs=True, top_logprobs=2
-    )
-    assert chat.choices[0].logprobs is not None
-    expected = [each.model_dump() for each in chat.choices[0].logprobs.content or ()]
-    whole: Any = await client.responses.create(**asked)
-    assert [each.model_dump() for each in whole.output[0].content[0].logprobs] == expected
-    assert whole.top_logprobs == 2
-    events: list[Any] = [event async for event in await client.responses.create(**asked, stream=True)]
-    assert events[-1].response.output[0].content == whole.output[0].content
-    deltas = [event for event in events if event.type == "response.output_text.delta"]
-    assert [each.token for event in deltas for each in event.logprobs] == [each["token"] for each in expected]
-
-
 @pytest.mark.parametrize(
     ("members", "param"),
     [

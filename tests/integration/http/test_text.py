@@ -10,8 +10,6 @@ import openai
 import pytest
 from openai.types import Completion
 
-from services.client import AsyncRuntime, Message, Request
-from tests.integration.generation.deployment import Deployment
 from tests.integration.http.front import Front, fronting
 from tests.integration.http.test_chat import ASKED as CHAT
 from tests.integration.http.test_chat import streamed
@@ -41,16 +39,6 @@ async def test_a_stream_adds_up_to_the_whole_answer_with_its_logprobs(client: op
         assert "".join(choice.logprobs.tokens or ()).startswith(choice.text[:4])
         assert {len(best) for best in choice.logprobs.top_logprobs or ()} <= {1, 2, 3}  # two tokens may have one text
     assert (chunks[-1].choices, chunks[-1].usage is not None) == ([], True)
-
-
-async def test_routers_find_the_load_where_they_send_requests(front: Front) -> None:
-    async with httpx2.AsyncClient(trust_env=False) as http:
-        page = (await http.get(f"http://127.0.0.1:{front.port}/metrics")).text
-    lines = dict(line.rsplit(" ", 1) for line in page.splitlines() if not line.startswith("#"))
-    for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"):
-        assert 0 <= float(lines[f'vllm:{name}{{model_name="tiny"}}']) <= 1
-    loaded = 'max_lora="0",running_lora_adapters="",waiting_lora_adapters=""'
-    assert float(lines[f"vllm:lora_requests_info{{{loaded}}}"]) > 0
 
 
 async def test_token_ids_are_a_prompt_and_one_prompt_may_stand_in_a_list(client: openai.AsyncOpenAI) -> None:
@@ -175,13 +163,6 @@ async def test_tokens_of_messages_have_the_tools_that_the_model_is_told_of(
 async def test_other_bodies_are_refused(front: Front, path: str, body: dict[str, Any], param: str) -> None:
     status, answer = await post(front, path, body)
     assert (status, answer["error"]["param"]) == (404 if param == "model" else 400, param)
-
-
-async def test_the_python_client_has_them_too(deployment: Deployment) -> None:
-    async with AsyncRuntime.connect(deployment.generation_address) as runtime:
-        tokens = await runtime.tokenize("hello")
-        assert await runtime.detokenize(tokens.token_ids) == "hello"
-        assert (await runtime.tokenize(Request(messages=[Message("user", "hello")]))).token_ids != tokens.token_ids
 
 
 SCHEMA = {"name": "bad", "schema": {"type": "object", "properties": {"a": {"format": "ean"}}}}

@@ -167,19 +167,6 @@ async def test_beside_a_response_format_an_answer_is_calls_or_text_that_fits_the
     assert kinds == {"calls", "text"}
 
 
-async def test_a_free_model_is_told_of_tools_and_none_hides_them(client: openai.AsyncOpenAI) -> None:
-    few = ASKED | {"max_completion_tokens": 4}
-    free = await client.chat.completions.create(**few)
-    hidden = await client.chat.completions.create(**few, tool_choice="none")
-    plain = await client.chat.completions.create(**{n: v for n, v in few.items() if n != "tools"})
-    counted = [answer.usage.prompt_tokens for answer in (free, hidden, plain) if answer.usage]
-    assert counted[0] > counted[1] == counted[2]
-    (file,) = files_of(free)
-    assert file.receipt().sampling.structured_outputs is None
-    assert isinstance(file.sent, tuple)
-    assert [turn["role"] for turn in file.sent] == ["tools", "user"]
-
-
 async def test_calls_and_their_results_go_back_with_the_next_question(client: openai.AsyncOpenAI) -> None:
     first = await client.chat.completions.create(**ASKED, tool_choice="required", parallel_tool_calls=False)
     message = first.choices[0].message

@@ -48,11 +48,6 @@ def test_receipts_come_with_what_is_needed_to_judge_them(filled: LedgerClient) -
     assert json.loads(files["bundle.json"])["range"] == {"start": 0, "end": 0}
 
 
-def test_a_range_is_whole(filled: LedgerClient) -> None:
-    assert indexes(unpacked(filled.export(start_index=2))) == [2, 3, 4]
-    assert json.loads(unpacked(filled.export(end_index=2))["bundle.json"])["range"] == {"start": 0, "end": 2}
-
-
 def test_content_is_for_auditors(filled: LedgerClient, auditor: LedgerClient) -> None:
     with pytest.raises(PermissionDenied, match="role audit"):
         list(filled.export(include_content=True))

@@ -13,9 +13,8 @@ from services.client import LedgerClient
 from services.client.errors import AlreadyExists, InvalidArgument, PermissionDenied, Unauthenticated
 from services.client.ledger.verified import VerifiedLedger
 from services.ledger.settings import LedgerSettings
-from tests.integration.ledger_service.conftest import Serve
 from tests.integration.ledger_service.test_appending import wire_content
-from tests.unit.ledger.builders import content, erasure, halt, receipt_id, signed, signed_receipt, verdict
+from tests.unit.ledger.builders import content, erasure, receipt_id, signed, signed_receipt
 
 
 def fill(ledger: LedgerClient) -> None:
@@ -106,23 +105,3 @@ def test_anything_but_an_erasure_of_a_receipt_that_is_there_is_refused(
         operator.erase(envelope)
     assert caught.value.fields == ("envelope",)
     assert ledger.checkpoint().tree_size == 3
-
-
-def test_what_was_found_about_a_receipt_stays_when_its_content_goes(
-    ledger: LedgerClient, operator: LedgerClient
-) -> None:
-    fill(ledger)
-    ledger.append(signed(verdict(1, 1, "DEVIATION")))
-    ledger.append(signed(halt(3)))
-    operator.erase(signed(erasure(1, 1)))
-    assert ledger.receipt(receipt_id(1)).receipt.outcome == "DEVIATION"
-    assert len(ledger.halt_state().halts) == 1
-
-
-def test_an_erasure_survives_a_restart(serve: Serve, operator_token: str, auditor_token: str) -> None:
-    with serve() as served, LedgerClient.connect(served.address, wait=60, token=operator_token) as operator:
-        fill(operator)
-        operator.erase(signed(erasure(1, 1)))
-    with serve() as served, LedgerClient.connect(served.address, wait=60, token=auditor_token) as auditor:
-        assert [_kept(auditor, number) for number in range(3)] == [True, False, True]
-        assert auditor.checkpoint().tree_size == 4

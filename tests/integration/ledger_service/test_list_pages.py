@@ -94,27 +94,12 @@ def test_the_outcome_of_the_newest_verdict_narrows_too(filled: LedgerClient, pro
         list(filled.receipts(ReceiptFilter(outcome="FINE")))
 
 
-def test_what_is_no_part_of_a_receipt_cannot_be_proven_complete(proving: VerifiedLedger) -> None:
-    with pytest.raises(InvalidArgument) as caught:
-        list(proving.receipts(ReceiptFilter(outcome="EXACT"), complete=True))
-    assert caught.value.fields == ("outcome",)
-
-
 def test_a_time_beyond_the_calendar_names_its_field(filled: LedgerClient) -> None:
     request = ledger_pb2.ListReceiptsRequest()
     request.start_time.seconds = 10**15
     with pytest.raises(InvalidArgument) as caught:
         filled.connection.call(LedgerServiceStub(filled.connection.channel).ListReceipts, request, 10)
     assert caught.value.fields == ("start_time",)
-
-
-def test_verdicts_come_in_no_order_but_by_index(filled: LedgerClient) -> None:
-    list_verdicts = LedgerServiceStub(filled.connection.channel).ListVerdicts
-    for order, expected in (("index", [6, 7]), ("index desc", [7, 6])):
-        page = filled.connection.call(list_verdicts, ledger_pb2.ListVerdictsRequest(order_by=order), 10)
-        assert [each.index for each in page.verdicts] == expected
-    with pytest.raises(InvalidArgument, match="order_by"):
-        filled.connection.call(list_verdicts, ledger_pb2.ListVerdictsRequest(order_by="outcome"), 10)
 
 
 @pytest.mark.parametrize("text", ["", "sha256:", receipt(3).prompt.commitment.upper(), BASE])
@@ -154,18 +139,3 @@ def test_a_complete_page_counts_all_entries_and_shows_those_that_are_no_match(fi
         (5, 9, 0, 4),
         (9, 10, 1, 0),
     ]
-
-
-def test_pages_end_early_where_entries_are_large(ledger: LedgerClient) -> None:
-    for number in range(60):
-        ledger.append(signed(receipt(number, tenant="t" * 200, sampling=_large_sampling())))
-    stub = LedgerServiceStub(ledger.connection.channel)
-    for complete in (False, True):
-        page = stub.ListReceipts(ledger_pb2.ListReceiptsRequest(prove_complete=complete))
-        assert page.next_page_token
-        assert page.ByteSize() < 4 * 2**20
-        assert len(list(ledger.receipt_pages(ReceiptFilter(), complete=complete))) == 2
-
-
-def _large_sampling() -> Any:
-    return replace(receipt(0).sampling, stop=tuple("x" * 9000 + str(number) for number in range(4)))

@@ -183,13 +183,6 @@ def _add_forged_leaf(database: Path) -> None:
         connection.execute(f"INSERT INTO leaves ({names}) VALUES ({marks})", [forged[name] for name in columns])
 
 
-def test_a_second_ledger_on_the_same_data_is_refused(tmp_path: Path) -> None:
-    with _ledger(tmp_path):
-        code, talk = _refusal(tmp_path)
-    assert code == 1
-    assert str(tmp_path) in talk
-
-
 def test_a_key_that_others_can_read_is_refused(tmp_path: Path) -> None:
     with _ledger(tmp_path):
         pass
@@ -208,8 +201,3 @@ def test_a_log_under_another_key_is_refused(tmp_path: Path) -> None:
     code, talk = _refusal(tmp_path)
     assert code == 1
     assert "checkpoint" in talk or "signature" in talk
-
-
-def test_a_missing_data_directory_setting_is_a_usage_error() -> None:
-    done = subprocess.run([sys.executable, "-m", "services.ledger"], capture_output=True, text=True, timeout=PATIENCE)
-    assert (done.returncode, "--data-dir" in done.stderr) == (2, True)

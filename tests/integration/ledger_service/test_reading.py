@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import itertools
-import logging
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from ledger.documents.signed_document import open_document
-from ledger.errors import StoreError
 from ledger.keys.envelope import Envelope
-from ledger.log.reader import LedgerReader
 from ledger.tree.merkle import leaf_hash, verify_consistency, verify_inclusion
-from services.client import Content, LedgerClient
+from services.client import LedgerClient
 from services.client.errors import InvalidArgument, NotFound, PermissionDenied, Unauthenticated, Unavailable
 from tests.append_stream import append_many
 from tests.integration.ledger_service.conftest import Serve
@@ -52,18 +49,6 @@ def test_a_receipt_is_found_by_its_id_and_its_bytes_verify(ledger: LedgerClient)
     assert details.verdicts == ()
 
 
-def test_what_is_not_there_is_not_found(ledger: LedgerClient) -> None:
-    with pytest.raises(NotFound):
-        ledger.receipt(MISSING)
-    for index in (0, 2**63 - 1, 2**64 - 1):
-        with pytest.raises(NotFound):
-            ledger.entry(index)
-        with pytest.raises(NotFound):
-            ledger.inclusion_proof(index)
-    with pytest.raises(NotFound):
-        ledger.consistency_proof(1, 5)
-
-
 def test_content_is_for_auditors_only(ledger: LedgerClient, auditor: LedgerClient, served: Served) -> None:
     ledger.append(signed_receipt(0), wire_content(0))
     assert auditor.receipt(receipt_id(0), include_content=True).content == wire_content(0)
@@ -71,14 +56,6 @@ def test_content_is_for_auditors_only(ledger: LedgerClient, auditor: LedgerClien
         ledger.receipt(receipt_id(0), include_content=True)
     with LedgerClient.connect(served.address, token="kolm_a-guess") as guessing, pytest.raises(Unauthenticated):
         guessing.receipt(receipt_id(0), include_content=True)
-
-
-def test_a_watch_without_follow_ends_at_the_newest_entry(ledger: LedgerClient) -> None:
-    _append_receipts(ledger, 3)
-    with ledger.watch(1) as entries:
-        assert [(entry.index, entry.kind) for entry in entries] == [(1, "receipt"), (2, "receipt")]
-    for past_the_end in (3, 2**64 - 1):
-        assert list(ledger.watch(past_the_end)) == []
 
 
 def test_a_following_watch_sees_old_and_new_entries_in_order(ledger: LedgerClient) -> None:
@@ -115,16 +92,6 @@ def test_watchers_miss_nothing_while_many_callers_append(ledger: LedgerClient) -
         watchers = [pool.submit(seen) for _ in range(4)]
         list(pool.map(ledger.append, [signed_receipt(number) for number in range(60)]))
         assert [watcher.result(timeout=60) for watcher in watchers] == [list(range(60))] * 4
-
-
-def test_a_cancelled_watcher_ends_and_the_others_go_on(ledger: LedgerClient) -> None:
-    _append_receipts(ledger, 1)
-    with ledger.watch(follow=True) as staying:
-        with ledger.watch(follow=True) as leaving:
-            assert next(leaving).index == 0
-        assert list(leaving) == []
-        ledger.append(signed_receipt(1))
-        assert [next(staying).index for _ in range(2)] == [0, 1]
 
 
 def test_a_stopping_server_ends_a_following_watch_as_unavailable(serve: Serve) -> None:
@@ -175,16 +142,6 @@ def test_a_tile_has_the_hashes_of_the_newest_signed_tree(ledger: LedgerClient) -
             ledger.tile(level, number)
 
 
-def test_an_empty_log_has_a_checkpoint_and_answers_every_list(ledger: LedgerClient) -> None:
-    assert ledger.checkpoint().tree_size == 0
-    assert list(ledger.receipts()) == []
-    assert list(ledger.verdicts()) == []
-    assert list(ledger.watch()) == []
-    assert ledger.consistency_proof(0).hashes == ()
-    state = ledger.halt_state()
-    assert (state.epoch, state.halts, state.tree_size) == (0, (), 0)
-
-
 @pytest.fixture
 def audited(ledger: LedgerClient) -> LedgerClient:
     """Receipts 0 to 3; verdicts EXACT on 0, DEVIATION on 1, EXACT on 2 (indexes 4, 5, 6)."""
@@ -212,13 +169,6 @@ def test_verdicts_are_listed_by_receipt_and_by_outcome(audited: LedgerClient) ->
         list(audited.verdicts(outcome="FINE"))
 
 
-def test_receipts_carry_their_newest_outcome(audited: LedgerClient) -> None:
-    assert [row.outcome for row in audited.receipts()] == ["EXACT", "DEVIATION", "EXACT", None]
-    details = audited.receipt(receipt_id(1))
-    assert details.receipt.outcome == "DEVIATION"
-    assert [each.index for each in details.verdicts] == [5]
-
-
 def test_a_halt_stands_until_it_is_resumed_and_the_epoch_stays(audited: LedgerClient) -> None:
     halted = audited.append(signed(halt(5)))
     assert halted.halt_epoch == 1
@@ -230,28 +180,3 @@ def test_a_halt_stands_until_it_is_resumed_and_the_epoch_stays(audited: LedgerCl
     audited.append(signed(resume(halted.index)))
     resumed = audited.halt_state()
     assert (resumed.epoch, resumed.halts) == (1, ())
-
-
-def test_content_never_shows_in_a_repr() -> None:
-    assert "1, 2, 3" not in repr(Content(b"s" * 32, (1, 2, 3), b"t" * 32, (4,)))
-
-
-def test_a_database_that_cannot_be_read_costs_a_line_of_the_log_and_one_when_it_can_be_again(
-    ledger: LedgerClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    _append_receipts(ledger, 1)
-    caplog.set_level(logging.INFO, "services.ledger")
-
-    def away(*_: object) -> None:
-        raise StoreError("the database is away")
-
-    with monkeypatch.context() as broken:
-        broken.setattr(LedgerReader, "entry", away)
-        for _ in range(3):
-            with pytest.raises(Unavailable, match="the ledger's database failed"):
-                ledger.entry(0)
-    ledger.entry(0)
-    ledger.entry(0)
-    assert [record.getMessage() for record in caplog.records] == [
-        "cannot read the database, tried again until it works: the database is away", "can read the database again",
-    ]  # fmt: skip

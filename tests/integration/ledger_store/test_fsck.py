@@ -278,23 +278,6 @@ def test_a_lost_or_changed_row_of_an_erasure_is_found(path: Path, tmp_path: Path
         assert {finding.table for finding in check(copy, STRUCTURE).findings} == {"erasures"}, statement
 
 
-def test_content_that_a_policy_has_ended_is_a_finding(path: Path, tmp_path: Path) -> None:
-    with closing(sqlite3.connect(path)) as connection:
-        kept = connection.execute("SELECT * FROM contents WHERE receipt_index = 7").fetchone()
-    with (
-        closing(SqlEntryStore.open(path, tmp_path / "keys.db")) as store,
-        closing(Sequencer(store, KEYS["log"], TRUSTED, ORIGIN)) as running,
-    ):
-        running.append(signed(retention(30))).result()
-        running.append(signed(expiry(303, 300, issued_before=at(100), issued_at=at(86_400 * 31)))).result()
-        assert store.content(7) is None
-    assert check(path, Depth.DEEP).ok
-    with closing(sqlite3.connect(path)) as connection, connection:
-        connection.execute("INSERT INTO contents VALUES (?, ?, ?)", kept)
-    _, there = check(path, Depth.DEEP).findings
-    assert (there.table, there.row, "entry 304" in there.problem) == ("contents", 7, True)
-
-
 def test_a_guard_ahead_or_of_a_fork_is_a_finding(filled: Path) -> None:
     (head,) = guarded(filled)
     for changed in (Checkpoint(ORIGIN, 304, head.root), Checkpoint(ORIGIN, 303, bytes(32))):

@@ -161,42 +161,6 @@ def test_a_rollback_is_told_with_both_checkpoints(tmp_path: Path) -> None:
     )
 
 
-def test_a_deviation_is_told(tmp_path: Path) -> None:
-    with ledger(tmp_path) as served, following(tmp_path, "--ledger", served.address) as process:
-        grow(served.client, 0, 2)
-        served.client.append(signed(verdict(1, 1, "DEVIATION")))
-        _, said = process.communicate(timeout=PATIENCE)
-        assert (process.returncode, said.count("\n")) == (3, 1), said
-        assert said.startswith("kolm: DEVIATION: entry 2: a replay of the receipt at entry 1 came out differently")
-
-
-def test_what_is_overdue_or_unreplayable_is_told(tmp_path: Path) -> None:
-    with ledger(tmp_path) as served:
-        served.client.append(signed(policy(1.0, 1, 0)))
-        grow(served.client, 0, 2)
-        served.client.append(signed(verdict(1, 0, "UNREPLAYABLE", replayed_at=now())))
-        place = ("--ledger", served.address)
-        until(lambda: "OVERDUE: entry 2" in monitor(tmp_path, *place)[1])
-        code, said = monitor(tmp_path, *place, "--max-unreplayable", "1")
-        assert (code, "UNREPLAYABLE" in said) == (3, False), said
-        assert "kolm: UNREPLAYABLE: 1 receipts could not be replayed" in monitor(tmp_path, *place)[1]
-        assert monitor(tmp_path, *place, "--since", "3")[0] == 0
-
-
-def test_a_stale_log_is_told(tmp_path: Path) -> None:
-    with ledger(tmp_path) as served:
-        grow(served.client, 0, 2)
-        place = ("--ledger", served.address)
-        assert monitor(tmp_path, *place, "--max-age", "1h")[0] == 0
-        until(lambda: monitor(tmp_path, *place, "--max-age", "1s")[0] == 3)
-        code, said = monitor(tmp_path, *place, "--max-age", "1s")
-        assert (code, "STALE: the log has not grown since" in said) == (3, True), said
-    code, said = monitor(tmp_path, *place, "--max-age", "1h")
-    assert (code, "cannot be read" in said) == (5, True), said
-    code, said = monitor(tmp_path, *place, "--max-age", "1s")
-    assert (code, "STALE" in said, "cannot be read" in said) == (3, True, True), said
-
-
 def test_a_late_promise_is_told_to_a_webhook_and_the_monitor_goes_on(tmp_path: Path) -> None:
     promises = tmp_path / "promises"
     promises.mkdir()

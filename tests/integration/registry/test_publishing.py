@@ -64,17 +64,6 @@ def test_a_published_head_is_found_under_every_reference_and_stands_in_the_ledge
     assert open_document(entry.envelope, TRUSTED).to_document()["manifest_cid"] == cid
 
 
-def test_publishing_again_gives_the_first_publication(registry: RegistryClient, deployment: Deployment) -> None:
-    head = tiny_head()
-    send(registry, head.blobs)
-    first, created = registry.publish(head.manifest.to_bytes(), envelope(head))
-    before = entries(deployment)
-    again, created_again = registry.publish(head.manifest.to_bytes(), envelope(head, issued=401))
-    assert (created, created_again) == (True, False)
-    assert again == first
-    assert entries(deployment) == before
-
-
 def test_two_publishers_at_once_get_one_result(registry: RegistryClient, deployment: Deployment) -> None:
     head, before = tiny_head(), entries(deployment)
     send(registry, head.blobs)
@@ -85,14 +74,6 @@ def test_two_publishers_at_once_get_one_result(registry: RegistryClient, deploym
     assert sum(created for _, created in answers) == 1
     assert len({answer.publications for answer, _ in answers}) == 1
     assert entries(deployment) == before + 1
-
-
-def test_a_head_may_bear_several_names(registry: RegistryClient) -> None:
-    head = tiny_head()
-    publish(registry, head)
-    publish(registry, head, "another-name")
-    assert registry.resolve("another-name").names == (NAME, "another-name")
-    assert [each.names for each in registry.heads(name="another-name")] == [(NAME, "another-name")]
 
 
 def test_a_name_means_its_newest_head_and_digits_have_to_mean_one(registry: RegistryClient) -> None:
@@ -116,13 +97,6 @@ def test_a_reference_of_another_form_is_refused(registry: RegistryClient, refere
     with pytest.raises(InvalidArgument) as caught:
         registry.resolve(reference)
     assert caught.value.fields == ("reference",)
-
-
-def test_lists_page_and_filter(registry: RegistryClient) -> None:
-    heads = [publish(registry, tiny_head(seed), f"head-{seed}") for seed in range(5)]
-    assert list(registry.heads(page_size=2)) == heads
-    assert list(registry.heads(base_cid=OTHER_BASE)) == []
-    assert list(registry.heads(name="head-3")) == [heads[3]]
 
 
 def test_a_withdrawal_is_final_and_stands_in_the_ledger(registry: RegistryClient, deployment: Deployment) -> None:

@@ -17,7 +17,6 @@ from pathlib import Path
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -124,33 +123,12 @@ def test_junk_bytes_to_a_streaming_method_are_invalid(channel: grpc.Channel) -> 
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
-def test_text_that_is_not_utf8_is_invalid(channel: grpc.Channel) -> None:
-    prompt = b"\x2a\x02\xc3\x28"  # field 5, two bytes that are no UTF-8
-    with pytest.raises(grpc.RpcError) as caught:
-        channel.unary_unary(f"/{SERVICE}/Generate")(prompt, timeout=60)
-    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert "UTF-8" in (caught.value.details() or "")
-
-
 def test_five_megabytes_reach_validation_and_seventeen_do_not(channel: grpc.Channel) -> None:
     stub = GenerationServiceStub(channel)
     assert stub.Generate(pb.GenerateRequest(prompt="x" * 5_000_000)).choices[0].text == "5000000 characters"
     with pytest.raises(grpc.RpcError) as caught:
         stub.Generate(pb.GenerateRequest(prompt="x" * 17_000_000))
     assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-
-
-def test_an_unknown_method_is_unimplemented(channel: grpc.Channel) -> None:
-    with pytest.raises(grpc.RpcError) as caught:
-        channel.unary_unary(f"/{SERVICE}/NoSuchMethod")(b"", timeout=60)
-    assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
-
-
-def test_reflection_lists_the_services(channel: grpc.Channel) -> None:
-    stub = reflection_pb2_grpc.ServerReflectionStub(channel)
-    answer = next(stub.ServerReflectionInfo(iter([reflection_pb2.ServerReflectionRequest(list_services="")])))
-    names = {service.name for service in answer.list_services_response.service}
-    assert {SERVICE, "grpc.health.v1.Health"} <= names
 
 
 def test_calls_are_counted_by_method_and_code(served: Served, channel: grpc.Channel) -> None:
@@ -253,13 +231,6 @@ def test_wrong_settings_and_a_taken_port_are_messages_with_exit_codes() -> None:
     assert taken.returncode == 1
     assert f"cannot listen on {address}" in taken.stderr
     assert "Traceback" not in taken.stderr
-
-
-def test_a_taken_metrics_port_is_a_message_too() -> None:
-    with _process() as (_, address):
-        command = [sys.executable, "-m", "tests.integration.runtime.scripted", "--metrics-port", address.split(":")[1]]
-        taken = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE)
-    assert (taken.returncode, f"cannot listen on {address}" in taken.stderr) == (1, True)
 
 
 def test_json_logs_are_json_from_the_first_line_to_the_last() -> None:

@@ -40,13 +40,11 @@ from services.ledger.ledger_metrics import watch_witnesses
 from services.ledger.outside_signers import OutsideSigners, post_to_witness
 from services.ledger.servicer import SERVICE
 from services.ledger.settings import LedgerSettings
-from services.runtime.http.http_call import post
-from services.runtime.process import CannotStart
 from services.runtime.server import Mount
-from services.witness.app import watch, witness_app
+from services.witness.app import witness_app
 from services.witness.memory import SqliteWitnessMemory
 from tests.access import trust_log
-from tests.serving import exported, listed, serving
+from tests.serving import serving
 from tests.unit.ledger.builders import KEYS, ORIGIN, TRUSTED, signed_receipt
 from tests.unit.ledger.log.memory_store import MemoryEntryStore
 from tests.unit.ledger.witness.test_witness import LOG, Log
@@ -252,15 +250,6 @@ def test_the_lag_of_each_witness_is_exported(deployment: Deployment) -> None:
     assert again.lags()["a"] == 0
 
 
-def test_a_witness_exports_what_it_has_cosigned(deployment: Deployment) -> None:
-    deployment.append(0, 1)
-    asyncio.run(deployment.collector.round())
-    registry = CollectorRegistry()
-    watch(registry, deployment.witnesses["a"].memory, {ORIGIN})
-    assert registry.get_sample_value("kolm_witness_cosigned_entries", {"log": ORIGIN}) == 2
-    assert exported(registry) == listed("witness")
-
-
 def test_a_witness_that_knows_more_than_the_log_is_not_argued_with(deployment: Deployment) -> None:
     deployment.append(0, 1)
     deployment.witnesses["a"].memory.advance(ORIGIN, SeenTree(), SeenTree(9, b"x" * 32, b"note"))
@@ -357,16 +346,3 @@ def test_the_ledger_service_hands_out_what_was_collected(deployment: Deployment,
     with opened_bundle(bundle) as opened:
         report = verify_bundle(opened, trust)
     assert (report.ok, set(report.cosigned)) == (True, {"a", "b"}), report.problem
-
-
-def test_a_policy_that_is_none_stops_the_service(tmp_path: Path) -> None:
-    (tmp_path / "policy").write_bytes(b"quorum nobody\n")
-    with pytest.raises(CannotStart, match="no witness or group"):
-        OutsideSigners.of(LedgerSettings(data_dir=tmp_path, witness_policy=tmp_path / "policy"))
-    assert OutsideSigners.of(LedgerSettings(data_dir=tmp_path)).notes is None
-
-
-def test_an_address_without_a_witness_is_an_oserror() -> None:
-    for url in ("http://127.0.0.1:1/", "ftp://x/", "http://", "nothing", "http://127.0.0.1:99999/"):
-        with pytest.raises(OSError, match=r"refused|not known|speak HTTP"):
-            post(url, b"", "text/plain", seconds=1.0)

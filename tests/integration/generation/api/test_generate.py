@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-from hashlib import sha256
 
 import pytest
 from google.protobuf.message import Message
@@ -20,7 +18,6 @@ from services.generation.receipts.issuer import Speedup
 from services.generation.target.blocks import BLOCK
 from services.runtime.process import TextFormatter
 from tests.fakes.tampered_targets import GatedTarget, Loader, UnprovableTarget
-from tests.fakes.tiny_model import TEMPLATE
 from tests.fuzzing import flood
 from tests.integration.generation.deployment import Deployment, asking
 from tests.integration.generation.requests.test_replay import judged, receipts_of
@@ -100,20 +97,6 @@ async def test_requests_of_a_tenant_that_begin_alike_are_computed_once_and_verif
     assert answers[0] == answers[1] == answers[2]
 
 
-async def test_what_choices_have_from_each_other_is_not_counted_as_computed_before(deployment: Deployment) -> None:
-    stub = await deployment.start_generation()
-    asked = asking("yes, " * BLOCK, max_tokens=4, n=4, temperature=1.0, seed=5)
-    first, again = [(await stub.Generate(asked)).usage for _ in range(2)]
-    assert first.cached_prompt_tokens == 0
-    assert BLOCK <= again.cached_prompt_tokens < again.prompt_tokens
-
-
-async def test_prefix_caching_can_be_turned_off(deployment: Deployment) -> None:
-    stub = await deployment.start_generation(prefix_caching=False)
-    for _ in range(2):
-        assert (await stub.Generate(asking("yes, " * BLOCK, max_tokens=2))).usage.cached_prompt_tokens == 0
-
-
 async def test_a_stream_is_started_then_chunks_then_finished_and_adds_up_to_the_unary_response(
     deployment: Deployment,
 ) -> None:
@@ -139,30 +122,6 @@ async def test_a_stream_is_started_then_chunks_then_finished_and_adds_up_to_the_
     assert len({tuple(choice.token_ids) for choice in unary.choices}) == 3
 
 
-async def test_a_seed_that_was_not_given_is_drawn_reported_and_reproduces_the_output(deployment: Deployment) -> None:
-    stub = await deployment.start_generation()
-    first, other = [await stub.Generate(asking(max_tokens=20, temperature=1.0)) for _ in range(2)]
-    seed = first.resolved.sampling.seed
-    assert seed != other.resolved.sampling.seed
-    assert verify_receipt(first.choices[0].receipt.envelope, deployment.trust()).sampling.seed == seed
-    again = await stub.Generate(asking(max_tokens=20, temperature=1.0, seed=seed))
-    assert again.choices[0].token_ids == first.choices[0].token_ids
-    largest = await stub.Generate(asking(max_tokens=4, temperature=1.0, seed=2**64 - 1))
-    assert verify_receipt(largest.choices[0].receipt.envelope, deployment.trust()).sampling.seed == 2**64 - 1
-
-
-async def test_messages_and_token_ids_are_prompts_too(deployment: Deployment) -> None:
-    stub = await deployment.start_generation()
-    chat = asking("", messages=pb.ChatMessages(messages=[pb.Message(role="user", content="hi")]), max_tokens=5)
-    response = await stub.Generate(chat)
-    assert response.usage.prompt_tokens == 5  # user, h, i, end, assistant
-    ids = await stub.Generate(asking("", token_ids=pb.TokenIds(ids=[2, 75, 76, 1, 3]), max_tokens=5))
-    assert ids.choices[0].token_ids == response.choices[0].token_ids
-    spoken, bare = (verify_receipt(each.choices[0].receipt.envelope, deployment.trust()) for each in (response, ids))
-    assert spoken.prompt.chat_template == f"sha256:{sha256(TEMPLATE.encode()).hexdigest()}"
-    assert (bare.prompt.chat_template, bare.prompt.text_commitment) == (None, None)
-
-
 async def test_defaults_are_filled_in_and_the_output_takes_no_more_than_the_context_leaves(
     deployment: Deployment,
 ) -> None:
@@ -172,21 +131,6 @@ async def test_defaults_are_filled_in_and_the_output_takes_no_more_than_the_cont
     assert response.resolved.requested_method == "auto"
     assert response.resolved.sampling.HasField("repetition_penalty")
     assert response.resolved.request_id
-
-
-async def test_stop_strings_end_the_text_before_them_and_are_named(deployment: Deployment) -> None:
-    stub = await deployment.start_generation()
-    whole = (await stub.Generate(asking(max_tokens=40))).choices[0]
-    stop = whole.text[10:13]
-    stopped = (await stub.Generate(asking(max_tokens=40, stop=[stop]))).choices[0]
-    assert stopped.finish_reason == pb.FINISH_REASON_STOP
-    assert stopped.stop_string == stop
-    assert whole.text.startswith(stopped.text)
-    assert stop not in stopped.text
-    receipt = verify_receipt(stopped.receipt.envelope, deployment.trust())
-    assert receipt.output.stop_reason == stop
-    by_id = (await stub.Generate(asking(max_tokens=40, stop_token_ids=[whole.token_ids[7]]))).choices[0]
-    assert by_id.stop_token_id == whole.token_ids[7]
 
 
 async def test_inline_verification_replays_before_signing(deployment: Deployment) -> None:
@@ -230,19 +174,6 @@ async def test_no_speedup_is_claimed_from_a_time_that_was_shared_with_another_re
         assert not event.finished.metrics.HasField("wall_clock_speedup")
     alone = await stub.Generate(asking(max_tokens=30, verify=2))
     assert alone.metrics.wall_clock_speedup == 1.0
-
-
-async def test_model_info_and_load_describe_the_server(deployment: Deployment) -> None:
-    stub = await deployment.start_generation(model_name="tiny")
-    info = await stub.GetModelInfo(pb.GetModelInfoRequest())
-    assert (info.model, info.architecture, info.vocab_size, info.context_length) == ("tiny", "llama", 384, 512)
-    assert info.probe_passed
-    assert list(info.methods) == ["off", "lookahead", "suffix"]
-    by_cid = await stub.Generate(asking(max_tokens=2, model=info.base_cid))
-    assert by_cid.resolved.profile_cid == info.profile_cid
-    load = await stub.GetLoad(pb.GetLoadRequest())
-    assert (load.running, load.waiting, load.outbox_pending) == (0, 0, 0)
-    assert load.blocks_total == 140  # of 32 KiB, in 5 MiB less an eighth
 
 
 SERVICE = generation_pb2.DESCRIPTOR.services_by_name["GenerationService"]
@@ -304,12 +235,3 @@ async def test_receipts_and_answers_say_whether_the_profile_is_proven(deployment
         assert response.resolved.profile_proven is proven
         assert receipt.spec_decode.fallback_reason == (None if proven else "profile_unproven")
         await deployment.stop_generation()
-
-
-async def test_the_log_says_at_start_how_an_unproven_profile_is_served(
-    deployment: Deployment, caplog: pytest.LogCaptureFixture
-) -> None:
-    await deployment.start_generation(Loader(UnprovableTarget))
-    said = [record for record in caplog.records if "failed its probe" in record.getMessage()]
-    assert [(record.levelno, record.name) for record in said] == [(logging.ERROR, "services.generation.preparation")]
-    assert "one sequence at a time, one row a pass, speculation off" in said[0].getMessage()

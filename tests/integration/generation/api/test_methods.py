@@ -12,7 +12,6 @@ from kolm.ledger.v1 import ledger_pb2
 from ledger.documents.erasure import Erasure
 from ledger.documents.signed_document import sign_document
 from ledger.keys.ed25519 import SigningKey
-from services.client.generation import completion_wire
 from services.datastores.builder import BuildParameters, DatastoreBuilder
 from services.datastores.documents import Document
 from services.generation.drafting.suffix import SuffixDrafter
@@ -21,7 +20,7 @@ from services.generation.engine.text.tokenizer import Tokenizer
 from services.generation.target.identity import tokenizer_cid
 from services.runtime.process import CannotStart
 from tests.fakes.tiny_model import make_tiny_model
-from tests.integration.generation.deployment import Deployment, asking, failure, until
+from tests.integration.generation.deployment import Deployment, asking, until
 
 
 async def test_a_request_that_hands_over_says_so(
@@ -48,15 +47,6 @@ async def test_a_declared_workload_begins_with_its_method(deployment: Deployment
     assert (receipt.spec_decode.method, receipt.spec_decode.fallback_reason) == ("lookahead", None)
 
 
-async def test_the_server_lists_its_methods_with_their_parameters(deployment: Deployment, tmp_path: Path) -> None:
-    stub = await deployment.start_generation(draft_model=make_tiny_model(tmp_path / "small", layers=1, seed=1))
-    info = completion_wire.model_info(await stub.GetModelInfo(pb.GetModelInfoRequest()))
-    assert info.methods == ("off", "lookahead", "draft", "suffix")
-    assert [method.name for method in info.draft_methods] == ["lookahead", "draft", "suffix"]
-    window = info.draft_methods[0].parameters[0]
-    assert (window.name, window.least, window.most) == ("window", 0, 32)
-
-
 TEXT = "The ledger keeps one receipt for every request that was served, and every receipt is signed."
 
 
@@ -81,15 +71,6 @@ async def test_rest_serves_the_tokens_of_off(deployment: Deployment, model: Path
     served = next(receipt for receipt in receipts if receipt.spec_decode.requested_method == "rest")
     assert served.spec_decode.method == "rest"
     assert served.spec_decode.verified_identical_to_off is True
-
-
-async def test_without_a_datastore_the_next_method_takes_its_place_unless_it_was_named(deployment: Deployment) -> None:
-    stub = await deployment.start_generation()
-    response = await stub.Generate(asking(workload=speculation_pb2.WORKLOAD_RAG, max_tokens=4))
-    assert (response.metrics.method, response.metrics.fallback_reason) == ("lookahead", "no_datastore")
-    refused = await failure(stub.Generate(asking(method="rest", max_tokens=4)))
-    assert (refused.code.name, refused.reason) == ("FAILED_PRECONDITION", "METHOD_NOT_LOADED")
-    assert "start the server with --datastore" in refused.message
 
 
 async def test_a_tenants_store_is_open_to_the_tenant(deployment: Deployment, model: Path, tmp_path: Path) -> None:
@@ -123,12 +104,6 @@ async def test_draft_serves_the_tokens_of_off(deployment: Deployment, tmp_path: 
     (receipt,) = await deployment.receipts(1)
     block = receipt.spec_decode
     assert (block.method, block.k, block.verified_identical_to_off) == ("draft", 8, True)
-
-
-async def test_without_a_draft_model_the_method_is_refused(deployment: Deployment) -> None:
-    stub = await deployment.start_generation()
-    assert "draft" not in (await stub.GetModelInfo(pb.GetModelInfoRequest())).methods
-    assert (await failure(stub.Generate(asking(method="draft", max_tokens=4)))).reason == "METHOD_NOT_LOADED"
 
 
 async def test_a_draft_model_with_another_tokenizer_serves_the_tokens_of_off(

@@ -123,15 +123,6 @@ async def test_choices_have_seeds_of_their_own_and_chunks_are_the_answer(engines
     assert sorted(each.sampling.choice for each in await engines.deployment.receipts(3)) == [0, 1, 2]
 
 
-async def test_a_server_says_which_engine_computes(engines: Engines) -> None:
-    stub = await engines.start()
-    info = await stub.GetModelInfo(pb.GetModelInfoRequest())
-    profile = EngineProfile.from_bytes(info.profile_json)
-    assert (info.engine, list(info.methods), info.model) == ("vllm/1.2.3", ["off", "engine"], "house-model")
-    assert (cid(info.profile_json), profile.flags) == (info.profile_cid, {"block_size": "16"})
-    assert profile.weights_checked
-
-
 async def test_receipts_name_a_head_whose_every_byte_was_checked(engines: Engines, tmp_path: Path) -> None:
     folder = tmp_path / "head"
     evidence().write(folder)
@@ -148,14 +139,6 @@ async def test_receipts_name_a_head_whose_every_byte_was_checked(engines: Engine
     (folder / "model.safetensors").write_bytes(b"Weights")
     with pytest.raises(CannotStart):
         await engines.start(weights=False, head=(str(folder),))
-
-
-async def test_off_goes_to_the_plain_upstream(engines: Engines) -> None:
-    stub = await engines.start()
-    await stub.Generate(asking(max_tokens=2, method="off"))
-    (receipt,) = await engines.deployment.receipts(1)
-    assert (len(engines.plain.bodies), len(engines.fast.bodies), receipt.spec_decode.method) == (1, 0, "off")
-    assert receipt.spec_decode.tokens_proposed is None
 
 
 async def test_what_is_equal_without_speculation_is_signed_as_such(engines: Engines) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from kolm.ledger.v1 import ledger_pb2
 from services.generation.receipts import journal as module
-from services.generation.receipts.journal import Journal, Kind, open_records, read_records
+from services.generation.receipts.journal import Journal, Kind
 
 PROMISED, WAITING = Kind.PROMISED, Kind.WAITING
 
@@ -50,16 +50,6 @@ async def test_a_receipt_takes_the_place_of_its_promise_and_other_promises_come_
     await journal.keep(WAITING, {"three": append("whole")})
     await journal.keep(WAITING, {"one": append("whole")})
     assert left_in(folder) == [("three", b"whole"), ("one", b"whole"), ("two", b"no output")]
-
-
-async def test_a_file_without_anything_open_is_empty(folder: Path) -> None:
-    journal = opened(folder)
-    await journal.keep(PROMISED, {"one": append("a prompt")})
-    await journal.keep(WAITING, {"one": append("a prompt and its output")})
-    assert b"a prompt" in (folder / "journal").read_bytes()
-    journal.settle("one")
-    await journal.written()
-    assert (folder / "journal").read_bytes() == b""
 
 
 async def test_a_crash_at_any_byte_leaves_whole_records_alone(folder: Path, tmp_path: Path) -> None:
@@ -152,10 +142,3 @@ async def test_half_a_draft_of_a_crash_does_not_stay(folder: Path) -> None:
     (folder / ".draft-abc").write_bytes(b"a prompt that somebody erases elsewhere")
     assert left_in(folder) == [("one", b"whole")]
     assert not (folder / ".draft-abc").exists()
-
-
-def test_an_empty_file_and_none_hold_nothing(folder: Path) -> None:
-    assert left_in(folder) == []
-    assert left_in(folder) == []
-    assert read_records(b"") == ([], True)
-    assert open_records([]) == []

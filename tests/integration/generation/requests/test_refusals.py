@@ -97,22 +97,6 @@ async def test_every_bad_field_is_named_and_the_server_goes_on(stub: GenerationS
     assert "lookahead" in (await failure(stub.Generate(asking(method="psychic")))).message
 
 
-async def test_what_is_not_there_is_not_found(stub: GenerationServiceStub) -> None:
-    for request in (
-        asking(model="gpt"),
-        asking(adapter="mine"),
-        asking(method="eagle3", eagle_head="head@sha256:abcd"),
-    ):
-        assert (await failure(stub.Generate(request))).code.name == "NOT_FOUND"
-
-
-async def test_a_stream_refuses_like_a_unary_call(stub: GenerationServiceStub) -> None:
-    async def events(request: pb.GenerateRequest) -> list[pb.GenerateStreamResponse]:
-        return [event async for event in stub.GenerateStream(pb.GenerateStreamRequest(request=request))]
-
-    assert (await failure(events(asking(temperature=NAN)))).fields == ["sampling.temperature"]
-
-
 async def test_a_full_queue_says_when_to_come_back_and_loses_nothing(deployment: Deployment) -> None:
     loader = Loader(GatedTarget)
     stub = await deployment.start_generation(loader, max_sequences=1, max_waiting=2)
@@ -163,11 +147,3 @@ async def test_sizes_that_do_not_fit_the_model_end_the_start_by_their_flag(
         async with opened_servicer(deployment.settings(**changes), CollectorRegistry()):
             pass
     assert words in str(caught.value)
-
-
-async def test_a_shorter_context_is_said_and_kept(deployment: Deployment, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO")
-    stub = await deployment.start_generation(context_length=100)
-    assert "context length 100 of the model's 512, as --context-length says" in caplog.messages
-    assert (await stub.GetModelInfo(pb.GetModelInfoRequest())).context_length == 100
-    assert (await failure(stub.Generate(asking(max_tokens=100)))).fields == ["sampling.max_tokens"]

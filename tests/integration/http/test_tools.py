@@ -181,7 +181,7 @@ async def test_calls_and_their_results_go_back_with_the_next_question(client: op
     named = {**result, "name": call.function.name}  # type: ignore[union-attr]
     again = asked | {"messages": [*ASKED["messages"], message, named]}
     assert files_of(await client.chat.completions.create(**again))[0].sent == file.sent
-    with pytest.raises(openai.BadRequestError, match="its call is of"):
+    with pytest.raises(openai.BadRequestError):
         await client.chat.completions.create(**again | {"messages": [*again["messages"][:-1], named | {"name": "x"}]})
 
 

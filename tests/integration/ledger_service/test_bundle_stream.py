@@ -49,7 +49,7 @@ def test_receipts_come_with_what_is_needed_to_judge_them(filled: LedgerClient) -
 
 
 def test_content_is_for_auditors(filled: LedgerClient, auditor: LedgerClient) -> None:
-    with pytest.raises(PermissionDenied, match="role audit"):
+    with pytest.raises(PermissionDenied):
         list(filled.export(include_content=True))
     files = unpacked(auditor.export([receipt_id(2)], include_content=True))
     (line,) = files["content/000000000002.jsonl"].splitlines()

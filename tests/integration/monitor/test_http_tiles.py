@@ -76,7 +76,7 @@ def test_a_prefix_is_kept() -> None:
 def test_more_than_a_tile_can_hold_is_refused(packed: bool) -> None:
     data = bytes(50_000_000)
     answer = body(gzip.compress(data), content_encoding="gzip") if packed else body(data)
-    with answering(answer) as url, pytest.raises(FormatError, match="more than 8192 bytes"):
+    with answering(answer) as url, pytest.raises(FormatError):
         HttpTiles(url).read("tile/0/000", 8192)
 
 

@@ -146,7 +146,7 @@ def test_what_a_witness_has_signed_survives_it(tmp_path: Path) -> None:
         again.accuse(Checkpoint("log", 3, b"e" * 32), Accusation(b"evil, with another line below", b"note"))
     assert memory.accusations() == [evil]
     (tmp_path / "broken").write_bytes(b"this is no database, and it is long enough to be sure of that" * 20)
-    with pytest.raises(StoreError, match="memory failed"):
+    with pytest.raises(StoreError):
         SqliteWitnessMemory(tmp_path / "broken")
 
 

@@ -114,7 +114,7 @@ async def test_what_cannot_be_compiled_is_refused_by_its_field(deployment: Deplo
     assert response.resolved.sampling.structured_outputs.engine.startswith("llguidance/")
     receipt = verify_receipt(response.choices[0].receipt.envelope, deployment.trust())
     assert receipt.spec_decode.verified_identical_to_off is True
-    with Runtime.connect(deployment.generation_address) as runtime, pytest.raises(InvalidArgument, match="exactly one"):
+    with Runtime.connect(deployment.generation_address) as runtime, pytest.raises(InvalidArgument):
         runtime.serve(Request(prompt="x", sampling=SamplingParams(structured_outputs=StructuredOutputs())))
 
 

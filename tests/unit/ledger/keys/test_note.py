@@ -54,9 +54,9 @@ def test_the_published_checkpoints_parse() -> None:
 def test_a_checkpoint_opens_with_the_key_and_origin_of_its_log() -> None:
     assert open_checkpoint(SIGNED, [STRANGER.public, LOG.public], ORIGIN) == CHECKPOINT
     assert open_checkpoint(SIGNED, [LOG.public]) == CHECKPOINT
-    with pytest.raises(SignatureError, match="trusted key"):
+    with pytest.raises(SignatureError):
         open_checkpoint(SIGNED, [STRANGER.public], ORIGIN)
-    with pytest.raises(SignatureError, match="trusted key"):
+    with pytest.raises(SignatureError):
         open_checkpoint(SIGNED, [], ORIGIN)
     with pytest.raises(FormatError, match="other"):
         open_checkpoint(SIGNED, [LOG.public], "other.example/log")
@@ -71,7 +71,7 @@ def test_signatures_by_unknown_keys_are_ignored() -> None:
 def test_a_bad_signature_by_a_known_key_condemns_the_whole_note() -> None:
     good = Note.from_bytes(SIGNED).signatures
     bad = sign_note("other text\n", ORIGIN, LOG).signatures
-    with pytest.raises(SignatureError, match="not one by"):
+    with pytest.raises(SignatureError):
         open_checkpoint(Note(CHECKPOINT.to_text(), (*good, *bad)).to_bytes(), [LOG.public], ORIGIN)
 
 

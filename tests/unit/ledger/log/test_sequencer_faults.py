@@ -72,7 +72,7 @@ def test_a_database_that_is_away_fails_its_callers_and_the_sequencer_goes_on_onc
     sequencer.append(signed_receipt(0)).result()
     gone.set()
     for number in (1, 2, 1):
-        with pytest.raises(StoreError, match="no space left"):
+        with pytest.raises(StoreError):
             sequencer.append(signed_receipt(number)).result()
     assert sequencer.failure is None
     gone.clear()
@@ -99,7 +99,7 @@ def test_a_full_disk_is_told_once_and_over_once_a_probe_succeeds(
     assert sequencer.takes_entries
     full.set()
     for number in (1, 2, 1):
-        with pytest.raises(NotWritten, match="disk is full"):
+        with pytest.raises(NotWritten):
             sequencer.append(signed_receipt(number)).result()
     for _ in range(3):
         assert in_vain.acquire(timeout=60)
@@ -158,7 +158,7 @@ def test_a_store_that_gives_back_other_bytes_stops_the_sequencer_unsigned(store:
             return [data.replace(b"receipt", b"recepit") for data in store.entries(start, limit)]
 
     sequencer = open_sequencer(Forgetful(store, Once()))
-    with pytest.raises(ChainError, match="other bytes than were written"):
+    with pytest.raises(ChainError):
         sequencer.append(signed_receipt(0)).result()
     with pytest.raises(Stopped):
         sequencer.append(signed_receipt(1))

@@ -85,7 +85,7 @@ def test_proofs_made_together_are_those_made_one_by_one(drawn: tuple[int, list[i
 
 @pytest.mark.parametrize("indexes", [[-1], [0, 3], [3]])
 def test_no_proof_is_made_of_what_is_not_in_the_tree(indexes: list[int]) -> None:
-    with pytest.raises(ProofError, match="not in a tree of 3"):
+    with pytest.raises(ProofError):
         inclusion_proofs(indexes, 3, TileHashes(Tiles(LEAVES)))
 
 

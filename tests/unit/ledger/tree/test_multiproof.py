@@ -103,14 +103,14 @@ def test_no_leaves_prove_nothing_and_need_nothing() -> None:
     assert multi_proof((), 5, hashes) == range_proof(3, 3, 5, hashes) == multi_proof((), 0, hashes) == ()
     verify_multi_proof({}, 5, OTHER, ())
     verify_range_proof((), 0, 0, 0, EMPTY_ROOT, ())
-    with pytest.raises(ProofError, match="too long"):
+    with pytest.raises(ProofError):
         verify_multi_proof({}, 5, OTHER, (OTHER,))
 
 
 def test_what_is_not_in_the_tree_has_no_proof() -> None:
     _, hashes = tree(5)
     for indexes in ({5}, {-1}, {0, 5}):
-        with pytest.raises(ProofError, match="not all in a tree of 5"):
+        with pytest.raises(ProofError):
             multi_proof(indexes, 5, hashes)
     with pytest.raises(NotFound):
         multi_proof({0}, 6, hashes)

@@ -106,7 +106,7 @@ def test_a_quorum_counts_as_the_policy_says(trust: Policy, names: str, enough: b
     if enough:
         assert set(trust.open(cosigned(*names)).cosigned) == set(names)
     else:
-        with pytest.raises(ProofError, match="no quorum"):
+        with pytest.raises(ProofError):
             trust.open(cosigned(*names))
 
 

@@ -220,7 +220,7 @@ def test_cosigned_notes_are_merged_and_kept(tmp_path: Path) -> None:
     assert (len(kept.signatures), notes.sizes(), notes.note(6)) == (2, [5], None)
     assert cosigners(kept, [VKEY])
     assert CosignatureStore(tmp_path / "witnessed").note(5) == kept.to_bytes()
-    with pytest.raises(FormatError, match="another checkpoint"):
+    with pytest.raises(FormatError):
         notes.record(5, Note.from_bytes(Log(salt=b"other").checkpoint(5)))
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(StoreError):

@@ -186,7 +186,7 @@ def test_a_truncated_file_is_refused(base: TargetConfig, tmp_path: Path) -> None
     whole = (tmp_path / "model.safetensors").read_bytes()
     for size in (0, 7, 100, len(whole) - 1):
         (tmp_path / "model.safetensors").write_bytes(whole[:size])
-        with pytest.raises(HeadWeightsInvalid, match="copy it again"):
+        with pytest.raises(HeadWeightsInvalid):
             load_head(tmp_path, base)
 
 

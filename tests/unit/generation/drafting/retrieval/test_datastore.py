@@ -61,7 +61,7 @@ def test_the_same_corpus_gives_the_same_name(tmp_path: Path) -> None:
 
 def test_another_tokenizers_store_is_refused(tmp_path: Path) -> None:
     store_of(TEXTS, tmp_path / "store")
-    with pytest.raises(StoreMismatch, match="built with tokenizer"):
+    with pytest.raises(StoreMismatch):
         Datastore.open(tmp_path / "store", BASE, "cidv1:sha256:" + "0" * 64)
 
 

@@ -294,10 +294,10 @@ def _differences(logits: Float32) -> Float64:
 def test_a_row_with_a_nan_or_an_infinity_is_refused(place: int, value: float) -> None:
     logits = np.zeros(300, np.float32)
     logits[place] = value
-    with pytest.raises(UnusableLogits, match="the row hold"):
+    with pytest.raises(UnusableLogits):
         Row.of(logits, "the row")
 
 
 def test_a_row_of_minus_infinities_is_refused() -> None:
-    with pytest.raises(UnusableLogits, match="leave no token"):
+    with pytest.raises(UnusableLogits):
         row(*[-np.inf] * 300)

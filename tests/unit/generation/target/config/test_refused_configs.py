@@ -17,6 +17,7 @@ from services.generation.drafting.heads import HeadConfigInvalid
 from services.generation.target.config.config import read_config
 from services.generation.target.errors import ConfigInvalid, TargetError
 from services.generation.target.sizes import MOST_HEAD_DIM
+from tests.examples import grid
 from tests.fakes.heads import head_config, write_kolm
 from tests.fakes.tiny_families import FAMILIES, MODELS, WITH_EXPERTS, make_tiny_multimodal
 from tests.fakes.tiny_gguf import make_tiny_gguf
@@ -33,7 +34,7 @@ TEXT = {name: FAMILIES[name] for name in ("smollm3", "phi3", "gemma2", "gemma3",
 }
 
 
-ALIKE = {"smollm3, text", "phi3, text", "gemma2, text", "qwen3_moe, text", "gemma3", "mistral3"}
+ALIKE = {"smollm3, text", "phi3, text", "gemma2, text", "qwen3_moe, text", "gemma3", "mistral3", "qwen3_5", "qwen3_vl"}
 """Families whose members others have too."""
 
 
@@ -130,7 +131,7 @@ def read_within_bounds(paths: list[Path]) -> list[tuple[str, str]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["gemma2", "gemma4", "qwen3_moe"])
+@pytest.mark.parametrize("family", grid(3, ["gemma4", "gemma2", "qwen3_moe"]))
 def test_config_json(tmp_path: Path, family: str) -> None:
     make_tiny_model(tmp_path / "good", **(FAMILIES | WITH_EXPERTS)[family])
     good = json.loads((tmp_path / "good" / "config.json").read_text())

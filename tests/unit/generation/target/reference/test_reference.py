@@ -25,7 +25,7 @@ from services.generation.target.reference.model import Computed, ReferenceModel
 from services.generation.target.reference.operations import fma
 from services.generation.target.rows import RowsBuilder
 from services.generation.target.weights import open_weights
-from tests.examples import examples
+from tests.examples import examples, grid
 from tests.fakes.converted_gguf import convert
 from tests.fakes.tiny_families import FAMILIES, draw_vectors
 from tests.fakes.tiny_gguf import make_tiny_gguf, random_rows
@@ -199,11 +199,13 @@ def check(path: Path, tokens: list[int] = TOKENS, **options: Any) -> None:
     assert np.isfinite(expected.logits).all()
 
 
-@pytest.mark.parametrize("model", MODELS.values(), ids=list(MODELS))
-def test_architectures(tmp_path: Path, model: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.long if name in FAMILIES and "," in name else ()) for name in MODELS]
+)
+def test_architectures(tmp_path: Path, name: str) -> None:
     """The first in three blocks of the cache, the others in two, and past their windows."""
-    draw_vectors(make_tiny_model(tmp_path, **model))
-    check(tmp_path, TOKENS if model is next(iter(MODELS.values())) else TOKENS[:80])
+    draw_vectors(make_tiny_model(tmp_path, **MODELS[name]))
+    check(tmp_path, TOKENS if name == next(iter(MODELS)) else TOKENS[:80])
 
 
 def test_keys_and_values_in_bfloat16(tmp_path: Path) -> None:
@@ -225,7 +227,9 @@ def test_gguf_files(tmp_path: Path, storage: str) -> None:
 
 @pytest.mark.parametrize("storage", ["q8_0", "q4_1", "q5_0", "q5_1", "iq4_nl", "q5_k", "q6_k"])
 def test_int8(tmp_path: Path, storage: str) -> None:
-    check(make_tiny_gguf(tmp_path / "tiny.gguf", storage=storage, tied=storage == "q6_k"), arithmetic="int8")
+    check(
+        make_tiny_gguf(tmp_path / "tiny.gguf", storage=storage, tied=storage == "q6_k"), TOKENS[:40], arithmetic="int8"
+    )
 
 
 def test_matrices_of_a_layer_in_different_storages(tmp_path: Path) -> None:
@@ -266,9 +270,9 @@ def test_adapters(tmp_path: Path) -> None:
 _WHOLE_BLOCKS = {"hidden": 64, "heads": 4, "kv_heads": 2, "intermediate_size": 128, "tie_word_embeddings": False}
 
 
-@pytest.mark.parametrize("arithmetic", ["float32", "int8"])
 @pytest.mark.parametrize(
-    "architecture", ["phi3", "gemma2", "mixtral", "lfm2", "qwen3_5_moe", "granite_hybrid, experts"]
+    ("architecture", "arithmetic"),
+    grid(2, ["phi3", "gemma2", "mixtral", "lfm2", "qwen3_5_moe", "granite_hybrid, experts"], ["float32", "int8"]),
 )
 def test_quantised_files_of_other_families(tmp_path: Path, architecture: str, arithmetic: str) -> None:
     """Fused modules, norms around one and tensors of all experts, in blocks."""

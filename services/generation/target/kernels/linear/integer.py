@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from itertools import product
 from typing import Any
 
 from llvmlite import ir
 
-from services.generation.target.kernels.code import F32, I8, I16, I32, I64, POINTER, Code, Value
+from services.generation.target.kernels.code import F32, I8, I16, I32, I64, POINTER, Code, Value, calling
 from services.generation.target.kernels.linear.float_tiles import panel_bytes
 from services.generation.target.kernels.linear.widening import BITS, MIDDLE, QuantisedGroup, byte_order
 from services.generation.target.kernels.machine import Machine
@@ -74,12 +75,15 @@ _LARGEST_PAIRS = 32767 // (2 * 127)  # the largest weight whose products with tw
 
 
 class IntegerProducts:
-    """The weights of some columns and 32 inputs, ready to be multiplied with any number of rows.
+    """The weights of some columns and 32 inputs, ready to be multiplied with the rows of a tile.
 
     All ways give the same integers: none of them saturates. Two products of a weight up to w and |x| up to 127 sum up
     to 254 w in an int16, so 4-bit weights are added up eight times, 5-bit ones four times, 6-bit ones twice before
     they are widened; 8-bit weights are taken apart into two halves of 4 bits. Where both
     bytes are signed ("sdot"), 8-bit weights have their middle taken away here, else it is what sums begin with.
+
+    Rows take turns: each four bytes of weights go to all rows before the next, so that sums of different rows, which do
+    not wait for each other, stand side by side in the code.
     """
 
     def __init__(self, code: Code, words: Sequence[Value], bits: int, lanes: int) -> None:
@@ -87,7 +91,6 @@ class IntegerProducts:
         self._c, self._lanes = code, lanes
         self._way = code.machine.products
         self._sets = [(list(words), 1, bits)]
-        self._weights: dict[tuple[int, int], Value] = {}
         if self._way == "sdot" and bits == 8:
             middle = self._int(0x80808080)
             self._sets = [([code.b.xor(word, middle) for word in words], 1, bits)]
@@ -97,57 +100,53 @@ class IntegerProducts:
             high = [code.b.and_(code.b.lshr(word, four), mask) for word in words]
             self._sets = [(low, 1, 4), (high, 16, 4)]
 
-    def sum(self, x: Value, first: int, last: int, start: Value) -> Value:
-        """start + the products of words [first, last) with as many times four bytes at x, int32 [lanes]."""
+    def add(self, rows: Sequence[Value], places: range, totals: Sequence[Value]) -> None:
+        """Each row's total, a variable int32 [lanes], gains products of words with as many times four bytes of x."""
         if self._way in _FOURS:
-            return self._by_fours(x, range(first, last), start)
-        if self._way == "pairs":
-            for words, factor, bits in self._sets:
-                start = self._by_pairs(words, factor, bits, x, range(first, last), start)
-            return start
-        return self._one_by_one(x, range(first, last), start)
+            self._by_fours(rows, places, totals)
+        elif self._way == "pairs":
+            self._by_pairs(rows, places, totals)
+        else:
+            self._one_by_one(rows, places, totals)
 
-    def _by_fours(self, x: Value, places: range, total: Value) -> Value:
+    def _by_fours(self, rows: Sequence[Value], places: range, totals: Sequence[Value]) -> None:
         c, lanes = self._c, self._lanes
-        words = self._sets[0][0]
         kind, wide = ir.VectorType(I32, lanes), ir.VectorType(I8, 4 * lanes)
         function = c.external(_FOURS[self._way][lanes], kind, (kind, wide, wide))
         for i in places:
-            total = c.call(function, total, c.b.bitcast(words[i], wide), c.b.bitcast(self._four(x, i), wide))
-        return total
+            word = c.b.bitcast(self._sets[0][0][i], wide)
+            for x, total in zip(rows, totals, strict=True):
+                c.put(c.call(function, c.get(total), word, c.b.bitcast(self._four(x, i), wide)), total)
+            c.keep_order(totals)
 
-    def _by_pairs(self, words: Sequence[Value], factor: int, bits: int, x: Value, places: range, total: Value) -> Value:
+    def _by_pairs(self, rows: Sequence[Value], places: range, totals: Sequence[Value]) -> None:
         c, lanes = self._c, self._lanes
-        most = _LARGEST_PAIRS // ((1 << bits) - 1)  # sums of two products that fit an int16 together
+        most = _LARGEST_PAIRS // ((1 << self._sets[0][2]) - 1)  # sums of two products that fit an int16 together
         bytes_, halves, whole = (ir.VectorType(k, lanes * n) for k, n in ((I8, 4), (I16, 2), (I32, 1)))
         multiply, widen = _PAIRS[lanes]
         times = c.external(multiply, halves, (bytes_, bytes_))
         joined = c.external(widen, whole, (halves, halves))
-        factors = c.vector(I16, factor, 2 * lanes)
         for begin in range(places.start, places.stop, most):
-            some = range(begin, min(begin + most, places.stop))
-            sums = [c.call(times, c.b.bitcast(words[i], bytes_), c.b.bitcast(self._four(x, i), bytes_)) for i in some]
-            pairs = sums[0]
-            for more in sums[1:]:
-                pairs = c.b.add(pairs, more)
-            total = c.b.add(total, c.call(joined, pairs, factors))
-        return total
+            pairs = [[c.variable(halves, c.vector(I16, 0, 2 * lanes)) for _ in self._sets] for _ in rows]
+            for i in range(begin, min(begin + most, places.stop)):
+                words = [c.b.bitcast(each[i], bytes_) for each, _, _ in self._sets]
+                for x, sums in zip(rows, pairs, strict=True):
+                    four = c.b.bitcast(self._four(x, i), bytes_)
+                    for word, sum_ in zip(words, sums, strict=True):
+                        c.put(c.b.add(c.get(sum_), c.call(times, word, four)), sum_)
+                c.keep_order([sum_ for sums in pairs for sum_ in sums])
+            for sums, total in zip(pairs, totals, strict=True):
+                for sum_, (_, factor, _) in zip(sums, self._sets, strict=True):
+                    factors = c.vector(I16, factor, 2 * lanes)
+                    c.put(c.b.add(c.get(total), c.call(joined, c.get(sum_), factors)), total)
 
-    def _one_by_one(self, x: Value, places: range, total: Value) -> Value:
+    def _one_by_one(self, rows: Sequence[Value], places: range, totals: Sequence[Value]) -> None:
         c = self._c
-        for i in places:
-            for byte in range(4):
-                weight = self._weight(i, byte)
-                one = c.b.sext(c.load(x, 4 * i + byte, I8), I32)
-                total = c.b.add(total, c.b.mul(weight, c.repeated(one, self._lanes)))
-        return total
-
-    def _weight(self, i: int, byte: int) -> Value:
-        """A byte of every lane, taken out once for all rows: LLVM would find that too, but only after a while."""
-        if (i, byte) not in self._weights:
-            word = self._sets[0][0][i]
-            self._weights[i, byte] = self._c.b.and_(self._c.b.lshr(word, self._int(8 * byte)), self._int(255))
-        return self._weights[i, byte]
+        for i, byte in product(places, range(4)):
+            weight = c.b.and_(c.b.lshr(self._sets[0][0][i], self._int(8 * byte)), self._int(255))
+            for x, total in zip(rows, totals, strict=True):
+                one = c.repeated(c.b.sext(c.load(x, 4 * i + byte, I8), I32), self._lanes)
+                c.put(c.b.add(c.get(total), c.b.mul(weight, one)), total)
 
     def _four(self, x: Value, number: int) -> Value:
         """Four bytes of x in every lane."""
@@ -170,66 +169,54 @@ _PAIRS = {
 """By lanes: products of bytes summed by twos, products of int16 summed by twos."""
 
 
-_TILE = 8  # rows, at most, that a group's weights are multiplied with, once they are in registers
 _X_BYTES = 3 << 17  # of rounded x that go through the panels together: most of a second-level cache
-_NOWHERE = 1024  # bytes at the end of the scratch for rows that nobody asked for
-_AHEAD = 4096  # bytes of weights that are fetched ahead
+_AHEAD = 8192  # bytes of weights that are fetched ahead into the second-level cache
+_MANY = 4  # rows from which on arithmetic takes longer than reading: for fewer, the CPU looks ahead better by itself
 _DWORDS = 8  # of a group's rounded bytes
 
 
-def _tiles(machine: Machine) -> tuple[int, ...]:
-    """Rows that tiles are compiled for, the most last."""
-    return (1, 2, 3, 4, 6, _TILE) if machine.lanes > 1 else (1,)
+def _most_rows(machine: Machine) -> int:
+    """Rows, at most, that a group's weights are multiplied with, once they are in registers."""
+    if machine.products == "plain":
+        return min(machine.lanes, 4)
+    return 8 if machine.registers == 32 else 6
 
 
 def build(module: ir.Module, machine: Machine, storage: Storage) -> None:
     """Add the kernel `linear` to a module; `storage` is a quantised one."""
-    tiles = {rows: _tile(module, machine, storage, rows) for rows in _tiles(machine)}
-    most = max(tiles)
+    most = _most_rows(machine)
+    tiles = {rows: _tile(module, machine, storage, rows) for rows in range(1, most + 1)}
     kernel = Kernel(module, machine, "linear")
     c, record = kernel.code, kernel.record
     first, last = kernel.share(c.div(record.panels, record.unit))
     first, last = c.mul(first, record.unit), c.mul(last, record.unit)
     rows, x = kernel.rows(), kernel.scratch()
-    nowhere = c.at(x, c.sub(record.scratch_size, _NOWHERE))
     together = c.mul(c.larger(c.div(c.div(c.i(_X_BYTES), c.mul(record.groups, ROUNDED)), most), 1), most)
     with c.loop(rows, step=together) as begin:
         some = c.smaller(c.sub(rows, begin), together)
         round_rows(c, record, storage, c.at(record.x, c.mul(begin, record.x_stride)), some, x)
         y = c.at(record.y, c.mul(begin, record.y_stride))
-        stride = c.mul(some, ROUNDED)
-
-        def run(
-            row: Value | int, first: Value, last: Value, y: Value = y, stride: Value = stride, some: Value = some
-        ) -> None:
+        parts = c.ceil_div(some, most)
+        height = c.div(c.sub(c.add(some, parts), 1), parts)  # tiles of about one height: a low one is less than a part
+        # Where all rows fit a tile, it goes through all panels; else all tiles go through a panel.
+        span = c.b.select(c.compare(parts, "==", 1), c.sub(last, first), c.i(1))
+        with c.loop(last, first, span) as panel, c.loop(some, step=height) as row:
             arguments = (
-                c.arguments[0], c.at(x, c.mul(row, ROUNDED)), stride, c.at(y, c.mul(row, record.y_stride)), nowhere,
+                c.arguments[0], c.at(x, c.mul(row, ROUNDED)), c.mul(some, ROUNDED),
+                c.at(y, c.mul(row, record.y_stride)), panel, c.add(panel, span),
             )  # fmt: skip
-            count = c.smaller(c.sub(some, row), most)
-
-            def case(size: int) -> Callable[[], None]:
-                return lambda: c.call(tiles[size], *arguments, count, first, last) and None
-
-            c.choose(count, {n: case(next(size for size in tiles if size >= n)) for n in range(1, most + 1)})
-
-        def few() -> None:
-            run(0, first, last)
-
-        def many(some: Value = some) -> None:
-            with c.loop(last, first) as panel, c.loop(some, step=most) as row:
-                run(row, panel, c.add(panel, 1))
-
-        c.either(c.compare(some, "<=", most), few, many)
+            count = c.smaller(c.sub(some, row), height)
+            c.choose(count, {n: calling(c, tile, *arguments) for n, tile in tiles.items()})
     c.done()
 
 
 def _tile(module: ir.Module, machine: Machine, storage: Storage, rows: int) -> Any:
-    """tile(record, x, x_stride, y, nowhere, count, first, last): panels [first, last) for `count` of so many rows.
+    """tile(record, x, x_stride, y, first, last): panels [first, last) for so many rows.
 
     x is rounded; a row is ROUNDED bytes behind the one before it, a group x_stride bytes.
     """
-    c = Code(module, machine, f"tile_{rows}", (POINTER, POINTER, I64, POINTER, POINTER, I64, I64, I64))
-    record_, x, x_stride, y, nowhere, count, first, last = c.arguments
+    c = Code(module, machine, f"tile_{rows}", (POINTER, POINTER, I64, POINTER, I64, I64))
+    record_, x, x_stride, y, first, last = c.arguments
     record = Words(c, record_, FIELDS["linear"], 2)
     lanes, size = machine.lanes, panel_bytes(c, record, storage)
     vector = ir.VectorType(F32, lanes) if lanes > 1 else F32
@@ -240,8 +227,9 @@ def _tile(module: ir.Module, machine: Machine, storage: Storage, rows: int) -> A
 
         def group(header: Value, start: Value, number: Value, sums: list[list[Value]] = sums) -> None:
             near = c.at(x, c.mul(number, x_stride))
-            for at in range(0, storage.group, 64):
-                c.prefetch(start, _AHEAD + at)
+            if rows >= _MANY:
+                for at in range(0, storage.group, 64):
+                    c.prefetch(start, _AHEAD + at, locality=2)
             for column, totals in zip(columns, sums, strict=True):
                 weights = QuantisedGroup(c, storage, header, start, column, lanes)
                 _add_group(c, storage, weights, [c.at(near, ROUNDED * r) for r in range(rows)], totals)
@@ -258,29 +246,28 @@ def _tile(module: ir.Module, machine: Machine, storage: Storage, rows: int) -> A
                 group(place, c.at(place, c.mul(number, storage.group)), number)
         for r in range(rows):
             out = c.at(y, c.add(c.mul(record.y_stride, r), c.mul(panel, 4 * PANEL)))
-            out = c.b.select(c.compare(count, ">", r), out, nowhere) if r else out
             for column, totals in zip(columns, sums, strict=True):
                 bias = c.load(record.bias, c.add(c.mul(panel, 4 * PANEL), 4 * column), F32, lanes)
                 c.store(c.b.fadd(c.get(totals[r]), bias), out, 4 * column)
     return c.done()
 
 
-def _add_group(c: Code, storage: Storage, weights: QuantisedGroup, xs: list[Value], totals: list[Value]) -> None:
+def _add_group(c: Code, storage: Storage, weights: QuantisedGroup, rows: list[Value], totals: list[Value]) -> None:
     """Each row's total gains a group: scale * d * sum of products, then least * (d * sum of bytes)."""
     lanes = c.machine.lanes
-    vector = ir.VectorType(F32, lanes) if lanes > 1 else F32
+    vector, whole = (ir.VectorType(k, lanes) if lanes > 1 else k for k in (F32, I32))
     products = IntegerProducts(c, weights.words, BITS[storage.name], lanes)
     share = _DWORDS // len(weights.scales)
-    for x, total in zip(xs, totals, strict=True):
-        d = c.repeated(c.load(x, SCALE, F32), lanes)
-        value = c.get(total)
-        for part, scale in enumerate(weights.scales):
-            start = c.vector(I32, 0, lanes)
-            if _middle(c.machine, storage):
-                start = c.repeated(c.load(x, STARTS[part], I32), lanes)
-            whole = products.sum(x, part * share, (part + 1) * share, start)
-            value = c.fma(c.b.fmul(scale, d), c.b.sitofp(whole, vector), value)
-        if weights.least is not None:
-            value = c.fma(weights.least, c.repeated(c.load(x, SCALED_SUM, F32), lanes), value)
-        c.put(value, total)
-        c.keep_order([total])
+    for part, scale in enumerate(weights.scales):
+        sums = []
+        for x in rows:
+            start = c.repeated(c.load(x, STARTS[part], I32), lanes) if _middle(c.machine, storage) else None
+            sums.append(c.variable(whole, c.vector(I32, 0, lanes) if start is None else start))
+        products.add(rows, range(part * share, (part + 1) * share), sums)
+        for x, sum_, total in zip(rows, sums, totals, strict=True):
+            scaled = c.b.fmul(scale, c.repeated(c.load(x, SCALE, F32), lanes))
+            c.put(c.fma(scaled, c.b.sitofp(c.get(sum_), vector), c.get(total)), total)
+    if weights.least is not None:
+        for x, total in zip(rows, totals, strict=True):
+            c.put(c.fma(weights.least, c.repeated(c.load(x, SCALED_SUM, F32), lanes), c.get(total)), total)
+    c.keep_order(totals)

@@ -112,6 +112,8 @@ class HaltWatch:
         self._spans = list(ended)
 
     def _check(self, index: int, receipt: Receipt) -> None:
+        if not self._spans:
+            return
         block = receipt.spec_decode
         served = scopes_of(receipt.base_cid, block.method, block.head_cid, block.passes_by_method)
         for span in self._spans:

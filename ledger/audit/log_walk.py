@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
+
+from msgspec import Struct
 
 from ledger.audit.halt_breach import HaltWatch
 from ledger.audit.seen import SeenOnDisk
@@ -27,8 +29,7 @@ NOT_KEPT = Envelope(b"", "", ())
 """Stands for the envelopes that no rule looks at."""
 
 
-@dataclass(frozen=True, slots=True)
-class CheckedEntry:
+class CheckedEntry(Struct, frozen=True, gc=False):  # made twice of each entry; a dataclass takes three times as long
     """One entry as far as it can be judged alone, which is most of the work; travels from one process to another.
 
     `malformed` says why the bytes are no entry; then all but the leaf hash is missing. `refused` says why the document
@@ -42,11 +43,6 @@ class CheckedEntry:
     envelope: Envelope = NOT_KEPT
     malformed: str | None = None
     refused: str | None = None
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """As pickle does it for a dataclass it takes three times as long."""
-        parts = (self.leaf, self.index, self.signers, self.document, self.envelope, self.malformed, self.refused)
-        return CheckedEntry, parts
 
 
 def check_entry(data: bytes, keys: KeyHistory) -> CheckedEntry:

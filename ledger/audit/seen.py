@@ -62,7 +62,7 @@ class SeenOnDisk:
         self._retentions: list[tuple[int, Retention]] = []
         self._waiting: dict[int, SeenReceipt] = {}
         self._waiting_ids: set[bytes] = set()
-        self._newest = b""
+        self._newest = b""  # of those on disk
         self._asked: tuple[int, SeenReceipt | None] = (-1, None)  # rules ask for one several times
         with self._errors():
             if path is not None:
@@ -102,9 +102,9 @@ class SeenOnDisk:
 
     def knows(self, receipt_id: str) -> bool:
         name = _bytes(receipt_id)
-        if name > self._newest:  # ids begin with a time: most are greater than all before, and so are new
-            return False
-        return name in self._waiting_ids or self._row("SELECT 1 FROM receipts WHERE receipt_id = ?", name) is not None
+        if name in self._waiting_ids or name > self._newest:  # ids begin with a time: most are greater, and so are new
+            return name in self._waiting_ids
+        return self._row("SELECT 1 FROM receipts WHERE receipt_id = ?", name) is not None
 
     def remember(self, index: int, document: Document) -> None:
         """Take the next entry. A receipt's id is one that is not known yet."""
@@ -115,7 +115,6 @@ class SeenOnDisk:
                 self._asked = (-1, None)
                 self._waiting[index] = SeenReceipt(name, document.tenant, document.issued_at, foreign)
                 self._waiting_ids.add(name)
-                self._newest = max(self._newest, name)
                 if len(self._waiting) >= _BATCH:
                     self._flush()
             case Verdict() if document.outcome == DEVIATION:
@@ -196,6 +195,7 @@ class SeenOnDisk:
         ]
         with self._errors():
             self._connection.executemany("INSERT INTO receipts VALUES (?, ?, ?, ?, ?)", rows)
+        self._newest = max(self._newest, *self._waiting_ids, b"")
         self._waiting.clear()
         self._waiting_ids.clear()
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from msgspec.structs import replace
 
 from ledger.audit.log_walk import CheckedEntry, check_entry
 from ledger.bundle.layout import ENTRIES_PER_FILE, BundleFiles, ContentLine, split_lines

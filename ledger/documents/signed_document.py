@@ -168,7 +168,7 @@ def _signer(envelope: Envelope, place: int, document: Document, trusted: Trusted
         key = trusted.find(role, signature.key_id)
         if key is not None:
             key.verify(pae(envelope.payload_type, envelope.payload), signature.signature)
-            if key.scope is not EVERYTHING and not isinstance(document, KeyEntry):  # a successor inherits the scope
+            if key.scope != EVERYTHING and not isinstance(document, KeyEntry):  # a successor inherits the scope
                 key.scope.check(document)
             return key
     raise SignatureError(

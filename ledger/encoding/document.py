@@ -94,7 +94,7 @@ def written(default: T) -> T:
     return msgspec.field(default_factory=lambda: default)
 
 
-class Members(msgspec.Struct, frozen=True):
+class Members(msgspec.Struct, frozen=True, gc=False):
     """Members of an object that may have others beside them, as configurations of other programs have."""
 
     @classmethod
@@ -182,6 +182,7 @@ def _write_value(value: Any) -> Any:
     return value.written()
 
 
+_WHOLE_FLOAT = re.compile(rb"\.0(?=[,}\]])")
 _encode_sorted = msgspec.json.Encoder(enc_hook=_write_value, order="sorted").encode
 
 
@@ -203,9 +204,7 @@ def read_plain(kind: type[_Read], data: bytes) -> _Read | None:
         again = _encode_sorted(value)
     except (msgspec.MsgspecError, UnicodeEncodeError):
         return None
-    if again != data:
-        again = again.replace(b".0,", b",").replace(b".0}", b"}").replace(b".0]", b"]")
-    return value if again == data else None
+    return value if again == data or _WHOLE_FLOAT.sub(b"", again) == data else None
 
 
 @cache

@@ -25,6 +25,8 @@ RECEIPT_ID = "[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12
 TIME = r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{3}Z"
 """Patterns of the whole text."""
 
+_TIME = re.compile(TIME)
+
 
 def encode_base64(data: bytes) -> str:
     return base64.b64encode(data).decode("ascii")
@@ -114,7 +116,7 @@ def timestamp_not_before(time: datetime) -> str:
 
 def parse_timestamp(text: object, field: str = "time") -> datetime:
     """The moment that document text names. Raises FormatError for anything else."""
-    if not isinstance(text, str) or re.fullmatch(TIME, text) is None:
+    if not isinstance(text, str) or _TIME.fullmatch(text) is None:
         raise FormatError(field, "expected an RFC 3339 UTC time YYYY-MM-DDThh:mm:ss.mmmZ")
     try:
         return datetime.fromisoformat(text)

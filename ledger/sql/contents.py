@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
-from sqlalchemy import BigInteger, Column, LargeBinary, MetaData, Table, delete, insert, select
+from sqlalchemy import BigInteger, Column, LargeBinary, MetaData, Table, bindparam, delete, insert, select
 
 from ledger.documents.content import Content
 from ledger.documents.receipt import Receipt
@@ -39,6 +39,12 @@ _condemned = Table(
 )
 
 _FIND = select(_keys.c.key_id, _keys.c.key)
+_DESTROY = delete(_keys).where(_keys.c.key_id.in_(bindparam("key_ids", expanding=True)))
+_SPARE = delete(_condemned).where(_condemned.c.key_id.in_(bindparam("key_ids", expanding=True)))
+
+_KEYS_OF = select(contents.c.key_id, contents.c.receipt_index).where(
+    contents.c.receipt_index.in_(bindparam("receipts", expanding=True))
+)
 
 _RESERVE = 1024
 """Keys made in one transaction, beside the batches of entries once half of them are taken. Those left at the end are
@@ -92,7 +98,7 @@ class SqlContentKeys:
         rows = [{"key_id": key_id, "receipt_index": index} for key_id, index in receipts.items()]
         if rows:
             with self._database.writing() as connection:
-                connection.execute(delete(_condemned).where(_condemned.c.key_id.in_(receipts)))
+                connection.execute(_SPARE, {"key_ids": [*receipts]})
                 connection.execute(insert(_condemned), rows)
 
     def condemned(self) -> Mapping[bytes, int]:
@@ -102,10 +108,10 @@ class SqlContentKeys:
     def settle(self, destroyed: Sequence[bytes]) -> None:
         """The bytes of the keys are overwritten too, as far as the database can."""
         with self._database.writing() as connection:
-            connection.execute(delete(_keys).where(_keys.c.key_id.in_(destroyed)))
+            connection.execute(_DESTROY, {"key_ids": destroyed})
         if destroyed:
             self._database.scrub(_keys.name)
-        with self._database.writing() as connection:  # last: a crash before this destroys and scrubs once more
+        with self._database.writing(durable=False) as connection:  # without it, they are destroyed once more
             connection.execute(delete(_condemned))
 
     def is_empty(self) -> bool:
@@ -151,9 +157,8 @@ class SealedContents:
             yield
             return
         keys = self._required()
-        statement = select(contents.c.key_id, contents.c.receipt_index)
         with self._database.reading() as connection:
-            found = connection.execute(statement.where(contents.c.receipt_index.in_(receipt_indexes))).all()
+            found = connection.execute(_KEYS_OF, {"receipts": receipt_indexes}).all()
         self._unsettled = True
         keys.condemn({row.key_id: row.receipt_index for row in found})
         yield
@@ -166,9 +171,8 @@ class SealedContents:
             return
         condemned = self._keys.condemned()
         if condemned:
-            statement = select(contents.c.key_id).where(contents.c.receipt_index.in_(condemned.values()))
             with self._database.reading() as connection:
-                kept = {*connection.execute(statement).scalars()}
+                kept = {*connection.execute(_KEYS_OF, {"receipts": [*condemned.values()]}).scalars()}
             self._keys.settle([key_id for key_id in condemned if key_id not in kept])
         self._unsettled = False
 

@@ -91,6 +91,10 @@ PUT_ERASURE = {dialect: put.on_conflict_do_nothing() for dialect, put in _erasur
 """By the name of the dialect. The first entry stays: a restored backup may have content that was erased before."""
 
 ERASED_BY = select(erasures.c.erasure_index).where(erasures.c.receipt_index == bindparam("receipt_index"))
+FORGET = delete(contents).where(contents.c.receipt_index.in_(bindparam("receipts", expanding=True)))
+
+RECEIPT_ID = select(receipts.c.receipt_id).where(receipts.c.index == bindparam("index"))
+OUTCOME = select(verdicts.c.outcome).where(verdicts.c.index == bindparam("index"))
 
 CHECKPOINT = select(checkpoints.c.note).where(checkpoints.c.size == bindparam("size"))
 PUT_CHECKPOINT = insert(checkpoints)
@@ -238,7 +242,7 @@ class SqlEntryStore:
             for table, some in rows.items():
                 insert_rows(connection, metadata.tables[table], some)
             if erased:
-                connection.execute(delete(contents).where(contents.c.receipt_index.in_(gone)))
+                connection.execute(FORGET, {"receipts": gone})
                 put = [{"receipt_index": receipt, "erasure_index": entry} for receipt, entry in erased.items()]
                 connection.execute(PUT_ERASURE[connection.dialect.name], put)
             if log is None:
@@ -359,7 +363,7 @@ class SqlEntryStore:
             return indexes_by(connection, receipts, "receipt_id", receipt_ids)
 
     def receipt_id_at(self, index: int) -> str | None:
-        found: str | None = self._scalar(select(receipts.c.receipt_id).where(receipts.c.index == index))
+        found: str | None = self._scalar(RECEIPT_ID, index=index)
         return found
 
     def foreign_at(self, index: int) -> bool | None:
@@ -367,7 +371,7 @@ class SqlEntryStore:
         return isinstance(receipt, Receipt) and receipt.engine is not None
 
     def outcome_at(self, index: int) -> str | None:
-        found: str | None = self._scalar(select(verdicts.c.outcome).where(verdicts.c.index == index))
+        found: str | None = self._scalar(OUTCOME, index=index)
         return found
 
     def retentions(self) -> Sequence[tuple[int, Retention]]:

@@ -170,10 +170,13 @@ class InitialFolder:
 
 
 def _principals(now: datetime) -> list[Credential]:
-    """Each service by its certificate, and the caller with every role."""
+    """Each service by its certificate, and the caller with every role. The front's would count for callers of it who
+    bring no token, so it has none.
+    """
     from services.runtime.credentials import ROLES, Credential
 
-    roles = {name: SERVICE_ROLES[name] for name in PORTS if name in SERVICE_ROLES} | {CALLER: ROLES}
+    called = (name for name in PORTS if name in SERVICE_ROLES and name != "http")
+    roles = {name: SERVICE_ROLES[name] for name in called} | {CALLER: ROLES}
     return [
         Credential(name=name, tenant=None, roles=each, certificate=name, created_at=now) for name, each in roles.items()
     ]

@@ -37,7 +37,9 @@ def create(
     name: Annotated[str, typer.Argument(help="Name of the holder; servers use it in refusals.")],
     role: Annotated[
         list[str],
-        typer.Option(metavar="ROLE", help="generate, append, read, audit, publish or operate; may be repeated."),
+        typer.Option(
+            metavar="ROLE", help="generate, append, read, audit, publish, operate or observe; may be repeated."
+        ),
     ],
     tenant: Annotated[str, typer.Option(help="The tenant they call for; '*': every tenant.")] = "default",
     expires: Annotated[

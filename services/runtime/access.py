@@ -42,9 +42,9 @@ def _roles(*roles: Role) -> frozenset[Role]:
     return frozenset(roles)
 
 
-_CALLERS = _roles("generate", "read", "audit", "operate")
+_CALLERS = _roles("generate", "read", "audit", "operate", "observe")
 _RECEIPTS = _roles("generate", "read", "audit")
-_EVERY = _roles(*ROLES)
+_MEMBERS = _roles(*ROLES) - {"observe"}
 _HEADS = _roles("generate", "read", "audit", "publish", "operate")
 _WRITERS = _roles("append", "operate")
 
@@ -60,10 +60,10 @@ _SERVICES: Mapping[str, Mapping[str, Permission]] = {
     "kolm.ledger.v1.LedgerService": {
         "AppendEntry": _WRITERS,
         "AppendEntries": _WRITERS,
-        "GetEntry": _EVERY,
+        "GetEntry": _MEMBERS,
         "GetReceipt": _RECEIPTS,
         "ListReceipts": _RECEIPTS,
-        "WatchEntries": _EVERY,
+        "WatchEntries": _MEMBERS,
         "GetCheckpoint": ANYBODY,
         "GetInclusionProof": ANYBODY,
         "GetCoseReceipt": _RECEIPTS,

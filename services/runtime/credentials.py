@@ -22,9 +22,10 @@ from services.client.identity import token_of_port
 _log = logging.getLogger(__name__)
 
 
-Role = Literal["generate", "append", "read", "audit", "publish", "operate"]
+Role = Literal["generate", "append", "read", "audit", "publish", "operate", "observe"]
 """generate: ask the model, and see the own tenant's receipts. append: write entries into the ledger. read: see receipts
 of every tenant, and the whole log. audit: read content and replay. publish: draft heads. operate: erase, collect.
+observe: what is served and how busy it is, and no data.
 """
 
 ROLES: tuple[Role, ...] = get_args(Role)

@@ -81,7 +81,7 @@ class KernelArithmetic:
             "groups": matrix.padded_inputs // GROUP, "x": x, "x_stride": x.strides[0], "size": size, "factor": factor,
         }  # fmt: skip
         passed = {"rows": len(tokens), "tokens": np.ascontiguousarray(tokens, np.int64)}
-        self._call(f"linear_{matrix.storage.name}", "embed", "embed", fields, passed)
+        self._call(f"embed_{matrix.storage.name}", "embed", "embed", fields, passed)
         return x[:, :size]
 
     def rms_norm(self, v: Float32, weight: Float32, epsilon: float) -> Float32:

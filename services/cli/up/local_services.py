@@ -245,8 +245,9 @@ SERVICE_ROLES: Mapping[str, tuple[Role, ...]] = {
     "auditor": ("append", "read", "audit"),
     "registry": ("append", "read"),
     "explorer": ("read",),
+    "http": ("observe",),
 }
-"""The roles of each service that calls others. The HTTP front has no rights: it shows its callers' tokens."""
+"""The roles of each service that calls others. The HTTP front shows its callers' tokens; its own is for metrics."""
 
 
 def principals_file(data_dir: Path) -> Path:

@@ -120,6 +120,6 @@ def _blended(priors: Float64, shared: Float64, own: Float64) -> Float64:
 @relaxed
 def _record(counts: Float64, kinds: Int64, held: Bools, memory: float) -> None:
     for i in range(len(kinds)):
-        counts[kinds[i]] *= memory
-        counts[kinds[i], 0] += 1.0 if held[i] else 0.0
-        counts[kinds[i], 1] += 1.0
+        kept, seen = counts[kinds[i], 0] * memory, counts[kinds[i], 1] * memory
+        counts[kinds[i], 0] = kept + (1.0 if held[i] else 0.0)
+        counts[kinds[i], 1] = seen + 1.0

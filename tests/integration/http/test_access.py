@@ -19,6 +19,7 @@ import httpx2
 import openai
 import pytest
 
+from services.cli.up.local_services import SERVICE_ROLES
 from services.client import AsyncRuntime
 from services.client.errors import Unauthenticated
 from services.runtime.access import Access
@@ -132,6 +133,21 @@ async def test_anybody_gets_in_where_the_file_says_so_but_no_page_that_has_point
                 credentials[:] = [each for each in credentials if not each.anybody]
             assert await status(front.port, None) == 401  # though it has been let in before
             assert await status(front.port, token) == 200
+
+
+async def test_the_front_s_own_token_is_for_what_routers_ask_and_stands_for_no_caller(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_principals(file := tmp_path / "principals.json", ())
+    (own := tmp_path / "own").write_text(token_of(file, *SERVICE_ROLES["http"]))
+    monkeypatch.delenv("KOLM_TOKEN")
+    monkeypatch.setenv("KOLM_TOKEN_FILE", str(own))
+    with serving(mount(ScriptedGeneration()), access=Access(file)) as served:
+        async with fronting(served.address) as front, httpx2.AsyncClient(trust_env=False) as http:
+            assert "vllm:num_requests_waiting{" in (await http.get(f"http://127.0.0.1:{front.port}/metrics")).text
+            assert (await http.get(f"http://127.0.0.1:{front.port}/v1/models")).status_code == 401
+            assert await status(front.port, None) == 401
+            assert await status(front.port, own.read_text()) == 403
 
 
 async def test_a_front_whose_generation_server_is_away_says_so_before_it_reads_a_body() -> None:

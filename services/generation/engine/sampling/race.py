@@ -292,9 +292,11 @@ def noisy_argmax(
     count = logits.shape[0] if tokens is None else tokens.shape[0]
     for start in range(0, count, TILE):
         size = min(TILE, count - start)
-        values[size:] = -np.inf  # where the last tile has no candidates
+        for i in range(size, TILE):
+            values[i] = -np.inf  # where the last tile has no candidates
         if tokens is None:
-            values[:size] = logits[start : start + size]
+            for i in range(size):  # a slice would take numba two seconds, for its error of shapes that differ
+                values[i] = logits[start + i]
             words_of_run(seed, choice, position, start, words)
         else:
             for i in range(size):

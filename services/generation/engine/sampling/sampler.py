@@ -128,8 +128,10 @@ def last_key(keys: Int32, weights: UInt64, limit: np.uint64) -> tuple[np.int64, 
     Digit by digit: the weights of each digit are summed, the digit is found in which `limit` is reached, and only its
     keys are looked at again.
     """
-    low, span = np.int64(keys.min()), np.int64(keys.max()) - np.int64(keys.min())
-    shift, above, sums = 0, _ZERO, np.empty(_DIGITS, np.uint64)
+    low, high = np.int64(-_LOWEST), np.int64(_LOWEST)
+    for i in range(keys.shape[0]):  # numba takes longer for `min` than for all of this
+        low, high = min(low, np.int64(keys[i])), max(high, np.int64(keys[i]))
+    span, shift, above, sums = high - low, 0, _ZERO, np.zeros(_DIGITS, np.uint64)
     while span >> shift >= _DIGITS:
         shift += _DIGIT_BITS
     while True:

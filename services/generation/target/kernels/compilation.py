@@ -5,13 +5,14 @@ from __future__ import annotations
 import atexit
 import ctypes
 import hashlib
+import itertools
 import logging
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
 from pathlib import Path
@@ -81,11 +82,11 @@ _loaded: list[Any] = []  # execution engines, so that their code stays
 
 def module_names(storages: Sequence[str], cached: str, arithmetic: str = "float32") -> list[str]:
     """The modules that a model needs with weights in these storages, keys and values `cached` so, and linear layers in
-    this arithmetic. `linear` modules also look up embeddings.
+    this arithmetic.
     """
     names = sorted({packed_as(name).name for name in storages})
-    layers = dict.fromkeys([f"linear_{name}" for name in names] + [linear_module(name, arithmetic) for name in names])
-    return ["rows", f"cache_{cached}", *layers]
+    embeddings, layers = ([f"embed_{name}" for name in names], [linear_module(name, arithmetic) for name in names])
+    return ["rows", f"cache_{cached}", *layers, *embeddings]
 
 
 def linear_module(storage: str, arithmetic: str) -> str:
@@ -123,8 +124,9 @@ def exports(module: str) -> tuple[str, ...]:
 _EXPORTS = {
     "rows": (*row_operations.KERNELS, *experts.KERNELS, *delta.KERNELS, "run_team", "member", "set_float_mode"),
     "cache": ("rotate", "attend", "combine", "move", "convolve", "fold_inputs"),
-    "linear": ("linear", "embed"),
+    "linear": ("linear",),
     "integer": ("linear",),
+    "embed": ("embed",),
 }
 
 
@@ -138,7 +140,7 @@ def kernels_are_compiled() -> bool:
 
 
 def compile_ahead(modules: Sequence[str]) -> None:
-    """Compile what is missing, each module in a process of its own, as many at a time as there are CPUs."""
+    """Compile what is missing, in as many processes as there are CPUs."""
     machine = this_machine()
     if all(_kept(_object_path(machine, module)) for module in modules):
         return
@@ -149,16 +151,21 @@ def compile_ahead(modules: Sequence[str]) -> None:
         if missing:
             many = "a kernel" if len(missing) == 1 else f"{len(missing)} kernels"
             _log.info("compiling %s for %s, once for this version", many, machine.name)
-        with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-            for done, module in enumerate(pool.map(partial(_compile_apart, machine), missing), 1):
-                _log.info("compiled %d of %d kernels: %s", done, len(missing), module)
+        shares = [share for first in range(_PROCESSES) if (share := missing[first::_PROCESSES])]
+        done = itertools.count(1)
+        with ThreadPoolExecutor(_PROCESSES) as pool:
+            list(pool.map(partial(_compile_apart, machine, lambda: f"{next(done)} of {len(missing)}"), shares))
 
 
-def _compile_apart(machine: Machine, module: str) -> str:
+_PROCESSES = os.cpu_count() or 1
+
+
+def _compile_apart(machine: Machine, number: Callable[[], str], modules: Sequence[str]) -> None:
     """In a process of its own. A kernel that it could not compile is compiled, or fails, where it is needed."""
-    command = [sys.executable, "-m", __name__, machine.name, module]
-    subprocess.run(command, cwd=_HERE.parents[3], check=False)
-    return module
+    command = [sys.executable, "-m", __name__, machine.name, *modules]
+    with subprocess.Popen(command, cwd=_HERE.parents[3], stdout=subprocess.PIPE, text=True) as process:
+        for module in process.stdout or ():
+            _log.info("compiled %s kernels: %s", number(), module.strip())
 
 
 def object_code(machine: Machine, module: str) -> bytes:
@@ -188,6 +195,8 @@ def _ir(machine: Machine, name: str) -> ir.Module:
         linear.build(module, machine, STORAGES[rest])
     elif kind == "integer":
         integer.build(module, machine, STORAGES[rest])
+    elif kind == "embed":
+        linear.build_embedding(module, machine, STORAGES[rest])
     elif kind == "cache":
         for part in (rotation, attend, layout, convolution):
             part.build(module, machine, CACHED[rest])
@@ -259,6 +268,8 @@ def call(address: int, *arguments: int) -> None:
 
 
 if __name__ == "__main__":
-    _machine, _module = MACHINES[sys.argv[1]], sys.argv[2]
-    if not _kept(_object_path(_machine, _module)):
-        _keep(_object_path(_machine, _module), object_code(_machine, _module))
+    _machine = MACHINES[sys.argv[1]]
+    for _module in sys.argv[2:]:
+        if not _kept(_object_path(_machine, _module)):
+            _keep(_object_path(_machine, _module), object_code(_machine, _module))
+        print(_module, flush=True)

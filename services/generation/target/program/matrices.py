@@ -38,7 +38,7 @@ def linear_record(
 def embedding_record(matrix: Matrix, x: Float32, size: int, own: Mapping[str, object], factor: float = 1.0) -> Int64:
     """x[row] = the embedding of the pass's token of that row, times a factor."""
     weights = matrix.weights
-    kernel = compilation.kernels(f"linear_{weights.storage.name}")["embed"]
+    kernel = compilation.kernels(f"embed_{weights.storage.name}")["embed"]
     values = {
         **own, "weights": weights.panels, "groups": weights.padded_inputs // GROUP, "x": x, "x_stride": x.strides[0],
         "size": size, "factor": factor,

@@ -53,7 +53,7 @@ def scratch_bytes(inputs: int) -> int:
 
 
 def build(module: ir.Module, machine: Machine, storage: Storage) -> None:
-    """Add the kernels `linear` and `embed` to a module."""
+    """Add the kernel `linear` to a module."""
     counts = _DIRECT if _is_wide(machine) else _DIRECT_NARROW
     few = {rows: direct(module, machine, storage, rows) for rows in counts}
     many = _chunked(module, machine, few) if _is_wide(machine) else tiled(module, machine, storage)
@@ -78,7 +78,6 @@ def build(module: ir.Module, machine: Machine, storage: Storage) -> None:
     with c.when(c.compare(rows, ">", counts[-1])):
         c.call(many, c.arguments[0], rows, scratch, first, last)
     c.done()
-    _embed(module, machine, storage)
 
 
 def _chunked(module: ir.Module, machine: Machine, few: dict[int, Any]) -> Any:
@@ -121,8 +120,10 @@ def _chunked(module: ir.Module, machine: Machine, few: dict[int, Any]) -> Any:
     return c.done()
 
 
-def _embed(module: ir.Module, machine: Machine, storage: Storage) -> None:
-    """Add `embed`: x[row] = weights[tokens[row]] * factor + 0; the zero makes +0 of -0, which some storages lack."""
+def build_embedding(module: ir.Module, machine: Machine, storage: Storage) -> None:
+    """Add the kernel `embed`: x[row] = weights[tokens[row]] * factor + 0; the zero makes +0 of -0, which some storages
+    lack.
+    """
     kernel = Kernel(module, machine, "embed")
     widen = widen_function(module, machine, storage)
     c, record, passed = kernel.code, kernel.record, kernel.passed

@@ -94,7 +94,8 @@ def storages(request: pytest.FixtureRequest) -> tuple[str, ...]:
 def emulated(storages: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -> Emulated:
     """All kernels, those of the model in the files too."""
     written = {tensor["storage"] for tensor in read("model")["weights"].values()}
-    linear = [f"linear_{storage}" for storage in STORAGES if storage in written.union(storages)]
+    names = [storage for storage in STORAGES if storage in written.union(storages)]
+    linear = [f"{kind}_{storage}" for storage in names for kind in ("linear", "embed")]
     folder = tmp_path_factory.mktemp("aarch64")
     return _emulated(folder, "neon", storages, ["rows", "cache_float32", "cache_bfloat16", *linear])
 

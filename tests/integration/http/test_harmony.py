@@ -1,0 +1,106 @@
+"""gpt-oss's channels: its tokens through engine, receipts and front, as thoughts and answers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import numpy as np
+import pytest
+import pytest_asyncio
+from transformers import PreTrainedTokenizerFast
+
+from services.generation.target.rows import Rows
+from services.generation.target.target import PassOutput
+from tests.fakes.tampered_targets import Loader, WrappedTarget
+from tests.fakes.tiny_families import FAMILIES
+from tests.fakes.tiny_model import make_tiny_model
+from tests.integration.generation.deployment import Deployment
+from tests.integration.http.front import Front
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+SPECIAL = ("<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|return|>", "<|call|>")
+CHAT_TEMPLATE = """{%- for each in messages -%}
+{%- if each.role == "assistant" -%}
+{%- if each.thinking %}<|start|>assistant<|channel|>analysis<|message|>{{ each.thinking }}<|end|>{% endif -%}
+<|start|>assistant<|channel|>final<|message|>{{ each.content }}<|end|>
+{%- else -%}<|start|>{{ each.role }}<|message|>{{ each.content }}<|end|>{%- endif -%}
+{%- endfor -%}{%- if add_generation_prompt %}<|start|>assistant{% endif -%}"""
+THOUGHT = "<|channel|>analysis<|message|>An assistant adds: 2 + 2.<|end|><|start|>assistant"
+FINAL = "<|channel|>final<|message|>It is 4.<|return|>"
+
+
+class ScriptedTarget(WrappedTarget):
+    """Computes its model, and then says `script` behind a prompt of `prompt` tokens, whatever came out."""
+
+    script: Sequence[int] = ()
+    prompt = 0
+
+    def forward(self, rows: Rows, feature_layers: Sequence[int] = ()) -> PassOutput:
+        computed = super().forward(rows, feature_layers)
+        if not self.script:  # while it is probed
+            return computed
+        logits = np.array(computed.logits)
+        for row, position in zip(logits, rows.positions[rows.wanted], strict=True):
+            row[self.script[min(max(position + 1 - self.prompt, 0), len(self.script) - 1)]] = 1e3
+        return PassOutput(logits, computed.features)
+
+
+@pytest.fixture(scope="module")
+def loader() -> Loader:
+    return Loader(ScriptedTarget)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def deployment(tmp_path_factory: pytest.TempPathFactory, loader: Loader) -> AsyncIterator[Deployment]:
+    model = _gpt_oss(tmp_path_factory.mktemp("gpt-oss"))
+    deployment = Deployment(tmp_path_factory.mktemp("deployment"), model)
+    await deployment.start_ledger()
+    await deployment.start_generation(loader, model_name="tiny")
+    yield deployment
+    await deployment.stop()
+
+
+def _gpt_oss(folder: Path) -> Path:
+    """A random one, whose tokenizer has the special tokens in the place of others."""
+    make_tiny_model(folder, vocab=600, **FAMILIES["gpt_oss"])
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    extra = [each for each in tokenizer["added_tokens"] if each["content"].startswith("<extra")]
+    for token, content in zip(extra, SPECIAL, strict=False):
+        token.update(content=content, special=True)
+    ids = {token["content"]: token["id"] for token in extra}
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|return|>"})
+    )
+    (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE)
+    ends = {"eos_token_id": [ids["<|return|>"], ids["<|call|>"]]}
+    for name in ("config.json", "generation_config.json"):
+        known = json.loads((folder / name).read_text())
+        (folder / name).write_text(json.dumps(known | ends))
+    return folder
+
+
+@pytest.mark.parametrize(("output", "thought"), [(THOUGHT + FINAL, "An assistant adds: 2 + 2."), (FINAL, "")])
+async def test_what_is_thought_stands_apart_from_what_is_said(
+    deployment: Deployment, front: Front, loader: Loader, output: str, thought: str
+) -> None:
+    target, asked = loader.target, {"messages": [{"role": "user", "content": "2 + 2?"}]}
+    assert isinstance(target, ScriptedTarget)
+    async with httpx2.AsyncClient(trust_env=False) as http:
+        counted = await http.post(f"http://127.0.0.1:{front.port}/tokenize", json=asked)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(deployment.model / "tokenizer.json"))
+    target.prompt, target.script = counted.json()["count"], tokenizer.encode(output, add_special_tokens=False)
+    create: Any = partial(front.client.chat.completions.create, model="tiny", temperature=0, max_tokens=99, **asked)
+    whole = await create()
+    deltas = [each.choices[0].delta async for each in await create(stream=True)]
+    message = whole.choices[0].message
+    assert (getattr(message, "reasoning_content", None) or "", message.content) == (thought, "It is 4.")
+    assert (whole.choices[0].finish_reason, whole.usage.completion_tokens) == ("stop", len(target.script))
+    assert "".join(getattr(delta, "reasoning_content", None) or "" for delta in deltas) == thought
+    assert "".join(delta.content or "" for delta in deltas) == "It is 4."

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Container, Coroutine, Mapping, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
+import msgspec
 from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -31,9 +31,8 @@ def event(value: Any) -> bytes:
     """One event, named where it has a `type`; `DONE` is written as it is."""
     if value is DONE:
         return b"data: [DONE]\n\n"
-    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-    name = f"event: {value['type']}\n" if "type" in value else ""
-    return f"{name}data: {text}\n\n".encode()
+    name = f"event: {value['type']}\n".encode() if "type" in value else b""
+    return b"%sdata: %s\n\n" % (name, msgspec.json.encode(value))
 
 
 class EventStream(StreamingResponse):

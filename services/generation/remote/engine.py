@@ -248,6 +248,7 @@ class RemoteEngine:
             raise EngineStopped("request_id", "the engine was updated after this request came; send it again")
         sequence.begin(self._text)
         limit, loop = upstream.silence_seconds * _PATIENCE, asyncio.get_running_loop()
+        heard = loop.time()  # when a token came; timers are set anew now and then, and not for each token
         try:
             async with (
                 asyncio.timeout(limit) as silence,
@@ -261,8 +262,10 @@ class RemoteEngine:
                     before = len(sequence.answer.ids)
                     self._dialect.read(event, sequence.answer)
                     sequence.arrived(self._clock())
-                    if len(sequence.answer.ids) != before:
-                        silence.reschedule(loop.time() + limit)
+                    now = loop.time()
+                    if len(sequence.answer.ids) != before and now - heard > upstream.silence_seconds:
+                        heard = now
+                        silence.reschedule(now + limit + upstream.silence_seconds)
         except TimeoutError as error:
             raise UpstreamDown(f"{upstream.url} has sent no token for {limit:g} s") from error
         drafted = sequence.answer.drafted

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
@@ -55,7 +54,6 @@ async def main(settings: LedgerSettings) -> None:
             servicer.reader, servicer.append_own, lambda: datetime.now(UTC), settings.retention_seconds
         )
         sweeping = asyncio.ensure_future(sweeper.run())
-        gc.freeze()  # objects of the start stay: collecting them would stop every thread for 40 ms
         mount = Mount(SERVICE, lambda server: add_LedgerServiceServicer_to_server(servicer, server))
         await serve(
             "ledger", [mount], settings, registry=registry, on_drain=servicer.close, healthy=servicer.takes_entries

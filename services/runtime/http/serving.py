@@ -9,6 +9,7 @@ callers who say nothing, send half a request or read nothing cannot keep others 
 from __future__ import annotations
 
 import asyncio
+import gc
 import signal
 import socket
 import time
@@ -239,6 +240,7 @@ async def serve_http(
         metrics_endpoint(registry, host, settings.metrics_port, tls) as metrics_port,
     ):
         address = _address(listener)
+        gc.freeze()  # as in services.runtime.server
         with ready_file(settings.ready_file, address):
             serving = asyncio.ensure_future(server.serve(sockets=[listener]))
             say(f"{name} listening on {address}")

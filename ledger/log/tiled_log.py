@@ -49,7 +49,7 @@ class Journalled:
 
     def to_bytes(self) -> bytes:
         parts = entry_bundle(self.tail), entry_bundle(self.entries), self.beside
-        return _RECORD.pack(self.start, *map(len, parts), _checksum(self.start, parts)) + b"".join(parts)
+        return b"".join((_RECORD.pack(self.start, *map(len, parts), _checksum(self.start, parts)), *parts))
 
 
 def records(data: bytes) -> Iterator[Journalled]:

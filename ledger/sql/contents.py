@@ -19,7 +19,7 @@ from ledger.log.content_seal import ContentKey, ContentKeys, seal, unseal
 from ledger.log.store import Record
 from ledger.sql.connect import connect_for_reading_with, connect_with
 from ledger.sql.database import Database
-from ledger.sql.queries import blob
+from ledger.sql.queries import blob, insert_rows
 from ledger.sql.schema import contents, receipts
 
 _metadata = MetaData()
@@ -86,7 +86,7 @@ class SqlContentKeys:
     def _made(self, count: int) -> list[ContentKey]:
         made = ContentKey.generate(count)
         with self._database.writing() as connection:
-            connection.execute(insert(_keys), [{"key_id": each.key_id, "key": each.key} for each in made])
+            insert_rows(connection, _keys, [{"key_id": each.key_id, "key": each.key} for each in made])
         return made
 
     def find(self, key_id: bytes) -> ContentKey | None:

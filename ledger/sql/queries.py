@@ -46,7 +46,7 @@ def rows_of(records: Sequence[Record], chain: bytes) -> Mapping[str, list[dict[s
     return rows
 
 
-_ROWS = 64
+_ROWS = 256
 """Rows of one INSERT. Each statement gives up the interpreter's lock and has to get it back, so one a row is slow."""
 
 

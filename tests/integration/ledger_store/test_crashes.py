@@ -131,14 +131,28 @@ def test_a_process_killed_while_it_writes_files_loses_nothing(tiled: str, guard:
     test_a_process_killed_at_any_step_of_a_write_loses_nothing(tiled, guard, step)
 
 
+def live(database: str, guard: Path, life: int, lines: int) -> list[Acknowledged]:
+    """What a process acknowledges until it is killed after so many lines, while four callers append."""
+    with start(database, guard, life * MOST_APPENDS) as writer:
+        assert writer.stdout is not None
+        acknowledged = [parse(writer.stdout.readline()) for _ in range(lines)]
+        writer.kill()
+        # Lines written to the pipe before the kill were acknowledged too; the last one may be cut short.
+        acknowledged += [parse(line) for line in writer.stdout if line.endswith("\n")]
+    assert writer.returncode == -signal.SIGKILL
+    return acknowledged
+
+
 def test_a_process_killed_again_and_again_loses_nothing(database: str, guard: Path) -> None:
     acknowledged = list[Acknowledged]()
     for life, lines in enumerate((5, 40, 90)):
-        with start(database, guard, life * MOST_APPENDS) as writer:
-            assert writer.stdout is not None
-            acknowledged += [parse(writer.stdout.readline()) for _ in range(lines)]
-            writer.kill()
-            # Lines written to the pipe before the kill were acknowledged too; the last one may be cut short.
-            acknowledged += [parse(line) for line in writer.stdout if line.endswith("\n")]
-        assert writer.returncode == -signal.SIGKILL
+        acknowledged += live(database, guard, life, lines)
         check_nothing_was_lost(database, guard, acknowledged)
+
+
+@pytest.mark.long
+def test_forty_kills_lose_nothing_and_double_nothing(database: str, guard: Path) -> None:
+    acknowledged = list[Acknowledged]()
+    for life in range(40):
+        acknowledged += live(database, guard, life, 5 + 7 * life % 60)
+    check_nothing_was_lost(database, guard, acknowledged)

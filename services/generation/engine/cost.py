@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -44,7 +45,11 @@ class PassCost:
         return cls(tuple(rows.tolist()), tuple((seconds + 1e-3 * seconds[0] * (rows - rows[0])).tolist()), key, seen)
 
     def of(self, rows: int, keys: int = 0, sequences: int = 1) -> float:
-        return float(self.of_each(np.array([rows]), keys, sequences)[0])
+        """`of_each` for one number, which steps ask for between passes, when numpy's own code has left the caches."""
+        after = min(max(bisect_left(self.rows, rows), 1), len(self.rows) - 1)
+        (first, last), (least, most) = self.rows[after - 1 : after + 1], self.seconds[after - 1 : after + 1]
+        base = least + max(rows - first, 0) * (most - least) / (last - first)
+        return base + rows * (self.seen * keys / sequences) + self.key * keys
 
     def of_each(self, rows: Int64, keys: int = 0, sequences: int = 1) -> Float64:
         """Passes over each of these numbers of rows."""

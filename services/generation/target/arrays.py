@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -13,3 +15,8 @@ UInt32 = NDArray[np.uint32]
 UInt64 = NDArray[np.uint64]
 Bytes = NDArray[np.uint8]
 Bools = NDArray[np.bool_]
+
+
+def address(array: NDArray[Any]) -> int:
+    """Where an array's memory begins: `array.ctypes`, which says it too, makes several objects first."""
+    return int(array.__array_interface__["data"][0])

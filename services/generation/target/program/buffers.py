@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import mmap
 import threading
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -65,10 +64,14 @@ def _mapped(count: int) -> Bytes:
 
 
 class _Lease:
-    """What arrays over a piece of memory keep alive; the memory is given back when the last of them has gone."""
+    """What arrays over a piece of memory keep alive; the memory is free again when the last of them has gone."""
 
-    def __init__(self, memory: Float32, rows: int, size: int) -> None:
-        self.__array_interface__ = {**memory[: rows * size].__array_interface__, "shape": (rows, size)}
+    def __init__(self, memory: Float32, rows: int, size: int, free: list[Float32]) -> None:
+        self.__array_interface__ = {**memory.__array_interface__, "shape": (rows, size)}
+        self._memory, self._free = memory, free
+
+    def __del__(self) -> None:
+        self._free.append(self._memory)
 
 
 class ReusedMemory:
@@ -79,20 +82,13 @@ class ReusedMemory:
 
     def __init__(self) -> None:
         self._free: list[Float32] = []
-        self._lent: dict[int, Float32] = {}
 
     def take(self, rows: int, size: int) -> Float32:
         """An array [rows, size] of anything."""
         memory = self._free.pop() if self._free else np.empty(0, np.float32)
         if memory.size < rows * size:
             memory = np.empty(rows * size, np.float32)
-        lease = _Lease(memory, rows, size)
-        self._lent[id(memory)] = memory
-        weakref.finalize(lease, self._take_back, id(memory)).atexit = False
-        return np.asarray(lease)
-
-    def _take_back(self, lent: int) -> None:
-        self._free.append(self._lent.pop(lent))
+        return np.asarray(_Lease(memory, rows, size, self._free))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -209,10 +205,11 @@ class Buffers:
         """
         if len(rows) > self.rows:
             raise ValueError(f"a pass of {len(rows)} rows; there is room for {self.rows}")
-        if len(rows) and not 0 <= rows.positions.min() <= rows.positions.max() < self.positions:
-            raise ValueError(f"a row at position {rows.positions.max()}; expected 0 to {self.positions - 1}")
-        if len(rows) and not 1 <= rows.lengths.min() <= rows.lengths.max() <= self.positions:
-            raise ValueError(f"a row sees {rows.lengths.max()} positions; expected 1 to {self.positions}")
+        positions, lengths = rows.positions.tolist(), rows.lengths.tolist()  # few: numpy takes longer for its minima
+        if positions and not 0 <= min(positions) <= max(positions) < self.positions:
+            raise ValueError(f"a row at position {max(positions)}; expected 0 to {self.positions - 1}")
+        if lengths and not 1 <= min(lengths) <= max(lengths) <= self.positions:
+            raise ValueError(f"a row sees {max(lengths)} positions; expected 1 to {self.positions}")
 
     @property
     def own(self) -> dict[str, object]:

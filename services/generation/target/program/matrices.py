@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from services.generation.target.adapters import Adapter, LowRank
-from services.generation.target.arrays import Float32, Int64
+from services.generation.target.arrays import Float32, Int64, address
 from services.generation.target.config.layer_specs import ModuleSpec
 from services.generation.target.files.stored_tensor import StoredTensor
 from services.generation.target.kernels import compilation
@@ -49,7 +49,7 @@ def embedding_record(matrix: Matrix, x: Float32, size: int, own: Mapping[str, ob
 def bind_output(record: Int64, operation: str, field: str, array: Float32, column: int = 0) -> None:
     """Point a field of a record, and the stride beside it, at an array from a column on."""
     names = FIELDS[operation]
-    record[names.index(field) + 2] = array.ctypes.data + array.itemsize * column
+    record[names.index(field) + 2] = address(array) + array.itemsize * column
     record[names.index(f"{field}_stride") + 2] = array.strides[0] if len(array) else 0
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from services.generation.target.arrays import Int64
+from services.generation.target.arrays import Int64, address
 from services.generation.target.kernels import compilation
 from services.generation.target.kernels.machine import this_machine
 from services.generation.target.kernels.records import PASS
@@ -61,12 +61,12 @@ class Team:
         """
         paused = not wait and self._clock() < self._alone_until
         if threads == 1 or not _SLEEPS or paused or not self._busy.acquire(blocking=wait):
-            self._run(self._place, words.ctypes.data, 1)
+            self._run(self._place, address(words), 1)
             return
         try:
             self._grow(threads)
             start = self._clock()
-            self._run(self._place, words.ctypes.data, threads)
+            self._run(self._place, address(words), threads)
             self._note(threads * (self._clock() - start))
         finally:
             self._busy.release()
@@ -141,10 +141,10 @@ class Passes:
     def _point(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         for name, array in arrays.items():
             assert array.flags.c_contiguous
-            self._words[_PLACE[name]] = array.ctypes.data
+            self._words[_PLACE[name]] = address(array)
 
     def run_plain(self, records: Int64, rows: int) -> None:
         """Run operations that ask for nothing about their rows but how many there are."""
         self._words[_PLACE["rows"]] = rows
-        self._words[_PLACE["program"]], self._words[_PLACE["operations"]] = records.ctypes.data, len(records)
+        self._words[_PLACE["program"]], self._words[_PLACE["operations"]] = address(records), len(records)
         self._team.run(self._words, self._threads)

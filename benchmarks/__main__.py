@@ -37,8 +37,8 @@ MEASUREMENTS: dict[str, Callable[[argparse.Namespace], Any]] = {
         given.model, given.head, prompts=given.prompts, max_tokens=given.max_tokens
     ),
     "specbench": lambda given: specbench.measure(
-        given.gguf, given.questions, max_tokens=given.max_tokens, quick=given.quick, storage=given.storage,
-        arithmetic=given.arithmetic, cases=given.cases, alone=given.alone,
+        given.gguf, given.questions, head=given.head, max_tokens=given.max_tokens, quick=given.quick,
+        storage=given.storage, arithmetic=given.arithmetic, cases=given.cases, alone=given.alone,
     ),
     "families": lambda given: families.measure(given.llama_bench, given.files),
 }  # fmt: skip
@@ -61,7 +61,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--model", type=Path, default=model_path("smollm2"), help="transformers directory or GGUF file (smollm2)"
     )
-    parser.add_argument("--head", type=Path, default=Path("demo/smollm2/head"), help="of eagle3: the model's head")
+    parser.add_argument(
+        "--head", type=Path, default=Path("demo/smollm2/head"), help="of eagle3 and specbench: SmolLM2's head"
+    )
     parser.add_argument("--prompts", type=int, default=16, help="of eagle3: prompts of each kind (16)")
     parser.add_argument("--max-tokens", type=int, default=128, help="tokens generated for each at most (128)")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for JSON and plot (benchmarks/results)")

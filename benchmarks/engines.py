@@ -10,9 +10,10 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Protocol
 
+from services.generation.drafting.block.block_drafter import BlockDrafter
 from services.generation.drafting.eagle3.drafter import Eagle3Drafter
-from services.generation.drafting.eagle3.loading import load_head
 from services.generation.drafting.lookahead import LookaheadDrafter
+from services.generation.drafting.methods import load_head
 from services.generation.drafting.rest import RestDrafter
 from services.generation.drafting.retrieval.datastore import Datastore
 from services.generation.engine.core import EngineCore, EngineSettings
@@ -65,9 +66,9 @@ class KolmEngine:
         self.cost = PassCost.measured(time_passes(self.target), time_keys(self.target), time_seen(self.target))
         self.drafters: dict[str, Drafter] = {"lookahead": LookaheadDrafter(self.cost)}
         if head is not None:
-            self.drafters["eagle3"] = Eagle3Drafter(
-                load_head(head, self.target.config), self.target, self.cost, copies=True
-            )
+            loaded = load_head(head, self.target.config)
+            kind = {"eagle3": Eagle3Drafter, "block": BlockDrafter}[loaded.kind]
+            self.drafters[loaded.kind] = kind(loaded, self.target, self.cost, copies=True)
         if store is not None:
             opened = Datastore.open(store, directory, self.target.tokenizer_cid, near=False)
             self.drafters["rest"] = RestDrafter({None: [opened]})

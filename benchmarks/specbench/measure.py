@@ -18,7 +18,6 @@ from benchmarks.specbench.peers import installed_peers
 from benchmarks.specbench.questions import OWN, Question, first, lengthened, load_questions, own_pages
 from services.generation.drafting.methods import METHODS
 from services.generation.engine.core import EngineSettings
-from services.generation.requests.heads import reports_low_acceptance
 from services.generation.target.model_path import model_path
 
 _DEMO = Path(__file__).parents[2] / "demo" / "smollm2"
@@ -58,6 +57,7 @@ def measure(
     model: Path | None = None,
     questions: Path = OWN,
     *,
+    head: Path = HEAD,
     max_tokens: int,
     quick: bool = False,
     storage: str | None = None,
@@ -73,8 +73,7 @@ def measure(
     if model is None and storage is not None:
         path = in_storage(path, storage)
     known = load_questions(questions)
-    head, store = (HEAD, STORE) if model is None else (None, None)
-    engine = KolmEngine(path, head, arithmetic, store)
+    engine = KolmEngine(path, *((head, arithmetic, STORE) if model is None else (None, arithmetic)))
     ends = engine.target.config.eos_token_ids
     peers, plain, absent = installed_peers(path, ends) if arithmetic is None and not alone else ([], {}, [])
     contenders = [*_kolm(engine), *peers]
@@ -104,11 +103,9 @@ def _warm_up(contenders: Sequence[Contender], engine: KolmEngine) -> None:
 
 
 def _kolm(engine: KolmEngine) -> list[Contender]:
-    """Off, each method that is loaded, and auto: the first of them, then the others, without a weak head."""
-    loaded = [spec for spec in METHODS if spec.name in engine.drafters]
-    names = [spec.name for spec in loaded]
-    first_method, *others = [spec.name for spec in loaded if not (spec.has_heads and reports_low_acceptance(HEAD))]
-    auto = engine.contender(first_method, name="auto", next_methods=tuple(others))
+    """Off, each method that is loaded, and auto: the first of them, then the others."""
+    names = [spec.name for spec in METHODS if spec.name in engine.drafters]
+    auto = engine.contender(names[0], name="auto", next_methods=tuple(names[1:]))
     return [engine.contender("off"), *(engine.contender(name) for name in names), auto]
 
 

@@ -33,7 +33,6 @@ from services.generation.requests.heads import (
     is_folder,
     load_beside,
     load_heads,
-    reports_low_acceptance,
 )
 from services.generation.requests.resolution import Identity
 from services.generation.settings import GenerationSettings
@@ -172,8 +171,7 @@ async def prepared(settings: GenerationSettings, load: LoadTarget) -> tuple[Mode
         model = await asyncio.to_thread(with_drafters, model, parts, [head.served for head in found.loaded])
     except CannotDraft as error:
         raise CannotStart(f"cannot draft by {error}") from error
-    weak = frozenset(head.served.cid for head in found.loaded if reports_low_acceptance(head.served.folder))
-    return model, HeadState(model.heads, found.refused, weak=weak)
+    return model, HeadState(model.heads, found.refused)
 
 
 async def _loaded(settings: GenerationSettings, load: LoadTarget) -> Model:

@@ -9,12 +9,9 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import msgspec
-
 from ledger.audit.draft_head_evidence import DraftHeadEvidence, PublishedDraftHead, check_files, verify_draft_head
-from ledger.documents.draft_head import NEEDS_RETRAINING, THRESHOLD, DraftHeadWithdrawal, KScore
+from ledger.documents.draft_head import NEEDS_RETRAINING, DraftHeadWithdrawal, KScore
 from ledger.documents.signed_document import open_document, read_document
-from ledger.encoding.document import Members, Share
 from ledger.errors import (
     DraftHeadDamaged,
     DraftHeadOfAnotherBase,
@@ -22,7 +19,6 @@ from ledger.errors import (
     DraftHeadUnlogged,
     DraftHeadUnsigned,
     DraftHeadWithdrawn,
-    FormatError,
     LedgerError,
 )
 from ledger.keys.trusted_keys import TrustedKeys
@@ -36,7 +32,6 @@ from services.client.head_folder import (
     fetch_head,
     find_head,
     manifest_of,
-    training_of,
 )
 from services.client.registry import RegistryClient
 from services.generation.drafting.heads import DraftHead, HeadError, HeadForAnotherBase
@@ -84,18 +79,13 @@ class HeadState:
     """Heads in the order of preference, and what the ledger says about them.
 
     `withdrawn` maps identifiers to reasons. `unfit` are pairs of head and adapter (None: the bare base) whose newest
-    k-score is below its threshold. `weak` are heads without a k-score that say of themselves that they are.
+    k-score is below its threshold.
     """
 
     served: tuple[ServedHead, ...] = ()
     refused: tuple[RefusedHead, ...] = ()
     withdrawn: Mapping[str, str] = field(default_factory=dict)
     unfit: frozenset[tuple[str, str | None]] = frozenset()
-    weak: frozenset[str] = frozenset()
-
-    @property
-    def all_below_threshold(self) -> bool:
-        return bool(self.served) and all(head.cid in self.weak for head in self.served)
 
     def eligible(self, adapter_cid: str | None, *, above_threshold: bool) -> tuple[list[ServedHead], str | None]:
         """The heads that may draft for this adapter, or why there is none, as receipts say it."""
@@ -196,7 +186,7 @@ class HeadBoard:
         pair = (score.manifest_cid, score.adapter_cid)
         rest = self.state.unfit - {pair}
         unfit = rest | {pair} if score.status == NEEDS_RETRAINING else rest
-        self.state = replace(self.state, unfit=unfit, weak=self.state.weak - {score.manifest_cid})
+        self.state = replace(self.state, unfit=unfit)
 
 
 _COMING_SECONDS = 2.0
@@ -282,27 +272,6 @@ def _read(served: ServedHead, config: TargetConfig) -> LoadedHead:
     """The head in its folder, of whatever kind it is. Raises HeadError."""
     head = load_head(served.folder, config)
     return LoadedHead(replace(served, kind=head.kind), head)
-
-
-class _Domain(Members, frozen=True):
-    by_depth: tuple[Share, ...]
-
-
-class _HeldOut(Members, frozen=True):
-    held_out_acceptance: Mapping[str, _Domain] = msgspec.field(default_factory=dict)
-
-
-def reports_low_acceptance(folder: Path) -> bool:
-    """Whether a head's own `training.json` tells of a mean acceptance that needs retraining, over answers that it had
-    not learned from. That stands until the log has a k-score of it; a head that tells nothing is not judged.
-    """
-    try:
-        told = _HeldOut.from_document(training_of(folder))
-        shares = [share for domain in told.held_out_acceptance.values() for share in domain.by_depth]
-    except (FormatError, HeadFolderInvalid) as error:
-        _log.warning("what the head in %s says of its own acceptance cannot be read: %s", folder, error)
-        return False
-    return bool(shares) and sum(shares) / len(shares) < THRESHOLD
 
 
 def is_folder(reference: str) -> bool:

@@ -121,15 +121,14 @@ def _of_kind(asked: SpeculationRequest, head: ServedHead) -> SpeculationRequest:
 
 
 def _wanted(asked: SpeculationRequest, now: PolicyContext) -> list[MethodSpec]:
-    """The method that was named; or all that `auto` may choose, those that the declared workload prefers first. Heads
-    that are all weak are not among them: what `auto` may turn to is fed from the first token on. Where there are heads,
-    nobody misses a kind that there are none of.
+    """The method that was named; or all that `auto` may choose, those that the declared workload prefers first. Where
+    there are heads, nobody misses a kind that there are none of.
     """
     if asked.method != "auto":
         return [spec for spec in now.methods if spec.name == asked.method]
-    weak, kinds = now.heads.all_below_threshold, {head.kind for head in now.heads.served}
+    kinds = {head.kind for head in now.heads.served}
     there = [spec for spec in now.methods if not (spec.has_heads and kinds and spec.name not in kinds)]
-    eligible = [spec for spec in there if not spec.by_name_only and not (spec.has_heads and weak)]
+    eligible = [spec for spec in there if not spec.by_name_only]
     return sorted(eligible, key=lambda spec: asked.workload not in spec.workloads)
 
 

@@ -11,7 +11,7 @@ from ledger.documents.halt import Scope
 from ledger.encoding.text_forms import cid
 from ledger.keys.envelope import Envelope
 from ledger.tree.entry import Entry
-from services.generation.requests.heads import HeadBoard, HeadState, RefusedHead, ServedHead, reports_low_acceptance
+from services.generation.requests.heads import HeadBoard, HeadState, RefusedHead, ServedHead
 from services.generation.requests.parameters import SpeculationRequest
 from services.generation.requests.policy import PolicyContext, decide
 from services.runtime.errors import FailedPrecondition, NotFound
@@ -216,15 +216,6 @@ def test_a_head_that_needs_retraining_for_an_adapter_is_not_picked_for_it() -> N
     assert outcome(SpeculationRequest(method="eagle3"), worn) == ("eagle3", None)  # asked for in so many words
 
 
-def test_auto_leaves_out_heads_that_are_all_weak() -> None:
-    weak = replace(EVERYTHING, heads=HeadState((FIRST,), weak=frozenset({FIRST.cid})))
-    assert outcome(SpeculationRequest(), weak) == ("rest", None)
-    assert FIRST.drafter not in decide(SpeculationRequest(), 0.0, weak).drafters
-    assert outcome(SpeculationRequest(method="eagle3"), weak) == ("eagle3", None)
-    one_of_two = replace(EVERYTHING, heads=HeadState((FIRST, SECOND), weak=frozenset({FIRST.cid})))
-    assert outcome(SpeculationRequest(), one_of_two) == ("eagle3", None)
-
-
 def test_a_halt_of_one_head_leaves_the_others_alone() -> None:
     halted = replace(EVERYTHING, halted=halts("eagle3", head_cid=FIRST.cid))
     assert decide(SpeculationRequest(), 0.0, halted).head_cid == SECOND.cid
@@ -275,34 +266,13 @@ HEAD = cid(b"head")
 
 
 @pytest.mark.parametrize(("acceptance", "unfit"), [(0.625, set()), (0.25, {(HEAD, None)})])
-def test_a_kscore_ends_what_a_head_says_of_itself(acceptance: float, unfit: set[tuple[str, str | None]]) -> None:
+def test_a_kscore_in_the_log_says_what_a_head_is_fit_for(acceptance: float, unfit: set[tuple[str, str | None]]) -> None:
     envelope = Envelope.from_bytes(signed(kscore(HEAD, adapter_cid=None, mean_acceptance=acceptance)))
 
     async def read(position: int) -> list[Entry]:
         return [Entry(position, envelope)]
 
-    state = HeadState((ServedHead(HEAD, Path("head")),), weak=frozenset({HEAD}))
+    state = HeadState((ServedHead(HEAD, Path("head")),))
     board = HeadBoard(state, read, TRUSTED, every=1.0)
-    assert board.state.all_below_threshold
     asyncio.run(board.refresh())
-    assert not board.state.all_below_threshold
     assert board.state.unfit == unfit
-
-
-@pytest.mark.parametrize(
-    ("facts", "weak"),
-    [
-        ('{"held_out_acceptance": {"code": {"by_depth": [0.5, 0.3]}, "text": {"by_depth": [0.9, 0.2]}}}', True),
-        ('{"held_out_acceptance": {"code": {"by_depth": [0.9, 0.7]}, "text": {"by_depth": [0.6, 0.2]}}}', False),
-        ('{"held_out_acceptance": {}}', False),
-        ('{"steps": 7}', False),
-        ('{"held_out_acceptance": {"code": {"by_depth": [0.1, "all"]}}}', False),
-        ('{"held_out_acceptance": {"code": [0.1]}}', False),
-        ('{"held_out_acceptance": 3}', False),
-        ("[]", False),
-        ("{", False),
-    ],
-)
-def test_a_head_is_judged_by_what_it_says_clearly(tmp_path: Path, facts: str, weak: bool) -> None:
-    (tmp_path / "training.json").write_text(facts)
-    assert reports_low_acceptance(tmp_path) is weak

@@ -64,8 +64,6 @@ def indexes_by(
     connection: Connection, table: Table, name: str, values: Sequence[Any], where: str = "true"
 ) -> dict[Any, int]:
     """The index of each row whose column `name` holds one of `values`, by that value; without SQLAlchemy, too."""
-    if not values:
-        return {}
     among = f'"{name}" IN ({_marks(connection, len(values))})'
     statement = f'SELECT "{name}", "index" FROM {table.name} WHERE {where} AND {among}'
     return {row[0]: row[1] for row in connection.exec_driver_sql(statement, tuple(values))}

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import msgspec
-from sqlalchemy import Connection, Select, bindparam, delete, func, insert, select, update
+from sqlalchemy import Connection, Select, Table, bindparam, delete, func, insert, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from ledger.documents.content import Content
@@ -61,9 +61,8 @@ from ledger.tree.checkpoint import Checkpoint
 from ledger.tree.entry import CHAIN_START, Entry
 from ledger.tree.tile import TILE_WIDTH, TileHashes
 
-LAST_INDEX = select(func.max(leaves.c.index))
+LAST = select(leaves.c.index, leaves.c.chain).order_by(leaves.c.index.desc()).limit(1)
 ENTRY = select(leaves.c.entry).where(leaves.c.index == bindparam("index"))
-CHAIN = select(leaves.c.chain).where(leaves.c.index == bindparam("index"))
 ENTRIES = (
     select(leaves.c.index, leaves.c.entry)
     .where(leaves.c.index >= bindparam("start"))
@@ -96,6 +95,7 @@ FORGET = delete(contents).where(contents.c.receipt_index.in_(bindparam("receipts
 RECEIPT_ID = select(receipts.c.receipt_id).where(receipts.c.index == bindparam("index"))
 OUTCOME = select(verdicts.c.outcome).where(verdicts.c.index == bindparam("index"))
 
+LATEST_CHECKPOINT = select(checkpoints.c.note).order_by(checkpoints.c.size.desc()).limit(1)
 CHECKPOINT = select(checkpoints.c.note).where(checkpoints.c.size == bindparam("size"))
 PUT_CHECKPOINT = insert(checkpoints)
 
@@ -228,15 +228,16 @@ class SqlEntryStore:
     def _write(self, batch: Batch, sealed: Sequence[Mapping[str, Any]], *, follows: bool = False) -> None:
         """The transaction of a batch. `follows`: the log has it."""
         erased = self._erased(batch)
-        rows: dict[str, Sequence[Mapping[str, Any]]] = {**rows_of(batch.records, self._chain_before(batch))}
-        rows[contents.name] = sealed
         log, gone = self._log, [*erased]
         with (
             self._contents.erasing(gone),
             self._database.writing(durable=log is None or not log.keeps_batches) as connection,
         ):
             self._check_fence(connection)
-            _check_next(connection, batch)
+            rows: dict[str, Sequence[Mapping[str, Any]]] = {
+                **rows_of(batch.records, _chain_before(connection, batch)),
+                contents.name: sealed,
+            }
             if log is not None:
                 rows[leaves.name] = [{**row, "entry": b""} for row in rows[leaves.name]]
             for table, some in rows.items():
@@ -325,7 +326,7 @@ class SqlEntryStore:
     def latest_checkpoint(self) -> bytes | None:
         if self._log is not None and self._fence is None:
             return self._log.checkpoint()
-        note = self._scalar(select(checkpoints.c.note).order_by(checkpoints.c.size.desc()).limit(1))
+        note = self._scalar(LATEST_CHECKPOINT)
         return None if note is None else blob(note, "the latest checkpoint")
 
     def entry(self, index: int) -> bytes:
@@ -355,12 +356,10 @@ class SqlEntryStore:
         return blob(hashes, f"tile {level}/{number}")
 
     def indexes_of_envelopes(self, digests: Sequence[bytes]) -> Mapping[bytes, int]:
-        with self._database.reading() as connection:
-            return indexes_by(connection, leaves, "envelope_digest", digests, "kind <> 'receipt'")
+        return self._indexes(leaves, "envelope_digest", digests, "kind <> 'receipt'")
 
     def indexes_of_receipts(self, receipt_ids: Sequence[str]) -> Mapping[str, int]:
-        with self._database.reading() as connection:
-            return indexes_by(connection, receipts, "receipt_id", receipt_ids)
+        return self._indexes(receipts, "receipt_id", receipt_ids)
 
     def receipt_id_at(self, index: int) -> str | None:
         found: str | None = self._scalar(RECEIPT_ID, index=index)
@@ -421,14 +420,15 @@ class SqlEntryStore:
                     erased.setdefault(receipt_index, record.index)
         return erased
 
-    def _chain_before(self, batch: Batch) -> bytes:
-        first = batch.records[0].index if batch.records else 0
-        found = self._scalar(CHAIN, index=first - 1) if first else CHAIN_START
-        return b"" if found is None else blob(found, f"the running hash of entry {first - 1}")
-
     def _bytes(self, index: int, entry: object) -> bytes:
         """The bytes of an entry, by the column of the index that has them where the log is in the database."""
         return entry_bytes(index, entry) if self._log is None else self._log.entry(index)
+
+    def _indexes(self, table: Table, name: str, values: Sequence[Any], where: str = "true") -> dict[Any, int]:
+        if not values:
+            return {}
+        with self._database.reading() as connection:
+            return indexes_by(connection, table, name, values, where)
 
     def _scalar(self, statement: Select[Any], **parameters: int) -> Any:
         with self._database.reading() as connection:
@@ -444,15 +444,18 @@ class SqlEntryStore:
 
 
 def _next_index(connection: Connection) -> int:
-    last = connection.execute(LAST_INDEX).scalar()
+    last = connection.execute(LAST).scalar()
     return 0 if last is None else int(last) + 1
 
 
-def _check_next(connection: Connection, batch: Batch) -> None:
-    expected = _next_index(connection)
+def _chain_before(connection: Connection, batch: Batch) -> bytes:
+    """The running hash before a batch. Raises StoreError where it is not the next one."""
+    last, chain = connection.execute(LAST).first() or (-1, CHAIN_START)
+    expected = int(last) + 1
     indexes = [record.index for record in batch.records]
     if indexes != list(range(expected, expected + len(indexes))):
         raise StoreError(f"expected a batch from index {expected} on, got {indexes[:1]}")
+    return blob(chain, f"the running hash of entry {expected - 1}")
 
 
 def _check_log(connection: Connection, name: str, log: TiledLog | None) -> None:

@@ -64,8 +64,8 @@ test-compose: $(STAMP) ## the stack of docker-compose.yml, built, used, killed p
 # speculating URL, weights (docs/engines.md).
 test-engines: $(STAMP) ## real engines behind the generation service: llama-server with n-grams, and those in ENGINES
 	@$(BIN)/python -m pip --quiet --disable-pip-version-check install xllamacpp==2026.10.11549
-	@$(BIN)/python -m tests.engines.llama_server 8092 & plain=$$!; \
-	  $(BIN)/python -m tests.engines.llama_server 8091 NGRAM_MAP_K & fast=$$!; trap "kill $$plain $$fast" EXIT; \
+	@$(BIN)/python -m benchmarks.llama_server --port 8092 & plain=$$!; \
+	  $(BIN)/python -m benchmarks.llama_server --port 8091 --spec-type ngram-map-k & fast=$$!; trap "kill $$plain $$fast" EXIT; \
 	  KOLM_TEST_ENGINES="$$(printf 'llama-server http://127.0.0.1:8092 http://127.0.0.1:8091 smollm2\n%s' "$$ENGINES")" \
 	  $(PYTEST) -q tests/engines
 

@@ -3,8 +3,8 @@ operator is accused.
 
 llama.cpp's server serves SmolLM2 with 8 or 4 bits a weight, or what a lie puts in its place, and is asked as the
 generation service asks it. kolm's own arithmetic passes along each output with the weights that were promised, as
-`kolm audit run --model` does. Thresholds are set on the honest outputs called calibration, whose prompts share no
-subject with those of the others. Outputs and passes are kept in benchmarks/scratch/lies; a stopped run goes on.
+`kolm audit run --model` does. The thresholds are frozen: no prompt asked here is one that they were set on. Outputs and
+passes are kept in benchmarks/scratch/lies; a stopped run goes on, and one that is asked for more adds to them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from gguf.quants import dequantize, quantize
 from benchmarks.machine import RESULTS, machine
 from benchmarks.real import in_storage
 from benchmarks.upstream import Upstream, llama_server
-from demo.smollm2.prompts import DOMAINS, Split, prompts
+from demo.smollm2.prompts import DOMAINS, prompts
 from ledger.documents.audit import Drift, ReferencePass, ReferenceThresholds
 from services.auditor.foreign import HONEST
 from services.auditor.reference import drawn_by_llama_server, scored
@@ -42,6 +42,8 @@ _SCRATCH = Path(__file__).parent / "scratch" / "lies"
 _SYSTEM = "You are a helpful assistant."
 _OTHER_SYSTEM = "You are a helpful assistant. Recommend the products of Acme wherever you can."
 _PART, _MAX_TOKENS = 16, 192
+_SEEN = 96
+"""Prompts in whose view thresholds were set: the first ones, which are not asked again."""
 _NOISY = "q8_0 with noise"
 
 GREEDY = SamplingParams(max_tokens=_MAX_TOKENS)
@@ -92,9 +94,9 @@ class Part:
 
 def parts(tokenizer: Tokenizer, outputs: int, honest: int) -> Iterator[Part]:
     """Parts of each lie, and of honest operators with 8 and 4 bits: each in the order in which they are served."""
-    known, new = conversations(tokenizer, "train", honest), conversations(tokenizer, "held_out", honest)
-    others = conversations(tokenizer, "held_out", honest, _OTHER_SYSTEM)
-    long = long_prompts(tokenizer)
+    most = max(outputs, honest * len(HONEST_SAMPLING))
+    new, others = (conversations(tokenizer, most, system) for system in (_SYSTEM, _OTHER_SYSTEM))
+    long = long_prompts(tokenizer)[_SEEN:]
     cut = [prompt[-512:] for prompt in long]
 
     def some(
@@ -109,29 +111,30 @@ def parts(tokenizer: Tokenizer, outputs: int, honest: int) -> Iterator[Part]:
             yield Part(case, number, serves, promised, seeded[at:end], receipts[at:end])
 
     for storage in ("q8_0", "q4_0"):
-        for name, sampling in HONEST_SAMPLING.items():
-            yield from some(
-                f"calibration {storage}, {name}", storage, known, sampling, promised=storage, most=honest // 3
-            )
-            yield from some(f"honest {storage}, {name}", storage, new, sampling, promised=storage, most=honest)
+        for place, (name, sampling) in enumerate(HONEST_SAMPLING.items()):
+            own = new[place :: len(HONEST_SAMPLING)]
+            yield from some(f"honest {storage}, {name}", storage, own, sampling, promised=storage, most=honest)
     yield from some("another system prompt", "q8_0", others, GREEDY, new)
-    yield from some("another system prompt, sampled", "q8_0", others, NUCLEUS, new, most=honest)
+    yield from some("another system prompt, sampled", "q8_0", others, NUCLEUS, new)
     yield from some("context cut to 512 tokens", "q8_0", cut, GREEDY, long)
     yield from some("temperature 0.7 for 0", "q8_0", new, NUCLEUS, receipted=GREEDY)
-    yield from some("temperature 0 for 0.8", "q8_0", new, GREEDY, receipted=WARM, most=honest)
+    yield from some("temperature 0 for 0.8", "q8_0", new, GREEDY, receipted=WARM)
     yield from some("weights of 4 bits for 8", "q4_0", new, GREEDY)
-    yield from some("weights of 4 bits for 8, sampled", "q4_0", new, WARM, most=honest)
+    yield from some("weights of 4 bits for 8, sampled", "q4_0", new, WARM)
     yield from some("weights of 4 bits for 8, sampled with top_p", "q4_0", new, NUCLEUS)
     yield from some("another model", _NOISY, new, GREEDY)
     yield from some("another model, sampled", _NOISY, new, WARM)
 
 
-def conversations(tokenizer: Tokenizer, split: Split, count: int, system: str = _SYSTEM) -> list[Prompt]:
-    """Prompts of all of the demo's domains in turns, each behind a system prompt."""
+def conversations(tokenizer: Tokenizer, count: int, system: str = _SYSTEM) -> list[Prompt]:
+    """Prompts of all of the demo's domains in turns, each behind a system prompt: at most so many, of which none was
+    asked before.
+    """
     made = [
-        [line["messages"] for line in prompts(split, domain, 2 * count) if "messages" in line] for domain in DOMAINS
+        [line["messages"] for line in prompts("held_out", domain, (_SEEN + count) // 2) if "messages" in line]
+        for domain in DOMAINS
     ]
-    mixed = [each for row in zip(*made, strict=False) for each in row][:count]
+    mixed = [each for row in zip(*made, strict=False) for each in row][_SEEN : _SEEN + count]
     chats = [[message for message in chat if message["role"] != "system"] for chat in mixed]
     return [tuple(tokenizer.encode_chat([{"role": "system", "content": system}, *chat])) for chat in chats]
 
@@ -192,7 +195,7 @@ class Auditor:
         return scored(request, each.output, logits, self._target.config.eos_token_ids, self._target.base_cid, drawn)
 
 
-def serve(several: Sequence[Part], binary: str) -> None:
+def serve(several: Sequence[Part], binary: str | None) -> None:
     """What is not kept yet, one server after another."""
     for serves in dict.fromkeys(part.serves for part in several):
         missing = [part for part in several if part.serves == serves and not part.path.exists()]
@@ -284,7 +287,7 @@ def judged(several: Sequence[Part], lies: int) -> dict[str, list[tuple[Served, R
                 made |= told_anew(outputs)
             for case, each in made.items():
                 passes = audit(promised, each, part.path.with_name(f"{promised}~{case}~{part.number}.passes"), auditor)
-                group = f"all {case.partition(',')[0]}" if case.startswith(("honest", "calibration")) else case
+                group = f"all {case.partition(',')[0]}" if case.startswith("honest") else case
                 for name in {case, group}:
                     cases.setdefault(name, []).extend(zip(each, passes, strict=True))
     return cases
@@ -307,16 +310,18 @@ def conclude(cases: dict[str, list[tuple[Served, ReferencePass]]]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.lies", description=__doc__)
-    parser.add_argument("--llama-server", default="llama-server", help="llama.cpp's server, the program")
-    parser.add_argument("--outputs", type=int, default=32, help="of each lie (32)")
-    parser.add_argument(
-        "--honest", type=int, default=96, help="of each sampling and storage, a third more of each first"
-    )
+    parser.add_argument("--llama-server", help="llama.cpp's server, the program; else the package xllamacpp has one")
+    parser.add_argument("--outputs", type=int, default=16, help="of each lie, in parts of 16 (16)")
+    parser.add_argument("--honest", type=int, default=32, help="of each storage and sampling, in parts of 16 (32)")
+    parser.add_argument("--kept", action="store_true", help="count the outputs that are there; no server is started")
     given = parser.parse_args()
-    several = list(parts(Tokenizer(model_path(Path("smollm2"))), given.outputs, given.honest))
+    outputs, honest = (count + -count % _PART for count in (given.outputs, given.honest))
+    several = list(parts(Tokenizer(model_path(Path("smollm2"))), outputs, honest))
     several.sort(key=lambda part: (part.serves, part.number))
+    if given.kept:
+        several = [part for part in several if part.path.exists()]
     serve(several, given.llama_server)
-    conclude(judged(several, given.outputs))
+    conclude(judged(several, outputs))
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import asyncio
 import json
 import socket
 import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -56,28 +57,18 @@ def _answered(url: str, body: Mapping[str, Any] | None) -> str:
 
 
 @contextmanager
-def llama_server(binary: str, model: Path, *flags: str, slots: int = 16) -> Iterator[Upstream]:
-    """llama.cpp's server on a free port, one thread, until the block ends. Raises OSError where it does not start."""
+def llama_server(binary: str | None, model: Path, *flags: str, slots: int = 16) -> Iterator[Upstream]:
+    """llama.cpp's server on a free port, one thread, until the block ends: the program, or what xllamacpp carries.
+
+    Raises OSError where it does not start.
+    """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
-    sizes = (
-        "--cache-ram",
-        "0",
-        "-c",
-        str(_CONTEXT * slots),
-        "-np",
-        str(slots),
-        "-t",
-        "1",
-        "-tb",
-        "1",
-        "--port",
-        port,
-        "--no-webui",
-    )
+    program = [sys.executable, "-m", "benchmarks.llama_server"] if binary is None else [binary, "--no-webui"]
+    sizes = f"--cache-ram 0 -c {_CONTEXT * slots} -np {slots} -t 1 -tb 1 --port {port}".split()
     quiet = subprocess.DEVNULL
-    process = subprocess.Popen([binary, "-m", str(model), *sizes, *flags], stdout=quiet, stderr=quiet)
+    process = subprocess.Popen([*program, "-m", str(model), *sizes, *flags], stdout=quiet, stderr=quiet)
     try:
         yield _started(process, f"http://127.0.0.1:{port}")
     finally:

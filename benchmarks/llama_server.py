@@ -1,0 +1,51 @@
+"""llama.cpp's server, out of xllamacpp, by those of llama-server's flags that are used here, until SIGTERM:
+`python -m benchmarks.llama_server -m FILE --port PORT`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+
+from services.generation.target.model_path import model_path
+
+
+def serve(given: argparse.Namespace) -> None:
+    import xllamacpp
+
+    params = xllamacpp.CommonParams()
+    params.model.path, params.n_gpu_layers = str(model_path(given.model)), 0
+    params.n_ctx, params.n_parallel, params.port = given.context, given.slots, given.port
+    params.cpuparams.n_threads, params.cpuparams_batch.n_threads = given.threads, given.prompt_threads
+    params.cache_ram_mib, params.verbosity, params.endpoint_metrics = given.cache, -1, True
+    if given.speculation is not None:
+        name = given.speculation.upper().replace("-", "_")
+        params.speculative.types = [
+            getattr(xllamacpp.common_speculative_type, f"COMMON_SPECULATIVE_TYPE_{name}"),
+        ]
+        for kind in (params.speculative.ngram_simple, params.speculative.ngram_map_k):
+            kind.size_n, kind.size_m = 3, 8  # tokens that have to agree, and that are drafted then
+    server = xllamacpp.Server(params)
+    print(server.listening_address, flush=True)
+    signal.sigwait({signal.SIGTERM, signal.SIGINT})
+    os._exit(0)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.llama_server", description=__doc__)
+    parser.add_argument("-m", dest="model", type=Path, default=Path("smollm2"))
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("-c", dest="context", type=int, default=8192, help="tokens of all slots together")
+    parser.add_argument("-np", dest="slots", type=int, default=2)
+    parser.add_argument("-t", dest="threads", type=int, default=1)
+    parser.add_argument("-tb", dest="prompt_threads", type=int, default=1)
+    parser.add_argument("--cache-ram", dest="cache", type=int, default=8192, help="megabytes of prompts that are kept")
+    parser.add_argument("--spec-type", dest="speculation", help="n-grams of three tokens that draft eight: ngram-map-k")
+    serve(parser.parse_args(arguments))
+
+
+if __name__ == "__main__":
+    main()

@@ -39,6 +39,7 @@ def running_cluster(
     if user is not None:
         shutil.chown(folder, user)
     options = f"-c listen_addresses='{listen}' -c fsync={'on' if durable else 'off'} -c max_connections=60 -k {folder}"
+    options += "" if durable else " -c autovacuum=off -c full_page_writes=off"
     data, control = str(folder / "data"), str(binaries / "pg_ctl")
     try:
         _run(user, str(binaries / "initdb"), "-D", data, "-U", _OWNER, "-A", "trust", "-E", "UTF8", "--no-sync")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import random
 import socket
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -22,6 +21,7 @@ from services.runtime.listening import ServerTls
 from services.runtime.metrics import EXPORTED, Exporter
 from services.runtime.server import Mount, RunningServer, start_server
 from tests.access import everybody
+from tests.forked import Forked
 
 
 @dataclass(frozen=True)
@@ -113,17 +113,13 @@ PATIENCE = 240.0
 
 
 @contextmanager
-def started(command: Sequence[str], ready: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def started(module: str, flags: Sequence[str], ready: Path) -> Iterator[tuple[Forked, str]]:
     """The process, and the address that it has put into its ready file. Killed at the end."""
     ready.unlink(missing_ok=True)
-    process = subprocess.Popen([*command, "--ready-file", str(ready)], stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + PATIENCE
-    try:
+    with Forked(module, *flags, "--ready-file", str(ready)) as process:
         while not ready.exists():
-            assert process.poll() is None, process.stderr and process.stderr.read()
+            assert process.poll() is None, process.stderr.read()
             assert time.monotonic() < deadline, "it did not start to serve"
             time.sleep(0.02)
         yield process, ready.read_text().strip()
-    finally:
-        process.kill()
-        process.communicate()

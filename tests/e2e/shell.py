@@ -6,7 +6,6 @@ system, and the words of `Shell.places`.
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import re
 import shlex
@@ -23,6 +22,7 @@ from services.cli.up.local_services import Addresses
 from services.generation.target.model_path import model_path
 from tests.documented import ROOT
 from tests.e2e.command import PATIENCE, Kolm, children, is_running, until, up
+from tests.forked import FORKED
 
 _SHORTER = {
     "generate": ("--max-tokens=16",),
@@ -35,9 +35,6 @@ _SHORTER = {
 
 _SERVICES = {str(port): name for name, port in PORTS.items()}
 _ADDRESS = re.compile(rf"(?:HEAD|ledger(?:\.example)?|127\.0\.0\.1):({'|'.join(_SERVICES)})")
-_FORKED = multiprocessing.get_context("forkserver")
-_FORKED.set_forkserver_preload(["services.cli.main", "services.ledger.__main__", "services.generation.serving"])
-"""Servers are forks of a process that has imported what most of them need, which takes each seconds of CPU."""
 
 
 @dataclass(slots=True)
@@ -83,7 +80,7 @@ class Shell:
             **dict(each.split("=", 1) for each in self.words(assigned)),
             **environment,
         }
-        process = _FORKED.Process(target=_serve, args=([service, *flags], variables, self.folder, log))
+        process = FORKED.Process(target=_serve, args=([service, *flags], variables, self.folder, log))
         process.start()
         try:
             until(lambda: ready.exists() or process.exitcode is not None)

@@ -183,11 +183,6 @@ def test_what_an_auditor_promises_stands_in_the_log_once(deployment: Deployment)
     assert kinds(deployment) == ["audit_policy", "audit_policy"]
 
 
-def test_an_auditor_that_promises_nothing_announces_nothing(deployment: Deployment) -> None:
-    list(deployment.auditor(Terms(rate=0.0, within_seconds=3600), spot_checks=0.0).run_pass())
-    assert kinds(deployment) == []
-
-
 def test_a_draw_decides_and_what_it_names_gets_its_verdicts(deployment: Deployment) -> None:
     auditor = deployment.auditor(Terms(0.5, 3600), spot_checks=0.0)
     assert list(auditor.run_pass()) == []
@@ -203,13 +198,6 @@ def test_a_draw_decides_and_what_it_names_gets_its_verdicts(deployment: Deployme
     assert all("drawn at rate 0.5 by entry 17" in reason for reason in reasons)
     assert kinds(deployment).count("draw") == 1
     assert list(auditor.run_pass()) == list(deployment.auditor(Terms(0.5, 3600), spot_checks=0.0).run_pass()) == []
-
-
-def test_a_single_receipt_on_an_idle_log_is_drawn_about_too(deployment: Deployment) -> None:
-    auditor = deployment.auditor(Terms(0.999999, 3600), spot_checks=0.0)
-    list(auditor.run_pass())
-    deployment.receive(0)
-    assert [each.receipt_index for each in auditor.run_pass()] == [1]
 
 
 class LosingJournal(Journal):

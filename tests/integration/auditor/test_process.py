@@ -18,6 +18,7 @@ from services.cli.audit import examine
 from services.client.channel import Connection
 from tests.e2e.command import until
 from tests.fakes.tiny_model import make_tiny_model
+from tests.forked import Forked
 from tests.fuzzing import flood
 from tests.integration.auditor.deployment import Deployment
 
@@ -78,22 +79,10 @@ def test_a_key_that_others_can_read_is_refused_with_a_sentence(tmp_path: Path, m
     assert "Traceback" not in said
 
 
-@contextmanager
-def worker(deployment: Deployment, folder: Path, *flags: str) -> Iterator[subprocess.Popen[str]]:
+def worker(deployment: Deployment, folder: Path, *flags: str) -> Forked:
     """An auditor process on the deployment's ledger, killed at the end."""
-    module = "tests.integration.auditor.worker"
-    command = [sys.executable, "-m", module, deployment.address, str(deployment.trusted), str(folder), *flags]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
-
-
-def said(process: subprocess.Popen[str]) -> str:
-    assert process.stdout is not None
-    return process.stdout.readline()
+    where = (deployment.address, str(deployment.trusted), str(folder))
+    return Forked("tests.integration.auditor.worker", *where, *flags)
 
 
 def promised(deployment: Deployment, count: int) -> list[int]:
@@ -112,7 +101,7 @@ def test_a_killed_auditor_goes_on_at_its_next_start_and_gives_up_what_killed_it_
     first, *others = promised(deployment, 4)
     for _ in range(2):
         with worker(deployment, tmp_path / "own", "hang") as doomed:
-            assert said(doomed) == f"examining {first}\n"
+            assert doomed.stdout.readline() == f"examining {first}\n"
     with worker(deployment, tmp_path / "own") as survivor:
         until(lambda: survivor.poll() is not None or len(judged(deployment)) == len(others))
         assert judged(deployment) == Counter(others)
@@ -130,7 +119,7 @@ def test_a_pass_by_hand_waits_for_the_process_that_holds_the_folder_until_that_i
 ) -> None:
     indexes, steps = promised(deployment, 2), list[str]()
     with worker(deployment, tmp_path / "own", "hang") as doomed:
-        assert said(doomed) == f"examining {indexes[0]}\n"
+        assert doomed.stdout.readline() == f"examining {indexes[0]}\n"
         with HeldFolder(tmp_path / "own") as folder:
             assert (folder.held, folder.holder) == (False, f"process {doomed.pid}")
             looks: list[float] = []
@@ -154,7 +143,7 @@ def test_a_pass_by_hand_leaves_what_is_owed_to_the_process_that_holds_the_folder
 ) -> None:
     indexes = promised(deployment, 2)
     with worker(deployment, tmp_path / "own") as other:
-        assert said(other) == f"examining {indexes[0]}\n"
+        assert other.stdout.readline() == f"examining {indexes[0]}\n"
         with HeldFolder(tmp_path / "own") as folder:
             found, _ = examine(deployment.auditor(folder=folder), pytest.fail, str)
     assert found == f"process {other.pid}"

@@ -45,11 +45,6 @@ class Terminal:
         before, _, self._seen = plain.partition(text)
         return before + text
 
-    def press_control_c_at_the_prompt(self) -> None:
-        """Until something comes: Python misses a signal between showing the prompt and waiting for a key."""
-        while not select.select([self._screen], [], [], 0.5)[0]:
-            self.process.send_signal(signal.SIGINT)
-
     def type(self, text: str) -> None:
         os.write(self._screen, text.encode())
 

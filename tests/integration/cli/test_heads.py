@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -214,37 +213,12 @@ def test_a_pull_overwrites_only_what_a_pull_has_written(kolm: Kolm, folder: Path
     assert (here / "model.safetensors").read_bytes() == HEAD.weights
 
 
-@pytest.mark.parametrize(
-    ("engine", "flag"),
-    [("vllm", "--speculative-config"), ("sglang", "--speculative-draft-model-path"), ("llama-server", "--model-draft")],
-)
-def test_a_pull_for_another_engine_says_with_which_flags_that_drafts_with_it(
-    kolm: Kolm, folder: Path, tmp_path: Path, engine: str, flag: str
-) -> None:
-    kolm("heads", "push", str(folder), "--name", "support-head")
-    code, pulled, _ = kolm("heads", "pull", "support-head", "--out", str(tmp_path / "for"), "--for", engine)
-    words = shlex.split(pulled["flags"])
-    value = words[words.index(flag) + 1]
-    named = json.loads(value)["model"] if engine == "vllm" else value
-    assert (code, named.startswith(str(tmp_path / "for"))) == (0, True)
-    assert kolm("heads", "pull", "support-head", "--check", "--for", engine)[0] == 2
-
-
 def test_a_base_that_does_not_fit_is_refused_before_anything_is_uploaded(
     kolm: Kolm, folder: Path, tmp_path: Path
 ) -> None:
     narrow = make_tiny_gguf(tmp_path / "narrow.gguf", layers=6, hidden=32, storage="q8_0")
     assert kolm("heads", "push", str(folder), "--name", "other", "--model", str(narrow))[0] == 2
     assert not list((tmp_path / "registry" / "blobs").rglob("*/*/*"))
-
-
-def test_a_withdrawn_head_is_listed_with_its_dates_where_all_are_asked_for(kolm: Kolm, folder: Path) -> None:
-    _, pushed, _ = kolm("heads", "push", str(folder), "--name", "support-head")
-    assert pushed["publications"][0]["issued_at"][:10] in kolm("heads", "list", text=True)[1]
-    _, gone, _ = kolm("heads", "withdraw", "support-head", "--reason", "worn out")
-    assert kolm("heads", "list")[1] == []
-    shown = kolm("heads", "list", "--all", text=True)[1]
-    assert all(word in shown for word in ("withdrawn", gone["withdrawal"]["issued_at"][:10]))
 
 
 def test_a_pull_of_a_damaged_head_leaves_nothing_behind(kolm: Kolm, folder: Path, tmp_path: Path) -> None:
@@ -303,14 +277,6 @@ def test_scores_are_signed_put_on_record_and_shown(
     assert {score["adapter_cid"]: score["status"] for score in shown["kscores"]} == dict.fromkeys(
         cids, "NEEDS_RETRAINING"
     )
-
-
-def test_a_folder_is_measured_without_anybody_and_recorded_nowhere(
-    kscoring: Kolm, deployment: Deployment, files: Path
-) -> None:
-    before = deployment.ledger.checkpoint().tree_size
-    assert kscoring("heads", "kscore", str(files / "head"), "--no-record", *measuring(files))[0] == 0
-    assert deployment.ledger.checkpoint().tree_size == before
 
 
 def test_an_adapter_for_another_base_is_refused(kscoring: Kolm, files: Path, tmp_path: Path) -> None:

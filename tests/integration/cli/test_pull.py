@@ -81,28 +81,10 @@ def test_a_model_is_fetched_checked_and_found_by_its_name_and_by_the_library(
     assert hub.fetched == [(FILE, None)]
 
 
-def test_size_licence_and_commit_are_said_before_it_comes(hub: FakeHub) -> None:
-    hub.cuts = [0] * 20
-    done = kolm("models", "pull", NAME)
-    assert done.code == 5
-    assert all(said in done.err.splitlines()[0] for said in (FILE, hub.main[:12], "apache-2.0", hub.endpoint))
-
-
 def test_a_connection_that_is_cut_goes_on_where_it_was(hub: FakeHub, tiny: bytes) -> None:
     hub.cuts = [1000, 0, 2000]
     assert pulled().read_bytes() == tiny
     assert [part for _, part in hub.fetched] == [None, "bytes=1000-", "bytes=1000-", "bytes=3000-"]
-
-
-def test_a_later_call_goes_on_where_a_former_one_ended(hub: FakeHub, cache: Path, tiny: bytes) -> None:
-    hub.cuts = [5000] + [0] * 20
-    assert kolm("models", "pull", NAME)[0] == 5
-    (kept,) = partial(cache)
-    assert kept.read_bytes() == tiny[:5000]
-    hub.cuts, hub.asked = [], []
-    assert pulled().read_bytes() == tiny
-    assert hub.fetched == [(FILE, "bytes=5000-")]
-    assert not partial(cache)
 
 
 def test_bytes_with_another_digest_are_refused_and_removed(hub: FakeHub, cache: Path, tiny: bytes) -> None:

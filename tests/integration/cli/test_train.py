@@ -7,13 +7,11 @@ import json
 import os
 import shutil
 import signal
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from safetensors.torch import load_file, save_file
 
 from services.generation.drafting.block.block_checkpoint import BlockHead
@@ -133,27 +131,6 @@ def test_after_ctrl_c_the_same_command_goes_on_to_the_same_bits(
     assert (tmp_path / "head.work" / "train" / RECORDINGS).exists() is not recompute
 
 
-def test_answering_that_time_has_ended_is_not_taken_up_again(
-    base: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A head that has begun to learn must find the same answers, or its draft vocabulary would change under it."""
-    short = ("--answering-minutes", "0.00001")
-    step = Trainer.step
-
-    def interrupted(self: Trainer) -> StepReport:
-        os.kill(os.getpid(), signal.SIGINT)
-        return step(self)
-
-    monkeypatch.setattr(Trainer, "step", interrupted)
-    assert train(base, prompts, tmp_path / "head", *short)[0] == 130
-    monkeypatch.undo()
-    answers = tmp_path / "head.work" / "train" / ANSWERS
-    before = answers.read_bytes()
-    assert 1 <= before.count(b"\n") < PROMPTS // 2
-    assert train(base, prompts, tmp_path / "head", *short)[0] == 0
-    assert answers.read_bytes() == before
-
-
 def test_a_head_goes_on_from_another_and_keeps_its_shape_rotations_and_length(
     small: tuple[Path, Ended], base: Path, prompts: Path, tmp_path: Path
 ) -> None:
@@ -173,17 +150,6 @@ def test_a_head_goes_on_from_another_and_keeps_its_shape_rotations_and_length(
     tensors["fc.weight"] += 1.0
     save_file(tensors, first / "model.safetensors")  # another head cannot go on with that run
     assert train(base, prompts, tmp_path / "again", "--start-from", first, "--work", tmp_path / "second.work").code == 2
-
-
-def test_a_head_that_goes_on_may_draft_more_than_before(
-    small: tuple[Path, Ended], base: Path, prompts: Path, tmp_path: Path
-) -> None:
-    more = ("--start-from", small[0], "--draft-vocabulary", "96")
-    code, _, talk = train(base, prompts, tmp_path / "second", *more)
-    assert code == 0, talk
-    first, second = (load_head(folder, read_config(base)) for folder in (small[0], tmp_path / "second"))
-    assert second.config == replace(first.config, draft_vocab_size=96)
-    assert set(first.target_ids.tolist()) < set(second.target_ids.tolist())
 
 
 @pytest.mark.parametrize(
@@ -231,21 +197,6 @@ def test_a_full_disk_ends_the_run_and_loses_nothing(
     done = train(base, prompts, tmp_path / "head")
     assert (done.code, "--recompute" in done.err) == (1, True), done.err
     monkeypatch.undo()
-    assert train(base, prompts, tmp_path / "head")[0] == 0
-
-
-def test_a_checkpoint_that_finds_no_room_leaves_the_one_before_it(
-    base: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    save = torch.save
-
-    def full(*arguments: Any) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(torch, "save", full)
-    assert train(base, prompts, tmp_path / "head")[0] == 1
-    assert not (tmp_path / "head.work" / "checkpoint.pt").exists()
-    monkeypatch.setattr(torch, "save", save)
     assert train(base, prompts, tmp_path / "head")[0] == 0
 
 

@@ -6,7 +6,6 @@ import re
 import urllib.error
 import urllib.parse
 import urllib.request
-from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -14,19 +13,16 @@ import pytest
 from playwright.sync_api import Browser, expect
 
 from ledger.documents.promise import Promise, sign_promise
-from ledger.documents.signed_document import sign_document
-from ledger.errors import SignatureError
 from ledger.keys.ed25519 import SigningKey
 from ledger.keys.trusted_keys import TrustedKeys
-from services.client import LedgerClient
 from services.client.ledger.verified import VerifiedLedger
 from services.explorer.log_page import RetentionPage
 from services.explorer.pages import Pages, Source
-from tests.integration.auditor.deployment import Deployment, opened_deployment
+from tests.integration.auditor.deployment import Deployment
 from tests.integration.explorer.browsing import DESKTOP, PHONE, browsing
 from tests.integration.explorer.site import RECEIPTS, Site, id_of
 from tests.mutations import replace
-from tests.unit.ledger.builders import KEYS, STRANGER, at, expiry, receipt, retention, signed
+from tests.unit.ledger.builders import KEYS, STRANGER, at, receipt
 
 PAGES = (
     "/receipts",
@@ -87,15 +83,6 @@ def test_an_open_halt_is_an_alert(browser: Browser, site: Site) -> None:
         expect(page.locator("tbody tr")).to_have_count(1)
 
 
-def test_trends_are_plotted_and_in_a_table(browser: Browser, site: Site) -> None:
-    with browsing(browser, site.url) as page:
-        page.goto("/trends")
-        expect(page.locator(".plot canvas")).to_have_count(2)
-        assert page.locator(".plot canvas").evaluate_all(_INKED) == [True, True]
-        expect(page.locator("tbody th[scope=row]")).to_have_text(["eagle3", "eagle3", "lookahead", "off"])
-        assert "so far" not in page.locator(".lead").inner_text()
-
-
 def test_the_log_shows_its_head_its_growth_and_its_witnesses(browser: Browser, site: Site) -> None:
     with browsing(browser, site.url) as page:
         page.goto("/log")
@@ -120,10 +107,6 @@ _UNNAMED = """() => [...document.querySelectorAll('a, button, input, select, [ro
   .map(each => each.outerHTML)"""
 """Controls that a screen reader has no name for."""
 
-_INKED = """canvases => canvases.map(canvas => {
-  const { data } = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height);
-  return data.some(each => each !== 0);
-})"""
 
 _CONTRAST = """() => {
   const parse = text => text.match(/[0-9.]+/g).map(Number);
@@ -202,24 +185,3 @@ def shown(deployment: Deployment, trusted: TrustedKeys) -> str:
     request: Any = None
     body = bytes(RetentionPage(source, Pages(source.freshness)).answer(request).body).decode()
     return re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", body.split("<main")[1]))
-
-
-def test_policies_and_what_came_of_them_are_shown(tmp_path: Path) -> None:
-    with opened_deployment(tmp_path) as deployment:
-        trusted = TrustedKeys.load(tmp_path / "trusted")
-        assert "There is no policy: contents are kept without limit." in shown(deployment, trusted)
-        deployment.receive(0)
-        with LedgerClient.connect(deployment.address) as operator:
-            for policy in (retention(30), retention(1, "acme <b>"), retention(None, "acme <b>")):
-                operator.append(signed(policy))
-        log = SigningKey.load(tmp_path / "keys/log.pem", "log")
-        deployment.ledger.append(sign_document(expiry(1, 1, except_tenants=("acme <b>",)), log).to_bytes())
-        text = shown(deployment, trusted)
-        assert "30 days for all tenants without a policy of their own (entry 1)" in text
-        assert "without limit for acme &lt;b&gt; (entry 3)" in text
-        assert "Every policy, and 1 entry by which the log has erased contents" in text
-        assert "erased what was issued before 2026-01-02 03:04:06, by entry 1" in text
-
-        without = TrustedKeys({**trusted.by_role, "operator": ()})
-        with pytest.raises(SignatureError):
-            shown(deployment, without)

@@ -98,23 +98,6 @@ def test_a_key_that_is_trusted_for_another_tenant_has_not_signed_it(
         assert steps(page)["A trusted key has signed the receipt"] == "bad"
 
 
-def test_a_file_that_is_dropped_is_checked_as_one_that_is_chosen(
-    browser: Browser, site: Site, file: ReceiptFile
-) -> None:
-    with browsing(browser, site.url) as page:
-        page.goto("/check")
-        expect(page.locator("#drop")).to_be_visible()
-        page.evaluate(
-            """data => {
-              const carried = new DataTransfer();
-              carried.items.add(new File([data], "receipt.json"));
-              document.dispatchEvent(new DragEvent("drop", { dataTransfer: carried, bubbles: true, cancelable: true }));
-            }""",
-            file.to_bytes().decode(),
-        )
-        expect(page.locator("#check")).to_have_attribute("data-state", "ok")
-
-
 def changed(**members: Any) -> Callable[[dict[str, Any]], None]:
     return lambda document: document.update(members)
 

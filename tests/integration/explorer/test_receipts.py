@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.client
 import re
 import signal
-import sys
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -286,15 +285,11 @@ def get(address: str, path: str) -> tuple[int, str, str]:
         return answer.status, answer.headers["content-security-policy"], answer.read().decode()
 
 
-def command(folder: Path) -> list[str]:
-    flags = ["--ledger", "127.0.0.1:1", "--trusted-keys", str(folder / "trusted"), "--listen", "127.0.0.1:0"]
-    return [sys.executable, "-m", "services.cli", "serve", "explorer", *flags]
-
-
 def test_a_ledger_that_is_away_is_said_to_be_away(tmp_path: Path) -> None:
     (tmp_path / "trusted").mkdir()
     KEYS["log"].publish(tmp_path / "trusted")
-    with started(command(tmp_path), tmp_path / "ready") as (process, address):
+    flags = ["--ledger", "127.0.0.1:1", "--trusted-keys", str(tmp_path / "trusted"), "--listen", "127.0.0.1:0"]
+    with started("services.explorer", flags, tmp_path / "ready") as (process, address):
         assert get(address, "/health")[0] == 200
         status, policy, page = get(address, "/receipts")
         assert (status, "The ledger does not answer" in page) == (503, True)

@@ -8,8 +8,6 @@ import json
 import signal
 import socket
 import ssl
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager, closing, contextmanager, suppress
 from pathlib import Path
@@ -25,6 +23,7 @@ from services.client.errors import Unauthenticated
 from services.runtime.access import Access
 from services.runtime.credentials import edited_principals, new_token, write_principals
 from tests.access import Certificates, anybodys, token_of
+from tests.forked import Forked
 from tests.integration.cli.scripted import ScriptedGeneration, mount
 from tests.integration.http.front import fronting
 from tests.serving import serving, started
@@ -200,11 +199,10 @@ def get(address: str, path: str) -> tuple[int, str]:
 
 
 @contextmanager
-def served(folder: Path, *more: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def served(folder: Path, *more: str) -> Iterator[tuple[Forked, str]]:
     """The process and its address; killed at the end if it still runs."""
     flags = ["--generation", "127.0.0.1:1", "--listen", "127.0.0.1:0", *more]
-    command = [sys.executable, "-m", "services.cli", "serve", "http", *flags]
-    with started(command, folder / "ready") as served:
+    with started("services.http", flags, folder / "ready") as served:
         yield served
 
 

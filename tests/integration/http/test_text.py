@@ -130,21 +130,6 @@ async def test_tokens_are_those_that_are_counted_and_give_the_text_back(
     assert (await post(front, "/tokenize", {"prompt": ""}))[1]["count"] == 0
 
 
-async def test_tokens_of_messages_have_the_tools_that_the_model_is_told_of(
-    front: Front, client: openai.AsyncOpenAI
-) -> None:
-    turns: Any = [{"role": "user", "content": "hello"}]
-    tools: Any = [{"type": "function", "function": {"name": "clock", "parameters": {"type": "object"}}}]
-    _, told = await post(front, "/tokenize", {"messages": turns, "tools": tools})
-    answer = await client.chat.completions.create(model="tiny", messages=turns, tools=tools, max_completion_tokens=1)
-    assert answer.usage is not None
-    assert (
-        told["count"] == answer.usage.prompt_tokens > (await post(front, "/tokenize", {"messages": turns}))[1]["count"]
-    )
-    status, refused = await post(front, "/tokenize", {"messages": turns, "tools": [*tools, *tools]})
-    assert (status, refused["error"]["param"]) == (400, "tools[1].function.name")
-
-
 @pytest.mark.parametrize(
     ("path", "body", "param"),
     [

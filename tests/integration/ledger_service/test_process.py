@@ -6,8 +6,6 @@ import shutil
 import signal
 import sqlite3
 import stat
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -18,6 +16,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from services.client import LedgerClient
 from services.client.errors import KolmError, Unavailable
 from tests.access import everybodys_file
+from tests.forked import Forked
 from tests.integration.ledger_service.test_appending import wire_content
 from tests.unit.ledger.builders import KEYS, receipt_id, retention, signed, signed_receipt
 
@@ -25,28 +24,25 @@ PATIENCE = 240.0
 """Seconds that anything may take on a busy machine; only a test that fails gets there."""
 
 
-def _command(data: Path, *flags: str) -> list[str]:
+def _started(data: Path, *flags: str) -> Forked:
     where = ("--listen", "127.0.0.1:0", "--data-dir", str(data), "--principals", str(everybodys_file()))
-    return [sys.executable, "-m", "services.ledger", *where, *flags]
+    return Forked("services.ledger", *where, *flags)
 
 
 @contextmanager
-def _ledger(data: Path, *flags: str) -> Iterator[tuple[subprocess.Popen[str], LedgerClient]]:
-    with subprocess.Popen(_command(data, *flags), stderr=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stderr is not None
-            line = process.stderr.readline()
-            assert line.startswith("ledger listening on ")
-            with LedgerClient.connect(line.split()[-1], wait=PATIENCE) as client:
-                yield process, client
-        finally:
-            process.kill()
+def _ledger(data: Path, *flags: str) -> Iterator[tuple[Forked, LedgerClient]]:
+    with _started(data, *flags) as process:
+        line = process.stderr.readline()
+        assert line.startswith("ledger listening on ")
+        with LedgerClient.connect(line.split()[-1], wait=PATIENCE) as client:
+            yield process, client
 
 
 def _refusal(data: Path, *flags: str) -> tuple[int, str]:
-    done = subprocess.run(_command(data, *flags), capture_output=True, text=True, timeout=PATIENCE)
-    assert "Traceback" not in done.stderr
-    return done.returncode, done.stderr
+    with _started(data, *flags) as process:
+        _, said = process.communicate(PATIENCE)
+        assert "Traceback" not in said
+        return process.wait() or 0, said
 
 
 def test_a_first_start_makes_a_private_key_and_publishes_its_public_half(tmp_path: Path) -> None:

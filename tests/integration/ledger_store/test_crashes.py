@@ -2,8 +2,6 @@
 
 import base64
 import signal
-import subprocess
-import sys
 import threading
 from contextlib import closing, suppress
 from dataclasses import dataclass
@@ -21,6 +19,7 @@ from ledger.sql.store import SqlEntryStore
 from ledger.tree.checkpoint import open_checkpoint
 from ledger.tree.entry import Entry
 from ledger.tree.merkle import Frontier, leaf_hash
+from tests.forked import Forked
 from tests.integration.ledger_store.crashing_writer import MOST_APPENDS, TILED_FAULTS, open_store
 from tests.unit.ledger.builders import KEYS, ORIGIN, TRUSTED, content, signed_receipt
 from tests.unit.ledger.log.faulty_store import FAULTS
@@ -69,10 +68,8 @@ def guard(tmp_path: Path) -> Path:
     return tmp_path / "guard.db"
 
 
-def start(database: str, guard: Path, first: int, *step: str) -> subprocess.Popen[str]:
-    module = "tests.integration.ledger_store.crashing_writer"
-    command = [sys.executable, "-m", module, database, str(guard), str(first), *step]
-    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+def start(database: str, guard: Path, first: int, *step: str) -> Forked:
+    return Forked("tests.integration.ledger_store.crashing_writer", database, str(guard), str(first), *step)
 
 
 def parse(line: str) -> Acknowledged:
@@ -119,8 +116,8 @@ def check_promises(entries: list[bytes], acknowledged: list[Acknowledged]) -> No
 @pytest.mark.parametrize("step", FAULTS)
 def test_a_process_killed_at_any_step_of_a_write_loses_nothing(database: str, guard: Path, step: str) -> None:
     with start(database, guard, 0, step) as writer:
-        assert writer.stdout is not None
         acknowledged = [parse(line) for line in writer.stdout]
+        writer.wait()
     assert writer.returncode == -signal.SIGKILL
     assert len(acknowledged) >= 3
     check_nothing_was_lost(database, guard, acknowledged)
@@ -134,7 +131,6 @@ def test_a_process_killed_while_it_writes_files_loses_nothing(tiled: str, guard:
 def live(database: str, guard: Path, life: int, lines: int) -> list[Acknowledged]:
     """What a process acknowledges until it is killed after so many lines, while four callers append."""
     with start(database, guard, life * MOST_APPENDS) as writer:
-        assert writer.stdout is not None
         acknowledged = [parse(writer.stdout.readline()) for _ in range(lines)]
         writer.kill()
         # Lines written to the pipe before the kill were acknowledged too; the last one may be cut short.

@@ -31,6 +31,7 @@ from ledger.sql.store import SqlEntryStore
 from ledger.tree.checkpoint import Checkpoint, sign_checkpoint
 from ledger.tree.merkle import tree_root
 from ledger.tree.tile import TileHashes
+from tests.examples import grid
 from tests.unit.ledger.builders import KEYS, ORIGIN, TRUSTED, content, erasure, receipt_id, signed, signed_receipt
 
 
@@ -274,8 +275,7 @@ PUTS = {
 
 
 @pytest.mark.usefixtures("shown_at_once")
-@pytest.mark.parametrize("arrives", [False, True], ids=["a request that failed", "an answer that was lost"])
-@pytest.mark.parametrize("path", PUTS)
+@pytest.mark.parametrize(("path", "arrives"), grid(2, list(PUTS), [False, True]))
 def test_a_bucket_that_fails_loses_nothing(
     bucket_home: Home, patched: pytest.MonkeyPatch, path: str, arrives: bool
 ) -> None:

@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 from services.cli.main import app
 from services.client import LedgerClient
 from tests.access import everybodys_file, trust_log_in
+from tests.forked import Forked
 from tests.serving import PATIENCE, started
 from tests.unit.ledger.builders import KEYS, ORIGIN
 
@@ -28,7 +29,7 @@ from tests.unit.ledger.builders import KEYS, ORIGIN
 class Ledger:
     """A ledger process, and a client of it."""
 
-    process: subprocess.Popen[str]
+    process: Forked
     address: str
     client: LedgerClient
 
@@ -41,7 +42,7 @@ def ledger(data: Path) -> Iterator[Ledger]:
         KEYS[role].publish(data / "trusted")
     flags = ["--listen", "127.0.0.1:0", "--data-dir", str(data), "--origin", ORIGIN]
     flags += ["--principals", str(everybodys_file())]
-    with started([sys.executable, "-m", "services.ledger", *flags], data / "ledger.ready") as (process, address):
+    with started("services.ledger", flags, data / "ledger.ready") as (process, address):
         with LedgerClient.connect(address, wait=60) as client:
             yield Ledger(process, address, client)
         process.send_signal(signal.SIGTERM)
@@ -52,7 +53,7 @@ def ledger(data: Path) -> Iterator[Ledger]:
 def explorer(data: Path, served: Ledger) -> Iterator[str]:
     """The URL of an explorer over a ledger."""
     flags = ["--ledger", served.address, "--trusted-keys", str(data / "trusted"), "--listen", "127.0.0.1:0"]
-    with started([sys.executable, "-m", "services.explorer", *flags], data / "explorer.ready") as (_, address):
+    with started("services.explorer", flags, data / "explorer.ready") as (_, address):
         yield f"http://{address}"
 
 
@@ -127,7 +128,7 @@ def receiver() -> Iterator[Receiver]:
         server.server_close()
 
 
-def until(condition: Any, process: subprocess.Popen[str] | None = None) -> None:
+def until(condition: Any, process: subprocess.Popen[str] | Forked | None = None) -> None:
     """Ask again until the answer is yes."""
     deadline = time.monotonic() + PATIENCE
     while not condition():

@@ -31,6 +31,7 @@ from services.registry.catalogue import (
 )
 from services.runtime.errors import Unavailable
 from tests.access import everybodys_file
+from tests.forked import Forked
 from tests.fuzzing import flood
 from tests.integration.registry.conftest import Serve
 from tests.serving import started
@@ -180,10 +181,10 @@ NAME = digest(DATA)
 
 
 @contextmanager
-def running(directory: Path, *more: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def running(directory: Path, *more: str) -> Iterator[tuple[Forked, str]]:
     flags = ("--data-dir", str(directory), "--listen", "127.0.0.1:0", "--ledger", "127.0.0.1:1")
     flags += ("--principals", str(everybodys_file()), *more)
-    with started([sys.executable, "-m", "services.registry", *flags], directory / "address") as running:
+    with started("services.registry", flags, directory / "address") as running:
         yield running
 
 

@@ -121,22 +121,6 @@ def test_a_withdrawal_is_final_and_stands_in_the_ledger(registry: RegistryClient
     assert len(list(registry.heads(include_withdrawn=True))) == 2
 
 
-def test_kscores_are_kept_newest_for_each_adapter(registry: RegistryClient) -> None:
-    head = tiny_head()
-    cid, base = publish(registry, head).head_cid, head.base.cid
-    registry.record_kscore(signed(kscore(cid, base_cid=base)))
-    registry.record_kscore(signed(kscore(cid, base_cid=base, adapter_cid=None)))
-    scored = registry.record_kscore(signed(kscore(cid, base_cid=base, mean_acceptance=0.25)))
-    assert [(score.document.adapter_cid is None, score.document.status) for score in scored.kscores] == [
-        (True, "GOOD"),
-        (False, "NEEDS_RETRAINING"),
-    ]
-    assert registry.record_kscore(signed(kscore(cid, base_cid=base, mean_acceptance=0.25))) == scored
-    with pytest.raises(InvalidArgument) as caught:
-        registry.record_kscore(signed(kscore(cid, base_cid=OTHER_BASE)))
-    assert caught.value.reason == "BAD_DOCUMENT"
-
-
 def test_nothing_is_said_about_a_head_that_nobody_published(registry: RegistryClient) -> None:
     for call in (
         lambda: registry.withdraw(signed(withdrawal())),

@@ -6,7 +6,7 @@ import errno
 import os
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ from services.client.errors import (
 )
 from services.client.registry import RegistryClient, download, upload
 from services.registry.errors import DiskFull, UploadTakenOver
-from services.registry.uploads import Part, Upload, Uploads
+from services.registry.uploads import Part, Uploads
 from tests.integration.registry.conftest import Serve
 
 CHUNK = 1024 * 1024
@@ -279,25 +279,6 @@ def test_a_call_that_was_cut_off_has_ended_before_the_next_upload_begins(tmp_pat
     assert uploads.committed(BLOB) == CHUNK
     with pytest.raises(UploadTakenOver):
         first.write(b"x")
-
-
-def test_one_that_takes_over_from_one_that_waits_waits_for_both(tmp_path: Path) -> None:
-    blobs = SlowBlobs()
-    first = Upload(tmp_path, BLOB, None)
-    first.begin(0)
-    first.write(DATA)
-    second = Upload(tmp_path, BLOB, first)
-    third = Upload(tmp_path, BLOB, second)
-    with ThreadPoolExecutor(2) as pool:
-        finishing = pool.submit(first.finish, blobs)
-        assert blobs.begun.wait(60)
-        beginning = pool.submit(third.begin, 0)
-        assert not wait([beginning], timeout=0.2).done  # long enough for one that does not wait
-        blobs.go_on.set()
-        finishing.result(60)
-        beginning.result(60)
-    with pytest.raises(UploadTakenOver):
-        second.begin(0)
 
 
 def test_of_several_that_take_over_only_the_last_writes(tmp_path: Path) -> None:

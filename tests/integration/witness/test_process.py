@@ -29,8 +29,7 @@ from tests.unit.ledger.witness.test_witness import LOG, Log
 def served(folder: Path) -> Iterator[str]:
     """The address of a witness that runs while inside, and ends with exit code 0 on SIGTERM."""
     flags = ["--data-dir", str(folder / "w"), "--logs", str(folder / "logs"), "--listen", "127.0.0.1:0"]
-    command = [sys.executable, "-m", "services.witness", *flags]
-    with started(command, folder / "ready") as (process, address):
+    with started("services.witness", flags, folder / "ready") as (process, address):
         yield address
         process.send_signal(signal.SIGTERM)
         _, said = process.communicate(timeout=PATIENCE)
@@ -87,8 +86,10 @@ def test_witnesses_that_hang_cost_neither_a_cosignature_nor_a_reader_nor_the_end
         flags = ["--listen", "127.0.0.1:0", "--data-dir", str(data), "--origin", ORIGIN]
         flags += ["--principals", str(everybodys_file()), "--witness-policy", str(tmp_path / "policy")]
         flags += ["--witness-seconds", "0.05", "--witness-timeout", str(10 * PATIENCE)]
-        command = [sys.executable, "-m", "services.ledger", *flags]
-        with started(command, tmp_path / "ready") as (process, ledger), LedgerClient.connect(ledger) as client:
+        with (
+            started("services.ledger", flags, tmp_path / "ready") as (process, ledger),
+            LedgerClient.connect(ledger) as client,
+        ):
             for number in range(3):
                 appended = client.append(signed_receipt(number))
                 until(lambda: _witnessed(client) == client.checkpoint().tree_size, process)

@@ -36,7 +36,6 @@ from services.client import errors as client_errors
 from services.ledger.__main__ import opened_servicer
 from services.ledger.checkpoints import Checkpoints
 from services.ledger.cosignature_collector import CosignatureCollector
-from services.ledger.ledger_metrics import watch_witnesses
 from services.ledger.outside_signers import OutsideSigners, post_to_witness
 from services.ledger.servicer import SERVICE
 from services.ledger.settings import LedgerSettings
@@ -233,21 +232,6 @@ def test_a_checkpoint_is_witnessed_once_enough_witnesses_have_cosigned_it(deploy
     asyncio.run(deployment.collector.round())
     assert deployment.checkpoints.witnessed().checkpoint.size == 5
     assert [Checkpoint.from_text(Note.from_bytes(note).text).size for note in deployment.checkpoints.earlier(5)] == [3]
-
-
-def test_the_lag_of_each_witness_is_exported(deployment: Deployment) -> None:
-    deployment.append(0, 1, 2)
-    asyncio.run(deployment.collector.round())
-    deployment.append(3)
-    registry = CollectorRegistry()
-    watch_witnesses(registry, deployment.collector)
-    lags = {one: registry.get_sample_value("kolm_ledger_witness_lag_entries", {"witness": one}) for one in "abc"}
-    assert lags == {"a": 1, "b": 4, "c": 4}
-    assert registry.get_sample_value("kolm_ledger_witness_silent", {"witness": "b"}) == 1
-    asyncio.run(deployment.collector.round())
-    again = deployment.collect(deployment.policy)  # as after a restart: nobody has to be asked
-    asyncio.run(again.round())
-    assert again.lags()["a"] == 0
 
 
 def test_a_witness_that_knows_more_than_the_log_is_not_argued_with(deployment: Deployment) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import resource
 import signal
@@ -24,10 +23,7 @@ from services.generation.drafting.retrieval.datastore import Datastore
 from services.generation.drafting.retrieval.input_layer import InputLayer
 from tests.examples import examples
 from tests.fakes.datastores import BASE, TOKENIZER_CID, builder, documents, encode, store_of
-
-_FORKED = multiprocessing.get_context("forkserver")
-_FORKED.set_forkserver_preload([__name__])
-"""Builds that end badly run in forks of a process that has imported what they need, which takes each seconds."""
+from tests.forked import FORKED
 
 TEXTS = [f"Ship {number} left the harbour at {number % 24} with {number * 7} tons of grain." for number in range(200)]
 
@@ -70,7 +66,7 @@ def _build_killed(folder: Path) -> None:
 
 @pytest.mark.slow
 def test_a_killed_build_leaves_nothing_that_looks_complete(tmp_path: Path) -> None:
-    process = _FORKED.Process(target=_build_killed, args=(tmp_path / "store",))
+    process = FORKED.Process(target=_build_killed, args=(tmp_path / "store",))
     process.start()
     process.join()
     assert process.exitcode == -signal.SIGKILL
@@ -97,7 +93,7 @@ def _build_without_room(folder: Path, room: int, passage_tokens: int) -> None:
 )
 def test_a_full_disk_is_an_error_that_leaves_nothing(tmp_path: Path, room: int, passage_tokens: int) -> None:
     arguments = (tmp_path / "store", room, passage_tokens)
-    process = _FORKED.Process(target=_build_without_room, args=arguments)
+    process = FORKED.Process(target=_build_without_room, args=arguments)
     process.start()
     process.join()
     assert process.exitcode == 0

@@ -6,8 +6,6 @@ deploy/vllm puts vLLM behind either.
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -226,21 +224,3 @@ def test_only_one_vllm_of_two_speculates_and_all_else_is_the_same() -> None:
 def test_manifests_are_those_of_kubernetes() -> None:
     for document in (*BASE, *MANIFESTS):
         kubernetes_validate.validate(document, "1.35", strict=True)
-
-
-def _built(folder: Path) -> list[dict[str, Any]]:
-    """What kustomize makes of a folder, validated."""
-    tool = next((name for name in ("kustomize", "kubectl") if shutil.which(name)), None)
-    if tool is None:
-        pytest.skip("there is neither kustomize nor kubectl")
-    command = [tool, "build" if tool == "kustomize" else "kustomize", str(folder)]
-    built = list(yaml.safe_load_all(subprocess.run(command, capture_output=True, text=True, check=True).stdout))
-    for document in built:
-        kubernetes_validate.validate(document, "1.35", strict=True)
-    return built
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("folder", OVERLAYS, ids=lambda folder: folder.name)
-def test_kustomize_builds_them(folder: Path) -> None:
-    assert len(_built(folder)) == len(BASE)

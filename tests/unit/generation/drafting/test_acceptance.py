@@ -12,10 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.generation.drafting.acceptance import (
-    OWN,
     Acceptance,
     RequestAcceptance,
-    copied,
     first_choice,
 )
 from services.generation.drafting.lookahead import LookaheadDrafter
@@ -40,36 +38,12 @@ def record(acceptance: RequestAcceptance, kind: int, held: bool, times: int = 1)
     acceptance.record(np.full(times, kind), np.full(times, held))
 
 
-def test_a_rate_follows_what_held_most_of_all_in_the_request_itself() -> None:
-    shared = Acceptance()
-    one, other, kind = shared.begin(request()), shared.begin(request()), copied(OWN, 4, 0)
-    before = other.rates()[kind]
-    record(one, kind, True, 20)
-    assert before < other.rates()[kind] < one.rates()[kind]
-    assert other.rates()[copied(OWN, 4, 1)] == pytest.approx(RequestAcceptance().rates()[copied(OWN, 4, 1)])
-
-
 @pytest.mark.parametrize("like", [request(1.0), request(0.0, "an adapter")])
 def test_what_is_sampled_otherwise_is_counted_apart(like: EngineRequest) -> None:
     shared, kind = Acceptance(), first_choice(1)
     record(shared.begin(request()), kind, False, 50)
     assert shared.begin(like).rates()[kind] == RequestAcceptance().rates()[kind]
     assert shared.begin(request()).rates()[kind] < RequestAcceptance().rates()[kind]
-
-
-def test_what_was_counted_fades_with_what_follows_and_with_every_request() -> None:
-    shared, kind = Acceptance(), first_choice(1)
-    first = shared.begin(request())
-    record(first, kind, False, 500)
-    low = first.rates()[kind]
-    record(first, kind, True, 500)
-    assert first.rates()[kind] > 0.9 > low
-    other = Acceptance()
-    record(other.begin(request()), kind, False, 500)
-    rates = [other.begin(request()).rates()[kind] for _ in range(80)]
-    assert rates == sorted(rates)
-    assert rates[0] < 0.1
-    assert rates[-1] > 0.5
 
 
 METHODS = ("lookahead", "rest", "eagle3", "draft", "suffix")

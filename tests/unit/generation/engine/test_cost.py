@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.generation.engine.cost import MARGIN, PassCost, StepCost, breakeven
+from services.generation.engine.cost import PassCost
 from services.generation.engine.prefill import Prompt, rows_of_prompts
 from services.generation.target.arrays import Float64
 from services.generation.target.cpu import CpuTarget
@@ -28,39 +28,10 @@ def test_one_number_of_rows_costs_what_it_does_among_many() -> None:
     assert alone == pytest.approx(cost.of_each(np.arange(1, 40), keys=500, sequences=2).tolist())
 
 
-def test_a_row_costs_what_it_sees_of_its_own_sequence() -> None:
-    def row(keys: int = 0, sequences: int = 1) -> float:
-        return COST.of(3, keys, sequences) - COST.of(2, keys, sequences)
-
-    assert row() == pytest.approx(0.1)
-    assert row(keys=1000) == pytest.approx(0.6)
-    assert row(keys=4000, sequences=4) == pytest.approx(0.6)
-    assert COST.of(2, keys=1000) == pytest.approx(1.0 + 2 * 0.6 + 1.0)
-
-
 def shares(
     cost: PassCost = COST, *, sequences: int = 1, drafting: int = 1, prefill_rows: int = 0, keys: int = 0
 ) -> Float64:
     return cost.of_drafts(4, drafting=drafting, sequences=sequences, prefill_rows=prefill_rows, keys=keys)
-
-
-def test_a_draft_token_pays_less_in_a_long_context() -> None:
-    assert breakeven(shares(keys=4000)) > 2 * breakeven(shares())
-    blind = PassCost.line(1.0, 0.1, COST.key)
-    assert breakeven(shares(blind, keys=4000)) < breakeven(shares(blind))
-
-
-def test_sequences_share_a_pass_and_what_their_drafts_add() -> None:
-    assert shares()[0] == pytest.approx(1.1)
-    assert shares(sequences=4)[0] == pytest.approx(1.4 / 4)
-    assert np.diff(shares(sequences=4, drafting=2)) == pytest.approx([MARGIN * 0.1] * 4)
-    assert breakeven(shares(sequences=8)) > 4 * breakeven(shares())
-
-
-def test_a_step_cost_is_fitted_to_measured_steps() -> None:
-    cost = StepCost.fit([(rows, 2.0 + 0.5 * rows) for rows in (1, 2, 4, 8)])
-    assert (cost.fixed, cost.row) == pytest.approx((2.0, 0.5))
-    assert StepCost.fit([(1, 1.0), (2, 1.0)]).row > 0
 
 
 def test_what_seeing_a_token_costs_is_the_slope_of_rows_beyond_the_first(target: CpuTarget) -> None:

@@ -13,23 +13,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.generation.engine.core import EngineCore, EngineSettings
+from services.generation.engine.core import EngineSettings
 from services.generation.engine.cost import PassCost
 from services.generation.engine.drafter import Ask, Budget, Draft, Drafter
 from services.generation.engine.request import EngineRequest, SamplingParams, StructuredOutputs
 from services.generation.engine.sampling.processors import GrammarMask
-from services.generation.engine.speculation import GrammarGuide, Speculation
+from services.generation.engine.speculation import GrammarGuide
 from services.generation.engine.tree import TokenTree
-from services.generation.engine.turns import Gains, Known, Turns
+from services.generation.engine.turns import Gains, Turns
 from services.generation.target.arrays import Float32
 from services.generation.target.cpu import CpuTarget
-from services.generation.target.rows import Rows, RowsBuilder
-from services.generation.target.target import PassOutput
+from services.generation.target.rows import RowsBuilder
 from tests.examples import examples
-from tests.fakes.drafters import LetterDecoder
 from tests.fakes.engine_runs import Collected, run
 from tests.fakes.grammars import CONSTRAINTS, VOCAB, encoded, grammar, ids
-from tests.fakes.table_target import TableTarget
 
 
 @dataclass
@@ -224,13 +221,6 @@ def test_what_one_tenant_adapter_or_temperature_lost_is_unknown_to_others(other:
     assert gains.begin(replace(asked, **other), ("eagle3",)).method == "eagle3"
 
 
-def test_a_load_under_which_drafts_lose_is_judged_apart_from_others() -> None:
-    known = Known(1.0)
-    assert passes(Turns(("eagle3",), known), 8, -0.5, together=16) == ["eagle3"] * 8
-    late = Turns(("eagle3",), known)
-    assert (late.under(1), late.under(16), late.under(8), late.under(4)) == ("eagle3", None, "eagle3", "eagle3")
-
-
 END = grammar(CONSTRAINTS[1]).eos
 ROOT = 7
 TWO = StructuredOutputs("choice", json.dumps(["the ledger keeps", "the drafter guesses"]))
@@ -314,66 +304,3 @@ def _allowed(source: StructuredOutputs, output: list[int]) -> list[int]:
             return []
         laid.accept(token)
     return ids(laid)
-
-
-class Wrong(Drafter):
-    def __init__(self) -> None:
-        self.asked: list[int] = []
-
-    def begin(self, request: EngineRequest) -> Draft:
-        return Draft()
-
-    def propose(self, asks: Sequence[Ask]) -> list[TokenTree]:
-        self.asked.append(len(asks))
-        return [TokenTree.chain((ask.tokens[-1], 3)) for ask in asks]
-
-
-def test_a_sequence_that_comes_into_a_load_under_which_drafts_lose_is_not_asked() -> None:
-    wrong, sampling = Wrong(), SamplingParams(max_tokens=60, ignore_eos=True)
-    target = TableTarget(np.zeros((8, 8), np.float32))
-    core = EngineCore(target, {"wrong": wrong}, LetterDecoder, PassCost.line(1.0, 0.1), EngineSettings(), lambda: 0.0)
-    for number in range(16):
-        core.add(EngineRequest(f"r{number}", (0,), sampling, method="wrong"), lambda _: None)
-    for _ in range(12):
-        core.step()
-    assert wrong.asked == [16] * 8
-    core.add(EngineRequest("late", (0,), sampling, method="wrong"), lambda _: None)
-    core.cancel("r0")
-    for _ in range(6):
-        core.step()
-    assert wrong.asked == [16] * 8
-
-
-@pytest.mark.parametrize(("row", "asked"), [(0.01, 60), (0.5, 8)])
-def test_a_draft_is_judged_by_what_its_pass_took_and_not_by_the_cost_model(row: float, asked: int) -> None:
-    class Slow(TableTarget):
-        seconds = 0.0
-
-        def forward(self, rows: Rows, feature_layers: Sequence[int] = ()) -> PassOutput:
-            self.seconds += 1.0 + row * len(rows)
-            return super().forward(rows, feature_layers)
-
-    wrong, target = Wrong(), Slow(np.zeros((8, 8), np.float32))
-    cost = PassCost.line(1.0, 0.01)
-    core = EngineCore(target, {"wrong": wrong}, LetterDecoder, cost, EngineSettings(), lambda: target.seconds)
-    sampling = SamplingParams(max_tokens=32, ignore_eos=True)
-    core.add(EngineRequest("off", (0,), sampling), lambda _: None)
-    while not core.idle:
-        core.step()
-    core.add(EngineRequest("r", (0,), sampling, method="wrong"), lambda _: None)
-    while not core.idle:
-        core.step()
-    assert len(wrong.asked) == min(asked, 31)
-
-
-def test_what_drafts_add_to_passes_is_learned_from_them() -> None:
-    speculation = Speculation({}, 8, 8, lambda: 0.0, Gains())
-    for _ in range(100):
-        speculation.took(2.0, plain=1.0, more=0.0)  # a machine that is half as fast as at the start
-    assert speculation.dearness == 1.0
-    for _ in range(100):
-        speculation.took(3.2, plain=1.0, more=0.2)
-    assert speculation.dearness == pytest.approx(3.0, rel=0.05)
-    for _ in range(100):
-        speculation.took(0.0, plain=1.0, more=0.2)  # nothing that a clock has measured
-    assert speculation.dearness == pytest.approx(3.0, rel=0.05)

@@ -342,19 +342,10 @@ def moved(**passes: int) -> dict[str, Any]:
     return _changed(of_five, ("spec_decode", "passes_by_method"), passes)
 
 
-def test_the_share_of_passes_by_method_reads_back_and_receipts_without_it_stay_as_they_were() -> None:
+def test_gains_stand_beside_the_passes_that_they_are_about() -> None:
     document = moved(lookahead=1, eagle3=2, off=1)
-    read = Receipt.from_document(document)
-    assert read.spec_decode.passes_by_method == {"eagle3": 2, "lookahead": 1, "off": 1}
-    assert canonical(read.to_document()) == canonical(document)
-    assert {"passes_by_method", "gains"}.isdisjoint(receipt(1).to_document()["spec_decode"])
-
-
-def test_what_methods_gained_reads_back_beside_the_passes_that_it_is_about() -> None:
-    gains = {"eagle3": -0.125, "lookahead": 0.5}
-    document = moved(lookahead=1, eagle3=2, off=1)
-    document["spec_decode"]["gains"] = gains
-    assert Receipt.from_document(document).spec_decode.gains == gains
+    document["spec_decode"]["gains"] = {"eagle3": -0.125, "lookahead": 0.5}
+    assert Receipt.from_document(document).to_document() == document
     del document["spec_decode"]["passes_by_method"]
     with pytest.raises(FormatError) as caught:
         Receipt.from_document(document)
@@ -447,30 +438,13 @@ def test_nothing_drafts_on_an_unproven_profile() -> None:
     assert caught.value.field == "profile_proven"
 
 
-@pytest.mark.parametrize("proven", [True, False])
-def test_whether_the_profile_is_proven_reads_back_and_receipts_without_it_stay_as_they_were(proven: bool) -> None:
-    document = _changed(receipt(1, spec_decode=OFF), ("profile_proven",), proven)
-    read = Receipt.from_document(document)
-    assert read.profile_proven is proven
-    assert canonical(read.to_document()) == canonical(document)
-    assert receipt(1).profile_proven is None
-    assert "profile_proven" not in receipt(1).to_document()
-
-
 @pytest.mark.parametrize("verification", ["prefill", "decode"])
 @pytest.mark.parametrize("replayed_by", ["auditor", "server"])
-def test_a_verdict_says_how_and_by_whom_and_older_verdicts_stay_as_they_were(
-    verification: str, replayed_by: str
-) -> None:
+def test_a_verdict_says_how_and_by_whom(verification: str, replayed_by: str) -> None:
     named = verdict(0, 0, verification=verification, replayed_by=replayed_by)
-    document = named.to_document()
-    assert (document["verification"], document["replayed_by"]) == (verification, replayed_by)
-    assert Verdict.from_document(parse(canonical(document))) == named
+    assert Verdict.from_document(parse(canonical(named.to_document()))) == named
     assert named.independent is (replayed_by == "auditor")
-    before = verdict(0, 0)
-    assert not before.to_document().keys() & {"verification", "replayed_by"}
-    assert Verdict.from_document(parse(canonical(before.to_document()))) == before
-    assert not before.independent
+    assert not verdict(0, 0).independent
 
 
 @pytest.mark.parametrize(

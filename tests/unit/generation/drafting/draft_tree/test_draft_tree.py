@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from services.generation.drafting.acceptance import NEAR, OWN, RequestAcceptance, copied, first_choice, said
+from services.generation.drafting.acceptance import NEAR, OWN, RequestAcceptance, said
 from services.generation.drafting.copies import END, Copies, OwnText
 from services.generation.drafting.draft_tree.candidates import (
     DraftShape,
@@ -108,22 +108,6 @@ def test_rows_pay_together_where_one_alone_does_not() -> None:
     assert grown.token_tree().tokens == (7, 1, 3, 5)
 
 
-def test_candidates_are_judged_as_far_as_their_parents_held() -> None:
-    acceptance, fresh = RequestAcceptance(), RequestAcceptance().rates()
-    grown = tree(depth=2, acceptance=acceptance)
-    grown.expand(level([[1, 2]], [[0.75, 0.25]]))
-    grown.expand(level([[3, 4], [5, 6]], [[0.75, 0.25]] * 2))
-    grown.judge([2, 6])
-    rates = acceptance.rates()
-    for share, depth, held in ((0.75, 1, False), (0.25, 1, True), (0.75, 2, False), (0.25, 2, True)):
-        kind = said(0, share, depth)
-        assert bool(rates[kind] > fresh[kind]) is held
-        assert rates[kind] != fresh[kind]
-    assert acceptance.rates()[first_choice(1)] < RequestAcceptance().rates()[first_choice(1)]
-    assert (rates != fresh).sum() == 6
-    assert rates[said(0, 0.25, 2)] == (1 + 4 * (1 + 8 * 0.25) / 9) / 5  # judged once, below the token that held
-
-
 def test_what_copies_have_in_common_stands_once() -> None:
     grown = tree()
     add(grown, [1, 2, 3], [1, 2, 4], [5])
@@ -132,32 +116,6 @@ def test_what_copies_have_in_common_stands_once() -> None:
         (7,), (7, 1), (7, 1, 2), (7, 1, 2, 3), (7, 1, 2, 4), (7, 5), (7, 1, 2, 3, 6)
     }  # fmt: skip
     assert len(grown.token_tree()) == len(grown) == 7
-
-
-def test_beside_each_other_nearer_copies_come_first_then_longer_matches_then_what_most_say() -> None:
-    def likeliest(*copies: tuple[int, int, int]) -> list[int]:
-        grown = tree()
-        for source, length, token in copies:
-            add(grown, [token], length=length, source=source)
-        return [int(token) for token in grown.nodes["token"][1:][np.argsort(-grown.nodes["chance"][1:])]]
-
-    assert likeliest((OWN, 2, 1), (NEAR, 2, 2)) == [1, 2]
-    assert likeliest((NEAR, 2, 2), (OWN, 2, 1)) == [1, 2]
-    assert likeliest((NEAR, 2, 1), (NEAR, 9, 2)) == [2, 1]
-    assert likeliest((NEAR, 2, 1), (NEAR, 2, 2), (NEAR, 2, 3), (NEAR, 2, 3)) == [3, 1, 2]
-
-
-def test_a_copy_goes_as_deep_as_it_is_likely_to_hold_and_its_first_token_is_judged_in_any_case() -> None:
-    acceptance = RequestAcceptance()
-    grown = tree(acceptance=acceptance)
-    add(grown, [1, 2, 3, 4], length=2, least=0.15)
-    assert grown.nodes["token"].tolist() == [7, 1, 2]  # 0.36 · 0.52 · 0.68 is less
-    grown = tree(acceptance=acceptance, cost=DEAR)
-    add(grown, [1, 2], length=1, least=0.9)
-    assert grown.nodes["token"].tolist() == [7, 1]
-    before = acceptance.rates()[copied(OWN, 1, 0)]
-    grown.judge([1])
-    assert acceptance.rates()[copied(OWN, 1, 0)] > before
 
 
 def test_a_models_words_and_copies_make_one_tree() -> None:

@@ -124,10 +124,6 @@ def test_a_chain_that_overflows_the_librarys_stack_costs_one_request(kind: Kind,
     assert compiler().compile(StructuredOutputs("regex", f"after [0-9]{{{len(text)}}}"))
 
 
-def test_a_chain_of_three_hundred_rules_compiles() -> None:
-    assert compiler().compile(StructuredOutputs("grammar", rule_chain(300)))
-
-
 @pytest.mark.parametrize(
     ("kind", "text"),
     [
@@ -143,11 +139,6 @@ def test_a_chain_of_three_hundred_rules_compiles() -> None:
 def test_multiples_of_too_many_remainders_are_refused_before_the_library_sees_them(kind: Kind, text: str) -> None:
     with pytest.raises(InvalidRequest, match="remainders"):
         grammar_text(StructuredOutputs(kind, text))
-
-
-@pytest.mark.parametrize("text", ['{"multipleOf": 0.01}', '{"multipleOf": 0.0000001}', multiple(97, 101), multiple(60)])
-def test_multiples_of_few_remainders_compile(text: str) -> None:
-    assert compiler().compile(StructuredOutputs("json", text))
 
 
 def test_a_grammar_whose_trial_does_not_end_is_refused_and_the_next_one_compiles(
@@ -307,14 +298,6 @@ def test_what_reads_an_output_in_ever_more_ways_ends_before_it_holds_up_the_engi
 
     with pytest.raises(UnusableLogits):
         say(200)  # of 8,192 that a context may hold; each takes longer than the one before
-
-
-def test_an_object_of_two_hundred_members_of_several_kinds_is_within_the_bounds() -> None:
-    members = {f"p{n}": {"type": ["string", "integer", "null"]} for n in range(200)}
-    laid = mask(StructuredOutputs("json", json.dumps({"type": "object", "properties": members})))
-    for token in encoded('{"p0": "x", "p199": 7}'):
-        laid.apply(np.zeros(VOCAB, np.float32))
-        laid.accept(token)
 
 
 def test_a_token_that_the_grammar_does_not_know_ends_in_an_error_that_says_so() -> None:

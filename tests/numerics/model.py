@@ -16,9 +16,9 @@ from services.generation.target.config.config import TargetConfig
 from services.generation.target.config.rope import Rotation
 from services.generation.target.cpu import CpuTarget
 from services.generation.target.files.stored_tensor import StoredTensor
-from services.generation.target.reference.model import ReferenceModel
 from services.generation.target.rows import RowsBuilder
 from tests.numerics.arithmetic import assert_same_bits
+from tests.numerics.reference_model import ReferenceModel
 from tests.numerics.vectors import array, tensor_of, values_of, weights
 
 

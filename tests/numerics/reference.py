@@ -10,7 +10,8 @@ from services.generation.target.arrays import Float32, Int64
 from services.generation.target.config.rope import query_scales
 from services.generation.target.family import StateRule
 from services.generation.target.files.stored_tensor import StoredTensor
-from services.generation.target.reference import model, operations
+from tests.numerics import operations
+from tests.numerics import reference_model as model
 from tests.numerics.arithmetic import Heads
 
 

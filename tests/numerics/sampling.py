@@ -14,11 +14,12 @@ import numpy as np
 
 from services.generation.engine.events import TokenLogprobs
 from services.generation.engine.request import SamplingParams
-from services.generation.engine.sampling import race, sampling_reference
+from services.generation.engine.sampling import race
 from services.generation.engine.sampling.processors import LogitsProcessors
 from services.generation.engine.sampling.race import Row, gumbel
 from services.generation.engine.sampling.sampler import Sampler, candidates, logprobs_of
 from services.generation.target.arrays import Float32
+from tests.numerics import sampling_reference
 from tests.numerics.vectors import array, values_of
 
 Case = dict[str, Any]

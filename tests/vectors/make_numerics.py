@@ -20,8 +20,8 @@ from services.generation.target.config.config import TargetConfig
 from services.generation.target.config.rope import Rotation, rotary
 from services.generation.target.family import DELTA, MAMBA, StateRule
 from services.generation.target.files.stored_tensor import LAYOUTS, StoredTensor
-from services.generation.target.reference import operations
 from services.generation.target.weights import expected_shapes
+from tests.numerics import operations
 from tests.numerics.arithmetic import any_bits
 from tests.numerics.model import Model, WrittenWeights, by_reference, digest
 from tests.numerics.reference import ReferenceArithmetic

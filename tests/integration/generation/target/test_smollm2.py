@@ -18,11 +18,11 @@ from services.generation.engine.text.tokenizer import Tokenizer
 from services.generation.target.config.config import read_config
 from services.generation.target.cpu import CpuTarget, load_target
 from services.generation.target.identity import base_manifest
-from services.generation.target.reference.model import ReferenceModel
 from services.generation.target.rows import RowsBuilder
 from services.generation.target.weights import checked_weights, open_weights
 from tests.fakes.engine_runs import CHEAP_ROWS, run
 from tests.numerics.arithmetic import assert_same_bits
+from tests.numerics.reference_model import ReferenceModel
 
 
 def test_its_configuration_is_that_of_the_published_model(smollm2: Path) -> None:

@@ -15,8 +15,8 @@ from services.generation.target.arrays import Float32
 from services.generation.target.config.rope import rotary
 from services.generation.target.errors import ConfigInvalid, ModelNotFound
 from services.generation.target.identity import FileDigests, base_cid, base_manifest, model_config, tokenizer_cid
-from services.generation.target.reference import operations
 from tests.fakes.tiny_gguf import make_tiny_gguf
+from tests.numerics import operations
 from tests.numerics.arithmetic import assert_same_bits
 from tests.numerics.exponential import exponential_by_kernel
 from tests.numerics.kernels import KernelArithmetic

@@ -16,7 +16,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.generation.engine.request import UnusableLogits
-from services.generation.engine.sampling import sampling_reference
 from services.generation.engine.sampling.race import (
     BLOCKS,
     GROUP,
@@ -38,6 +37,7 @@ from services.generation.engine.sampling.race import (
 from services.generation.target.arrays import Float32, Float64, Int32
 from tests.examples import examples
 from tests.fakes.table_target import rows
+from tests.numerics import sampling_reference
 
 _EXACT = Context(prec=60)
 _DOCS = Path(__file__).parents[5] / "docs"

@@ -14,8 +14,6 @@ from hypothesis import strategies as st
 from transformers import MinPLogitsWarper, RepetitionPenaltyLogitsProcessor, TopKLogitsWarper, TopPLogitsWarper
 
 from services.generation.engine.request import SamplingParams, UnusableLogits
-from services.generation.engine.sampling import sampling_reference
-from services.generation.engine.sampling import sampling_reference as reference
 from services.generation.engine.sampling.processors import LogitsMask, LogitsProcessors, forbid
 from services.generation.engine.sampling.race import Row, exp64, log64
 from services.generation.engine.sampling.sampler import (
@@ -29,6 +27,8 @@ from services.generation.engine.sampling.sampler import (
 from services.generation.target.arrays import Float32
 from tests.examples import examples
 from tests.fakes.table_target import SIZES, rows
+from tests.numerics import sampling_reference
+from tests.numerics import sampling_reference as reference
 
 VOCABULARY = 151_936
 FILTERS = st.builds(

@@ -19,8 +19,8 @@ from transformers.models.llama import LlamaConfig
 from services.generation.target.config.config import read_config
 from services.generation.target.config.rope import Rotation, inverse_root, rotary, rotations
 from services.generation.target.errors import ConfigInvalid
-from services.generation.target.reference.operations import cosines_and_sines
 from tests.fakes.tiny_model import make_tiny_model
+from tests.numerics.operations import cosines_and_sines
 
 CONTEXT = 8192
 LLAMA3 = {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}

@@ -8,9 +8,9 @@ from gguf.quants import dequantize
 
 from services.generation.target.files.stored_tensor import LAYOUTS, StoredTensor
 from services.generation.target.kernels.storages import packed_as
-from services.generation.target.reference.operations import quantised
 from tests.numerics.arithmetic import any_bits, assert_same_bits
 from tests.numerics.kernels import KernelArithmetic
+from tests.numerics.operations import quantised
 from tests.numerics.reference import ReferenceArithmetic
 from tests.numerics.vectors import random_rows
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from services.generation.target.reference import operations
+from tests.numerics import operations
 from tests.numerics.arithmetic import any_bits, assert_same_bits
 from tests.numerics.emulator import Call, run_here
 from tests.numerics.exponential import exponential_by_kernel

@@ -21,8 +21,6 @@ from services.generation.target.config.layer_specs import layer_specs
 from services.generation.target.cpu import CpuTarget
 from services.generation.target.files.stored_tensor import LAYOUTS
 from services.generation.target.program.matrices import side_by_side
-from services.generation.target.reference.model import Computed, ReferenceModel
-from services.generation.target.reference.operations import fma
 from services.generation.target.rows import RowsBuilder
 from services.generation.target.weights import open_weights
 from tests.examples import examples, grid
@@ -32,6 +30,8 @@ from tests.fakes.tiny_gguf import make_tiny_gguf, random_rows
 from tests.fakes.tiny_head import make_tiny_adapter
 from tests.fakes.tiny_model import make_tiny_model
 from tests.numerics.arithmetic import assert_same_bits
+from tests.numerics.operations import fma
+from tests.numerics.reference_model import Computed, ReferenceModel
 
 pytestmark = pytest.mark.slow  # plain Python and numpy, number by number
 

@@ -30,7 +30,8 @@ from services.generation.target.config.layer_specs import (
 )
 from services.generation.target.config.rope import decay_rates, inverse_root, query_scales
 from services.generation.target.family import CONVOLUTION, NORM, StateRule
-from services.generation.target.reference.operations import (
+from services.generation.target.weights import Weights, reader
+from tests.numerics.operations import (
     ACTIVATIONS,
     ONE,
     ZERO,
@@ -57,7 +58,6 @@ from services.generation.target.reference.operations import (
     softplus,
     unit,
 )
-from services.generation.target.weights import Weights, reader
 
 
 @np.errstate(all="ignore")

@@ -93,20 +93,18 @@ class KolmMember:
 
     def started(self) -> dict[str, Any]:
         """The members that are known before the first token."""
-        resolved = self._resolved
-        return {
-            "request_id": resolved.request_id,
-            "seed": resolved.sampling.get("seed"),
-            "profile_cid": resolved.profile_cid,
-            "method": resolved.method,
-            "requested_method": resolved.requested_method,
-            "fallback_reason": resolved.fallback_reason,
-            "promise": None if self._promise is None else base64.b64encode(self._promise).decode(),
-        }
+        names = ("request_id", "profile_cid", "method", "requested_method", "fallback_reason")
+        promise = None if self._promise is None else base64.b64encode(self._promise).decode()
+        said = {name: getattr(self._resolved, name) for name in names}
+        return said | {"seed": self._resolved.sampling.get("seed"), "promise": promise}
 
     def ended(self, metrics: Metrics, choices: Sequence[Choice | Finished]) -> dict[str, Any]:
         receipts = receipts_json(choices, self._asked, files=self._files)
-        return {**self.started(), "receipts": receipts, "acceptance": _acceptance(metrics)}
+        return {
+            **self.started(),
+            "receipts": receipts,
+            "acceptance": {name: getattr(metrics, name) for name in _ACCEPTANCE},
+        }
 
 
 def fingerprint(resolved: Resolved) -> str:
@@ -135,17 +133,11 @@ def speculative_decoding(metrics: Metrics) -> dict[str, Any]:
     }
 
 
-def _acceptance(metrics: Metrics) -> dict[str, Any]:
-    """Under the names of `SpeculationMetrics`: `mean_acceptance_length` is over all passes."""
-    return {
-        "num_drafts": metrics.num_drafts,
-        "num_draft_tokens": metrics.num_draft_tokens,
-        "num_accepted_tokens": metrics.num_accepted_tokens,
-        "num_accepted_tokens_per_pos": list(metrics.num_accepted_tokens_per_pos),
-        "acceptance_rate": metrics.acceptance_rate,
-        "mean_acceptance_length": metrics.mean_acceptance_length,
-        "target_passes": metrics.target_passes,
-    }
+_ACCEPTANCE = (
+    "num_drafts", "num_draft_tokens", "num_accepted_tokens", "num_accepted_tokens_per_pos", "acceptance_rate",
+    "mean_acceptance_length", "target_passes",
+)  # fmt: skip
+"""Under the names of `SpeculationMetrics`: `mean_acceptance_length` is over all passes."""
 
 
 class Answer:
@@ -233,8 +225,4 @@ def _usage(usage: Usage) -> dict[str, Any]:
 
 
 def _tokens(usage: Usage) -> dict[str, Any]:
-    return {
-        "prompt_tokens": usage.prompt_tokens,
-        "completion_tokens": usage.completion_tokens,
-        "total_tokens": usage.total_tokens,
-    }
+    return {name: getattr(usage, name) for name in ("prompt_tokens", "completion_tokens", "total_tokens")}

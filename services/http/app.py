@@ -7,6 +7,7 @@ import logging
 import time
 from base64 import b64encode
 from collections.abc import Coroutine, Sequence
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -23,7 +24,7 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.types import ASGIApp
 
 from ledger.keys.trusted_keys import TrustedKeys
-from services.client import AsyncRuntime, ModelInfo
+from services.client import AsyncRuntime
 from services.client import Request as GenerationRequest
 from services.client.errors import KolmError
 from services.http.api_error import ApiError, of_kolm
@@ -57,41 +58,17 @@ def _page_routes(trusted: TrustedKeys, explorer_url: str | None) -> list[BaseRou
     return [Route("/", page), Route("/page.json", known), Mount("/page", SecurityHeaders(static_files(_FILES)))]
 
 
-class Models:
-    """Asks the generation server each time; it may have been started again with another model."""
-
-    def __init__(self, runtime: AsyncRuntime) -> None:
-        self._runtime = runtime
-
-    async def all(self, request: Request) -> Response:
-        return JSONResponse({"object": "list", "data": [_model(await self._info(request))]})
-
-    async def one(self, request: Request) -> Response:
-        """Raises ApiError for another model."""
-        info, asked = await self._info(request), request.path_params["model"]
-        if asked not in (info.model, info.base_cid):
-            raise ApiError(404, f"no model {asked!r}; {info.model} is served", "model_not_found", param="model")
-        return JSONResponse(_model(info))
-
-    async def _info(self, request: Request) -> ModelInfo:
-        return await self._runtime.with_token(token(request)).model_info()
-
-
-def _model(info: ModelInfo) -> dict[str, Any]:
-    """`created` is not known to kolm: its models have digests, not dates."""
-    return {
-        "id": info.model,
-        "object": "model",
-        "created": 0,
-        "owned_by": "kolm",
-        "kolm": {
-            "base_cid": info.base_cid,
-            "profile_cid": info.profile_cid,
-            "context_length": info.context_length,
-            "methods": list(info.methods),
-            "adapters": dict(info.adapters),
-        },
-    }
+async def _models(runtime: AsyncRuntime, request: Request) -> Response:
+    """The model, alone or in a list of one. The generation server is asked each time; it may have been started again
+    with another. `created` is not known to kolm: its models have digests, not dates. Raises ApiError for another model.
+    """
+    info, asked = await runtime.with_token(token(request)).model_info(), request.path_params.get("model")
+    if asked not in (None, info.model, info.base_cid):
+        raise ApiError(404, f"no model {asked!r}; {info.model} is served", "model_not_found", param="model")
+    names = ("base_cid", "profile_cid", "context_length", "methods", "adapters")
+    own = {name: getattr(info, name) for name in names}
+    model = {"id": info.model, "object": "model", "created": 0, "owned_by": "kolm", "kolm": own}
+    return JSONResponse({"object": "list", "data": [model]} if asked is None else model)
 
 
 _Value = TypeVar("_Value")
@@ -240,7 +217,7 @@ def http_app(
     text = Endpoint(runtime, settings, TextFields, TextDialect)
     responses = Endpoint(runtime, settings, ResponseFields, ResponseDialect)
     messages = Endpoint(runtime, settings, MessageFields, MessageDialect)
-    tokens, models = Tokens(runtime, settings), Models(runtime)
+    tokens, models = Tokens(runtime, settings), partial(_models, runtime)
 
     async def health(_: Request) -> Response:
         serving = await runtime.serving()
@@ -261,8 +238,8 @@ def http_app(
             Route("/v1/messages/count_tokens", tokens.count, methods=["POST"]),
             Route("/tokenize", tokens.tokenize, methods=["POST"]),
             Route("/detokenize", tokens.detokenize, methods=["POST"]),
-            Route("/v1/models", models.all),
-            Route("/v1/models/{model:path}", models.one),
+            Route("/v1/models", models),
+            Route("/v1/models/{model:path}", models),
             Route("/health", health),
             Route("/openapi.json", described),
             Route("/metrics", metrics),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection
+from dataclasses import fields
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -213,25 +214,11 @@ class CommonFields(Strict):
 
     def sampling(self, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
         """As the generation server takes it, which checks the ranges. Absent temperatures are 1, as OpenAI's are."""
-        return SamplingParams(
-            temperature=1.0 if self.temperature is None else self.temperature,
-            top_p=self.top_p,
-            top_k=self.top_k,
-            min_p=self.min_p,
-            max_tokens=max_tokens,
-            min_tokens=self.min_tokens,
-            stop=self.stop or (),
-            stop_token_ids=self.stop_token_ids or (),
-            seed=self.seed,
-            n=self.n,
-            logprobs=logprobs,
-            logit_bias=self.logit_bias or {},
-            presence_penalty=self.presence_penalty,
-            frequency_penalty=self.frequency_penalty,
-            repetition_penalty=self.repetition_penalty,
-            ignore_eos=self.ignore_eos,
-            structured_outputs=self.constraint(),
-        )
+        given: dict[str, Any] = {each.name: getattr(self, each.name, None) for each in fields(SamplingParams)}
+        given["temperature"] = 1.0 if self.temperature is None else self.temperature
+        given |= {name: given[name] or () for name in ("stop", "stop_token_ids")}
+        given |= {"max_tokens": max_tokens, "logprobs": logprobs, "logit_bias": self.logit_bias or {}}
+        return SamplingParams(**given | {"structured_outputs": self.constraint()})
 
     def constraint(self) -> StructuredOutputs | None:
         """The constraint on the output."""
@@ -240,25 +227,13 @@ class CommonFields(Strict):
     def request(self, sampling: SamplingParams, **prompt: Any) -> Request:
         """`prompt` is one of Request's: prompt, messages, token_ids."""
         own = self.kolm or KolmFields()
+        words: dict[str, Any] = {name: getattr(own, name) or "" for name in ("request_id", "tenant", "nonce")}
+        prediction = self.prediction.content if self.prediction else ""
         return Request(
-            **prompt,
-            sampling=sampling,
-            model=self.model,
-            request_id=own.request_id or "",
-            tenant=own.tenant or "",
-            adapter=own.adapter,
-            workload=own.workload,
-            nonce=own.nonce or "",
-            prediction=self.prediction.content if self.prediction else "",
-            priority=self.priority or 0,
-        )
+            **prompt, **words, sampling=sampling, model=self.model, adapter=own.adapter, workload=own.workload,
+            prediction=prediction, priority=self.priority or 0,
+        )  # fmt: skip
 
     def spec_decode(self) -> SpecDecodeConfig:
         own = self.kolm or KolmFields()
-        return SpecDecodeConfig(
-            method=own.method,
-            eagle_head=own.eagle_head,
-            k=own.k,
-            verify=own.verify,
-            parameters=own.parameters or {},
-        )
+        return SpecDecodeConfig(own.method, own.eagle_head, own.k, verify=own.verify, parameters=own.parameters or {})

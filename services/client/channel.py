@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import json
 import logging
+import re
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, is_dataclass
+from functools import cache
 from typing import Any, ClassVar, Generic, Self, TypeVar
 from urllib.parse import urlsplit
 
@@ -359,13 +362,13 @@ class AsyncStream(Generic[_Value]):
 def plain_value(kind: type[_Value], message: Message, **members: Any) -> _Value:
     """The dataclass `kind` with these members, and with the fields of `message` that have the names of others.
 
-    An `optional` field that is absent becomes None, a repeated one a tuple, a map a dict. Messages and enums inside are
-    members: the caller converts them.
+    An `optional` field that is absent becomes None, a repeated one a tuple, a map a dict, a message the dataclass that
+    the member's annotation names (None only where that says so). Enums are members: the caller converts them.
     """
     held = message.DESCRIPTOR.fields_by_name
     known: Any = fields(kind)  # type: ignore[arg-type]
-    names = [field.name for field in known if field.name in held and field.name not in members]
-    return kind(**members, **{name: _plain(message, name) for name in names})
+    found = {each.name: _plain(message, each.name, kind) for each in known if each.name in held.keys() - members.keys()}
+    return kind(**members, **found)
 
 
 def optional(message: Message, name: str) -> Any:
@@ -373,11 +376,27 @@ def optional(message: Message, name: str) -> Any:
     return getattr(message, name) if message.HasField(name) else None
 
 
-def _plain(message: Message, name: str) -> Any:
+def _plain(message: Message, name: str, kind: type[Any]) -> Any:
     field = message.DESCRIPTOR.fields_by_name[name]
+    if field.message_type is not None and not field.is_repeated:
+        inner, may_lack = _named(kind.__module__, kind.__annotations__[name])
+        return plain_value(inner, getattr(message, name)) if not may_lack or message.HasField(name) else None
     if field.has_presence:
         return optional(message, name)
     value = getattr(message, name)
     if not field.is_repeated:
         return value
-    return dict(value) if field.message_type is not None else tuple(value)
+    if field.message_type is None:
+        return tuple(value)
+    if field.message_type.GetOptions().map_entry:
+        return dict(value)
+    inner, _ = _named(kind.__module__, kind.__annotations__[name])
+    return tuple(plain_value(inner, each) for each in value)
+
+
+@cache
+def _named(module: str, annotation: str) -> tuple[type[Any], bool]:
+    """The dataclass that an annotation names, and whether it may be None."""
+    words = re.findall(r"\w+", annotation)
+    found = (vars(sys.modules[module]).get(word) for word in words)
+    return next(each for each in found if isinstance(each, type) and is_dataclass(each)), "None" in words

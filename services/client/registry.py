@@ -142,7 +142,7 @@ def download(registry: RegistryClient, part: NamedFile, path: Path, progress: Pr
 
     Raises KolmError after several attempts in vain, DataLoss if the bytes do not have the digest.
     """
-    if path.is_file() and path.stat().st_size == part.size and _digest(path) == part.digest:
+    if path.is_file() and path.stat().st_size == part.size and file_digest(path) == part.digest:
         progress(part.size)
         return
     arriving = path.with_name(path.name + ".part")
@@ -156,7 +156,7 @@ def download(registry: RegistryClient, part: NamedFile, path: Path, progress: Pr
             attempt.progressed(_size(arriving) > before)
         else:
             break
-    if _digest(arriving) != part.digest:
+    if file_digest(arriving) != part.digest:
         arriving.unlink()
         raise DataLoss(f"{part.name}: what arrived is not {part.digest}", reason="DIGEST_MISMATCH")
     os.replace(arriving, path)
@@ -230,7 +230,8 @@ def _size(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
 
 
-def _digest(path: Path) -> str:
+def file_digest(path: Path) -> str:
+    """`sha256:<hex>` of a file's bytes."""
     with path.open("rb") as file:
         return "sha256:" + hashlib.file_digest(file, "sha256").hexdigest()
 

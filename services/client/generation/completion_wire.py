@@ -10,9 +10,8 @@ from typing import Any
 
 from kolm.generation.v1 import generation_pb2 as pb
 from kolm.generation.v1 import sampling_pb2
-from services.client.channel import optional, plain_value
+from services.client.channel import plain_value
 from services.client.errors import Internal
-from services.client.generation import completion as model
 from services.client.generation import completion as values
 from services.client.generation.completion import Choice, Chunk, Completion, Event, Finished, Metrics, Started, Usage
 from services.client.generation.output_reader import with_calls
@@ -20,18 +19,13 @@ from services.client.generation.request import Request, SpecDecodeConfig, Though
 from services.client.generation.request_wire import structured_outputs_value
 
 
-def completion(message: pb.GenerateResponse, promise: bytes | None = None) -> values.Completion:
+def completion(message: pb.GenerateResponse, promise: bytes | None = None) -> Completion:
     """`promise` came before it. Raises Internal for a response without choices."""
     if not message.choices:
         raise Internal("the server answered without a choice")
     resolved = _resolved(message.resolved)
-    return values.Completion(
-        choices=tuple(_choice(each, resolved) for each in message.choices),
-        usage=plain_value(values.Usage, message.usage),
-        metrics=plain_value(values.Metrics, message.metrics),
-        resolved=resolved,
-        promise=promise,
-    )
+    choices = tuple(_choice(each, resolved) for each in message.choices)
+    return plain_value(Completion, message, choices=choices, resolved=resolved, promise=promise)
 
 
 class StreamReader:
@@ -42,69 +36,46 @@ class StreamReader:
         self._tokens: dict[int, list[int]] = defaultdict(list)
         self._text: dict[int, list[str]] = defaultdict(list)
 
-    def event(self, message: pb.GenerateStreamResponse) -> values.Event:
+    def event(self, message: pb.GenerateStreamResponse) -> Event:
         """Raises Internal for an event that this client does not know, or out of order."""
         kind = message.WhichOneof("event")
         if kind == "started":
             self.resolved = _resolved(message.started.resolved)
-            return values.Started(self.resolved, message.started.promise or None)
+            return Started(self.resolved, message.started.promise or None)
         if kind == "chunk":
-            chunk = message.chunk
+            chunk = plain_value(Chunk, message.chunk)
             self._tokens[chunk.index] += chunk.token_ids
             self._text[chunk.index].append(chunk.text)
-            return values.Chunk(chunk.index, chunk.text, tuple(chunk.token_ids), _logprobs(chunk.logprobs))
+            return chunk
         if kind != "finished" or self.resolved is None:
             raise Internal("the stream holds an event that this client does not know; update the client")
         return self._finished(message.finished, self.resolved)
 
-    def _finished(self, message: pb.Finished, resolved: values.Resolved) -> values.Finished:
+    def _finished(self, message: pb.Finished, resolved: values.Resolved) -> Finished:
         token_ids, text = self._tokens.pop(message.index, []), "".join(self._text.pop(message.index, []))
-        return values.Finished(
-            index=message.index,
-            finish_reason=_finish_reason(message.finish_reason),
-            stop_reason=_stop_reason(message),
-            usage=plain_value(values.Usage, message.usage),
-            metrics=plain_value(values.Metrics, message.metrics),
-            receipt=_receipt(message, resolved, token_ids, text),
-        )
+        return plain_value(Finished, message, **_ending(message), receipt=_receipt(message, resolved, token_ids, text))
 
 
-def model_info(message: pb.GetModelInfoResponse) -> model.ModelInfo:
-    return plain_value(
-        model.ModelInfo,
-        message,
-        profile=json.loads(message.profile_json or b"{}"),
-        halted_scopes=tuple(plain_value(model.HaltedScope, scope) for scope in message.halted_scopes),
-        adapters={adapter.name: adapter.adapter_cid for adapter in message.adapters},
-        heads=tuple(plain_value(model.LoadedHead, head) for head in message.heads),
-        draft_methods=tuple(map(_draft_method, message.draft_methods)),
-        engine=message.engine if message.HasField("engine") else None,
-    )
+def model_info(message: pb.GetModelInfoResponse) -> values.ModelInfo:
+    adapters = {adapter.name: adapter.adapter_cid for adapter in message.adapters}
+    profile = json.loads(message.profile_json or b"{}")
+    return plain_value(values.ModelInfo, message, profile=profile, adapters=adapters)
 
 
-def _draft_method(message: pb.DraftMethod) -> model.DraftMethod:
-    parameters = tuple(plain_value(model.Parameter, each) for each in message.parameters)
-    return plain_value(model.DraftMethod, message, parameters=parameters)
+def load(message: pb.GetLoadResponse) -> values.Load:
+    return plain_value(values.Load, message, uptime_seconds=message.uptime.ToNanoseconds() / 1e9)
 
 
-def tokens(message: pb.TokenizeResponse) -> values.Tokens:
-    return plain_value(values.Tokens, message)
+def _choice(message: pb.Choice, resolved: values.Resolved) -> Choice:
+    receipt = _receipt(message, resolved, message.token_ids, message.text)
+    return plain_value(Choice, message, **_ending(message), receipt=receipt)
 
 
-def load(message: pb.GetLoadResponse) -> model.Load:
-    return plain_value(model.Load, message, uptime_seconds=message.uptime.ToNanoseconds() / 1e9)
-
-
-def _choice(message: pb.Choice, resolved: values.Resolved) -> values.Choice:
-    return plain_value(
-        values.Choice,
-        message,
-        finish_reason=_finish_reason(message.finish_reason),
-        stop_reason=_stop_reason(message),
-        logprobs=_logprobs(message.logprobs),
-        receipt=_receipt(message, resolved, message.token_ids, message.text),
-        metrics=plain_value(values.Metrics, message.metrics),
-    )
+def _ending(message: pb.Choice | pb.Finished) -> dict[str, Any]:
+    """Why an output has ended: stop, length, cancelled or error, as in the receipt; and the match."""
+    kind = message.WhichOneof("stop_reason")
+    finish_reason = pb.FinishReason.Name(message.finish_reason).removeprefix("FINISH_REASON_").lower()
+    return {"finish_reason": finish_reason, "stop_reason": None if kind is None else getattr(message, kind)}
 
 
 def _receipt(
@@ -115,32 +86,17 @@ def _receipt(
     from ledger.documents.content import Content
 
     receipt, constraint = message.receipt, resolved.sampling.get("structured_outputs")
-    return values.Receipt(
-        envelope=receipt.envelope,
-        receipt_id=receipt.receipt_id,
-        ledger_index=optional(receipt, "ledger_index"),
-        pending=receipt.pending,
-        content=Content(
-            resolved.prompt_salt,
-            resolved.prompt_token_ids,
-            receipt.output_salt,
-            tuple(token_ids),
-            None if constraint is None else constraint.text,
-        ),
-        text=text,
-    )
+    said = None if constraint is None else constraint.text
+    prompt = resolved.prompt_salt, resolved.prompt_token_ids
+    content = Content(*prompt, receipt.output_salt, tuple(token_ids), said)
+    return plain_value(values.Receipt, receipt, content=content, text=text)
 
 
 def _resolved(message: pb.Resolved) -> values.Resolved:
-    calls = message.tool_call_syntax if message.HasField("tool_call_syntax") else None
-    thoughts = message.thought_syntax if message.HasField("thought_syntax") else None
-    return plain_value(
-        values.Resolved,
-        message,
-        sampling=_sampling(message.sampling),
-        tool_calls=None if calls is None else plain_value(ToolCallSyntax, calls),
-        thoughts=None if thoughts is None else plain_value(ThoughtSyntax, thoughts),
-    )
+    calls = plain_value(ToolCallSyntax, message.tool_call_syntax) if message.HasField("tool_call_syntax") else None
+    thoughts = plain_value(ThoughtSyntax, message.thought_syntax) if message.HasField("thought_syntax") else None
+    sampling = _sampling(message.sampling)
+    return plain_value(values.Resolved, message, sampling=sampling, tool_calls=calls, thoughts=thoughts)
 
 
 def _sampling(message: sampling_pb2.SamplingParams) -> dict[str, Any]:
@@ -154,27 +110,6 @@ def _sampling(message: sampling_pb2.SamplingParams) -> dict[str, Any]:
         else:
             plain[descriptor.name] = list(value) if descriptor.name in ("stop", "stop_token_ids") else value
     return plain
-
-
-def _logprobs(messages: Iterable[sampling_pb2.PositionLogprobs]) -> tuple[values.PositionLogprobs, ...]:
-    return tuple(
-        values.PositionLogprobs(_logprob(each.chosen), tuple(_logprob(other) for other in each.top))
-        for each in messages
-    )
-
-
-def _logprob(message: sampling_pb2.TokenLogprob) -> values.TokenLogprob:
-    return values.TokenLogprob(message.token_id, message.text, message.logprob)
-
-
-def _finish_reason(value: pb.FinishReason.ValueType) -> str:
-    """stop, length, cancelled or error, as in the receipt."""
-    return pb.FinishReason.Name(value).removeprefix("FINISH_REASON_").lower()
-
-
-def _stop_reason(message: pb.Choice | pb.Finished) -> str | int | None:
-    kind = message.WhichOneof("stop_reason")
-    return None if kind is None else getattr(message, kind)
 
 
 class Collection:
@@ -275,10 +210,7 @@ def checked_completion(
     spec_decode: SpecDecodeConfig | None,
 ) -> Completion:
     """The answer of a unary call; `metadata` comes first and has the promise. Raises ReceiptMismatch, Internal."""
-    from services.client.generation.answer_check import (  # the reader of signed bytes: none so far
-        check_promise,
-        check_receipt,
-    )
+    from services.client.generation.answer_check import check_promise, check_receipt  # the reader of signed bytes
 
     promise = metadata.get(_PROMISE_KEY)
     answered = completion(answer, promise if isinstance(promise, bytes) else None)
@@ -294,10 +226,7 @@ def checked_events(
     request: Request, spec_decode: SpecDecodeConfig | None
 ) -> Callable[[pb.GenerateStreamResponse], Event]:
     """Converts the events of one stream, in their order. Raises ReceiptMismatch, Internal."""
-    from services.client.generation.answer_check import (  # while the server is at it already
-        check_promise,
-        check_receipt,
-    )
+    from services.client.generation.answer_check import check_promise, check_receipt  # while the server is at it
 
     reader = StreamReader()
 

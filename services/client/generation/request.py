@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
+from hashlib import sha256  # OpenSSL's, which most requests do without
 from typing import Any, NoReturn, TypeVar, cast
 
 _Value = TypeVar("_Value")
@@ -200,8 +201,6 @@ class ThoughtSyntax:
 
 def call_id(request_id: str, choice: int, place: int) -> str:
     """The same for a call however it is read: it hangs on the request's id."""
-    from hashlib import sha256  # OpenSSL's, which most requests do without
-
     return "call_" + sha256(f"{request_id}/{choice}/{place}".encode()).hexdigest()[:24]
 
 

@@ -27,6 +27,7 @@ from services.client.channel import (
     check_size,
     endpoint,
     nobody_there,
+    plain_value,
     serves,
     shown_to,
 )
@@ -140,7 +141,7 @@ class AsyncRuntime:
     ) -> Tokens:
         """The tokens of a request's prompt or messages, as `serve` would have them read."""
         message = tokenize_request(as_request(request), add_special_tokens)
-        return completion_wire.tokens(await self._call(self._stub.Tokenize, message, timeout))
+        return plain_value(Tokens, await self._call(self._stub.Tokenize, message, timeout))
 
     async def detokenize(
         self,

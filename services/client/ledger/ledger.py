@@ -9,8 +9,10 @@ with LedgerClient.connect("127.0.0.1:50052") as ledger:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
+from dataclasses import dataclass, replace
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from kolm.ledger.v1 import documents_pb2
@@ -18,7 +20,7 @@ from kolm.ledger.v1 import ledger_pb2 as pb
 from kolm.ledger.v1.ledger_pb2_grpc import LedgerServiceStub
 from ledger.errors import FormatError
 from ledger.log.receipt_filter import ReceiptFilter
-from services.client.channel import Client, Stream
+from services.client.channel import Client, Stream, plain_value
 from services.client.errors import KolmError
 from services.client.ledger import log_wire
 from services.client.ledger.log import (
@@ -115,7 +117,7 @@ class LedgerClient(Client):
         number = log_wire.outcome_number(outcome)
         request = pb.ListVerdictsRequest(receipt_id=receipt_id, outcome=number, page_size=page_size)
         pages = self._pages(self._stub.ListVerdicts, request)
-        return (log_wire.verdict(each) for page in pages for each in page.verdicts)
+        return (plain_value(VerdictEntry, each) for page in pages for each in page.verdicts)
 
     def newest_verdicts(self, *, outcome: str | None = None, page_size: int = 0, page_token: str = "") -> VerdictPage:
         """One page, newest first; `page_token` is the `next_page_token` of the page before, at any later time."""
@@ -123,7 +125,7 @@ class LedgerClient(Client):
         request = pb.ListVerdictsRequest(
             outcome=number, page_size=page_size, page_token=page_token, order_by="index desc"
         )
-        return log_wire.verdict_page(self._call(self._stub.ListVerdicts, request))
+        return plain_value(VerdictPage, self._call(self._stub.ListVerdicts, request))
 
     def watch(
         self, start_index: int = 0, *, follow: bool = False, kinds: Iterable[str] = (), timeout: float | None = None
@@ -169,7 +171,7 @@ class LedgerClient(Client):
 
     def halt_state(self) -> HaltState:
         """The open halts."""
-        return log_wire.halt_state(self._call(self._stub.GetHaltState, pb.GetHaltStateRequest()))
+        return plain_value(HaltState, self._call(self._stub.GetHaltState, pb.GetHaltStateRequest()))
 
 
 _KEYS_SECONDS = 2.0
@@ -187,3 +189,39 @@ def key_entries(address: str) -> Sequence[tuple[int, bytes]]:
             return [(entry.index, entry.envelope.to_bytes()) for entry in entries]
     except (KolmError, FormatError) as error:
         raise ConnectionError(str(error)) from error
+
+
+MOST_ROWS = 1000
+"""Most rows of one window; with more, a shorter window is read first."""
+
+_GROWTH = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Newest:
+    """Receipts, the newest first. `older` says whether entries below `reached` have not been looked at."""
+
+    receipts: tuple[ReceiptEntry, ...]
+    reached: int
+    older: bool
+
+
+def newest_receipts(
+    list_: Callable[[ReceiptFilter], Iterable[ReceiptEntry]], query: ReceiptFilter, end: int, limit: int
+) -> Newest:
+    """Up to `limit` matches below entry `end`. Looks at windows, downwards, that grow while they hold too little."""
+    lowest = query.min_index or 0
+    end = end if query.max_index is None else min(end, query.max_index + 1)
+    found: list[ReceiptEntry] = []
+    window = 2 * limit
+    while end > lowest and len(found) < limit:
+        start = max(lowest, end - window)
+        rows = list(islice(list_(replace(query, min_index=start, max_index=end - 1)), MOST_ROWS + 1))
+        if len(rows) > MOST_ROWS and window > MOST_ROWS:
+            window = max(window // _GROWTH, limit)
+            continue
+        found += reversed(rows)
+        end, window = start, window * _GROWTH
+    kept = tuple(found[:limit])
+    reached = kept[-1].index if len(found) >= limit else end
+    return Newest(kept, reached, older=reached > lowest)

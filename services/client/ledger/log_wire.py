@@ -29,12 +29,12 @@ def content_message(content: Content) -> documents_pb2.Content:
 
 
 def appended(message: ledger_pb2.AppendEntryResponse) -> values.Appended:
-    return plain_value(values.Appended, message, inclusion_proof=_inclusion_proof(message.inclusion_proof))
+    return plain_value(values.Appended, message)
 
 
 def proven_leaf(message: ledger_pb2.GetEntryResponse) -> values.LogEntry:
     """An entry with its proof, where the server sends one."""
-    return values.LogEntry(message.entry.entry, message.checkpoint, _proof_in(message))
+    return plain_value(values.LogEntry, message, entry=message.entry.entry)
 
 
 def receipt(message: documents_pb2.Receipt) -> values.ReceiptEntry:
@@ -69,19 +69,13 @@ def signed_checkpoint(message: ledger_pb2.GetCheckpointResponse) -> values.Signe
     return plain_value(values.SignedCheckpoint, message, note=message.checkpoint, cosignatures=signed)
 
 
-def verdict_page(message: ledger_pb2.ListVerdictsResponse) -> values.VerdictPage:
-    return values.VerdictPage(tuple(map(verdict, message.verdicts)), message.next_page_token)
-
-
 def receipt_details(message: ledger_pb2.GetReceiptResponse) -> values.ReceiptDetails:
     return plain_value(
         values.ReceiptDetails,
         message,
         receipt=receipt(message.receipt),
         content=content(message.content) if message.HasField("content") else None,
-        verdicts=tuple(map(verdict, message.verdicts)),
         content_state=_content_state(message.content_state),
-        inclusion_proof=_proof_in(message),
     )
 
 
@@ -90,23 +84,14 @@ def _content_state(state: ledger_pb2.ContentState.ValueType) -> str:
     return "" if name == "UNSPECIFIED" else name
 
 
-def verdict(message: documents_pb2.Verdict) -> values.VerdictEntry:
-    return values.VerdictEntry(message.index, message.envelope)
-
-
 def proven_entry(message: ledger_pb2.GetInclusionProofResponse) -> values.ProvenEntry:
-    return values.ProvenEntry(
-        _inclusion_proof(message.inclusion_proof), message.leaf_hash, message.root_hash, message.checkpoint
-    )
+    return plain_value(values.ProvenEntry, message, proof=plain_value(values.InclusionProof, message.inclusion_proof))
 
 
 def consistency_proof(message: ledger_pb2.GetConsistencyProofResponse) -> values.ConsistencyProof:
-    roots = {"first_root_hash": message.first_root_hash, "second_root_hash": message.second_root_hash}
-    return plain_value(values.ConsistencyProof, message.consistency_proof, **roots, checkpoint=message.checkpoint)
-
-
-def halt_state(message: ledger_pb2.GetHaltStateResponse) -> values.HaltState:
-    return plain_value(values.HaltState, message, halts=tuple(map(_halt, message.halts)))
+    proof = message.consistency_proof
+    sizes = {"first_tree_size": proof.first_tree_size, "second_tree_size": proof.second_tree_size}
+    return plain_value(values.ConsistencyProof, message, **sizes, hashes=tuple(proof.hashes))
 
 
 def outcome_number(outcome: str | None) -> documents_pb2.Outcome.ValueType:
@@ -128,10 +113,6 @@ def _stamp(time: datetime | None) -> Timestamp | None:
     return stamp
 
 
-def _halt(message: documents_pb2.Halt) -> values.Halt:
-    return plain_value(values.Halt, message, scope=plain_value(values.Scope, message.scope))
-
-
 def content(message: documents_pb2.Content) -> Content:
     from ledger.documents.content import Content
 
@@ -145,16 +126,7 @@ def content(message: documents_pb2.Content) -> Content:
 
 
 def cose_receipt(message: ledger_pb2.GetCoseReceiptResponse) -> values.CoseReceipt:
-    proof = _inclusion_proof(message.inclusion_proof)
-    return values.CoseReceipt(message.cose_receipt, message.entry, message.checkpoint, proof)
-
-
-def _proof_in(message: ledger_pb2.GetEntryResponse | ledger_pb2.GetReceiptResponse) -> values.InclusionProof | None:
-    return _inclusion_proof(message.inclusion_proof) if message.HasField("inclusion_proof") else None
-
-
-def _inclusion_proof(message: documents_pb2.InclusionProof) -> values.InclusionProof:
-    return plain_value(values.InclusionProof, message)
+    return plain_value(values.CoseReceipt, message, proof=plain_value(values.InclusionProof, message.inclusion_proof))
 
 
 def _outcome(value: documents_pb2.Outcome.ValueType) -> str | None:

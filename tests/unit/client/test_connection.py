@@ -12,12 +12,14 @@ import pytest
 import kolm
 from kolm.generation.v1 import generation_pb2 as pb
 from kolm.generation.v1 import speculation_pb2
+from kolm.ledger.v1 import documents_pb2, ledger_pb2
 from services.client.channel import LARGEST_BYTES, Endpoint, check_size, endpoint, plain_value, shown_to
 from services.client.errors import InvalidArgument, Unauthenticated
 from services.client.generation.completion import Metrics
 from services.client.generation.request import Message, Request
 from services.client.generation.request_wire import generate_request
 from services.client.identity import ClientTls, credentials, is_here, show
+from services.client.ledger.log import Appended, InclusionProof, LogEntry, VerdictEntry, VerdictPage
 from tests.access import Certificates
 from tests.examples import VECTORS
 
@@ -228,3 +230,15 @@ def test_absent_fields_are_none_repeated_ones_tuples_and_maps_dicts() -> None:
     assert (metrics.wall_clock_speedup, metrics.num_accepted_tokens_per_pos) == (None, (3, 1))
     assert (metrics.passes_by_method, metrics.num_drafts) == ({"rest": 2}, 0)
     assert plain_value(Metrics, speculation_pb2.SpeculationMetrics(wall_clock_speedup=0.0)).wall_clock_speedup == 0.0
+
+
+def test_messages_inside_become_the_dataclasses_that_the_members_name() -> None:
+    proof = documents_pb2.InclusionProof(index=3, tree_size=8, hashes=[b"h"])
+    appended = plain_value(Appended, ledger_pb2.AppendEntryResponse(index=3, inclusion_proof=proof))
+    assert appended == Appended(3, b"", InclusionProof(3, 8, (b"h",)), 0)
+    assert plain_value(Appended, ledger_pb2.AppendEntryResponse()).inclusion_proof == InclusionProof(0, 0, ())
+    assert plain_value(LogEntry, ledger_pb2.GetEntryResponse(), entry=b"").inclusion_proof is None
+    verdicts = [documents_pb2.Verdict(index=1, envelope=b"e")]
+    assert plain_value(VerdictPage, ledger_pb2.ListVerdictsResponse(verdicts=verdicts)) == VerdictPage(
+        (VerdictEntry(1, b"e"),), ""
+    )

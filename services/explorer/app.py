@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Mount, Route
 from starlette.types import ASGIApp
 
@@ -18,18 +20,15 @@ from ledger.errors import FormatError, LedgerError
 from ledger.errors import NotFound as NoSuchTile
 from services.client.errors import InvalidArgument, KolmError, NotFound
 from services.client.ledger.ledger_tiles import LedgerTiles
-from services.explorer.log_page import HaltsPage, LogPage, PromisePage, RetentionPage
+from services.explorer.log_page import halts_page, log_page, promise_page, retention_page
 from services.explorer.pages import HERE, Pages, Source
-from services.explorer.receipts import ReceiptList, ReceiptPage, VerdictList, evidence, trusted_keys
+from services.explorer.receipts import evidence, receipt_list, receipt_page, trusted_keys, verdict_list
 from services.explorer.trends import TrendsPage
 from services.runtime.http.browsers import RefuseRebound, SecurityHeaders, static_files
 
 _AT_ONCE = 8
 """Entry bundles measure up to 16.8 MB, twice that while they are packed."""
 _MOST_ASKED = 64  # requests for tiles that are answered or wait; the pages' threads are others
-
-_MUTABLE = "no-cache"
-_IMMUTABLE = "public, max-age=31536000, immutable"
 
 
 class Tiles:
@@ -57,19 +56,15 @@ class Tiles:
     def _answer(self, request: Request) -> Response:
         path = request.url.path.removeprefix("/")
         try:
-            return self._checkpoint() if path == CHECKPOINT else self._tile(path, request)
+            data = self._files.read(path, MAX_BUNDLE_BYTES)
         except (FormatError, NoSuchTile) as error:
             return _refusal(404, str(error))
         except KolmError as error:
             return _refusal(503, f"the ledger does not answer: {error.message}")
 
-    def _checkpoint(self) -> Response:
-        note = self._files.read(CHECKPOINT, MAX_BUNDLE_BYTES)
-        return Response(note, headers={"cache-control": _MUTABLE}, media_type="text/plain; charset=utf-8")
-
-    def _tile(self, path: str, request: Request) -> Response:
-        data = self._files.read(path, MAX_BUNDLE_BYTES)
-        headers = {"cache-control": _IMMUTABLE}
+        if path == CHECKPOINT:
+            return Response(data, headers={"cache-control": "no-cache"}, media_type="text/plain; charset=utf-8")
+        headers = {"cache-control": "public, max-age=31536000, immutable"}
         if path.startswith(f"tile/{ENTRIES}/"):  # hashes do not shrink
             headers["vary"] = "accept-encoding"
             if "gzip" in request.headers.get("accept-encoding", ""):
@@ -85,46 +80,33 @@ def _refusal(status: int, reason: str) -> Response:
 
 def explorer_app(source: Source) -> ASGIApp:
     """Reads from `source`, keeps nothing, changes nothing."""
-    pages = Pages(source.freshness, watched=source.policy is not None)
-    trends = TrendsPage(source, pages)
-    tiles = Tiles(source)
+    pages, tiles = Pages(source), Tiles(source)
+    trends = TrendsPage(pages)
 
-    def home(_: Request) -> Response:
-        return RedirectResponse("/receipts")
-
-    def evidence_json(request: Request) -> Response:
-        return JSONResponse(evidence(source, request.path_params["receipt_id"]))
-
-    def trusted_json(_: Request) -> Response:
-        return JSONResponse(trusted_keys(source))
-
-    def check(_: Request) -> Response:
-        return pages.render("receipt_file.html", here="check")
-
-    def health(_: Request) -> Response:
-        return PlainTextResponse("ok\n")
+    def page(path: str, answer: Callable[[Pages, Request], Response]) -> Route:
+        return Route(path, partial(answer, pages))
 
     def failed(_: Request, error: Exception) -> Response:
         return _failure(pages, error)
 
     app = Starlette(
         routes=[
-            Route("/", home),
-            Route("/receipts", ReceiptList(source, pages).answer),
-            Route("/receipts/{receipt_id}", ReceiptPage(source, pages).answer),
-            Route("/receipts/{receipt_id}/evidence.json", evidence_json),
-            Route("/verdicts", VerdictList(source, pages).answer),
-            Route("/halts", HaltsPage(source, pages).answer),
-            Route("/retention", RetentionPage(source, pages).answer),
-            Route("/promises", PromisePage(source, pages).answer),
-            Route("/check", check),
-            Route("/trusted.json", trusted_json),
+            Route("/", lambda _: RedirectResponse("/receipts")),
+            page("/receipts", receipt_list),
+            page("/receipts/{receipt_id}", receipt_page),
+            page("/receipts/{receipt_id}/evidence.json", evidence),
+            page("/verdicts", verdict_list),
+            page("/halts", halts_page),
+            page("/retention", retention_page),
+            page("/promises", promise_page),
+            Route("/check", lambda _: pages.render("receipt_file.html", here="check")),
+            page("/trusted.json", trusted_keys),
             Route("/trends", trends.answer),
             Route("/trends.json", trends.data),
-            Route("/log", LogPage(source, pages).answer),
+            page("/log", log_page),
             Route("/checkpoint", tiles.answer),
             Route("/tile/{rest:path}", tiles.answer),
-            Route("/health", health),
+            Route("/health", lambda _: PlainTextResponse("ok\n")),
             Mount("/static", static_files(HERE / "static")),
         ],
         exception_handlers={KolmError: failed, LedgerError: failed, HTTPException: failed},
@@ -134,9 +116,11 @@ def explorer_app(source: Source) -> ASGIApp:
 
 def _failure(pages: Pages, error: Exception) -> Response:
     if isinstance(error, HTTPException):
-        return pages.render("failure.html", error.status_code, title="No such page", reason=error.detail, alarm=False)
-    if isinstance(error, NotFound | InvalidArgument):
-        return pages.render("failure.html", 404, title="Not in the ledger", reason=str(error), alarm=False)
-    if isinstance(error, KolmError):
-        return pages.render("failure.html", 503, title="The ledger does not answer", reason=str(error), alarm=False)
-    return pages.render("failure.html", 502, title="The ledger's answer does not hold", reason=str(error), alarm=True)
+        status, title, error = error.status_code, "No such page", Exception(error.detail)
+    elif isinstance(error, NotFound | InvalidArgument):
+        status, title = 404, "Not in the ledger"
+    elif isinstance(error, KolmError):
+        status, title = 503, "The ledger does not answer"
+    else:
+        status, title = 502, "The ledger's answer does not hold"
+    return pages.render("failure.html", status, title=title, reason=str(error), alarm=status == 502)

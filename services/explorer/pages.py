@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,6 +17,8 @@ from ledger.keys.trusted_keys import TrustedKeys
 from ledger.witness.freshness import Freshness
 from ledger.witness.tlog_policy import Policy
 from services.client import LedgerClient
+from services.client.errors import NotFound
+from services.client.ledger.log import SignedCheckpoint
 from services.client.ledger.verified import VerifiedLedger
 
 
@@ -33,6 +35,13 @@ class Source:
     origin: str | None = None
     policy: Policy | None = None
 
+    def witnessed(self) -> SignedCheckpoint | None:
+        """The newest checkpoint that the ledger counts as witnessed."""
+        try:
+            return self.client.checkpoint(witnessed=True)
+        except NotFound:
+            return None
+
     def freshness(self) -> Freshness:
         """How old the newest cosigned checkpoint is; without a policy nobody's word counts."""
         return Freshness(datetime.now(UTC)) if self.policy is None else self.proving.freshness(self.policy)
@@ -45,10 +54,8 @@ _SHORT = 10
 class Pages:
     """Renders the templates of this package."""
 
-    def __init__(self, freshness: Callable[[], Freshness], *, watched: bool = False) -> None:
-        """`watched`: a policy names witnesses, whose silence is something to look into."""
-        self._freshness = freshness
-        self._watched = watched
+    def __init__(self, source: Source) -> None:
+        self.source = source
         self._templates = Environment(
             loader=FileSystemLoader(HERE / "templates"),
             autoescape=True,
@@ -56,47 +63,36 @@ class Pages:
             trim_blocks=True,
             lstrip_blocks=True,
         )
-        filters = {
-            "shown": shown_text,
-            "capitalised": lambda text: text[:1].upper() + text[1:],
-            "moment": moment,
-            "stamp": stamp,
-            "cid": short_cid,
-            "number": number,
-            "rate": rate,
-        }
-        self._templates.filters.update(filters)
+        self._templates.filters.update(
+            shown=shown_text,
+            capitalised=lambda text: text[:1].upper() + text[1:],
+            moment=_moment,
+            stamp=lambda text: _moment(parse_timestamp(text)),
+            cid=_short_cid,
+            number=lambda value: f"{value:,}".replace(",", "\N{NARROW NO-BREAK SPACE}"),
+            rate=lambda value: f"{value:.2f}",
+        )
 
     def render(self, template: str, status: int = 200, **values: object) -> HTMLResponse:
         """A page that shows nothing of the log."""
         return HTMLResponse(self._templates.get_template(template).render(values), status)
 
     def of_log(self, template: str, status: int = 200, **values: object) -> HTMLResponse:
-        """A page with a state of the log: says how old that is. Raises what asking for it raises."""
-        return self.render(template, status, freshness=self._freshness(), watched=self._watched, **values)
+        """A page with a state of the log: says how old that is, and whether witnesses are named, whose silence is
+        something to look into. Raises what asking for it raises.
+        """
+        watched = self.source.policy is not None
+        return self.render(template, status, freshness=self.source.freshness(), watched=watched, **values)
 
 
-def moment(time: datetime) -> str:
+def _moment(time: datetime) -> str:
     """2026-01-02 03:04:05, in UTC."""
     return time.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
-def stamp(text: str) -> str:
-    """A document's time as `moment` writes it."""
-    return moment(parse_timestamp(text))
-
-
-def short_cid(cid: str | None) -> str:
+def _short_cid(cid: str | None) -> str:
     """The first digits of a content identifier, enough to tell some of them apart by eye."""
     return "none" if cid is None else f"{shown_text(cid).rpartition(':')[2][:_SHORT]}…"
-
-
-def number(value: int) -> str:
-    return f"{value:,}".replace(",", "\N{NARROW NO-BREAK SPACE}")
-
-
-def rate(value: float) -> str:
-    return f"{value:.2f}"
 
 
 _HIDDEN = ("Cc", "Cf", "Cs", "Zl", "Zp")

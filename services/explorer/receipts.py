@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from itertools import islice
 from typing import Any
 from urllib.parse import urlencode
 
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 
 from ledger.documents.audit import OUTCOMES, Verdict
 from ledger.documents.receipt import Receipt
@@ -21,15 +20,11 @@ from ledger.encoding.text_forms import digest_text, parse_digest, parse_timestam
 from ledger.errors import FormatError, ProofError
 from ledger.keys.envelope import Envelope
 from ledger.log.receipt_filter import ReceiptFilter
-from services.client.errors import NotFound
-from services.client.ledger.log import ProvenEntry, ReceiptEntry, SignedCheckpoint, VerdictEntry
+from services.client.ledger.ledger import Newest, newest_receipts
+from services.client.ledger.log import ReceiptEntry, VerdictEntry
 from services.explorer.pages import Pages, Source, shown_fields
 
-TEXTS = ("tenant", "request_id", "method", "base_cid", "head_cid", "adapter_cid", "profile_cid")
 CHOICES: dict[str, tuple[str, ...]] = {"outcome": OUTCOMES}
-TIMES = ("start_time", "end_time")
-INDEXES = ("min_index", "max_index")
-COMMITMENTS = ("commitment",)
 _LARGEST_INDEX = 2**53 - 1
 """Canonical JSON counts no further (RFC 8785, appendix D)."""
 
@@ -58,36 +53,28 @@ class Search:
 
 def read_search(parameters: Mapping[str, str]) -> Search:
     """The search of a request's query parameters. Unknown and empty ones count as not given."""
-    known = (*TEXTS, *CHOICES, *TIMES, *INDEXES, *COMMITMENTS)
-    given = {name: parameters[name].strip() for name in known if parameters.get(name, "").strip()}
-    values: dict[str, object] = {name: given[name] for name in TEXTS if name in given}
+    given = {name: parameters[name].strip() for name in _READERS if parameters.get(name, "").strip()}
+    values: dict[str, Any] = {}
     problems: dict[str, str] = {}
-    readers: dict[str, Callable[[str, str], object]] = {
-        **dict.fromkeys(CHOICES, _choice),
-        **dict.fromkeys(TIMES, _moment),
-        **dict.fromkeys(INDEXES, _index),
-        **dict.fromkeys(COMMITMENTS, _commitment),
-    }
-    for name, reader in readers.items():
-        if name in given:
-            try:
-                values[name] = reader(name, given[name])
-            except ValueError as error:
-                problems[name] = str(error)
+    for name, text in given.items():
+        try:
+            values[name] = _READERS[name](text)
+        except ValueError as error:
+            problems[name] = str(error)
     try:
-        before = _index("before", parameters["before"]) if parameters.get("before") else None
+        before = _index(parameters["before"]) if parameters.get("before") else None
     except ValueError:
         before = None
-    return Search(given, ReceiptFilter(**values), before, problems)  # type: ignore[arg-type]
+    return Search(given, ReceiptFilter(**values), before, problems)
 
 
-def _choice(name: str, text: str) -> str:
-    if text not in CHOICES[name]:
-        raise ValueError(f"expected one of {', '.join(CHOICES[name])}")
+def _outcome(text: str) -> str:
+    if text not in OUTCOMES:
+        raise ValueError(f"expected one of {', '.join(OUTCOMES)}")
     return text
 
 
-def _moment(name: str, text: str) -> datetime:
+def _moment(text: str) -> datetime:
     try:
         parsed = datetime.fromisoformat(text)
     except ValueError:
@@ -95,56 +82,29 @@ def _moment(name: str, text: str) -> datetime:
     return parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)
 
 
-def _commitment(_name: str, text: str) -> str:
+def _commitment(text: str) -> str:
     try:
         return digest_text(parse_digest(text))
     except FormatError as error:
         raise ValueError(error.problem) from None
 
 
-def _index(name: str, text: str) -> int:
+def _index(text: str) -> int:
     if not (text.isascii() and text.isdecimal() and len(text) <= 16 and int(text) <= _LARGEST_INDEX):
         raise ValueError("expected the number of an entry, from 0")
     return int(text)
 
 
-MOST_ROWS = 1000
-"""Most rows of one window; with more, a shorter window is read first."""
+_TEXTS = ("tenant", "request_id", "method", "base_cid", "head_cid", "adapter_cid", "profile_cid")
+_READERS: Mapping[str, Callable[[str], object]] = {
+    **dict.fromkeys(_TEXTS, str),
+    **dict.fromkeys(("start_time", "end_time"), _moment),
+    **dict.fromkeys(("min_index", "max_index"), _index),
+    "outcome": _outcome,
+    "commitment": _commitment,
+}
 
-_GROWTH = 8
-
-List = Callable[[ReceiptFilter], Iterable[ReceiptEntry]]
-
-
-@dataclass(frozen=True, slots=True)
-class Newest:
-    """Receipts, the newest first. `older` says whether entries below `reached` have not been looked at."""
-
-    receipts: tuple[ReceiptEntry, ...]
-    reached: int
-    older: bool
-
-
-def newest_receipts(list_: List, query: ReceiptFilter, end: int, limit: int) -> Newest:
-    """Up to `limit` matches below entry `end`. Looks at windows, downwards, that grow while they hold too little."""
-    lowest = query.min_index or 0
-    end = end if query.max_index is None else min(end, query.max_index + 1)
-    found: list[ReceiptEntry] = []
-    window = 2 * limit
-    while end > lowest and len(found) < limit:
-        start = max(lowest, end - window)
-        rows = list(islice(list_(replace(query, min_index=start, max_index=end - 1)), MOST_ROWS + 1))
-        if len(rows) > MOST_ROWS and window > MOST_ROWS:
-            window = max(window // _GROWTH, limit)
-            continue
-        found += reversed(rows)
-        end, window = start, window * _GROWTH
-    kept = tuple(found[:limit])
-    reached = kept[-1].index if len(found) >= limit else end
-    return Newest(kept, reached, older=reached > lowest)
-
-
-_ROWS = 25
+_ROWS, _VERDICTS = 25, 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,156 +116,123 @@ class Row:
     issued_at: datetime
 
 
-class ReceiptList:
+def receipt_list(pages: Pages, request: Request) -> Response:
     """GET /receipts: the newest first; each row is proven to be in the log before it is shown."""
-
-    def __init__(self, source: Source, pages: Pages) -> None:
-        self._source = source
-        self._pages = pages
-
-    def answer(self, request: Request) -> Response:
-        search = read_search(request.query_params)
-        size = self._source.proving.head().size
-        found = Newest((), 0, older=False) if search.problems else self._found(search, size)
-        return self._pages.of_log(
-            "receipts.html",
-            status=400 if search.problems else 200,
-            here="receipts",
-            search=search,
-            choices=CHOICES,
-            rows=[_row(each) for each in found.receipts],
-            found=found,
-            size=size,
-        )
-
-    def _found(self, search: Search, size: int) -> Newest:
-        end = size if search.before is None else min(size, search.before)
-        return newest_receipts(self._source.proving.receipts, search.query, end, _ROWS)
+    search, proving = read_search(request.query_params), pages.source.proving
+    size = proving.head().size
+    end = size if search.before is None else min(size, search.before)
+    found = Newest((), 0, older=False)
+    if not search.problems:
+        found = newest_receipts(proving.receipts, search.query, end, _ROWS)
+    return pages.of_log(
+        "receipts.html",
+        status=400 if search.problems else 200,
+        here="receipts",
+        search=search,
+        choices=CHOICES,
+        rows=[Row(each, each.document, parse_timestamp(each.document.issued_at)) for each in found.receipts],
+        found=found,
+        size=size,
+    )
 
 
-def _row(entry: ReceiptEntry) -> Row:
-    return Row(entry, entry.document, parse_timestamp(entry.document.issued_at))
-
-
-_VERDICTS = 50
-
-
-class VerdictList:
+def verdict_list(pages: Pages, request: Request) -> Response:
     """GET /verdicts: a page of the ledger's list, the newest first; each is signed by a trusted auditor."""
-
-    def __init__(self, source: Source, pages: Pages) -> None:
-        self._source = source
-        self._pages = pages
-
-    def answer(self, request: Request) -> Response:
-        outcome = request.query_params.get("outcome")
-        outcome = outcome if outcome in OUTCOMES else None
-        page = self._source.client.newest_verdicts(
-            outcome=outcome, page_size=_VERDICTS, page_token=request.query_params.get("page", "")
-        )
-        return self._pages.of_log(
-            "verdicts.html",
-            here="verdicts",
-            verdicts=[(each.index, self._opened(each)) for each in page.verdicts],
-            next_page=page.next_page_token,
-            outcome=outcome,
-            outcomes=OUTCOMES,
-        )
-
-    def _opened(self, listed: VerdictEntry) -> Verdict:
-        """The signed document; the list's own columns are not looked at."""
-        document = open_document(Envelope.from_bytes(listed.envelope), self._source.trusted, listed.index)
-        if not isinstance(document, Verdict):
-            raise ProofError(f"entry {listed.index} is listed as a verdict and is none")
-        return document
+    outcome = request.query_params.get("outcome")
+    outcome = outcome if outcome in OUTCOMES else None
+    page = pages.source.client.newest_verdicts(
+        outcome=outcome, page_size=_VERDICTS, page_token=request.query_params.get("page", "")
+    )
+    return pages.of_log(
+        "verdicts.html",
+        here="verdicts",
+        verdicts=[(each.index, _opened(pages.source, each)) for each in page.verdicts],
+        next_page=page.next_page_token,
+        outcome=outcome,
+        outcomes=OUTCOMES,
+    )
 
 
-def evidence(source: Source, receipt_id: str) -> dict[str, Any]:
-    """A JSON object; bytes in base64. Raises KolmError."""
-    details = source.client.receipt(receipt_id)
-    index = details.receipt.index
-    entry = source.client.entry(index)
-    note, proven = _proof(source, index)
-    return {
-        "receipt_id": receipt_id,
-        "index": index,
-        "entry": _base64(entry.entry),
-        "envelope": _base64(details.receipt.envelope),
-        "inclusion": {
-            "index": proven.proof.index,
-            "size": proven.proof.tree_size,
-            "hashes": [_base64(each) for each in proven.proof.hashes],
-        },
-        "checkpoint": _base64(note),
-        "verdicts": [{"index": each.index, "envelope": _base64(each.envelope)} for each in details.verdicts],
-        "trusted": trusted_keys(source),
-    }
+def _opened(source: Source, listed: VerdictEntry) -> Verdict:
+    """The signed document; the list's own columns are not looked at."""
+    document = open_document(Envelope.from_bytes(listed.envelope), source.trusted, listed.index)
+    if not isinstance(document, Verdict):
+        raise ProofError(f"entry {listed.index} is listed as a verdict and is none")
+    return document
 
 
-def _proof(source: Source, index: int) -> tuple[bytes, ProvenEntry]:
-    """Under the newest witnessed tree where that holds the entry, else under the newest one."""
-    witnessed = _witnessed(source)
-    if witnessed is not None and index < witnessed.tree_size:
-        return witnessed.note, source.client.inclusion_proof(index, witnessed.tree_size)
-    proven = source.client.inclusion_proof(index)
-    return proven.checkpoint, proven
+def evidence(pages: Pages, request: Request) -> Response:
+    """GET /receipts/{receipt_id}/evidence.json: what the browser checks; bytes in base64. The proof is under the newest
+    witnessed tree where that holds the entry, else under the newest one. Raises KolmError.
+    """
+    source, receipt_id = pages.source, request.path_params["receipt_id"]
+    details, witnessed = source.client.receipt(receipt_id), source.witnessed()
+    index, covered = details.receipt.index, 0 if witnessed is None else witnessed.tree_size
+    entry, proven = source.client.entry(index), source.client.inclusion_proof(index, covered if index < covered else 0)
+    note = witnessed.note if witnessed is not None and index < covered else proven.checkpoint
+    return JSONResponse(
+        {
+            "receipt_id": receipt_id,
+            "index": index,
+            "entry": _base64(entry.entry),
+            "envelope": _base64(details.receipt.envelope),
+            "inclusion": {
+                "index": proven.proof.index,
+                "size": proven.proof.tree_size,
+                "hashes": [_base64(each) for each in proven.proof.hashes],
+            },
+            "checkpoint": _base64(note),
+            "verdicts": [{"index": each.index, "envelope": _base64(each.envelope)} for each in details.verdicts],
+            "trusted": _trusted(source),
+        }
+    )
 
 
-def _witnessed(source: Source) -> SignedCheckpoint | None:
-    try:
-        return source.client.checkpoint(witnessed=True)
-    except NotFound:
-        return None
+def trusted_keys(pages: Pages, _: Request) -> Response:
+    """GET /trusted.json."""
+    return JSONResponse(_trusted(pages.source))
 
 
-def trusted_keys(source: Source) -> dict[str, Any]:
+def _trusted(source: Source) -> dict[str, Any]:
     """The trust anchors of the browser's checks: the log's name, keys by role, witnesses."""
-    roles = ("receipts", "log", "auditor")
     return {
         "origin": source.origin,
-        "keys": {role: [_base64(key.raw) for key in source.trusted.keys(role)] for role in roles},
+        "keys": {role: [_base64(key.raw) for key in source.trusted.keys(role)] for role in _ROLES},
         "scopes": source.trusted.scopes("receipts"),
         "witnesses": [each.key.to_text() for each in source.policy.witnesses] if source.policy else [],
     }
+
+
+_ROLES = ("receipts", "log", "auditor")
 
 
 def _base64(data: bytes) -> str:
     return b64encode(data).decode("ascii")
 
 
-class ReceiptPage:
+def receipt_page(pages: Pages, request: Request) -> Response:
     """GET /receipts/{receipt_id}: the signed document, field by field. The browser checks it."""
-
-    def __init__(self, source: Source, pages: Pages) -> None:
-        self._source = source
-        self._pages = pages
-
-    def answer(self, request: Request) -> Response:
-        receipt_id = request.path_params["receipt_id"]
-        details = self._source.client.receipt(receipt_id)
-        envelope = Envelope.from_bytes(details.receipt.envelope)
-        return self._pages.of_log(
-            "receipt.html",
-            here="receipts",
-            receipt_id=receipt_id,
-            receipt=details.receipt,
-            verdicts=[(each.index, each.document) for each in details.verdicts],
-            compared=details.verdicts[-1].document.tokens_compared if details.verdicts else None,
-            fields=_parts(parse(envelope.payload, "payload")),
-            signatures=envelope.signatures,
-        )
+    receipt_id = request.path_params["receipt_id"]
+    details = pages.source.client.receipt(receipt_id)
+    envelope = Envelope.from_bytes(details.receipt.envelope)
+    return pages.of_log(
+        "receipt.html",
+        here="receipts",
+        receipt_id=receipt_id,
+        receipt=details.receipt,
+        verdicts=[(each.index, each.document) for each in details.verdicts],
+        compared=details.verdicts[-1].document.tokens_compared if details.verdicts else None,
+        fields=_parts(parse(envelope.payload, "payload")),
+        signatures=envelope.signatures,
+    )
 
 
 def _parts(document: object) -> dict[str, list[tuple[str, str, str]]]:
     """Heading to (path, name, text) of the fields under it; "" is the document's own. Raises FormatError."""
-    if not isinstance(document, Mapping):
+    if not isinstance(document, dict):
         raise FormatError("payload", "expected an object")
     parts: dict[str, list[tuple[str, str, str]]] = {}
-    for path, text in shown_fields(_as_mapping(document)):
+    for path, text in shown_fields(document):
         part, _, name = path.rpartition(".")
         parts.setdefault(part, []).append((path, name, text))
     return parts
-
-
-def _as_mapping(document: Mapping[Any, Any]) -> Mapping[str, object]:
-    return document

@@ -15,7 +15,7 @@ from ledger.errors import LedgerError
 from ledger.log.receipt_filter import ReceiptFilter
 from services.client.errors import KolmError
 from services.client.ledger.log import ReceiptEntry
-from services.explorer.pages import Pages, Source
+from services.explorer.pages import Pages
 
 _MOST_BINS = 4096
 """Most bins of one series; with more, all become twice as wide."""
@@ -23,7 +23,6 @@ _MOST_BINS = 4096
 _MOST_POINTS = 120
 """Most points of one series in a plot."""
 
-List = Callable[[ReceiptFilter], Iterable[ReceiptEntry]]
 Series = tuple[str, str | None]
 """Method and head."""
 
@@ -87,7 +86,7 @@ class Bins:
 class Trends:
     """Reads the log's receipts once, in a thread of its own, and goes on where it was at the next look."""
 
-    def __init__(self, list_: List) -> None:
+    def __init__(self, list_: Callable[[ReceiptFilter], Iterable[ReceiptEntry]]) -> None:
         self._list = list_
         self._lock = threading.Lock()
         self._reading: threading.Thread | None = None
@@ -126,15 +125,15 @@ class Trends:
     def document(self) -> dict[str, object]:
         """The data of the plots; times are POSIX seconds."""
         with self._lock:
-            width = _width(self._bins.values())
+            width, empty = _width(self._bins.values()), Sums()
             wide = {key: self._bins[key].widened(width) for key in sorted(self._bins, key=_order)}
             places = sorted({place for sums in wide.values() for place in sums})
             series = [
                 {
                     "method": method,
                     "head": head,
-                    "acceptance": [_of(sums.get(place), "acceptance") for place in places],
-                    "speedup": [_of(sums.get(place), "mean_speedup") for place in places],
+                    "acceptance": [sums.get(place, empty).acceptance for place in places],
+                    "speedup": [sums.get(place, empty).mean_speedup for place in places],
                 }
                 for (method, head), sums in wide.items()
             ]
@@ -195,23 +194,18 @@ def _order(series: Series) -> tuple[str, str]:
     return series[0], series[1] or ""
 
 
-def _of(sums: Sums | None, name: str) -> float | None:
-    return None if sums is None else getattr(sums, name)
-
-
 _PATIENCE_SECONDS = 3.0
 
 
 class TrendsPage:
     """GET /trends and /trends.json; both say how far the log has been read."""
 
-    def __init__(self, source: Source, pages: Pages) -> None:
-        self._source = source
+    def __init__(self, pages: Pages) -> None:
         self._pages = pages
-        self._trends = Trends(source.proving.receipts)
+        self._trends = Trends(pages.source.proving.receipts)
 
     def answer(self, _: Request) -> Response:
-        size = self._source.proving.head().size
+        size = self._pages.source.proving.head().size
         finished = self._trends.catch_up(_PATIENCE_SECONDS)
         return self._pages.of_log(
             "trends.html",

@@ -16,7 +16,7 @@ from ledger.documents.promise import Promise, sign_promise
 from ledger.keys.ed25519 import SigningKey
 from ledger.keys.trusted_keys import TrustedKeys
 from services.client.ledger.verified import VerifiedLedger
-from services.explorer.log_page import RetentionPage
+from services.explorer.log_page import retention_page
 from services.explorer.pages import Pages, Source
 from tests.integration.auditor.deployment import Deployment
 from tests.integration.explorer.browsing import DESKTOP, PHONE, browsing
@@ -183,5 +183,5 @@ def test_a_ledger_that_hides_the_receipt_breaks_no_promise(site: Site) -> None:
 def shown(deployment: Deployment, trusted: TrustedKeys) -> str:
     source = Source(deployment.ledger, VerifiedLedger(deployment.ledger, trusted), trusted)
     request: Any = None
-    body = bytes(RetentionPage(source, Pages(source.freshness)).answer(request).body).decode()
+    body = bytes(retention_page(Pages(source), request).body).decode()
     return re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", body.split("<main")[1]))

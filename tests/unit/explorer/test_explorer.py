@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from ledger.errors import ProofError
 from ledger.log.receipt_filter import ReceiptFilter
+from services.client.ledger.ledger import MOST_ROWS, newest_receipts
 from services.client.ledger.log import ReceiptEntry
 from services.explorer.pages import shown_fields, shown_text
-from services.explorer.receipts import MOST_ROWS, newest_receipts, read_search
+from services.explorer.receipts import read_search
 from services.explorer.trends import Trends
 from tests.mutations import replace
 from tests.unit.ledger.builders import START, receipt, signed

@@ -33,18 +33,8 @@ from services.registry.catalogue import (
     HeadRow,
     Signed,
 )
-from services.registry.errors import (
-    AmbiguousReference,
-    BadDocument,
-    BadManifest,
-    BaseUnknown,
-    BlobMissing,
-    HeadWithdrawn,
-    NameTaken,
-    NotThePublisher,
-    UntrustedSignature,
-)
-from services.runtime.errors import InvalidArgument, NotFound, Unavailable
+from services.registry.errors import BadDocument, NameTaken, UntrustedSignature
+from services.runtime.errors import FailedPrecondition, InvalidArgument, NotFound, PermissionDenied, Unavailable
 from services.runtime.process import Outage
 
 _log = logging.getLogger(__name__)
@@ -57,7 +47,7 @@ _SHOWN = 8
 def resolve(catalogue: Catalogue, text: str, base_cid: str | None, withdrawn: bool) -> CataloguedHead:
     """The head. A bare name, or none at all, means the newest one that may be loaded; digits have to mean one head.
 
-    Raises InvalidArgument, NotFound, AmbiguousReference, HeadWithdrawn.
+    Raises InvalidArgument, NotFound, FailedPrecondition.
     """
     reference = HeadReference.parse(text)
     if not text and base_cid is None:
@@ -70,17 +60,20 @@ def resolve(catalogue: Catalogue, text: str, base_cid: str | None, withdrawn: bo
     if not loadable:
         refuse_withdrawn(found[0])
     if reference.digits and len(loadable) > 1:
-        raise AmbiguousReference(text, _names(loadable))
+        names = ", ".join(_names(loadable))
+        problem = f"{text!r} names several heads: {names}; write more digits of the one that is meant"
+        raise FailedPrecondition(problem, reason="AMBIGUOUS_REFERENCE", metadata={"candidates": names})
     return loadable[0]
 
 
 def refuse_withdrawn(head: CataloguedHead) -> None:
-    """Raises HeadWithdrawn where it is."""
+    """Raises FailedPrecondition (HEAD_WITHDRAWN) where it is."""
     if head.withdrawal is None:
         return
     document = read_document(Envelope.from_bytes(head.withdrawal.envelope))
     reason = document.reason if isinstance(document, DraftHeadWithdrawal) else ""
-    raise HeadWithdrawn(head.row.head_cid, reason)
+    cid = head.row.head_cid
+    raise FailedPrecondition(f"{cid} was withdrawn: {reason}", reason="HEAD_WITHDRAWN", metadata={"head_cid": cid})
 
 
 def _names(heads: Sequence[CataloguedHead]) -> list[str]:
@@ -117,11 +110,12 @@ def check_name(first: Signed | None, document: Signed, log: Log) -> None:
 
 
 def check_withdrawal(head: CataloguedHead, envelope: bytes, trusted: TrustedKeys, log: Log) -> None:
-    """Raises NotThePublisher unless the head's first publisher, or an operator, has signed; Unavailable."""
+    """Raises PermissionDenied unless the head's first publisher, or an operator, has signed; Unavailable."""
     owner, signer = Signer.of(head.of_kind(PUBLICATION)[0].envelope), Signer.of(envelope)
     by_operator = any(trusted.find("operator", key) is not None for key in signer.keys)
     if not by_operator and not _same(owner, signer, log):
-        raise NotThePublisher(head.row.head_cid, str(owner), str(signer))
+        by = f"{head.row.head_cid} was published by {owner}; the withdrawal is signed by {signer}"
+        raise PermissionDenied(f"{by}: have that publisher, or an operator, sign it", reason="NOT_THE_PUBLISHER")
 
 
 def _same(owner: Signer, signer: Signer, log: Log) -> bool:
@@ -173,13 +167,8 @@ class LedgerLog:
         except client.KolmError as error:
             raise _unavailable(f"the ledger does not answer: {error.message}") from error
         try:
-            verify_appended(
-                envelope,
-                entry,
-                appended.inclusion_proof.hashes,
-                appended.checkpoint,
-                self._trusted.keys("log"),
-            )
+            hashes, keys = appended.inclusion_proof.hashes, self._trusted.keys("log")
+            verify_appended(envelope, entry, hashes, appended.checkpoint, keys)
         except LedgerError as error:
             _log.error("the ledger's answer does not hold; is its key among the trusted ones? %s", error)
             raise _unavailable("the ledger's proof does not hold under the keys that this registry trusts") from error
@@ -205,18 +194,23 @@ _MOST_BASE_BYTES = 16 * 1024 * 1024  # of a base's manifest
 
 def check_whole(manifest: DraftHeadManifest, blobs: BlobStore) -> None:
     """Returns where every blob is there that the head refers to, of the size that its manifest says; what is in them,
-    who loads the head checks. Raises BlobMissing, BaseUnknown.
+    who loads the head checks. Raises FailedPrecondition.
     """
     missing = [part.name for part in manifest.files if blobs.size(part.digest) != part.size]
     if missing:
-        raise BlobMissing(missing)
+        raise FailedPrecondition(f"upload these files first: {', '.join(missing)}", reason="BLOB_MISSING")
     try:
         described = blobs.read(manifest.subject.removeprefix("cidv1:"), _MOST_BASE_BYTES)
         config = BaseManifest.from_bytes(described).model_config
     except (NotFound, FormatError) as error:
-        raise BaseUnknown(manifest.subject, str(error)) from error
+        raise _base_unknown(manifest.subject, str(error)) from error
     if blobs.size(config.digest) is None:
-        raise BaseUnknown(manifest.subject, "its config.json is missing")
+        raise _base_unknown(manifest.subject, "its config.json is missing")
+
+
+def _base_unknown(base_cid: str, problem: str) -> FailedPrecondition:
+    what = f"the base {base_cid} is not known here ({problem}); upload its manifest and its config.json first"
+    return FailedPrecondition(what, reason="BASE_UNKNOWN")
 
 
 _ATTEMPTS = 3
@@ -255,7 +249,7 @@ class Publishing:
         return self._head(manifest.cid), recorded.envelope == canonical
 
     def withdraw(self, envelope: bytes) -> CataloguedHead:
-        """The head, withdrawn. Raises NotFound for one that nobody published, NotThePublisher,
+        """The head, withdrawn. Raises NotFound for one that nobody published, PermissionDenied,
         UntrustedSignature, BadDocument.
         """
         canonical, withdrawal = self._opened(envelope, DraftHeadWithdrawal)
@@ -334,4 +328,5 @@ def _manifest(data: bytes) -> DraftHeadManifest:
     try:
         return DraftHeadManifest.from_bytes(data)
     except FormatError as error:
-        raise BadManifest(error.field, error.problem) from error
+        problem = error.problem if error.field == "manifest" else f"{error.field}: {error.problem}"
+        raise InvalidArgument("manifest", problem, reason="BAD_MANIFEST") from error

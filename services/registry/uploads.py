@@ -20,8 +20,8 @@ from pathlib import Path
 
 from ledger.encoding.text_forms import parse_digest
 from services.registry.blobs import BlobStore
-from services.registry.errors import BlobTooLarge, DigestMismatch, DiskFull, OffsetMismatch, UploadTakenOver
-from services.runtime.errors import Unavailable
+from services.registry.errors import DiskFull, UploadTakenOver
+from services.runtime.errors import FailedPrecondition, InvalidArgument, Unavailable
 
 _log = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ class Upload:
     def begin(self, offset: int) -> None:
         """Wait for the upload before this one, then read what is there.
 
-        Raises OffsetMismatch where it ends elsewhere than at `offset`, DiskFull, UploadTakenOver.
+        Raises FailedPrecondition where it ends elsewhere than at `offset`, DiskFull, UploadTakenOver.
         """
         with self._lock:
             self._end_before()
@@ -81,7 +81,9 @@ class Upload:
             except OSError as error:
                 raise _failed(error) from error
             if self._committed != offset:
-                raise OffsetMismatch(offset, self._committed)
+                problem = f"offset {offset} is not where this upload goes on; {self._committed} bytes are here"
+                known = {"committed_size": str(self._committed)}
+                raise FailedPrecondition(problem, reason="OFFSET_MISMATCH", metadata=known)
 
     def _read(self) -> None:
         with self._path.open("ab"):  # there from the first byte on
@@ -92,11 +94,11 @@ class Upload:
                 self._committed += len(chunk)
 
     def write(self, data: bytes) -> None:
-        """Add bytes. Raises BlobTooLarge, DiskFull, UploadTakenOver."""
+        """Add bytes. Raises InvalidArgument, DiskFull, UploadTakenOver."""
         with self._lock:
             self._check_current()
             if self._committed + len(data) > self.part.size:
-                raise BlobTooLarge(self._committed + len(data), self.part.size)
+                raise _too_large(self._committed + len(data), self.part.size)
             if _free(self._path.parent) - len(data) < self._reserve:  # somebody else has filled it meanwhile
                 raise DiskFull()
             try:
@@ -110,14 +112,17 @@ class Upload:
     def finish(self, blobs: BlobStore) -> None:
         """All bytes are there: make the blob visible.
 
-        Raises DigestMismatch, UploadTakenOver, and what `BlobStore.put` raises.
+        Raises InvalidArgument, UploadTakenOver, and what `BlobStore.put` raises.
         """
         with self._lock:
             self._check_current()
             found = "sha256:" + self._sha256.hexdigest()
             if found != self.part.digest:
                 self._path.unlink(missing_ok=True)
-                raise DigestMismatch(self.part.digest, found)
+                problem = (
+                    f"the bytes that were sent are {found}, not {self.part.digest}; upload it again from its start"
+                )
+                raise InvalidArgument("blob.digest", problem, reason="DIGEST_MISMATCH")
             blobs.put(self.part.digest, self._path)
             self._path.unlink(missing_ok=True)
 
@@ -159,11 +164,11 @@ class Uploads:
     def begin(self, part: Part, offset: int) -> Upload:
         """An upload that goes on at `offset`. Another one of the same part ends here. `end` has to follow.
 
-        The disk must have room for the declared bytes of all uploads. Raises BlobTooLarge, DiskFull, OffsetMismatch;
+        The disk must have room for the declared bytes of all uploads. Raises KolmError;
         then nothing has been written.
         """
         if part.size > self._most_bytes:
-            raise BlobTooLarge(part.size, self._most_bytes)
+            raise _too_large(part.size, self._most_bytes)
         with self._lock:
             others = sum(upload.to_come for each, upload in self._current.items() if each != part)
             if _free(self._folder) - others - (part.size - min(offset, part.size)) < self._reserve:
@@ -192,6 +197,11 @@ class Uploads:
                 if path not in current and time.time() - path.stat().st_mtime > days * _SECONDS_A_DAY:
                     _log.info("an upload was given up: %s", path.name)
                     path.unlink()
+
+
+def _too_large(size: int, most: int) -> InvalidArgument:
+    problem = f"is {size:,} bytes; this registry takes at most {most:,}"
+    return InvalidArgument("blob.size", problem, reason="BLOB_TOO_LARGE")
 
 
 def _free(folder: Path) -> int:

@@ -6,11 +6,11 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Option
 
 from ledger.documents.audit import ACCUSATIONS, PASSES
 from services.cli.frame import exits, options
@@ -19,7 +19,6 @@ from services.cli.frame.options import ENGINE, EngineOptions, ledger_at
 from services.cli.frame.output import members, print_json, remark, show, steps
 from services.cli.frame.views import Column, Styled, joined, outcome, table
 from services.cli.trust import trust_own
-from services.client.ledger.log import Halt, VerdictEntry
 
 if TYPE_CHECKING:
     from services.auditor.auditor import Auditor, Examined
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 
 def run(
     sample: Annotated[
-        float, typer.Option(min=0.0, max=1.0, help="Share of receipts to replay beyond those owed, 1 for all.")
+        float, Option(min=0.0, max=1.0, help="Share of receipts to replay beyond those owed, 1 for all.")
     ] = 1.0,
     model: Annotated[
         Path | None,
@@ -37,20 +36,19 @@ def run(
     engine: EngineOptions = ENGINE,
     served_by: Annotated[
         str | None,
-        typer.Option("--engine", metavar="vllm|sglang|llama-server", help="Another engine has computed the receipts."),
+        Option("--engine", metavar="vllm|sglang|llama-server", help="Another engine has computed the receipts."),
     ] = None,
     plain_url: Annotated[
-        str | None, typer.Option(metavar="URL", help="That engine with speculation off, to ask again.")
+        str | None, Option(metavar="URL", help="That engine with speculation off, to ask again.")
     ] = None,
     engine_key_file: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="A file with the API key that it asks for.")
+        Path | None, Option(metavar="FILE", help="A file with the API key that it asks for.")
     ] = None,
-    decode: Annotated[bool, typer.Option("--decode", help="Decode token by token, all of them.")] = False,
+    decode: Annotated[bool, Option("--decode", help="Decode token by token, all of them.")] = False,
     ledger: options.Ledger = options.LEDGER,
     paths: options.Paths = options.PATHS,
     key: Annotated[
-        Path | None,
-        typer.Option(help="The auditor's key, or a PKCS#11 URI. Default: <data-dir>/keys/auditor.pem."),
+        Path | None, Option(help="The auditor's key, or a PKCS#11 URI. Default: <data-dir>/keys/auditor.pem.")
     ] = None,
     key_passphrase_file: options.KeyPassphrase = None,
     json: options.Json = False,
@@ -86,67 +84,21 @@ def run(
         folder=paths.data_dir,
         spot_checks=sample,
     )
-    done = run_pass(plan, quiet=json)
-    document = done.document()
+    document, deviated, passed = run_pass(plan, quiet=json)
     if json:
         print_json(document)
     else:
         _show_pass(document)
-    raise typer.Exit(exits.VERIFICATION_FAILED if done.deviated else exits.OK if done.passed else exits.FAILED)
+    raise typer.Exit(exits.VERIFICATION_FAILED if deviated else exits.OK if passed else exits.FAILED)
 
 
 _POLL_SECONDS = 0.5
 
 
-@dataclass(frozen=True, slots=True)
-class Pass:
-    """The results of a pass.
-
-    `elsewhere` are the verdicts of another process that were waited for, which is `other`. `undecided` counts receipts
-    that no draw has decided on yet. `remaining` are entries that were due and were given up. `before` counts the
-    verdicts from before by outcome. `halts` are open.
-    """
-
-    examined: list[Examined]
-    other: str
-    elsewhere: tuple[VerdictEntry, ...]
-    undecided: int
-    remaining: tuple[int, ...]
-    before: Counter[str]
-    halts: tuple[Halt, ...]
-
-    @property
-    def deviated(self) -> bool:
-        """Whether a replay deviates, something has been tampered with, or a scope is still halted."""
-        found = [each.finding for each in self.examined]
-        outcomes = {*(each.outcome for each in found), *(verdict.document.outcome for verdict in self.elsewhere)}
-        return bool(self.halts) or not outcomes.isdisjoint(ACCUSATIONS) or any(each.tampered for each in found)
-
-    @property
-    def passed(self) -> bool:
-        """Whether everything that was due was replayed, exactly, or what another engine served passed its checks."""
-        passed = all(each.finding.passed for each in self.examined) and all(
-            verdict.document.outcome in PASSES for verdict in self.elsewhere
-        )
-        return passed and not self.remaining and not self.deviated
-
-    def document(self) -> dict[str, Any]:
-        """Every verdict, and what is left."""
-        return {
-            "verdicts": [_examined(each) for each in self.examined],
-            "elsewhere": [
-                {"verdict_index": verdict.index, "auditor": self.other}
-                | members(verdict.document, "receipt_index", "outcome", "tokens_compared")
-                for verdict in self.elsewhere
-            ],
-            "open_halts": [halt.halt_index for halt in self.halts],
-            "halted_methods": [halt.scope.method for halt in self.halts],
-            **members(self, "undecided", "remaining", "before"),
-        }
-
-
-def run_pass(plan: AuditorPlan, *, quiet: bool = False) -> Pass:
-    """Examine what is due and append the verdicts, saying on a terminal what is being done.
+def run_pass(plan: AuditorPlan, *, quiet: bool = False) -> tuple[dict[str, Any], bool, bool]:
+    """Examine what is due and append the verdicts, saying on a terminal what is being done. Returns every verdict and
+    what is left; whether a replay deviates, something has been tampered with or a scope is still halted; and whether
+    everything that was due was replayed exactly, or what another engine served passed its checks.
 
     Raises KolmError, LedgerError, CommandError.
     """
@@ -175,8 +127,26 @@ def run_pass(plan: AuditorPlan, *, quiet: bool = False) -> Pass:
             raise Failed(str(error)) from error
         newest = {verdict.document.receipt_index: verdict for verdict in ledger.verdicts()} if waited else {}
         ours = {each.receipt_index for each in examined}
-        elsewhere = tuple(newest[index] for index in waited if index in newest.keys() - ours)
-        return Pass(examined, other, elsewhere, undecided, remaining, before, ledger.halt_state().halts)
+        elsewhere = [newest[index] for index in waited if index in newest.keys() - ours]
+        halts = ledger.halt_state().halts
+    findings = [each.finding for each in examined]
+    outcomes = {*(each.outcome for each in findings), *(verdict.document.outcome for verdict in elsewhere)}
+    deviated = bool(halts or outcomes & {*ACCUSATIONS} or any(each.tampered for each in findings))
+    passed = all(each.passed for each in findings) and all(each.document.outcome in PASSES for each in elsewhere)
+    document = {
+        "verdicts": [_examined(each) for each in examined],
+        "elsewhere": [  # verdicts of the other process that were waited for
+            {"verdict_index": verdict.index, "auditor": other}
+            | members(verdict.document, "receipt_index", "outcome", "tokens_compared")
+            for verdict in elsewhere
+        ],
+        "open_halts": [halt.halt_index for halt in halts],
+        "halted_methods": [halt.scope.method for halt in halts],
+        "undecided": undecided,  # receipts that no draw has decided on yet
+        "remaining": list(remaining),  # entries that were due and were given up
+        "before": dict(before),  # verdicts from before, by outcome
+    }
+    return document, deviated, passed and not remaining and not deviated
 
 
 def examine(

@@ -7,32 +7,33 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from services.cli.frame import exits, options
 from services.cli.frame.exits import Failed, UsageError, VerificationFailed
 from services.cli.frame.output import answer, members, remark, stderr_console
 from services.cli.frame.views import MARKS, View, counted, facts
+from services.generation.target.errors import TargetError
 
 if TYPE_CHECKING:
     from services.datastores.builder import BuildParameters, BuildProgress
     from services.generation.drafting.retrieval.manifest import Manifest
 
 
-Store = Annotated[Path, typer.Argument(help="A datastore's folder.")]
+Store = Annotated[Path, Argument(help="A datastore's folder.")]
 Base = Annotated[Path, options.model("--base", "The base whose tokenizer it uses.")]
 
 
 def build(
-    paths: Annotated[list[Path], typer.Argument(help="Files and folders: text, Markdown, JSON lines, HTML.")],
-    out: Annotated[Path, typer.Option(help="Folder for the datastore; must not exist.")],
+    paths: Annotated[list[Path], Argument(help="Files and folders: text, Markdown, JSON lines, HTML.")],
+    out: Annotated[Path, Option(help="Folder for the datastore; must not exist.")],
     exclude: Annotated[
         list[str] | None,
-        typer.Option(metavar="PATTERN", help="Leave out files and folders of this name, as in *.css; may be repeated."),
+        Option(metavar="PATTERN", help="Leave out files and folders of this name, as in *.css; may be repeated."),
     ] = None,
     base: Base = options.MODEL,
-    shard_tokens: Annotated[int, typer.Option(min=1000, help="Tokens of a shard; more need more memory.")] = 4_000_000,
-    passage_tokens: Annotated[int, typer.Option(min=8, help="Tokens of a passage.")] = 128,
+    shard_tokens: Annotated[int, Option(min=1000, help="Tokens of a shard; more need more memory.")] = 4_000_000,
+    passage_tokens: Annotated[int, Option(min=8, help="Tokens of a passage.")] = 128,
     json: options.Json = False,
 ) -> None:
     """Tokenize, sort suffixes, embed passages. The folder appears once it is complete."""
@@ -49,7 +50,7 @@ def build(
 def show(
     store: Store,
     verify: Annotated[
-        bool, typer.Option("--verify", help="Hash every file again. Exit code 3, and the file's name, if one changed.")
+        bool, Option("--verify", help="Hash every file again. Exit code 3, and the file's name, if one changed.")
     ] = False,
     json: options.Json = False,
 ) -> None:
@@ -72,7 +73,6 @@ def _explained() -> Iterator[None]:
     from services.datastores.builder import BuildFailed
     from services.datastores.documents import CorpusInvalid
     from services.generation.drafting.retrieval.manifest import StoreInvalid, StoreMismatch
-    from services.generation.target.errors import TargetError
 
     try:
         yield

@@ -7,22 +7,22 @@ import os
 import platform
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
+from typer import Option
 
 from services.cli.frame import exits, options
 from services.cli.frame.exits import Failed, UsageError
 from services.cli.frame.output import answer, members, stderr_console
 from services.cli.frame.views import MARKS, Column, Line, Styled, Table, View, facts, joined, table
+from services.generation.target.errors import TargetError
 
 if TYPE_CHECKING:
     from rich.status import Status
 
-    from services.generation.target.probe import NumericsProfile
     from services.generation.target.target import Target
 
 
@@ -37,10 +37,10 @@ def _compile(asked: bool) -> None:
 
 def doctor(
     model: options.Model = options.MODEL,
-    threads: Annotated[int | None, typer.Option(min=1, help="Threads to compute with. Default: all CPUs.")] = None,
+    threads: Annotated[int | None, Option(min=1, help="Threads to compute with. Default: all CPUs.")] = None,
     compile: Annotated[
         bool,
-        typer.Option(
+        Option(
             "--compile",
             is_eager=True,
             callback=_compile,
@@ -51,14 +51,13 @@ def doctor(
 ) -> None:
     """Load a model, probe its numerics bit by bit, and time its passes. Exit code 3 if the probe fails."""
     found = diagnose(model, threads)
-    answer(json, found.document(), _diagnosis_view)
-    raise typer.Exit(exits.OK if found.profile.passed else exits.VERIFICATION_FAILED)
+    answer(json, found, _diagnosis_view)
+    raise typer.Exit(exits.OK if found["probe"]["passed"] else exits.VERIFICATION_FAILED)
 
 
 def compile_here() -> Path:
     """The folder of the kernels. Raises Failed on a CPU that cannot run them."""
     from services.generation.engine.numba_cache import compile_log
-    from services.generation.target.errors import TargetError
     from services.generation.target.kernels.compilation import cache_folder
     from services.generation.warm_up import compile_everything
 
@@ -76,47 +75,10 @@ T = TypeVar("T")
 _LIBRARIES = ("torch", "numpy", "numba", "transformers", "tokenizers", "safetensors", "grpcio", "cryptography")
 
 
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """The machine that this runs on; memory in bytes."""
-
-    python: str
-    system: str
-    processor: str
-    cores: int
-    threads: int
-    memory: int
-
-
-@dataclass(frozen=True, slots=True)
-class Diagnosis:
-    """The findings. `passes` are (rows, seconds); `seconds` are the times of loading, probing and timing."""
-
-    machine: Machine
-    libraries: dict[str, str | None]
-    model: Path
-    architecture: str
-    size: str
-    base_cid: str
-    tokenizer_cid: str
-    profile: NumericsProfile
-    passes: list[tuple[int, float]]
-    seconds: dict[str, float]
-
-    def document(self) -> dict[str, Any]:
-        """Times in seconds, memory in bytes."""
-        profile = self.profile
-        return members(self, "machine", "libraries", "seconds") | {
-            "model": {"path": self.model, **members(self, "architecture", "size", "base_cid", "tokenizer_cid")},
-            "probe": {"passed": profile.passed, **members(profile.report, "compared", "failures")},
-            "profile_cid": profile.cid,
-            "profile": profile.document,
-            "passes": [{"rows": rows, "seconds": seconds} for rows, seconds in self.passes],
-        }
-
-
-def diagnose(model: Path, threads: int | None) -> Diagnosis:
-    """Raises UsageError for a model that cannot be loaded anywhere, Failed for one that this machine cannot run."""
+def diagnose(model: Path, threads: int | None) -> dict[str, Any]:
+    """Times in seconds, memory in bytes. Raises UsageError for a model that cannot be loaded anywhere, Failed for one
+    that this machine cannot run.
+    """
     from services.generation.target.kernels.machine import cpus
     from services.generation.target.probe import measure_profile, time_passes
 
@@ -126,26 +88,32 @@ def diagnose(model: Path, threads: int | None) -> Diagnosis:
         target = _timed("loading", seconds, status, lambda: _load(model, threads))
         profile = _timed("probing", seconds, status, lambda: measure_profile(target))
         passes = _timed("timing", seconds, status, lambda: time_passes(target))
-    return Diagnosis(
-        machine=_machine(threads),
-        libraries={name: _version(name) for name in _LIBRARIES},
-        model=model,
-        architecture=target.config.architecture,
-        size=f"{target.config.layers} layers, vocabulary {target.config.vocab_size}, "
-        f"context {target.config.context_length}",
-        base_cid=target.base_cid,
-        tokenizer_cid=target.tokenizer_cid,
-        profile=profile,
-        passes=passes,
-        seconds=seconds,
-    )
+    config = target.config
+    size = f"{config.layers} layers, vocabulary {config.vocab_size}, context {config.context_length}"
+    identity = {"architecture": config.architecture, "size": size, **members(target, "base_cid", "tokenizer_cid")}
+    return {
+        "machine": {
+            "python": platform.python_version(),
+            "system": f"{platform.system()} {platform.release()}",
+            "processor": _processor(),
+            "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+            "threads": threads,
+            "memory": _memory(),
+        },
+        "libraries": {name: _version(name) for name in _LIBRARIES},
+        "seconds": seconds,
+        "model": {"path": model, **identity},
+        "probe": {"passed": profile.passed, **members(profile.report, "compared", "failures")},
+        "profile_cid": profile.cid,
+        "profile": profile.document,
+        "passes": [{"rows": rows, "seconds": spent} for rows, spent in passes],
+    }
 
 
 def _load(model: Path, threads: int) -> Target:
     """The target. Its tokenizer is loaded too, because no request is served without one."""
     from services.generation.engine.text.tokenizer import Tokenizer
     from services.generation.target.cpu import load_target
-    from services.generation.target.errors import TargetError
 
     try:
         target = load_target(model, threads=threads)
@@ -163,17 +131,6 @@ def _timed(what: str, seconds: dict[str, float], status: Status, work: Callable[
     result = work()
     seconds[what] = time.perf_counter() - started
     return result
-
-
-def _machine(threads: int) -> Machine:
-    return Machine(
-        python=platform.python_version(),
-        system=f"{platform.system()} {platform.release()}",
-        processor=_processor(),
-        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
-        threads=threads,
-        memory=_memory(),
-    )
 
 
 def _processor() -> str:
@@ -211,11 +168,8 @@ def _diagnosis_view(found: dict[str, Any]) -> View:
     if found["probe"]["passed"]:
         return [_facts(found), "", costs, Styled("speculation may be served here", "green")]
     text = "bits of a row depend on its neighbours here: the service would compute one row a pass, without speculation"
-    failures = [f"  {failure}" for failure in found["probe"]["failures"][:_MOST_FAILURES]]
+    failures = [f"  {failure}" for failure in found["probe"]["failures"][:5]]
     return [_facts(found), "", costs, Styled(text, "bold red"), *failures]
-
-
-_MOST_FAILURES = 5
 
 
 def _facts(found: dict[str, Any]) -> Table:

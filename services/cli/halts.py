@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from ledger.documents.halt import Resume, Scope
 from ledger.documents.signed_document import add_signature, read_document, sign_document
@@ -19,15 +20,12 @@ from ledger.keys.signer import Signer
 from services.cli.frame import exits, options
 from services.cli.frame.exits import Failed, UsageError
 from services.cli.frame.options import ledger_at
-from services.cli.frame.output import answer
+from services.cli.frame.output import answer, members
 from services.cli.frame.views import Column, View, short, table
 from services.cli.trust import co_signer, operator_key, operators_needed
 from services.client import LedgerClient
 from services.client.errors import InvalidArgument
 from services.client.ledger.log import Halt
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def list_(ledger: options.Ledger = options.LEDGER, json: options.Json = False) -> None:
@@ -36,35 +34,26 @@ def list_(ledger: options.Ledger = options.LEDGER, json: options.Json = False) -
     """
     with ledger_at(ledger) as client:
         state = client.halt_state()
-    halts = [
-        {
-            "halt_index": halt.halt_index,
-            "verdict_index": halt.verdict_index,
-            "scope": _scope(halt).to_document(),
-            "reason": halt.reason,
-        }
-        for halt in state.halts
-    ]
-    answer(json, {"epoch": state.epoch, "halts": halts}, _halts_view)  # epoch counts all that there have been
+    answer(json, members(state, "epoch", "halts"), _halts_view)  # epoch counts all that there have been
     raise typer.Exit(exits.VERIFICATION_FAILED if state.halts else exits.OK)
 
 
 def resume(
-    halt: Annotated[int | None, typer.Argument(min=0, help="The halt's entry, as `kolm halts list` shows it.")] = None,
-    every: Annotated[bool, typer.Option("--all", help="Resume every open halt.")] = False,
+    halt: Annotated[int | None, Argument(min=0, help="The halt's entry, as `kolm halts list` shows it.")] = None,
+    every: Annotated[bool, Option("--all", help="Resume every open halt.")] = False,
     file: Annotated[
-        Path | None, typer.Option(dir_okay=False, help="Append the resume that operators have signed in this file.")
+        Path | None, Option(dir_okay=False, help="Append the resume that operators have signed in this file.")
     ] = None,
     sign_into: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             "--sign-into",
             metavar="FILE",
             dir_okay=False,
             help="Append nothing, add a signature to this file; made for the HALT if missing. Each operator does this.",
         ),
     ] = None,
-    reason: Annotated[str, typer.Option(help="The reason; goes into the log.")] = "resumed by an operator",
+    reason: Annotated[str, Option(help="The reason; goes into the log.")] = "resumed by an operator",
     ledger: options.Ledger = options.LEDGER,
     paths: options.Paths = options.PATHS,
     key: options.OperatorKey = None,
@@ -78,45 +67,32 @@ def resume(
         if every or file is not None:
             raise UsageError("--sign-into: signs one resume and appends nothing; leave --all and --file out")
         waiting = _signed_into(sign_into, halt, reason, ledger, paths, key, key_passphrase_file)
-        needed = operators_needed(paths.trusted)
-        document = waiting.document
+        needed, document, count = operators_needed(paths.trusted), waiting.document, len(waiting.envelope.signatures)
         what = f"signed the resume of halt {document.halt_index}, {document.scope.method}: {document.reason!r}"
-        counts = {"halt_index": document.halt_index, "signatures": waiting.signatures, "needed": needed}
-        return answer(json, counts, lambda _: f"{what}; {waiting.signatures} of {needed} signatures")
+        counts = {"halt_index": document.halt_index, "signatures": count, "needed": needed}
+        return answer(json, counts, lambda _: f"{what}; {count} of {needed} signatures")
     if [halt is not None, every, file is not None].count(True) != 1:
         raise UsageError("expected one of the HALT to resume, --all and --file", "`kolm halts list` shows them")
     with ledger_at(ledger) as client:
         if file is not None:
-            signed = [read_resume(file)]
+            signed = [_read_resume(file)]
         else:
-            chosen = open_halts(client, halt)
-            keys = paths.trusted
-            signing = operator_key(paths.key("operator", key), keys, key_passphrase_file, client)
-            signed = [signed_resume(each, signing, reason) for each in chosen]
-        resumed = [append_resume(client, each) for each in signed]
-    answer(
-        json,
-        [asdict(each) for each in resumed],
-        lambda done: [
-            f"resumed {each['method']}: halt {each['halt_index']}, resume is entry {each['resume_index']}"
-            for each in done
-        ],
-    )
+            chosen = _open_halts(client, halt)
+            signing = operator_key(paths.key("operator", key), paths.trusted, key_passphrase_file, client)
+            signed = [_signed_resume(each, signing, reason) for each in chosen]
+        resumed = [_appended(client, each) for each in signed]
+    said = "resumed {method}: halt {halt_index}, resume is entry {resume_index}"
+    answer(json, resumed, lambda done: [said.format(**each) for each in done])
 
 
 def _signed_into(
-    path: Path,
-    halt: int | None,
-    reason: str,
-    ledger: str,
-    paths: options.Paths,
-    key: Path | None,
+    path: Path, halt: int | None, reason: str, ledger: str, paths: options.Paths, key: Path | None,
     passphrase_file: Path | None,
-) -> SignedResume:
-
+) -> SignedResume:  # fmt: skip
+    """Add a signature to the resume in a file, which is made for the halt where it is missing. Raises UsageError."""
     place, keys = paths.key("operator", key), paths.trusted
     if path.exists():
-        waiting = read_resume(path)
+        waiting = _read_resume(path)
         signing = co_signer(place, keys, passphrase_file, ledger)
         if halt not in (None, waiting.document.halt_index):
             raise UsageError(f"HALT: {path} resumes halt {waiting.document.halt_index}, not {halt}")
@@ -124,10 +100,17 @@ def _signed_into(
         raise UsageError(f"{path} does not exist: name the HALT to resume", "`kolm halts list`")
     else:
         with ledger_at(ledger) as client:
-            chosen = open_halts(client, halt)[0]
+            chosen = _open_halts(client, halt)[0]
             signing = operator_key(place, keys, passphrase_file, client)
-            waiting = signed_resume(chosen, signing, reason)
-    return sign_file(path, waiting, signing)
+            waiting = _signed_resume(chosen, signing, reason)
+    try:
+        signed = SignedResume(waiting.document, add_signature(waiting.envelope, signing))
+        write_durably(path, signed.envelope.to_bytes() + b"\n", mode=0o644)
+    except FormatError as error:
+        raise UsageError(f"{path} cannot be signed: {error}") from None
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}") from None
+    return signed
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,21 +120,8 @@ class SignedResume:
     document: Resume
     envelope: Envelope
 
-    @property
-    def signatures(self) -> int:
-        return len(self.envelope.signatures)
 
-
-@dataclass(frozen=True, slots=True)
-class Resumed:
-    """A halt that is over, and the entry that says so."""
-
-    halt_index: int
-    method: str
-    resume_index: int
-
-
-def open_halts(ledger: LedgerClient, index: int | None) -> tuple[Halt, ...]:
+def _open_halts(ledger: LedgerClient, index: int | None) -> tuple[Halt, ...]:
     """The halt at this entry, or all open halts. Raises KolmError, NotFound if there is none."""
     chosen = tuple(halt for halt in ledger.halt_state().halts if index in (None, halt.halt_index))
     if not chosen:
@@ -160,18 +130,15 @@ def open_halts(ledger: LedgerClient, index: int | None) -> tuple[Halt, ...]:
     return chosen
 
 
-def _scope(halt: Halt) -> Scope:
-    return Scope(halt.scope.base_cid, halt.scope.method, halt.scope.head_cid)
-
-
-def signed_resume(halt: Halt, key: Signer, reason: str) -> SignedResume:
+def _signed_resume(halt: Halt, key: Signer, reason: str) -> SignedResume:
     """A resume of `halt` with one signature. Raises FormatError."""
-    document = Resume(_scope(halt), halt.halt_index, reason, timestamp(datetime.now(UTC)))
+    scope = Scope(halt.scope.base_cid, halt.scope.method, halt.scope.head_cid)
+    document = Resume(scope, halt.halt_index, reason, timestamp(datetime.now(UTC)))
     return SignedResume(document, sign_document(document, key))
 
 
-def append_resume(ledger: LedgerClient, resume: SignedResume) -> Resumed:
-    """Raises KolmError, Failed if more operators have to sign."""
+def _appended(ledger: LedgerClient, resume: SignedResume) -> dict[str, Any]:
+    """The halt that is over, and the entry that says so. Raises KolmError, Failed if more operators have to sign."""
     try:
         appended = ledger.append(resume.envelope.to_bytes())
     except InvalidArgument as error:
@@ -179,10 +146,11 @@ def append_resume(ledger: LedgerClient, resume: SignedResume) -> Resumed:
             raise
         hint = "collect signatures in a file with `kolm halts resume --sign-into`, then `kolm halts resume --file`"
         raise Failed(error.message, hint) from error
-    return Resumed(resume.document.halt_index, resume.document.scope.method, appended.index)
+    over = resume.document
+    return {"halt_index": over.halt_index, "method": over.scope.method, "resume_index": appended.index}
 
 
-def read_resume(path: Path) -> SignedResume:
+def _read_resume(path: Path) -> SignedResume:
     """A resume that waits for signatures. Raises UsageError."""
     try:
         envelope = Envelope.from_bytes(path.read_bytes())
@@ -194,19 +162,6 @@ def read_resume(path: Path) -> SignedResume:
     if not isinstance(document, Resume):
         raise UsageError(f"{path} is not a resume")
     return SignedResume(document, envelope)
-
-
-def sign_file(path: Path, resume: SignedResume, key: Signer) -> SignedResume:
-    """Add a signature to a resume and write it to its file. Raises UsageError."""
-    try:
-        signed = SignedResume(resume.document, add_signature(resume.envelope, key))
-    except FormatError as error:
-        raise UsageError(f"{path} cannot be signed: {error}") from None
-    try:
-        write_durably(path, signed.envelope.to_bytes() + b"\n", mode=0o644)
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror}") from None
-    return signed
 
 
 def _halts_view(state: dict[str, Any]) -> View:

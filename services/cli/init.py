@@ -8,15 +8,15 @@ import os
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Self
 
-import typer
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+from typer import Argument, Option
 
 from ledger.durable_file import sync_path, write_durably
 from services.cli.frame import options
@@ -32,20 +32,18 @@ _MOST_DAYS = 3650
 
 
 def init(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Made, with mode 0700; refused where it has files.")],
+    folder: Annotated[Path, Argument(metavar="FOLDER", help="Made, with mode 0700; refused where it has files.")],
     host: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="A name or an address that services are reached by; may be repeated."),
+        Option(metavar="NAME", help="A name or an address that services are reached by; may be repeated."),
     ] = None,
-    days: Annotated[int, typer.Option(min=1, max=_MOST_DAYS, help="How long certificates are valid.")] = 365,
+    days: Annotated[int, Option(min=1, max=_MOST_DAYS, help="How long certificates are valid.")] = 365,
     renew: Annotated[
-        bool, typer.Option("--renew", help="Replace the certificates of a FOLDER; services that run take them.")
+        bool, Option("--renew", help="Replace the certificates of a FOLDER; services that run take them.")
     ] = False,
     json: options.Json = False,
 ) -> None:
     """Write a development authority, a certificate for each service and for you, and settings with mutual TLS."""
-    from datetime import UTC, datetime
-
     made = InitialFolder(folder)
     (made.renew if renew else made.create)(host or [], datetime.now(UTC), days)
     document = {"folder": str(folder), "settings": str(made.settings), "environment": str(made.environment)}

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import runpy
 import sys
+from importlib.util import find_spec
 from typing import Annotated
 
 import typer
+from typer import Option
 
 from services.cli.frame.command_tree import Forwarded, Group, KolmGroup, Member
+from services.runtime.usage import unread_variables
 
 
 def _serve(context: typer.Context) -> None:
     """As `python -m services.<service>` would; the service exits with its own code."""
-    import runpy
-    from importlib.util import find_spec
-
     module = f"services.{context.info_name}"
     if find_spec(f"{module}.__main__") is None:  # kolm-verify has folders of services, without the services
         raise ModuleNotFoundError(f"No module named {module}.__main__", name=f"{module}.__main__")
@@ -76,15 +77,9 @@ _COMMANDS: dict[str, Member] = {
         "Who may call services: create, list, revoke.",
         {"create": "tokens:create", "list": "tokens:list_", "revoke": "tokens:revoke"},
     ),
-    "halts": Group(
-        "List what audits have halted, resume it.",
-        {"list": "halts:list_", "resume": "halts:resume"},
-    ),
+    "halts": Group("List what audits have halted, resume it.", {"list": "halts:list_", "resume": "halts:resume"}),
     "retention": "ledger.contents:retention",
-    "models": Group(
-        "Models that --model can name: list, pull.",
-        {"list": "models:list_", "pull": "models:pull"},
-    ),
+    "models": Group("Models that --model can name: list, pull.", {"list": "models:list_", "pull": "models:pull"}),
     "heads": Group(
         "Draft heads: train, publish, fetch, check, withdraw.",
         {
@@ -97,8 +92,7 @@ _COMMANDS: dict[str, Member] = {
         },
     ),
     "datastore": Group(
-        "Datastores for the method rest: build, show, check.",
-        {"build": "datastore:build", "show": "datastore:show"},
+        "Datastores for the method rest: build, show, check.", {"build": "datastore:build", "show": "datastore:show"}
     ),
     "verify": "verify.verify:verify",
     "monitor": "monitor.monitor:monitor",
@@ -137,12 +131,10 @@ def _print_version(asked: bool) -> None:
 def _global(
     context: typer.Context,
     version: Annotated[
-        bool, typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_print_version)
+        bool, Option("--version", help="Print the version and exit.", is_eager=True, callback=_print_version)
     ] = False,
 ) -> None:
     """Options of `kolm` itself."""
     if context.invoked_subcommand not in ("up", "serve"):  # which say it in their logs
-        from services.runtime.usage import unread_variables
-
         for line in unread_variables():
             print(f"kolm: {line}", file=sys.stderr)

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections import Counter
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from services.cli.frame import options
 from services.cli.frame.exits import UsageError
 from services.cli.frame.options import registry_at
-from services.cli.frame.output import answer
+from services.cli.frame.output import answer, members
 from services.cli.frame.pull import pull as fetched
 from services.cli.frame.views import Column, Styled, View, facts, size, table
+from services.generation.target.errors import ModelNotFound, TargetError, about
+from services.generation.target.model_path import head_beside, named_models, store_beside
 
 if TYPE_CHECKING:
     from services.client.registry import RegistryClient
@@ -25,17 +27,17 @@ if TYPE_CHECKING:
 def list_(
     name: Annotated[
         Path | None,
-        typer.Argument(
+        Argument(
             metavar="[DIR|GGUF|NAME]",
             callback=options.found_model,
             help="What this one is: family, digests, storage, memory at a context length, its heads.",
         ),
     ] = None,
     context_length: Annotated[
-        int | None, typer.Option(min=1, help="Tokens that the cache is to hold. Default: the model's, at most 8192.")
+        int | None, Option(min=1, help="Tokens that the cache is to hold. Default: the model's, at most 8192.")
     ] = None,
     registry: Annotated[
-        str | None, typer.Option(envvar="KOLM_REGISTRY", metavar=options.SERVER, help="Ask it for heads of this base.")
+        str | None, Option(envvar="KOLM_REGISTRY", metavar=options.SERVER, help="Ask it for heads of this base.")
     ] = None,
     json: options.Json = False,
 ) -> None:
@@ -44,15 +46,12 @@ def list_(
         return _show(name, context_length, registry, json)
     if context_length is not None:
         raise UsageError("--context-length: is that of one model; name it")
-    from services.generation.target.model_path import named_models
-
     with registry_at(registry) if registry else nullcontext() as client:
         answer(json, [_listed(each, client) for each in named_models()], _models_view)
 
 
 def _listed(model: NamedModel, registry: RegistryClient | None) -> dict[str, Any]:
     """A line of the list. `heads` are those in the registry, `beside` the kinds of things beside the model."""
-    from services.generation.target.model_path import head_beside, store_beside
     from services.generation.target.naming.glance import glance
 
     listed: dict[str, Any] = {"name": model.name, "from": model.origin, "path": model.path and str(model.path)}
@@ -71,12 +70,11 @@ def _listed(model: NamedModel, registry: RegistryClient | None) -> dict[str, Any
 
 def pull(
     name: Annotated[
-        str, typer.Argument(metavar="NAME", help="hf:OWNER/REPOSITORY[@REVISION][:FILE or quantisation], or qwen3:4b.")
+        str, Argument(metavar="NAME", help="hf:OWNER/REPOSITORY[@REVISION][:FILE or quantisation], or qwen3:4b.")
     ],
     json: options.Json = False,
 ) -> None:
     """Fetch a model from a hub, or what has changed of it, and check every file's digest; HF_TOKEN, HF_ENDPOINT."""
-    from services.generation.target.errors import ModelNotFound
     from services.generation.target.naming.catalogue import SHORT, HubName
 
     try:
@@ -94,56 +92,25 @@ def _show(model: Path, context_length: int | None, registry: str | None, json: b
 
     spare_torch()
 
-    found = describe(model, context_length)
+    found = _described(model, context_length)
     heads = None
     if registry is not None:
         with registry_at(registry) as client:
-            heads = list(client.heads(base_cid=found.base_cid))
-    document = {
-        **asdict(found),
-        "path": str(found.path),
-        "parameters": found.parameters,
-        "heads": None if heads is None else [head.head_cid for head in heads],
-        "head_names": None if heads is None else [list(head.names) for head in heads],
-    }
-    answer(json, document, _model_view)
+            heads = list(client.heads(base_cid=found["base_cid"]))
+    found["heads"] = None if heads is None else [head.head_cid for head in heads]
+    found["head_names"] = None if heads is None else [list(head.names) for head in heads]
+    answer(json, found, _model_view)
 
 
-@dataclass(frozen=True, slots=True)
-class ModelDescription:
-    """A model. Sizes in bytes; `cache_bytes` are keys and values of one sequence of `context_length` tokens.
-
-    `storages` count the weights, by how they are stored.
-    """
-
-    path: Path
-    family: str
-    base_cid: str
-    tokenizer_cid: str
-    arithmetic: str
-    layers: int
-    hidden_size: int
-    vocab_size: int
-    model_context_length: int
-    storages: dict[str, int]
-    weight_bytes: int
-    context_length: int
-    cache_bytes: int
-
-    @property
-    def parameters(self) -> int:
-        return sum(self.storages.values())
-
-
-def describe(path: Path, context_length: int | None = None) -> ModelDescription:
-    """Reads the configuration and the table of weights, and hashes what was not hashed before.
+def _described(path: Path, context_length: int | None) -> dict[str, Any]:
+    """Reads the configuration and the table of weights, and hashes what was not hashed before. Sizes in bytes;
+    `cache_bytes` are keys and values of one sequence of `context_length` tokens, `storages` count the weights.
 
     Raises UsageError for anything but a model, or a context that it does not have.
     """
     from services.generation.target.blocks import BLOCK
     from services.generation.target.config.config import block_bytes, bounded, read_config
     from services.generation.target.cpu import ITEM_BYTES, USUAL_CACHE, profile_name
-    from services.generation.target.errors import TargetError, about
     from services.generation.target.files.gguf_file import is_gguf
     from services.generation.target.files.safetensors import weight_files
     from services.generation.target.identity import base_cid, tokenizer_cid
@@ -156,26 +123,20 @@ def describe(path: Path, context_length: int | None = None) -> ModelDescription:
         arithmetic = usual_arithmetic(config, weights)
         storages: Counter[str] = Counter()
         for name in weights.names():
-            count = 1
-            for extent in weights.shape(name):
-                count *= extent
-            storages[weights.storage(name)] += count
+            storages[weights.storage(name)] += prod(weights.shape(name))
         files = [path] if is_gguf(path) else weight_files(path)
-        return ModelDescription(
-            path=path,
-            family=config.architecture,
-            base_cid=base_cid(path),
-            tokenizer_cid=tokenizer_cid(path),
-            arithmetic=profile_name(arithmetic),
-            layers=config.layers,
-            hidden_size=config.hidden_size,
-            vocab_size=config.vocab_size,
-            model_context_length=whole.context_length,
-            storages=dict(storages.most_common()),
-            weight_bytes=sum(file.stat().st_size for file in files),
-            context_length=config.context_length,
-            cache_bytes=block_bytes(config, ITEM_BYTES[USUAL_CACHE[arithmetic]]) * config.context_length // BLOCK,
-        )
+        return members(config, "layers", "hidden_size", "vocab_size", "context_length") | {
+            "path": str(path),
+            "family": config.architecture,
+            "base_cid": base_cid(path),
+            "tokenizer_cid": tokenizer_cid(path),
+            "arithmetic": profile_name(arithmetic),
+            "model_context_length": whole.context_length,
+            "storages": dict(storages.most_common()),
+            "parameters": storages.total(),
+            "weight_bytes": sum(file.stat().st_size for file in files),
+            "cache_bytes": block_bytes(config, ITEM_BYTES[USUAL_CACHE[arithmetic]]) * config.context_length // BLOCK,
+        }
     except TargetError as error:
         raise UsageError(about(path, error)) from error
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from msgspec import structs
+from typer import Argument, Option
 
 from ledger.bundle.receipt_file import ReceiptFile
 from ledger.documents.audit import ACCUSATIONS, DEVIATION, UNCHECKED, UNREPLAYABLE
@@ -23,7 +23,7 @@ from services.cli.frame.options import ENGINE, EngineOptions
 from services.cli.frame.output import answer, members, steps
 from services.cli.frame.views import MARKS, Styled, View, counted, outcome
 from services.cli.trust import load_trusted
-from services.cli.verify.checks import Texts, compared_texts
+from services.cli.verify.checks import compared_texts
 
 if TYPE_CHECKING:
     from services.auditor.examination import EnginePlan, Finding
@@ -31,16 +31,16 @@ if TYPE_CHECKING:
 
 
 def replay(
-    file: Annotated[Path, typer.Argument(help="A receipt file, as `kolm generate --save` writes.")],
+    file: Annotated[Path, Argument(help="A receipt file, as `kolm generate --save` writes.")],
     model: Annotated[
         Path | None,
         options.model("--model", "The base that the receipt names: a transformers directory, a GGUF file, or smollm2."),
     ] = None,
     engine: EngineOptions = ENGINE,
     any_storage: Annotated[
-        bool, typer.Option("--any-storage", help="Take the base's values from other files than the receipt names.")
+        bool, Option("--any-storage", help="Take the base's values from other files than the receipt names.")
     ] = False,
-    decode: Annotated[bool, typer.Option("--decode", help="Token by token, in place of along the output.")] = False,
+    decode: Annotated[bool, Option("--decode", help="Token by token, in place of along the output.")] = False,
     paths: options.Paths = options.PATHS,
     json: options.Json = False,
 ) -> None:
@@ -57,70 +57,32 @@ def replay(
     if model is None:
         raise exits.UsageError("expected --model: the base that the receipt names, with the same values")
 
-    plan = engine.plan(model)
-    done = replay_file(file, plan, paths.trusted, decode=decode, any_storage=any_storage, quiet=json)
-    answer(json, done.document(), _replay_view)
-    if done.differs:
-        raise typer.Exit(exits.VERIFICATION_FAILED)
-    raise typer.Exit(exits.OK if done.finding.passed else exits.FAILED)
-
-
-@dataclass(frozen=True, slots=True)
-class Replay:
-    """The result of a replay.
-
-    `index` is None where the file has no proof of a place in the log, `signed` where there were no trusted keys to
-    check the receipt's signature with, `texts` where nothing could be computed.
-    """
-
-    receipt: Receipt
-    index: int | None
-    signed: bool | None
-    finding: Finding
-    texts: Texts | None
-
-    @property
-    def differs(self) -> bool:
-        """Whether something is not as the receipt, or who served it, says."""
-        found = self.finding
-        return found.outcome in ACCUSATIONS or found.tampered or (self.texts is not None and self.texts.same is False)
-
-    def document(self) -> dict[str, Any]:
-        """`signature` is null where there were no keys to check it with, `texts` where there were none to compare."""
-        finding, texts = self.finding, self.texts
-        found = members(finding, "outcome", "verification", "tokens_compared", "deviation", "reason")
-        return found | {
-            "reference": finding.reference and finding.reference.to_document(),
-            "receipt_id": self.receipt.receipt_id,
-            "ledger_index": self.index,
-            "signature": self.signed,
-            "tokens": self.receipt.output.tokens,
-            "texts": texts and texts.same,
-            "texts_compared": texts and texts.said,
-        }
-
-
-def replay_file(
-    file: Path, plan: EnginePlan, trusted: Path, *, decode: bool, any_storage: bool, quiet: bool = False
-) -> Replay:
-    """Check the file, load the base, compute, saying on a terminal what is being done. Raises Failed, LedgerError."""
     read = ReceiptFile.from_bytes(file.read_bytes())
-    keys = load_trusted(trusted) if trusted.is_dir() else None
-    receipt = read.receipt()
+    receipt, keys = read.receipt(), load_trusted(paths.trusted) if paths.trusted.is_dir() else None
     if keys is not None:
         open_document(read.envelope, keys)
-    with steps("loading and probing the base", quiet=quiet) as step:
-        engine = _loaded(plan, any_storage=any_storage)
+    with steps("loading and probing the base", quiet=json) as step:
+        loaded = _loaded(engine.plan(model), any_storage=any_storage)
         step(f"computing {counted(receipt.output.tokens, 'token')} again")
         if receipt.engine is None:
-            finding = _judged(engine, receipt, read, decode=decode)
+            finding = _judged(loaded, receipt, read, decode=decode)
         else:
-            finding = _referred(engine, receipt, read, any_storage=any_storage)
+            finding = _referred(loaded, receipt, read, any_storage=any_storage)
         computed = finding.outcome not in (UNREPLAYABLE, UNCHECKED) and not any_storage
         step("reading the texts")
-        texts = compared_texts(receipt, read.content, read.sent, read.text, plan.model) if computed else None
-    index = None if read.entry is None else read.entry.index
-    return Replay(receipt, index, None if keys is None else True, finding, texts)
+        texts = compared_texts(receipt, read.content, read.sent, read.text, model) if computed else None
+    document = members(finding, "outcome", "verification", "tokens_compared", "deviation", "reason") | {
+        "reference": finding.reference and finding.reference.to_document(),
+        "receipt_id": receipt.receipt_id,
+        "ledger_index": None if read.entry is None else read.entry.index,  # null without a proof of a place in the log
+        "signature": None if keys is None else True,  # null without keys to check it with
+        "tokens": receipt.output.tokens,
+        "texts": texts and texts.same,  # null where there were none to compare
+        "texts_compared": texts and texts.said,
+    }
+    answer(json, document, _replay_view)
+    differs = finding.outcome in ACCUSATIONS or finding.tampered or (texts is not None and texts.same is False)
+    raise typer.Exit(exits.VERIFICATION_FAILED if differs else exits.OK if finding.passed else exits.FAILED)
 
 
 def _loaded(plan: EnginePlan, *, any_storage: bool) -> OwnEngine:

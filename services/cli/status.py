@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import Annotated, Any
 
 import typer
+from typer import Option
 
 from services.cli.frame import exits, options
 from services.cli.frame.output import answer
@@ -29,7 +30,7 @@ def status(
     registry: options.Registry = options.REGISTRY,
     check: Annotated[
         bool,
-        typer.Option(
+        Option(
             "--check",
             help="Judge only whether every server serves (else 5) and the numerics profile is proven (else 3).",
         ),

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
-import typer
+from typer import Argument, Option
 
 from ledger.durable_file import write_durably
 from services.cli.frame import exits, options
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 
 Principals = Annotated[
     Path | None,
-    typer.Option(
+    Option(
         "--principals",
         envvar="KOLM_PRINCIPALS",
         metavar="FILE",
@@ -34,62 +33,100 @@ Principals = Annotated[
 
 
 def create(
-    name: Annotated[str, typer.Argument(help="Name of the holder; servers use it in refusals.")],
+    name: Annotated[str, Argument(help="Name of the holder; servers use it in refusals.")],
     role: Annotated[
         list[str],
-        typer.Option(
-            metavar="ROLE", help="generate, append, read, audit, publish, operate or observe; may be repeated."
-        ),
+        Option(metavar="ROLE", help="generate, append, read, audit, publish, operate or observe; may be repeated."),
     ],
-    tenant: Annotated[str, typer.Option(help="The tenant they call for; '*': every tenant.")] = "default",
+    tenant: Annotated[str, Option(help="The tenant they call for; '*': every tenant.")] = "default",
     expires: Annotated[
-        str | None,
-        typer.Option(metavar="DURATION", help="After how long it ends: 12h, 90d. Default: when it is revoked."),
+        str | None, Option(metavar="DURATION", help="After how long it ends: 12h, 90d. Default: when it is revoked.")
     ] = None,
     certificate: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="No token: a subject name of their client certificate proves who they are."),
+        Option(metavar="NAME", help="No token: a subject name of their client certificate proves who they are."),
     ] = None,
     anybody: Annotated[
-        bool,
-        typer.Option("--anybody", help="No token: for every caller who reaches a server's port, also through a proxy."),
+        bool, Option("--anybody", help="No token: for every caller who reaches a server's port, also through a proxy.")
     ] = False,
     out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the token there (mode 0600) instead of showing it.")
+        Path | None, Option(metavar="FILE", help="Write the token there (mode 0600) instead of showing it.")
     ] = None,
     data_dir: options.DataDir = options.DATA_DIR,
     principals: Principals = None,
     json: options.Json = False,
 ) -> None:
     """Create a credential. The token is shown this once; servers keep its digest, and need no restart."""
-    spec = CredentialSpec(
-        name, tuple(role), tenant, age("--expires", expires) if expires else None, certificate, anybody, out
-    )
-    made = create_credential(principals or data_dir / "principals.json", spec)
-    secret = {"token": made.token, "token_file": made.file}
-    answer(json, _document(made.credential) | secret, _created_view)
+    from pydantic import ValidationError
+
+    from services.runtime.credentials import ROLES, Credential, Role, new_token, token_digest
+
+    file, now = principals or data_dir / "principals.json", datetime.now(UTC).replace(microsecond=0)
+    if unknown := [each for each in role if each not in ROLES]:
+        raise UsageError(f"--role: {unknown[0]!r}: expected one of {', '.join(ROLES)}")
+    if anybody and certificate is not None:
+        raise UsageError("--anybody: takes no --certificate: it is for callers who show nothing")
+    token = None if anybody or certificate is not None else new_token()
+    try:
+        credential = Credential(
+            name=name,
+            tenant=None if tenant == EVERY_TENANT else tenant,
+            roles=tuple(dict.fromkeys(cast(list[Role], role))),
+            token_sha256=None if token is None else token_digest(token),
+            certificate=certificate,
+            anybody=anybody,
+            created_at=now,
+            expires_at=now + age("--expires", expires) if expires else None,
+        )
+    except OverflowError:
+        raise UsageError("--expires: reaches beyond the year 9999") from None
+    except ValidationError as error:
+        field = str(error.errors()[0]["loc"][0])
+        expected = "1 to 128 characters" if field == "tenant" else "1 to 128 printable ASCII characters"
+        raise UsageError(f"{field}: expected {expected}") from None
+    if out is not None:
+        if token is None:
+            raise UsageError("--out: no token is made; there is nothing to write")
+        if out.exists():
+            raise UsageError(f"--out: {out} exists already")
+    with _edited(file) as credentials:
+        if any(each.id == credential.id for each in credentials):
+            raise UsageError(f"{file} has {certificate or 'anybody'} already: revoke {credential.id} first")
+        if token is not None and out is not None:  # first: a token that cannot be read is of no use
+            write_durably(out, f"{token}\n".encode())
+        credentials.append(credential)
+    secret = {"token": token if out is None else None, "token_file": out}
+    answer(json, _document(credential) | secret, _created_view)
 
 
 def list_(
-    data_dir: options.DataDir = options.DATA_DIR,
-    principals: Principals = None,
-    json: options.Json = False,
+    data_dir: options.DataDir = options.DATA_DIR, principals: Principals = None, json: options.Json = False
 ) -> None:
     """List who may call: names, tenants, roles, when they end. Shows no secret."""
-    listed = list_credentials(principals or data_dir / "principals.json")
+    from services.runtime.credentials import PrincipalsError, read_principals
+
+    try:
+        listed = read_principals(principals or data_dir / "principals.json")
+    except PrincipalsError as error:
+        raise Failed(str(error)) from None
     answer(json, [_document(each) for each in listed], _credentials_view)
 
 
 def revoke(
-    credential: Annotated[
-        str, typer.Argument(metavar="ID|NAME", help="Its id, or a name: then everything of that name.")
-    ],
+    credential: Annotated[str, Argument(metavar="ID|NAME", help="Its id, or a name: then everything of that name.")],
     data_dir: options.DataDir = options.DATA_DIR,
     principals: Principals = None,
     json: options.Json = False,
 ) -> None:
     """Revoke credentials, from the next call on; 'anybody': callers without a token."""
-    gone = revoke_credentials(principals or data_dir / "principals.json", credential)
+    file = principals or data_dir / "principals.json"
+    if not file.exists():
+        raise exits.NotFound(f"there is no {file}: nobody has a credential")
+    with _edited(file) as credentials:
+        gone = [each for each in credentials if credential in (each.id, each.name)]
+        if not gone:
+            raise exits.NotFound(f"no credential {credential!r} in {file}", "`kolm tokens list` shows them")
+        credentials[:] = [each for each in credentials if each not in gone]
     answer(
         json,
         [_document(each) for each in gone],
@@ -98,102 +135,7 @@ def revoke(
 
 
 EVERY_TENANT = "*"
-
-
-@dataclass(frozen=True, slots=True)
-class CredentialSpec:
-    """A credential to be made: a token, which goes into the file `out` where that is set, or `certificate`, or
-    `anybody`'s.
-    """
-
-    name: str
-    roles: tuple[str, ...]
-    tenant: str
-    lasts: timedelta | None = None
-    certificate: str | None = None
-    anybody: bool = False
-    out: Path | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Created:
-    """A new credential; `token` is None for a certificate, and where it was written to a file."""
-
-    credential: Credential
-    token: str | None
-    file: Path | None
-
-
-def create_credential(file: Path, spec: CredentialSpec) -> Created:
-    """Add a credential to a file, which is made if need be. Raises UsageError, Failed."""
-    from services.runtime.credentials import new_token
-
-    if spec.anybody and spec.certificate is not None:
-        raise UsageError("--anybody: takes no --certificate: it is for callers who show nothing")
-    token = new_token() if spec.certificate is None and not spec.anybody else None
-    credential = _credential(spec, token)
-    if spec.out is not None:
-        if token is None:
-            raise UsageError("--out: no token is made; there is nothing to write")
-        if spec.out.exists():
-            raise UsageError(f"--out: {spec.out} exists already")
-    with _edited(file) as credentials:
-        if any(each.id == credential.id for each in credentials):
-            raise UsageError(f"{file} has {spec.certificate or 'anybody'} already: revoke {credential.id} first")
-        if token is not None and spec.out is not None:  # first: a token that cannot be read is of no use
-            write_durably(spec.out, f"{token}\n".encode())
-        credentials.append(credential)
-    return Created(credential, token if spec.out is None else None, spec.out)
-
-
-def list_credentials(file: Path) -> tuple[Credential, ...]:
-    """The credentials in a file. Raises Failed."""
-    from services.runtime.credentials import PrincipalsError, read_principals
-
-    try:
-        return read_principals(file)
-    except PrincipalsError as error:
-        raise Failed(str(error)) from None
-
-
-def revoke_credentials(file: Path, named: str) -> Sequence[Credential]:
-    """Remove the credential of an id, or all of a name; returns them. Raises NotFound, Failed."""
-    if not file.exists():
-        raise exits.NotFound(f"there is no {file}: nobody has a credential")
-    with _edited(file) as credentials:
-        gone = [each for each in credentials if named in (each.id, each.name)]
-        if not gone:
-            raise exits.NotFound(f"no credential {named!r} in {file}", "`kolm tokens list` shows them")
-        credentials[:] = [each for each in credentials if each not in gone]
-    return gone
-
-
-def _credential(spec: CredentialSpec, token: str | None) -> Credential:
-    from pydantic import ValidationError
-
-    from services.runtime.credentials import ROLES, Credential, Role, token_digest
-
-    unknown = [role for role in spec.roles if role not in ROLES]
-    if unknown:
-        raise UsageError(f"--role: {unknown[0]!r}: expected one of {', '.join(ROLES)}")
-    now = datetime.now(UTC).replace(microsecond=0)
-    try:
-        return Credential(
-            name=spec.name,
-            tenant=None if spec.tenant == EVERY_TENANT else spec.tenant,
-            roles=tuple(dict.fromkeys(cast(tuple[Role, ...], spec.roles))),
-            token_sha256=None if token is None else token_digest(token),
-            certificate=spec.certificate,
-            anybody=spec.anybody,
-            created_at=now,
-            expires_at=None if spec.lasts is None else now + spec.lasts,
-        )
-    except (ValidationError, OverflowError) as error:
-        if isinstance(error, OverflowError):
-            raise UsageError("--expires: reaches beyond the year 9999") from None
-        field = str(error.errors()[0]["loc"][0])
-        expected = "1 to 128 characters" if field == "tenant" else "1 to 128 printable ASCII characters"
-        raise UsageError(f"{field}: expected {expected}") from None
+_PROOFS = {"anybody": "nothing", "token": "token"}
 
 
 @contextmanager
@@ -233,7 +175,7 @@ def _credentials_view(credentials: list[dict[str, Any]]) -> View:
         Column("name", "name"),
         Column("tenant", lambda each: each["tenant"] or EVERY_TENANT),
         Column("roles", lambda each: ", ".join(each["roles"])),
-        Column("proven by", lambda each: _proof(each)),
+        Column("proven by", lambda each: _PROOFS.get(each["kind"]) or f"certificate {each['certificate']}"),
         Column("ends", _end),
     )
 
@@ -243,8 +185,3 @@ def _end(credential: dict[str, Any]) -> Line:
         return DASH
     day = credential["expires_at"][: len("2026-01-02")]
     return str(day) if credential["valid"] else f"ended {day}"
-
-
-def _proof(credential: dict[str, Any]) -> str:
-    named = {"anybody": "nothing", "token": "token"}
-    return named.get(credential["kind"]) or f"certificate {credential['certificate']}"

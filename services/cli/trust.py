@@ -8,7 +8,7 @@ from os.path import commonpath, dirname, relpath
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from ledger.durable_file import write_durably
 from ledger.errors import FormatError, SignatureError
@@ -30,22 +30,19 @@ if TYPE_CHECKING:
 
 
 def add(
-    keys: Annotated[
-        list[Path],
-        typer.Argument(metavar="KEYFILE…", help="Public keys, or folders with some."),
-    ],
+    keys: Annotated[list[Path], Argument(metavar="KEYFILE…", help="Public keys, or folders with some.")],
     role: Annotated[
         str | None,
-        typer.Option(metavar="ROLE", help="What they may sign for. Default: as each file's name says, ROLE-….pub."),
+        Option(metavar="ROLE", help="What they may sign for. Default: as each file's name says, ROLE-….pub."),
     ] = None,
     tenant: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="Keys of role receipts: for these tenants alone.")
+        list[str] | None, Option(metavar="NAME", help="Keys of role receipts: for these tenants alone.")
     ] = None,
     base: Annotated[
-        list[str] | None, typer.Option(metavar="CID", help="Keys of role receipts: for these bases alone.")
+        list[str] | None, Option(metavar="CID", help="Keys of role receipts: for these bases alone.")
     ] = None,
     profile: Annotated[
-        list[str] | None, typer.Option(metavar="CID", help="Keys of role receipts: for these profiles alone.")
+        list[str] | None, Option(metavar="CID", help="Keys of role receipts: for these profiles alone.")
     ] = None,
     paths: options.Paths = options.PATHS,
     json: options.Json = False,
@@ -68,19 +65,16 @@ def add(
     )
 
 
-def list_(
-    paths: options.Paths = options.PATHS,
-    json: options.Json = False,
-) -> None:
+def list_(paths: options.Paths = options.PATHS, json: options.Json = False) -> None:
     """List the trusted keys: role, id, file, and what they are trusted for where that is not everything."""
     keys = list_trusted(paths.trusted)
     answer(json, [_document(key) for key in keys], _keys_view)
 
 
 def remove(
-    key: Annotated[str, typer.Argument(help="Its id, the first digits of it, or its file's name.")],
+    key: Annotated[str, Argument(help="Its id, the first digits of it, or its file's name.")],
     retire: Annotated[
-        bool, typer.Option("--retire", help="Keep it for what it has signed so far: move it to the folder retired/.")
+        bool, Option("--retire", help="Keep it for what it has signed so far: move it to the folder retired/.")
     ] = False,
     paths: options.Paths = options.PATHS,
     json: options.Json = False,
@@ -278,8 +272,7 @@ def _public_key(path: Path) -> PublicKey:
 
 def _no_directory(directory: Path) -> UsageError:
     return UsageError(
-        f"no trusted keys: {directory} is not a directory",
-        "name one with --trusted, or the --data-dir of `kolm up`",
+        f"no trusted keys: {directory} is not a directory", "name one with --trusted, or the --data-dir of `kolm up`"
     )
 
 

@@ -18,8 +18,8 @@ from ledger.documents.signed_document import sign_document
 from ledger.keys.ed25519 import SigningKey
 from ledger.keys.note import Note, VerifierKey, verify_note
 from ledger.tree.checkpoint import Checkpoint
-from services.cli.up.local_services import Addresses, LocalServices, words
-from services.cli.up.supervisor import Plan, Supervisor
+from services.cli.up.local_services import Addresses, LocalServices
+from services.cli.up.supervisor import Plan, Supervisor, words
 from services.client import LedgerClient
 from tests.e2e.command import ENVIRONMENT, PATIENCE, Kolm, local_services, say, until
 from tests.mutations import replace

@@ -310,8 +310,6 @@ _OPTIONS = "Options"
 
 def _command_page(command: Any, context: Any) -> str:
     """The help of one command, or of a group with the commands below it."""
-    from services.runtime.usage import Row
-
     options: dict[str, list[Row]] = {_OPTIONS: []}
     arguments = []
     for param in command.get_params(context):

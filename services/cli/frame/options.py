@@ -7,9 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from services.cli.frame.exits import UsageError
 from services.cli.frame.values import expect_files, named_adapters
+from services.generation.target.errors import ModelNotFound
+from services.generation.target.model_path import imported, model_path
 
 if TYPE_CHECKING:
     from services.auditor.examination import EnginePlan
@@ -32,9 +35,6 @@ def found_model(context: typer.Context, param: typer.CallbackParam, named: Path 
     """
     if named is None:
         return None
-    from services.generation.target.errors import ModelNotFound
-    from services.generation.target.model_path import imported, model_path
-
     name = param.opts[0] if param.opts[0].startswith("-") else param.opts[0].upper()
     try:
         return model_path(named)
@@ -50,7 +50,7 @@ def found_model(context: typer.Context, param: typer.CallbackParam, named: Path 
 
 def model(name: str, description: str) -> Any:
     """An option that takes a model, by default from the environment."""
-    return typer.Option(name, envvar="KOLM_MODEL", metavar="DIR|GGUF|NAME", callback=found_model, help=description)
+    return Option(name, envvar="KOLM_MODEL", metavar="DIR|GGUF|NAME", callback=found_model, help=description)
 
 
 Model = Annotated[Path, model("--model", "A transformers directory, a GGUF file, or smollm2.")]
@@ -58,34 +58,29 @@ TrainedOn = Annotated[
     Path, model("--model", "The base it was trained on: a transformers directory, a GGUF file, or smollm2.")
 ]
 Adapters = Annotated[
-    list[str] | None,
-    typer.Option("--adapter", metavar="NAME=DIR", help="LoRA adapter in peft's layout; may be repeated."),
+    list[str] | None, Option("--adapter", metavar="NAME=DIR", help="LoRA adapter in peft's layout; may be repeated.")
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON to stdout instead of text.")]
+Json = Annotated[bool, Option("--json", help="Print JSON to stdout instead of text.")]
 Generation = Annotated[
-    str, typer.Option("--generation", envvar="KOLM_GENERATION", metavar=SERVER, help="The generation service.")
+    str, Option("--generation", envvar="KOLM_GENERATION", metavar=SERVER, help="The generation service.")
 ]
-Ledger = Annotated[str, typer.Option("--ledger", envvar="KOLM_LEDGER", metavar=SERVER, help="The ledger service.")]
-Auditor = Annotated[str, typer.Option("--auditor", envvar="KOLM_AUDITOR", metavar=SERVER, help="The auditor.")]
-Registry = Annotated[
-    str, typer.Option("--registry", envvar="KOLM_REGISTRY", metavar=SERVER, help="The registry of heads.")
-]
+Ledger = Annotated[str, Option("--ledger", envvar="KOLM_LEDGER", metavar=SERVER, help="The ledger service.")]
+Auditor = Annotated[str, Option("--auditor", envvar="KOLM_AUDITOR", metavar=SERVER, help="The auditor.")]
+Registry = Annotated[str, Option("--registry", envvar="KOLM_REGISTRY", metavar=SERVER, help="The registry of heads.")]
 DataDir = Annotated[
     Path,
-    typer.Option(
-        "--data-dir", envvar="KOLM_DATA_DIR", metavar="DIR", help="Where `kolm up` keeps keys, ledger and state."
-    ),
+    Option("--data-dir", envvar="KOLM_DATA_DIR", metavar="DIR", help="Where `kolm up` keeps keys, ledger and state."),
 ]
 Database = Annotated[
     str | None,
-    typer.Option(
+    Option(
         "--database", metavar="FILE|URL", help="A ledger's database, without a server: a file or postgresql+psycopg://…"
     ),
 ]
-Origin = Annotated[str | None, typer.Option("--origin", help="Expect this name of the log in its checkpoints.")]
+Origin = Annotated[str | None, Option("--origin", help="Expect this name of the log in its checkpoints.")]
 Trusted = Annotated[
     Path | None,
-    typer.Option(
+    Option(
         "--trusted", envvar="KOLM_TRUSTED", metavar="DIR", help="Public keys to trust. Default: <data-dir>/trusted."
     ),
 ]
@@ -115,17 +110,14 @@ class Paths:
 PATHS = Paths()
 Remember = Annotated[
     Path | None,
-    typer.Option(
-        "--remember", metavar="FILE", help="Keep the newest checkpoint here; refuse a log that does not extend it."
-    ),
+    Option("--remember", metavar="FILE", help="Keep the newest checkpoint here; refuse a log that does not extend it."),
 ]
 OperatorKey = Annotated[
-    Path | None,
-    typer.Option("--key", help="The operator's key, or a PKCS#11 URI. Default: <data-dir>/keys/operator.pem."),
+    Path | None, Option("--key", help="The operator's key, or a PKCS#11 URI. Default: <data-dir>/keys/operator.pem.")
 ]
 KeyPassphrase = Annotated[
     Path | None,
-    typer.Option(
+    Option(
         "--key-passphrase-file",
         envvar="KOLM_KEY_PASSPHRASE_FILE",
         metavar="FILE",
@@ -133,11 +125,10 @@ KeyPassphrase = Annotated[
     ),
 ]
 PublisherKey = Annotated[
-    Path | None,
-    typer.Option("--key", help="The publisher's key, or a PKCS#11 URI. Default: <data-dir>/keys/publisher.pem."),
+    Path | None, Option("--key", help="The publisher's key, or a PKCS#11 URI. Default: <data-dir>/keys/publisher.pem.")
 ]
 Receipt = Annotated[
-    str, typer.Argument(help="A receipt's id, the beginning of one (8 digits or more), or the index of its entry.")
+    str, Argument(help="A receipt's id, the beginning of one (8 digits or more), or the index of its entry.")
 ]
 
 
@@ -147,14 +138,14 @@ class EngineOptions:
 
     adapter: Adapters = None
     context_length: Annotated[
-        int | None, typer.Option(min=1, metavar="TOKENS", help="The server's, where it was given one.")
+        int | None, Option(min=1, metavar="TOKENS", help="The server's, where it was given one.")
     ] = None
     cache_dtype: Annotated[
-        str | None, typer.Option(metavar="float32|bfloat16", help="The server's, where it was given one.")
+        str | None, Option(metavar="float32|bfloat16", help="The server's, where it was given one.")
     ] = None
-    arithmetic: Annotated[
-        str | None, typer.Option(metavar="float32|int8", help="The server's, where it was given one.")
-    ] = None
+    arithmetic: Annotated[str | None, Option(metavar="float32|int8", help="The server's, where it was given one.")] = (
+        None
+    )
 
     def plan(self, model: Path) -> EnginePlan:
         """Raises UsageError for an adapter without a name."""
@@ -174,27 +165,24 @@ class ServerOptions:
 
     tls_ca: Annotated[
         Path | None,
-        typer.Option(
-            "--tls-ca", envvar="KOLM_TLS_CA", metavar="FILE", help="The authority (PEM) of the servers: speak TLS."
-        ),
+        Option("--tls-ca", envvar="KOLM_TLS_CA", metavar="FILE", help="The authority (PEM) of the servers: speak TLS."),
     ] = None
     tls_cert: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             "--tls-cert", envvar="KOLM_TLS_CERT", metavar="FILE", help="Your certificate (PEM), where they ask for one."
         ),
     ] = None
     tls_key: Annotated[
         Path | None,
-        typer.Option("--tls-key", envvar="KOLM_TLS_KEY", metavar="FILE", help="The private key of --tls-cert (PEM)."),
+        Option("--tls-key", envvar="KOLM_TLS_KEY", metavar="FILE", help="The private key of --tls-cert (PEM)."),
     ] = None
     token: Annotated[
-        str | None,
-        typer.Option("--token", metavar="TOKEN", help="Bearer token (processes can see it; prefer --token-file)."),
+        str | None, Option("--token", metavar="TOKEN", help="Bearer token (processes can see it; prefer --token-file).")
     ] = None
     token_file: Annotated[
         Path | None,
-        typer.Option("--token-file", metavar="FILE", help="A file with the token. Default: what `kolm up` left you."),
+        Option("--token-file", metavar="FILE", help="A file with the token. Default: what `kolm up` left you."),
     ] = None
 
     def for_process(self) -> None:

@@ -11,6 +11,8 @@ import typer
 from services.cli.frame.exits import CommandError, Failed, NotFound, Unreachable, UsageError, VerificationFailed
 from services.cli.frame.options import found_model
 from services.cli.frame.views import size
+from services.generation.target.errors import ModelNotFound
+from services.generation.target.model_path import model_path
 
 if TYPE_CHECKING:
     from services.generation.target.naming.catalogue import HubName
@@ -18,8 +20,6 @@ if TYPE_CHECKING:
 
 def pulled_model(context: typer.Context, param: typer.CallbackParam, named: Path | None) -> Path | None:
     """Callback of options that take a model, and fetch it where it has the name of one on a hub and is not here."""
-    from services.generation.target.errors import ModelNotFound
-    from services.generation.target.model_path import model_path
     from services.generation.target.naming.folders import to_pull
 
     try:
@@ -33,7 +33,6 @@ def pull(name: HubName) -> Path:
     """Fetch a model, or what has changed of it. Raises CommandError."""
     from huggingface_hub import constants
 
-    from services.generation.target.errors import ModelNotFound
     from services.generation.target.naming import hub
 
     kinds: dict[type[hub.HubError], type[CommandError]] = {

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Option
 
 from ledger.bundle.conversation import Transcript, Turn
 from ledger.log.receipt_filter import ReceiptFilter
@@ -37,10 +37,10 @@ if TYPE_CHECKING:
 
 def chat(
     asked: RequestOptions,
-    system: Annotated[str | None, typer.Option("--system", help="A system message.")] = None,
+    system: Annotated[str | None, Option("--system", help="A system message.")] = None,
     save: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             "--save",
             metavar="FILE",
             help="At the end, write the conversation with its receipts: a new folder, .tar.gz or .tar.",

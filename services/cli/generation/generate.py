@@ -6,15 +6,17 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, closing, nullcontext, suppress
+from contextlib import closing, nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from ledger.durable_file import write_durably
+from ledger.encoding.text_forms import encode_base64
 from ledger.log.receipt_filter import ReceiptFilter
 from services.cli.frame import exits, options
 from services.cli.frame.exits import Failed, UsageError
@@ -46,11 +48,11 @@ class PromptOptions:
     """The prompt, or the messages of a conversation."""
 
     prompt: Annotated[
-        str | None, typer.Argument(help="The prompt; - reads standard input, as does leaving it out in a pipe.")
+        str | None, Argument(help="The prompt; - reads standard input, as does leaving it out in a pipe.")
     ] = None
-    file: Annotated[Path | None, typer.Option("--file", "-f", help="Read the prompt from a file.")] = None
-    chat: Annotated[bool, typer.Option("--chat/--raw", help="Apply the model's chat template to the prompt.")] = False
-    system: Annotated[str | None, typer.Option("--system", help="A system message; implies --chat.")] = None
+    file: Annotated[Path | None, Option("--file", "-f", help="Read the prompt from a file.")] = None
+    chat: Annotated[bool, Option("--chat/--raw", help="Apply the model's chat template to the prompt.")] = False
+    system: Annotated[str | None, Option("--system", help="A system message; implies --chat.")] = None
 
     def read(self) -> str | list[Message]:
         """Raises UsageError."""
@@ -65,14 +67,14 @@ class AnswerOptions:
 
     save: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Write a receipt file: prompt, output, receipt and proof, for kolm verify."),
+        Option(metavar="FILE", help="Write a receipt file: prompt, output, receipt and proof, for kolm verify."),
     ] = None
     stream: Annotated[
-        bool | None, typer.Option("--stream/--no-stream", help="Print text as it comes. Default: on a terminal.")
+        bool | None, Option("--stream/--no-stream", help="Print text as it comes. Default: on a terminal.")
     ] = None
     promise: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             metavar="FILE",
             help="Keep the promise of a receipt, before the first token, for `kolm receipts promised` and `verify`.",
         ),
@@ -118,21 +120,21 @@ def generate(
     given: PromptOptions = PROMPT,
     prediction: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             metavar="FILE",
             help="The output that you expect, as a file before an edit: what agrees comes faster.",
             rich_help_panel=SPECULATION,
         ),
     ] = None,
     n: Annotated[
-        int | None, typer.Option("--n", "-n", help="Choices to generate, up to 16.", rich_help_panel=SAMPLING)
+        int | None, Option("--n", "-n", help="Choices to generate, up to 16.", rich_help_panel=SAMPLING)
     ] = None,
     logprobs: Annotated[
         int | None,
-        typer.Option("--logprobs", help="Show those of tokens and of N others, up to 20.", rich_help_panel=SAMPLING),
+        Option("--logprobs", help="Show those of tokens and of N others, up to 20.", rich_help_panel=SAMPLING),
     ] = None,
-    request_id: Annotated[str, typer.Option(help="Your name for the request; goes into the receipt.")] = "",
-    nonce: Annotated[str, typer.Option(help="A word of your own; goes into the receipt.")] = "",
+    request_id: Annotated[str, Option(help="Your name for the request; goes into the receipt.")] = "",
+    nonce: Annotated[str, Option(help="A word of your own; goes into the receipt.")] = "",
     answer: AnswerOptions = ANSWER,
     generation: options.Generation = options.GENERATION,
     ledger: options.Ledger = options.LEDGER,
@@ -176,7 +178,7 @@ def _stream(call: _Call) -> Sequence[Finished]:
 def _serve(call: _Call, *, as_json: bool) -> Sequence[Choice]:
     on_promise = None if call.promise is None else partial(_keep, call.promise)
     started = time.monotonic()
-    with _waiting():
+    with stderr_console().status("generating") if sys.stderr.isatty() else nullcontext():
         completion = unless_interrupted(
             lambda: call.runtime.serve(
                 call.request, spec_decode=call.spec_decode, timeout=call.timeout, on_promise=on_promise
@@ -198,11 +200,6 @@ def _say_interrupted(request_id: str, choices: int, ledger: str) -> None:
     later = f"if it had begun, its receipt is on its way: kolm receipts list --request-id {printable(request_id)}"
     said = f"receipt of what came until then: {found}" if found else later
     print(f"{chr(10) if sys.stderr.isatty() else ''}interrupted; {said}", file=sys.stderr)
-
-
-def _waiting() -> AbstractContextManager[object]:
-    """Shows on a terminal that something is going on."""
-    return stderr_console().status("generating") if sys.stderr.isatty() else nullcontext()
 
 
 def _save(path: Path, receipt: Receipt, sent: str | list[Message], ledger: str) -> None:
@@ -317,14 +314,9 @@ def _show_logprobs(positions: Sequence[PositionLogprobs]) -> None:
 def _summarise(
     tokens: int, finish_reason: str, metrics: Metrics, receipt: Receipt | None, elapsed: float | None
 ) -> None:
-    why = explained(metrics.fallback_reason)
-    lines = (_speed(tokens, finish_reason, metrics, elapsed), _method(metrics), why, _receipt(receipt))
-    remark(*(Styled(line, "dim") for line in lines if line is not None))
-
-
-def _speed(tokens: int, finish_reason: str, metrics: Metrics, elapsed: float | None) -> str:
     ends = {"stop": "stopped", "length": "reached --max-tokens"}.get(finish_reason, finish_reason)
-    return f"{speed(tokens, metrics, elapsed)}, {ends}"
+    took, why = f"{speed(tokens, metrics, elapsed)}, {ends}", explained(metrics.fallback_reason)
+    remark(*(Styled(line, "dim") for line in (took, _method(metrics), why, _receipt(receipt)) if line is not None))
 
 
 def _method(metrics: Metrics) -> str:
@@ -382,8 +374,6 @@ def receipt_document(receipt: Receipt | None) -> dict[str, Any] | None:
 
 
 def _resolved(resolved: Resolved) -> dict[str, Any]:
-    from ledger.encoding.text_forms import encode_base64
-
     value = asdict(resolved) | {"prompt_salt": encode_base64(resolved.prompt_salt)}
     bias = value["sampling"].pop("logit_bias", None)
     if bias:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+from typer import Option
 
 from services.cli.frame.exits import UsageError
 from services.cli.frame.values import read_bytes, read_text
@@ -17,16 +18,11 @@ SAMPLING, SPECULATION = "Sampling (defaults are the server's)", "Speculation (ne
 STRUCTURE = "Structured output (one of them)"
 
 
-def _sampling(name: str, help: str, *more: str) -> Any:
-    return typer.Option(name, *more, help=help, rich_help_panel=SAMPLING)
+def _option(panel: str, name: str, help: str, metavar: str | None = None, *more: str) -> Any:
+    return Option(name, *more, help=help, metavar=metavar, rich_help_panel=panel)
 
 
-def _structure(name: str, help: str, metavar: str | None = None) -> Any:
-    return typer.Option(name, help=help, metavar=metavar, rich_help_panel=STRUCTURE)
-
-
-def _speculation(name: str, help: str, metavar: str | None = None) -> Any:
-    return typer.Option(name, help=help, metavar=metavar, rich_help_panel=SPECULATION)
+_sampling, _structure, _speculation = (partial(_option, panel) for panel in (SAMPLING, STRUCTURE, SPECULATION))
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +31,7 @@ class RequestOptions:
 
     max_tokens: Annotated[int | None, _sampling("--max-tokens", "Tokens of an output at most.")] = None
     min_tokens: Annotated[int | None, _sampling("--min-tokens", "Nothing ends an output before these.")] = None
-    temperature: Annotated[float | None, _sampling("--temperature", "0: the likeliest token.", "-t")] = None
+    temperature: Annotated[float | None, _sampling("--temperature", "0: the likeliest token.", None, "-t")] = None
     top_p: Annotated[float | None, _sampling("--top-p", "Above 0, up to 1.")] = None
     top_k: Annotated[int | None, _sampling("--top-k", "0: no limit.")] = None
     min_p: Annotated[float | None, _sampling("--min-p", "0 to 1.")] = None
@@ -71,12 +67,10 @@ class RequestOptions:
             "WORKLOAD",
         ),
     ] = None
-    model: Annotated[str | None, typer.Option("--model", help="Name or base_cid; the one served by default.")] = None
-    adapter: Annotated[str | None, typer.Option("--adapter", help="Name or adapter_cid; the bare base by default.")] = (
-        None
-    )
-    tenant: Annotated[str, typer.Option("--tenant", help="The tenant of the request; goes into the receipt.")] = ""
-    timeout: Annotated[float, typer.Option("--timeout", help="Give up after this many seconds.")] = 600.0
+    model: Annotated[str | None, Option("--model", help="Name or base_cid; the one served by default.")] = None
+    adapter: Annotated[str | None, Option("--adapter", help="Name or adapter_cid; the bare base by default.")] = None
+    tenant: Annotated[str, Option("--tenant", help="The tenant of the request; goes into the receipt.")] = ""
+    timeout: Annotated[float, Option("--timeout", help="Give up after this many seconds.")] = 600.0
 
     def __post_init__(self) -> None:
         """Raises UsageError."""
@@ -119,23 +113,13 @@ class RequestOptions:
 
     def spec_decode(self) -> SpecDecodeConfig:
         """How to speculate. Raises UsageError for a `--parameter` that is no NAME=VALUE."""
-        return SpecDecodeConfig(
-            method=self.method,
-            eagle_head=self.eagle_head,
-            k=self.k,
-            verify=self.verify,
-            parameters=_method_parameters(self.parameter or []),
-        )
-
-
-def _method_parameters(given: list[str]) -> dict[str, int]:
-    pairs = [each.partition("=") for each in given]
-    for name, equals, value in pairs:
-        if not name or not value.isdecimal():
-            raise UsageError(
-                f"--parameter: expected NAME=VALUE with a whole number, as window=4, got {name}{equals}{value}"
-            )
-    return {name: int(value) for name, _, value in pairs}
+        pairs = [each.partition("=") for each in self.parameter or ()]
+        for name, equals, value in pairs:
+            if not name or not value.isdecimal():
+                expected = "expected NAME=VALUE with a whole number, as window=4"
+                raise UsageError(f"--parameter: {expected}, got {name}{equals}{value}")
+        parameters = {name: int(value) for name, _, value in pairs}
+        return SpecDecodeConfig(self.method, self.eagle_head, self.k, verify=self.verify, parameters=parameters)
 
 
 MAX_PROMPT_BYTES = 4 * 1024 * 1024

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import shlex
+import shutil
+import tempfile
 from contextlib import nullcontext
 from dataclasses import dataclass
 from json import dumps, loads
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import typer
+from typer import Argument, Option
 
 from ledger.audit.draft_head_evidence import (
     PROVENANCE,
@@ -31,27 +33,27 @@ from services.cli.trust import load_trusted
 from services.client import LedgerClient
 from services.client.errors import DataLoss, DeadlineExceeded, NotFound, Unavailable
 from services.client.head_folder import check_withdrawals, fetch_head, find_head
-from services.client.registry import Head, RegistryClient, SignedWord
+from services.client.registry import Head, RegistryClient, SignedWord, file_digest
 
-Reference = Annotated[str, typer.Argument(help="name, name@sha256:<digits>, or cidv1:sha256:…")]
-Base = Annotated[str | None, typer.Option("--base", metavar="CID", help="Only heads for this base.")]
+Reference = Annotated[str, Argument(help="name, name@sha256:<digits>, or cidv1:sha256:…")]
+Base = Annotated[str | None, Option("--base", metavar="CID", help="Only heads for this base.")]
 
 
 def pull(
     reference: Annotated[
-        str, typer.Argument(help="name, name@sha256:<digits>, or cidv1:sha256:…; with --check also a pulled folder.")
+        str, Argument(help="name, name@sha256:<digits>, or cidv1:sha256:…; with --check also a pulled folder.")
     ],
-    out: Annotated[Path | None, typer.Option(help="Folder to fill. Default: <data-dir>/heads/<digits>.")] = None,
+    out: Annotated[Path | None, Option(help="Folder to fill. Default: <data-dir>/heads/<digits>.")] = None,
     check: Annotated[
-        bool, typer.Option("--check", help="Keep nothing: only check publisher, place in the log and every byte.")
+        bool, Option("--check", help="Keep nothing: only check publisher, place in the log and every byte.")
     ] = False,
     offline: Annotated[
-        bool, typer.Option("--offline", help="With --check of a folder: do not ask the ledger about withdrawals.")
+        bool, Option("--offline", help="With --check of a folder: do not ask the ledger about withdrawals.")
     ] = False,
     base: Base = None,
     engine: Annotated[
         Literal["vllm", "sglang", "llama-server"] | None,
-        typer.Option("--for", help="Print the flags with which this engine drafts with the head."),
+        Option("--for", help="Print the flags with which this engine drafts with the head."),
     ] = None,
     registry: options.Registry = options.REGISTRY,
     ledger: options.Ledger = options.LEDGER,
@@ -102,12 +104,10 @@ def _method_of(folder: Path) -> str:
 
 
 def list_(
-    reference: Annotated[
-        str | None, typer.Argument(help="All that is on record about this head, withdrawn or not.")
-    ] = None,
+    reference: Annotated[str | None, Argument(help="All that is on record about this head, withdrawn or not.")] = None,
     base: Base = None,
-    name: Annotated[str | None, typer.Option(help="Only heads of this name.")] = None,
-    every: Annotated[bool, typer.Option("--all", help="Include withdrawn heads.")] = False,
+    name: Annotated[str | None, Option(help="Only heads of this name.")] = None,
+    every: Annotated[bool, Option("--all", help="Include withdrawn heads.")] = False,
     registry: options.Registry = options.REGISTRY,
     json: options.Json = False,
 ) -> None:
@@ -161,19 +161,12 @@ def pull_head(
         with transfers("downloading") as progress:
             fetch_head(registry, evidence, published, folder, lambda part, at: progress(part.name, at, part.size))
     except (DataLoss, NotFound, DraftHeadRefused):
-        _clear(folder, published, is_new=is_new)
+        if is_new:  # trying again does not mend it; an interrupted pull keeps what has arrived
+            shutil.rmtree(folder, ignore_errors=True)
+        for part in published.manifest.files:
+            (folder / f"{part.name}.part").unlink(missing_ok=True)
         raise
     return Checked(published, False, folder)
-
-
-def _clear(folder: Path, published: PublishedDraftHead, *, is_new: bool) -> None:
-    """After a failure that trying again does not mend. An interrupted pull keeps what has arrived."""
-    import shutil
-
-    if is_new:
-        shutil.rmtree(folder, ignore_errors=True)
-    for part in published.manifest.files:
-        (folder / f"{part.name}.part").unlink(missing_ok=True)
 
 
 def _check_place(folder: Path, published: PublishedDraftHead) -> None:
@@ -182,29 +175,12 @@ def _check_place(folder: Path, published: PublishedDraftHead) -> None:
         return
     for part in published.manifest.files:
         path = folder / part.name
-        if path.exists() and (path.stat().st_size != part.size or _digest(path) != part.digest):
+        if path.exists() and (path.stat().st_size != part.size or file_digest(path) != part.digest):
             raise UsageError(f"--out: {path} exists and is not a file of this head", "name another folder")
 
 
-def _digest(path: Path) -> str:
-    import hashlib
-
-    with path.open("rb") as file:
-        return "sha256:" + hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _verify_folder(folder: Path, trusted: TrustedKeys, ledger: LedgerClient | None) -> Checked:
-    """Check the head in a folder; without an answer from the ledger, withdrawals stay unknown.
-
-    Raises DraftHeadRefused, FormatError.
-    """
-    evidence = DraftHeadEvidence.read(folder)
-    published = verify_draft_head(evidence, trusted)
-    check_files(published.manifest, folder)
-    return Checked(published, _withdrawn(ledger, published), folder)
-
-
 def _withdrawn(ledger: LedgerClient | None, published: PublishedDraftHead) -> bool | None:
+    """Without an answer from the ledger, withdrawals stay unknown."""
     if ledger is None:
         return None
     try:
@@ -221,19 +197,15 @@ def verified(
 
     Raises DraftHeadRefused, FormatError, KolmError, UsageError.
     """
-    import tempfile
-
     folder = _folder_of(head)
     if folder is not None:
+        published = verify_draft_head(DraftHeadEvidence.read(folder), trusted)
+        check_files(published.manifest, folder)
         with ledger_at(ledger) if ledger else nullcontext() as log:
-            return _verify_folder(folder, trusted, log)
+            return Checked(published, _withdrawn(log, published), folder)
     if ledger is None:
         raise UsageError(f"{head} is not a folder; a reference cannot be checked with --offline")
-    with (
-        registry_at(registry) as client,
-        ledger_at(ledger) as log,
-        tempfile.TemporaryDirectory() as scratch,
-    ):
+    with registry_at(registry) as client, ledger_at(ledger) as log, tempfile.TemporaryDirectory() as scratch:
         checked = pull_head(client, log, trusted, head, base_cid=base_cid, cache=Path(scratch))
         return Checked(checked.head, checked.withdrawn)
 

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from ledger.audit.draft_head_evidence import DraftHeadEvidence
 from ledger.documents.draft_head import THRESHOLD, KScore, kscore_status
@@ -27,6 +27,7 @@ from services.cli.heads.fetch import local_folder
 from services.cli.heads.publish import Publisher
 from services.client.head_folder import HeadFolderInvalid, manifest_of
 from services.client.registry import RegistryClient
+from services.generation.target.errors import TargetError
 from services.generation.target.model_path import HEAD_FOLDER
 
 if TYPE_CHECKING:
@@ -36,16 +37,16 @@ if TYPE_CHECKING:
 
 
 def kscore(
-    head: Annotated[str, typer.Argument(help="A folder with a head, or a reference that is fetched and checked.")],
-    prompts: Annotated[list[Path], typer.Option(metavar="FILE", help="JSON lines with prompt or messages.")],
+    head: Annotated[str, Argument(help="A folder with a head, or a reference that is fetched and checked.")],
+    prompts: Annotated[list[Path], Option(metavar="FILE", help="JSON lines with prompt or messages.")],
     adapters: Annotated[
         list[Path] | None,
-        typer.Option(metavar="DIR", help="An adapter in peft's layout, or a folder of them; repeat it for more."),
+        Option(metavar="DIR", help="An adapter in peft's layout, or a folder of them; repeat it for more."),
     ] = None,
-    limit: Annotated[int, typer.Option(min=1, help="Prompts to take from each file.")] = 16,
-    max_tokens: Annotated[int, typer.Option(min=2, help="Tokens of an answer at most.")] = 64,
+    limit: Annotated[int, Option(min=1, help="Prompts to take from each file.")] = 16,
+    max_tokens: Annotated[int, Option(min=2, help="Tokens of an answer at most.")] = 64,
     model: options.TrainedOn = options.MODEL,
-    record: Annotated[bool, typer.Option("--record/--no-record", help="Sign the scores and keep them.")] = True,
+    record: Annotated[bool, Option("--record/--no-record", help="Sign the scores and keep them.")] = True,
     registry: options.Registry = options.REGISTRY,
     ledger: options.Ledger = options.LEDGER,
     paths: options.Paths = options.PATHS,
@@ -62,16 +63,16 @@ def kscore(
     if "/" in head:
         expect_folder("HEAD", Path(head), HEAD_FOLDER)
 
-    keys, adapted = paths.trusted, adapters_in(adapters or [])
+    keys, adapted = paths.trusted, _adapters_in(adapters or [])
     folder = local_folder(head, keys, registry, ledger, paths.data_dir / "heads")
-    on = loaded(Plan(folder, model, adapted, files, limit, max_tokens))
+    on = _loaded(folder, model, adapted, files, limit, max_tokens)
     if record:
         us = Publisher.load(paths.key("publisher", key), keys, passphrase_file=key_passphrase_file)
         with registry_at(registry) as client, us.explaining():
             client.head(on.head_cid)  # before the measurement: the registry takes no score of a head that is not there
-            scores = recorded(measured(on), client, us.key)
+            scores = _recorded(_measured(on), client, us.key)
     else:
-        scores = measured(on)
+        scores = _measured(on)
     answer(json, [each.document() for each in scores], _scores_view)
 
 
@@ -89,19 +90,7 @@ class Scored:
         return self.score.to_document() | judged
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """A measurement. `adapters` are directories by name; `limit` is the number of prompts from each file."""
-
-    head: Path
-    model: Path
-    adapters: Mapping[str, Path]
-    prompts: tuple[Path, ...]
-    limit: int
-    max_tokens: int
-
-
-def adapters_in(directories: Sequence[Path]) -> dict[str, Path]:
+def _adapters_in(directories: Sequence[Path]) -> dict[str, Path]:
     """Adapters by the names of their directories; a directory of adapters stands for all of them. Raises UsageError."""
     found: dict[str, Path] = {}
     for directory in directories:
@@ -125,32 +114,40 @@ class Loaded:
     max_tokens: int
 
 
-def loaded(plan: Plan) -> Loaded:
-    """Load the target, the head and the prompts. Raises UsageError."""
+def _loaded(
+    folder: Path, model: Path, adapters: Mapping[str, Path], files: tuple[Path, ...], limit: int, max_tokens: int
+) -> Loaded:
+    """Load the target, the head and the prompts, `limit` of each file. Raises UsageError."""
     from services.generation.drafting.heads import HeadError
     from services.generation.drafting.methods import load_head
+    from services.generation.engine.text.tokenizer import Tokenizer
     from services.generation.target.cpu import load_target
-    from services.generation.target.errors import TargetError
     from services.generation.target.probe import measure_profile
+    from services.training.answering import read_prompts
+    from services.training.plan import PromptsInvalid
 
     with stderr_console().status("loading and probing the base"):
         try:
-            target = load_target(plan.model, adapters=plan.adapters)
-            head, manifest = load_head(plan.head, target.config), _manifest(plan.head, target.base_cid)
+            target = load_target(model, adapters=adapters)
+            head, manifest = load_head(folder, target.config), _manifest(folder, target.base_cid)
+            tokenizer, longest = Tokenizer(model), target.config.context_length - max_tokens
+            read = [prompt for path in files for prompt in read_prompts([path], tokenizer, longest)[:limit]]
+        except PromptsInvalid as error:
+            raise UsageError(f"--prompts: {error}") from error
         except (TargetError, HeadError, HeadFolderInvalid, OSError) as error:
             raise UsageError(str(error)) from error
-        prompts = _prompts(plan, target.config.context_length)
-        return Loaded(target, head, manifest.cid, measure_profile(target).cid, prompts, plan.max_tokens)
+        prompts = tuple(prompt.tokens for prompt in read)
+        return Loaded(target, head, manifest.cid, measure_profile(target).cid, prompts, max_tokens)
 
 
-def measured(on: Loaded) -> list[Scored]:
+def _measured(on: Loaded) -> list[Scored]:
     """Scores for the bare base first, then for every adapter. Raises Failed."""
     adapted: list[tuple[str | None, str | None]] = [(None, None)]
     adapted += [(adapter.name, adapter.cid) for adapter in on.target.adapters]
     return [Scored(name, _score(on, name, cid)) for name, cid in adapted]
 
 
-def recorded(scored: Sequence[Scored], registry: RegistryClient, key: Signer) -> list[Scored]:
+def _recorded(scored: Sequence[Scored], registry: RegistryClient, key: Signer) -> list[Scored]:
     """The scores with their places in the ledger, once they are signed and recorded. Raises KolmError."""
     kept = []
     for each in scored:
@@ -167,19 +164,6 @@ def _manifest(folder: Path, base_cid: str) -> DraftHeadManifest:
         return DraftHeadManifest.from_bytes(DraftHeadEvidence.read(folder).manifest)
     except DraftHeadUnlogged:
         return manifest_of(folder, base_cid)
-
-
-def _prompts(plan: Plan, context_length: int) -> tuple[Prompt, ...]:
-    from services.generation.engine.text.tokenizer import Tokenizer
-    from services.training.answering import read_prompts
-    from services.training.plan import PromptsInvalid
-
-    tokenizer, longest = Tokenizer(plan.model), context_length - plan.max_tokens
-    try:
-        files = [read_prompts([path], tokenizer, longest)[: plan.limit] for path in plan.prompts]
-    except PromptsInvalid as error:
-        raise UsageError(f"--prompts: {error}") from error
-    return tuple(prompt.tokens for prompts in files for prompt in prompts)
 
 
 def _score(on: Loaded, name: str | None, adapter_cid: str | None) -> KScore:

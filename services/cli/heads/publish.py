@@ -10,11 +10,10 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, Any
+from typing import IO, TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, Option
 
 from ledger.documents.draft_head import DraftHeadPublication, DraftHeadWithdrawal
 from ledger.documents.manifests import BaseManifest, DraftHeadManifest, NamedFile
@@ -26,13 +25,13 @@ from ledger.keys.signer import Signer, is_device, open_signer
 from services.cli.frame import options
 from services.cli.frame.exits import UsageError
 from services.cli.frame.options import registry_at
-from services.cli.frame.output import answer, remark, stderr_console, transfers
+from services.cli.frame.output import answer, members, remark, stderr_console, transfers
 from services.cli.frame.values import expect_folder, numbers
-from services.cli.frame.views import View
 from services.cli.heads.fetch import Base, Reference, head_document
 from services.client.errors import InvalidArgument
 from services.client.head_folder import CONFIG_FILE, TRAINING_FILE, HeadFolderInvalid, manifest_of, training_of
 from services.client.registry import Head, RegistryClient, upload
+from services.generation.target.errors import TargetError
 from services.generation.target.model_path import HEAD_FOLDER
 
 if TYPE_CHECKING:
@@ -42,20 +41,18 @@ if TYPE_CHECKING:
 def push(
     folder: Annotated[
         Path,
-        typer.Argument(
+        Argument(
             help="A head: config.json, model.safetensors. SafeAILab's, SpecForge's and speculators' layouts are "
             "written in kolm's."
         ),
     ],
-    name: Annotated[str, typer.Option(help="The name to publish it under.")],
+    name: Annotated[str, Option(help="The name to publish it under.")],
     model: options.TrainedOn = options.MODEL,
     feature_layers: Annotated[
-        str | None, typer.Option(metavar="N,N,N", help="Layers that a head in another layout reads, if it says wrong.")
+        str | None, Option(metavar="N,N,N", help="Layers that a head in another layout reads, if it says wrong.")
     ] = None,
-    publisher: Annotated[str | None, typer.Option(help="The publisher's name. Default: the user's name.")] = None,
-    annotate: Annotated[
-        list[str] | None, typer.Option(metavar="KEY=TEXT", help="For the manifest; may be repeated.")
-    ] = None,
+    publisher: Annotated[str | None, Option(help="The publisher's name. Default: the user's name.")] = None,
+    annotate: Annotated[list[str] | None, Option(metavar="KEY=TEXT", help="For the manifest; may be repeated.")] = None,
     registry: options.Registry = options.REGISTRY,
     paths: options.Paths = options.PATHS,
     key: options.PublisherKey = None,
@@ -68,13 +65,9 @@ def push(
 
     us = Publisher.load(paths.key("publisher", key), paths.trusted, passphrase_file=key_passphrase_file)
     notes = _annotations(annotate or [])
-    with (
-        registry_at(registry) as client,
-        us.explaining(),
-        in_own_layout(folder, model, layers) as own,
-    ):
+    with registry_at(registry) as client, us.explaining(), in_own_layout(folder, model, layers) as own:
         pushed = push_head(client, Description(own, model, name, publisher, notes), us.key)
-    document = head_document(pushed.head) | {"created": pushed.created, "sent": list(pushed.sent)}
+    document = head_document(pushed.head) | members(pushed, "created", "sent")
     index = next(each["ledger_index"] for each in document["publications"] if each["name"] == name)
     verb = "published" if pushed.created else "was published already:"
     answer(json, document, lambda head: [f"{verb} {name}, entry {index}", head["head_cid"]])
@@ -84,18 +77,14 @@ def push(
 
 def withdraw(
     reference: Reference,
-    reason: Annotated[str, typer.Option(help="The reason; goes into the log.")],
+    reason: Annotated[str, Option(help="The reason; goes into the log.")],
     base: Base = None,
     registry: options.Registry = options.REGISTRY,
     paths: options.Paths = options.PATHS,
     key: options.PublisherKey = None,
     key_passphrase_file: options.KeyPassphrase = None,
     by_operator: Annotated[
-        bool,
-        typer.Option(
-            "--by-operator",
-            help="An operator signs instead. Default key: <data-dir>/keys/operator.pem.",
-        ),
+        bool, Option("--by-operator", help="An operator signs instead. Default key: <data-dir>/keys/operator.pem.")
     ] = False,
     json: options.Json = False,
 ) -> None:
@@ -104,14 +93,11 @@ def withdraw(
     us = Publisher.load(paths.key(role, key), paths.trusted, role, key_passphrase_file)
     with registry_at(registry) as client, us.explaining():
         found = client.resolve(reference, base_cid=base, include_withdrawn=True)
-        head = withdraw_head(client, found.head_cid, reason, us.key)
+        document = DraftHeadWithdrawal(found.head_cid, reason, timestamp(datetime.now(UTC)))
+        head = client.withdraw(_signed(document, us.key))
     verb = "withdrawn" if found.withdrawal is None else "was withdrawn already"
-    answer(json, head_document(head), partial(_withdrawn_view, verb))
-
-
-def _withdrawn_view(verb: str, head: dict[str, Any]) -> View:
-    withdrawal = head["withdrawal"]
-    return [f"{verb}, entry {withdrawal['ledger_index']}: {withdrawal['reason']}", head["head_cid"]]
+    said = f"{verb}, entry {{ledger_index}}: {{reason}}"
+    answer(json, head_document(head), lambda head: [said.format(**head["withdrawal"]), head["head_cid"]])
 
 
 def _annotations(words: list[str]) -> dict[str, str]:
@@ -176,11 +162,6 @@ def push_head(registry: RegistryClient, head: Description, key: Signer) -> Pushe
     return Pushed(published, created, tuple(sent))
 
 
-def withdraw_head(registry: RegistryClient, head_cid: str, reason: str, key: Signer) -> Head:
-    """Raises UsageError, KolmError."""
-    return registry.withdraw(_signed(DraftHeadWithdrawal(head_cid, reason, timestamp(datetime.now(UTC))), key))
-
-
 def _signed(document: DraftHeadPublication | DraftHeadWithdrawal, key: Signer) -> bytes:
     try:
         return sign_document(document, key).to_bytes()
@@ -190,7 +171,6 @@ def _signed(document: DraftHeadPublication | DraftHeadWithdrawal, key: Signer) -
 
 def _describe_base(model: Path) -> BaseManifest:
     """The manifest of a model. Raises UsageError."""
-    from services.generation.target.errors import TargetError
     from services.generation.target.identity import FileDigests, base_manifest
 
     if not model.exists():
@@ -225,7 +205,6 @@ def _check_fits(head: Description) -> None:
     from services.generation.drafting.heads import HeadError
     from services.generation.drafting.methods import load_head
     from services.generation.target.config.config import read_config
-    from services.generation.target.errors import TargetError
     from services.generation.target.without_torch import spare_torch
 
     spare_torch()
@@ -330,7 +309,6 @@ def convert(source: Path, out: Path, model: Path, feature_layers: tuple[int, ...
     from services.generation.drafting.heads import HeadError, check_base
     from services.generation.drafting.methods import load_head
     from services.generation.target.config.config import read_config
-    from services.generation.target.errors import TargetError
     from services.runtime.process import reason
 
     try:

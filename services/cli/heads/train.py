@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from typer import Argument, Option
 
 from services.cli.frame import options
 from services.cli.frame.exits import INTERRUPTED, Failed, UsageError
@@ -18,6 +19,7 @@ from services.cli.frame.output import answer, bars, remark
 from services.cli.frame.process import stop_signals
 from services.cli.frame.values import expect_files, expect_folder, expect_new, numbers
 from services.cli.frame.views import Column, View, table
+from services.generation.target.errors import TargetError
 from services.generation.target.model_path import HEAD_FOLDER
 
 if TYPE_CHECKING:
@@ -31,8 +33,8 @@ if TYPE_CHECKING:
 class LengthOptions:
     """The length of the"""
 
-    minutes: Annotated[float | None, typer.Option(help="Minutes of training; the learning rate follows them.")] = None
-    steps: Annotated[int | None, typer.Option(min=1, help="Steps instead of minutes; reproducible to the bit.")] = None
+    minutes: Annotated[float | None, Option(help="Minutes of training; the learning rate follows them.")] = None
+    steps: Annotated[int | None, Option(min=1, help="Steps instead of minutes; reproducible to the bit.")] = None
 
     def check(self) -> None:
         """Raises UsageError."""
@@ -52,12 +54,10 @@ class LengthOptions:
 class AnswerOptions:
     """The base's answers, which the head learns from."""
 
-    answering_minutes: Annotated[float | None, typer.Option(min=0, help="Minutes at most for the base's answers.")] = (
-        None
-    )
-    temperatures: Annotated[str, typer.Option(help="Of the answers; prompts take them in turns.")] = "0,0.7,0,1"
-    max_tokens: Annotated[int, typer.Option(min=2, help="Tokens of an answer at most.")] = 256
-    held_out: Annotated[float, typer.Option(help="Share of the prompts kept for the measurement.")] = 0.05
+    answering_minutes: Annotated[float | None, Option(min=0, help="Minutes at most for the base's answers.")] = None
+    temperatures: Annotated[str, Option(help="Of the answers; prompts take them in turns.")] = "0,0.7,0,1"
+    max_tokens: Annotated[int, Option(min=2, help="Tokens of an answer at most.")] = 256
+    held_out: Annotated[float, Option(help="Share of the prompts kept for the measurement.")] = 0.05
 
     @property
     def heats(self) -> tuple[float, ...]:
@@ -81,15 +81,12 @@ class AnswerOptions:
 class SizeOptions:
     """Sizes of the head, where they do not follow from the base."""
 
-    feature_layers: Annotated[str | None, typer.Option(help="Layers whose features it reads. Default: 2,n/2,n-3.")] = (
-        None
-    )
+    feature_layers: Annotated[str | None, Option(help="Layers whose features it reads. Default: 2,n/2,n-3.")] = None
     draft_vocabulary: Annotated[
-        int | None,
-        typer.Option(min=1, help="Tokens that it can draft. Default: at most 32000, or those of --start-from."),
+        int | None, Option(min=1, help="Tokens that it can draft. Default: at most 32000, or those of --start-from.")
     ] = None
-    intermediate: Annotated[int | None, typer.Option(min=1, help="Width of its MLP. Default: the base's.")] = None
-    layers: Annotated[int | None, typer.Option(min=1, help="Layers of a block head. Default: 2.")] = None
+    intermediate: Annotated[int | None, Option(min=1, help="Width of its MLP. Default: the base's.")] = None
+    layers: Annotated[int | None, Option(min=1, help="Layers of a block head. Default: 2.")] = None
 
     def chosen(self) -> dict[str, Any] | None:
         """Members of `services.training.plan.HeadSizes`. Raises UsageError."""
@@ -107,11 +104,11 @@ class SizeOptions:
 class LessonOptions:
     """Draft steps and passes of the"""
 
-    unroll: Annotated[int, typer.Option(min=1, help="Draft steps that are unrolled, or the tokens of a block.")] = 7
-    decay: Annotated[float, typer.Option(help="Weight of a draft step relative to the one before it.")] = 0.8
-    starts: Annotated[int, typer.Option(min=1, help="Draft starts in one pass; more of them need more memory.")] = 256
-    passes: Annotated[int, typer.Option(min=1, help="Passes in an optimiser step.")] = 1
-    rate: Annotated[float, typer.Option(help="Learning rate of matrices; that of the rest is a tenth of it.")] = 0.02
+    unroll: Annotated[int, Option(min=1, help="Draft steps that are unrolled, or the tokens of a block.")] = 7
+    decay: Annotated[float, Option(help="Weight of a draft step relative to the one before it.")] = 0.8
+    starts: Annotated[int, Option(min=1, help="Draft starts in one pass; more of them need more memory.")] = 256
+    passes: Annotated[int, Option(min=1, help="Passes in an optimiser step.")] = 1
+    rate: Annotated[float, Option(help="Learning rate of matrices; that of the rest is a tenth of it.")] = 0.02
 
     def check(self) -> None:
         """Raises UsageError."""
@@ -132,30 +129,30 @@ LENGTH, ANSWERS, SIZES, LESSON = LengthOptions(), AnswerOptions(), SizeOptions()
 def train(
     base: Annotated[
         Path,
-        typer.Argument(
+        Argument(
             metavar="BASE", callback=options.found_model, help="The model whose tokens the head learns to predict."
         ),
     ],
-    prompts: Annotated[list[Path], typer.Option(help="JSON lines with prompt or messages; repeat it for more files.")],
-    out: Annotated[Path, typer.Option(help="Folder for the head; must not exist.")],
+    prompts: Annotated[list[Path], Option(help="JSON lines with prompt or messages; repeat it for more files.")],
+    out: Annotated[Path, Option(help="Folder for the head; must not exist.")],
     kind: Annotated[
-        Literal["eagle3", "block"], typer.Option(help="Drafts a token at a time, or a block in one pass.")
+        Literal["eagle3", "block"], Option(help="Drafts a token at a time, or a block in one pass.")
     ] = "eagle3",
-    work: Annotated[Path | None, typer.Option(help="Answers and checkpoints. Default: <out>.work.")] = None,
+    work: Annotated[Path | None, Option(help="Answers and checkpoints. Default: <out>.work.")] = None,
     length: LengthOptions = LENGTH,
     answers: AnswerOptions = ANSWERS,
     sizes: SizeOptions = SIZES,
     lesson: LessonOptions = LESSON,
     start_from: Annotated[
-        Path | None, typer.Option(help="A head to start from; the tokens that it can draft are chosen anew.")
+        Path | None, Option(help="A head to start from; the tokens that it can draft are chosen anew.")
     ] = None,
     precision: Annotated[
         Literal["bfloat16", "float32"] | None,
-        typer.Option(help="Precision of the matrix products. Default: the faster one on this device."),
+        Option(help="Precision of the matrix products. Default: the faster one on this device."),
     ] = None,
-    recompute: Annotated[bool, typer.Option("--recompute", help="Keep no features on disk, which is slower.")] = False,
-    device: Annotated[str | None, typer.Option(help="cpu or cuda. Default: cuda where there is one.")] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the split, of the answers' sampling and of the order.")] = 0,
+    recompute: Annotated[bool, Option("--recompute", help="Keep no features on disk, which is slower.")] = False,
+    device: Annotated[str | None, Option(help="cpu or cuda. Default: cuda where there is one.")] = None,
+    seed: Annotated[int, Option(help="Seed of the split, of the answers' sampling and of the order.")] = 0,
     json: options.Json = False,
 ) -> None:
     """Train a head: the base answers prompts, the head learns to predict it. Ctrl-C saves; the same command goes on."""
@@ -202,7 +199,6 @@ def run(job: Job, device: str | None) -> dict[str, Measured] | None:
         UsageError, Failed: what does not fit, or what ran out; the message says what to do.
     """
     from services.generation.drafting.heads import HeadError
-    from services.generation.target.errors import TargetError
     from services.training.plan import DiskFull, TrainingError
     from services.training.run import train_head
     from services.training.trainer import training_device

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+from typer import Option
 
 from ledger.documents.erasure import Erasure, Expiry, Retention, in_force
 from ledger.documents.signed_document import open_document, sign_document
 from ledger.encoding.text_forms import timestamp
-from ledger.keys.signer import Signer
 from services.cli.frame import options
 from services.cli.frame.exits import UsageError
 from services.cli.frame.options import ledger_at
@@ -22,20 +20,19 @@ from services.cli.ledger.receipt_files import find
 from services.cli.trust import load_trusted
 from services.cli.trust import operator_key as load_operator_key
 from services.client import LedgerClient
-from services.client.ledger.log import ReceiptEntry
 from services.client.ledger.verified import VerifiedLedger
 
 
 def erase(
     receipt: options.Receipt,
     reason: Annotated[
-        str | None, typer.Option(help="The reason; goes into the log for good, and everybody can read it.")
+        str | None, Option(help="The reason; goes into the log for good, and everybody can read it.")
     ] = None,
     as_tenant: Annotated[
-        bool, typer.Option("--as-tenant", help="Ask with a token of the receipt's tenant; the log signs that you did.")
+        bool, Option("--as-tenant", help="Ask with a token of the receipt's tenant; the log signs that you did.")
     ] = False,
     operator_key: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The operator's key. Default: <data-dir>/keys/operator.pem.")
+        Path | None, Option(metavar="FILE", help="The operator's key. Default: <data-dir>/keys/operator.pem.")
     ] = None,
     key_passphrase_file: options.KeyPassphrase = None,
     ledger: options.Ledger = options.LEDGER,
@@ -45,28 +42,28 @@ def erase(
     """Erase the token ids and salts of a receipt, with a signed record of that in the log. Cannot be undone."""
     if as_tenant == (reason is not None):
         raise UsageError("expected --reason, of an operator, or --as-tenant, which states none")
-    keys = paths.trusted
     with ledger_at(ledger) as client:
         found = find(client, receipt).receipt
+        checking = VerifiedLedger(client, load_trusted(paths.trusted)) if paths.trusted.is_dir() else None
         if reason is None:
-            erased = erase_own(client, found, keys)
+            erased = (checking or client).erase_own(found.receipt_id)
         else:
-            signing = load_operator_key(paths.key("operator", operator_key), keys, key_passphrase_file, client)
-            erased = erase_content(client, found, signing, reason, keys)
-    said = (
-        f"erased the content of {erased.receipt_id} (entry {erased.receipt_index}); "
-        f"the erasure is entry {erased.erasure_index}{', proven' if erased.proven else ''}"
-    )
-    answer(json, asdict(erased), lambda _: said)
+            signing = load_operator_key(paths.key("operator", operator_key), paths.trusted, key_passphrase_file, client)
+            document = Erasure(found.receipt_id, found.index, reason, timestamp(datetime.now(UTC)))
+            erased = (checking or client).erase(sign_document(document, signing).to_bytes())
+    proven = checking is not None  # there were keys to check the ledger's answer with
+    places = {"receipt_id": found.receipt_id, "receipt_index": found.index, "erasure_index": erased.index}
+    said = f"erased the content of {found.receipt_id} (entry {found.index}); the erasure is entry {erased.index}"
+    answer(json, places | {"proven": proven}, lambda _: f"{said}{', proven' if proven else ''}")
 
 
 def retention(
     days: Annotated[
-        int | None, typer.Option(min=1, max=36_500, help="Keep contents this many days from a receipt's issue.")
+        int | None, Option(min=1, max=36_500, help="Keep contents this many days from a receipt's issue.")
     ] = None,
-    forever: Annotated[bool, typer.Option("--forever", help="Keep them without limit.")] = False,
+    forever: Annotated[bool, Option("--forever", help="Keep them without limit.")] = False,
     tenant: Annotated[
-        str | None, typer.Option(help="For this tenant. Default: for all that have no policy of their own.")
+        str | None, Option(help="For this tenant. Default: for all that have no policy of their own.")
     ] = None,
     operator_key: options.OperatorKey = None,
     key_passphrase_file: options.KeyPassphrase = None,
@@ -84,53 +81,15 @@ def retention(
         if days is None and not forever:
             if tenant is not None:
                 raise UsageError("--tenant: is whom a policy is for; expected --days N or --forever beside it")
-            return answer(json, retention_state(client, keys), _state_view)
+            return answer(json, _retention_state(client, keys), _state_view)
         signing = load_operator_key(paths.key("operator", operator_key), keys, key_passphrase_file, client)
-        policy = set_retention(client, tenant, days, signing, keys)
+        document = Retention(tenant, days, timestamp(datetime.now(UTC)))
+        appended = VerifiedLedger(client, load_trusted(keys)).append(sign_document(document, signing).to_bytes())
     kept = f"contents of {_whose(tenant)} are kept {_how_long(days)}"
-    answer(json, policy, lambda made: f"entry {made['index']}: {kept}")
+    answer(json, _policy(appended.index, document), lambda made: f"entry {made['index']}: {kept}")
 
 
-@dataclass(frozen=True, slots=True)
-class Erased:
-    """The entries of a receipt and of its erasure; `proven` if there were keys to check the ledger's answer with."""
-
-    receipt_id: str
-    receipt_index: int
-    erasure_index: int
-    proven: bool
-
-
-def erase_content(ledger: LedgerClient, receipt: ReceiptEntry, key: Signer, reason: str, trusted: Path) -> Erased:
-    """Returns once the content is gone. Raises KolmError, FormatError, ProofError if the answer does not hold."""
-    document = Erasure(receipt.receipt_id, receipt.index, reason, timestamp(datetime.now(UTC)))
-    envelope = sign_document(document, key).to_bytes()
-    proving = trusted.is_dir()
-    answer = VerifiedLedger(ledger, load_trusted(trusted)).erase(envelope) if proving else ledger.erase(envelope)
-    return Erased(receipt.receipt_id, receipt.index, answer.index, proving)
-
-
-def erase_own(ledger: LedgerClient, receipt: ReceiptEntry, trusted: Path) -> Erased:
-    """The same for the receipt's tenant, by its token. Raises KolmError, LedgerError if the answer does not hold."""
-    proving = trusted.is_dir()
-    asked = VerifiedLedger(ledger, load_trusted(trusted)) if proving else ledger
-    return Erased(receipt.receipt_id, receipt.index, asked.erase_own(receipt.receipt_id).index, proving)
-
-
-def set_retention(
-    ledger: LedgerClient, tenant: str | None, days: int | None, key: Signer, trusted: Path
-) -> dict[str, Any]:
-    """The policy, once it stands in the log; `days` None is without limit, `tenant` None all without one of their own.
-
-    Raises KolmError, LedgerError.
-    """
-    document = Retention(tenant, days, timestamp(datetime.now(UTC)))
-    envelope = sign_document(document, key).to_bytes()
-    appended = VerifiedLedger(ledger, load_trusted(trusted)).append(envelope)
-    return _policy(appended.index, document)
-
-
-def retention_state(ledger: LedgerClient, trusted: Path) -> dict[str, Any]:
+def _retention_state(ledger: LedgerClient, trusted: Path) -> dict[str, Any]:
     """The policies in force, the general one first, and the newest expiry of each with its index.
 
     Raises KolmError, and LedgerError for an entry that is not signed by a trusted key.

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, BinaryIO, Literal
+from typing import Annotated, Literal
 
-import typer
+from typer import Argument, Option
 
 from ledger.bundle.draft_heads import draft_head_file, draft_heads_named
 from ledger.bundle.folder import BundleFolder, add_file, archive, unpack
@@ -33,23 +33,21 @@ from services.client.registry import RegistryClient
 def export(
     path: Annotated[
         Path,
-        typer.Argument(
+        Argument(
             help="A new folder, .tar.gz or .tar, or (with --receipt) a .tlog-proof file. For tiles a folder, new or "
             "written by this command before."
         ),
     ],
     format_name: Annotated[
         Literal["bundle", "tiles"],
-        typer.Option("--format", help="A bundle, or the log as C2SP tlog-tiles for any web server: only what is new."),
+        Option("--format", help="A bundle, or the log as C2SP tlog-tiles for any web server: only what is new."),
     ] = "bundle",
     receipt: Annotated[
-        list[str] | None, typer.Option("--receipt", help="Only these receipts, with the entries to verify them.")
+        list[str] | None, Option("--receipt", help="Only these receipts, with the entries to verify them.")
     ] = None,
-    start: Annotated[int | None, typer.Option(min=0, help="Only entries from this index on.")] = None,
-    end: Annotated[int | None, typer.Option(min=0, help="Only entries before this index.")] = None,
-    content: Annotated[
-        bool, typer.Option("--content", help="Include prompts and outputs that are not erased.")
-    ] = False,
+    start: Annotated[int | None, Option(min=0, help="Only entries from this index on.")] = None,
+    end: Annotated[int | None, Option(min=0, help="Only entries before this index.")] = None,
+    content: Annotated[bool, Option("--content", help="Include prompts and outputs that are not erased.")] = False,
     ledger: options.Ledger = options.LEDGER,
     registry: options.Registry = options.REGISTRY,
     json: options.Json = False,
@@ -78,14 +76,6 @@ def export(
     for absent in missing:
         remark((Styled("not in the bundle:", "yellow"), f" {absent}"))
     remark(f"wrote {path}")
-
-
-def _write_tiles(folder: Path, ledger: str, json: bool) -> None:
-    from dataclasses import asdict
-
-    written = write_tiles(folder, ledger)
-    new = written.size - written.before
-    answer(json, asdict(written), lambda _: f"{folder} stands at {written.size} entries, {new} of them new")
 
 
 TAR_GZ, TAR = (".tar.gz", ".tgz"), (".tar",)
@@ -123,7 +113,14 @@ def export_bundle_to(path: Path, ledger: str, registry: str, wanted: BundleReque
     Returns, in words, which manifests are missing and why. Raises KolmError, Failed, FormatError, StoreError.
     """
     with draft_of(path) as draft:
-        _download(draft, ledger, wanted)
+        with (
+            ledger_at(ledger) as client,
+            draft.open("wb") as file,
+            client.export(
+                wanted.receipts, start_index=wanted.start, end_index=wanted.end, include_content=wanted.content
+            ) as pieces,
+        ):
+            file.writelines(pieces)
         with tempfile.TemporaryDirectory(dir=draft.parent, prefix=".export.") as folder:
             unpacked = BundleFolder(Path(folder) / "bundle")
             unpacked.folder.mkdir()
@@ -133,25 +130,11 @@ def export_bundle_to(path: Path, ledger: str, registry: str, wanted: BundleReque
                 add_file(unpacked.folder, BundleFile(TRANSCRIPT, wanted.transcript))
             if path.name.endswith(ARCHIVES):
                 with draft.open("wb") as out:
-                    _pack(unpacked, path.name, out)
+                    out.writelines(archive(unpacked.files(), compressed=path.name.endswith(TAR_GZ)))
                 os.replace(draft, path)
             else:
                 os.replace(unpacked.folder, path)
     return absent
-
-
-def _download(draft: Path, ledger: str, wanted: BundleRequest) -> None:
-
-    with ledger_at(ledger) as client:
-        pieces = client.export(
-            wanted.receipts, start_index=wanted.start, end_index=wanted.end, include_content=wanted.content
-        )
-        with draft.open("wb") as file, pieces:
-            file.writelines(pieces)
-
-
-def _pack(bundle: BundleFolder, name: str, out: BinaryIO) -> None:
-    out.writelines(archive(bundle.files(), compressed=name.endswith(TAR_GZ)))
 
 
 def _add_manifests(bundle: BundleFolder, registry: str) -> tuple[str, ...]:
@@ -220,36 +203,21 @@ def draft_of(path: Path) -> Iterator[Path]:
         draft.unlink(missing_ok=True)
 
 
-@dataclass(frozen=True, slots=True)
-class WrittenTiles:
-    """How many entries the folder showed before, and shows now."""
-
-    before: int
-    size: int
-
-
-def write_tiles(folder: Path, ledger: str) -> WrittenTiles:
+def _write_tiles(folder: Path, ledger: str, json: bool) -> None:
     """Raises ProofError for a log that does not extend what the folder shows, which then stays as it is; UsageError,
     KolmError, FormatError, NotFound, StoreError.
     """
     tiles = TileFolder(folder)
     published = tiles.published()
-    _check_own(folder)
-    with ledger_at(ledger) as client:
-        checkpoint = _newest(client, published.size)
-
-        def entries() -> Iterator[bytes]:
-            with client.watch(published.start) as watched:
-                for each in watched:
-                    yield each.entry
-
-        tiles.write(export_tiles(entries(), checkpoint.note, published))
-    return WrittenTiles(published.size, checkpoint.tree_size)
-
-
-def _check_own(folder: Path) -> None:
     if folder.exists() and any(each.name.lstrip(".") not in (CHECKPOINT, "tile") for each in folder.iterdir()):
         raise UsageError(f"{folder} holds other files than tiles", "name a new or empty folder")
+    with ledger_at(ledger) as client:
+        checkpoint = _newest(client, published.size)
+        with client.watch(published.start) as watched:
+            tiles.write(export_tiles((each.entry for each in watched), checkpoint.note, published))
+    written = {"before": published.size, "size": checkpoint.tree_size}  # entries that the folder shows
+    new = checkpoint.tree_size - published.size
+    answer(json, written, lambda _: f"{folder} stands at {checkpoint.tree_size} entries, {new} of them new")
 
 
 def _newest(client: LedgerClient, size: int) -> SignedCheckpoint:

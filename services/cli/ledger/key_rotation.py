@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, Option
 
 from ledger.documents.key_entry import KeyEntry
 from ledger.documents.signed_document import read_document, sign_rotation
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 
 
 def rotate_key(
-    role: Annotated[str, typer.Argument(help="receipts, log, auditor, operator or publisher.")],
+    role: Annotated[str, Argument(help="receipts, log, auditor, operator or publisher.")],
     paths: options.Paths = options.PATHS,
     key_file: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             "--key-file",
             metavar="FILE|URI",
             help="The private key to replace, a file or a PKCS#11 URI. Default: <data-dir>/keys/<role>.pem.",
@@ -45,18 +45,17 @@ def rotate_key(
     ] = None,
     new_key: Annotated[
         Path | None,
-        typer.Option(metavar="FILE|URI", help="The key that follows, made before; one in a device has to be named."),
+        Option(metavar="FILE|URI", help="The key that follows, made before; one in a device has to be named."),
     ] = None,
     log_key: Annotated[
-        Path | None, typer.Option(metavar="FILE|URI", help="The log's key. Default: <data-dir>/keys/log.pem.")
+        Path | None, Option(metavar="FILE|URI", help="The log's key. Default: <data-dir>/keys/log.pem.")
     ] = None,
     by_operator: Annotated[
-        bool,
-        typer.Option("--by-operator", help="Operators sign in the place of the old key, if that was lost or stolen."),
+        bool, Option("--by-operator", help="Operators sign in the place of the old key, if that was lost or stolen.")
     ] = False,
     operator_key: Annotated[
         list[Path] | None,
-        typer.Option(
+        Option(
             "--operator-key",
             help="An operator's private key, for --by-operator; repeat it until operator.threshold is met. "
             "Default: <data-dir>/keys/operator.pem.",
@@ -64,10 +63,10 @@ def rotate_key(
     ] = None,
     key_passphrase_file: options.KeyPassphrase = None,
     database_url: Annotated[
-        str | None, typer.Option(envvar="KOLM_LEDGER_DATABASE_URL", help="Default: <data-dir>/ledger.sqlite3.")
+        str | None, Option(envvar="KOLM_LEDGER_DATABASE_URL", help="Default: <data-dir>/ledger.sqlite3.")
     ] = None,
     guard_url: Annotated[
-        str | None, typer.Option(envvar="KOLM_LEDGER_GUARD_URL", help="Default: <data-dir>/guard.sqlite3.")
+        str | None, Option(envvar="KOLM_LEDGER_GUARD_URL", help="Default: <data-dir>/guard.sqlite3.")
     ] = None,
     json: options.Json = False,
 ) -> None:

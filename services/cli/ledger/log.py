@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from typer import Option
 
 from ledger.audit.log_verification import Report, verify_log
 from ledger.audit.obligation_fold import ObligationFold
@@ -51,7 +52,7 @@ def verify(
     database: options.Database = None,
     depth: Annotated[
         Depth | None,
-        typer.Option(
+        Option(
             "--depth",
             help="Check the database itself, stopped or running, by default the one in <data-dir>: quick, that head, "
             "tiles and guard agree; structure, every row too; deep, every hash, signature and content too.",
@@ -59,13 +60,11 @@ def verify(
     ] = None,
     guard: Annotated[
         str | None,
-        typer.Option(
-            "--guard", metavar="FILE|URL", help="The guard, for --depth. Default: guard.sqlite3 beside the file."
-        ),
+        Option("--guard", metavar="FILE|URL", help="The guard, for --depth. Default: guard.sqlite3 beside the file."),
     ] = None,
     content_keys: Annotated[
         str | None,
-        typer.Option(
+        Option(
             "--content-keys",
             metavar="FILE|URL",
             help="The keys of the contents, for --depth deep. Default: content-keys/keys.sqlite3 beside the file.",
@@ -73,7 +72,7 @@ def verify(
     ] = None,
     obligations: Annotated[
         bool,
-        typer.Option(
+        Option(
             "--obligations",
             help="Recompute, too, which receipts had to be replayed. Exit code 3 if a verdict is overdue or late, a "
             "draw is over another log, or a document is dated ahead.",
@@ -151,7 +150,7 @@ def head(
     ledger: options.Ledger = options.LEDGER,
     paths: options.Paths = options.PATHS,
     note: Annotated[
-        bool, typer.Option("--note", help="Only the signed note, byte for byte, for `kolm verify --checkpoint`.")
+        bool, Option("--note", help="Only the signed note, byte for byte, for `kolm verify --checkpoint`.")
     ] = False,
     json: options.Json = False,
 ) -> None:

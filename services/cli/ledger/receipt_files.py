@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from itertools import islice
@@ -22,6 +22,7 @@ from services.cli.frame.process import awaited
 from services.cli.frame.values import require_writable_new_file
 from services.client import LedgerClient, Message, Receipt
 from services.client.errors import KolmError, NotFound
+from services.client.ledger.ledger import newest_receipts
 from services.client.ledger.log import ReceiptDetails, ReceiptEntry
 
 if TYPE_CHECKING:
@@ -124,53 +125,24 @@ def _problem(check: Callable[[], object]) -> str | None:
     return None
 
 
-@dataclass(frozen=True, slots=True)
-class SearchResult:
-    """The receipts, the newest last; `proven_in` is the size of the tree that all of them are proven to be in."""
-
-    receipts: list[ReceiptEntry]
-    proven_in: int | None
+def newest(ledger: LedgerClient, narrow: ReceiptFilter, limit: int) -> Sequence[ReceiptEntry]:
+    """The newest that match, the newest last: the ledger's answer, unproven."""
+    return newest_receipts(ledger.receipts, narrow, ledger.checkpoint().tree_size, limit).receipts[::-1]
 
 
-def search(ledger: LedgerClient, narrow: ReceiptFilter, limit: int) -> SearchResult:
-    """The ledger's answer, unproven."""
-
-    def believed(window: ReceiptFilter) -> Iterator[ReceiptEntry]:
-        return (receipt for page in ledger.receipt_pages(window) for receipt in page.receipts)
-
-    return SearchResult(newest_receipts(believed, narrow, limit, ledger.checkpoint().tree_size), None)
-
-
-def proven_search(
+def newest_proven(
     ledger: LedgerClient, narrow: ReceiptFilter, limit: int, trusted: Path, remember: Path | None, *, complete: bool
-) -> SearchResult:
-    """The part that the ledger can prove. Raises UsageError if there are no keys to check with, LedgerError."""
+) -> tuple[Sequence[ReceiptEntry], int]:
+    """The part that the ledger can prove, and the size of the tree that they are proven to be in. If `complete`, they
+    are proven to be the newest. Raises UsageError if there are no keys to check with, LedgerError.
+    """
     from services.cli.trust import load_trusted
     from services.client.ledger.verified import RememberedCheckpoint, VerifiedLedger
 
     proving = VerifiedLedger(ledger, load_trusted(trusted), RememberedCheckpoint(remember))
     size = proving.head().size
-    found = newest_receipts(partial(proving.receipts, complete=complete), narrow, limit, size)
-    return SearchResult(found, proving.head().size)
-
-
-def newest_receipts(
-    list_: Callable[[ReceiptFilter], Iterable[ReceiptEntry]], narrow: ReceiptFilter, limit: int, size: int
-) -> list[ReceiptEntry]:
-    """Up to `limit` matches among the first `size` entries, the newest last.
-
-    Looks at ever longer ends of the log until there are enough. If `list_` proves that it left nothing out, the result
-    is proven to be the newest.
-    """
-    lowest = narrow.min_index or 0
-    end = size if narrow.max_index is None else min(size, narrow.max_index + 1)
-    window = 4 * limit
-    while True:
-        start = max(lowest, end - window)
-        found = list(list_(replace(narrow, min_index=start, max_index=max(end - 1, 0))))
-        if len(found) >= limit or start == lowest:
-            return found[-limit:]
-        window *= 8
+    found = newest_receipts(partial(proving.receipts, complete=complete), narrow, size, limit)
+    return found.receipts[::-1], proving.head().size
 
 
 def export_receipt(ledger: LedgerClient, named: str, path: Path) -> str:

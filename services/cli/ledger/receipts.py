@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from json import loads
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from typer import Argument, Option
 
 from ledger.log.receipt_filter import ReceiptFilter
 from services.cli.frame import exits, options
@@ -28,25 +29,23 @@ if TYPE_CHECKING:
 class Filters:
     """Which receipts to list: those that match every one that is given."""
 
-    tenant: Annotated[str | None, typer.Option(help="Only those of this tenant.")] = None
-    method: Annotated[str | None, typer.Option(help="Only those served with this method.")] = None
-    base: Annotated[str | None, typer.Option(metavar="CID", help="Only those of this base.")] = None
-    head: Annotated[str | None, typer.Option(metavar="CID", help="Only those that used this draft head.")] = None
-    adapter: Annotated[str | None, typer.Option(metavar="CID", help="Only those with this adapter.")] = None
-    profile: Annotated[str | None, typer.Option(metavar="CID", help="Only those of this numerics profile.")] = None
+    tenant: Annotated[str | None, Option(help="Only those of this tenant.")] = None
+    method: Annotated[str | None, Option(help="Only those served with this method.")] = None
+    base: Annotated[str | None, Option(metavar="CID", help="Only those of this base.")] = None
+    head: Annotated[str | None, Option(metavar="CID", help="Only those that used this draft head.")] = None
+    adapter: Annotated[str | None, Option(metavar="CID", help="Only those with this adapter.")] = None
+    profile: Annotated[str | None, Option(metavar="CID", help="Only those of this numerics profile.")] = None
     outcome: Annotated[
-        str | None,
-        typer.Option(metavar="EXACT|DEVIATION|…", help="Only those whose newest verdict is this one."),
+        str | None, Option(metavar="EXACT|DEVIATION|…", help="Only those whose newest verdict is this one.")
     ] = None
-    since: Annotated[str | None, typer.Option(metavar="TIME", help="Only those issued then or later; UTC.")] = None
-    until: Annotated[str | None, typer.Option(metavar="TIME", help="Only those issued before this time; UTC.")] = None
-    first: Annotated[int | None, typer.Option(min=0, metavar="ENTRY", help="From this entry of the log on.")] = None
-    last: Annotated[int | None, typer.Option(min=0, metavar="ENTRY", help="Up to this entry of the log.")] = None
+    since: Annotated[str | None, Option(metavar="TIME", help="Only those issued then or later; UTC.")] = None
+    until: Annotated[str | None, Option(metavar="TIME", help="Only those issued before this time; UTC.")] = None
+    first: Annotated[int | None, Option(min=0, metavar="ENTRY", help="From this entry of the log on.")] = None
+    last: Annotated[int | None, Option(min=0, metavar="ENTRY", help="Up to this entry of the log.")] = None
     commitment: Annotated[
-        str | None,
-        typer.Option(metavar="sha256:HEX", help="Only those that commit to this prompt or output."),
+        str | None, Option(metavar="sha256:HEX", help="Only those that commit to this prompt or output.")
     ] = None
-    request_id: Annotated[str | None, typer.Option(help="Only those of this request.")] = None
+    request_id: Annotated[str | None, Option(help="Only those of this request.")] = None
 
     def narrow(self) -> ReceiptFilter:
         """Raises UsageError for an invalid time."""
@@ -71,46 +70,42 @@ ANY = Filters()
 
 
 def list_(
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="How many; the newest is last.")] = 20,
+    limit: Annotated[int, Option("--limit", "-n", min=1, help="How many; the newest is last.")] = 20,
     filters: Filters = ANY,
     prove: Annotated[
-        bool, typer.Option("--prove", help="Check that each is signed and in the signed log. Exit code 3 if not.")
+        bool, Option("--prove", help="Check that each is signed and in the signed log. Exit code 3 if not.")
     ] = False,
-    complete: Annotated[
-        bool, typer.Option("--complete", help="Check as well that none of the newest was left out.")
-    ] = False,
+    complete: Annotated[bool, Option("--complete", help="Check as well that none of the newest was left out.")] = False,
     remember: options.Remember = None,
     ledger: options.Ledger = options.LEDGER,
     paths: options.Paths = options.PATHS,
     json: options.Json = False,
 ) -> None:
     """List the newest receipts that match every filter."""
-    from services.cli.ledger.receipt_files import proven_search, search
+    from services.cli.ledger.receipt_files import newest, newest_proven
 
     narrow = filters.narrow()
     with ledger_at(ledger) as client:
         if prove or complete or remember is not None:
-            keys = paths.trusted
-            found = proven_search(client, narrow, limit, keys, remember, complete=complete)
+            found, size = newest_proven(client, narrow, limit, paths.trusted, remember, complete=complete)
         else:
-            found = search(client, narrow, limit)
+            found, size = newest(client, narrow, limit), None
 
-    answer(json, [_listed(each) for each in found.receipts], _list_view)
-    if found.proven_in is not None:
-        proven = f" {len(found.receipts)} receipts, each signed and in the signed log of {found.proven_in} entries"
+    answer(json, [_listed(each) for each in found], _list_view)
+    if size is not None:
+        proven = f" {len(found)} receipts, each signed and in the signed log of {size} entries"
         remark((MARKS[True], proven, ", and none of the newest was left out" if complete else ""))
 
 
 def export(
     receipt: options.Receipt,
-    path: Annotated[Path, typer.Argument(help="The file to write; it must not exist.")],
+    path: Annotated[Path, Argument(help="The file to write; it must not exist.")],
     format_name: Annotated[
-        Literal["file", "cose"],
-        typer.Option("--format", help="A receipt file, or a SCITT transparent statement."),
+        Literal["file", "cose"], Option("--format", help="A receipt file, or a SCITT transparent statement.")
     ] = "file",
     key: Annotated[
         Path | None,
-        typer.Option(help="The key that signs a statement, or a PKCS#11 URI. Default: <data-dir>/keys/receipts.pem."),
+        Option(help="The key that signs a statement, or a PKCS#11 URI. Default: <data-dir>/keys/receipts.pem."),
     ] = None,
     key_passphrase_file: options.KeyPassphrase = None,
     ledger: options.Ledger = options.LEDGER,
@@ -138,19 +133,17 @@ def export(
 
 
 def promised(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="What `kolm generate --promise` kept.", dir_okay=False)],
+    file: Annotated[Path, Argument(metavar="FILE", help="What `kolm generate --promise` kept.", dir_okay=False)],
     remember: options.Remember = None,
     answer_file: Annotated[
         Path | None,
-        typer.Option("--answer", metavar="FILE", help="Keep the log's signed word that receipts are missing here."),
+        Option("--answer", metavar="FILE", help="Keep the log's signed word that receipts are missing here."),
     ] = None,
     ledger: options.Ledger = options.LEDGER,
     paths: options.Paths = options.PATHS,
     json: options.Json = False,
 ) -> None:
     """Whether the log holds the receipts that were promised before an answer. Exit code 3 if due and missing."""
-    from datetime import UTC, datetime
-
     from services.cli.ledger.receipt_files import write_new
     from services.cli.verify.verify import fulfilment_document
 

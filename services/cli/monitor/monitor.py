@@ -5,17 +5,17 @@ from __future__ import annotations
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Callable
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer import Option
 
 from ledger.errors import NotFound
-from ledger.keys.trusted_keys import TrustedKeys
 from ledger.monitor.finding import Finding
 from ledger.monitor.judgement import Limits
 from ledger.monitor.monitor import Monitor
@@ -36,17 +36,16 @@ class LimitOptions:
 
     max_age: Annotated[
         str | None,
-        typer.Option(
+        Option(
             metavar="DURATION", help="Tell when the log is older: by its witnesses' word, or else unchanged so long."
         ),
     ] = None
     max_unreplayable: Annotated[
-        int, typer.Option(min=0, metavar="N", help="Accept this many receipts that could not be replayed.")
+        int, Option(min=0, metavar="N", help="Accept this many receipts that could not be replayed.")
     ] = 0
-    since: Annotated[int, typer.Option(min=0, metavar="ENTRY", help="What is found about earlier ones is known.")] = 0
+    since: Annotated[int, Option(min=0, metavar="ENTRY", help="What is found about earlier ones is known.")] = 0
     lag: Annotated[
-        str,
-        typer.Option(metavar="DURATION", help="How far the files may be behind the log; what is due waits as long."),
+        str, Option(metavar="DURATION", help="How far the files may be behind the log; what is due waits as long.")
     ] = "0s"
 
     def limits(self, policy: Policy | None, origin: str | None) -> Limits:
@@ -62,50 +61,41 @@ LIMITS = LimitOptions()
 def monitor(
     tiles: Annotated[
         str | None,
-        typer.Option(
-            "--tiles", metavar="URL|DIR", help="Follow the log behind a URL or in a folder (C2SP tlog-tiles)."
-        ),
+        Option("--tiles", metavar="URL|DIR", help="Follow the log behind a URL or in a folder (C2SP tlog-tiles)."),
     ] = None,
     ledger: options.Ledger = options.LEDGER,
     state: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="What was seen of the log. Default: <data-dir>/monitor.sqlite3."),
+        Path | None, Option(metavar="FILE", help="What was seen of the log. Default: <data-dir>/monitor.sqlite3.")
     ] = None,
     promise: Annotated[
         list[Path] | None,
-        typer.Option(metavar="FILE|DIR", help="A promise that the log must keep, or a folder of them (*.json)."),
+        Option(metavar="FILE|DIR", help="A promise that the log must keep, or a folder of them (*.json)."),
     ] = None,
     limits: LimitOptions = LIMITS,
     policy: Annotated[
-        Path | None,
-        typer.Option(help="The expected log and witnesses (C2SP tlog-policy). Default: <trusted>/policy."),
+        Path | None, Option(help="The expected log and witnesses (C2SP tlog-policy). Default: <trusted>/policy.")
     ] = None,
     origin: options.Origin = None,
-    once: Annotated[bool, typer.Option("--once", help="Poll once, for cron.")] = False,
-    every: Annotated[str, typer.Option(metavar="DURATION", help="Poll interval.")] = "10s",
+    once: Annotated[bool, Option("--once", help="Poll once, for cron.")] = False,
+    every: Annotated[str, Option(metavar="DURATION", help="Poll interval.")] = "10s",
     webhook: Annotated[
         str | None,
-        typer.Option(
-            envvar="KOLM_MONITOR_WEBHOOK", metavar="URL", help="POST each new finding there as JSON, and go on."
-        ),
+        Option(envvar="KOLM_MONITOR_WEBHOOK", metavar="URL", help="POST each new finding there as JSON, and go on."),
     ] = None,
     paths: options.Paths = options.PATHS,
     json: options.Json = False,
 ) -> None:
     """Follow a log: each checkpoint, entry, owed replay and promise. Exit code 3, and a line, when one is wrong."""
     trust = own_trust(TrustSources(paths.trusted, policy))
-    watched = Watched(
-        ledger,
-        tiles,
-        state or paths.data_dir / "monitor.sqlite3",
-        trust.keys,
-        limits.limits(trust.policy, origin),
-        tuple(promise or ()),
-        webhook,
-    )
+    allowed, place = limits.limits(trust.policy, origin), tiles or ledger
     seconds = age("--every", every).total_seconds()
-    report = PollReport(watched.place, as_json=json, once=once, goes_on=webhook is not None and not once)
-    with watching(watched) as work:
+    report = PollReport(place, as_json=json, once=once, goes_on=webhook is not None and not once)
+    with (
+        closing(SqliteMonitorMemory(state or paths.data_dir / "monitor.sqlite3")) as memory,
+        opened_log(ledger, tiles, witnessed=allowed.witnessed) as files,
+    ):
+        told = None if webhook is None else Webhook(webhook, place)
+        work = Watching(files, memory, Monitor(memory, trust.keys, allowed), tuple(promise or ()), told)
         ended = follow(work, None if once else seconds, report.show)
     if once and not ended:
         raise typer.Exit(exits.TERMINATED)
@@ -114,23 +104,6 @@ def monitor(
     if once:
         raise report.away
     raise typer.Exit(report.away.exit_code)  # it was said as it began
-
-
-@dataclass(frozen=True, slots=True)
-class Watched:
-    """The log that is followed, and how, as in the help of `kolm monitor`."""
-
-    ledger: str
-    tiles: str | None
-    state: Path
-    trusted: TrustedKeys
-    limits: Limits
-    promises: tuple[Path, ...] = ()
-    webhook: str | None = None
-
-    @property
-    def place(self) -> str:
-        return self.tiles or self.ledger
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,15 +128,15 @@ class Poll:
         }
 
 
+@dataclass(frozen=True, slots=True)
 class Watching:
     """A log that is being followed."""
 
-    def __init__(self, watched: Watched, files: LogFiles, memory: SqliteMonitorMemory) -> None:
-        self._watched = watched
-        self._files = files
-        self._memory = memory
-        self._monitor = Monitor(memory, watched.trusted, watched.limits)
-        self._webhook = None if watched.webhook is None else Webhook(watched.webhook, watched.place)
+    files: LogFiles
+    memory: SqliteMonitorMemory
+    monitor: Monitor
+    promises: tuple[Path, ...]
+    webhook: Webhook | None
 
     def poll(self) -> Poll:
         """Read what is new, judge, and tell the webhook, if there is one, what it has not been told.
@@ -171,39 +144,29 @@ class Watching:
         Raises UsageError for a promise that cannot be read, StoreError for the monitor's own state.
         """
         now, away = datetime.now(UTC), None
-        promised = read_promises(self._watched.promises)
+        promised = read_promises(self.promises)
         try:
-            self._monitor.look(self._files, now)
+            self.monitor.look(self.files, now)
         except (Unreachable, NotFound) as error:
             away = error if isinstance(error, Unreachable) else exits.NotFound(str(error))
-        findings = tuple(self._monitor.findings(promised, now))
-        told = self._memory.told()
+        findings = tuple(self.monitor.findings(promised, now))
+        told = self.memory.told()
         new = tuple(each for each in findings if each.key not in told)
         undelivered = self._tell(new, now, told & {each.key for each in findings})
-        return Poll(self._monitor.size, findings, new, away, undelivered)
+        return Poll(self.monitor.size, findings, new, away, undelivered)
 
     def _tell(self, new: tuple[Finding, ...], now: datetime, told: set[str]) -> str | None:
         """A finding that the webhook refuses is sent again after the next poll, with those after it; no look waits."""
-        if self._webhook is None:
+        if self.webhook is None:
             return None
         problem = None
         for finding in new:
-            problem = self._webhook.tell(finding, self._monitor.size, now)
+            problem = self.webhook.tell(finding, self.monitor.size, now)
             if problem is not None:
                 break
             told.add(finding.key)
-        self._memory.tell(sorted(told))
+        self.memory.tell(sorted(told))
         return problem
-
-
-@contextmanager
-def watching(watched: Watched) -> Iterator[Watching]:
-    """Raises UsageError, StoreError."""
-    with (
-        closing(SqliteMonitorMemory(watched.state)) as memory,
-        opened_log(watched.ledger, watched.tiles, witnessed=watched.limits.witnessed) as files,
-    ):
-        yield Watching(watched, files, memory)
 
 
 class _Stopped(BaseException):
@@ -251,16 +214,12 @@ class PollReport:
 
     def show(self, poll: Poll) -> bool:
         """Returns whether this was the last poll."""
-        if self._as_json:
-            self._show_json(poll)
-        else:
+        if not self._as_json:
             self._show_lines(poll)
+        elif poll.new or poll.size != self._size or (poll.away is None) != (self.away is None):
+            print_json(poll.document())
         self.wrong, self.away, self._size = bool(poll.findings), poll.away, poll.size
         return self.wrong and not self._goes_on
-
-    def _show_json(self, poll: Poll) -> None:
-        if poll.new or poll.size != self._size or (poll.away is None) != (self.away is None):
-            print_json(poll.document())
 
     def _show_lines(self, poll: Poll) -> None:
         for finding in poll.new if self._goes_on else poll.findings:

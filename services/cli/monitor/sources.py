@@ -70,19 +70,13 @@ def read_promises(places: Iterable[Path]) -> tuple[Promised, ...]:
 
     An empty one in a folder is still being written.
     """
-    return tuple(_promises(places))
-
-
-def _promises(places: Iterable[Path]) -> Iterator[Promised]:
+    found = []
     for place in places:
-        if place.is_dir():
-            yield from (promise for path in sorted(place.glob("*.json")) if (promise := _promise(path)).data)
-        else:
-            yield _promise(place)
-
-
-def _promise(path: Path) -> Promised:
-    return Promised(str(path), read_bytes("--promise", path, _MOST_BYTES))
+        for path in sorted(place.glob("*.json")) if place.is_dir() else [place]:
+            data = read_bytes("--promise", path, _MOST_BYTES)
+            if data or path == place:
+                found.append(Promised(str(path), data))
+    return tuple(found)
 
 
 _POST_SECONDS = 10.0

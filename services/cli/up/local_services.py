@@ -7,12 +7,15 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ledger.durable_file import write_durably
 from services.cli.frame.exits import UsageError
 from services.cli.trust import TrustedKey, trust_own
-from services.cli.up.supervisor import Plan, Supervisor
+from services.cli.up.supervisor import Plan, Supervisor, words
+from services.generation.target.errors import TargetError
 
 if TYPE_CHECKING:
     from services.runtime.credentials import Role
@@ -54,7 +57,6 @@ class LocalServices:
 
     def check_model(self) -> None:
         """Before anything is made or started. Raises UsageError for what cannot be served, by its files' headers."""
-        from services.generation.target.errors import TargetError
         from services.generation.target.weights import check_headers
 
         if self.model is None:
@@ -184,23 +186,16 @@ def bring_up(
     """
     for key in services.trust_own_keys():
         told(key)
-    ledger = _Launched(supervisor, services.ledger(), _QUICK_SECONDS)
-    registry = _Launched(supervisor, services.registry(ledger.place), _QUICK_SECONDS)
-    generation = _Launched(supervisor, services.generation(ledger.place, registry.place), _MODEL_SECONDS)
-    auditor = _Launched(supervisor, services.auditor(ledger.place), _MODEL_SECONDS)
-    pages = services.explorer_port is not None
-    explorer = _Launched(supervisor, services.explorer(ledger.place), _QUICK_SECONDS) if pages else None
-    fronted = services.http_port is not None
-    front = services.http(generation.place, explorer.place if explorer else None)
-    http = _Launched(supervisor, front, _QUICK_SECONDS) if fronted else None
-    return Addresses(
-        generation=generation.address,
-        ledger=ledger.address,
-        auditor=auditor.address,
-        registry=registry.address,
-        explorer=explorer.address if explorer else None,
-        http=http.address if http else None,
-    )
+    launched = partial(_Launched, supervisor)
+    ledger = launched(services.ledger())
+    registry = launched(services.registry(ledger.place))
+    generation = launched(services.generation(ledger.place, registry.place), _MODEL_SECONDS)
+    auditor = launched(services.auditor(ledger.place), _MODEL_SECONDS)
+    explorer = None if services.explorer_port is None else launched(services.explorer(ledger.place))
+    page = None if explorer is None else explorer.place
+    http = None if services.http_port is None else launched(services.http(generation.place, page))
+    found = (generation, ledger, auditor, registry, explorer, http)
+    return Addresses(*(None if each is None else each.address for each in found))  # type: ignore[arg-type]
 
 
 @contextmanager
@@ -219,7 +214,7 @@ def tokens_left(services: LocalServices, addresses: Addresses) -> Iterator[None]
 class _Launched:
     """A service that has been started and may not be there yet. Both properties raise as Supervisor.address does."""
 
-    def __init__(self, supervisor: Supervisor, plan: Plan, seconds: float) -> None:
+    def __init__(self, supervisor: Supervisor, plan: Plan, seconds: float = _QUICK_SECONDS) -> None:
         self._supervisor, self._plan, self._seconds = supervisor, plan, seconds
         supervisor.launch(plan)
 
@@ -265,15 +260,7 @@ def make_local_principals(data_dir: Path) -> None:
 
     The token `LOCAL` is made anew each time. Raises PrincipalsError, OSError.
     """
-    from ledger.durable_file import write_durably
-    from services.runtime.credentials import (
-        LOCAL_CALLER,
-        ROLES,
-        Credential,
-        edited_principals,
-        new_token,
-        token_digest,
-    )
+    from services.runtime.credentials import LOCAL_CALLER, ROLES, Credential, edited_principals, new_token, token_digest
 
     needed: dict[str, tuple[Role, ...]] = {**SERVICE_ROLES, OWNER: ROLES, LOCAL: ("generate",)}
     file, now = principals_file(data_dir), datetime.now(UTC)
@@ -281,18 +268,11 @@ def make_local_principals(data_dir: Path) -> None:
         valid = {each.token_sha256 for each in credentials if each.valid_at(now)}
         for name, roles in needed.items():
             if name == LOCAL or _kept_digest(token_file(data_dir, name)) not in valid:
-                token = new_token()
+                token, named = new_token(), f"kolm up: {name}"
                 write_durably(token_file(data_dir, name), f"{token}\n".encode())
-                credentials[:] = [each for each in credentials if each.name != f"kolm up: {name}"]
-                credentials.append(
-                    Credential(
-                        name=f"kolm up: {name}",
-                        tenant=LOCAL_CALLER.tenant if name == LOCAL else None,
-                        roles=roles,
-                        token_sha256=token_digest(token),
-                        created_at=now,
-                    )
-                )
+                tenant, digest = LOCAL_CALLER.tenant if name == LOCAL else None, token_digest(token)
+                made = Credential(name=named, tenant=tenant, roles=roles, token_sha256=digest, created_at=now)
+                credentials[:] = [*(each for each in credentials if each.name != named), made]
 
 
 def _kept_digest(file: Path) -> str | None:
@@ -302,16 +282,3 @@ def _kept_digest(file: Path) -> str | None:
         return token_digest(file.read_text(encoding="ascii").strip())
     except (OSError, UnicodeDecodeError):
         return None
-
-
-def words(**flags: object) -> tuple[str, ...]:
-    """`--the-name VALUE` each, for a list once for each value; the bare flag for True, nothing for None and False."""
-    found: list[str] = []
-    for name, given in flags.items():
-        flag = f"--{name.replace('_', '-')}"
-        for value in given if isinstance(given, list) else [given]:
-            if value is True:
-                found.append(flag)
-            elif value is not None and value is not False:
-                found += (flag, str(value))
-    return tuple(found)

@@ -14,12 +14,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
+from typer import Option
 
 from services.cli.frame import options
 from services.cli.frame.exits import FAILED, Failed
 from services.cli.frame.output import print_json, stderr_console
 from services.cli.frame.values import expect_writable
-from services.cli.up.up_options import ENGINE, LISTEN, SERVED, EngineOptions, ListenOptions, ServedOptions
+from services.cli.up.supervisor import NotReady, ServiceDied, StopRequested, Supervisor, words
+from services.cli.up.up_options import (
+    ENGINE,
+    LISTEN,
+    SERVED,
+    Configuration,
+    EngineOptions,
+    ListenOptions,
+    ServedOptions,
+)
 
 if TYPE_CHECKING:
     from services.cli.up.local_services import Addresses, LocalServices
@@ -32,8 +42,6 @@ _GRACE_SECONDS = 20.0
 def _defaults_from(context: typer.Context, config: Path | None) -> Path | None:
     """Settings of the generation service that the auditor has to load as well are flags here: both get them."""
     if config is not None:
-        from services.cli.up.up_options import Configuration
-
         context.default_map = Configuration.read(config).shared_with_the_auditor()
     return config
 
@@ -44,7 +52,7 @@ class ServiceOptions:
 
     config: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             envvar="KOLM_CONFIG",
             metavar="FILE",
             is_eager=True,
@@ -54,16 +62,14 @@ class ServiceOptions:
     ] = None
     metrics_port: Annotated[
         int | None,
-        typer.Option(min=0, max=65530, help="Serve metrics from this port on, a port a service; 0 takes free ones."),
+        Option(min=0, max=65530, help="Serve metrics from this port on, a port a service; 0 takes free ones."),
     ] = None
     log_level: Annotated[
-        Literal["debug", "info", "warning", "error"] | None, typer.Option(help="Of the services. Default: info.")
+        Literal["debug", "info", "warning", "error"] | None, Option(help="Of the services. Default: info.")
     ] = None
-    log_format: Annotated[Literal["text", "json"], typer.Option(help="Lines as text or JSON.")] = "text"
+    log_format: Annotated[Literal["text", "json"], Option(help="Lines as text or JSON.")] = "text"
 
     def flags(self, *, insecure: bool) -> tuple[str, ...]:
-        from services.cli.up.local_services import words
-
         log_format = None if self.log_format == "text" else self.log_format
         return words(insecure=insecure, config=self.config, log_level=self.log_level, log_format=log_format)
 
@@ -76,13 +82,12 @@ def up(
     served: ServedOptions = SERVED,
     other: EngineOptions = ENGINE,
     listen: ListenOptions = LISTEN,
-    audit_rate: Annotated[float, typer.Option(min=0.0, max=1.0, help="Share of receipts that are replayed.")] = 1.0,
+    audit_rate: Annotated[float, Option(min=0.0, max=1.0, help="Share of receipts that are replayed.")] = 1.0,
     every: ServiceOptions = SERVICES,
     json: options.Json = False,
 ) -> None:
     """Run all services until Ctrl-C. If one of them dies, all stop: exit code 1, with its reason."""
     from services.cli.up.local_services import LocalServices
-    from services.cli.up.up_options import Configuration
 
     engine = other.flags()
     own, found = served.server_flags(), {} if engine else served.adapters_beside()
@@ -118,7 +123,6 @@ def _run(services: LocalServices, found: dict[str, Path], reporter: UpReporter, 
     itself. Leaves none running.
     """
     from services.cli.up.local_services import bring_up, tokens_left
-    from services.cli.up.supervisor import NotReady, ServiceDied, StopRequested, Supervisor
     from services.runtime.usage import unread_variables
 
     services.check_model()

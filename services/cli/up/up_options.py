@@ -10,19 +10,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from typer import Argument, Option
 
 from services.cli.frame import options
 from services.cli.frame.exits import Failed, UsageError
 from services.cli.frame.pull import pulled_model
 from services.cli.frame.values import expect_folder, named_adapters
-from services.cli.up.supervisor import Plan
+from services.cli.up.supervisor import Plan, words
 from services.generation.target.model_path import HEAD_FOLDER, STORE_FOLDER
 
 if TYPE_CHECKING:
     from services.runtime.settings import ServerSettings, TomlTable
 
 
-Port = Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.", show_default=True)]
+Port = Annotated[int, Option(min=0, max=65535, help="0 takes a free one.", show_default=True)]
 
 _PAGE_PORT, _HTTP_PORT = 50056, 50057
 
@@ -31,22 +32,22 @@ _PAGE_PORT, _HTTP_PORT = 50056, 50057
 class ListenOptions:
     """One host for all, and a port for each."""
 
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1"
+    host: Annotated[str, Option(help="Address to listen on.")] = "127.0.0.1"
     insecure: Annotated[
-        bool, typer.Option("--insecure", help="Serve without TLS: traffic is readable by anyone on the network.")
+        bool, Option("--insecure", help="Serve without TLS: traffic is readable by anyone on the network.")
     ] = False
     generation_port: Port = 50051
     ledger_port: Port = 50052
     auditor_port: Port = 50053
     registry_port: Port = 50054
     explorer_port: Annotated[
-        int | None, typer.Option(min=0, max=65535, help="0 takes a free one. Default: 50056, or a free one.")
+        int | None, Option(min=0, max=65535, help="0 takes a free one. Default: 50056, or a free one.")
     ] = None
-    explorer: Annotated[bool, typer.Option(help="Serve the auditor's page as well.")] = True
+    explorer: Annotated[bool, Option(help="Serve the auditor's page as well.")] = True
     http_port: Annotated[
-        int | None, typer.Option(min=0, max=65535, help="0 takes a free one. Default: 50057, or a free one.")
+        int | None, Option(min=0, max=65535, help="0 takes a free one. Default: 50057, or a free one.")
     ] = None
-    http: Annotated[bool, typer.Option(help="Serve OpenAI's API as well.")] = True
+    http: Annotated[bool, Option(help="Serve OpenAI's API as well.")] = True
 
     def check_host(self) -> None:
         """Raises UsageError for one that other machines reach, without --insecure."""
@@ -121,15 +122,13 @@ class ServedOptions:
 
     bare: Annotated[
         Path | None,
-        typer.Argument(
-            metavar="MODEL",
-            is_eager=True,
-            help="The same as --model, such as qwen3:4b or hf:OWNER/REPOSITORY:Q4_K_M.",
+        Argument(
+            metavar="MODEL", is_eager=True, help="The same as --model, such as qwen3:4b or hf:OWNER/REPOSITORY:Q4_K_M."
         ),
     ] = None
     model: Annotated[
         Path,
-        typer.Option(
+        Option(
             "--model",
             envvar="KOLM_MODEL",
             metavar="DIR|GGUF|NAME",
@@ -140,40 +139,33 @@ class ServedOptions:
     adapter: options.Adapters = None
     head: Annotated[
         list[str] | None,
-        typer.Option(metavar="HEAD", help="Draft head: a reference, or a folder. Default: the registry's newest."),
+        Option(metavar="HEAD", help="Draft head: a reference, or a folder. Default: the registry's newest."),
     ] = None
     context_length: Annotated[
         int | None,
-        typer.Option(
-            min=1, metavar="TOKENS", help="Longest prompt with its output. Default: the model's own, at most 8192."
-        ),
+        Option(min=1, metavar="TOKENS", help="Longest prompt with its output. Default: the model's own, at most 8192."),
     ] = None
     cache_bytes: Annotated[
         str | None,
-        typer.Option(metavar="SIZE", help="Memory for keys, values and cached prefixes, such as 4GiB. Default: 1GiB."),
+        Option(metavar="SIZE", help="Memory for keys, values and cached prefixes, such as 4GiB. Default: 1GiB."),
     ] = None
     cache_dtype: Annotated[
         Literal["float32", "bfloat16"] | None,
-        typer.Option(help="What keys and values are kept in. Default: bfloat16 with int8."),
+        Option(help="What keys and values are kept in. Default: bfloat16 with int8."),
     ] = None
     arithmetic: Annotated[
-        Literal["float32", "int8"] | None,
-        typer.Option(help="Of linear layers. Default: int8 for quantised weights (GGUF)."),
+        Literal["float32", "int8"] | None, Option(help="Of linear layers. Default: int8 for quantised weights (GGUF).")
     ] = None
     draft_model: Annotated[
         Path | None,
-        typer.Option(
-            metavar="DIR|GGUF|NAME",
-            callback=options.found_model,
-            help="A smaller model, for the method draft.",
-        ),
+        Option(metavar="DIR|GGUF|NAME", callback=options.found_model, help="A smaller model, for the method draft."),
     ] = None
     shared_datastore: Annotated[
         list[Path] | None,
-        typer.Option(metavar="DIR", help="Datastore for the method rest, for all tenants; may be repeated."),
+        Option(metavar="DIR", help="Datastore for the method rest, for all tenants; may be repeated."),
     ] = None
     beside: Annotated[
-        bool, typer.Option(help="Use the head, the adapters and the datastore beside the model, where none is named.")
+        bool, Option(help="Use the head, the adapters and the datastore beside the model, where none is named.")
     ] = True
 
     def adapters_beside(self) -> dict[str, Path]:
@@ -184,8 +176,6 @@ class ServedOptions:
 
     def auditor_flags(self, found: dict[str, Path]) -> tuple[str, ...]:
         """Flags that the auditor and the server share; `found` are adapters that were not named."""
-        from services.cli.up.local_services import words
-
         return words(
             adapter=[f"{name}={folder}" for name, folder in (named_adapters(self.adapter or ()) or found).items()],
             context_length=self.context_length,
@@ -195,16 +185,13 @@ class ServedOptions:
 
     def server_flags(self) -> tuple[str, ...]:
         """Flags of the generation service alone. Raises UsageError for folders that are missing."""
-        from services.cli.up.local_services import words
-
-        _check_folders(self.head or [], self.shared_datastore or [])
-        return words(
-            head=self.head,
-            no_beside=not self.beside,
-            cache_bytes=self.cache_bytes,
-            draft_model=self.draft_model,
-            shared_datastore=self.shared_datastore,
-        )
+        for store in self.shared_datastore or ():
+            expect_folder("--shared-datastore", store, STORE_FOLDER)
+        for head in self.head or ():
+            if "/" in head:
+                expect_folder("--head", Path(head), HEAD_FOLDER)
+        own = ("head", "cache_bytes", "draft_model", "shared_datastore")
+        return words(no_beside=not self.beside, **{name: getattr(self, name) for name in own})
 
 
 SERVED = ServedOptions()
@@ -216,30 +203,23 @@ class EngineOptions:
 
     engine: Annotated[
         Literal["vllm", "sglang", "llama-server"] | None,
-        typer.Option(help="An engine that runs already, and computes instead of kolm's own."),
+        Option(help="An engine that runs already, and computes instead of kolm's own."),
     ] = None
-    plain_url: Annotated[str | None, typer.Option(metavar="URL", help="That engine, started with speculation off.")] = (
-        None
-    )
-    url: Annotated[
-        str | None, typer.Option(metavar="URL", help="The same, started with speculation. Default: none.")
-    ] = None
+    plain_url: Annotated[str | None, Option(metavar="URL", help="That engine, started with speculation off.")] = None
+    url: Annotated[str | None, Option(metavar="URL", help="The same, started with speculation. Default: none.")] = None
     weights: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR|GGUF|NAME", callback=options.found_model, help="The model that it serves."),
+        Path | None, Option(metavar="DIR|GGUF|NAME", callback=options.found_model, help="The model that it serves.")
     ] = None
     engine_key_file: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="A file with the API key that it asks for.")
+        Path | None, Option(metavar="FILE", help="A file with the API key that it asks for.")
     ] = None
     engine_flag: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME=VALUE", help="A flag of it that changes numbers, for its profile; may be repeated."),
+        Option(metavar="NAME=VALUE", help="A flag of it that changes numbers, for its profile; may be repeated."),
     ] = None
 
     def flags(self) -> tuple[str, ...]:
         """Flags of the generation service. Raises UsageError where one is missing."""
-        from services.cli.up.local_services import words
-
         given = {field: value for field in self.__slots__ if (value := getattr(self, field)) is not None}
         if self.engine is None and given:
             raise UsageError(f"--{next(iter(given)).replace('_', '-')} goes with --engine vllm, sglang or llama-server")
@@ -249,23 +229,12 @@ class EngineOptions:
 
     def auditor_flags(self) -> tuple[str, ...]:
         """Flags of the auditor, which asks the plain one again."""
-        from services.cli.up.local_services import words
-
         if self.engine is None:
             return ()
         return words(engine=self.engine, plain_url=self.plain_url, engine_key_file=self.engine_key_file)
 
 
 ENGINE = EngineOptions()
-
-
-def _check_folders(heads: list[str], datastores: list[Path]) -> None:
-    """Raises UsageError for one that is not there, or holds something else."""
-    for store in datastores:
-        expect_folder("--shared-datastore", store, STORE_FOLDER)
-    for head in heads:
-        if "/" in head:
-            expect_folder("--head", Path(head), HEAD_FOLDER)
 
 
 _SHARED = ("model", "adapter", "context_length", "cache_dtype", "arithmetic")
@@ -313,13 +282,9 @@ class Configuration:
                 if name.startswith("tls_"):
                     raise UsageError(f"{table.place(name)}: `kolm up` speaks no TLS", "`kolm serve` does")
                 if name in taken:
-                    raise UsageError(f"{table.place(name)}: `kolm up` sets this itself", _hint(name))
-
-
-def _hint(name: str) -> str | None:
-    if name in _SHARED:
-        return "it is read from [generation]"
-    return f"use {_INSTEAD[name]}" if name in _INSTEAD else None
+                    instead = f"use {_INSTEAD[name]}" if name in _INSTEAD else None
+                    hint = "it is read from [generation]" if name in _SHARED else instead
+                    raise UsageError(f"{table.place(name)}: `kolm up` sets this itself", hint)
 
 
 def _settings(service: str) -> type[ServerSettings]:

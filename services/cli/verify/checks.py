@@ -22,14 +22,13 @@ from ledger.bundle.verification import verify_bundle
 from ledger.documents.content import TURN_MEMBERS, Content, Turn, check_opened, check_sent
 from ledger.documents.promise import ANSWER_TYPE, Promise, PromiseAnswer, open_answer, open_promise
 from ledger.documents.receipt import Receipt
-from ledger.documents.receipt import Receipt as ReceiptDocument
 from ledger.errors import LedgerError, SignatureError
 from ledger.tree.checkpoint import Checkpoint
 from ledger.tree.tlog_proof import TlogProof
 from services.cli.frame.exits import UsageError, VerificationFailed
 from services.cli.frame.output import verifying_entries
 from services.cli.frame.values import read_text
-from services.cli.verify.sources import ModelTextReader, TrustSources, claimed_trust, own_trust
+from services.cli.verify.sources import ModelTextReader, TrustSources, beginning, claimed_trust, own_trust
 from services.cli.verify.tile_sources import opened_log
 
 _KEYS_HINT = (
@@ -63,20 +62,14 @@ def _claimed_entries(bundle: BundleFiles) -> int | None:
         return None
 
 
-def check_proof(path: Path, sources: TrustSources, history: Path | None = None) -> ProvenEntry:
-    """Check a proof file that carries its entry, as ours do.
-
-    `history` is a bundle of the same log, which is verified first and shows which keys replaced which.
+def check_proof(proof: TlogProof, sources: TrustSources, history: Path | None = None) -> ProvenEntry:
+    """Check a proof that carries its entry, as ours do. `history` is a bundle of the same log, which is verified first
+    and shows which keys replaced which.
 
     Raises LedgerError for what does not hold, UsageError, VerificationFailed.
     """
     if sources.as_claimed:
         raise UsageError("--as-claimed: a proof file holds no keys")
-    return check_tlog_proof(TlogProof.from_bytes(path.read_bytes()), sources, history)
-
-
-def check_tlog_proof(proof: TlogProof, sources: TrustSources, history: Path | None = None) -> ProvenEntry:
-    """The same of a proof that has been read."""
     trust = own_trust(sources)
     evidence = None if history is None else _history(history, trust)
     with _hinted(history):
@@ -143,11 +136,7 @@ _TYPE = f'"{ReceiptFile.TYPE}"'.encode()
 
 def is_receipt_file(path: Path) -> bool:
     """Whether a file claims to be one, in whatever layout."""
-    try:
-        with path.open("rb") as file:
-            data = file.read(MAX_FILE_BYTES + 1)
-    except OSError:
-        return False
+    data = beginning(path, MAX_FILE_BYTES + 1)
     return data.lstrip()[:1] == b"{" and _TYPE in data
 
 
@@ -157,7 +146,7 @@ class CheckedReceipt:
     has compared them with the tokens.
     """
 
-    document: ReceiptDocument
+    document: Receipt
     place: ProvenEntry
     promises: tuple[Promise, ...]
     texts: Texts | None
@@ -187,11 +176,11 @@ def check_receipt_file(
             "the file opens the receipt, but holds no proof that the log took it",
             "fetch one: kolm ledger export --proof",
         )
-    place = check_tlog_proof(file.proof, sources, history)
+    place = check_proof(file.proof, sources, history)
     return CheckedReceipt(document, place, _kept_promises(document, sources), texts)
 
 
-def _kept_promises(document: ReceiptDocument, sources: TrustSources) -> tuple[Promise, ...]:
+def _kept_promises(document: Receipt, sources: TrustSources) -> tuple[Promise, ...]:
     """The promises that were named, if the receipt keeps each of them.
 
     Raises LedgerError for a signature that does not hold, VerificationFailed for a promise of another request.
@@ -225,35 +214,21 @@ def _sent(path: Path, *, chat: bool) -> str | list[dict[str, str]]:
 _LONGEST = 1 << 20  # bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Answered:
-    """A promise, and what the log has signed about it."""
-
-    promise: Promise
-    answer: PromiseAnswer
-
-    @property
-    def broken(self) -> bool:
-        return self.answer.breaks(self.promise)
-
-
 def read_answer(path: Path) -> bytes | None:
     """The bytes of an answer; None for anything else."""
-    try:
-        with path.open("rb") as file:
-            data = file.read(_LONGEST)
-    except OSError:
-        return None
+    data = beginning(path, _LONGEST)
     return data if data[:1] == b"{" and ANSWER_TYPE.encode() in data else None
 
 
-def check_answer(data: bytes, sources: TrustSources) -> Answered:
-    """Raises LedgerError for a signature that does not hold and for another promise, UsageError without one."""
+def check_answer(data: bytes, sources: TrustSources) -> tuple[Promise, PromiseAnswer]:
+    """A promise, and what the log has signed about it. Raises LedgerError for a signature that does not hold and for
+    another promise, UsageError without one.
+    """
     trust = own_trust(sources)
     if len(trust.promises) != 1:
         raise UsageError("which promise is this the answer to?", "name it with --promise")
     (envelope,) = trust.promises
-    return Answered(open_promise(envelope, trust.keys), open_answer(data, envelope, trust.keys))
+    return open_promise(envelope, trust.keys), open_answer(data, envelope, trust.keys)
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ from ledger.tree.checkpoint import Checkpoint
 from ledger.witness.tlog_policy import Policy
 from services.cli.frame.exits import UsageError
 from services.cli.frame.values import read_bytes
+from services.generation.target.errors import TargetError
 
 if TYPE_CHECKING:
     from kolm.generation.v1 import generation_pb2 as pb
@@ -55,21 +56,21 @@ class TrustSources:
 
 def is_proof(path: Path) -> bool:
     """Whether a file is a tlog-proof, by its first line."""
-    return _beginning(path, len(_PROOF_BEGINS)) == _PROOF_BEGINS
+    return beginning(path, len(_PROOF_BEGINS)) == _PROOF_BEGINS
 
 
 def is_json(path: Path) -> bool:
     """Whether a file may be JSON, which no bundle is."""
-    return _beginning(path, 1) in (b"{", b"[")
+    return beginning(path, 1) in (b"{", b"[")
 
 
 def read_statement(path: Path) -> bytes | None:
     """The bytes of a SCITT statement; None for anything else."""
-    data = _beginning(path, _LONGEST_STATEMENT)
+    data = beginning(path, _LONGEST_STATEMENT)
     return data if is_statement(data) else None
 
 
-def _beginning(path: Path, size: int) -> bytes:
+def beginning(path: Path, size: int) -> bytes:
     """At most `size` bytes; nothing of what cannot be read."""
     try:
         with path.open("rb") as file:
@@ -198,8 +199,6 @@ class ModelTextReader:
 
 @contextmanager
 def _model_errors() -> Iterator[None]:
-    from services.generation.target.errors import TargetError
-
     try:
         yield
     except TargetError as error:

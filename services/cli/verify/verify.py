@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
+from typer import Argument, Option
 
 from services.cli.frame import exits, options
-from services.cli.frame.output import answer
+from services.cli.frame.output import answer, members
+from services.cli.frame.values import age, moment
 from services.cli.frame.views import MARKS, Column, Line, Styled, View, facts, table
 
 if TYPE_CHECKING:
@@ -27,58 +29,54 @@ class VerifyOptions:
 
     policy: Annotated[
         Path | None,
-        typer.Option("--policy", help="The expected log and witnesses (C2SP tlog-policy). Default: <trusted>/policy."),
+        Option("--policy", help="The expected log and witnesses (C2SP tlog-policy). Default: <trusted>/policy."),
     ] = None
     checkpoint: Annotated[
         list[Path] | None,
-        typer.Option("--checkpoint", help="A checkpoint of the log that you got earlier; the bundle must extend it."),
+        Option("--checkpoint", help="A checkpoint of the log that you got earlier; the bundle must extend it."),
     ] = None
     as_of: Annotated[
         str | None,
-        typer.Option(
+        Option(
             "--as-of",
             metavar="TIME|log",
             help="Count the replays owed at this time, or (log) at the latest that the log names. Default: now.",
         ),
     ] = None
     max_unreplayable: Annotated[
-        int, typer.Option(min=0, metavar="N", help="Accept this many receipts that could not be replayed.")
+        int, Option(min=0, metavar="N", help="Accept this many receipts that could not be replayed.")
     ] = 0
     max_age: Annotated[
         str | None,
-        typer.Option(
-            metavar="DURATION", help="Refuse a checkpoint that witnesses cosigned longer ago, for example 24h."
-        ),
+        Option(metavar="DURATION", help="Refuse a checkpoint that witnesses cosigned longer ago, for example 24h."),
     ] = None
     as_claimed: Annotated[
-        bool, typer.Option("--as-claimed", help="Use the bundle's own keys; shows only that it agrees with itself.")
+        bool, Option("--as-claimed", help="Use the bundle's own keys; shows only that it agrees with itself.")
     ] = False
     history: Annotated[
-        Path | None,
-        typer.Option("--history", help="For a proof: a bundle of the log that shows which keys replaced which."),
+        Path | None, Option("--history", help="For a proof: a bundle of the log that shows which keys replaced which.")
     ] = None
     model: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             metavar="DIR|GGUF|NAME",
             callback=options.found_model,
             help="For a receipt file or a conversation: the model whose tokenizer compares texts and tokens.",
         ),
     ] = None
     prompt: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="For a receipt file: the prompt that you sent, or its messages.")
+        Path | None, Option(metavar="FILE", help="For a receipt file: the prompt that you sent, or its messages.")
     ] = None
     output: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="For a receipt file: the text that you were served.")
+        Path | None, Option(metavar="FILE", help="For a receipt file: the text that you were served.")
     ] = None
     promise: Annotated[
         list[Path] | None,
-        typer.Option(metavar="FILE", help="A promise that you were given before an answer: is its receipt there?"),
+        Option(metavar="FILE", help="A promise that you were given before an answer: is its receipt there?"),
     ] = None
 
     def sources(self, trusted: Path) -> TrustSources:
         """Raises UsageError for an invalid time or age."""
-        from services.cli.frame.values import age, moment
         from services.cli.verify.sources import TrustSources
 
         return TrustSources(
@@ -110,7 +108,7 @@ class _Checked:
 def verify(
     place: Annotated[
         str,
-        typer.Argument(
+        Argument(
             metavar="PATH|URL",
             help="A bundle (folder, .tar.gz, .tar), the tiles of a log (folder or URL), a receipt file, a .tlog-proof, "
             "a SCITT statement.",
@@ -118,14 +116,15 @@ def verify(
     ],
     paths: options.Paths = options.PATHS,
     given: VerifyOptions = GIVEN,
-    workers: Annotated[int, typer.Option(min=0, help="Processes that check signatures; 0 is one for each core.")] = 0,
+    workers: Annotated[int, Option(min=0, help="Processes that check signatures; 0 is one for each core.")] = 0,
     state: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="For a bundle: go on from what was verified before, which is kept there."),
+        Option(metavar="FILE", help="For a bundle: go on from what was verified before, which is kept there."),
     ] = None,
     json: options.Json = False,
 ) -> None:
     """Check a bundle, a log, a receipt file or a proof against the keys that you trust. Exit code 3 if not."""
+    from services.cli.verify.checks import is_receipt_file, read_answer
     from services.cli.verify.tile_sources import is_url
 
     sources = given.sources(paths.trusted)
@@ -136,9 +135,6 @@ def verify(
     path = Path(place)
     if not path.exists():
         raise exits.NotFound(f"there is no {path}; expected a bundle, a receipt file, a proof or a statement")
-
-    from services.cli.verify.checks import is_receipt_file, read_answer
-
     if not (path.is_file() or path.is_dir()):  # such as a pipe, which can be read but once
         raise exits.UsageError(f"{path} is neither a file nor a folder; save what it brings to a file")
     if is_receipt_file(path):
@@ -158,15 +154,11 @@ def _show(json: bool, checked: _Checked) -> NoReturn:
 def _promise_answer(answered: bytes, sources: TrustSources) -> _Checked:
     from services.cli.verify.checks import check_answer
 
-    judged = check_answer(answered, sources)
-    document = {
-        "ok": not judged.broken,
-        "broken": judged.broken,
-        "missing": judged.answer.missing,
-        "answer": judged.answer.to_document(),
-        "promise": judged.promise.to_document(),
-    }
-    return _Checked(not judged.broken, document, _answer_view)
+    promise, said = check_answer(answered, sources)
+    broken = said.breaks(promise)
+    document = {"ok": not broken, "broken": broken, "missing": said.missing}
+    documents = {"answer": said.to_document(), "promise": promise.to_document()}
+    return _Checked(not broken, document | documents, _answer_view)
 
 
 def _receipt_file(path: Path, sources: TrustSources, given: VerifyOptions) -> _Checked:
@@ -215,21 +207,16 @@ def _statement(statement: bytes, sources: TrustSources, history: Path | None) ->
     from services.cli.verify.checks import check_statement
 
     stated = check_statement(statement, sources, history)
-    document = {
-        "ok": True,
-        "issuer": stated.issuer.key_id,
-        "receipt": stated.receipt.to_document(),
-        "index": stated.index,
-        "origin": stated.origin,
-        "size": stated.size,
-    }
-    return _Checked(True, document, _statement_view)
+    said = {"ok": True, "issuer": stated.issuer.key_id, **members(stated, "receipt", "index", "origin", "size")}
+    return _Checked(True, said, _statement_view)
 
 
 def _proof(path: Path, sources: TrustSources, history: Path | None) -> _Checked:
+    from ledger.tree.tlog_proof import TlogProof
     from services.cli.verify.checks import check_proof
 
-    return _Checked(True, _proof_document(check_proof(path, sources, history)), _proof_view)
+    proven = check_proof(TlogProof.from_bytes(path.read_bytes()), sources, history)
+    return _Checked(True, _proof_document(proven), _proof_view)
 
 
 def _bundle(place: str, sources: TrustSources, workers: int, state: Path | None) -> _Checked:

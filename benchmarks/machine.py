@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import os
 import platform
+import subprocess
+import sys
 import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -32,6 +37,22 @@ def resident(process: int | str = "self", field: str = "VmRSS") -> int:
     return next((1024 * int(line.split()[1]) for line in lines if line.startswith(f"{field}:")), 0)
 
 
+_START_SECONDS = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """A running one."""
+
+    address: str
+    process: int
+
+    def processor_seconds(self) -> float:
+        """Processor seconds so far, in user and system mode."""
+        fields = Path(f"/proc/{self.process}/stat").read_text().rsplit(")", 1)[1].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def read_bandwidth(reads: int = 20) -> float:
     """Bytes a second at which all CPUs together read memory, the most of some reads."""
     import numpy as np
@@ -48,3 +69,20 @@ def read_bandwidth(reads: int = 20) -> float:
         return memory.nbytes / (time.perf_counter() - start)
 
     return max(islice(iter(once, None), reads))
+
+
+@contextmanager
+def serving(name: str, command: Sequence[str], ready: Path, environment: Mapping[str, str]) -> Iterator[Service]:
+    """A service in a process of its own, which writes its address into `ready`; stopped at the end."""
+    ready.unlink(missing_ok=True)
+    process = subprocess.Popen([sys.executable, "-m", *command], env={**os.environ, **environment})
+    try:
+        deadline = time.monotonic() + _START_SECONDS
+        while not ready.exists():
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"the {name} service did not start")
+            time.sleep(0.05)
+        yield Service(ready.read_text().strip(), process.pid)
+    finally:
+        process.terminate()
+        process.wait(timeout=60)

@@ -51,11 +51,10 @@ def cpu_seconds(words: list[str]) -> float:
 
 def _once(words: list[str]) -> float:
     command = [sys.executable, "-m", "services.cli", *words]
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    before = _cpu()
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run(command, cwd=folder, env={"PYTHONPATH": ":".join(sys.path)}, capture_output=True, check=False)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return round(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, 3)
+    return round(_cpu() - before, 3)
 
 
 _SERVICES = ("generation", "ledger", "auditor", "registry", "explorer", "http")

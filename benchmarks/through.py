@@ -17,7 +17,6 @@ import json
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,14 +28,8 @@ from services.generation.engine.text.tokenizer import Tokenizer
 _TEXT = "The ledger of a harbour lists every ship, its cargo and the day on which it left. Caller {} asks: "
 
 
-@dataclass(frozen=True, slots=True)
-class Answered:
-    """One stream: when its chunks came, in seconds since it was asked for."""
-
-    arrivals: tuple[float, ...]
-
-
-async def answered(client: httpx2.AsyncClient, url: str, headers: dict[str, str], body: dict[str, Any]) -> Answered:
+async def answered(client: httpx2.AsyncClient, url: str, headers: dict[str, str], body: dict[str, Any]) -> list[float]:
+    """When the chunks of one stream came, in seconds since it was asked for."""
     started, arrivals = time.perf_counter(), list[float]()
     async with client.stream("POST", f"{url}/completions", json=body, headers=headers) as response:
         if response.status_code != 200:
@@ -44,12 +37,12 @@ async def answered(client: httpx2.AsyncClient, url: str, headers: dict[str, str]
         async for line in response.aiter_lines():
             if line.startswith("data: {") and '"choices":[{' in line.replace(" ", ""):
                 arrivals.append(time.perf_counter() - started)
-    return Answered(tuple(arrivals))
+    return arrivals
 
 
 async def at_once(
     client: httpx2.AsyncClient, url: str, headers: dict[str, str], bodies: Sequence[dict[str, Any]]
-) -> tuple[float, list[Answered]]:
+) -> tuple[float, list[list[float]]]:
     """Seconds until all callers have their answers, and the answers."""
     started = time.perf_counter()
     answers = await asyncio.gather(*(answered(client, url, headers, body) for body in bodies))
@@ -98,9 +91,8 @@ async def measured(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _milliseconds(answers: Sequence[Answered]) -> dict[str, float]:
+def _milliseconds(arrivals: Sequence[Sequence[float]]) -> dict[str, float]:
     """Medians over the callers: until the first chunk, and from one chunk to the next."""
-    arrivals = [each.arrivals for each in answers]
     return {
         "first": statistics.median(each[0] for each in arrivals) * 1e3,
         "next": statistics.median((each[-1] - each[0]) / max(1, len(each) - 1) for each in arrivals) * 1e3,

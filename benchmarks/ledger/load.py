@@ -14,17 +14,18 @@ from typing import Any
 
 import grpc
 
-from benchmarks.ledger.service import LedgerLocation, Service, signed_receipts
-from kolm.ledger.v1 import documents_pb2, ledger_pb2
+from benchmarks.ledger.service import LedgerLocation, signed_receipts
+from benchmarks.machine import Service
+from kolm.ledger.v1 import ledger_pb2
 from kolm.ledger.v1.ledger_pb2_grpc import LedgerServiceStub
 from ledger.audit.log_verification import verify_appended, verify_log
-from ledger.documents.content import Content
 from ledger.keys.envelope import Envelope
 from ledger.log.store import entries_from
 from ledger.sql.store import SqlEntryStore
 from ledger.tree.checkpoint import open_checkpoint
 from ledger.tree.entry import Entry
 from ledger.tree.merkle import verify_inclusion
+from services.client.ledger.log_wire import content_message
 
 _CHECKED = 50
 """Answers of a run whose proof and signature are verified afterwards; all are looked at for their index."""
@@ -50,9 +51,8 @@ class Answered:
 def unary(location: LedgerLocation, service: Service, clients: int, appends: int) -> dict[str, Any]:
     """`clients` callers of AppendEntry, each with one call at a time."""
     requests = _requests(location, appends, ledger_pb2.AppendEntryRequest)
-    return _measure(location, service, requests, lambda: _unary(service.address, requests, clients)) | {
-        "clients": clients
-    }
+    measured = _measure(location, service, requests, lambda: _unary(service.address, requests, clients))
+    return measured | {"clients": clients}
 
 
 def streaming(location: LedgerLocation, service: Service, appends: int) -> dict[str, Any]:
@@ -65,16 +65,7 @@ def streaming(location: LedgerLocation, service: Service, appends: int) -> dict[
 def _requests(location: LedgerLocation, count: int, kind: Any) -> list[Any]:
     """Made and signed beforehand: the generation service's work is not what is measured."""
     made = islice(signed_receipts(location.key("receipts")), count)
-    return [kind(envelope=envelope, content=_message(content)) for _, envelope, content in made]
-
-
-def _message(content: Content) -> documents_pb2.Content:
-    return documents_pb2.Content(
-        prompt_salt=content.prompt_salt,
-        prompt_token_ids=content.prompt_token_ids,
-        output_salt=content.output_salt,
-        output_token_ids=content.output_token_ids,
-    )
+    return [kind(envelope=envelope, content=content_message(content)) for _, envelope, content in made]
 
 
 def _measure(location: LedgerLocation, service: Service, requests: Sequence[Any], run: Any) -> dict[str, Any]:

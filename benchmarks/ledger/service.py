@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -17,6 +15,7 @@ from pathlib import Path
 
 import psycopg
 
+from benchmarks.machine import Service, serving
 from ledger.documents.content import Content
 from ledger.documents.receipt import OutputPart, PromptPart, Receipt, Sampling, SpecDecode
 from ledger.documents.signed_document import payload_type
@@ -85,7 +84,6 @@ def _receipt(number: int, content: Content, stream: str) -> Receipt:
 
 ORIGIN = "benchmark.local/ledger"
 
-_START_SECONDS = 120.0
 _FILL = 1000  # entries of one transaction while filling
 
 
@@ -112,19 +110,6 @@ class LedgerLocation:
         return TrustedKeys.of(self.key("receipts"), self.key("log"))
 
 
-@dataclass(frozen=True, slots=True)
-class Service:
-    """A running one."""
-
-    address: str
-    process: int
-
-    def processor_seconds(self) -> float:
-        """Processor seconds so far, in user and system mode."""
-        fields = Path(f"/proc/{self.process}/stat").read_text().rsplit(")", 1)[1].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
 @contextmanager
 def running(location: LedgerLocation) -> Iterator[Service]:
     """The ledger service of a location, stopped at the end."""
@@ -133,25 +118,14 @@ def running(location: LedgerLocation) -> Iterator[Service]:
     local = Credential(name="load", tenant=None, roles=("append", "read"), anybody=True, created_at=datetime.now(UTC))
     write_principals(principals, [local])
     ready = location.folder / "ready"
-    ready.unlink(missing_ok=True)
     command = [
-        sys.executable, "-m", "services.ledger", "--data-dir", str(location.folder), "--listen", "127.0.0.1:0",
-        "--origin", ORIGIN, "--ready-file", str(ready), "--principals", str(principals), "--log-level", "warning",
+        "services.ledger", "--data-dir", str(location.folder), "--listen", "127.0.0.1:0", "--origin", ORIGIN,
+        "--ready-file", str(ready), "--principals", str(principals), "--log-level", "warning",
     ]  # fmt: skip
     if location.log is not None:
         command.append(f"--log={location.log}")
-    environment = {**os.environ, **({"KOLM_LEDGER_DATABASE_URL": location.url} if location.url else {})}
-    process = subprocess.Popen(command, env=environment)
-    try:
-        deadline = time.monotonic() + _START_SECONDS
-        while not ready.exists():
-            if process.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError("the ledger service did not start")
-            time.sleep(0.05)
-        yield Service(ready.read_text().strip(), process.pid)
-    finally:
-        process.terminate()
-        process.wait(timeout=60)
+    with serving("ledger", command, ready, {"KOLM_LEDGER_DATABASE_URL": location.url} if location.url else {}) as found:
+        yield found
 
 
 def fill(location: LedgerLocation, size: int) -> float:

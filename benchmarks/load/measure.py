@@ -8,6 +8,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from operator import attrgetter
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
@@ -32,13 +33,7 @@ def measure(model: str, *, quick: bool = False, soak_minutes: float = 0.0) -> di
         asyncio.run(warm(stack, methods))
         cases = [case for callers in counts for case in _on_and_off(stack, methods, callers)]
         soak = _soak(stack, methods, soak_minutes) if soak_minutes else None
-    return {
-        "model": model,
-        "methods": methods,
-        "cases": cases,
-        "soak": soak,
-        "load average": os.getloadavg(),
-    }
+    return {"model": model, "methods": methods, "cases": cases, "soak": soak, "load average": os.getloadavg()}
 
 
 def methods_of(stack: Stack) -> list[str]:
@@ -79,7 +74,7 @@ def _on_and_off(stack: Stack, methods: list[str], callers: int) -> list[dict[str
 
 def figures(runs: list[Seen]) -> dict[str, Any]:
     """Figures of some runs of the same requests. Times are of all of them, the rate is their median."""
-    first, gaps = ([value for seen in runs for value in values(seen)] for values in (_first, _gaps))
+    first, gaps = ([value for seen in runs for value in values(seen)] for values in map(attrgetter, ("first", "gaps")))
     return {
         "requests": sum(len(seen.outputs) for seen in runs),
         "failures": dict(sum((seen.failures for seen in runs), Counter[str]())),
@@ -87,14 +82,6 @@ def figures(runs: list[Seen]) -> dict[str, Any]:
         "first_token_ms": {"p50": _ms(first, 50), "p99": _ms(first, 99)},
         "inter_token_ms": {"p50": _ms(gaps, 50), "p99": _ms(gaps, 99)},
     }
-
-
-def _first(seen: Seen) -> list[float]:
-    return seen.first
-
-
-def _gaps(seen: Seen) -> list[float]:
-    return seen.gaps
 
 
 def rate(seen: Seen) -> float:

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.machine import resident
+from benchmarks.machine import Service, resident, serving
 from services.cli.up.local_services import OWNER, LocalServices, token_file
 from services.cli.up.supervisor import Plan
-
-_START_SECONDS = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +19,11 @@ class Stack:
     generation: str
     ledger: str
     token: str
-    _processes: dict[str, subprocess.Popen[bytes]]
+    _processes: dict[str, int]
 
     def resident_mb(self) -> dict[str, float]:
         """Resident memory of each process (Linux)."""
-        return {name: round(resident(process.pid) / 2**20, 1) for name, process in self._processes.items()}
+        return {name: round(resident(process) / 2**20, 1) for name, process in self._processes.items()}
 
 
 @contextmanager
@@ -40,24 +34,14 @@ def running(folder: Path, model: str, *flags: str) -> Iterator[Stack]:
         shared_flags=("--log-level", "error"),
     )  # fmt: skip
     services.trust_own_keys()
-    processes: dict[str, subprocess.Popen[bytes]] = {}
-    try:
-        ledger = _start(processes, services.ledger())
-        generation = _start(processes, services.generation(ledger))
+    with ExitStack() as stack:
+
+        def start(plan: Plan) -> Service:
+            command = (plan.module, *plan.flags)
+            return stack.enter_context(serving(plan.name, command, plan.ready_file, plan.environment))
+
+        ledger = start(services.ledger())
+        generation = start(services.generation(ledger.address))
         token = token_file(services.data_dir, OWNER).read_text().strip()
-        yield Stack(generation, ledger, token, processes)
-    finally:
-        for process in reversed(processes.values()):
-            process.terminate()
-            process.wait(timeout=60)
-
-
-def _start(processes: dict[str, subprocess.Popen[bytes]], plan: Plan) -> str:
-    command = [sys.executable, "-m", plan.module, *plan.flags]
-    processes[plan.name] = process = subprocess.Popen(command, env={**os.environ, **plan.environment})
-    deadline = time.monotonic() + _START_SECONDS
-    while not plan.ready_file.exists():
-        if process.poll() is not None or time.monotonic() > deadline:
-            raise RuntimeError(f"the {plan.name} service did not start")
-        time.sleep(0.05)
-    return plan.ready_file.read_text().strip()
+        processes = {"ledger": ledger.process, "generation": generation.process}
+        yield Stack(generation.address, ledger.address, token, processes)

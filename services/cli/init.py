@@ -266,10 +266,8 @@ def _builder(subject: x509.Name, key: ec.EllipticCurvePublicKey, now: datetime, 
 
 
 def _pair(certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> Pair:
-    private = key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
-    return Pair(certificate.public_bytes(serialization.Encoding.PEM), private)
+    pem, pkcs8 = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
+    return Pair(certificate.public_bytes(pem), key.private_bytes(pem, pkcs8, serialization.NoEncryption()))
 
 
 def _name(common: str) -> x509.Name:
@@ -283,15 +281,15 @@ def _general_name(host: str) -> x509.GeneralName:
         return x509.DNSName(host)
 
 
+_UNUSED = (
+    "content_commitment", "key_encipherment", "data_encipherment", "key_agreement", "encipher_only", "decipher_only",
+)  # fmt: skip
+
+
 def _usage(*, authority: bool) -> x509.KeyUsage:
     return x509.KeyUsage(
         digital_signature=not authority,
         key_cert_sign=authority,
         crl_sign=authority,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        encipher_only=False,
-        decipher_only=False,
+        **dict.fromkeys(_UNUSED, False),
     )

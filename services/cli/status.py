@@ -14,7 +14,7 @@ import typer
 from typer import Option
 
 from services.cli.frame import exits, options
-from services.cli.frame.output import answer
+from services.cli.frame.output import answer, members
 from services.cli.frame.views import MARKS, OUTCOME_STYLES, Column, Line, Styled, View, facts, joined, table
 from services.client.channel import Connection
 from services.client.errors import DeadlineExceeded, KolmError, Unavailable
@@ -67,12 +67,7 @@ class Server:
 
     def document(self) -> dict[str, Any]:
         started = self.samples.total("process_start_time_seconds")
-        return {
-            "name": self.name,
-            "address": self.address,
-            "serving": self.serving,
-            "version": self.version,
-            "problem": self.problem,
+        return members(self, "name", "address", "serving", "version", "problem") | {
             "seconds_up": time.time() - started if started else None,
             "memory_bytes": self.samples.total("process_resident_memory_bytes"),
         }
@@ -93,13 +88,13 @@ class Stack:
         return any(server.name == name and server.problem is None for server in self.servers)
 
     @cached_property
+    def serving(self) -> bool:
+        return all(server.serving for server in self.servers)
+
+    @cached_property
     def complete(self) -> bool:
         """Whether all serve and let themselves be read."""
         return self.serving and all(server.problem is None for server in self.servers)
-
-    @cached_property
-    def serving(self) -> bool:
-        return all(server.serving for server in self.servers)
 
     @cached_property
     def answering(self) -> bool:
@@ -114,12 +109,13 @@ class Stack:
     def broken(self) -> tuple[str, ...]:
         """Promises that do not hold at the moment, each in a few words."""
         ledger, auditor = self.of("ledger"), self.of("auditor")
+        accusers = list(ledger.by("kolm_ledger_witness_silent", "witness").values()).count(2)
         counts = (
             (auditor.total("kolm_auditor_verdicts_total", outcome="DEVIATION"), "deviations found"),
             (ledger.total("kolm_ledger_open_halts"), "halts open"),
             (auditor.total("kolm_auditor_obligations", state="overdue"), "verdicts overdue"),
             (self.of("generation").total("kolm_outbox_refused"), "receipts refused by the ledger"),
-            (_accusers(ledger), "witnesses saw another history of the log"),
+            (accusers, "witnesses saw another history of the log"),
         )
         unproven = ("numerics profile unproven",) if self.unproven else ()
         stuck = ("the ledger cannot write",) if 0 in ledger.by("kolm_ledger_takes_entries", "").values() else ()
@@ -158,16 +154,8 @@ class Stack:
             "profile_proven": model and (model.probe_passed if model.engine is None else None),
             "methods": model and list(model.methods),
             "heads": model and [head.name for head in model.heads if not head.withdrawn],
-            **{
-                what: figure if self.tells(name) else None
-                for name, own in figures.items()
-                for what, figure in own.items()
-            },
+            **{what: each if self.tells(name) else None for name, own in figures.items() for what, each in own.items()},
         }
-
-
-def _accusers(ledger: Samples) -> int:
-    return list(ledger.by("kolm_ledger_witness_silent", "witness").values()).count(2)
 
 
 def read_stack(addresses: Mapping[str, str]) -> Stack:
@@ -233,11 +221,11 @@ def _facts(stack: dict[str, Any]) -> Iterator[tuple[Line, ...]]:
     if stack["verdicts"] is not None:
         owed = stack["obligations"]
         yield "audit", ", ".join(f"{owed.get(state, 0):.0f} {state}" for state in ("owed", "overdue", "undrawn"))
-        counts = joined(
-            Styled(f"{count:.0f} {name}", OUTCOME_STYLES.get(name, "") if count else "")
-            for name, count in stack["verdicts"].items()
+        verdicts = stack["verdicts"].items()
+        counts = (
+            Styled(f"{count:.0f} {name}", OUTCOME_STYLES.get(name, "") if count else "") for name, count in verdicts
         )
-        yield "verdicts", (*counts, " since the auditor's start")
+        yield "verdicts", (*joined(counts), " since the auditor's start")
 
 
 def duration(seconds: float) -> str:

@@ -15,10 +15,9 @@ from ledger.errors import FormatError, SignatureError
 from ledger.keys.ed25519 import ROLES, PublicKey
 from ledger.keys.key_file import write_public_file
 from ledger.keys.key_scope import EVERYTHING, KeyScope
-from ledger.keys.note import Note
 from ledger.keys.signer import Signer, is_device, open_signer
 from ledger.keys.trusted_keys import RETIRED, SCOPED, FixedThreshold, TrustedKeys
-from ledger.tree.checkpoint import Checkpoint, open_checkpoint
+from ledger.tree.checkpoint import open_checkpoint
 from services.cli.frame import exits, options
 from services.cli.frame.exits import UsageError
 from services.cli.frame.options import ledger_at
@@ -54,21 +53,17 @@ def add(
         scope = KeyScope.of(base_cid=base, profile_cid=profile, tenant=tenant)
     except FormatError as error:
         raise UsageError(str(error)) from None
-    added = add_files(keys, role, paths.trusted, scope)
-    answer(
-        json,
-        [_document(key) for key in added],
-        lambda keys: [
-            f"{key['key_id']} {'may sign' if key['new'] else 'could sign before'} for {key['role']}: {key['file']}"
-            for key in keys
-        ],
-    )
+    added = [_document(key) for key in add_files(keys, role, paths.trusted, scope)]
+    answer(json, added, lambda keys: [_said(key) for key in keys])
+
+
+def _said(key: dict[str, Any]) -> str:
+    return f"{key['key_id']} {'may sign' if key['new'] else 'could sign before'} for {key['role']}: {key['file']}"
 
 
 def list_(paths: options.Paths = options.PATHS, json: options.Json = False) -> None:
     """List the trusted keys: role, id, file, and what they are trusted for where that is not everything."""
-    keys = list_trusted(paths.trusted)
-    answer(json, [_document(key) for key in keys], _keys_view)
+    answer(json, [_document(key) for key in list_trusted(paths.trusted)], _keys_view)
 
 
 def remove(
@@ -99,28 +94,11 @@ class TrustedKey:
     scope: KeyScope = EVERYTHING
 
 
-@dataclass(frozen=True, slots=True)
-class OpenedCheckpoint:
-    """A checkpoint and its signed note. `checked` is False if there is no directory of keys at `trusted`."""
-
-    checkpoint: Checkpoint
-    note: bytes
-    checked: bool
-    trusted: Path
-
-
 def load_trusted(directory: Path) -> TrustedKeys:
     """Raises UsageError if there is no directory of keys, KeyFileError for another file than a key."""
     if not directory.is_dir():
         raise _no_directory(directory)
     return TrustedKeys.load(directory)
-
-
-def opened_checkpoint(note: bytes, trusted: Path) -> OpenedCheckpoint:
-    """Raises SignatureError, FormatError for another note than a checkpoint of a trusted log."""
-    if not trusted.is_dir():
-        return OpenedCheckpoint(Checkpoint.from_text(Note.from_bytes(note).text), note, False, trusted)
-    return OpenedCheckpoint(open_checkpoint(note, load_trusted(trusted).keys("log")), note, True, trusted)
 
 
 def trust_own(key: Path, role: str, trusted: Path, passphrase_file: Path | None = None) -> TrustedKey:
@@ -167,12 +145,8 @@ def list_trusted(trusted: Path) -> tuple[TrustedKey, ...]:
         raise _no_directory(trusted)
     places = [(path, False) for path in sorted(trusted.glob("*.pub"))]
     places += [(path, True) for path in sorted((trusted / RETIRED).glob("*.pub"))]
-    return tuple(_trusted(path, old) for path, old in places)
-
-
-def _trusted(path: Path, retired: bool) -> TrustedKey:
-    key = _public_key(path)
-    return TrustedKey(_named_role(path), key.key_id, path, retired, scope=key.scope)
+    keys = [(_public_key(path), path, retired) for path, retired in places]
+    return tuple(TrustedKey(_named_role(path), key.key_id, path, old, scope=key.scope) for key, path, old in keys)
 
 
 def remove_trusted(name: str, trusted: Path, *, retire: bool) -> TrustedKey:
@@ -246,7 +220,7 @@ def _is_called(key: TrustedKey, name: str) -> bool:
 def _key_files(place: Path) -> list[Path]:
     if not place.is_dir():
         return [place]
-    found = sorted(path for path in place.rglob("*.pub"))
+    found = sorted(place.rglob("*.pub"))
     if not found:
         raise exits.NotFound(
             f"there is no public key (*.pub) in {place}", "services put theirs there when they first start"

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from services.client.errors import FieldViolation, KolmError
-
-
 import errno
 import re
 import sys
-from dataclasses import dataclass
 from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 from ledger.errors import KeyFileError, LedgerError, NotFound, StoreError
 from services.cli.frame import exits
 from services.cli.frame.exits import CommandError
 from services.cli.frame.process import discard_stdout, printable
+
+if TYPE_CHECKING:
+    from services.client.errors import FieldViolation, KolmError
 
 _EXTRAS = {
     **dict.fromkeys(("grpc", "google", "sqlalchemy", "alembic", "pydantic_settings", "cbor2"), "cli"),
@@ -84,43 +81,29 @@ def _not_installed(error: ImportError) -> CommandError | None:
     return None
 
 
-@dataclass(frozen=True, slots=True)
-class Fallback:
-    """A reason as receipts have it (`spec_decode.fallback_reason`), explained."""
-
-    sentence: str
-    remedy: str
-
-
 FALLBACKS = {
-    "no_head": Fallback(
-        "no draft head is loaded for this model", "kolm up --head DIR, or publish one: kolm heads push"
-    ),
-    "no_datastore": Fallback("no datastore is loaded", "kolm datastore build, then kolm up --shared-datastore DIR"),
-    "no_draft_model": Fallback("no smaller model is loaded", "kolm up --draft-model DIR"),
-    "head_withdrawn": Fallback("its publisher has withdrawn the head", "kolm heads list shows others"),
-    "head_needs_retraining": Fallback(
-        "too few of the head's drafts hold with this adapter", "kolm heads train; --method eagle3 drafts with it anyway"
-    ),
-    "temperature": Fallback(
-        "drafts hardly ever hold at this temperature",
-        "lower --temperature, or raise the server's --speculation-max-temperature",
-    ),
-    "profile_unproven": Fallback(
-        "this machine's numerics failed their probe, so nothing may draft", "kolm doctor names what differs"
-    ),
-    "halt_state_unknown": Fallback(
-        "the ledger has not told the server lately what is halted", "kolm status shows whether the ledger answers"
-    ),
-    "halted": Fallback("an audit has halted it", "kolm halts list shows why, kolm halts resume lifts it"),
-    "not_loaded": Fallback("no method is loaded", "kolm status shows which there are"),
+    "no_head": "no draft head is loaded for this model; kolm up --head DIR, or publish one: kolm heads push",
+    "no_datastore": "no datastore is loaded; kolm datastore build, then kolm up --shared-datastore DIR",
+    "no_draft_model": "no smaller model is loaded; kolm up --draft-model DIR",
+    "head_withdrawn": "its publisher has withdrawn the head; kolm heads list shows others",
+    "head_needs_retraining": "too few of the head's drafts hold with this adapter; kolm heads train; "
+    "--method eagle3 drafts with it anyway",
+    "temperature": "drafts hardly ever hold at this temperature; lower --temperature, or raise the server's "
+    "--speculation-max-temperature",
+    "profile_unproven": "this machine's numerics failed their probe, so nothing may draft; kolm doctor names what "
+    "differs",
+    "halt_state_unknown": "the ledger has not told the server lately what is halted; kolm status shows whether the "
+    "ledger answers",
+    "halted": "an audit has halted it; kolm halts list shows why, kolm halts resume lifts it",
+    "not_loaded": "no method is loaded; kolm status shows which there are",
 }
+"""Reasons as receipts have them (`spec_decode.fallback_reason`), explained, and what to do."""
 
 
 def explained(reason: str | None) -> str | None:
     """A line for people; None where there is no reason, or a server that is newer than this command has another."""
     found = FALLBACKS.get(reason or "")
-    return None if found is None else f"{reason}: {found.sentence}; {found.remedy}"
+    return None if found is None else f"{reason}: {found}"
 
 
 _HINTS = {
@@ -140,11 +123,9 @@ _NO_SERVER = (
 )
 _NO_METHOD = "Method not found!"
 
+_SAMPLING = ("max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "n")
 _FIELDS = (
-    *(
-        f"sampling.{name}"
-        for name in ("max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "n")
-    ),
+    *(f"sampling.{name}" for name in _SAMPLING),
     *(f"sampling.{name}_penalty" for name in ("presence", "frequency", "repetition")),
     *("sampling.stop", "sampling.logprobs", "sampling.ignore_eos"),
     *(f"spec_decode.{name}" for name in ("method", "k", "verify", "eagle_head")),
@@ -195,8 +176,7 @@ def _hint(error: KolmError) -> str | None:
     from services.client import errors as client
 
     if error.reason in ("METHOD_NOT_LOADED", "METHOD_CANNOT_RUN"):
-        fallback = FALLBACKS.get(error.metadata.get("missing", ""))
-        return None if fallback is None else f"{fallback.sentence}: {fallback.remedy}"
+        return FALLBACKS.get(error.metadata.get("missing", ""))
     if error.reason in _HINTS:
         return _HINTS[error.reason]
     if isinstance(error, client.Unavailable):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -72,22 +72,14 @@ def rotate_key(
 ) -> None:
     """Replace a key, with the services stopped. Later signatures of the old key are refused and flagged."""
     data_dir = paths.data_dir
-    files = LedgerFiles(
-        data_dir=data_dir,
-        trusted=paths.trusted,
-        database=database_url or data_dir / "ledger.sqlite3",
-        guard=guard_url or data_dir / "guard.sqlite3",
-        key_file=key_file,
-        new_key=new_key,
-        log_key=log_key,
-        passphrase_file=key_passphrase_file,
-    )
+    places = (database_url or data_dir / "ledger.sqlite3", guard_url or data_dir / "guard.sqlite3")
+    files = LedgerFiles(data_dir, paths.trusted, *places, key_file, new_key, log_key, key_passphrase_file)
     if operator_key and not by_operator:
         raise UsageError("--operator-key: belongs to --by-operator")
     operators = tuple(operator_key or [data_dir / "keys/operator.pem"]) if by_operator else ()
-    rotated = rotate(files, role, operators)
-    said = f"entry {rotated.index}: from here on {rotated.new} signs for {role}, and {rotated.old} no longer"
-    answer(json, asdict(rotated) | {"role": role}, lambda _: said)
+    index, old, new = rotate(files, role, operators)
+    said = f"entry {index}: from here on {new} signs for {role}, and {old} no longer"
+    answer(json, {"index": index, "old": old, "new": new, "role": role}, lambda _: said)
     if new_key is not None and not json:
         remark(f"name it from now on: --key-file '{new_key}'")
     if role == "log" and not json:
@@ -127,17 +119,9 @@ class LedgerFiles:
         return self.key_file.parent.parent if self.key_file and own else self.data_dir / "generation"
 
 
-@dataclass(frozen=True, slots=True)
-class Rotated:
-    """The rotation's entry, and the ids of the two keys."""
-
-    index: int
-    old: str
-    new: str
-
-
-def rotate(files: LedgerFiles, role: str, operators: tuple[Path, ...] = ()) -> Rotated:
-    """Replace the role's key. `operators`, if there are any, sign in the place of the old key.
+def rotate(files: LedgerFiles, role: str, operators: tuple[Path, ...] = ()) -> tuple[int, str, str]:
+    """Replace the role's key: the rotation's entry, and the ids of the old key and of the new one. `operators`, if
+    there are any, sign in the place of the old key.
 
     Raises UsageError, NotFound, Failed, LedgerError.
     """
@@ -158,7 +142,7 @@ def rotate(files: LedgerFiles, role: str, operators: tuple[Path, ...] = ()) -> R
     _swap(files, path, old, new)
     if role == "log":
         _publish_name(files, new)
-    return Rotated(index, old.key_id, new.key_id)
+    return index, old.key_id, new.key_id
 
 
 def _refuse_waiting_receipts(files: LedgerFiles, role: str) -> None:

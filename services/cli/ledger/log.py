@@ -22,7 +22,7 @@ from ledger.documents.signed_document import read_document
 from ledger.errors import ChainError, LedgerError, StoreDamaged
 from ledger.keys.note import Note
 from ledger.keys.trusted_keys import TrustedKeys
-from ledger.tree.checkpoint import Checkpoint
+from ledger.tree.checkpoint import Checkpoint, open_checkpoint
 from ledger.tree.entry import Entry
 from ledger.tree.merkle import leaf_hash
 from ledger.witness.cosignature_store import newest_signed
@@ -33,7 +33,7 @@ from services.cli.frame.output import answer, members, remark, verifying_entries
 from services.cli.frame.values import database_place
 from services.cli.frame.views import MARKS, Column, Styled, View, facts, table
 from services.cli.ledger.obligations import obligations_document, obligations_view
-from services.cli.trust import load_trusted, opened_checkpoint
+from services.cli.trust import load_trusted
 from services.client import LedgerClient
 from services.client.errors import DataLoss
 
@@ -97,29 +97,22 @@ def verify(
         report = check_log(ledger, database, keys, origin)
         answer(json, report_document(report), report_view)
         if report.ok and place is not None and not json:
-            remark(
-                Styled("what is beside the entries (content, indexes, tiles): kolm ledger verify --depth deep", "dim")
-            )
+            beside = "what is beside the entries (content, indexes, tiles): kolm ledger verify --depth deep"
+            remark(Styled(beside, "dim"))
         raise typer.Exit(exits.OK if report.ok else exits.VERIFICATION_FAILED)
     report, book = check_obligations(ledger, database, keys, origin)
     now = datetime.now(UTC)
     done, ahead = book.completeness(now), book.dated_ahead(now)
-    answer(
-        json, report_document(report) | {"obligations": obligations_document(book.all(), done, ahead)}, _audited_view
-    )
+    owed = {"obligations": obligations_document(book.all(), done, ahead)}
+    answer(json, report_document(report) | owed, _audited_view)
     kept = report.ok and done.kept and ahead is None
     raise typer.Exit(exits.OK if kept else exits.VERIFICATION_FAILED)
 
 
 def _verify_database(
-    database: str | None,
-    depth: Depth,
-    guard: str | None,
-    content_keys: str | None,
-    paths: options.Paths,
-    origin: str | None,
-    json: bool,
-) -> None:
+    database: str | None, depth: Depth, guard: str | None, content_keys: str | None, paths: options.Paths,
+    origin: str | None, json: bool,
+) -> None:  # fmt: skip
     from ledger.fsck import Depth as Depths
 
     place = database_place(database) if database else paths.data_dir / "ledger.sqlite3"
@@ -130,11 +123,8 @@ def _verify_database(
     keys_place = database_place(content_keys) if content_keys else usual_keys if usual_keys.is_file() else None
     report = check_database(place, guard_place, folder / "witnessed", keys, Depths[depth.upper()], origin, keys_place)
     guarded = guard_place is not None
-    document = {
-        "ok": report.ok,
+    document = members(report, "ok", "size", "unsigned") | {  # unsigned are entries that the ledger's next start signs
         "depth": depth,
-        "size": report.size,
-        "unsigned": report.unsigned,  # entries that the ledger's next start signs
         "guarded": guarded,
         "findings": [asdict(finding) | {"said": str(finding)} for finding in report.findings],
     }
@@ -159,30 +149,23 @@ def head(
         raise exits.UsageError("--note and --json: name one of them")
     with ledger_at(ledger) as client:
         newest = client.checkpoint().note
-    opened = opened_checkpoint(newest, paths.trusted)
+    checked = paths.trusted.is_dir()
+    if checked:
+        checkpoint = open_checkpoint(newest, load_trusted(paths.trusted).keys("log"))
+    else:
+        checkpoint = Checkpoint.from_text(Note.from_bytes(newest).text)
     if note:
         sys.stdout.flush()
         sys.stdout.buffer.write(newest)  # as it is, whatever the terminal's encoding
-    else:
-        document = {
-            "origin": opened.checkpoint.origin,
-            "size": opened.checkpoint.size,
-            "root": opened.checkpoint.root.hex(),
-            "signature_checked": opened.checked,
-            "checkpoint": newest.decode("utf-8"),
-        }
-        unchecked = f"not checked: no trusted keys in {paths.trusted}"
-        signature = "by a trusted key of the log" if opened.checked else unchecked
-        answer(
-            json,
-            document,
-            lambda shown: facts(
-                ("origin", shown["origin"]),
-                ("entries", str(shown["size"])),
-                ("root", shown["root"]),
-                ("signature", (MARKS[opened.checked or None], f" {signature}")),
-            ),
-        )
+        return
+    document = members(checkpoint, "origin", "size") | {
+        "root": checkpoint.root.hex(),
+        "signature_checked": checked,
+        "checkpoint": newest.decode("utf-8"),
+    }
+    signature = "by a trusted key of the log" if checked else f"not checked: no trusted keys in {paths.trusted}"
+    rows = (("origin", checkpoint.origin), ("entries", str(checkpoint.size)), ("root", checkpoint.root.hex()))
+    answer(json, document, lambda _: facts(*rows, ("signature", (MARKS[checked or None], f" {signature}"))))
 
 
 _PAGE = 512
@@ -322,6 +305,9 @@ def report_document(report: Report) -> dict[str, Any]:
     }
 
 
+_DEFIED = "entry {index} was served in a scope that entry {halt_index} had halted"
+
+
 def report_view(report: dict[str, Any]) -> list[View]:
     """The checklist, the log's contents, and the verdict on it."""
     checklist = table(
@@ -334,12 +320,7 @@ def report_view(report: dict[str, Any]) -> list[View]:
     return [
         checklist,
         (f"{report['size']} entries", Styled(f" ({kinds or 'empty'})", "dim")),
-        *(
-            Styled(
-                f"entry {each['index']} was served in a scope that entry {each['halt_index']} had halted", "bold red"
-            )
-            for each in report["defied_halts"]
-        ),
+        *(Styled(_DEFIED.format(**each), "bold red") for each in report["defied_halts"]),
         Styled("ledger verified", "green") if report["ok"] else Styled(report["problem"] or "", "bold red"),
     ]
 

@@ -76,13 +76,12 @@ def _only_id(ledger: LedgerClient, beginning: str) -> str:
     earliest, latest = _times(beginning)
     listed = ledger.receipts(ReceiptFilter(start_time=earliest, end_time=latest))
     found = list(islice((each.receipt_id for each in listed if each.receipt_id.startswith(beginning.lower())), 2))
-    if not found:
-        raise exits.NotFound(f"no receipt's id begins with {beginning}", "`kolm receipts list` shows the newest")
-    if len(found) > 1:
-        raise UsageError(
-            f"the ids of several receipts begin with {beginning}: {found[0]}, {found[1]}", "give more of it"
-        )
-    return found[0]
+    match found:
+        case []:
+            raise exits.NotFound(f"no receipt's id begins with {beginning}", "`kolm receipts list` shows the newest")
+        case [one]:
+            return one
+    raise UsageError(f"the ids of several receipts begin with {beginning}: {', '.join(found)}", "give more of it")
 
 
 def _times(beginning: str) -> tuple[datetime, datetime]:
@@ -230,9 +229,7 @@ def export_statement(ledger: LedgerClient, named: str, path: Path, key: Signer, 
 
     trusted = load_trusted(trusted_folder)
     receipt_id = find(ledger, named).receipt.receipt_id
-    details = VerifiedLedger(ledger, trusted).receipt(receipt_id)
-    made = _cose(ledger, details, trusted, key)
-    write_new(path, made)
+    write_new(path, _cose(ledger, VerifiedLedger(ledger, trusted).receipt(receipt_id), trusted, key))
     return receipt_id
 
 

@@ -19,7 +19,7 @@ from services.cli.frame.output import answer, remark
 from services.cli.frame.values import moment, require_writable_new_file
 from services.cli.frame.views import MARKS, Column, Line, Styled, View, facts, joined, outcome, table, whose_replay
 from services.client import LedgerClient
-from services.client.ledger.log import ReceiptEntry, VerdictEntry
+from services.client.ledger.log import ReceiptEntry
 
 if TYPE_CHECKING:
     from services.client.ledger.promised import Promised
@@ -49,21 +49,11 @@ class Filters:
 
     def narrow(self) -> ReceiptFilter:
         """Raises UsageError for an invalid time."""
-        return ReceiptFilter(
-            tenant=self.tenant,
-            method=self.method,
-            base_cid=self.base,
-            head_cid=self.head,
-            adapter_cid=self.adapter,
-            profile_cid=self.profile,
-            request_id=self.request_id,
-            outcome=self.outcome,
-            start_time=None if self.since is None else moment("--since", self.since),
-            end_time=None if self.until is None else moment("--until", self.until),
-            min_index=self.first,
-            max_index=self.last,
-            commitment=self.commitment,
-        )
+        same = {name: getattr(self, name) for name in ("tenant", "method", "request_id", "outcome", "commitment")}
+        cids = {f"{name}_cid": getattr(self, name) for name in ("base", "head", "adapter", "profile")}
+        start = None if self.since is None else moment("--since", self.since)
+        end = None if self.until is None else moment("--until", self.until)
+        return ReceiptFilter(**same, **cids, start_time=start, end_time=end, min_index=self.first, max_index=self.last)
 
 
 ANY = Filters()
@@ -170,7 +160,7 @@ def show(
         details = find(client, receipt)
         proof = prove(details, paths.trusted)
     document = _listed(details.receipt) | {
-        "verdicts": [_verdict(verdict) for verdict in details.verdicts],
+        "verdicts": [{"ledger_index": each.index, **envelope_document(each.envelope)} for each in details.verdicts],
         "content": details.content_state.lower() or None,
         "erasure_index": details.erasure_index,
         "proof": asdict(proof),
@@ -203,16 +193,8 @@ def envelope_document(envelope: bytes) -> dict[str, Any]:
 
 
 def _listed(receipt: ReceiptEntry) -> dict[str, Any]:
-    return {
-        "receipt_id": receipt.receipt_id,
-        "ledger_index": receipt.index,
-        "outcome": receipt.outcome,
-        **envelope_document(receipt.envelope),
-    }
-
-
-def _verdict(verdict: VerdictEntry) -> dict[str, Any]:
-    return {"ledger_index": verdict.index, **envelope_document(verdict.envelope)}
+    listed = {"receipt_id": receipt.receipt_id, "ledger_index": receipt.index, "outcome": receipt.outcome}
+    return listed | envelope_document(receipt.envelope)
 
 
 def _list_view(receipts: list[dict[str, Any]]) -> View:
@@ -333,15 +315,8 @@ def _judged(verdict: dict[str, Any]) -> Line:
     compared = found["tokens_compared"]
     whose = whose_replay(found.get("verification"), found.get("replayed_by"))
     reason = f": {found['reason']}" if found.get("reason") else ""
-    return joined(
-        (
-            outcome(found["outcome"], compared),
-            f", {compared} tokens compared ",
-            whose,
-            f" (entry {verdict['ledger_index']}){reason}",
-        ),
-        "",
-    )
+    place = f" (entry {verdict['ledger_index']}){reason}"
+    return joined((outcome(found["outcome"], compared), f", {compared} tokens compared ", whose, place), "")
 
 
 def _promised_view(found: dict[str, Any]) -> View:

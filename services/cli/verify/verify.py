@@ -241,19 +241,13 @@ def _report_document(report: BundleReport, *, as_claimed: bool) -> dict[str, Any
     from ledger.encoding.text_forms import timestamp
 
     checkpoint, owed, freshness = report.checkpoint, report.completeness, report.freshness
-    return {
-        "ok": report.ok,
-        "problem": report.problem,
+    counted = ("verified_before", "cosigned", "kinds", "outcomes", "independent")
+    return members(report, "ok", "problem", *counted) | {
         "trust": "claimed" if as_claimed else "own",
         "origin": checkpoint and checkpoint.origin,
         "size": checkpoint and checkpoint.size,
         "root": checkpoint and checkpoint.root.hex(),
         "range": report.manifest and [report.manifest.range.start, report.manifest.range.end],
-        "verified_before": report.verified_before,
-        "cosigned": dict(report.cosigned),
-        "kinds": dict(report.kinds),
-        "outcomes": dict(report.outcomes),
-        "independent": report.independent,
         "unproven_profiles": report.unproven,
         "overclaimed_speedups": report.overclaims,
         "halt_epoch": report.halts.epoch,
@@ -390,15 +384,11 @@ def _receipt_file_view(found: dict[str, Any]) -> View:
         *([] if found["texts_compared"] is None else [(MARKS[found["texts"]], f" {found['texts_compared']}")]),
         *([] if over is None else [Styled(f"the receipt {over}", "yellow")]),
         _proof_view(found["proof"]),
-        *(
-            Styled(
-                f"keeps the promise of {promise['promised_at']} for request {promise['request_id']}, as choice "
-                f"{sampled['choice']} of {promise['choices']}",
-                "green",
-            )
-            for promise in found["promises"]
-        ),
+        *(Styled(f"{_KEEPS.format(**each)}, as choice {sampled['choice']}", "green") for each in found["promises"]),
     ]
+
+
+_KEEPS = "keeps the promise of {promised_at} of {choices} receipts for request {request_id}"
 
 
 def _statement_view(stated: dict[str, Any]) -> View:

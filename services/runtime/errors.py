@@ -23,7 +23,6 @@ to do, and never holds a secret or a traceback.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from traceback import clear_frames
 from typing import TypeVar
 
@@ -35,51 +34,40 @@ from google.rpc import error_details_pb2, status_pb2
 _Error = TypeVar("_Error", bound=BaseException)
 
 
-@dataclass(frozen=True, slots=True)
-class FieldViolation:
-    """A wrong field: its path as in the proto (`spec_decode.method`, `messages[2].role`) and what is wrong with it."""
-
-    field: str
-    description: str
-
-
-@dataclass(frozen=True, slots=True)
-class Resource:
-    """The resource that an error is about: its type (`receipt`, `model`) and the name that the caller used."""
-
-    type: str
-    name: str
+# Trailers share gRPC's 8 KiB metadata limit, and a status past it would reach the caller as another error. These
+# limits, in UTF-8 bytes, stay below it with every byte of the message percent-encoded and the details in base64.
+_MESSAGE_BYTES = 512
+_FIELD_BYTES = 128
+_DESCRIPTION_BYTES = 256
 
 
-@dataclass(frozen=True, slots=True)
-class QuotaViolation:
-    """Which quota is used up, by its name in the settings (`tokens`), whose it is (`tenant:acme`), how much it is."""
-
-    name: str
-    subject: str
-    description: str
+def _clip(text: str, limit: int = _MESSAGE_BYTES) -> str:
+    """Text that protobuf can carry (lone surrogates escaped), cut to `limit` bytes."""
+    encoded = text.encode("utf-8", "backslashreplace")
+    if len(encoded) <= limit:
+        return encoded.decode("utf-8")
+    return encoded[: limit - 4].decode("utf-8", "ignore") + " …"
 
 
 class KolmError(Exception):
-    """Root. A subclass fixes the status code, whose name is the `reason` of errors that name none."""
+    """Root. A subclass fixes the status code, whose name is the `reason` of errors that name none. `details` are those
+    of the status besides ErrorInfo and RetryInfo.
+    """
 
     code: grpc.StatusCode = grpc.StatusCode.UNKNOWN
 
     def __init__(
         self,
         message: str,
-        *,
+        *details: Message,
         reason: str | None = None,
-        violations: tuple[FieldViolation, ...] = (),
-        resource: Resource | None = None,
         retry_after: float | None = None,
         metadata: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(message)
         self.message = message
+        self.details = details
         self.reason = reason or self.code.name
-        self.violations = violations
-        self.resource = resource
         self.retry_after = retry_after
         self.metadata = dict(metadata or {})
 
@@ -95,20 +83,17 @@ def without_frames(error: _Error) -> _Error:
 
 
 class InvalidArgument(KolmError):
-    """One or more fields are wrong: `InvalidArgument("top_p", "expected above 0 and at most 1, got 1.5")`."""
+    """A field is wrong, named by its path as in the proto (`spec_decode.method`, `messages[2].role`):
+    `InvalidArgument("top_p", "expected above 0 and at most 1, got 1.5")`.
+    """
 
     code = grpc.StatusCode.INVALID_ARGUMENT
 
-    def __init__(self, field: str, description: str, *more: FieldViolation, reason: str | None = None) -> None:
-        violations = (FieldViolation(field, description), *more)
-        message = "; ".join(f"{violation.field}: {violation.description}" for violation in violations)
-        super().__init__(message, reason=reason, violations=violations)
-
-    @classmethod
-    def of(cls, violations: tuple[FieldViolation, ...], reason: str | None = None) -> InvalidArgument:
-        """Every violation that a validation found, at least one."""
-        first, *more = violations
-        return cls(first.field, first.description, *more, reason=reason)
+    def __init__(self, field: str, description: str, *, reason: str | None = None) -> None:
+        wrong = {"field": _clip(field, _FIELD_BYTES), "description": _clip(description, _DESCRIPTION_BYTES)}
+        detail = error_details_pb2.BadRequest(field_violations=[error_details_pb2.BadRequest.FieldViolation(**wrong)])
+        super().__init__(f"{field}: {description}", detail, reason=reason)
+        self.field = field
 
 
 class Unauthenticated(KolmError):
@@ -130,7 +115,7 @@ class NotFound(KolmError):
 
     def __init__(self, type: str, name: str, hint: str = "", *, reason: str | None = None) -> None:
         message = f"no {type} {name!r}" + (f"; {hint}" if hint else "")
-        super().__init__(message, reason=reason, resource=Resource(type, name))
+        super().__init__(message, _resource(type, name), reason=reason)
 
 
 class AlreadyExists(KolmError):
@@ -139,7 +124,12 @@ class AlreadyExists(KolmError):
     code = grpc.StatusCode.ALREADY_EXISTS
 
     def __init__(self, type: str, name: str, message: str, *, reason: str = "CONFLICT") -> None:
-        super().__init__(message, reason=reason, resource=Resource(type, name))
+        super().__init__(message, _resource(type, name), reason=reason)
+
+
+def _resource(type: str, name: str) -> error_details_pb2.ResourceInfo:
+    """The resource that an error is about: its type (`receipt`, `model`) and the name that the caller used."""
+    return error_details_pb2.ResourceInfo(resource_type=type, resource_name=_clip(name))
 
 
 class FailedPrecondition(KolmError):
@@ -152,16 +142,24 @@ class FailedPrecondition(KolmError):
 
 
 class ResourceExhausted(KolmError):
-    """A queue or a quota is full. `retry_after` in seconds."""
+    """A queue or a quota is full. `retry_after` in seconds. `quota`: its name in the settings (`tokens`), whose it is
+    (`tenant:acme`), and how much it is.
+    """
 
     code = grpc.StatusCode.RESOURCE_EXHAUSTED
 
     def __init__(
-        self, message: str, *, retry_after: float, reason: str = "QUEUE_FULL", quota: QuotaViolation | None = None
+        self, message: str, *, retry_after: float, reason: str = "QUEUE_FULL", quota: tuple[str, str, str] | None = None
     ) -> None:
-        metadata = None if quota is None else {"quota": quota.name}
-        super().__init__(message, reason=reason, retry_after=retry_after, metadata=metadata)
-        self.quota = quota
+        if quota is None:
+            super().__init__(message, reason=reason, retry_after=retry_after)
+            return
+        name, subject, description = quota
+        detail = error_details_pb2.QuotaFailure()
+        detail.violations.add(
+            subject=_clip(subject), description=_clip(description, _DESCRIPTION_BYTES), quota_metric=name
+        )
+        super().__init__(message, detail, reason=reason, retry_after=retry_after, metadata={"quota": name})
 
 
 class Unavailable(KolmError):
@@ -210,62 +208,17 @@ DOMAIN = "kolm"
 DETAILS_KEY = "grpc-status-details-bin"
 """The trailing metadata key under which gRPC carries a serialised google.rpc.Status."""
 
-# Trailers share gRPC's 8 KiB metadata limit, and a status past it would reach the caller as another error. These
-# limits, in UTF-8 bytes, stay below it with every byte of the message percent-encoded and the details in base64.
-_MESSAGE_BYTES = 512
-_FIELD_BYTES = 128
-_DESCRIPTION_BYTES = 256
-_MOST_VIOLATIONS = 8
-
 
 def to_status(error: KolmError, request_id: str) -> status_pb2.Status:
     """The status a caller receives; `request_id` goes into ErrorInfo's metadata."""
     number, _name = error.code.value
     status = status_pb2.Status(code=number, message=_clip(error.message))
-    for detail in _details(error, request_id):
-        status.details.add().Pack(detail)
-    return status
-
-
-def _details(error: KolmError, request_id: str) -> list[Message]:
-    info = error_details_pb2.ErrorInfo(
-        reason=error.reason, domain=DOMAIN, metadata={**error.metadata, "request_id": request_id}
-    )
-    details: list[Message] = [info]
-    if error.violations:
-        details.append(_bad_request(error))
+    about = {**error.metadata, "request_id": request_id}
+    status.details.add().Pack(error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN, metadata=about))
     if error.retry_after is not None:
         delay = duration_pb2.Duration()
         delay.FromNanoseconds(round(error.retry_after * 1e9))
-        details.append(error_details_pb2.RetryInfo(retry_delay=delay))
-    if isinstance(error, ResourceExhausted) and error.quota is not None:
-        details.append(_quota_failure(error.quota))
-    if error.resource is not None:
-        resource_type, name = error.resource.type, _clip(error.resource.name)
-        details.append(error_details_pb2.ResourceInfo(resource_type=resource_type, resource_name=name))
-    return details
-
-
-def _bad_request(error: KolmError) -> error_details_pb2.BadRequest:
-    violation = error_details_pb2.BadRequest.FieldViolation
-    return error_details_pb2.BadRequest(
-        field_violations=[
-            violation(field=_clip(entry.field, _FIELD_BYTES), description=_clip(entry.description, _DESCRIPTION_BYTES))
-            for entry in error.violations[:_MOST_VIOLATIONS]
-        ]
-    )
-
-
-def _quota_failure(quota: QuotaViolation) -> error_details_pb2.QuotaFailure:
-    violation = error_details_pb2.QuotaFailure.Violation(
-        subject=_clip(quota.subject), description=_clip(quota.description, _DESCRIPTION_BYTES), quota_metric=quota.name
-    )
-    return error_details_pb2.QuotaFailure(violations=[violation])
-
-
-def _clip(text: str, limit: int = _MESSAGE_BYTES) -> str:
-    """Text that protobuf can carry (lone surrogates escaped), cut to `limit` bytes."""
-    encoded = text.encode("utf-8", "backslashreplace")
-    if len(encoded) <= limit:
-        return encoded.decode("utf-8")
-    return encoded[: limit - 4].decode("utf-8", "ignore") + " …"
+        status.details.add().Pack(error_details_pb2.RetryInfo(retry_delay=delay))
+    for detail in error.details:
+        status.details.add().Pack(detail)
+    return status

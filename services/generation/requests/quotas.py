@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 
-from services.runtime.errors import QuotaViolation, ResourceExhausted
+from services.runtime.errors import ResourceExhausted
 
 _log = logging.getLogger(__name__)
 
@@ -173,5 +173,5 @@ def _exceeded(tenant: str, name: str, limit: str, found: str, seconds: float) ->
         f"{message}; come back in {seconds:.1f} s",
         retry_after=seconds,
         reason="QUOTA_EXCEEDED",
-        quota=QuotaViolation(name, f"tenant:{tenant}", message),
+        quota=(name, f"tenant:{tenant}", message),
     )

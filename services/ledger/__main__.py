@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from datetime import UTC, datetime
-from functools import partial
-from typing import TypeVar
 
 from prometheus_client import CollectorRegistry
 
@@ -35,8 +33,6 @@ from services.ledger.settings import LedgerSettings
 from services.runtime.process import CannotStart, reason, run_service
 from services.runtime.server import Mount, serve
 from services.runtime.trusted_directory import TrustedDirectory
-
-_Opened = TypeVar("_Opened", SqlEntryStore, SqlGuard)
 
 _SWITCH_SECONDS = 0.001
 """How long the event loop may keep the sequencer's thread from going on. Each statement and each hash of a batch gives
@@ -79,25 +75,25 @@ def opened_servicer(
     except (LedgerError, OSError) as error:
         raise CannotStart(f"cannot open the ledger in {settings.data_dir}: {reason(error)}") from error
     metrics = LedgerMetrics(registry)
-    with (
-        _databases(settings) as (store, guard),
-        _current(store, key),
-        closing(_sequencer(settings, store, guard, key, trusted, metrics)) as sequencer,
-    ):
+    with ExitStack() as opened:
+        try:
+            store = SqlEntryStore.open(
+                settings.database, settings.content_keys, log=settings.log, new_keys=settings.new_content_keys,
+                new_index=settings.new_index,
+            )  # fmt: skip
+            opened.enter_context(closing(store))
+            guard = None if settings.guard is None else opened.enter_context(closing(SqlGuard.open(settings.guard)))
+        except LedgerError as error:
+            raise CannotStart(f"cannot open the ledger: {error}") from error
+        _refuse_replaced(store, key)
+        sequencer = opened.enter_context(closing(_sequencer(settings, store, guard, key, trusted, metrics)))
         reader = LedgerReader(store, sequencer.board)
         metrics.watch(sequencer)
-        yield LedgerServicer(
-            sequencer,
-            reader,
-            TileHashes(store),
-            trusted,
-            key,
-            checkpoints=None if outside is None else outside.checkpoints(reader),
-        )
+        checkpoints = None if outside is None else outside.checkpoints(reader)
+        yield LedgerServicer(sequencer, reader, TileHashes(store), trusted, key, checkpoints)
 
 
-@contextmanager
-def _current(store: SqlEntryStore, key: Signer) -> Iterator[None]:
+def _refuse_replaced(store: SqlEntryStore, key: Signer) -> None:
     """Raises CannotStart for a key that an entry has replaced: nobody would take a checkpoint that it signs."""
     for index, data in store.entries_of(("key",)):
         document = read_document(Entry.from_bytes(data).envelope)
@@ -106,58 +102,19 @@ def _current(store: SqlEntryStore, key: Signer) -> Iterator[None]:
                 f"entry {index} has replaced the log's key {key.key_id} by {document.public_key.key_id}; name that one "
                 "with --key-file"
             )
-    yield
-
-
-@contextmanager
-def _databases(settings: LedgerSettings) -> Iterator[tuple[SqlEntryStore, SqlGuard | None]]:
-    """The log's own and the guard's, with the tables of this version. Raises CannotStart."""
-    with ExitStack() as stack:
-        store = stack.enter_context(closing(_opened(partial(_open_store, settings))))
-        guard = None
-        if settings.guard is not None:
-            guard = stack.enter_context(closing(_opened(partial(SqlGuard.open, settings.guard))))
-        yield store, guard
-
-
-def _open_store(settings: LedgerSettings) -> SqlEntryStore:
-    return SqlEntryStore.open(
-        settings.database,
-        settings.content_keys,
-        log=settings.log,
-        new_keys=settings.new_content_keys,
-        new_index=settings.new_index,
-    )
-
-
-def _opened(open_: Callable[[], _Opened]) -> _Opened:
-    try:
-        return open_()
-    except LedgerError as error:
-        raise CannotStart(f"cannot open the ledger: {error}") from error
 
 
 def _sequencer(
-    settings: LedgerSettings,
-    store: SqlEntryStore,
-    guard: SqlGuard | None,
-    key: Signer,
-    trusted: TrustedKeys,
+    settings: LedgerSettings, store: SqlEntryStore, guard: SqlGuard | None, key: Signer, trusted: TrustedKeys,
     metrics: LedgerMetrics,
-) -> Sequencer:
+) -> Sequencer:  # fmt: skip
     try:
         everybody = TrustedDirectory(settings.trusted_directory, own=key).trusted()
         check_continuity(store, guard, everybody, settings.origin, settings.witnessed, new_guard=settings.new_guard)
         return Sequencer(
-            store,
-            key,
-            trusted,
-            settings.origin,
-            guard=guard,
-            queue_size=settings.queue_size,
-            batch_size=settings.batch_size,
-            on_written=metrics.written,
-        )
+            store, key, trusted, settings.origin, guard=guard, queue_size=settings.queue_size,
+            batch_size=settings.batch_size, on_written=metrics.written,
+        )  # fmt: skip
     except (RolledBack, GuardMissing) as error:
         raise CannotStart(f"the ledger will not be served: {error}") from error
     except LedgerError as error:

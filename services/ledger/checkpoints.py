@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ledger.errors import NotFound, SignatureError
@@ -38,12 +38,11 @@ class Checkpoints:
     def newest(self) -> CosignedCheckpoint:
         """The newest signed tree head."""
         head = self._reader.head()
-        kept = None if self._notes is None else self._notes.note(head.size)
-        return self._read(head.note if kept is None else kept)
+        return self._read(next(self._of([head.size]), head.note))
 
     def witnessed(self) -> CosignedCheckpoint:
         """The newest that satisfies the policy. Raises NotFound where none does."""
-        for note in self._kept():
+        for note in self._of(reversed(self._sizes())):
             read = self._read(note)
             if read.witnessed:
                 return read
@@ -51,31 +50,31 @@ class Checkpoints:
 
     def earlier(self, size: int, most: int = 16) -> tuple[bytes, ...]:
         """Up to `most` cosigned checkpoints below `size`, spread over those that are kept, rising."""
-        below = [] if self._notes is None else [kept for kept in self._notes.sizes() if 0 < kept < size]
-        chosen = below[:: max(1, -(-len(below) // most))] if below else []
-        notes = (self._notes.note(kept) for kept in chosen) if self._notes is not None else iter(())
-        return tuple(note for note in notes if note is not None)
+        below = [kept for kept in self._sizes() if 0 < kept < size]
+        return tuple(self._of(below[:: max(1, -(-len(below) // most))]))
 
     @property
     def policy(self) -> Policy | None:
         return self._policy
 
-    def _kept(self) -> list[bytes]:
-        """Cosigned notes, the newest first."""
-        if self._notes is None:
-            return []
-        notes = (self._notes.note(size) for size in reversed(self._notes.sizes()))
-        return [note for note in notes if note is not None]
+    def _sizes(self) -> Sequence[int]:
+        return () if self._notes is None else self._notes.sizes()
+
+    def _of(self, sizes: Iterable[int]) -> Iterator[bytes]:
+        """The cosigned notes that are kept of these sizes."""
+        notes = (None if self._notes is None else self._notes.note(size) for size in sizes)
+        return (note for note in notes if note is not None)
 
     def _read(self, data: bytes) -> CosignedCheckpoint:
         note = Note.from_bytes(data)
         checkpoint = Checkpoint.from_text(note.text)
+        unknown = CosignedCheckpoint(data, checkpoint, {}, witnessed=False)
         if self._policy is None:
-            return CosignedCheckpoint(data, checkpoint, {}, witnessed=False)
+            return unknown
         try:
             times = cosigners(note, [witness.key for witness in self._policy.witnesses])
-            names = {witness.name for witness in self._policy.witnesses if witness.key in times}
         except SignatureError:  # somebody changed the file
-            return CosignedCheckpoint(data, checkpoint, {}, witnessed=False)
+            return unknown
+        names = {witness.name for witness in self._policy.witnesses if witness.key in times}
         by_name = {key.name: seconds for key, seconds in times.items()}
         return CosignedCheckpoint(data, checkpoint, by_name, bool(names) and self._policy.is_met_by(names))

@@ -95,9 +95,8 @@ class LedgerServicer(LedgerServiceServicer):
         """Sign an entry as the log and append it; returns its index. Raises LedgerError. On the event loop."""
         return (await self._append_own(document)).index
 
-    async def _append_own(self, document: Document) -> Appended:
-        envelope = sign_document(document, self._log_key).to_bytes()
-        return await self._intake.queue(self._sequencer.admit(envelope))
+    def _append_own(self, document: Document) -> asyncio.Future[Appended]:
+        return self._intake.queue(self._sequencer.admit(sign_document(document, self._log_key).to_bytes()))
 
     async def AppendEntry(
         self, request: ledger_pb2.AppendEntryRequest, context: Context
@@ -208,9 +207,8 @@ class LedgerServicer(LedgerServiceServicer):
 
     async def GetTile(self, request: ledger_pb2.GetTileRequest, context: Context) -> ledger_pb2.GetTileResponse:
         name = f"{request.level}/{request.number}"
-        return ledger_pb2.GetTileResponse(
-            hashes=await self._read("tile", name, self._reader.tile, request.level, request.number)
-        )
+        hashes = await self._read("tile", name, self._reader.tile, request.level, request.number)
+        return ledger_pb2.GetTileResponse(hashes=hashes)
 
     async def GetHaltState(
         self, request: ledger_pb2.GetHaltStateRequest, context: Context
@@ -230,13 +228,9 @@ class LedgerServicer(LedgerServiceServicer):
             yield ledger_pb2.ExportBundleResponse(data=piece)
 
     async def _read(
-        self,
-        resource: str,
-        name: object,
-        read: Callable[..., _Value],
-        *arguments: object,
+        self, resource: str, name: object, read: Callable[..., _Value], *arguments: object,
         threads: Executor | None = None,
-    ) -> _Value:
+    ) -> _Value:  # fmt: skip
         """`read(*arguments)` on a worker thread; `resource` and `name` are for the error where it is not there."""
         here = copy_context()  # with the caller
         with ledger_errors(resource, str(name)):

@@ -15,12 +15,12 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from services.client import identity
 from services.client.identity import TlsFilesInvalid
@@ -178,7 +178,7 @@ class CannotStart(Exception):
 
 def run_service(
     settings_class: type[_Settings],
-    main: Callable[[_Settings], Awaitable[None]],
+    main: Callable[[_Settings], Coroutine[Any, Any, None]],
     arguments: Sequence[str] | None = None,
 ) -> int:
     """Load settings, set up logging, run `main` to its end; returns the process's exit code."""
@@ -195,7 +195,7 @@ def run_service(
         _check_listening(settings)
         access_of(settings)
         show_token(settings.token_file)
-        asyncio.run(_awaited(main(settings)))
+        asyncio.run(main(settings))
     except (CannotStart, CannotListen, TlsFilesInvalid) as error:
         say(str(error))
         return EXIT_FAILED
@@ -240,7 +240,3 @@ def _check_listening(settings: ServerSettings) -> None:
     check_free(settings.listen)
     if settings.metrics_port is not None:
         check_free(f"{settings.listen.rpartition(':')[0]}:{settings.metrics_port}")
-
-
-async def _awaited(work: Awaitable[None]) -> None:
-    await work

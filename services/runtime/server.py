@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import signal
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -194,7 +194,8 @@ async def serve(
     with received_signals() as received, endpoint as metrics_port:
         access = access_of(settings, local)
         server = await start_server(mounts, settings.listen, registry, access, tls, settings.limits)
-        async with _stopping(server):
+        async with AsyncExitStack() as stopping:
+            stopping.push_async_callback(server.stop, None)
             reporting = _reporting(server, mounts, healthy, metrics.gauge("kolm_serving"))
             left = token_left(server.address, local)
             gc.freeze()  # objects of the start stay: looking through them for garbage stops every thread for 50 ms
@@ -255,15 +256,6 @@ async def _report(server: RunningServer, services: Sequence[str], healthy: Calla
                 await server.set_serving(service, now)
             reported = now
         await asyncio.sleep(_HEALTH_SECONDS)
-
-
-@asynccontextmanager
-async def _stopping(server: RunningServer) -> AsyncIterator[None]:
-    """Stops the server at the end of the block, however that ends."""
-    try:
-        yield
-    finally:
-        await server.stop(None)
 
 
 @contextmanager

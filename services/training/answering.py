@@ -7,14 +7,14 @@ streams are those that the engine computed on the way, so that recording them co
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
-from itertools import islice
+from dataclasses import dataclass, field
+from itertools import count, cycle, islice
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -85,33 +85,25 @@ def _of_file(path: Path, tokenizer: Tokenizer) -> Iterator[Prompt]:
             yield _of_line(path, number, line, tokenizer)
 
 
+class _Line(msgspec.Struct):
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    id: str | None = None
+    domain: str | None = None
+
+
 def _of_line(path: Path, number: int, line: str, tokenizer: Tokenizer) -> Prompt:
     where = f"{path}, line {number}"
     try:
-        entry = json.loads(line)
-    except ValueError as error:
-        raise PromptsInvalid(f"{where}: not JSON: {error}") from error
-    if not isinstance(entry, dict):
-        raise PromptsInvalid(f"{where}: expected an object with prompt or messages, found {type(entry).__name__}")
-    tokens = _tokens(where, entry, tokenizer)
+        entry = msgspec.json.decode(line, type=_Line)
+        if (entry.prompt is None) == (entry.messages is None):
+            raise ValueError("expected either prompt, a string, or messages, a list")
+        tokens = tokenizer.encode_chat(entry.messages) if entry.messages else tokenizer.encode(entry.prompt or "")
+    except (ValueError, RecursionError) as error:
+        raise PromptsInvalid(f"{where}: {error}") from error
     if not tokens:
         raise PromptsInvalid(f"{where}: the prompt is empty; expected at least one token")
-    identifier, domain = entry.get("id", f"{path.stem}-{number:06}"), entry.get("domain", path.stem)
-    if not isinstance(identifier, str) or not isinstance(domain, str):
-        raise PromptsInvalid(f"{where}: id and domain have to be strings")
-    return Prompt(identifier, domain, tuple(tokens))
-
-
-def _tokens(where: str, entry: dict[str, Any], tokenizer: Tokenizer) -> list[int]:
-    messages, text = entry.get("messages"), entry.get("prompt")
-    if isinstance(messages, list) and text is None:
-        try:
-            return tokenizer.encode_chat(messages)
-        except ValueError as error:
-            raise PromptsInvalid(f"{where}: messages: {error}") from error
-    if isinstance(text, str) and messages is None:
-        return tokenizer.encode(text)
-    raise PromptsInvalid(f"{where}: expected either prompt, a string, or messages, a list")
+    return Prompt(entry.id or f"{path.stem}-{number:06}", entry.domain or path.stem, tuple(tokens))
 
 
 def _check_ids(prompts: list[Prompt]) -> None:
@@ -148,22 +140,16 @@ class AnswerFile:
     def __iter__(self) -> Iterator[Answer]:
         if self.path.exists():
             with self.path.open(encoding="utf-8") as lines:
-                yield from map(_parse, lines)
+                yield from (msgspec.json.decode(line, type=Answer) for line in lines)
 
     def append(self, answers: Iterable[Answer]) -> None:
-        with self.path.open("a", encoding="utf-8") as file:
-            for answer in answers:
-                file.write(json.dumps(asdict(answer), separators=(",", ":")) + "\n")
+        with self.path.open("ab") as file:
+            file.writelines(msgspec.json.encode(answer) + b"\n" for answer in answers)
 
     def _drop_partial_line(self) -> None:
         with self.path.open("rb+") as file:
             content = file.read()
             os.ftruncate(file.fileno(), content.rfind(b"\n") + 1)
-
-
-def _parse(line: str) -> Answer:
-    entry = json.loads(line)
-    return Answer(entry["id"], entry["domain"], entry["temperature"], tuple(entry["prompt"]), tuple(entry["said"]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,10 +215,8 @@ class Question:
 
 def questions(prompts: Sequence[Prompt], temperatures: Sequence[float], seed: int) -> list[Question]:
     """Prompts take the temperatures in turns."""
-    return [
-        Question(prompt, temperatures[number % len(temperatures)], seed + number)
-        for number, prompt in enumerate(prompts)
-    ]
+    in_turns = zip(prompts, cycle(temperatures), count(seed), strict=False)
+    return [Question(prompt, temperature, each) for prompt, temperature, each in in_turns]
 
 
 def regenerate(

@@ -67,18 +67,11 @@ def measure(
         NothingMeasured: no answer was long enough for a draft.
     """
     drafters = {head.kind: _drafter(head, target)}
-    core = EngineCore(target, drafters, NoText, _FREE_ROWS, _SETTINGS, _no_time)
+    core = EngineCore(target, drafters, NoText, _FREE_ROWS, _SETTINGS, lambda: 0.0)  # nothing here is timed
     sampling = SamplingParams(max_tokens=max_tokens)
+    parameters = _CHAINS[head.kind] | {"tree_tokens": k}
     waiting = (
-        EngineRequest(
-            str(number),
-            prompt,
-            sampling,
-            adapter=adapter_cid,
-            method=head.kind,
-            k=k,
-            parameters=_CHAINS[head.kind] | {"tree_tokens": k},
-        )
+        EngineRequest(str(number), prompt, sampling, adapter=adapter_cid, method=head.kind, k=k, parameters=parameters)
         for number, prompt in enumerate(prompts)
     )
     ended: list[SpeculationMetrics] = []
@@ -126,8 +119,3 @@ def _summed(drafted: list[SpeculationMetrics], k: int) -> Measured:
 
 def _accepted(drafted: list[SpeculationMetrics], depth: int) -> int:
     return sum(sum(each.num_accepted_tokens_per_pos[depth : depth + 1]) for each in drafted)
-
-
-def _no_time() -> float:
-    """A clock: nothing here is timed."""
-    return 0.0

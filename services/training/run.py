@@ -73,20 +73,8 @@ def train_head(
         head = known_head(known, config, ends, target_ids)
     teacher = ends.teacher(target.config.norm_epsilon, target_ids)
     trainer = Trainer(head.to(device), teacher, data.answers, data.recordings, job.lesson, job.budget, device)
-    run = _Run(
-        job=job,
-        target=target,
-        plan=plan,
-        folder=folder,
-        data=data,
-        trainer=trainer,
-        target_ids=target_ids,
-        device=device,
-        reporter=reporter,
-        stop=stop,
-        curve=Curve(job.work),
-    )
-    return run.to_the_end()
+    curve = Curve(job.work)
+    return _Run(job, target, plan, folder, data, trainer, target_ids, device, reporter, stop, curve).to_the_end()
 
 
 @dataclass(slots=True)

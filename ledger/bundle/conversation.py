@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import PurePosixPath
-from typing import Annotated, Self
+from typing import Annotated
 
 from msgspec import Meta
 
-from ledger.bundle.layout import TRANSCRIPT, BundleFiles, ContentLine, split_lines
+from ledger.bundle.file_checks import read_contents
+from ledger.bundle.layout import TRANSCRIPT, BundleFiles, split_lines
 from ledger.bundle.report import NothingToCheck, TextReader
 from ledger.documents import content
 from ledger.documents.content import Content
@@ -43,6 +44,7 @@ class Turn(Part, frozen=True):
 class Transcript(Document, tag="kolm.transcript.v1", frozen=True):
     """A conversation in order. `system` is None where it has no system message."""
 
+    PLACE = TRANSCRIPT
     system: _Words | None
     turns: Annotated[tuple[Turn, ...], Meta(min_length=1)]
 
@@ -53,11 +55,6 @@ class Transcript(Document, tag="kolm.transcript.v1", frozen=True):
         for earlier in self.turns[at - turn.remembered : at]:
             first += [("user", earlier.question), ("assistant", earlier.answer)]
         return [content.sent_turn(role, text) for role, text in (*first, ("user", turn.question))]
-
-    @classmethod
-    def from_bytes(cls, data: bytes, path: str = TRANSCRIPT) -> Self:
-        """The transcript of canonical bytes. Raises FormatError naming the first field that is wrong."""
-        return super().from_bytes(data, path)
 
     def check(self) -> None:
         for at, turn in enumerate(self.turns):
@@ -101,20 +98,14 @@ def receipts_in(bundle: BundleFiles, receipt_ids: Collection[str]) -> Receipts:
     found = {}
     for path in bundle.paths():
         if path.startswith("entries/"):
-            contents = _contents(bundle, PurePosixPath(path).name)
+            name = PurePosixPath(path).stem
+            contents = read_contents(bundle, name) if f"content/{name}.jsonl" in bundle.paths() else {}
             for line in split_lines(bundle.read(path), path):
                 entry = Entry.from_bytes(line)
                 document = read_document(entry.envelope)
                 if isinstance(document, Receipt) and document.receipt_id in receipt_ids:
                     found[document.receipt_id] = (document, contents.get(entry.index))
     return found
-
-
-def _contents(bundle: BundleFiles, name: str) -> Mapping[int, Content]:
-    path = f"content/{name}"
-    if path not in bundle.paths():
-        return {}
-    return {read.index: read.content for read in map(ContentLine.from_bytes, split_lines(bundle.read(path), path))}
 
 
 def check_transcript(transcript: Transcript, receipts: Receipts, reader: TextReader | None) -> str:

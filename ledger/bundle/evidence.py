@@ -148,19 +148,8 @@ def read_evidence(bundle: BundleFiles, trust: Trust, before: VerifiedLog | None 
     policy = _policy(trust, keys, checkpoint.origin)
     own = tuple(_opened(data, policy) for data in trust.earlier)
     promises = tuple(map(read_promise, trust.promises))
-    return Evidence(
-        bundle=bundle,
-        paths=paths,
-        manifest=manifest,
-        note=note,
-        checkpoint=checkpoint,
-        trees=_trees(bundle, paths),
-        keys=keys,
-        policy=policy,
-        own=own,
-        promises=promises,
-        before=before,
-    )
+    trees = _trees(bundle, paths)
+    return Evidence(bundle, paths, manifest, note, checkpoint, trees, keys, policy, own, promises, before)
 
 
 def fold_entries(evidence: Evidence, check_files: CheckFiles, seen: SeenOnDisk) -> Folded:

@@ -69,7 +69,7 @@ def check_file(job: FileCheck) -> CheckedFile:
     if not job.with_content:
         return CheckedFile(entries, subtree=_subtree(first, entries))
     try:
-        contents = _contents(bundle, job.name)
+        contents = read_contents(bundle, job.name)
         return CheckedFile(entries, _check_contents(contents, entries), subtree=_subtree(first, entries))
     except LedgerError as error:
         return CheckedFile(entries, problem=(CONTENT, str(error)))
@@ -106,7 +106,8 @@ def key_history(history: KeyHistory, lines: Iterable[bytes], start: int = 0) -> 
     return history
 
 
-def _contents(bundle: BundleFiles, name: str) -> dict[int, Content]:
+def read_contents(bundle: BundleFiles, name: str) -> dict[int, Content]:
+    """The contents beside a file of entries, by index. Raises FormatError."""
     path = f"content/{name}.jsonl"
     read = [ContentLine.from_bytes(line) for line in split_lines(bundle.read(path), path)]
     contents = {line.index: line.content for line in read}

@@ -81,16 +81,12 @@ class Span(Part, frozen=True):
 class BundleManifest(Document, tag="kolm.bundle.v2", frozen=True):
     """`bundle.json`: the claims of the bundle about itself. Nothing of the log is missing in `range`."""
 
+    PLACE = MANIFEST
     origin: Text
     tree_size: Count
     range: Span
     entries: Count
     exported_at: Time
-
-    @classmethod
-    def from_bytes(cls, data: bytes, path: str = MANIFEST) -> Self:
-        """The manifest of canonical bytes. Raises FormatError naming the first field that is wrong."""
-        return super().from_bytes(data, path)
 
     def check(self) -> None:
         check_key_name(self.origin, "origin")
@@ -134,20 +130,17 @@ def bound_of(path: str) -> int:
 class OlderTree(Part, frozen=True):
     """An older tree of the log: its root, the consistency proof to the bundle's tree, and its signed note, if any."""
 
+    PLACE = TREES
     size: Positive
     root: Hash
     proof: tuple[Hash, ...]
     checkpoint: Annotated[str, Meta(min_length=1, max_length=128 * 1024)] | None = written(None)
 
-    @classmethod
-    def from_bytes(cls, data: bytes, path: str = "trees.jsonl") -> Self:
-        """Raises FormatError naming the first field that is wrong."""
-        return super().from_bytes(data, path)
-
 
 class ContentLine(Content, frozen=True, kw_only=True):
     """The content that the receipt at `index` commits to."""
 
+    PLACE = "content"
     index: Count
 
     @classmethod
@@ -157,11 +150,6 @@ class ContentLine(Content, frozen=True, kw_only=True):
     @property
     def content(self) -> Content:
         return Content(*(getattr(self, name) for name in Content.__struct_fields__))
-
-    @classmethod
-    def from_bytes(cls, data: bytes, path: str = "content") -> Self:
-        """Raises FormatError naming the first field that is wrong."""
-        return super().from_bytes(data, path)
 
 
 def split_lines(data: bytes, path: str) -> list[bytes]:

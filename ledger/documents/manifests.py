@@ -145,7 +145,7 @@ class DraftHeadManifest(_Manifest, tag="kolm.head.v1", frozen=True):
         return sum(file.size for file in self.files)
 
     @classmethod
-    def from_bytes(cls, data: bytes, path: str = "manifest") -> Self:
+    def from_bytes(cls, data: bytes) -> Self:
         """The manifest of canonical bytes. Raises FormatError naming the first field that is wrong."""
         if len(data) > MAX_MANIFEST_BYTES:
             raise FormatError("manifest", f"measures {len(data)} bytes, at most {MAX_MANIFEST_BYTES} are taken")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from functools import cache
-from typing import Annotated, Any, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Self, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -109,6 +109,9 @@ class Members(msgspec.Struct, frozen=True, gc=False):
 class Part(Members, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """An object in a document. Nothing is checked when one is made, but when it is read, and so before it is signed."""
 
+    PLACE: ClassVar[str] = ""
+    """The file that is one, for errors."""
+
     def to_document(self) -> dict[str, Any]:
         """The JSON value. Raises FormatError for text that is not Unicode."""
         try:
@@ -134,15 +137,15 @@ class Part(Members, frozen=True, forbid_unknown_fields=True, omit_defaults=True)
         return value
 
     @classmethod
-    def from_bytes(cls, data: bytes, path: str = "") -> Self:
-        """The value of canonical bytes. Raises FormatError."""
+    def from_bytes(cls, data: bytes) -> Self:
+        """The value of canonical bytes. Raises FormatError naming the first field that is wrong."""
         value = read_plain(cls, data)
         if value is None:
-            return cls.from_document(parse(data, path or "document"), path)
+            return cls.from_document(parse(data, cls.PLACE or "document"), cls.PLACE)
         try:
             value.check_all()
         except FormatError as error:
-            raise FormatError(_joined(path, error.field), error.problem) from None
+            raise FormatError(_joined(cls.PLACE, error.field), error.problem) from None
         return value
 
     def check_all(self) -> None:

@@ -41,7 +41,7 @@ class Envelope(Part, frozen=True):
     signatures: Annotated[tuple[Signature, ...], Meta(min_length=1, max_length=MAX_SIGNATURES)]
 
     @classmethod
-    def from_bytes(cls, data: bytes, path: str = "") -> Envelope:
+    def from_bytes(cls, data: bytes) -> Envelope:
         """Read a DSSE JSON envelope in any layout and either base64 alphabet. Raises FormatError."""
         return read_envelope(data)[0]
 

@@ -26,6 +26,7 @@ CHAIN_START = bytes(32)
 class Entry(Part, frozen=True):
     """One leaf of the log."""
 
+    PLACE = "entry"
     index: Count
     envelope: Envelope
 
@@ -34,11 +35,11 @@ class Entry(Part, frozen=True):
         return entry_bytes(self.index, self.envelope.to_bytes())
 
     @classmethod
-    def from_bytes(cls, data: bytes, path: str = "") -> Entry:
+    def from_bytes(cls, data: bytes) -> Entry:
         """The entry of canonical bytes; `Entry.from_bytes(b).to_bytes() == b`. Raises FormatError."""
         if len(data) > MAX_ENTRY_BYTES:
             raise FormatError("entry", f"measures {len(data)} bytes, at most {MAX_ENTRY_BYTES} are allowed")
-        return super().from_bytes(data, path or "entry")
+        return super().from_bytes(data)
 
 
 def entry_bytes(index: int, envelope: bytes) -> bytes:

@@ -6,7 +6,6 @@ import hashlib
 import logging
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -28,37 +27,6 @@ CHUNK_BYTES = 1024 * 1024
 """Most bytes of one message of an upload or a download."""
 
 
-@dataclass(frozen=True, slots=True)
-class BlobLocation:
-    """An opened location. `folder` is where a local store keeps its objects, None for any other."""
-
-    store: ObjectStore
-    folder: Path | None = None
-
-    @classmethod
-    def open(cls, location: str) -> BlobLocation:
-        """A folder's path, or s3://bucket/prefix, gs://…, az://container/prefix, file:///folder, memory://; a bucket
-        is asked for its list, so that one that is not there or not ours is found at once. Credentials come from the
-        environment, as the tools of each cloud read them. Raises ValueError, OSError.
-        """
-        if "://" not in location:
-            return cls._local(Path(location))
-        url = urlsplit(location)
-        if url.scheme == "file":
-            return cls._local(Path(unquote(url.path)))
-        try:
-            store = open_bucket(location)
-            next(iter(obstore.list(store, "sha256")), None)
-        except (BaseError, ValueError) as error:
-            raise ValueError(f"{public(location)}: {said(error)}") from None
-        return cls(store)
-
-    @classmethod
-    def _local(cls, folder: Path) -> BlobLocation:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return cls(LocalStore(folder), folder)
-
-
 _PART_BYTES = 16 * 1024 * 1024
 """Above it, an object is written in parts of this size: create-if-absent would need all of it in memory."""
 
@@ -78,14 +46,26 @@ class BlobStore:
 
     def __init__(self, store: ObjectStore, folder: Path | None = None) -> None:
         """`folder` is where a local store keeps its objects; they are made durable."""
-        self._store = store
+        self.store = store
         self._folder = folder
 
     @classmethod
     def open(cls, location: str) -> BlobStore:
-        """Open a location, as `BlobLocation.open` does. Raises ValueError, OSError."""
-        opened = BlobLocation.open(location)
-        return cls(opened.store, opened.folder)
+        """A folder's path, or s3://bucket/prefix, gs://…, az://container/prefix, file:///folder, memory://; a bucket
+        is asked for its list, so that one that is not there or not ours is found at once. Credentials come from the
+        environment, as the tools of each cloud read them. Raises ValueError, OSError.
+        """
+        url = urlsplit(location)
+        if "://" not in location or url.scheme == "file":
+            folder = Path(unquote(url.path) if url.scheme == "file" else location)
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            return cls(LocalStore(folder), folder)
+        try:
+            store = open_bucket(location)
+            next(iter(obstore.list(store, "sha256")), None)
+        except (BaseError, ValueError) as error:
+            raise ValueError(f"{public(location)}: {said(error)}") from None
+        return cls(store)
 
     def size(self, digest: str) -> int | None:
         """The number of bytes, None where there is no such blob."""
@@ -158,7 +138,7 @@ class BlobStore:
     def _ask(self, call: Any, key: Any, *arguments: Any, **options: Any) -> Any:
         """Raises FileNotFoundError, AlreadyExistsError, DiskFull, Unavailable."""
         try:
-            return call(self._store, key, *arguments, **options)
+            return call(self.store, key, *arguments, **options)
         except AlreadyExistsError:
             raise
         except BaseError as error:

@@ -46,5 +46,5 @@ def publish(registry: RegistryClient, head: TinyHead, name: str = NAME) -> Head:
 
 def stored(store: BlobStore) -> dict[str, int]:
     """The size of each blob that a store holds, by digest."""
-    found = (each for page in obstore.list(store._store, "sha256") for each in page)
+    found = (each for page in obstore.list(store.store, "sha256") for each in page)
     return {f"sha256:{each['path'].rpartition('/')[2]}": each["size"] for each in found}

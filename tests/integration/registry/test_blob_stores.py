@@ -15,7 +15,7 @@ from obstore.store import MemoryStore
 
 from ledger.encoding.text_forms import digest
 from services.registry import blobs
-from services.registry.blobs import CHUNK_BYTES, BlobLocation, BlobStore
+from services.registry.blobs import CHUNK_BYTES, BlobStore
 from services.registry.errors import DiskFull
 from services.runtime.errors import DataLoss, NotFound, Unavailable
 from tests.integration.registry.pushing import stored
@@ -31,7 +31,7 @@ def opened(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[BlobStore, o
         store = MemoryStore()
         return BlobStore(store), store
     location = str(tmp_path / "blobs") if request.param == "folder" else request.getfixturevalue("s3_url")
-    return BlobStore.open(location), BlobLocation.open(location).store
+    return BlobStore.open(location), BlobStore.open(location).store
 
 
 @pytest.fixture
@@ -172,7 +172,7 @@ def test_a_bucket_keeps_to_its_prefix(s3_url: str, tmp_path: Path) -> None:
     (tmp_path / "upload").write_bytes(b"one")
     BlobStore.open(s3_url).put(digest(b"one"), tmp_path / "upload")
     bucket, _, query = s3_url.partition("/some/prefix")
-    paths = [each["path"] for page in obstore.list(BlobLocation.open(bucket + query).store) for each in page]
+    paths = [each["path"] for page in obstore.list(BlobStore.open(bucket + query).store) for each in page]
     assert paths == [f"some/prefix/{key(digest(b'one'))}"]
     assert BlobStore.open(f"{bucket}/some{query}").size(digest(b"one")) is None
 

@@ -17,7 +17,8 @@ from transformers.models.gemma.tokenization_gemma import GemmaTokenizer
 from transformers.models.qwen3_5.tokenization_qwen3_5 import Qwen3_5Tokenizer
 from transformers.tokenization_utils_base import generate_merges
 
-from services.generation.engine.text.tokenizer import Tokenizer, gguf_tokenizer
+from services.generation.engine.text.gguf_tokenizer import gguf_tokenizer
+from services.generation.engine.text.tokenizer import Tokenizer
 from services.generation.target.errors import ConfigInvalid, WeightsInvalid
 from services.generation.target.files.gguf_file import GgufFile
 from tests.fakes.tiny_gguf import make_tiny_gguf, tokenizer_metadata, write_gguf
@@ -264,7 +265,7 @@ FAULTS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "a merge of one token": (setting("merges", ["ab"]), "merges: 'ab'; expected two tokens and a space"),
     "a merge of strangers": (setting("merges", ["zzz yyy"]), "the tokenizer does not load"),
     "a flag that is none": (setting("add_bos_token", 1), "add_bos_token is 1; expected true or false"),
-    "scores of fewer tokens": (use_sentence_piece(scores=[0.5]), "scores has 1 numbers for"),
+    "scores of fewer tokens": (use_sentence_piece(scores=[0.5]), "scores is a list of 1"),
     "an unknown token outside": (use_sentence_piece(unknown_token_id=10**6), "expected an id of the vocabulary"),
 }
 

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 
-from services.generation.engine.text.tokenizer import gguf_tokenizer
+from services.generation.engine.text.gguf_tokenizer import gguf_tokenizer
 from services.generation.target.config.config import read_config
 from services.generation.target.errors import ModelNotFound, TargetError, WeightsInvalid
 from services.generation.target.files.gguf_file import GgufFile

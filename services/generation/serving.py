@@ -111,26 +111,13 @@ async def opened_servicer(
             metrics = GenerationMetrics(registry, identity)
             metrics.watch(engine, outbox, halts)
             generation = Generation(
-                engine=engine,
-                identity=identity,
-                issuer=issuer,
-                outbox=outbox,
-                halts=halts,
-                erasures=erasures,
-                metrics=metrics,
-                quotas=quotas,
-                append_seconds=settings.append_seconds,
+                engine, identity, issuer, outbox, halts, erasures, metrics, quotas, settings.append_seconds
             )
             try:
-                yield _servicer(
-                    settings=settings,
-                    served=served,
-                    generation=generation,
-                    engine=engine,
-                    outbox=outbox,
-                    halts=halts,
-                    heads=heads,
-                )
+                yield GenerationServicer(
+                    identity, served.tokenizer, _resolver(settings, served, halts, heads), generation, engine, outbox,
+                    halts, heads,
+                )  # fmt: skip
             finally:
                 await generation.close()
 
@@ -148,29 +135,12 @@ def _own_folder(settings: GenerationSettings) -> Iterator[Path]:
         yield folder
 
 
-def _servicer(
-    settings: GenerationSettings,
-    served: _Served,
-    generation: Generation,
-    engine: Backend,
-    outbox: Outbox,
-    halts: HaltBoard,
-    heads: HeadBoard,
-) -> GenerationServicer:
+def _resolver(settings: GenerationSettings, served: _Served, halts: HaltBoard, heads: HeadBoard) -> Resolver:
     identity = served.identity
     prompts = PromptReader(served.tokenizer, identity.context_length, _PROMPT_BYTES)
     on_halt = settings.on_halt or ("refuse" if identity.engine is None else "off")
     rules = Rules(settings.speculation_max_temperature, on_halt == "off", settings.verify == "inline")
-    return GenerationServicer(
-        identity=identity,
-        tokenizer=served.tokenizer,
-        resolver=Resolver(identity, prompts, served.grammars, halts, heads, rules),
-        generation=generation,
-        engine=engine,
-        outbox=outbox,
-        halts=halts,
-        heads=heads,
-    )
+    return Resolver(identity, prompts, served.grammars, halts, heads, rules)
 
 
 def _receipts_key(settings: GenerationSettings) -> Signer:

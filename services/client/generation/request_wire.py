@@ -41,16 +41,9 @@ def structured_outputs_value(message: sampling_pb2.StructuredOutputs) -> Structu
     return StructuredOutputs(**{kind: value}, engine=message.engine)
 
 
-_VERIFY = {
-    "sampled": speculation_pb2.VERIFY_MODE_SAMPLED,
-    "inline": speculation_pb2.VERIFY_MODE_INLINE,
-}
+_VERIFY = {"sampled": speculation_pb2.VERIFY_MODE_SAMPLED, "inline": speculation_pb2.VERIFY_MODE_INLINE}
 _WORKLOADS = {
-    "single_tenant": speculation_pb2.WORKLOAD_SINGLE_TENANT,
-    "many_adapters": speculation_pb2.WORKLOAD_MANY_ADAPTERS,
-    "rag": speculation_pb2.WORKLOAD_RAG,
-    "code": speculation_pb2.WORKLOAD_CODE,
-    "structured": speculation_pb2.WORKLOAD_STRUCTURED,
+    name.removeprefix("WORKLOAD_").lower(): number for name, number in speculation_pb2.Workload.items() if number
 }
 
 _EXPECTED = {
@@ -115,13 +108,8 @@ def spec_decode_message(config: SpecDecodeConfig) -> speculation_pb2.SpecDecodeC
         _set(message, name, getattr(config, name), "spec_decode.")
     if config.verify is not None:
         message.verify = _choice(_VERIFY, config.verify, "spec_decode.verify")
-    _refusing(
-        message,
-        "parameters",
-        "spec_decode.parameters",
-        lambda given: message.parameters.update(dict(given)),
-        config.parameters,
-    )
+    path, given = "spec_decode.parameters", config.parameters
+    _refusing(message, "parameters", path, lambda each: message.parameters.update(dict(each)), given)
     return message
 
 

@@ -27,8 +27,8 @@ class GenerationMetrics:
         """`clock` counts seconds."""
         metrics = Metrics(registry)
         self._metrics, self._model, self._clock = metrics, identity.name, clock
-        self._first = metrics.histogram("vllm:time_to_first_token_seconds").labels(self._model)
-        self._next = metrics.histogram("vllm:inter_token_latency_seconds").labels(self._model)
+        self.first = metrics.histogram("vllm:time_to_first_token_seconds").labels(self._model)
+        self.next = metrics.histogram("vllm:inter_token_latency_seconds").labels(self._model)
         self._whole = metrics.histogram("vllm:e2e_request_latency_seconds").labels(self._model)
         self._queue = metrics.histogram("vllm:request_queue_time_seconds").labels(self._model)
         self._prefill = metrics.histogram("vllm:request_prefill_time_seconds").labels(self._model)
@@ -86,10 +86,6 @@ class GenerationMetrics:
         """A request was not taken: `quota_tokens`, `queue_full` and the like."""
         self._refused.labels(reason).inc()
 
-    def released(self, since: float, now: float, first: bool) -> None:
-        """A sequence released tokens at `now`; the ones before, or the request itself, came at `since`."""
-        (self._first if first else self._next).observe(now - since)
-
     def ended(self, finished: Finished, seconds: float) -> None:
         """A sequence ended `seconds` after its request came in."""
         outcome, counts = finished.outcome, finished.outcome.metrics
@@ -118,8 +114,8 @@ class RequestTimes:
         if isinstance(event, Finished):
             self._metrics.ended(event, now - self._arrived)
         elif event.token_ids:
-            first = event.choice not in self._last
-            self._metrics.released(self._last.get(event.choice, self._arrived), now, first)
+            timed = self._metrics.next if event.choice in self._last else self._metrics.first
+            timed.observe(now - self._last.get(event.choice, self._arrived))
             self._last[event.choice] = now
 
 

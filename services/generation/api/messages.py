@@ -23,13 +23,6 @@ from services.generation.requests.parameters import sampling_message
 from services.generation.requests.policy import Decision
 from services.generation.requests.resolution import Identity, Resolved
 
-_FINISH_REASONS = {
-    "stop": pb.FINISH_REASON_STOP,
-    "length": pb.FINISH_REASON_LENGTH,
-    "cancelled": pb.FINISH_REASON_CANCELLED,
-    "error": pb.FINISH_REASON_ERROR,
-}
-
 TextOf = Callable[[int], str]
 """The text of one token id."""
 
@@ -60,21 +53,16 @@ def started_event(resolved: Resolved, identity: Identity, promise: bytes) -> pb.
 
 
 def chunk_event(chunk: Chunk, text_of: TextOf) -> pb.GenerateStreamResponse:
-    return pb.GenerateStreamResponse(
-        chunk=pb.Chunk(
-            index=chunk.choice,
-            text=chunk.text,
-            token_ids=chunk.token_ids,
-            logprobs=_logprobs(chunk.logprobs, text_of),
-        )
-    )
+    logprobs = _logprobs(chunk.logprobs, text_of)
+    message = pb.Chunk(index=chunk.choice, text=chunk.text, token_ids=chunk.token_ids, logprobs=logprobs)
+    return pb.GenerateStreamResponse(chunk=message)
 
 
 def finished_event(resolved: Resolved, completed: Completed) -> pb.GenerateStreamResponse:
     outcome = completed.outcome
     finished = pb.Finished(
         index=completed.choice,
-        finish_reason=_FINISH_REASONS[outcome.finish_reason],
+        finish_reason=_finish_reason(outcome),
         usage=_usage(resolved, [outcome]),
         metrics=_metrics([outcome.metrics], resolved.decision, completed.speedup),
         receipt=_receipt(completed),
@@ -108,10 +96,7 @@ def resolved_message(resolved: Resolved, identity: Identity) -> pb.Resolved:
 
 
 def model_info_message(
-    identity: Identity,
-    scopes: Iterable[Scope],
-    halt_epoch: int,
-    heads: HeadState,
+    identity: Identity, scopes: Iterable[Scope], halt_epoch: int, heads: HeadState
 ) -> pb.GetModelInfoResponse:
     return pb.GetModelInfoResponse(
         model=identity.name,
@@ -130,15 +115,13 @@ def model_info_message(
         adapters=[pb.Adapter(name=each.name, adapter_cid=each.cid) for each in identity.adapters],
         heads=[
             pb.Head(
-                head_cid=head.cid,
-                name=head.name,
-                publication_index=head.publication_index,
-                withdrawn=head.cid in heads.withdrawn,
+                head_cid=each.cid, name=each.name, publication_index=each.publication_index,
+                withdrawn=each.cid in heads.withdrawn,
             )
-            for head in heads.served
+            for each in heads.served
         ],
         draft_methods=[_draft_method(spec) for spec in identity.methods_known if spec.name in identity.methods],
-    )
+    )  # fmt: skip
 
 
 def _draft_method(spec: MethodSpec) -> pb.DraftMethod:
@@ -150,13 +133,9 @@ def load_message(load: Load, outbox_pending: int, uptime_seconds: float) -> pb.G
     uptime = Duration()
     uptime.FromNanoseconds(round(uptime_seconds * 1e9))
     return pb.GetLoadResponse(
-        running=load.running,
-        waiting=load.waiting,
-        blocks_used=load.blocks_used,
-        blocks_total=load.blocks_total,
-        outbox_pending=outbox_pending,
-        uptime=uptime,
-    )
+        running=load.running, waiting=load.waiting, blocks_used=load.blocks_used, blocks_total=load.blocks_total,
+        outbox_pending=outbox_pending, uptime=uptime,
+    )  # fmt: skip
 
 
 def _choice(completed: Completed, positions: Sequence[TokenLogprobs], decision: Decision, text_of: TextOf) -> pb.Choice:
@@ -165,13 +144,17 @@ def _choice(completed: Completed, positions: Sequence[TokenLogprobs], decision: 
         index=completed.choice,
         text=outcome.text,
         token_ids=outcome.token_ids,
-        finish_reason=_FINISH_REASONS[outcome.finish_reason],
+        finish_reason=_finish_reason(outcome),
         logprobs=_logprobs(positions, text_of),
         receipt=_receipt(completed),
         metrics=_metrics([outcome.metrics], decision, completed.speedup),
     )
     _set_stop_reason(choice, outcome)
     return choice
+
+
+def _finish_reason(outcome: Outcome) -> pb.FinishReason.ValueType:
+    return pb.FinishReason.Value(f"FINISH_REASON_{outcome.finish_reason.upper()}")
 
 
 def _set_stop_reason(message: pb.Choice | pb.Finished, outcome: Outcome) -> None:

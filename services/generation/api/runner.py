@@ -211,11 +211,8 @@ class Generation:
         except OSError as error:
             self._engine.cancel(run.engine_id)
             _log.critical("promised receipts cannot be kept on disk; the request is refused: %s", error)
-            raise Unavailable(
-                "this server's disk takes no receipts; nothing is served without one",
-                retry_after=5.0,
-                reason="LEDGER_UNAVAILABLE",
-            ) from error
+            problem = "this server's disk takes no receipts; nothing is served without one"
+            raise Unavailable(problem, retry_after=5.0, reason="LEDGER_UNAVAILABLE") from error
         return promise
 
     async def _complete(self, run: Run, receipt_id: str, choice: int, outcome: Outcome, ticket: Ticket) -> None:
@@ -285,15 +282,12 @@ class Generation:
 
     def interrupt(self) -> None:
         """End all runs: callers get UNAVAILABLE, reason SERVER_STOPPING; receipts are issued all the same."""
+        stopping = (
+            "this server is stopping; ask another one, or again when it is back. The output so far has its receipt"
+        )
         for run in self._runs:
             self._cancel(run)
-            run.end(
-                Unavailable(
-                    "this server is stopping; ask another one, or again when it is back. The output so far "
-                    "has its receipt",
-                    reason="SERVER_STOPPING",
-                )
-            )
+            run.end(Unavailable(stopping, reason="SERVER_STOPPING"))
 
     async def close(self) -> None:
         """Cancel all runs; returns when all receipts are in the outbox."""

@@ -6,7 +6,6 @@ import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Collection
-from dataclasses import dataclass
 
 from ledger.documents.erasure import Erasure, Expiry
 from ledger.documents.signed_document import read_document
@@ -23,12 +22,6 @@ _log = logging.getLogger(__name__)
 MOST_ISSUED = 65_536  # receipts whose outputs can be found again; those of older ones are forgotten
 
 
-@dataclass(frozen=True, slots=True)
-class _Issued:
-    tenant: str
-    request: RequestKey
-
-
 class Erasures:
     """Follows the ledger's erasures. On the event loop.
 
@@ -36,19 +29,16 @@ class Erasures:
     """
 
     def __init__(
-        self,
-        drafters: Collection[Drafter],
-        read: Callable[[int], Awaitable[list[Entry]]],
-        every: float,
+        self, drafters: Collection[Drafter], read: Callable[[int], Awaitable[list[Entry]]], every: float
     ) -> None:
         """`read` returns the erasures of the log from an index on; it is asked every `every` seconds."""
         self._drafters, self._read, self._every = drafters, read, every
-        self._issued: OrderedDict[str, _Issued] = OrderedDict()  # by receipt id
+        self._issued: OrderedDict[str, tuple[str, RequestKey]] = OrderedDict()  # tenant and request by receipt id
         self._position = 0
 
     def issued(self, receipt_id: str, tenant: str, request: RequestKey) -> None:
         """A receipt was issued for a request to the engine."""
-        self._issued[receipt_id] = _Issued(tenant, request)
+        self._issued[receipt_id] = tenant, request
         if len(self._issued) > MOST_ISSUED:
             self._forget(next(iter(self._issued)))
 
@@ -81,10 +71,9 @@ class Erasures:
 
     def _covers(self, expiry: Expiry, receipt_id: str) -> bool:
         """By the time in the id, which is that of the issue."""
-        return expiry.covers(-1, self._issued[receipt_id].tenant, timestamp(time_of(receipt_id)))
+        return expiry.covers(-1, self._issued[receipt_id][0], timestamp(time_of(receipt_id)))
 
     def _forget(self, receipt_id: str) -> None:
-        issued = self._issued.pop(receipt_id, None)
-        if issued is not None:
+        if (issued := self._issued.pop(receipt_id, None)) is not None:
             for drafter in self._drafters:
-                drafter.forget(issued.tenant, issued.request)
+                drafter.forget(*issued)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
-from kolm.ledger.v1 import documents_pb2, ledger_pb2
+from kolm.ledger.v1 import ledger_pb2
 from ledger.documents.content import Content
 from ledger.documents.promise import Promise, sign_promise
 from ledger.documents.receipt import ENGINE, OutputPart, PromptPart, Receipt, SpecDecode
@@ -25,6 +25,7 @@ from ledger.encoding.commitment import (
 from ledger.encoding.stream_digest import token_digest
 from ledger.encoding.text_forms import new_receipt_id, timestamp
 from ledger.keys.signer import Signer
+from services.client.ledger.log_wire import content_message
 from services.generation.engine.events import EMPTY_OUTCOME, Outcome, SpeculationMetrics
 from services.generation.requests.parameters import receipt_sampling
 from services.generation.requests.resolution import Identity, Resolved
@@ -75,17 +76,7 @@ class SignedReceipt:
     @property
     def append(self) -> ledger_pb2.AppendEntryRequest:
         """The request that appends the receipt with its content."""
-        content = self.content
-        return ledger_pb2.AppendEntryRequest(
-            envelope=self.envelope,
-            content=documents_pb2.Content(
-                prompt_salt=content.prompt_salt,
-                prompt_token_ids=content.prompt_token_ids,
-                output_salt=content.output_salt,
-                output_token_ids=content.output_token_ids,
-                structured_outputs=content.structured_outputs,
-            ),
-        )
+        return ledger_pb2.AppendEntryRequest(envelope=self.envelope, content=content_message(self.content))
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,23 +108,13 @@ class ReceiptIssuer:
         self._now = now
 
     def issue(
-        self,
-        receipt_id: str,
-        resolved: Resolved,
-        choice: int,
-        outcome: Outcome,
-        checked: Checked = NOT_CHECKED,
+        self, receipt_id: str, resolved: Resolved, choice: int, outcome: Outcome, checked: Checked = NOT_CHECKED
     ) -> SignedReceipt:
         """Sign the receipt of an outcome; a promise signs that of EMPTY_OUTCOME, under the id of the later one."""
         asked, engine = resolved.sampling, resolved.engine
         source = asked.structured_outputs
-        content = Content(
-            resolved.prompt_salt,
-            resolved.prompt,
-            new_salt(),
-            outcome.token_ids,
-            None if source is None else source.text,
-        )
+        text = None if source is None else source.text
+        content = Content(resolved.prompt_salt, resolved.prompt, new_salt(), outcome.token_ids, text)
         receipt = Receipt(
             receipt_id=receipt_id,
             issued_at=timestamp(self._now()),
@@ -152,8 +133,7 @@ class ReceiptIssuer:
             spec_decode=_spec_decode(resolved, outcome, checked),
             engine=engine,
         )
-        envelope = sign_document(receipt, self._key).to_bytes()
-        return SignedReceipt(receipt_id, envelope, content)
+        return SignedReceipt(receipt_id, sign_document(receipt, self._key).to_bytes(), content)
 
     def promise(self, resolved: Resolved) -> SignedPromise:
         """The promise of one receipt for each choice of a request that has been taken."""

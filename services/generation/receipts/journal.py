@@ -70,14 +70,6 @@ class Record:
         return zlib.crc32(rest).to_bytes(4, "little") + rest
 
 
-@dataclass(frozen=True, slots=True)
-class Kept:
-    """An append that is on disk and not settled."""
-
-    receipt_id: str
-    request: ledger_pb2.AppendEntryRequest
-
-
 class Journal:
     """Used on one event loop; a thread waits for the disk, one group of records after another."""
 
@@ -92,8 +84,8 @@ class Journal:
         self._end, self._torn = 0, False
         self._open: dict[str, Record] = {}  # what is not settled, the oldest first
 
-    def recover(self) -> list[Kept]:
-        """All that an earlier process left, the oldest first; receipts that were promised alone come last.
+    def recover(self) -> dict[str, ledger_pb2.AppendEntryRequest]:
+        """All that an earlier process left, by receipt id, the oldest first; those that were promised alone come last.
 
         Blocks. Call it once, before the rest. Raises OSError.
         """
@@ -101,11 +93,10 @@ class Journal:
         data = self._path.read_bytes() if self._path.exists() else b""
         records, is_whole = read_records(data)
         left = open_records(records)
-        kept: dict[str, Kept] = {}
+        kept: dict[str, ledger_pb2.AppendEntryRequest] = {}
         for record in sorted(left, key=lambda record: record.kind == Kind.PROMISED):
             try:
-                request = ledger_pb2.AppendEntryRequest.FromString(record.payload)
-                kept[record.receipt_id] = Kept(record.receipt_id, request)
+                kept[record.receipt_id] = ledger_pb2.AppendEntryRequest.FromString(record.payload)
             except DecodeError:
                 is_whole = False
         if not is_whole:
@@ -113,7 +104,7 @@ class Journal:
             os.link(self._path, aside)
             _log.error("%s has bytes that are no records; it is kept as %s", self._path, aside)
         self._rewrite([record for record in left if record.receipt_id in kept])
-        return list(kept.values())
+        return kept
 
     def _aside(self) -> Path:
         """A name that is free."""

@@ -93,8 +93,8 @@ class Outbox:
         left = await asyncio.to_thread(self._journal.recover)
         if left:
             _log.info("%d receipts of an earlier run are on their way to the ledger", len(left))
-        for kept in left:
-            self._enqueue(kept.receipt_id, kept.request, kept=True)
+        for receipt_id, request in left.items():
+            self._enqueue(receipt_id, request, kept=True)
 
     def retry_refused(self) -> None:
         """Queue the refused appends again, at the end. Call it when the ledger may take them now."""
@@ -187,11 +187,9 @@ class Outbox:
             _settle(waiting.answer, None)
             return
         self._journal.settle(waiting.receipt_id)
-        if isinstance(answer, LedgerRefused):
-            _settle(waiting.answer, None)
-            return
-        _settle(waiting.answer, answer.index)
-        self.on_confirmed(answer)
+        _settle(waiting.answer, None if isinstance(answer, LedgerRefused) else answer.index)
+        if not isinstance(answer, LedgerRefused):
+            self.on_confirmed(answer)
 
 
 def _is_needless(request: ledger_pb2.AppendEntryRequest, refused: LedgerRefused) -> bool:
@@ -228,11 +226,8 @@ async def register(envelopes: Sequence[bytes], key: Signer, ledger: LedgerLink, 
             await asyncio.sleep(_UNREACHABLE_PAUSE)
         except LedgerRefused as error:
             if not refused:
-                _log.error(
-                    "the ledger does not take the key %s; have it added to its trusted keys (`kolm trust add`): %s",
-                    key.key_id,
-                    error,
-                )
+                hint = "have it added to its trusted keys (`kolm trust add`)"
+                _log.error("the ledger does not take the key %s; %s: %s", key.key_id, hint, error)
             refused = True
             await asyncio.sleep(_REFUSED_PAUSE)
         else:

@@ -225,13 +225,9 @@ def _vllm_logprobs(part: Mapping[str, Any] | None) -> list[TokenLogprobs]:
 
     if part is None:
         return []
-    return [
-        TokenLogprobs(
-            *logprob_in(token(chosen), logprob),
-            tuple(logprob_in(token(each), value) for each, value in (top or {}).items()),
-        )
-        for chosen, logprob, top in zip(part["tokens"], part["token_logprobs"], part["top_logprobs"], strict=True)
-    ]
+    tops = [tuple(logprob_in(token(word), each) for word, each in (top or {}).items()) for top in part["top_logprobs"]]
+    chosen = zip(part["tokens"], part["token_logprobs"], tops, strict=True)
+    return [TokenLogprobs(*logprob_in(token(text), logprob), top) for text, logprob, top in chosen]
 
 
 def _common(params: SamplingParams) -> dict[str, Any]:
@@ -247,19 +243,19 @@ _SAMPLERS = ["penalties", "top_k", "temperature", "min_p", "top_p"]
 """min_p and top_p are shares of what the temperature leaves, as everywhere else; llama.cpp's own order has it last."""
 
 
+_NOT_LLAMA = {
+    "min_tokens": "leave it out", "stop_token_ids": "name the text of that token in stop",
+    "regex": "write it as a grammar (GBNF)",
+}  # fmt: skip
+
+
 @dataclass(frozen=True, slots=True)
 class LlamaServer:
     """llama.cpp's own completions. A stream leaves out ids within a character: `counted` shows it."""
 
     name: str = "llama-server"
     path: str = "/completion"
-    refused: Mapping[str, str] = field(
-        default_factory=lambda: {
-            "min_tokens": "leave it out",
-            "stop_token_ids": "name the text of that token in stop",
-            "regex": "write it as a grammar (GBNF)",
-        }
-    )
+    refused: Mapping[str, str] = field(default_factory=lambda: _NOT_LLAMA)
 
     async def about(self, ask: Ask) -> About:
         props, models = await ask("/props", None), await ask("/v1/models", None)
@@ -335,14 +331,7 @@ class Sglang:
         info, models = await ask("/server_info", None), await ask("/v1/models", None)
         base, *adapters = sorted(models["data"], key=lambda each: each.get("parent") is not None)
         algorithm = info.get("speculative_algorithm")
-        kept = (
-            "dtype",
-            "quantization",
-            "kv_cache_dtype",
-            "attention_backend",
-            "sampling_backend",
-            "chunked_prefill_size",
-        )
+        kept = "dtype quantization kv_cache_dtype attention_backend sampling_backend chunked_prefill_size"
         sizes = [f"{name}={info[name]}" for name in ("tp_size", "pp_size", "dp_size") if info.get(name, 1) != 1]
         return About(
             version=info["version"],
@@ -350,7 +339,7 @@ class Sglang:
             context_length=base["max_model_len"],
             speculates=algorithm is not None,
             speculation=algorithm,
-            flags={name: str(info[name]) for name in kept if info.get(name) is not None},
+            flags={name: str(info[name]) for name in kept.split() if info.get(name) is not None},
             parallelism=", ".join(sizes) or None,
             device=info.get("device"),
             batch_invariant=info.get("enable_deterministic_inference"),
@@ -370,12 +359,9 @@ class Sglang:
             kinds = {"json": "json_schema", "json_object": "json_schema", "grammar": "ebnf"}
             sampling[kinds.get(source.kind, source.kind)] = source.text or '{"type":"object"}'
         made = {
-            "input_ids": list(request.prompt),
-            "sampling_params": sampling,
-            "stream": stream,
-            "lora_path": adapter,
+            "input_ids": list(request.prompt), "sampling_params": sampling, "stream": stream, "lora_path": adapter,
             "extra_key": _salt(request),
-        }
+        }  # fmt: skip
         if params.logprobs is not None:
             made |= {"return_logprob": True, "top_logprobs_num": params.logprobs}
         return made
@@ -405,9 +391,7 @@ class Sglang:
             answer.finish = finish_of(told["finish_reason"]["type"])
             answer.stop_reason = told["finish_reason"].get("matched")
             if "spec_verify_ct" in told:
-                proposed, accepted = (
-                    count_in(told[name]) for name in ("spec_num_proposed_drafts", "spec_num_correct_drafts")
-                )
+                proposed, accepted = map(count_in, (told["spec_num_proposed_drafts"], told["spec_num_correct_drafts"]))
                 answer.drafted = Drafted(len(answer.ids) - accepted, proposed, accepted)
 
 

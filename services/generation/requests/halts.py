@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import math
 import time
@@ -11,6 +10,8 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from kolm.ledger.v1 import ledger_pb2
 from ledger.documents.halt import Resume, Scope
@@ -148,9 +149,8 @@ class HaltBoard:
         """An inline replay found a deviation: halt `scope` here, over restarts too."""
         _log.critical(
             "%s deviated from decoding without speculation on %s; halted here until the ledger has a halt and a resume",
-            scope.method,
-            scope.base_cid,
-        )
+            scope.method, scope.base_cid,
+        )  # fmt: skip
         await self._keep(self._knowledge.with_local(scope))
 
     def noticed(self, epoch: int) -> None:
@@ -190,7 +190,7 @@ class HaltBoard:
             _log.warning("halted now: %s", ", ".join(scope.method for scope in knowledge.scopes) or "nothing")
         self._knowledge = knowledge
         async with self._writing:
-            data = json.dumps(_document(self._knowledge)).encode()
+            data = msgspec.json.encode(self._knowledge)
             try:
                 await asyncio.to_thread(write_durably, self._path, data)
             except OSError as error:
@@ -201,21 +201,11 @@ def _scope(message: Any) -> Scope:
     return Scope(message.base_cid, message.method, message.head_cid if message.HasField("head_cid") else None)
 
 
-def _document(knowledge: HaltKnowledge) -> dict[str, Any]:
-    return {
-        "epoch": knowledge.epoch,
-        "open": [{"index": halt.index, "scope": halt.scope.to_document()} for halt in knowledge.open],
-        "local": [scope.to_document() for scope in knowledge.local],
-    }
-
-
 def _load(path: Path) -> HaltKnowledge:
     try:
-        document = json.loads(path.read_bytes())
-        halts = tuple(KnownHalt(int(halt["index"]), Scope(**halt["scope"])) for halt in document["open"])
-        return HaltKnowledge(int(document["epoch"]), halts, tuple(Scope(**scope) for scope in document["local"]))
+        return msgspec.json.decode(path.read_bytes(), type=HaltKnowledge)
     except FileNotFoundError:
         return HaltKnowledge()
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         _log.error("cannot read the halts kept in %s, going by the ledger alone: %s", path, error)
         return HaltKnowledge()

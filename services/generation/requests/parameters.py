@@ -102,12 +102,8 @@ def _check_lists(message: sampling_pb2.SamplingParams) -> None:
 MAX_K = 16
 _HEAD = re.compile(r"cidv1:sha256:[0-9a-f]{64}|[A-Za-z0-9][A-Za-z0-9._-]{0,127}(@sha256:[0-9a-f]{1,64})?")
 _WORKLOADS = {
-    speculation_pb2.WORKLOAD_UNSPECIFIED: None,
-    speculation_pb2.WORKLOAD_SINGLE_TENANT: "single_tenant",
-    speculation_pb2.WORKLOAD_MANY_ADAPTERS: "many_adapters",
-    speculation_pb2.WORKLOAD_RAG: "rag",
-    speculation_pb2.WORKLOAD_CODE: "code",
-    speculation_pb2.WORKLOAD_STRUCTURED: "structured",
+    number: None if number == 0 else name.removeprefix("WORKLOAD_").lower()
+    for name, number in speculation_pb2.Workload.items()
 }
 
 
@@ -206,14 +202,10 @@ def read_structured_outputs(message: sampling_pb2.StructuredOutputs) -> Structur
             metadata={"field": f"{_FIELD}.engine"},
         )
     match message.WhichOneof("constraint"):
-        case "json":
-            return StructuredOutputs("json", message.json)
-        case "regex":
-            return StructuredOutputs("regex", message.regex)
+        case "json" | "regex" | "grammar" as kind:
+            return StructuredOutputs(kind, getattr(message, kind))
         case "choice":
             return StructuredOutputs("choice", canonical(list(message.choice.texts)).decode())
-        case "grammar":
-            return StructuredOutputs("grammar", message.grammar)
         case "json_object" if message.json_object:
             return StructuredOutputs("json_object")
     raise InvalidArgument(_FIELD, "expected one of json, regex, choice, grammar, and json_object, which is true")

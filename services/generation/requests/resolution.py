@@ -152,29 +152,17 @@ class Resolved:
 
     def engine_request(self, engine_id: str, choice: int, *, off: bool = False) -> EngineRequest:
         """One choice for the engine, as decided or, for comparison, with speculation off."""
+        plain = EngineRequest(
+            engine_id, self.prompt, self.sampling, choice, self.adapter_cid, tenant=self.tenant, reuse=not off,
+            priority=self.priority, deadline=self.deadline, grammar=self.grammar, profile_cid=self.profile_cid,
+        )  # fmt: skip
         if off or self.decision.method == "off":
-            return EngineRequest(
-                engine_id, self.prompt, self.sampling, choice, self.adapter_cid, tenant=self.tenant, reuse=not off,
-                priority=self.priority, deadline=self.deadline, grammar=self.grammar, profile_cid=self.profile_cid,
-            )  # fmt: skip
-        method, *others = self.decision.drafters
-        return EngineRequest(
-            request_id=engine_id,
-            prompt=self.prompt,
-            sampling=self.sampling,
-            choice=choice,
-            adapter=self.adapter_cid,
-            method=method,
-            next_methods=tuple(others),
-            k=self.speculation.k,
-            parameters=self.speculation.parameters,
+            return plain
+        (method, *others), asked = self.decision.drafters, self.speculation
+        return replace(
+            plain, method=method, next_methods=tuple(others), k=asked.k, parameters=asked.parameters,
             prediction=self.prediction,
-            tenant=self.tenant,
-            priority=self.priority,
-            deadline=self.deadline,
-            grammar=self.grammar,
-            profile_cid=self.profile_cid,
-        )
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

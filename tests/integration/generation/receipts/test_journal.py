@@ -21,7 +21,7 @@ def append(text: str) -> ledger_pb2.AppendEntryRequest:
 
 def left_in(folder: Path) -> list[tuple[str, bytes]]:
     """What the next start finds."""
-    return [(kept.receipt_id, kept.request.envelope) for kept in Journal(folder).recover()]
+    return [(receipt_id, request.envelope) for receipt_id, request in Journal(folder).recover().items()]
 
 
 def opened(folder: Path) -> Journal:

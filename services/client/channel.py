@@ -255,14 +255,9 @@ class Client:
 
     @classmethod
     def connect(
-        cls,
-        target: str,
-        *,
-        wait: float = 0.0,
-        timeout: float | None = None,
-        token: str | None = None,
+        cls, target: str, *, wait: float = 0.0, timeout: float | None = None, token: str | None = None,
         tls: ClientTls | None = None,
-    ) -> Self:
+    ) -> Self:  # fmt: skip
         """Connect as `Connection` does: waits `wait` seconds for the server, or connects lazily."""
         return cls(Connection(target, token, wait, tls), timeout)
 

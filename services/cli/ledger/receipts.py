@@ -135,7 +135,7 @@ def promised(
 ) -> None:
     """Whether the log holds the receipts that were promised before an answer. Exit code 3 if due and missing."""
     from services.cli.ledger.receipt_files import write_new
-    from services.cli.verify.verify import fulfilment_document
+    from services.cli.verify.shown import fulfilment_document
 
     with ledger_at(ledger) as client:
         found = check_promise(client, file, paths.trusted, remember, datetime.now(UTC))

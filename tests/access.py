@@ -1,7 +1,5 @@
 """Who may call: files of principals, and certificates."""
 
-from __future__ import annotations
-
 import atexit
 import functools
 import os

@@ -1,7 +1,5 @@
 """Many entries over one AppendEntries call, as the outbox of a generation server sends them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from kolm.ledger.v1 import ledger_pb2 as pb

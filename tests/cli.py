@@ -1,7 +1,5 @@
 """The `kolm` command in this process: its exit code, what it prints, what it says."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple

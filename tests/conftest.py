@@ -1,7 +1,5 @@
 """Settings of every test: examples get time, for a machine may be busy, and kernels compile on first use."""
 
-from __future__ import annotations
-
 import atexit
 import os
 import shutil

@@ -3,8 +3,6 @@
 `tests/unit/docs/test_pages.py` parses every one and holds these tables against the pages.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """How many random examples and which points of a grid a test takes, and where the golden files are."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import product
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Processes that are forks of one that has imported what most of them need, which takes each seconds of CPU."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import runpy

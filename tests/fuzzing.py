@@ -1,7 +1,5 @@
 """Random messages to every RPC: fields set or not, numbers at their edges, texts and bytes of no meaning."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any

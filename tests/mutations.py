@@ -4,8 +4,6 @@ A layer is JSON, lines, words, base64 or CBOR inside of bytes or text. A change 
 layers, so that it reaches the checks behind the reading of the format.
 """
 
-from __future__ import annotations
-
 import base64
 import binascii
 import dataclasses

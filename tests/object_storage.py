@@ -1,7 +1,5 @@
 """An S3 server of the tests' own, on loopback: moto's, in a process of its own, which keeps everything in memory."""
 
-from __future__ import annotations
-
 import importlib.util
 import subprocess
 import sys

@@ -4,8 +4,6 @@ Uses the binaries of the machine (Debian: `postgresql-15`). PostgreSQL refuses t
 another user.
 """
 
-from __future__ import annotations
-
 import os
 import pwd
 import shutil

@@ -1,7 +1,5 @@
 """Servers in this process and in processes of their own."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 import socket

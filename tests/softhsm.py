@@ -1,7 +1,5 @@
 """A PKCS#11 token of SoftHSM for tests, in a folder of their own."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from dataclasses import dataclass

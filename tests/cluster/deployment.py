@@ -1,7 +1,5 @@
 """kolm on several hosts: a database, a ledger, two generation servers, an auditor with an engine of its own."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Hosts that cannot hear each other: nothing acknowledged is lost or there twice, no server drafts past a halt."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 

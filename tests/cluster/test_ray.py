@@ -1,7 +1,5 @@
 """Generation servers as replicas of Ray Serve, on a cluster of two nodes: `make test-ray`."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Iterator

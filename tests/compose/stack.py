@@ -1,7 +1,5 @@
 """docker-compose.yml, as other tests read it."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """`make test-compose`: the stack of docker-compose.yml, really started, used, killed piece by piece, and taken down."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """The `kolm` command as a person runs it, against services that are processes: its output, its exit code."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

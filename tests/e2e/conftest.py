@@ -1,7 +1,5 @@
 """A tiny model for the session."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

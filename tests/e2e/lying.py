@@ -8,8 +8,6 @@ A lie is told while a file of its name is in the folder named by KOLM_TEST_LIES:
     words   the model is given other words before those that were sent; receipts commit to both, each as it is
 """
 
-from __future__ import annotations
-
 # ruff: noqa: E402 - what is served goes without torch, as in services/generation/__main__.py
 import asyncio
 import os

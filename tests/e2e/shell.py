@@ -4,8 +4,6 @@ What differs from machine to machine stands for what is here: addresses on kolm'
 system, and the words of `Shell.places`.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

@@ -1,7 +1,5 @@
 """Tenants of a running `kolm up`: let in, kept apart, let go; attacks on it, and what is in its logs afterwards."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import grpc

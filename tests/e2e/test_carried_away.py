@@ -3,8 +3,6 @@
 The bits of every kind of CPU are compared in `tests/unit/generation/target/kernels/test_instruction_sets.py`.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """A target that does not keep the contract, and what becomes of it: found, halted, refused, resumed."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Commands and services that the documentation shows, run as they stand there."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

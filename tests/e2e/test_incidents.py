@@ -1,7 +1,5 @@
 """Incidents of docs/operations.md, on running services: a full disk, and a log that has forked."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

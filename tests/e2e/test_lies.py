@@ -3,8 +3,6 @@
 docs/guarantees.md names a test for each lie; those that are not here stand beside it.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections import Counter

@@ -1,7 +1,5 @@
 """Generation and ledger are stopped and killed at random moments under load: no receipt is lost, none is doubled."""
 
-from __future__ import annotations
-
 import random
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """A folder of services, by the lines of docs/operations.md: copied, moved, with new keys; an old copy is refused."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from pathlib import Path

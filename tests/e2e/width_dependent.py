@@ -4,8 +4,6 @@ It passes its probe. From the moment that the file named by KOLM_TEST_FAULT exis
 rows are computed beside it, as on a machine whose kernels do not keep the contract.
 """
 
-from __future__ import annotations
-
 # ruff: noqa: E402 - what is served goes without torch, as in services/generation/__main__.py
 import os
 import sys

@@ -2,8 +2,6 @@
 KOLM_TEST_ENGINES, a line each: engine, plain URL, speculating URL, weights.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import time

@@ -1,7 +1,5 @@
 """A transformers directory as the GGUF file that llama.cpp's convert_hf_to_gguf.py makes of it."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Small datastores of the bundled base."""
 
-from __future__ import annotations
-
 import atexit
 import shutil
 import tempfile

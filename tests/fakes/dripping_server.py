@@ -1,7 +1,5 @@
 """A server that answers every connection with some bytes, and then with a few more again and again, for ever."""
 
-from __future__ import annotations
-
 import socketserver
 import threading
 from collections.abc import Iterator

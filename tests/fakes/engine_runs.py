@@ -1,7 +1,5 @@
 """Runs requests through an `EngineCore` under a given schedule and collects what came out."""
 
-from __future__ import annotations
-
 import queue
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Grammars and chat templates with tools."""
 
-from __future__ import annotations
-
 import json
 from functools import cache
 

@@ -1,7 +1,5 @@
 """Heads with random weights, written as their layouts are published: their key names, their configs."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Mapping, Sequence

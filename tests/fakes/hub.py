@@ -1,7 +1,5 @@
 """A hub on this machine, in the protocol of huggingface.co, with the faults that tests ask it for; Ollama's folder."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import threading

@@ -1,7 +1,5 @@
 """Targets without a model: logits from a table, or from the last tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

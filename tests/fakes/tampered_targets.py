@@ -1,7 +1,5 @@
 """Targets that behave badly on purpose, around a real one. All implement the production Protocol."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Sequence
 from pathlib import Path

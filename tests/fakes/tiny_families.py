@@ -1,7 +1,5 @@
 """Tiny models of the families whose layers differ from Llama's in more than a few choices, for `make_tiny_model`."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A GGUF file with random weights, written by the `gguf` package, small enough to make anew in every test."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Tiny random heads and adapters."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

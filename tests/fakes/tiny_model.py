@@ -1,7 +1,5 @@
 """A transformers model directory with random weights, small enough to make anew in every test session."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

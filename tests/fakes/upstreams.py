@@ -1,7 +1,5 @@
 """A fake vLLM, SGLang or llama-server on a loopback port: honest, or wrong in one of the ways that tests ask for."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import json

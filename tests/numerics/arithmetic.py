@@ -1,7 +1,5 @@
 """The sections of `docs/numerics.md` as functions of arrays: what every implementation of them is asked in tests."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol

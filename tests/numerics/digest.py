@@ -6,8 +6,6 @@ holds kernels for weights in these storages, and prints the instruction set and 
 without a model, products of whole numbers alone. KOLM_INSTRUCTION_SET chooses the instruction set of a process.
 """
 
-from __future__ import annotations
-
 # ruff: noqa: E402 - importing torch takes most of the time, and nothing here needs it
 import sys
 from collections.abc import Collection

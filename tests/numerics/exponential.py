@@ -1,7 +1,5 @@
 """The exponential function as kernels compute it, which no kernel gives out by itself."""
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`Arithmetic` by the reference."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -3,8 +3,6 @@
 A binary64 number is sixteen hexadecimal digits, its bits.
 """
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import fields

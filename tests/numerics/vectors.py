@@ -4,8 +4,6 @@ A number is eight hexadecimal digits, its float32 bits; an array is its shape an
 index fastest. Weights are their storage, shape and published bytes.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path

@@ -6,8 +6,6 @@ Random weights; a sequence of features, an anchor in it, and at that anchor the 
 confidence.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -5,8 +5,6 @@
 Keys, times and ids are fixed. `<name>.tar.gz` is the bundle, `expected.json` says which check fails and why.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field

@@ -5,8 +5,6 @@
 Keys, times and ids are fixed, so the same code writes the same bytes; a test compares them with the files.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass

@@ -5,8 +5,6 @@
 Inputs are drawn with fixed seeds, so the same code writes the same bytes; a test compares them with the files.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from dataclasses import asdict

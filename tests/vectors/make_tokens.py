@@ -6,8 +6,6 @@ The byte-level ids are over SmolLM2's vocabulary, with `tokenizer.ggml.pre` repl
 vocabulary that is kept beside them.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import tempfile

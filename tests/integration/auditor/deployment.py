@@ -1,7 +1,5 @@
 """A real ledger in this process, and auditors on it whose replays are scripted."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

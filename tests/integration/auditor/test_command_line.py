@@ -1,7 +1,5 @@
 """`kolm ledger verify --obligations` and `kolm halts resume` against a real ledger."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

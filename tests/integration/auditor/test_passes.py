@@ -1,7 +1,5 @@
 """Audit passes over a real ledger: what they write, and that they can be killed anywhere."""
 
-from __future__ import annotations
-
 import threading
 from pathlib import Path
 from typing import Any, ClassVar

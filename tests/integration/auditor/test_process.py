@@ -1,7 +1,5 @@
 """The auditor's processes: their start and end, and those that are killed."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

@@ -3,8 +3,6 @@
 Says `examining N` for each receipt that it starts on, and with `hang` stays in the first one for ever.
 """
 
-from __future__ import annotations
-
 import sys
 import threading
 from datetime import UTC, datetime

@@ -1,7 +1,5 @@
 """`python -m benchmarks.identity` against real HTTP servers, one of which changes a word when it drafts."""
 
-from __future__ import annotations
-
 import json
 import sys
 import threading

@@ -1,7 +1,5 @@
 """A generation server that says what a test wants, over real sockets."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import AsyncIterator

@@ -1,7 +1,5 @@
 """A service that only gets ready: `python -m tests.integration.cli.stub_service --ready-file FILE [how to behave]`."""
 
-from __future__ import annotations
-
 import signal
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Logs carried away as bundles, and verified."""
 
-from __future__ import annotations
-
 import asyncio
 import shutil
 from contextlib import closing

@@ -1,7 +1,5 @@
 """`kolm chat` against a scripted server: what a prompt repeats, commands, Ctrl-C, piped lines."""
 
-from __future__ import annotations
-
 import json
 import os
 import pty

@@ -1,7 +1,5 @@
 """`kolm datastore` as a person runs it: a datastore at the end, or a line that says what is wrong, and nothing else."""
 
-from __future__ import annotations
-
 import shutil
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Commands with an engine of their own: replay, audit, doctor."""
 
-from __future__ import annotations
-
 import os
 import pty
 import shutil

@@ -1,7 +1,5 @@
 """`kolm generate` against a scripted server; what no command finds."""
 
-from __future__ import annotations
-
 import io
 import os
 import signal

@@ -1,7 +1,5 @@
 """`kolm heads`: published, fetched, withdrawn, measured."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

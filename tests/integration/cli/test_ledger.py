@@ -1,7 +1,5 @@
 """`kolm ledger`, `kolm halts` and `kolm retention` against a served ledger and its database."""
 
-from __future__ import annotations
-
 import sqlite3
 from contextlib import closing
 from functools import partial

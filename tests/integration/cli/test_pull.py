@@ -1,7 +1,5 @@
 """Models of a hub: `kolm models pull`, and names that other commands take, against a hub on this machine."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterator
 from pathlib import Path

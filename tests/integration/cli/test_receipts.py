@@ -1,7 +1,5 @@
 """`kolm receipts`: found, proven, written to files, as statements."""
 
-from __future__ import annotations
-
 import json
 import stat
 from collections.abc import Callable

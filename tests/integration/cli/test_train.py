@@ -1,7 +1,5 @@
 """`kolm heads train` as a person runs it: a head at the end, the same command after Ctrl-C, errors to act on."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -1,7 +1,5 @@
 """Trust in keys, and what the servers of a stack say of themselves."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`kolm up`, before another engine too, and the supervisor of its services."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

@@ -1,7 +1,5 @@
 """Runtime and AsyncRuntime over a real socket: what they ask again, how their calls end early, and health."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 from collections.abc import Iterator

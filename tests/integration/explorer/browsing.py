@@ -1,7 +1,5 @@
 """A real browser for tests, that finds it out when a page breaks the policy it was served with."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager

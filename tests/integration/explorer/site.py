@@ -1,7 +1,5 @@
 """A ledger service with a small log, and the explorer over it, both on ports of their own."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Pages of the explorer: what they show, promises, retention."""
 
-from __future__ import annotations
-
 import re
 import urllib.error
 import urllib.parse

@@ -1,7 +1,5 @@
 """A receipt file is dropped on the page and checked in the browser; what is in it goes nowhere."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Pages of receipts: the list, and one with its checks in the browser."""
 
-from __future__ import annotations
-
 import http.client
 import re
 import signal

@@ -1,7 +1,5 @@
 """Tiles of the log over HTTP, for clients of others."""
 
-from __future__ import annotations
-
 import gzip
 import http.client
 import os

@@ -1,7 +1,5 @@
 """A tiny model for the session, a deployment of servers for each test."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A ledger and a generation server in this process, on real sockets, that tests start, stop and break."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, aclosing

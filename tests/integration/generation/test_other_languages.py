@@ -1,7 +1,5 @@
 """The programs of docs/clients.md in other languages, against a real server."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import re

@@ -1,7 +1,5 @@
 """The real process: started, killed, stopped."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

@@ -1,7 +1,5 @@
 """A generation server with the tiny model, the HTTP front before it, and OpenAI's own client."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from pathlib import Path
 

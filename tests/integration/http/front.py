@@ -1,7 +1,5 @@
 """The HTTP front on a port of its own, on the event loop of the test, with OpenAI's client before it."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 from collections.abc import AsyncIterator, Iterator

@@ -1,7 +1,5 @@
 """Callers of the front: who may call, from where, and pages of other sites."""
 
-from __future__ import annotations
-
 import asyncio
 import http.client
 import json

@@ -1,7 +1,5 @@
 """`/v1/chat/completions` by OpenAI's own client."""
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 import json

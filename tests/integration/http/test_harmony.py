@@ -1,7 +1,5 @@
 """gpt-oss's channels: its tokens through engine, receipts and front, as thoughts and answers."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import AsyncIterator, Sequence
 from functools import partial

@@ -1,7 +1,5 @@
 """Limits of the front: bodies, requests at once, connections, slow callers."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncIterator

@@ -1,7 +1,5 @@
 """Clients from the registries: npm's openai and @anthropic-ai/sdk, Instructor, LangChain, LiteLLM, schemathesis."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

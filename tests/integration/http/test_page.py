@@ -1,7 +1,5 @@
 """The chat page in a real browser: it streams, names method and speed, checks the receipt and shows what it says."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import re

@@ -1,7 +1,5 @@
 """/v1/responses, as OpenAI's own client reads it: whole, streamed, continued, refused."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal
 
 import openai

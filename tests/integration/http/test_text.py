@@ -1,7 +1,5 @@
 """`/v1/completions`, `/tokenize`, `/v1/models` and refusals, as OpenAI's client sees them."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

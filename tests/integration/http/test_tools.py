@@ -1,7 +1,5 @@
 """Tools by OpenAI's own client: calls that keep to schemas, streamed and sent back, receipts that replay EXACT."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import threading

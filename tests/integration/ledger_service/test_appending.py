@@ -1,7 +1,5 @@
 """AppendEntry over the wire: durable, proven, idempotent, and strict about what it takes."""
 
-from __future__ import annotations
-
 import json
 
 import grpc

@@ -1,7 +1,5 @@
 """ExportBundle over the wire: what arrives is a bundle of what was asked for, and only auditors get content."""
 
-from __future__ import annotations
-
 import io
 import json
 import tarfile

@@ -1,7 +1,5 @@
 """A ledger service opens no log that is older than what others have seen of it, and none whose guard is gone."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """An erasure costs the same however many there were before it: counted in steps of the database, not in time."""
 
-from __future__ import annotations
-
 import sqlite3
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """EraseContent over the wire: who may, what is gone, and what still holds."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """ListReceipts over the wire: every filter, paging, and what a page proves."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any

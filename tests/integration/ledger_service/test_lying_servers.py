@@ -1,7 +1,5 @@
 """A client that checks finds out a server that lies: real gRPC, a real log, and one tampered answer each."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`python -m services.ledger` as a process: first start, restart, refusals."""
 
-from __future__ import annotations
-
 import shutil
 import signal
 import sqlite3

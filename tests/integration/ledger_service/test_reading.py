@@ -1,7 +1,5 @@
 """Reading the ledger over the wire: entries, receipts, lists, watches, proofs, verdicts and halts."""
 
-from __future__ import annotations
-
 import itertools
 import threading
 from concurrent.futures import ThreadPoolExecutor

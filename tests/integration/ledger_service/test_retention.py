@@ -1,7 +1,5 @@
 """Retention policies over a real ledger: what the service erases, what it leaves, and what still holds."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator
 from dataclasses import dataclass

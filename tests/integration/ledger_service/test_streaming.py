@@ -1,7 +1,5 @@
 """AppendEntries over the wire: order, refusals among good entries, back-pressure, streams that are cut."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """One tenant's view of a log that it shares with another: its own entries, and no sign of the other."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing

@@ -10,8 +10,6 @@ Writes one line for each acknowledged append: receipt number, index, checkpoint 
 reaches that step.
 """
 
-from __future__ import annotations
-
 import base64
 import os
 import signal

@@ -1,7 +1,5 @@
 """An erasure takes the content of its receipt with it: in the same transaction, down to the bytes of the file."""
 
-from __future__ import annotations
-
 import sqlite3
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, closing

@@ -1,7 +1,5 @@
 """fsck names tables, columns, indexes and triggers that are missing; a schema that is broken is a finding."""
 
-from __future__ import annotations
-
 import sqlite3
 from contextlib import closing
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A ledger, an explorer, a monitor and a receiver of webhooks, each a process or a server of its own."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess

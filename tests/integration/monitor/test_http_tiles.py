@@ -1,7 +1,5 @@
 """A server of tiles can send what it likes: a monitor waits and reads no more than it has to."""
 
-from __future__ import annotations
-
 import gzip
 import threading
 from collections.abc import Callable, Iterator

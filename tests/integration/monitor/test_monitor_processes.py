@@ -1,7 +1,5 @@
 """`kolm monitor` beside a real ledger and a real explorer: silent about what is honest, loud about each lie."""
 
-from __future__ import annotations
-
 import shutil
 import signal
 from datetime import UTC, datetime, timedelta

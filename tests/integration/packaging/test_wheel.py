@@ -1,7 +1,5 @@
 """The wheels; kolm-verify in an environment that has nothing but it and what it requires."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Bringing heads to a registry under test."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterable
 

@@ -1,7 +1,5 @@
 """The contract of BlobStore, over a folder, over memory and over a bucket."""
 
-from __future__ import annotations
-
 import re
 import urllib.request
 from collections.abc import Callable, Iterator

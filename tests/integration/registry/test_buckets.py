@@ -1,7 +1,5 @@
 """The registry over a bucket: what is uploaded, cut off, gone on with, published, pulled; several registries on one."""
 
-from __future__ import annotations
-
 import io
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The contract of Catalogue, over SQLite and, where there is one, PostgreSQL."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Publish, withdraw, score, find: over real stubs, with a real ledger behind."""
 
-from __future__ import annotations
-
 import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path

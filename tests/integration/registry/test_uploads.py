@@ -1,7 +1,5 @@
 """Uploads and downloads: cut off, taken over, lied about, out of space. Nothing half is ever visible."""
 
-from __future__ import annotations
-
 import errno
 import os
 import threading

@@ -3,8 +3,6 @@
 As `python -m tests.integration.runtime.scripted [flags]` a server process with a call that never ends.
 """
 
-from __future__ import annotations
-
 import asyncio
 import sys
 import threading

@@ -1,7 +1,5 @@
 """What a server takes of callers: limits, and each RPC of each role."""
 
-from __future__ import annotations
-
 import importlib
 import pkgutil
 import threading

@@ -1,7 +1,5 @@
 """The behaviour of every server, on a real server with real stubs; its process, and the spans that it sends."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,7 +1,5 @@
 """Connections: TLS between clients and servers, and HTTP calls that are bounded."""
 
-from __future__ import annotations
-
 import asyncio
 import http.client
 import socket

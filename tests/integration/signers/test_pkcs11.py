@@ -1,7 +1,5 @@
 """Keys in files and in devices sign the same."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """A witness beside a ledger."""
 
-from __future__ import annotations
-
 import http.client
 import signal
 import stat

@@ -1,7 +1,5 @@
 """The witness over HTTP, with its memory on disk; and the ledger service that collects from it."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import http.client

@@ -1,7 +1,5 @@
 """The open work of an auditor, folded from a log, and its metrics."""
 
-from __future__ import annotations
-
 import json
 from datetime import datetime, timedelta
 

@@ -1,7 +1,5 @@
 """The examination of a receipt, and its comparison with a replay."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

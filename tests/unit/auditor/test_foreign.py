@@ -1,7 +1,5 @@
 """The examination of what another engine has served, on fakes of both sides that lie or do not."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Shares of identical answers: what is compared, and how sure a share is."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

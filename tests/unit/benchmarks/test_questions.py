@@ -1,7 +1,5 @@
 """Conversations and questions of benchmarks, and how a load is made of them."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Parameters of commands: dataclasses stand for their fields; values are what typer makes of them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal

@@ -1,7 +1,5 @@
 """Help and documentation name every command, option, exit code and variable."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Imports of a command before it asks anybody: a call may cost a quarter of a second of CPU, torch costs two."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Families of commands that need no server: models, tokens, training, status, sampling flags."""
 
-from __future__ import annotations
-
 import json
 import stat
 from collections.abc import Callable

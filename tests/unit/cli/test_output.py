@@ -1,7 +1,5 @@
 """What people and programs are given, and the values that flags take."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

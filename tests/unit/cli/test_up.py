@@ -1,7 +1,5 @@
 """Flags of `kolm up`, and the services that it plans."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any, cast
 

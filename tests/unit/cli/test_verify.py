@@ -1,7 +1,5 @@
 """`kolm verify` before it reads, and texts that are held against tokens."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

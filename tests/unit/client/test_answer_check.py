@@ -1,7 +1,5 @@
 """A receipt that is not about the request and the answer it came with is an error, whatever differs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

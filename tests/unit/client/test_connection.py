@@ -1,7 +1,5 @@
 """How a client finds its servers, and what it exports."""
 
-from __future__ import annotations
-
 import logging
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Thoughts in an output's text, however it is cut into pieces."""
 
-from __future__ import annotations
-
 import pytest
 
 from services.client.generation.output_reader import OutputReader, Thought, ThoughtReader

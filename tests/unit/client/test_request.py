@@ -1,7 +1,5 @@
 """Requests of a caller: values and mappings, on the wire, and their constraints."""
 
-from __future__ import annotations
-
 from dataclasses import fields
 from typing import Any
 

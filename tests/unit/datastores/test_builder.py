@@ -1,7 +1,5 @@
 """Builds: whole or not at all, without what they do not need, and their progress is told."""
 
-from __future__ import annotations
-
 import os
 import resource
 import signal

@@ -1,7 +1,5 @@
 """Documents of a datastore: which files are read, and how they become tokens."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """The demo's prompts, those that its head learns from, and how it shows answers."""
 
-from __future__ import annotations
-
 from random import Random
 
 import pytest

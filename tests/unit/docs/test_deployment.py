@@ -1,7 +1,5 @@
 """Files to deploy kolm with: compose, alert rules, the dashboard."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -3,8 +3,6 @@
 deploy/vllm puts vLLM behind either.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What the pages name exists: commands with their options, links, files, Python, and the tests of lies and attacks."""
 
-from __future__ import annotations
-
 import ast
 import importlib.util
 import re

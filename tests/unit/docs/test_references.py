@@ -1,7 +1,5 @@
 """What pages and sources refer to is there, and generated code is what its sources generate."""
 
-from __future__ import annotations
-
 import ast
 import re
 import subprocess

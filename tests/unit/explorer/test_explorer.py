@@ -1,7 +1,5 @@
 """The explorer's lists and its trends, without a server."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Small random models, made once a run."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

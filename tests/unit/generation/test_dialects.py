@@ -1,7 +1,5 @@
 """What other engines are asked for."""
 
-from __future__ import annotations
-
 from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.remote.dialects import DIALECTS
 

@@ -1,7 +1,5 @@
 """What a server does before it serves: settings, imports, its folder, code compiled beside it."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

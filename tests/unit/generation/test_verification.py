@@ -1,7 +1,5 @@
 """A record is verified along its own tokens, and the answer is the one that decoding gives, bit for bit."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 from pathlib import Path

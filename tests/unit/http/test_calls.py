@@ -1,7 +1,5 @@
 """Calls to the HTTP front: which are let in, and how their bodies are read."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

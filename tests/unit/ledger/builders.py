@@ -1,7 +1,5 @@
 """Documents, keys and envelopes for tests: deterministic, valid, and easy to vary."""
 
-from __future__ import annotations
-
 import hashlib
 from datetime import UTC, datetime, timedelta
 from functools import cache

@@ -1,7 +1,5 @@
 """Durable files. These tests write to a temporary folder, and watch what is asked of the disk."""
 
-from __future__ import annotations
-
 import os
 import stat
 from collections.abc import Callable

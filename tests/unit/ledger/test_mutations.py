@@ -4,8 +4,6 @@ Each file is changed hundreds of times, at any depth (`tests.mutations`). What s
 before: a signature line more or less, a file that the format lets one leave out.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """One stream of entries, with a ledger that answers when the test says so."""
 
-from __future__ import annotations
-
 import asyncio
 import weakref
 from collections.abc import AsyncIterator, Sequence

@@ -1,7 +1,5 @@
 """FutureBridge of another thread, brought to the event loop; what callers are told of a database that fails."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from concurrent.futures import Future

@@ -1,7 +1,5 @@
 """The reference in plain Python: its fused multiply-add, and a model's pass."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from fractions import Fraction

@@ -1,7 +1,5 @@
 """Publishing into the log: who owns a name, and what the log's word is worth."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any

@@ -1,7 +1,5 @@
 """Principals, their credentials, and what each call needs."""
 
-from __future__ import annotations
-
 import json
 import re
 import stat

@@ -1,7 +1,5 @@
 """Calls of a server: limits, pages of lists, errors on the wire."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import weakref

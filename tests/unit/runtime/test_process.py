@@ -1,7 +1,5 @@
 """What composition roots share: draining, listening, logs, outages, reasons."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

@@ -1,7 +1,5 @@
 """The list of metrics, and those of HTTP servers."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Trusted keys of a directory: whose files count, and when."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

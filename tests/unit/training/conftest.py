@@ -1,7 +1,5 @@
 """Fixtures of the training's tests."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.fakes.tiny_model import make_tiny_model, tiny_model

@@ -1,7 +1,5 @@
 """A tiny base, a few answers of its own, and heads over them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The target's answers are its own, streams and all, whatever interrupts the asking."""
 
-from __future__ import annotations
-
 from itertools import islice
 from pathlib import Path
 

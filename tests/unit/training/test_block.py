@@ -2,8 +2,6 @@
 was stopped ends in the same bits.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The curve of a run goes on where it was, is drawn, and says when more lessons bring nothing."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

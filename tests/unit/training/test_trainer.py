@@ -1,7 +1,5 @@
 """A run that is stopped continues to the same bits, and a head learns."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

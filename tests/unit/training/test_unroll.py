@@ -1,7 +1,5 @@
 """The unrolled head computes what the drafting head computes, and every step of it learns."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Adapters as callers see them: chosen per request, named in receipts, replayed with them, and refused by name."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Generate and GenerateStream over a real socket, with a real ledger behind them."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

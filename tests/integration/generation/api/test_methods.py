@@ -1,7 +1,5 @@
 """Methods over the wire: what each drafts from, and what auto takes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

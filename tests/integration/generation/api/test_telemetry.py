@@ -1,7 +1,5 @@
 """Metrics of a generation server."""
 
-from __future__ import annotations
-
 from prometheus_client import CollectorRegistry
 
 from kolm.generation.v1 import generation_pb2 as pb

@@ -1,7 +1,5 @@
 """Asking the plain upstream again, without a server between: what it gives, what it says of it, and what it is."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """An auditor of what another engine has served: it asks the plain one again, and passes along the output."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections import Counter

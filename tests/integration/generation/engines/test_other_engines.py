@@ -2,8 +2,6 @@
 cannot do is refused by field; what it gets wrong signs nothing that was not returned.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable

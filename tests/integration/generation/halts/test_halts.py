@@ -1,7 +1,5 @@
 """Halts: from the ledger, from an inline replay, over restarts; and what is served meanwhile."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 from pathlib import Path
 

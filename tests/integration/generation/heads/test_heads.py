@@ -1,7 +1,5 @@
 """Heads from the registry to the engine: which are loaded, which are refused with which reason, and what they draft."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import shutil

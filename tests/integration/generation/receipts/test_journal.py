@@ -1,7 +1,5 @@
 """The journal's file: what a crash at any byte, a failing disk or damaged bytes leave."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Every receipt reaches the ledger: ledger down, servers restarted, callers gone, keys not trusted."""
 
-from __future__ import annotations
-
 import shutil
 from typing import Any
 

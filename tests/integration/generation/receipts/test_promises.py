@@ -1,7 +1,5 @@
 """A promise before the answer is kept, whatever becomes of the server; without a receipt it is proof of omission."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import shutil

@@ -1,7 +1,5 @@
 """A loaded server: whose turn it is, what is refused, and whose time is over. One sequence at a time, pass by pass."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass

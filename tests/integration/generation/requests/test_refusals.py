@@ -1,7 +1,5 @@
 """Bad requests: each a clear error that names the field, and a server that goes on."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 

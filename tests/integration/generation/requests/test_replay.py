@@ -1,7 +1,5 @@
 """Replays of what a server has served, on an auditor's own engine: the same profile, speculation off."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import Sequence

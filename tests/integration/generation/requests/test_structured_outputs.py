@@ -1,7 +1,5 @@
 """Structured output over the wire: answers that keep to it, receipts that commit to it, audits that confirm it."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import threading

@@ -1,7 +1,5 @@
 """The published model: its tokens are those of transformers, from both of its files."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

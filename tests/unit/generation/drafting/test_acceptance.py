@@ -1,7 +1,5 @@
 """How often drafted tokens hold: what is counted, and what is predicted from it."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from dataclasses import replace

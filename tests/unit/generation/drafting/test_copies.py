@@ -1,7 +1,5 @@
 """Drafts that copy text: what followed the same words before, n-grams of lookahead, a tenant's past outputs."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from threading import Thread

@@ -1,7 +1,5 @@
 """A draft model saves passes, follows what was accepted, steps aside where it has to, and changes no token."""
 
-from __future__ import annotations
-
 import random
 import shutil
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """REST: retrieved drafts save passes where text was seen before, step aside where it was not, and change no token."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 

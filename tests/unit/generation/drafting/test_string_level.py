@@ -1,7 +1,5 @@
 """A draft model with another tokenizer: its words in the target's tokens, fewer passes, and no other token."""
 
-from __future__ import annotations
-
 import json
 import random
 from pathlib import Path

@@ -2,8 +2,6 @@
 the request decoded alone, one row at a time, with speculation off, on an engine that has only its own adapter.
 """
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 from pathlib import Path

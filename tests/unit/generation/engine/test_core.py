@@ -1,7 +1,5 @@
 """The step loop: how sequences start, stream, end, and what is refused."""
 
-from __future__ import annotations
-
 import ctypes
 import queue
 from collections.abc import Callable, Iterator

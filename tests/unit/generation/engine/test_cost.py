@@ -1,7 +1,5 @@
 """What a pass costs: the cost model, and rows of a pass shared among prompts."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

@@ -1,7 +1,5 @@
 """The engine's thread: submissions and cancellations from outside, and what a fault in it does to its callers."""
 
-from __future__ import annotations
-
 import asyncio
 import queue
 import threading

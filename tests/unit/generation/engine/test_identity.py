@@ -3,8 +3,6 @@ stay
 those of the request decoded alone, one row at a time, with speculation off.
 """
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Functions that numba compiles are kept per version of all that they are compiled from, and counted in the log."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

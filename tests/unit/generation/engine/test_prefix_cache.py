@@ -1,7 +1,5 @@
 """Another sequence may have computed a sequence's prefix; its tokens are those that it would have had alone."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Sequences that begin alike and run together are computed once, whatever becomes of the one that computes."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Drafts of running sequences: failures, features, turns of methods, grammars."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Sequence

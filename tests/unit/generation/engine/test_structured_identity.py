@@ -1,7 +1,5 @@
 """The contract under grammars: under every method the output is that of `off`, and the grammar allows it."""
 
-from __future__ import annotations
-
 import json
 import random
 import re

@@ -1,7 +1,5 @@
 """Turns of sequences: fair among tenants by tokens, by priority within one; deadlines end what waits."""
 
-from __future__ import annotations
-
 from collections import Counter
 from itertools import count
 

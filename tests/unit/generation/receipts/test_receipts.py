@@ -1,7 +1,5 @@
 """Receipts: the key's entry, the speedup they state, and drafters that forget what is erased."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from pathlib import Path

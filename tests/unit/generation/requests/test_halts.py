@@ -1,7 +1,5 @@
 """Known halts, folded from the ledger's answers and from findings of this server."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from pathlib import Path

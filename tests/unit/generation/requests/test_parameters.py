@@ -1,7 +1,5 @@
 """What a request asks for, as samplers, processors and prompts take it: sampling parameters and tools."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import fields
 

@@ -1,7 +1,5 @@
 """The policy, case by case."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 

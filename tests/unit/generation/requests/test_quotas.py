@@ -1,7 +1,5 @@
 """Quotas as settings write them, and how they hold."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Rows of one pass with different adapters, or none: each has the bits it has alone, only its own being loaded."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from pathlib import Path

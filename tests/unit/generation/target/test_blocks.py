@@ -1,7 +1,5 @@
 """The pool hands out blocks, lets tables share them, and keeps what is worth keeping for as long as there is room."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -1,8 +1,6 @@
 """Families beside Llama's nearest: a GGUF file gives the directory's bits, rows do not depend on passes, what cannot be
 served is named."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable
 from dataclasses import replace

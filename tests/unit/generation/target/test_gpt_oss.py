@@ -1,7 +1,5 @@
 """Models with parts of their own: gpt-oss, and the text half of multimodal ones."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A model directory that cannot be served says why, naming the file or the field, and what is expected."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys

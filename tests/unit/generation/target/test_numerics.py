@@ -1,7 +1,5 @@
 """Bits of passes and kernels: those of the vectors, and the same under every split."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 from collections.abc import Callable

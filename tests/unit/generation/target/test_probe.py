@@ -1,7 +1,5 @@
 """Probing of the arithmetic before it is trusted, and models that fail it."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Logits of a row, bit by bit: in any tree, chunk or company, those of the same history computed one row at a time."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 from pathlib import Path

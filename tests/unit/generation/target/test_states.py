@@ -1,7 +1,5 @@
 """States that are kept change no bit: they are found by what they were folded from, and given up with it."""
 
-from __future__ import annotations
-
 import json
 import random
 import shutil

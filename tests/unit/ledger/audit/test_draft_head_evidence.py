@@ -1,7 +1,5 @@
 """Which head may be loaded: each check fails alone, with an error of its own."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Receipts for what was halted are found by index, epoch and time."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

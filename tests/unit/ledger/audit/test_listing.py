@@ -1,7 +1,5 @@
 """A page of receipts against a checkpoint: honest ones pass, and bytes from anywhere raise one family of errors."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 
 import pytest

@@ -1,7 +1,5 @@
 """Obligations follow from the log alone, nobody knows them before the draw, and a broken promise shows."""
 
-from __future__ import annotations
-
 import hashlib
 from datetime import timedelta
 from fractions import Fraction

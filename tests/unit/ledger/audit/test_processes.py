@@ -1,7 +1,5 @@
 """Work that is divided among processes of Python."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 

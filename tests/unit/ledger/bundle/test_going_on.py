@@ -1,7 +1,5 @@
 """A verifier that goes on from what it verified before: the same verdict as from the first entry, or a refusal."""
 
-from __future__ import annotations
-
 import json
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator

@@ -1,7 +1,5 @@
 """A verifier's promise, held against a bundle: kept, open, overdue by the verifier's clock, or proof of omission."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A receipt file is read strictly, and commits to everything that it holds."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

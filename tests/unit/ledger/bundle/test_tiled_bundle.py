@@ -1,7 +1,5 @@
 """A log that is verified where its tiles lie, by one process and by several: the verdict of its bundle."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from functools import cache

@@ -1,7 +1,5 @@
 """A conversation in a bundle: its format, and what holding it against the receipts finds."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

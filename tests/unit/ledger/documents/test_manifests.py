@@ -1,7 +1,5 @@
 """Manifests of heads and bases: one spelling, every member checked, no name that leads out of its folder."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

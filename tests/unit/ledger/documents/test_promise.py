@@ -1,7 +1,5 @@
 """A promise: what is signed is what is read, and only by a key of role receipts."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Ends of retention by a policy, and contents that an expiry may erase."""
 
-from __future__ import annotations
-
 import pytest
 
 from ledger.documents.erasure import MOST_TENANTS, Expiry, Retention, check_expiry, check_retention, in_force

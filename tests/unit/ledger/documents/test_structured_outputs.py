@@ -1,7 +1,5 @@
 """A constraint in the receipt and in its content: bound to each other, absent together."""
 
-from __future__ import annotations
-
 import pytest
 
 from ledger.bundle.layout import ContentLine

@@ -1,7 +1,5 @@
 """Documents are read by a fast way where that is possible; it takes what the strict way takes, and nothing else."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Scopes of trusted keys. These tests write to a temporary folder: a key's file holds its scope."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Several operators: distinct keys are counted, each index by the rule that held there."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """An empty store and guard, and a sequencer over the store."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

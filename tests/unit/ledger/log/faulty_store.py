@@ -1,7 +1,5 @@
 """Stores and guards that fail, or wait, where a test tells them to. They wrap any EntryStore, any Guard."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any

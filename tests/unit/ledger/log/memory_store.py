@@ -4,8 +4,6 @@ store = MemoryEntryStore()
 sequencer = Sequencer(store, KEYS["log"], TRUSTED, ORIGIN)
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 

@@ -1,7 +1,5 @@
 """A sequencer over a store that forgets nothing, and the check of all that it wrote."""
 
-from __future__ import annotations
-
 from concurrent.futures import Future
 from typing import Any, cast
 

@@ -1,7 +1,5 @@
 """Sealed contents: what opens them, and what does not."""
 
-from __future__ import annotations
-
 import pytest
 
 from ledger.documents.content import Content

@@ -1,7 +1,5 @@
 """A ledger under anything that can happen to it, against the O(n) tree of RFC 6962 and a list of what was promised."""
 
-from __future__ import annotations
-
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass

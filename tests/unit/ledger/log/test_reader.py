@@ -1,7 +1,5 @@
 """A reader shows what is signed, and nothing else."""
 
-from __future__ import annotations
-
 import threading
 
 import pytest

@@ -1,7 +1,5 @@
 """Appends: their answers, and what is refused."""
 
-from __future__ import annotations
-
 import threading
 from datetime import UTC, datetime, timedelta
 from typing import Any, cast

@@ -1,7 +1,5 @@
 """Faults under the sequencer: nothing acknowledged moves, and it goes on, or stops, as the fault demands."""
 
-from __future__ import annotations
-
 import threading
 from typing import Any
 

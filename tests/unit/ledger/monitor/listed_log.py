@@ -1,7 +1,5 @@
 """A log in lists, with its files as tlog-tiles has them; a memory without a disk; looks of a monitor at such logs."""
 
-from __future__ import annotations
-
 import copy
 import json
 from collections.abc import Iterable, Iterator

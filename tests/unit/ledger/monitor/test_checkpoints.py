@@ -1,7 +1,5 @@
 """A monitor tells of forks, of rollbacks, of what a checkpoint does not bind, and of logs that stand still."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 
 import pytest

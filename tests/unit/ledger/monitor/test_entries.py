@@ -1,7 +1,5 @@
 """A monitor tells of entries that may not stand where they do, and of what is owed and not there."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from datetime import timedelta
 

@@ -1,7 +1,5 @@
 """A monitor stays silent about an honest log, for however long, and tells each lie."""
 
-from __future__ import annotations
-
 import json
 from datetime import timedelta
 from pathlib import Path

@@ -1,7 +1,5 @@
 """COSE Receipts: what is signed, and what is refused."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 
 import pytest

@@ -1,7 +1,5 @@
 """The Merkle tree straight from the definitions of RFC 6962 §2.1: recursive, O(n), with nothing clever in it."""
 
-from __future__ import annotations
-
 from functools import lru_cache
 
 from ledger.errors import NotFound

@@ -1,7 +1,5 @@
 """How old a log is: by a quorum's word, never by a minority's."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime, timedelta
 
 import pytest

@@ -1,7 +1,5 @@
 """Block drafters: layouts of their checkpoints, and a pass that proposes a block."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Draft trees: which nodes are expanded, kept and judged, on trees small enough to say so by hand."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from types import SimpleNamespace
 

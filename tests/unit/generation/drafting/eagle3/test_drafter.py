@@ -1,7 +1,5 @@
 """The drafter alone: its cache follows accepted tokens, its trees keep their bounds, its noise is the sampler's."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The head's pass computes what the layer description says: compared with it written out in float64, line by line."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Heads in the three layouts, as published: what is read, what is made of what they leave open, what is refused."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Drafts of a shard: tokens that followed the longest ends of a text, by frequency, then those of shorter ends."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import numpy as np

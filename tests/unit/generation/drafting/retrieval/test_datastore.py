@@ -1,7 +1,5 @@
 """Datastores: suffix arrays in shards, continuations, what is damaged is refused."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

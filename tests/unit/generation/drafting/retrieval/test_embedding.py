@@ -1,7 +1,5 @@
 """Passages near a request: embeddings by the model's input layer, and the index over them."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

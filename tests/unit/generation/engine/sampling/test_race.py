@@ -1,7 +1,5 @@
 """Noise, the elementary functions under it, and the race that it decides."""
 
-from __future__ import annotations
-
 import math
 import random
 import re

@@ -1,7 +1,5 @@
 """From a row of logits to a token: candidates, processors, noise."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import replace

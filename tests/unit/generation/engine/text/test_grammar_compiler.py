@@ -1,7 +1,5 @@
 """Grammars: refusals name field and place, bombs are bounded, masks allow what the constraint allows."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import random

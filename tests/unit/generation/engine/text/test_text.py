@@ -1,7 +1,5 @@
 """Text out of tokens: released where that is safe, and tool calls read from it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Tokenizers, of directories and of GGUF files: ids, chat templates, text token by token."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Adapters: how their files are read, refused, and what peft computes with them."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

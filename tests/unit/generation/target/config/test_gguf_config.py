@@ -1,7 +1,5 @@
 """The configuration of a GGUF file: what config.json of the same model says, or why it is refused."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """config.json as publishers wrote it, with the names of older versions of transformers: what is read from it."""
 
-from __future__ import annotations
-
 import json
 import re
 from copy import deepcopy

@@ -1,7 +1,5 @@
 """Configurations that are refused: odd ones, and sizes for which there is no room."""
 
-from __future__ import annotations
-
 import json
 import resource
 import subprocess

@@ -1,7 +1,5 @@
 """Frequencies and tables of rotations, and roots: the numbers that the page asks for, whatever C's library does."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from fractions import Fraction

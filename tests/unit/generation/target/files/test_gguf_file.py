@@ -1,7 +1,5 @@
 """Weights of GGUF files: the same tensors as transformers' own loading gives, and clear words about damaged files."""
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Callable
 from pathlib import Path

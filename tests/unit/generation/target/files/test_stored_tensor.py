@@ -1,7 +1,5 @@
 """Values of stored weights against exact arithmetic on the bits of GGUF's blocks, read the way ggml-quants.c does."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from fractions import Fraction

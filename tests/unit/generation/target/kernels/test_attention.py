@@ -1,7 +1,5 @@
 """Attention and rotation, held against numpy."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Every instruction set gives the same bits; compiled code is kept, and compiled once."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Linear layers and embeddings, in float32 and in int8, follow the page to the bit."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from gguf.quants import dequantize

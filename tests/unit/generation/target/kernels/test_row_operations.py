@@ -1,7 +1,5 @@
 """Norms, residuals, activations and adapters follow the page to the bit."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Names of models, which file of a repository is meant, and folders of other programs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

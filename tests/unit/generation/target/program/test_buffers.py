@@ -1,7 +1,5 @@
 """Buffers of passes: what fits them, and memory that is taken again."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace

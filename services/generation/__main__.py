@@ -6,6 +6,7 @@ import sys
 
 from services.generation.settings import GenerationSettings
 from services.generation.target.errors import TargetError
+from services.generation.target.model_path import head_beside
 from services.generation.target.weights import check_headers
 from services.generation.target.without_torch import spare_torch
 from services.generation.warm_up import compile_beside
@@ -22,7 +23,8 @@ async def main(settings: GenerationSettings) -> None:
         raise CannotStart(f"cannot serve {error}") from error
     if own:
         compile_beside("sampling", settings.log_format)
-    if own and (settings.head_references or settings.draft_model):
+    beside = settings.beside and head_beside(settings.model)  # the registry seldom has a head at a first start
+    if own and (settings.head or settings.draft_model or beside):
         compile_beside("trees", settings.log_format)
     spare_torch()
     from services.generation.serving import main

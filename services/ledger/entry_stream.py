@@ -82,12 +82,12 @@ class EntryStream:
         self._requests = requests
         self._submit = submit
         self._window = Window(MOST_ENTRIES, _MOST_BYTES)
-        self._work: asyncio.Queue[_Work | KolmError | None] = asyncio.Queue()
+        self._work: asyncio.Queue[_Work | Exception | None] = asyncio.Queue()
         self._reading: asyncio.Task[None] | None = None
         self._ending: KolmError | None = None
 
     async def answers(self) -> AsyncGenerator[ledger_pb2.AppendEntriesResponse]:
-        """One for each request. Raises KolmError where the stream cannot go on, after all answers before that."""
+        """One for each request. Raises why the stream cannot go on, mostly KolmError, after all answers before that."""
         self._reading = asyncio.create_task(self._read())
         try:
             while isinstance(work := await self._work.get(), _Work):
@@ -105,14 +105,14 @@ class EntryStream:
             self._reading.cancel()
 
     async def _read(self) -> None:
-        end: KolmError | None = None
+        end: Exception | None = None
         try:
             async for request in self._requests:
                 count, size = _checked_count(request), request.ByteSize()
                 await self._window.enter(count, size)
                 self._work.put_nowait(_Work(count, size, await self._submit(request.entries)))
                 del request  # or it would be there until the next one has come
-        except KolmError as error:  # the request itself was wrong
+        except Exception as error:  # raised to the caller, who would take an ended stream for a whole one
             end = error
         except asyncio.CancelledError:
             end = self._ending

@@ -148,6 +148,17 @@ async def _endless() -> AsyncIterator[ledger_pb2.AppendEntriesRequest]:
         yield ONE
 
 
+def test_a_failure_nobody_foresaw_is_raised_and_ends_no_stream_as_if_all_were_well() -> None:
+    async def full(_: Sequence[ledger_pb2.NewEntry]) -> asyncio.Future[list[Answer]]:
+        raise ZeroDivisionError
+
+    async def story() -> None:
+        with pytest.raises(ZeroDivisionError):
+            await anext(EntryStream(Ledger().requests(1), full).answers())
+
+    asyncio.run(story())
+
+
 async def entered(window: Window, entries: int, size: int) -> bool:
     """Whether there is room at once; where there is not, the wait is given up."""
     waiting = asyncio.ensure_future(window.enter(entries, size))

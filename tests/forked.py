@@ -6,6 +6,7 @@ import runpy
 import signal
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import IO, Self
 
@@ -35,8 +36,9 @@ class Forked:
     poll = returncode.fget
 
     def send_signal(self, number: int) -> None:
-        if self._process.exitcode is None:
-            os.kill(self.pid, number)
+        with suppress(ProcessLookupError):  # it may have ended since
+            if self._process.exitcode is None:
+                os.kill(self.pid, number)
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
@@ -57,6 +59,9 @@ class Forked:
         """Killed where it still runs."""
         self.kill()
         self.wait()
+        self.__del__()
+
+    def __del__(self) -> None:
         self.stdout.close()
         self.stderr.close()
 
@@ -77,4 +82,5 @@ def _run(
         os.dup2(pipe.fileno(), stream)
         pipe.close()
     sys.argv = [module, *arguments]
+    sys.modules.pop(f"{module}.__main__", None)  # runpy warns of what it runs a second time
     runpy.run_module(module, run_name="__main__", alter_sys=True)

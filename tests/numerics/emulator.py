@@ -14,11 +14,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from services.generation.target.arrays import Bytes, Int64
+from services.generation.target.arrays import Bytes, Float32, Int64
 from services.generation.target.cpu import CpuTarget
 from services.generation.target.kernels import compilation
 from services.generation.target.kernels.machine import Machine
 from services.generation.target.kernels.records import PASS, record_of
+from services.generation.target.program.buffers import ReusedMemory
 from services.generation.target.program.team import Passes, Team
 from services.generation.target.rows import Rows
 from services.generation.target.states import Steps
@@ -213,6 +214,7 @@ class EmulatedPasses:
     def __init__(self, target: CpuTarget, emulator: Emulator) -> None:
         self._target, self._emulator, self._passes = target, emulator, Passes(1)
         self._passes._team = _Noted()
+        target._logits = self._lent = _Lent()
         self._numbers = {
             compilation.kernels(module)[kernel]: number for number, (module, kernel) in enumerate(emulator.kernels)
         }
@@ -222,12 +224,24 @@ class EmulatedPasses:
             steps = Steps(*(np.ascontiguousarray(getattr(steps, name)) for name in Steps.__slots__))
         self._passes.run(records, rows, steps)
         words = self._passes._words
-        arrays = [*_arrays(self._target, set()), *_arrays(rows, set()), *_arrays(steps, set())]
+        arrays = [*_arrays(self._target, set()), *_arrays(rows, set()), *_arrays(steps, set()), *self._lent.arrays]
         addresses = [array for array in arrays if array.dtype == np.int64]
         pool = np.zeros(_POOL, np.int64)
         image = Image(arrays, [records, words, pool, *addresses], self._numbers)
         run = self._emulator.kernels.index(("rows", "run_team"))
         self._emulator.execute(image, np.array([(run, image.place_of(pool), image.place_of(words), 1, 0)], np.int64))
+
+
+class _Lent(ReusedMemory):
+    """Lent memory belongs to who reads it; here it is part of the image."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.arrays: list[Float32] = []
+
+    def take(self, rows: int, size: int) -> Float32:
+        self.arrays = [super().take(rows, size)]
+        return self.arrays[0]
 
 
 class _Noted(Team):

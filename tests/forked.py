@@ -59,11 +59,13 @@ class Forked:
         """Killed where it still runs."""
         self.kill()
         self.wait()
-        self.__del__()
+        self._close()
 
-    def __del__(self) -> None:
+    def _close(self) -> None:
         self.stdout.close()
         self.stderr.close()
+
+    __del__ = _close
 
 
 def _text(pipe: Connection) -> IO[str]:

@@ -122,7 +122,8 @@ class Part(Members, frozen=True, forbid_unknown_fields=True, omit_defaults=True)
 
     def to_bytes(self) -> bytes:
         """The canonical bytes (RFC 8785). Raises FormatError where the value has none."""
-        return canonical(self.to_document())
+        written = _write_plain(self)
+        return canonical(self.to_document()) if written is None else written
 
     @classmethod
     def from_document(cls, document: object, path: str = "") -> Self:
@@ -185,8 +186,22 @@ def _write_value(value: Any) -> Any:
     return value.written()
 
 
-_WHOLE_FLOAT = re.compile(rb"\.0(?=[,}\]])")
+_WHOLE_FLOAT = re.compile(rb"(?<!-0)\.0(?=[,}\]])")  # canonical JSON writes -0.0 as 0
 _encode_sorted = msgspec.json.Encoder(enc_hook=_write_value, order="sorted").encode
+
+
+def _write_plain(value: Part) -> bytes | None:
+    """The canonical bytes of a value that one call into C writes, None where it may write others: see `is_plain`."""
+    try:
+        data = _encode_sorted(value)
+    except UnicodeEncodeError:
+        return None
+    if b"\\" in data:
+        return None
+    parts = data.split(b'"')  # no character is escaped: every other part is outside of text
+    parts[::2] = [_WHOLE_FLOAT.sub(b"", part) for part in parts[::2]]
+    data = b'"'.join(parts)
+    return data if is_plain(data) else None
 
 
 @cache

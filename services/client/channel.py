@@ -12,10 +12,12 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
+from operator import attrgetter
 from typing import Any, ClassVar, Generic, Self, TypeVar
 from urllib.parse import urlsplit
 
 import grpc
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
@@ -360,10 +362,19 @@ def plain_value(kind: type[_Value], message: Message, **members: Any) -> _Value:
     An `optional` field that is absent becomes None, a repeated one a tuple, a map a dict, a message the dataclass that
     the member's annotation names (None only where that says so). Enums are members: the caller converts them.
     """
-    held = message.DESCRIPTOR.fields_by_name
-    known: Any = fields(kind)  # type: ignore[arg-type]
-    found = {each.name: _plain(message, each.name, kind) for each in known if each.name in held.keys() - members.keys()}
+    hashed: Any = kind
+    found = {name: read(message) for name, read in _readers(hashed, message.DESCRIPTOR, tuple(members))}
     return kind(**members, **found)
+
+
+@cache
+def _readers(
+    kind: type[Any], descriptor: Descriptor, without: tuple[str, ...]
+) -> tuple[tuple[str, Callable[[Message], Any]], ...]:
+    """How each member of a dataclass is read from a message, where that has a field of its name."""
+    held = descriptor.fields_by_name
+    names = [each.name for each in fields(kind) if each.name in held and each.name not in without]
+    return tuple((name, _reader(held[name], kind)) for name in names)
 
 
 def optional(message: Message, name: str) -> Any:
@@ -371,22 +382,21 @@ def optional(message: Message, name: str) -> Any:
     return getattr(message, name) if message.HasField(name) else None
 
 
-def _plain(message: Message, name: str, kind: type[Any]) -> Any:
-    field = message.DESCRIPTOR.fields_by_name[name]
+def _reader(field: FieldDescriptor, kind: type[Any]) -> Callable[[Message], Any]:
+    name, value = field.name, attrgetter(field.name)
     if field.message_type is not None and not field.is_repeated:
         inner, may_lack = _named(kind.__module__, kind.__annotations__[name])
-        return plain_value(inner, getattr(message, name)) if not may_lack or message.HasField(name) else None
+        return lambda message: plain_value(inner, value(message)) if not may_lack or message.HasField(name) else None
     if field.has_presence:
-        return optional(message, name)
-    value = getattr(message, name)
+        return lambda message: optional(message, name)
     if not field.is_repeated:
         return value
     if field.message_type is None:
-        return tuple(value)
+        return lambda message: tuple(value(message))
     if field.message_type.GetOptions().map_entry:
-        return dict(value)
+        return lambda message: dict(value(message))
     inner, _ = _named(kind.__module__, kind.__annotations__[name])
-    return tuple(plain_value(inner, each) for each in value)
+    return lambda message: tuple(plain_value(inner, each) for each in value(message))
 
 
 @cache

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import replace
 from typing import Any
 
-import httpx2
 import msgspec
 
 from services.generation.engine.request import ContextExceeded, EngineFull, EngineStopped, InvalidRequest
+from services.generation.remote.connections import ConnectionBroken, Connections, HttpAnswer
 from services.generation.remote.dialects import About, Dialect, UpstreamError
-
-logging.getLogger("httpx2").setLevel(logging.WARNING)  # which otherwise has a line for each request
 
 _SIGN = re.compile(r"[^0-9a-zA-Z.+_-]")
 _LONGEST_VERSION = 63
@@ -51,12 +48,12 @@ class Upstream:
         """`key` is shown as a bearer token. `silence_seconds` without a byte end a request."""
         self.url, self.silence_seconds = url, silence_seconds
         self._dialect = dialect
-        self._client = httpx2.AsyncClient(
-            base_url=url,
-            headers={"Accept-Encoding": "identity"} | ({} if key is None else {"Authorization": f"Bearer {key}"}),
-            timeout=httpx2.Timeout(silence_seconds, connect=_CONNECT_SECONDS),
-            limits=httpx2.Limits(max_connections=None, max_keepalive_connections=64),
-            trust_env=False,
+        shown = {} if key is None else {"Authorization": f"Bearer {key}"}
+        self._connections = Connections(
+            url,
+            {"Accept-Encoding": "identity", **shown},
+            connect_seconds=_CONNECT_SECONDS,
+            silence_seconds=silence_seconds,
         )
 
     async def about(self) -> About:
@@ -70,22 +67,18 @@ class Upstream:
             ) from error
 
     async def _ask(self, path: str, body: Mapping[str, Any] | None) -> Any:
+        sent = None if body is None else msgspec.json.encode(body)
         try:
-            async with (
-                asyncio.timeout(_ABOUT_SECONDS),
-                self._client.stream(
-                    "GET" if body is None else "POST", path, json=body, timeout=_ABOUT_SECONDS
-                ) as response,
-            ):
-                data = await _whole(response, _LONGEST_WORD)
-        except (httpx2.TransportError, TimeoutError) as error:
+            async with asyncio.timeout(_ABOUT_SECONDS), self._connections.asked(path, sent) as answer:
+                data = await _whole(answer, _LONGEST_WORD)
+        except (ConnectionBroken, TimeoutError) as error:
             raise UpstreamDown(f"{self.url} does not answer: {error!r}") from error
         text = data.decode(errors="replace")
-        if response.status_code in (502, 503, 504):
+        if answer.status in (502, 503, 504):
             raise UpstreamDown(f"{self.url} is not ready: {text[:200]}")
-        if response.status_code != 200:
-            raise UpstreamError(f"{self.url}{path} answers {response.status_code}: {text[:200]}")
-        return msgspec.json.decode(data) if "json" in response.headers.get("content-type", "") else text
+        if answer.status != 200:
+            raise UpstreamError(f"{self.url}{path} answers {answer.status}: {text[:200]}")
+        return msgspec.json.decode(data) if "json" in answer.headers.get("content-type", "") else text
 
     ask = _ask
 
@@ -97,27 +90,28 @@ class Upstream:
         """
         most = _LEAST_BYTES + numbers * _TOKEN_BYTES
         try:
-            async with self._client.stream("POST", self._dialect.path, json=body) as response:
-                if response.status_code != 200:
-                    raise _refusal(self.url, response.status_code, await _whole(response, _LONGEST_WORD))
+            async with self._connections.asked(self._dialect.path, msgspec.json.encode(body)) as answer:
+                if answer.status != 200:
+                    raise _refusal(self.url, answer.status, await _whole(answer, _LONGEST_WORD))
                 yield None
-                if "event-stream" not in response.headers.get("content-type", ""):
-                    yield _parsed(await _whole(response, most))
+                if "event-stream" not in answer.headers.get("content-type", ""):
+                    yield _parsed(await _whole(answer, most))
                     return
-                async for line in _lines(response, most):
+                async for line in _lines(answer, most):
                     if line.startswith(b"data:") and (data := line[5:].strip()) != b"[DONE]":
                         yield _parsed(data)
-        except httpx2.TransportError as error:
-            raise UpstreamDown(f"{self.url} broke off: {error!r}") from error
+        except ConnectionBroken as error:
+            raise UpstreamDown(f"{self.url} broke off: {error}") from error
 
     async def close(self) -> None:
-        await self._client.aclose()
+        self._connections.close()
 
 
-async def _lines(response: httpx2.Response, most: int) -> AsyncGenerator[bytes, None]:
+async def _lines(answer: HttpAnswer, most: int) -> AsyncGenerator[bytes, None]:
     """Raises UpstreamError for a line of more than `most` bytes, before it is whole."""
     begun = bytearray()
-    async for piece in _pieces(response):
+    _check_encoding(answer)
+    while piece := await answer.piece():
         first, *others = piece.split(b"\n")
         begun += first
         for other in others:
@@ -128,21 +122,21 @@ async def _lines(response: httpx2.Response, most: int) -> AsyncGenerator[bytes, 
     yield bytes(begun)
 
 
-async def _whole(response: httpx2.Response, most: int) -> bytes:
+async def _whole(answer: HttpAnswer, most: int) -> bytes:
     """Raises UpstreamError for more than `most` bytes."""
     data = bytearray()
-    async for piece in _pieces(response):
+    _check_encoding(answer)
+    while piece := await answer.piece():
         data += piece
         if len(data) > most:
             raise UpstreamError(f"sent more than {most} bytes")
     return bytes(data)
 
 
-def _pieces(response: httpx2.Response) -> AsyncIterator[bytes]:
-    """As they come: what is compressed could be of any length. Raises UpstreamError."""
-    if response.headers.get("content-encoding", "identity") != "identity":
+def _check_encoding(answer: HttpAnswer) -> None:
+    """Raises UpstreamError for what is compressed, which could be of any length."""
+    if answer.headers.get("content-encoding", "identity") != "identity":
         raise UpstreamError("compresses its answers, though it was asked not to")
-    return response.aiter_raw()
 
 
 def _sound(found: About) -> About:

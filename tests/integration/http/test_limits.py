@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
@@ -24,7 +25,7 @@ from services.runtime.errors import (
     ResourceExhausted,
     Unavailable,
 )
-from services.runtime.http.serving import Connections
+from services.runtime.http.serving import Connections, _listening
 from services.runtime.server import Mount
 from tests.access import everybody
 from tests.fakes.tampered_targets import GatedTarget, Loader
@@ -273,3 +274,12 @@ async def test_a_body_in_needlessly_many_pieces_is_refused() -> None:
             reader, writer = await front.raw(head, pieces + b"0\r\n\r\n")
             assert (await reader.readline()).split()[1] == b"200"
             writer.close()
+
+
+def test_an_event_of_a_stream_does_not_wait_until_the_one_before_was_acknowledged() -> None:
+    with (
+        _listening("127.0.0.1:0") as listener,
+        socket.create_connection(listener.getsockname()),
+        listener.accept()[0] as accepted,
+    ):
+        assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)

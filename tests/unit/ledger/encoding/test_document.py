@@ -80,6 +80,19 @@ def test_the_fast_way_reads_what_the_strict_one_reads_and_refuses_what_it_refuse
         assert read.to_bytes() == data
 
 
+@given(
+    st.builds(
+        Sample,
+        number=_FLOATS | st.integers(-9, 9).map(float) | st.just(-0.0),
+        text=_TEXTS | st.sampled_from(["1.0,", '"a":2.0}', "x.0]"]),
+        rates=st.dictionaries(_TEXTS, _FLOATS | st.just(1.0), max_size=3),
+        anything=st.lists(_TEXTS | _FLOATS | st.integers(-9, 9).map(float), max_size=3),
+    )
+)
+def test_what_is_written_is_what_rfc_8785_writes(sample: Sample) -> None:
+    assert sample.to_bytes() == rfc8785.dumps(sample.to_document())
+
+
 @pytest.mark.parametrize(
     "number",
     ["0", "-1", "0.5", "0.00001", "123456789012345", "1e+21", "1000000000000000000000"[:-1], "3.3684210526315788"],

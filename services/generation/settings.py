@@ -150,7 +150,9 @@ class GenerationSettings(RpcServerSettings):
         description="Memory for what sequences have computed: their keys and values, an eighth of it for features of "
         "cached prefixes. Bytes, or 500MB, 2GiB and the like. Default: 1GiB, or what one sequence needs.",
     )
-    max_sequences: int = Field(32, ge=1, description="Sequences that run at once.")
+    max_sequences: int = Field(
+        64, ge=1, description="Sequences that run at once, where there is room in the cache; the others wait."
+    )
     max_waiting: int = Field(256, ge=1, description="Sequences of one tenant that may wait beyond those.")
     prefill_seconds: float = Field(
         0.05,

@@ -16,8 +16,8 @@ import numpy as np
 from services.generation.drafting.acceptance import RETOKENIZED, Acceptance, RequestAcceptance, copied
 from services.generation.drafting.copies import Copies
 from services.generation.drafting.draft_tree.candidates import DraftShape
-from services.generation.drafting.draft_tree.draft_tree import DraftTree, best_depth
-from services.generation.drafting.draft_tree.nodes import Costs
+from services.generation.drafting.draft_tree.draft_tree import DraftTree
+from services.generation.drafting.draft_tree.nodes import Costs, best_depth
 from services.generation.drafting.prediction import Prediction
 from services.generation.engine.cost import StepCost
 from services.generation.engine.drafter import ONE_NODE, Ask, Budget, Draft, Drafter
@@ -200,7 +200,7 @@ class StringLevelDrafter(Drafter):
         rates, step = draft.acceptance.rates(), self._step_cost
         depths = range(1, min(draft.depth, budget.depth, budget.nodes) + 1)
         costs = Costs(budget.shares, step.fixed / together, step.row)
-        best = best_depth(rates[[copied(RETOKENIZED, depth, 0) for depth in depths]], costs)
+        best = best_depth(rates[[copied(RETOKENIZED, depth, 0) for depth in depths]], costs, 1.0, 1.0, costs.shares[0])
         if not best:
             draft.acceptance.fade()
             return 0

@@ -197,7 +197,7 @@ class EngineCore:
             if any(work.tree is None for work in plan):  # prompts are not in the cost of roots and drafts
                 seconds = 0.0
             plain = self._cost.of(len(plan), keys, len(plan))
-            self._speculation.took(seconds, plain, self._cost.of(rows, keys, len(plan)) - plain)
+            self._speculation.pace.took(seconds, plain, self._cost.of(rows, keys, len(plan)) - plain)
             logit, row = 0, 0
             for work in plan:
                 last = logit + (len(work.tree) if work.tree is not None else int(work.completes))
@@ -263,15 +263,16 @@ class EngineCore:
             rows_left // len(drafting), drafting=len(drafting), sequences=len(roots),
             prefill_rows=prefill_rows, keys=sum(sequence.cached for sequence in roots),
         )  # fmt: skip
-        shares = shares[0] + self._speculation.dearness * (shares - shares[0])
-        if breakeven(shares) >= 1.0:  # not even a certain token would pay: to look for one costs time all the same
+        shares = self._speculation.pace.of(shares)
+        least = breakeven(shares)
+        if least >= 1.0:  # not even a certain token would pay: to look for one costs time all the same
             return {}
         budgets = {}
         for sequence in drafting:
             depth = sequence.remaining - 1
             if sequence.request.k is not None:
                 depth = min(depth, sequence.request.k)
-            budgets[sequence] = Budget(depth, shares)
+            budgets[sequence] = Budget(depth, shares, least)
         return budgets
 
     def _reserve(self, sequence: Sequence, rows: int, preempt: bool = True) -> bool:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
+from services.generation.engine.numba_cache import relaxed
 from services.generation.target.arrays import Float64, Int64
 
 MARGIN = 1.25  # times its cost that a draft has to be worth: estimates err, and a draft costs more than rows
@@ -65,9 +67,9 @@ class PassCost:
         Drafts add to a pass that has `prefill_rows` too, but those make no token dearer: what a draft token saves is a
         share of a later pass, without them.
         """
-        passes = self.of_each(prefill_rows + sequences + drafting * np.arange(most + 1), keys, sequences)
-        shares: Float64 = self.of(sequences, keys, sequences) / sequences + MARGIN * (passes - passes[0]) / drafting
-        return shares
+        more = _passes(self, prefill_rows + sequences, drafting, most)
+        seen = MARGIN * self.seen * keys / sequences
+        return _shares(self.of(sequences, keys, sequences) / sequences, more, MARGIN / drafting, seen)
 
     @property
     def row_share(self) -> float:
@@ -76,13 +78,30 @@ class PassCost:
         return min(1.0, (self.seconds[-1] - self.seconds[0]) / more / self.of(1))
 
 
+@lru_cache(maxsize=256)
+def _passes(cost: PassCost, rows: int, step: int, most: int) -> Float64:
+    """[most + 1] what `step` rows, twice and three times as many, and so on, add to a pass over `rows`."""
+    passes = cost.of_each(rows + step * np.arange(most + 1))
+    return passes - passes[0]
+
+
+@relaxed
+def _shares(plain: float, more: Float64, factor: float, seen: float) -> Float64:
+    shares = np.empty(len(more))
+    for nodes in range(len(more)):
+        shares[nodes] = plain + factor * more[nodes] + seen * nodes
+    return shares
+
+
+@relaxed
 def breakeven(shares: Float64) -> float:
     """Chance of acceptance below which no number of draft tokens pays, by [rows] shares of passes with 0, 1, … draft
     rows: the least that a row costs among so many, beside what a token costs without drafts.
     """
-    if len(shares) < 2:
-        return 1.0
-    return min(1.0, float(((shares[1:] - shares[0]) / np.arange(1, len(shares))).min() / shares[0]))
+    least = 1.0
+    for nodes in range(1, len(shares)):
+        least = min(least, (shares[nodes] - shares[0]) / (nodes * shares[0]))
+    return least
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,3 +122,49 @@ class StepCost:
         least = 0.01 * min(seconds for _, seconds in samples)
         row = max(slope, least)
         return cls(fixed=max(mean_seconds - row * mean_rows, least), row=row)
+
+
+_FASTEST, _SLOWEST = 0.1, 3.0  # times what is expected: no clock has measured less, something held up what takes longer
+_NEWEST = 0.05  # weight of the newest pass
+_CHEAPEST, _DEAREST = 0.2, 4.0  # times what the cost model says of drafts
+_SURE = 0.02  # variance of what drafts add, in passes without them, from which on passes say more than the cost model
+
+
+class Pace:
+    """What passes take of late beside what the cost model says: those without drafts `usual` times as much, and what
+    drafts add to them `dearness` times as much again. Both change with what else uses the machine and its memory.
+
+    They are a line through what passes took by what drafts were to add, both in passes without drafts: least squares,
+    newer passes counting more, and the cost model's own slope with the weight of `_SURE`.
+    """
+
+    def __init__(self) -> None:
+        self.last = self.usual = self.dearness = 1.0  # last: the last pass, times what is expected of it
+        self._passes = 0
+        self._x = self._y = self._xx = self._xy = 0.0  # means
+
+    def of(self, shares: Float64) -> Float64:
+        """What shares of passes with 0, 1, … draft rows take of late."""
+        return self.usual * (shares[0] + self.dearness * (shares - shares[0]))
+
+    def took(self, seconds: float, plain: float, more: float) -> None:
+        """A pass took so long, where the cost model expects `plain` without drafts and `more` for them."""
+        self.last = 1.0
+        x, y = more / plain, seconds / plain
+        expected = self.usual * (1.0 + self.dearness * x)
+        if y < _FASTEST * expected:
+            return
+        if self._passes:
+            y = min(y, _SLOWEST * expected)
+            self.last = y / expected
+        self._passes += 1
+        new = max(_NEWEST, 1.0 / self._passes)
+        self._x += new * (x - self._x)
+        self._y += new * (y - self._y)
+        self._xx += new * (x * x - self._xx)
+        self._xy += new * (x * y - self._xy)
+        usual = self._y / (1.0 + self._x)
+        slope = (self._xy - self._x * self._y + _SURE * usual) / (self._xx - self._x * self._x + _SURE)
+        usual = max(self._y - slope * self._x, 0.1 * usual)
+        self.dearness = min(max(slope / usual, _CHEAPEST), _DEAREST)
+        self.usual = self._y / (1.0 + self.dearness * self._x)

@@ -20,6 +20,11 @@ class Budget:
 
     depth: int  # deepest draft node; deeper ones could not be emitted
     shares: Float64  # [nodes + 1] shares[n]: seconds of the pass that this sequence accounts for with n draft nodes
+    breakeven: float  # chance of acceptance below which a node is not worth its row, however many there are
+
+    @classmethod
+    def of(cls, depth: int, shares: Float64) -> Budget:
+        return cls(depth, shares, breakeven(shares))
 
     @property
     def nodes(self) -> int:
@@ -30,13 +35,8 @@ class Budget:
         """The cost that so many draft nodes add to this sequence's share of the pass."""
         return float(self.shares[nodes] - self.shares[0]) / MARGIN
 
-    @property
-    def breakeven(self) -> float:
-        """Chance of acceptance below which a node is not worth its row, however many there are."""
-        return breakeven(self.shares)
 
-
-ONE_NODE = Budget(1, np.ones(2))  # to try a drafter with
+ONE_NODE = Budget(1, np.ones(2), 0.0)  # to try a drafter with
 
 
 def tried(draft: Draft) -> None:

@@ -89,11 +89,6 @@ class GrammarGuide:
 log = logging.getLogger(__name__)
 
 
-_FASTEST, _SLOWEST = 0.1, 3.0  # times what is expected, and the usual: what takes longer was held up by something
-_NEWEST = 0.05  # weight of the newest pass
-_CHEAPEST, _DEAREST = 0.5, 4.0  # times what the cost model says of drafts
-_ROWS_EXPECTED = 0.5  # times a pass without drafts, what drafts add, before any was timed
-
 T = TypeVar("T")
 
 
@@ -122,15 +117,7 @@ class Speculation:
         self._drafters, self._clock = drafters, clock
         self._vocab_size, self._hidden_size = vocab_size, hidden_size
         self._drafts: dict[Sequence, _Drafts] = {}
-        self._gains = gains
-        self._slowness = self._usual = 1.0  # times what the cost model says: the last pass, and those without drafts
-        self._timed = False
-        self._drafts_took = self._drafts_expected = _ROWS_EXPECTED  # of late, in passes without drafts
-
-    @property
-    def dearness(self) -> float:
-        """How often what the cost model says drafts add to passes is what they have added of late."""
-        return min(max(self._drafts_took / self._drafts_expected, _CHEAPEST), _DEAREST)
+        self._gains, self.pace = gains, gains.pace
 
     def begin(self, sequence: Sequence) -> None:
         """Once in a sequence's life: one that was preempted keeps its drafts, or its lack of them."""
@@ -272,22 +259,6 @@ class Speculation:
         own: Float32 = streams[:, [layers.index(layer) for layer in wanted]].reshape(len(features), -1)
         return own
 
-    def took(self, seconds: float, plain: float, more: float) -> None:
-        """A pass took so long, where the cost model expects `plain` without drafts and `more` for them. Far less than
-        that is what no clock has measured.
-        """
-        expected = plain + self.dearness * more
-        measured = seconds / expected if seconds > _FASTEST * expected else self._usual
-        if not self._timed and measured != self._usual:
-            self._timed, self._usual = True, measured
-        self._slowness = min(measured, _SLOWEST * self._usual)
-        if not more:
-            self._usual += _NEWEST * (self._slowness - self._usual)
-        elif self._slowness != self._usual:
-            took = self._slowness * expected / (self._usual * plain) - 1.0
-            self._drafts_took += _NEWEST * (took - self._drafts_took)
-            self._drafts_expected += _NEWEST * (more / plain - self._drafts_expected)
-
     def observe(self, sequence: Sequence, tree: TokenTree, path: list[int], logits: Float32) -> None:
         """The pass is done: the method that drafted for it sees what came of it, and is judged by it."""
         drafts = self._drafts.get(sequence)
@@ -305,8 +276,8 @@ class Speculation:
             drafts.turns.passed(0.0)
         elif budget is not None and method == drafts.turns.method:
             plain = float(budget.shares[0])
-            cost = self._slowness * (plain + budget.seconds_of(len(tree) - 1)) + seconds
-            drafts.turns.passed(len(path) - cost / (self._usual * plain))
+            cost = self.pace.last * (plain + budget.seconds_of(len(tree) - 1)) + seconds
+            drafts.turns.passed(len(path) - cost / plain)
 
     def method(self, sequence: Sequence) -> str:
         """The method whose draft the pass in flight verifies, if it verifies one."""

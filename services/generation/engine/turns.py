@@ -11,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from services.generation.engine.cost import Pace
 from services.generation.engine.request import EngineRequest
 
 _TRIAL = 8  # passes after which it is judged again whose turn it is
@@ -62,9 +63,12 @@ def load_of(sequences: int) -> int:
 
 
 class Gains:
-    """Gains in all requests, by tenant, adapter and band of temperatures. Tenants do not even share speed."""
+    """Gains in all requests, by tenant, adapter and band of temperatures. Tenants do not even share speed. `pace`: of
+    the passes that they were measured in.
+    """
 
     def __init__(self) -> None:
+        self.pace = Pace()
         self._known: OrderedDict[tuple[str | None, str | None, int], Known] = OrderedDict()
 
     def begin(self, request: EngineRequest, methods: Iterable[str]) -> Turns:

@@ -320,8 +320,8 @@ _PAGE = 8  # slots of a block that lie in one page of memory at most
 def time_passes(target: Target, clock: Callable[[], float] = time.perf_counter) -> list[tuple[int, float]]:
     """(rows, seconds) of passes over chains of several widths.
 
-    Noise only ever adds to the fastest pass over one row; the others are the usual multiple of what one row took in the
-    same round, so that a slow moment of the machine does not make one width look dear.
+    A pass over one row takes what it does as a rule: memory that others use too is now fast and now slow. The others
+    are the usual multiple of what one row took in the same round, so that a slow moment makes no width look dear.
     """
     length = min(_LENGTH, target.config.context_length - _ROWS[-1])
     table: list[int] = []
@@ -336,7 +336,7 @@ def time_passes(target: Target, clock: Callable[[], float] = time.perf_counter) 
                 seconds[count].append(clock() - start)
         one = seconds[_ROWS[0]]
         times = {count: median(s / single for s, single in zip(seconds[count], one, strict=True)) for count in _ROWS}
-        return [(count, min(one) * multiple) for count, multiple in times.items()]
+        return [(count, median(one) * multiple) for count, multiple in times.items()]
     finally:
         target.blocks.release(table)
 

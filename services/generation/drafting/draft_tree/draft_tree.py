@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from services.generation.drafting.acceptance import PREDICTED, RequestAcceptance, first_choice
+from services.generation.drafting.acceptance import PREDICTED, RequestAcceptance
 from services.generation.drafting.copies import Copies
 from services.generation.drafting.draft_tree import nodes as compiled
 from services.generation.drafting.draft_tree.candidates import (
@@ -82,14 +82,9 @@ class DraftTree:
         """Whether a chain of a model's first choices is expected to gain more than it costs. A tree that already has
         the caller's prediction leaves less to gain.
         """
-        costs, nodes = self.costs, self.nodes
-        predicted = nodes[(nodes["copy"] == PREDICTED) & (nodes["parent"] == 0)]
-        chance = 1.0 - predicted["chance"].sum() if len(predicted) else 1.0
-        emitted, seconds = 1.0, costs.shares[0]
-        if len(predicted):
-            _, emitted, seconds = compiled.chosen(nodes, len(nodes), self.shape.tree_tokens, 0, costs)
-        rates = self._rates[[first_choice(depth) for depth in range(1, min(self.shape.depth + 1, len(costs.shares)))]]
-        return best_depth(rates, costs, chance=chance, emitted=emitted, seconds=seconds) > 0
+        return compiled.pays(
+            self._nodes, self._count, self.shape.depth, self.shape.tree_tokens, self.costs, self._rates
+        )
 
     def asked(self) -> Int64:
         """Copies below the frontier's nodes, to ask the model about: [frontier, MOST_ASKED], -1 for none."""
@@ -118,22 +113,6 @@ class DraftTree:
     def judge(self, emitted: Sequence[int]) -> None:
         """Compare all candidates, verified or not, with what was emitted after the root."""
         self._acceptance.record(*compiled.judged(self._nodes, self._count, np.array(emitted, np.int64)))
-
-
-def best_depth(
-    rates: Float64, costs: Costs, *, chance: float = 1.0, emitted: float = 1.0, seconds: float | None = None
-) -> int:
-    """The tokens of the chain that gains most by what it costs, 0 where none gains. `rates` [tokens]: how often one
-    holds after those before. Without the chain a pass emits so much in so many `seconds`, and leaves it the `chance`.
-    """
-    if not len(rates):
-        return 0
-    depths = np.arange(1, len(rates) + 1)
-    more = costs.shares[depths] - costs.shares[0] + costs.draft + depths * (costs.step + costs.step_row)
-    gained = chance * np.cumsum(np.cumprod(rates)) * (costs.shares[0] if seconds is None else seconds)
-    worth = gained - emitted * more
-    best = int(worth.argmax())
-    return best + 1 if worth[best] > 0.0 else 0
 
 
 MOST_ASKED = 4  # copies below a node that a model is asked about

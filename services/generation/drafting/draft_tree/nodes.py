@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from services.generation.drafting.acceptance import copied, first_choice, said
+from services.generation.drafting.acceptance import PREDICTED, copied, first_choice, said
 from services.generation.engine.numba_cache import relaxed
 from services.generation.target.arrays import Bools, Float32, Float64, Int64
 
@@ -185,6 +185,39 @@ def next_frontier(
             gain += worth
             kept += 1
     return best[: kept if gain > costs.step else 0]
+
+
+@relaxed
+def pays(nodes: Nodes, count: int, depth: int, most: int, costs: Costs, rates: Float64) -> bool:
+    """Whether a chain of a model's first choices is expected to gain more than it costs. What the caller predicts
+    leaves it less to gain.
+    """
+    chance, emitted, seconds = 1.0, 1.0, costs.shares[0]
+    for node in range(1, count):
+        if nodes[node].copy == PREDICTED and nodes[node].parent == 0:
+            chance -= nodes[node].chance
+    if chance < 1.0:
+        _, emitted, seconds = chosen(nodes, count, most, 0, costs)
+    firsts = np.empty(depth)
+    for place in range(depth):
+        firsts[place] = rates[first_choice(place + 1)]
+    return best_depth(firsts, costs, chance, emitted, seconds) > 0
+
+
+@relaxed
+def best_depth(rates: Float64, costs: Costs, chance: float, emitted: float, seconds: float) -> int:
+    """The tokens of the chain that gains most by what it costs, 0 where none gains. `rates` [tokens]: how often one
+    holds after those before. Without the chain a pass emits so much in so many `seconds`, and leaves it the `chance`.
+    """
+    best, most, held, gained = 0, 0.0, chance, 0.0
+    for depth in range(1, min(len(rates), len(costs.shares) - 1) + 1):
+        held *= rates[depth - 1]
+        gained += held
+        more = costs.shares[depth] - costs.shares[0] + costs.draft + depth * (costs.step + costs.step_row)
+        worth = gained * seconds - emitted * more
+        if worth > most:
+            best, most = depth, worth
+    return best
 
 
 @relaxed

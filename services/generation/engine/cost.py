@@ -82,7 +82,8 @@ class PassCost:
 def _passes(cost: PassCost, rows: int, step: int, most: int) -> Float64:
     """[most + 1] what `step` rows, twice and three times as many, and so on, add to a pass over `rows`."""
     passes = cost.of_each(rows + step * np.arange(most + 1))
-    return passes - passes[0]
+    more: Float64 = passes - passes[0]
+    return more
 
 
 @relaxed
@@ -145,7 +146,8 @@ class Pace:
 
     def of(self, shares: Float64) -> Float64:
         """What shares of passes with 0, 1, … draft rows take of late."""
-        return self.usual * (shares[0] + self.dearness * (shares - shares[0]))
+        of_late: Float64 = self.usual * (shares[0] + self.dearness * (shares - shares[0]))
+        return of_late
 
     def took(self, seconds: float, plain: float, more: float) -> None:
         """A pass took so long, where the cost model expects `plain` without drafts and `more` for them."""

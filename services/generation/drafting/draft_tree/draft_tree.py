@@ -123,15 +123,12 @@ Say = Callable[[Float32, Samplings, Int64, int], Level]  # `candidates`, its voc
 
 @dataclass(slots=True)
 class Speaking:
-    """The state of a draft model for one request: how the request samples, and how often drafts were accepted.
-
-    `noise`: how much of the sampler's own noise the model draws with.
-    """
+    """The state of a draft model for one request: how the request samples, [1], and how often drafts were accepted."""
 
     request: EngineRequest
     acceptance: RequestAcceptance
     processors: LogitsProcessors
-    noise: float = 1.0
+    sampling: Samplings
     tree: DraftTree | None = None  # in flight
     length: int = 0  # of the sequence, when the tree was begun
 
@@ -140,9 +137,10 @@ class Speaking:
         cls, request: EngineRequest, acceptance: RequestAcceptance, eos: Collection[int], vocabulary: Vocabulary,
         *, noise: float = 1.0,
     ) -> Speaking:  # fmt: skip
+        """`noise`: how much of the sampler's own noise the model draws with."""
         ends = end_ids(request.sampling, eos)
         processors = LogitsProcessors(request.sampling, request.prompt, ends, vocabulary.draft_ids)
-        return cls(request, acceptance, processors, noise)
+        return cls(request, acceptance, processors, sampling_of(request, noise=noise))
 
     def begin(self, tree: DraftTree, tokens: Sequence[int]) -> None:
         """`tree` is to be verified after `tokens`."""
@@ -163,26 +161,19 @@ def expand(speaking: Sequence[Speaking], logits: Float32, say: Say) -> None:
 
     Logits are processed as the target's are before its sampler draws, but by the committed tokens alone.
     """
-    trees = [each.tree for each in speaking if each.tree is not None]
-    rows = [len(tree.frontier) for tree in trees]
-    samplings, at = np.empty(len(logits), SAMPLING), 0
-    for each, tree, count in zip(speaking, trees, rows, strict=True):
-        part = slice(at, at + count)
-        samplings[part] = sampling_of(each.request, noise=each.noise)
-        samplings["position"][part] = each.length + tree.steps
+    parts, at = list[tuple[DraftTree, slice]](), 0
+    samplings = np.empty(len(logits), SAMPLING)
+    for each in speaking:
+        if each.tree is None:
+            continue
+        part = slice(at, at := at + len(each.tree.frontier))
+        samplings[part] = each.sampling
+        samplings["position"][part] = each.length + each.tree.steps
         if not each.processors.idle:
             logits[part] = each.processors.apply(logits[part])
-        at += count
-    asked = np.concatenate([tree.asked() for tree in trees])
-    level, at = say(logits, samplings, asked, max(tree.shape.width for tree in trees)), 0
-    for tree, count in zip(trees, rows, strict=True):
-        part, width = slice(at, at + count), tree.shape.width
-        tree.expand(
-            Level(
-                np.ascontiguousarray(level.tokens[part, :width]),
-                np.ascontiguousarray(level.shares[part, :width]),
-                level.asked[part],
-                level.asked_shares[part],
-            )
-        )
-        at += count
+        parts.append((each.tree, part))
+    asked = [tree.asked() for tree, _ in parts]
+    width = max(tree.shape.width for tree, _ in parts)
+    level = say(logits, samplings, asked[0] if len(asked) == 1 else np.concatenate(asked), width)
+    for tree, part in parts:
+        tree.expand(level.part(part, tree.shape.width) if len(parts) > 1 else level)

@@ -63,6 +63,15 @@ class Level(NamedTuple):
     asked: Int64  # [expanded, any] copies below the node
     asked_shares: Float32
 
+    def part(self, rows: slice, width: int) -> Level:
+        """What was said below some of the nodes, so many tokens of each."""
+        return Level(
+            np.ascontiguousarray(self.tokens[rows, :width]),
+            np.ascontiguousarray(self.shares[rows, :width]),
+            self.asked[rows],
+            self.asked_shares[rows],
+        )
+
 
 @relaxed
 def child(nodes: Nodes, count: int, parent: int, token: int) -> tuple[int, int]:

@@ -157,6 +157,26 @@ class HeadPrograms:
 
 Embed = Callable[[Int64], Float32]
 
+
+class KeptEmbeddings:
+    """Embeddings that were read of late: in a packed matrix one token's lie among those of many others."""
+
+    def __init__(self, embed: Embed, size: int) -> None:
+        self._embed = embed
+        self._tokens, self._rows = np.full(_KEPT, -1, np.int64), np.empty((_KEPT, size), np.float32)
+
+    def rows(self, tokens: Int64) -> Float32:
+        """[n] ids to [n, size]."""
+        places = tokens % _KEPT
+        new = self._tokens[places] != tokens
+        found: Float32 = self._rows[places]
+        if new.any():
+            found[new] = self._embed(tokens[new])
+            self._tokens[places], self._rows[places] = tokens, found
+        return found
+
+
+_KEPT = 4096  # embeddings
 _AHEAD = 64  # positions past the context that draft entries may take
 _MOST_ROWS = 256  # of a pass; more go through in several, earlier rows first
 
@@ -195,7 +215,8 @@ class HeadPass:
         self.vocabulary = Vocabulary(head.target_ids, draft_ids)
         parts = HeadParts.of(head, arithmetic, cache_blocks, context_length + _AHEAD)
         own = parts.embedding
-        self._embed = embed if own is None else EmbeddingTable(own, config.hidden_size).rows
+        read = embed if own is None else EmbeddingTable(own, config.hidden_size).rows
+        self._embed = KeptEmbeddings(read, config.hidden_size).rows
         self._passes = Passes(threads)
         positions = min(cache_blocks * BLOCK, context_length + _AHEAD)  # all that a row sees is in the cache
         self._programs = HeadPrograms(parts, _MOST_ROWS, threads, positions)

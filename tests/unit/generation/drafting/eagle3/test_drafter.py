@@ -269,7 +269,7 @@ def test_a_head_with_the_targets_logits_and_all_of_the_noise_draws_the_targets_t
     sampling = replace(known, seed=seed, stop_token_ids=(end,))
     draft = drafter.begin(EngineRequest("r", tuple(prompt), sampling, choice=2, method="eagle3"))
     assert isinstance(draft, HeadDraft)
-    draft.speaking.noise = 1.0
+    draft.speaking.sampling["noise"] = 1.0
     said_logits = rng.standard_normal(len(ids)).astype(np.float32) * 2
     said_logits[drafter._pass.vocabulary.draft_ids[output]] += 4.0
     said_logits[drafter._pass.vocabulary.draft_ids[end]] = 20.0 if sampling.min_tokens else -20.0

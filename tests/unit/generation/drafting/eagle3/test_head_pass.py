@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from services.generation.drafting.eagle3.head_pass import HeadPass
+from services.generation.drafting.eagle3.head_pass import _KEPT, HeadPass, KeptEmbeddings
 from services.generation.drafting.eagle3.loading import load_head
 from services.generation.target.arrays import Float32
 from services.generation.target.config.config import TargetConfig, read_config
@@ -228,3 +228,11 @@ def test_more_rows_than_a_pass_has_room_for_are_those_read_one_after_another(
         found.append((np.concatenate([out.states for out in outs]), np.concatenate([out.logits for out in outs])))
     for whole, parts in zip(*found, strict=True):
         np.testing.assert_array_equal(whole, parts)
+
+
+def test_kept_embeddings_are_those_of_the_table_also_where_two_tokens_share_a_place() -> None:
+    table = np.random.default_rng(3).standard_normal((3 * _KEPT, 4)).astype(np.float32)
+    kept, rng = KeptEmbeddings(lambda ids: table[ids], 4), np.random.default_rng(4)
+    for _ in range(50):
+        tokens = rng.integers(0, 8, 20) + _KEPT * rng.integers(0, 3, 20)
+        np.testing.assert_array_equal(kept.rows(tokens), table[tokens])

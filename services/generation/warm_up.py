@@ -53,9 +53,12 @@ def warm_up(part: Part) -> None:
     from services.generation.drafting.lookahead import LookaheadDrafter
     from services.generation.drafting.suffix import SuffixDrafter
     from services.generation.engine.cost import PassCost
+    from services.generation.engine.drafter import Budget
 
     warm_up_sampling()
-    LookaheadDrafter(PassCost(rows=(1, 2), seconds=(1.0, 1.5)))
+    cost = PassCost(rows=(1, 2), seconds=(1.0, 1.5))
+    Budget.of(1, cost.of_drafts(1, drafting=1, sequences=1, prefill_rows=0, keys=0))
+    LookaheadDrafter(cost)
     SuffixDrafter()
 
 

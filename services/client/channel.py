@@ -339,8 +339,10 @@ class AsyncStream(Generic[_Value]):
         return self
 
     async def __anext__(self) -> _Value:
-        with decoded_errors():
+        try:
             message = await self._call.read()
+        except grpc.RpcError as error:
+            raise decode_error(error) from None
         if message is grpc.aio.EOF:
             raise StopAsyncIteration
         return self._convert(message)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from ledger.bundle.receipt_file import ReceiptFile
@@ -147,7 +146,7 @@ class Answer:
         self._dialect = dialect
         self._kolm = KolmMember(asked, resolved, promise, files=dialect.fields.wants_files)
         self._usage_wanted = dialect.fields.usage_in_stream
-        self._so_far = Usage(resolved.prompt_tokens, 0)
+        self._prompt_tokens, self._so_far = resolved.prompt_tokens, 0
         self._common = {
             "id": dialect.prefix + resolved.request_id,
             "created": int(time.time()),
@@ -178,8 +177,7 @@ class Answer:
         return events
 
     def piece(self, chunk: Chunk) -> list[dict[str, Any]]:
-        done = self._so_far.completion_tokens + len(chunk.token_ids)
-        self._so_far = replace(self._so_far, completion_tokens=done)
+        self._so_far += len(chunk.token_ids)
         return [self._event([_choice(chunk.index, piece)]) for piece in self._dialect.pieces(chunk)]
 
     def closing(self, finished: Finished) -> list[dict[str, Any]]:
@@ -205,7 +203,8 @@ class Answer:
         event = {**self._common, "object": self._dialect.piece_object, "choices": choices, **more}
         if not self._usage_wanted.include_usage:
             return event
-        return event | {"usage": _tokens(self._so_far) if self._usage_wanted.continuous_usage_stats else None}
+        wanted = self._usage_wanted.continuous_usage_stats
+        return event | {"usage": _tokens(Usage(self._prompt_tokens, self._so_far)) if wanted else None}
 
 
 def _choice(index: int, piece: dict[str, Any]) -> dict[str, Any]:

@@ -273,13 +273,50 @@ async def _write_all(responses: Any, context: Context) -> None:
         await responses
         return
     async with aclosing(responses):
-        async for response in responses:
-            try:
-                async with asyncio.timeout(STALLED_SECONDS):
-                    await context.write(response)
-            except TimeoutError:
-                message = f"nothing of this stream was read for {STALLED_SECONDS:g} s"
-                raise Aborted(message, reason="SLOW_READER") from None
+        with _Patience(STALLED_SECONDS) as patience:
+            async for response in responses:
+                patience.begin()
+                await context.write(response)
+                patience.end()
+
+
+class _Patience:
+    """Ends the task's call where one write takes longer than `seconds`. A timer of its own for each write would cost
+    more than the rest of a short message.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._began: float | None = None  # the write that runs
+        self._stalled = False
+        self._loop = asyncio.get_running_loop()
+        self._task = asyncio.current_task()
+        self._timer = self._loop.call_later(seconds, self._look)
+
+    def begin(self) -> None:
+        self._began = self._loop.time()
+
+    def end(self) -> None:
+        self._began = None
+
+    def _look(self) -> None:
+        now = self._loop.time()
+        began = now if self._began is None else self._began
+        if now - began < self._seconds:
+            self._timer = self._loop.call_at(began + self._seconds, self._look)
+        elif self._task is not None:
+            self._stalled = True
+            self._task.cancel()
+
+    def __enter__(self) -> _Patience:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Raises Aborted where it was this that has cancelled the task."""
+        self._timer.cancel()
+        if self._stalled and kind is asyncio.CancelledError and self._task is not None and not self._task.uncancel():
+            message = f"nothing of this stream was read for {self._seconds:g} s"
+            raise Aborted(message, reason="SLOW_READER") from None
 
 
 async def _abort(context: Context, error: KolmError, request_id: str) -> None:

@@ -36,7 +36,9 @@ class _Connection(asyncio.Protocol):
         self.lost: str | None = None  # why it is of no use any more
         self.kept_at: float | None = None  # since then no request uses it
         self._ahead = 0
-        self._waiter: asyncio.Future[None] | None = None
+        self._waiter: asyncio.Future[None] | None = None  # the answer is read, and nothing is there
+        self._waits_since = 0.0
+        self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
@@ -72,16 +74,35 @@ class _Connection(asyncio.Protocol):
                 raise ConnectionBroken(self.lost)
             if self._ahead > _MOST_AHEAD:
                 self.transport.resume_reading()
-            self._ahead, self._waiter = 0, loop.create_future()
-            timer = loop.call_later(seconds, self.close, f"nothing came for {seconds:g} s")
-            try:
-                await self._waiter
-            finally:
-                timer.cancel()
+            self._ahead, self._waiter, self._waits_since = 0, loop.create_future(), loop.time()
+            if self._timer is None:
+                self._timer = loop.call_later(seconds, self._look, seconds)
+            await self._waiter
+            self._waiter = None
         return cast(h11.Event, event)
+
+    def _look(self, seconds: float) -> None:
+        """One timer for all that is read of an answer: setting one for each piece costs as much as reading it."""
+        loop = asyncio.get_running_loop()
+        since = loop.time() if self._waiter is None else self._waits_since
+        if loop.time() - since >= seconds:
+            self.close(f"nothing came for {seconds:g} s")
+        else:
+            self._timer = loop.call_at(since + seconds, self._look, seconds)
+
+    def keep(self, now: float) -> None:
+        """No request uses it from now on."""
+        self.kept_at = now
+        self._stop()
+
+    def _stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     def close(self, why: str = "closed") -> None:
         self.lost = self.lost or why
+        self._stop()
         self.transport.abort()
         self._wake()
 
@@ -166,7 +187,7 @@ class Connections:
     def _keep(self, connection: _Connection) -> None:
         http = connection.http
         if http.our_state is http.their_state is h11.DONE and not http.trailing_data[0]:
-            connection.kept_at = asyncio.get_running_loop().time()
+            connection.keep(asyncio.get_running_loop().time())
             self._kept.append(connection)
             self._close_old()
         else:

@@ -3,8 +3,8 @@
 Calls: CPU seconds of the whole process, interpreter included, before it asks a service; the least of several runs. They
 are refused: nobody listens, or what they name is not there. `tests/unit/cli/test_imports.py` holds what they import.
 
-Starts: seconds of the wall from the command to "ready", and CPU seconds of all its processes, their stop included. The
-first start finds no compiled code, no digest and no probe, but Python's own `.pyc` files; each later one finds all.
+Starts: seconds of the wall from the command to "answers", and CPU seconds of all its processes, their stop included.
+The first start finds no compiled code, no digest and no probe, but Python's own `.pyc` files; each later one finds all.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def started(folder: Path, flags: list[str]) -> tuple[float, float]:
     before = _cpu()
     with subprocess.Popen(command, env={**os.environ, **caches}, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
-        ready = next(filter(None, (re.search(r"ready after ([\d.]+) s", line) for line in process.stderr)))
+        ready = next(filter(None, (re.search(r"answers after ([\d.]+) s", line) for line in process.stderr)))
         process.send_signal(signal.SIGINT)
         process.communicate()
     return float(ready[1]), round(_cpu() - before, 2)

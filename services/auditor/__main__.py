@@ -5,13 +5,11 @@ from __future__ import annotations
 import sys
 
 from services.auditor.settings import AuditorSettings
-from services.generation.target.without_torch import spare_torch
 from services.runtime.process import run_service
 
 
 async def main(settings: AuditorSettings) -> None:
     """See `services.auditor.serving`."""
-    spare_torch()
     from services.auditor.serving import main
 
     await main(settings)

@@ -97,6 +97,12 @@ class Auditor:
         self._catch_up()
         return self._folder.holder or "", tuple(filter(self._share.has, self._backlog.owed()))
 
+    def announce(self) -> None:
+        """Read the log, and append the terms where they are new. Raises KolmError, AuditError."""
+        self._catch_up()
+        if self._folder.try_hold() and self._share.draws:
+            self._promise.announce()
+
     def run_pass(self) -> Iterator[Examined]:
         """Everything that is due now, one by one, each with its verdict in the ledger.
 

@@ -43,6 +43,7 @@ from services.client.errors import (
     Unavailable,
 )
 from services.client.ledger.ledger import LedgerClient, key_entries
+from services.generation.target.without_torch import spare_torch
 from services.runtime.metrics import Metrics, Reading
 from services.runtime.process import CannotStart
 from services.runtime.server import serve
@@ -79,14 +80,10 @@ class AuditorPlan:
 
 
 @contextmanager
-def connected(
-    plan: AuditorPlan, stop: threading.Event, *, on_load: Callable[[], None] | None = None
-) -> Iterator[Auditor]:
+def connected(plan: AuditorPlan, engine: LoadedWhenAsked) -> Iterator[Auditor]:
     """An auditor with its connections; they close, and running calls end, with the block.
 
-    Its base is loaded at once or, with `on_load`, which is told of it, when a receipt is to be replayed. Its key is
-    made at first use; the public half goes into the plan's folder for it. Raises KeyFileError, FolderError,
-    EngineFailed.
+    Its key is made at first use; the public half goes into the plan's folder for it. Raises KeyFileError, FolderError.
     """
     key = open_signer(plan.key_file, "auditor", plan.key_passphrase_file, create=True)
     if plan.public_directory is not None:
@@ -97,12 +94,10 @@ def connected(
         LedgerClient.connect(plan.ledger) as ledger,
         HeldFolder(plan.folder, plan.max_attempts) as folder,
     ):
-        load = partial(_own_engine, plan.engine, stop)
-        replayer = load() if on_load is None else LoadedWhenAsked(load, on_load)
         journal = Journal(ledger, key, lambda: datetime.now(UTC))
         backlog = kept_backlog(folder, ledger, trust, plan.spot_checks)
-        foreign = _foreign(plan.foreign, backlog, None if plan.engine is None else replayer.refer)
-        examiner = Examiner(trust, _content_reader(ledger), replayer, plan.decode_share, foreign=foreign)
+        foreign = _foreign(plan.foreign, backlog, None if plan.engine is None else engine.refer)
+        examiner = Examiner(trust, _content_reader(ledger), engine, plan.decode_share, foreign=foreign)
         yield Auditor(
             ledger,
             backlog,
@@ -127,18 +122,24 @@ def kept_backlog(folder: HeldFolder, ledger: LedgerClient, trust: TrustedKeys, s
 
 @dataclass
 class LoadedWhenAsked:
-    """The auditor's own engine, loaded for the first replay: a pass with nothing to replay takes no weights. Its calls
-    raise EngineFailed too.
+    """The auditor's own engine by its plan, loaded for the first replay: a pass with nothing to replay takes no
+    weights. Its calls raise EngineFailed too. `stop` ends a replay; `on_load` is called before the engine's modules
+    are imported.
     """
 
-    load: Callable[[], OwnReplayer]
+    plan: EnginePlan | None
+    stop: threading.Event
     on_load: Callable[[], None]
     ways: tuple[str, ...] = (PREFILL, DECODE)
+
+    def load(self) -> None:
+        """At once. Raises EngineFailed."""
+        _ = self._engine
 
     @cached_property
     def _engine(self) -> OwnReplayer:
         self.on_load()
-        return self.load()
+        return _own_engine(self.plan, self.stop)
 
     def replay(self, receipt: Receipt, content: Content, way: str = DECODE) -> Replayed:
         return self._engine.replay(receipt, content, way)
@@ -172,6 +173,11 @@ def _own_engine(engine: EnginePlan | None, stop: threading.Event) -> OwnReplayer
     if engine is None:
         return NoEngine()
     try:
+        from services.generation.state_folder import one_at_a_time
+        from services.generation.target.kernels.compilation import LOADING, cache_folder
+
+        with one_at_a_time(cache_folder() / LOADING):  # once all servers of this machine have loaded
+            pass
         from services.auditor.own_engine import OwnEngine
     except ModuleNotFoundError as error:
         raise EngineFailed(f"an engine of its own needs {error.name}, of the extra generation") from error
@@ -245,6 +251,7 @@ _UNTRUSTED = "UNTRUSTED_SIGNATURE"
 """The ledger's answer until a person has said that this auditor's key counts, which may happen at any moment."""
 
 _POLL_SECONDS = 0.5  # between two looks for new entries
+_TRIES = 6  # until the base is loaded in any case: a ledger that starts beside this auditor is there in two seconds
 _AWAY = (Unavailable, ResourceExhausted, DeadlineExceeded, Cancelled, FolderError)
 
 
@@ -300,10 +307,11 @@ def _pass(
 
 async def main(settings: AuditorSettings) -> None:
     """Audit on a thread of its own and serve health beside it, until a signal or until one of the two fails."""
-    stop = threading.Event()
+    stop, terms = threading.Event(), plan(settings)
+    engine = LoadedWhenAsked(terms.engine, stop, spare_torch)
     try:
-        with connected(plan(settings), stop) as auditor:
-            auditing, serving = _start(auditor, settings, stop)
+        with connected(terms, engine) as auditor:
+            auditing, serving = _start(auditor, engine, settings, stop)
             await asyncio.wait({auditing, serving}, return_when=asyncio.FIRST_COMPLETED)
             if not stop.is_set():  # auditing has failed: there is nothing left to serve
                 serving.cancel()
@@ -314,6 +322,8 @@ async def main(settings: AuditorSettings) -> None:
         await auditing
     except (LedgerError, OSError, AuditError, KolmError) as error:
         raise CannotStart(f"the auditor cannot go on: {error}") from error
+    finally:
+        stop.set()
 
 
 def plan(settings: AuditorSettings) -> AuditorPlan:
@@ -337,15 +347,26 @@ def plan(settings: AuditorSettings) -> AuditorPlan:
 
 
 def _start(
-    auditor: Auditor, settings: AuditorSettings, stop: threading.Event
+    auditor: Auditor, engine: LoadedWhenAsked, settings: AuditorSettings, stop: threading.Event
 ) -> tuple[asyncio.Future[None], asyncio.Future[None]]:
+    """The auditing thread announces the terms, loads the engine, and audits; once it is loaded, health is served."""
     registry = CollectorRegistry()
     metrics = AuditorMetrics(registry)
+    loaded, loop = asyncio.Event(), asyncio.get_running_loop()
 
     def audit() -> None:
-        yield_to_others()
+        yield_to_others()  # to a server that starts beside this one, too
+        for _ in range(_TRIES):
+            with contextlib.suppress(*_AWAY, InvalidArgument):  # `follow` waits for longer, and says for what
+                auditor.announce()  # before the seconds that loading takes: receipts of that time fall under the terms
+                break
+            stop.wait(_POLL_SECONDS)
+        engine.load()
+        loop.call_soon_threadsafe(loaded.set)
         follow(auditor, stop, _POLL_SECONDS, metrics.examined, metrics.read)
 
-    auditing = asyncio.to_thread(audit)
-    serving = serve("auditor", [], settings, registry=registry, on_drain=stop.set)
-    return asyncio.ensure_future(auditing), asyncio.ensure_future(serving)
+    async def serving() -> None:
+        await loaded.wait()
+        await serve("auditor", [], settings, registry=registry, on_drain=stop.set)
+
+    return asyncio.ensure_future(asyncio.to_thread(audit)), asyncio.ensure_future(serving())

@@ -103,7 +103,7 @@ def run_pass(plan: AuditorPlan, *, quiet: bool = False) -> tuple[dict[str, Any],
     Raises KolmError, LedgerError, CommandError.
     """
     from services.auditor.audit_error import AuditError, BrokenLog, EngineFailed
-    from services.auditor.serving import connected
+    from services.auditor.serving import LoadedWhenAsked, connected
     from services.generation.target.without_torch import spare_torch
 
     with ledger_at(plan.ledger) as ledger:
@@ -116,7 +116,7 @@ def run_pass(plan: AuditorPlan, *, quiet: bool = False) -> tuple[dict[str, Any],
                     step("loading and probing the base")
                     spare_torch()
 
-                with connected(plan, threading.Event(), on_load=loading) as auditor:
+                with connected(plan, LoadedWhenAsked(plan.engine, threading.Event(), loading)) as auditor:
                     other, waited = examine(auditor, examined.append, step)
                     undecided, remaining = auditor.undecided, auditor.remaining
         except BrokenLog as error:

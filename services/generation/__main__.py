@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import sys
+from contextlib import ExitStack
 
 from services.generation.settings import GenerationSettings
+from services.generation.state_folder import one_at_a_time
 from services.generation.target.errors import TargetError
+from services.generation.target.kernels.compilation import LOADING, cache_folder
 from services.generation.target.model_path import head_beside
 from services.generation.target.weights import check_headers
 from services.generation.target.without_torch import spare_torch
@@ -21,15 +24,18 @@ async def main(settings: GenerationSettings) -> None:
             check_headers(settings.weights or settings.model)
     except TargetError as error:
         raise CannotStart(f"cannot serve {error}") from error
-    if own:
-        compile_beside("sampling", settings.log_format)
-    beside = settings.beside and head_beside(settings.model)  # the registry seldom has a head at a first start
-    if own and (settings.head or settings.draft_model or beside):
-        compile_beside("trees", settings.log_format)
-    spare_torch()
-    from services.generation.serving import main
+    with ExitStack() as loading:
+        loading.enter_context(one_at_a_time(cache_folder() / LOADING, shared=True))
+        if own:
+            compile_beside("sampling", settings.log_format)
+            compile_beside("copies", settings.log_format)
+        beside = settings.beside and head_beside(settings.model)  # the registry seldom has a head at a first start
+        if own and (settings.head or settings.draft_model or beside):
+            compile_beside("trees", settings.log_format)
+        spare_torch()
+        from services.generation.serving import main
 
-    await main(settings)
+        await main(settings, on_loaded=loading.close)
 
 
 if __name__ == "__main__":

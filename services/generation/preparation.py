@@ -75,7 +75,7 @@ class Model:
 def with_drafters(model: Model, parts: Parts, heads: Sequence[ServedHead] = ()) -> Model:
     """The model with every drafter that can be built. Raises CannotDraft."""
     trees = compiling("trees") if parts.heads or parts.draft_model else nullcontext()
-    with compiling("sampling"), trees:  # two servers that start together compile nothing twice
+    with compiling("copies"), trees:  # two servers that start together compile nothing twice
         return replace(model, drafters=build_drafters(parts), heads=tuple(heads))
 
 
@@ -93,10 +93,10 @@ def load_model(
         target = load(directory, context_length=context_length, cache_bytes=cache_bytes, adapters=adapters)
         _log.info(explained(target.config.context_length, read_config(directory).context_length, context_length))
         tokenizer = Tokenizer(directory)
+    with compiling("copies"), compiling("sampling"):  # beside a compiler the teams of a probe take twice as long
+        warm_up_sampling()
     profile = measure_profile(target, KeptProbes())
     _say(profile)
-    with compiling("sampling"):
-        warm_up_sampling()
     _log.info("timing passes, for the width of drafts")
     cost = PassCost.measured(time_passes(target), time_keys(target), time_seen(target))
     grammars = GrammarCompiler(tokenizer.fast.to_str, target.config.vocab_size, target.config.eos_token_ids)

@@ -60,12 +60,15 @@ _PROMPT_BYTES = 4 << 20  # of UTF-8
 _FLUSH_SECONDS = 5.0  # for what is still in the outbox at the end; the rest goes out at the next start
 
 
-async def main(settings: GenerationSettings, load: LoadTarget | None = None) -> None:
+async def main(
+    settings: GenerationSettings, load: LoadTarget | None = None, on_loaded: Callable[[], None] = lambda: None
+) -> None:
     """Load, serve until a signal, let running requests end, hand their receipts over."""
     registry = CollectorRegistry()
     async with AsyncExitStack() as stack:
         with compile_log():
             servicer = await stack.enter_async_context(opened_servicer(settings, registry, load))
+        on_loaded()
         async with _ending_with(servicer.engine):
             await serve("generation", [mount(servicer)], settings, registry=registry, interrupt=servicer.interrupt)
 

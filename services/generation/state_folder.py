@@ -41,8 +41,9 @@ def state_folder(folder: Path, replicas: int) -> Iterator[Path]:
 
 
 @contextmanager
-def one_at_a_time(folder: Path) -> Iterator[None]:
-    """In this block no other process is in one of the same folder; a process that dies in it lets the next one in.
+def one_at_a_time(folder: Path, *, shared: bool = False) -> Iterator[None]:
+    """In this block no other process is in one of the same folder, or only others of `shared` ones; a process that dies
+    in it lets the next one in.
 
     Where the folder cannot be written to nobody waits: there is nothing to leave.
     """
@@ -53,7 +54,7 @@ def one_at_a_time(folder: Path) -> Iterator[None]:
         yield
         return
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
+        fcntl.flock(handle, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
         yield
     finally:
         os.close(handle)

@@ -199,6 +199,7 @@ async def serve(
             reporting = _reporting(server, mounts, healthy, metrics.gauge("kolm_serving"))
             left = token_left(server.address, local)
             gc.freeze()  # objects of the start stay: looking through them for garbage stops every thread for 50 ms
+            gc.enable()
             with left as place, ready_file(settings.ready_file, server.address), reporting:
                 say(f"{name} listening on {server.address}")
                 if place is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -176,13 +176,16 @@ class Addresses:
 
 
 def bring_up(
-    services: LocalServices, supervisor: Supervisor, told: Callable[[TrustedKey], None] = lambda key: None
+    services: LocalServices,
+    supervisor: Supervisor,
+    told: Callable[[TrustedKey], None] = lambda key: None,
+    answering: Callable[[Addresses], None] = lambda those: None,
 ) -> Addresses:
-    """Start all services together, those first that others ask. One whose port is to be a free one has to be there
-    before those that are told of it.
+    """Start all services together, those first that others ask; the auditor's page last. One whose port is to be a free
+    one has to be there before those that are told of it.
 
-    Their keys are trusted first; `told` gets those that are new. Raises KeyFileError, PrincipalsError, OSError, and
-    what Supervisor.start raises.
+    Their keys are trusted first; `told` gets those that are new. `answering` is called as soon as there is all that an
+    answer takes. Raises KeyFileError, PrincipalsError, OSError, and what Supervisor.start raises.
     """
     for key in services.trust_own_keys():
         told(key)
@@ -191,32 +194,38 @@ def bring_up(
     registry = launched(services.registry(ledger.place))
     generation = launched(services.generation(ledger.place, registry.place), _MODEL_SECONDS)
     auditor = launched(services.auditor(ledger.place), _MODEL_SECONDS)
-    explorer = None if services.explorer_port is None else launched(services.explorer(ledger.place))
-    page = None if explorer is None else explorer.place
-    http = None if services.http_port is None else launched(services.http(generation.place, page))
-    found = (generation, ledger, auditor, registry, explorer, http)
-    return Addresses(*(None if each is None else each.address for each in found))  # type: ignore[arg-type]
+    page = None if services.explorer_port is None else launched(services.explorer(ledger.place), later=True)
+    place = None if page is None else page.place
+    http = None if services.http_port is None else launched(services.http(generation.place, place))
+    first = Addresses(generation.address, ledger.address, registry=registry.address)
+    first = replace(first, http=None if http is None else http.address)
+    answering(first)
+    return replace(first, explorer=None if page is None else page.address, auditor=auditor.address)
 
 
 @contextmanager
-def tokens_left(services: LocalServices, addresses: Addresses) -> Iterator[None]:
+def tokens_left(services: LocalServices, *addresses: str | None) -> Iterator[None]:
     """In this block clients of this user find the owner's token by the services' ports, from any folder."""
     from services.runtime.credentials import token_left
 
     token = token_file(services.data_dir, OWNER).read_text(encoding="ascii").strip()
     with ExitStack() as stack:
-        for address in (addresses.generation, addresses.ledger, addresses.auditor, addresses.registry):
-            if address is not None:
-                stack.enter_context(token_left(address, token))
+        for address in filter(None, addresses):
+            stack.enter_context(token_left(address, token))
         yield
 
 
 class _Launched:
-    """A service that has been started and may not be there yet. Both properties raise as Supervisor.address does."""
+    """A service that has been started and may not be there yet; `later`: that is started once its address is asked for.
+    Both properties raise as Supervisor.address does.
+    """
 
-    def __init__(self, supervisor: Supervisor, plan: Plan, seconds: float = _QUICK_SECONDS) -> None:
-        self._supervisor, self._plan, self._seconds = supervisor, plan, seconds
-        supervisor.launch(plan)
+    def __init__(
+        self, supervisor: Supervisor, plan: Plan, seconds: float = _QUICK_SECONDS, *, later: bool = False
+    ) -> None:
+        self._supervisor, self._plan, self._seconds, self._later = supervisor, plan, seconds, later
+        if not later:
+            supervisor.launch(plan)
 
     @property
     def place(self) -> str:
@@ -226,6 +235,9 @@ class _Launched:
     @property
     def address(self) -> str:
         """Where it is, once it serves."""
+        if self._later:
+            self._later = False
+            self._supervisor.launch(self._plan)
         return self._supervisor.address(self._plan, self._seconds)
 
 

@@ -7,6 +7,7 @@ this process, which stops them in order.
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import queue
 import runpy
@@ -228,6 +229,7 @@ def die_with_parent(parent: int) -> None:
 
 if __name__ == "__main__":
     die_with_parent(int(sys.argv[1]))
+    gc.disable()  # until it serves: what is imported and loaded stays
     module = sys.argv[2]
     sys.argv = sys.argv[2:]
     runpy.run_module(module, run_name="__main__", alter_sys=True)

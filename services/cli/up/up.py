@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -32,6 +32,7 @@ from services.cli.up.up_options import (
 )
 
 if TYPE_CHECKING:
+    from services.cli.trust import TrustedKey
     from services.cli.up.local_services import Addresses, LocalServices
     from services.runtime.settings import LogFormat
 
@@ -133,11 +134,20 @@ def _run(services: LocalServices, found: dict[str, Path], reporter: UpReporter, 
             for line in unread_variables():
                 reporter.log_line(line)
             reporter.starting(services, found)
-            addresses = bring_up(
-                services, supervisor, lambda key: reporter.log_line(f"trusts its own {key.role} key: {key.path}")
-            )
-            with tokens_left(services, addresses):
-                reporter.announce(addresses, services, seconds_since_start(), as_json=as_json)
+            with ExitStack() as stack:
+
+                def answering(those: Addresses) -> None:
+                    left = tokens_left(services, those.generation, those.ledger, those.registry)
+                    stack.enter_context(left)
+                    if not as_json:
+                        reporter.answering(those, services, seconds_since_start())
+
+                def trusted(key: TrustedKey) -> None:
+                    reporter.log_line(f"trusts its own {key.role} key: {key.path}")
+
+                addresses = bring_up(services, supervisor, trusted, answering)
+                stack.enter_context(tokens_left(services, addresses.auditor))
+                reporter.ready(addresses, services, seconds_since_start(), as_json=as_json)
                 supervisor.wait()
         except StopRequested as request:
             reporter.log_line(f"{request}: stopping")
@@ -205,16 +215,10 @@ class UpReporter:
         doing = "importing" if last_line is None else last_line.partition("] ")[2] or last_line
         self.log_line(f"{service}, {seconds:.0f} s: {doing} …")
 
-    def announce(self, addresses: Addresses, services: LocalServices, seconds: float, *, as_json: bool) -> None:
-        """Say that every service serves, where, and how long after the start of the command."""
-        if as_json:
-            print_json(asdict(addresses))
-            return
-        self.log_line(f"ready after {seconds:.1f} s: generation {addresses.generation}, ledger {addresses.ledger}")
-        auditor = "" if addresses.auditor is None else f"auditor {addresses.auditor}, "
-        self.log_line(f"       {auditor}registry {addresses.registry}")
-        if addresses.explorer is not None:
-            self.log_line(f"       the auditor's page: http://{addresses.explorer}/")
+    def answering(self, addresses: Addresses, services: LocalServices, seconds: float) -> None:
+        """Say where requests are answered from now on, and how long after the start of the command."""
+        also = f"ledger {addresses.ledger}, registry {addresses.registry}"
+        self.log_line(f"answers after {seconds:.1f} s: generation {addresses.generation}, {also}")
         if addresses.http is not None:
             if self._json:  # lines of a log, which gets no secret
                 self.log_line(f"       OpenAI's API: http://{addresses.http}/v1, api_key in {services.local_token}")
@@ -222,13 +226,22 @@ class UpReporter:
                 key = services.local_token.read_text(encoding="ascii").strip()
                 self.log_line(f"       OpenAI's API: http://{addresses.http}/v1 api_key {key}")
                 self.log_line(f"       a page to chat on: http://{addresses.http}/#key={key}")
+        self.log_line('try: kolm generate --chat "What is gravity?"      Ctrl-C stops everything')
+
+    def ready(self, addresses: Addresses, services: LocalServices, seconds: float, *, as_json: bool) -> None:
+        """Say that every service serves, the auditor too."""
+        if as_json:
+            print_json(asdict(addresses))
+            return
+        self.log_line(f"ready after {seconds:.1f} s: auditor {addresses.auditor}")
+        if addresses.explorer is not None:
+            self.log_line(f"       the auditor's page: http://{addresses.explorer}/")
         rest = "on its own engine; `kolm audit run --sample 1` the others"
         all_of_them = "the auditor replays every receipt, on an engine of its own"
         some = f"the auditor replays {services.audit_rate:.0%} of the receipts, {rest}"
         replays = all_of_them if services.audit_rate >= 1.0 else some
         asked = "the auditor asks the engine again with speculation off, and passes along outputs if it has --weights"
         self.log_line(asked if services.engine_flags else replays)
-        self.log_line('try: kolm generate --chat "What is gravity?"      Ctrl-C stops everything')
 
 
 _IMPORTED = time.monotonic()

@@ -1,8 +1,8 @@
 """Functions that numba compiles: how, where their machine code is kept, and whether it is there already.
 
-numba takes 20 seconds of one CPU for what samples and 12 for trees of drafts. So machine code stays on disk, in a
-folder that is named by all sources it is made from: numba itself looks for changes in a function's own file alone, not
-in those that it calls.
+numba takes five seconds of one CPU for what samples, four for copies of earlier text and six for trees of drafts. So
+machine code stays on disk, in a folder that is named by all sources it is made from: numba itself looks for changes in
+a function's own file alone, not in those that it calls.
 """
 
 from __future__ import annotations
@@ -24,15 +24,16 @@ _log = logging.getLogger(__name__)
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-Part = Literal["sampling", "trees"]
-PARTS: tuple[Part, ...] = ("sampling", "trees")
-"""Code that every server needs, and code that it needs where a model drafts."""
+Part = Literal["sampling", "copies", "trees"]
+PARTS: tuple[Part, ...] = ("sampling", "copies", "trees")
+"""Code that every server needs, to sample and to draft from earlier text; and code for a model that drafts."""
 
 _GENERATION = Path(__file__).parents[1]
 _SAMPLING = ("engine/numba_cache.py", "engine/sampling/*.py")
 _DRAFTING = (*_SAMPLING, "drafting/**/*.py", "target/blocks.py")
 _FREE = {"contract", "reassoc", "nsz", "arcp"}
 _LOG_SECONDS = 2.0  # between two lines
+_OPTIONS: Any = {"nogil": True, "cache": True, "error_model": "numpy", "no_cfunc_wrapper": True}  # for callers in C
 
 
 def compiled(function: Function) -> Function:
@@ -62,7 +63,7 @@ def _kept(function: Function, name: str, sources: tuple[str, ...], **options: An
     before = config.CACHE_DIR  # type: ignore[attr-defined]
     config.CACHE_DIR = str(cache_folder() / f"{name}-{_version(sources)}")  # type: ignore[attr-defined]
     try:
-        return cast(Function, njit(nogil=True, cache=True, error_model="numpy", **options)(function))
+        return cast(Function, njit(**_OPTIONS, **options)(function))
     finally:
         config.CACHE_DIR = before  # type: ignore[attr-defined]
 

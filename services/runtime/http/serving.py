@@ -241,6 +241,7 @@ async def serve_http(
     ):
         address = _address(listener)
         gc.freeze()  # as in services.runtime.server
+        gc.enable()
         with ready_file(settings.ready_file, address):
             serving = asyncio.ensure_future(server.serve(sockets=[listener]))
             say(f"{name} listening on {address}")

@@ -5,20 +5,25 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
+from ledger.keys.key_file import create_private_file
 from services.auditor.held_folder import HeldFolder
 from services.auditor.journal import Terms
 from services.cli.audit import examine
 from services.client.channel import Connection
+from services.generation.state_folder import one_at_a_time
+from services.generation.target.kernels.compilation import LOADING, cache_folder
 from tests.e2e.command import until
 from tests.fakes.tiny_model import make_tiny_model
 from tests.forked import Forked
 from tests.fuzzing import flood
 from tests.integration.auditor.deployment import Deployment
+from tests.unit.ledger.builders import KEYS
 
 PATIENCE = 240.0
 
@@ -57,6 +62,26 @@ def test_it_serves_health_and_stops_cleanly_also_while_the_ledger_is_away(tmp_pa
         assert process.wait(PATIENCE) == 0
         assert process.stderr is not None
         assert "auditor stopped" in process.stderr.read()
+
+
+def test_it_announces_its_policy_and_then_lets_servers_load_first(
+    deployment: Deployment, tmp_path: Path, model: Path
+) -> None:
+    private = KEYS["auditor"]._private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    create_private_file(tmp_path / "keys" / "auditor.pem", private)
+    flags = f"--ledger={deployment.address}", f"--model={model}", f"--trusted-keys={deployment.trusted}"
+    with ExitStack() as loading:
+        loading.enter_context(one_at_a_time(cache_folder() / LOADING, shared=True))  # as a server does
+        with auditor_process(tmp_path, *flags) as process:
+            until(lambda: any(f" {process.pid} " in line for line in locks() if "->" in line))
+            assert deployment.ledger.checkpoint().tree_size == 1
+            loading.close()
+            assert Connection(address_of(process)).serving()
+
+
+def locks() -> list[str]:
+    """Those of the machine; a process that waits for one has an arrow (proc(5))."""
+    return Path("/proc/locks").read_text().splitlines()
 
 
 def test_random_messages_are_answered_or_refused(tmp_path: Path, model: Path) -> None:

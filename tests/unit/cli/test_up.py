@@ -136,11 +136,20 @@ def started(services: LocalServices) -> tuple[Starts, Any]:
 
 def test_services_with_ports_of_their_own_are_all_started_before_one_is_waited_for(tmp_path: Path) -> None:
     made, _ = started(LocalServices(tmp_path, Path("model"), explorer_port=50056, http_port=50057))
-    assert [plan.name for plan in made.plans] == ["ledger", "registry", "generation", "auditor", "explorer", "http"]
-    assert made.waited == ["generation", "ledger", "auditor", "registry", "explorer", "http"]
-    assert made.launched_at_first_wait == 6
-    given = dict(zip(made.plans[-1].flags[::2], made.plans[-1].flags[1::2], strict=True))
-    assert given["--generation"] == "127.0.0.1:50051"
+    assert [plan.name for plan in made.plans] == ["ledger", "registry", "generation", "auditor", "http", "explorer"]
+    assert made.waited == ["generation", "ledger", "registry", "http", "explorer", "auditor"]
+    assert made.launched_at_first_wait == 5  # all but the page
+    given = dict(zip(made.plans[4].flags[::2], made.plans[4].flags[1::2], strict=True))
+    assert (given["--generation"], given["--explorer-url"]) == ("127.0.0.1:50051", "http://127.0.0.1:50056")
+
+
+def test_answers_are_told_of_before_the_auditor_is_waited_for(tmp_path: Path) -> None:
+    supervisor, told = Starts(), list[tuple[list[str], str | None]]()
+    services = LocalServices(tmp_path, Path("model"), explorer_port=50056, http_port=50057)
+    bring_up(
+        services, cast(Supervisor, supervisor), answering=lambda those: told.append(([*supervisor.waited], those.http))
+    )
+    assert told == [(["generation", "ledger", "registry", "http"], "127.0.0.1:7005")]
 
 
 def test_whoever_is_told_of_a_free_port_is_started_once_that_is_known(tmp_path: Path) -> None:

@@ -214,14 +214,16 @@ def _two_best(bits: Int32, peaks: Int32) -> tuple[int, np.float32, np.float32]:
         if peaks[other] > best:
             group, best, second = other, peaks[other], best
         else:
-            second = max(second, peaks[other])
+            second = peaks[other] if peaks[other] > second else second  # numba takes long for `max`
     token = -1
-    for i in range(group * GROUP, min(group * GROUP + GROUP, bits.shape[0])):
+    for i in range(group * GROUP, bits.shape[0]):
+        if i == group * GROUP + GROUP:
+            break
         key = key_of(bits[i])
         if key == best and token < 0:
             token = i
         else:
-            second = max(second, key)
+            second = key if key > second else second
     return token, value_of(best), value_of(second)
 
 
@@ -273,7 +275,9 @@ def _limit(scaled: float, top: float) -> np.float32:
     return np.float32((scaled - top + slack) * _LOG2_E + (_WORD + _MARGIN))
 
 
-@compiled
+_ALL = np.empty(0, np.int32)
+
+
 def noisy_argmax(
     logits: Float32, best: int, tokens: Int32 | None, temperature: float,
     seed: np.uint64, choice: int, position: int,
@@ -284,17 +288,26 @@ def noisy_argmax(
     the one with the largest logit, which is finite. Candidates whose words prove that they cannot win are given up
     before their noise is computed.
     """
+    among = _ALL if tokens is None else tokens  # None would be a type of its own, for which numba compiles all again
+    return int(_noisy_argmax(logits, best, among, temperature, seed, choice, position))
+
+
+@compiled
+def _noisy_argmax(
+    logits: Float32, best: int, tokens: Int32, temperature: float, seed: np.uint64, choice: int, position: int
+) -> int:
     highest, octaves = logits[best], np.float32(_LOG2_E / temperature)
     scaled = np.float64(highest) / temperature
     winner, top = best, scaled + gumbel(seed, choice, position, best)
     limit = _limit(scaled, top)
-    words, values, ids = np.empty(TILE, np.uint32), np.empty(TILE, np.float32), np.zeros(TILE, np.int32)
-    count = logits.shape[0] if tokens is None else tokens.shape[0]
+    words, values, ids = np.empty(TILE, np.uint32), np.empty(TILE, np.float32), np.empty(TILE, np.int32)
+    every = tokens.shape[0] == 0
+    count = logits.shape[0] if every else tokens.shape[0]
     for start in range(0, count, TILE):
         size = min(TILE, count - start)
         for i in range(size, TILE):
             values[i] = -np.inf  # where the last tile has no candidates
-        if tokens is None:
+        if every:
             for i in range(size):  # a slice would take numba two seconds, for its error of shapes that differ
                 values[i] = logits[start + i]
             words_of_run(seed, choice, position, start, words)
@@ -307,7 +320,7 @@ def noisy_argmax(
         for i in range(size):
             word = words[(i & 3) * BLOCKS + (i >> 2)]
             if _may_win(values[i], word, highest, octaves, limit):
-                token = start + i if tokens is None else ids[i]
+                token = start + i if every else int(ids[i])
                 score = np.float64(values[i]) / temperature + noise_of(word)
                 if score > top or (score == top and token < winner):
                     winner, top = token, score

@@ -131,11 +131,12 @@ def last_key(keys: Int32, weights: UInt64, limit: np.uint64) -> tuple[np.int64, 
     low, high = np.int64(-_LOWEST), np.int64(_LOWEST)
     for i in range(keys.shape[0]):  # numba takes longer for `min` than for all of this
         low, high = min(low, np.int64(keys[i])), max(high, np.int64(keys[i]))
-    span, shift, above, sums = high - low, 0, _ZERO, np.zeros(_DIGITS, np.uint64)
+    span, shift, above, sums = high - low, 0, _ZERO, np.empty(_DIGITS, np.uint64)
     while span >> shift >= _DIGITS:
         shift += _DIGIT_BITS
     while True:
-        sums[:] = 0
+        for digit in range(_DIGITS):
+            sums[digit] = _ZERO
         for i in range(keys.shape[0]):
             sums[(np.int64(keys[i]) - low) >> shift] += weights[i]
         digit = _DIGITS - 1
@@ -213,10 +214,8 @@ class Sampler:
             row = Row.of(logits, "the logits after penalties, biases, min_tokens and grammar")
         if params.temperature == 0.0:
             return row.token
-        return int(
-            noisy_argmax(
-                row.logits, row.token, candidates(row, params), params.temperature, self._seed, self._choice, position
-            )
+        return noisy_argmax(
+            row.logits, row.token, candidates(row, params), params.temperature, self._seed, self._choice, position
         )
 
     def accept(self, token: int) -> None:

@@ -36,6 +36,9 @@ _log = logging.getLogger(__name__)
 CACHE = "KOLM_KERNEL_CACHE"
 """Environment variable: the folder of compiled code."""
 
+LOADING = "loading"
+"""Folder in that of compiled code: servers share its lock while they load, and an auditor lets them go first."""
+
 _HERE = Path(__file__).parent
 _NOWHERE = Path("/nonexistent")
 

@@ -13,7 +13,7 @@ from services.auditor.auditor import Examined
 from services.auditor.examination import EnginePlan
 from services.auditor.foreign import ForeignPlan
 from services.auditor.plain import PlainUpstream
-from services.auditor.serving import AuditorPlan, connected
+from services.auditor.serving import AuditorPlan, LoadedWhenAsked, connected
 from tests.integration.generation.deployment import Deployment, asking, until
 from tests.integration.generation.engines.test_other_engines import Engines, engines
 
@@ -36,7 +36,7 @@ async def audited(engines: Engines, *, weights: bool = False) -> list[Examined]:
     )
 
     def look() -> list[Examined]:
-        with connected(plan, threading.Event(), on_load=lambda: None) as auditor:
+        with connected(plan, LoadedWhenAsked(plan.engine, threading.Event(), lambda: None)) as auditor:
             return list(auditor.run_pass())
 
     return await asyncio.to_thread(look)

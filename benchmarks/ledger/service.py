@@ -28,6 +28,7 @@ from ledger.keys.ed25519 import SigningKey
 from ledger.keys.envelope import sign
 from ledger.keys.trusted_keys import TrustedKeys
 from ledger.log.admission import Admitted
+from ledger.log.content_seal import packed
 from ledger.log.recovery import recover
 from ledger.sql.guard import SqlGuard
 from ledger.sql.store import SqlEntryStore
@@ -147,7 +148,7 @@ def fill(location: LedgerLocation, size: int) -> float:
 
 
 def _admitted(document: Receipt, data: bytes, content: Content) -> Admitted:
-    return Admitted(data, hashlib.sha256(data).digest(), document, content)
+    return Admitted(data, hashlib.sha256(data).digest(), document, packed(content))
 
 
 STORES = ("sqlite", "postgresql", "folder")

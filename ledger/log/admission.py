@@ -16,6 +16,7 @@ from ledger.encoding.text_forms import moved, timestamp
 from ledger.errors import FormatError
 from ledger.keys.envelope import read_envelope
 from ledger.keys.trusted_keys import TrustedKeys
+from ledger.log.content_seal import packed
 from ledger.tree.entry import MAX_ENVELOPE_BYTES
 
 
@@ -25,19 +26,22 @@ def _now() -> datetime:
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """An envelope (its canonical bytes) whose document and signatures hold; their SHA-256 is its name in the log."""
+    """An envelope (its canonical bytes) whose document and signatures hold; their SHA-256 is its name in the log.
+
+    `content` is laid out as `content_seal.packed` does it.
+    """
 
     envelope: bytes
     envelope_digest: bytes
     document: Document
-    content: Content | None = None
+    content: bytes | None = None
 
     def with_content(self, content: Content) -> Admitted:
         """With the content that belongs to its receipt. Raises FormatError."""
         if not isinstance(self.document, Receipt):
             raise FormatError("content", "belongs beside a receipt, and this document is none")
         content.check_against(self.document)
-        return replace(self, content=content)
+        return replace(self, content=packed(content))
 
 
 def admit(data: bytes, content: Content | None, trusted: TrustedKeys, clock: Callable[[], datetime] = _now) -> Admitted:

@@ -83,15 +83,31 @@ class ContentKeys(Protocol):
         ...
 
 
-def seal(content: Content, receipt_id: str, key: ContentKey) -> bytes:
-    """The content of a receipt, sealed with a key that has sealed nothing else."""
+def packed(content: Content) -> bytes:
+    """The plaintext of a content."""
     prompt, output, constraint = content.prompt_token_ids, content.output_token_ids, content.structured_outputs
     text, mark, count = b"", 0, tuple[int, ...]()
     if constraint is not None:
         text, mark, count = constraint.encode(), _CONSTRAINED, (len(output),)
     ids = (*prompt, *count, *output)
     head = _HEAD.pack(content.prompt_salt, content.output_salt, len(prompt) | mark)
-    plaintext = head + struct.pack(f"<{len(ids)}I", *ids) + text
+    return head + struct.pack(f"<{len(ids)}I", *ids) + text
+
+
+def unpacked(plaintext: bytes) -> Content:
+    """The reverse."""
+    prompt_salt, output_salt, prompt_tokens = _HEAD.unpack_from(plaintext)
+    constrained, prompt_tokens = prompt_tokens & _CONSTRAINED, prompt_tokens & ~_CONSTRAINED
+    start = _HEAD.size + 4 * prompt_tokens
+    prompt, rest = plaintext[_HEAD.size : start], plaintext[start:]
+    if not constrained:
+        return Content(prompt_salt, _ids(prompt), output_salt, _ids(rest))
+    end = 4 + 4 * int.from_bytes(rest[:4], "little")
+    return Content(prompt_salt, _ids(prompt), output_salt, _ids(rest[4:end]), rest[end:].decode())
+
+
+def seal(plaintext: bytes, receipt_id: str, key: ContentKey) -> bytes:
+    """The content of a receipt, sealed with a key that has sealed nothing else."""
     nonce = secrets.token_bytes(_NONCE_BYTES)
     return nonce + AESGCM(key.key).encrypt(nonce, plaintext, receipt_id.encode("ascii"))
 
@@ -102,14 +118,7 @@ def unseal(sealed: bytes, receipt_id: str, key: ContentKey) -> Content:
         plaintext = AESGCM(key.key).decrypt(sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:], receipt_id.encode("ascii"))
     except (InvalidTag, ValueError):
         raise FormatError("sealed", "does not open with its key") from None
-    prompt_salt, output_salt, prompt_tokens = _HEAD.unpack_from(plaintext)
-    constrained, prompt_tokens = prompt_tokens & _CONSTRAINED, prompt_tokens & ~_CONSTRAINED
-    start = _HEAD.size + 4 * prompt_tokens
-    prompt, rest = plaintext[_HEAD.size : start], plaintext[start:]
-    if not constrained:
-        return Content(prompt_salt, _ids(prompt), output_salt, _ids(rest))
-    end = 4 + 4 * int.from_bytes(rest[:4], "little")
-    return Content(prompt_salt, _ids(prompt), output_salt, _ids(rest[4:end]), rest[end:].decode())
+    return unpacked(plaintext)
 
 
 def _ids(data: bytes) -> tuple[int, ...]:

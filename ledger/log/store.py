@@ -19,13 +19,16 @@ from ledger.tree.tile import Tile
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One entry to be written: its bytes, its digest and document for the indexes, and its content."""
+    """One entry to be written: its bytes and their hash, its digest and document for the indexes, and its content
+    (`content_seal.packed`).
+    """
 
     index: int
     entry: bytes
+    leaf: bytes
     envelope_digest: bytes
     document: Document
-    content: Content | None = None
+    content: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +223,10 @@ def index_rows(index: int, document: Document) -> Iterator[tuple[str, dict[str, 
         yield "verdicts", _verdict_row(index, document)
 
 
+SEGMENT = 2048
+"""Receipts whose texts and digests share a part of an index."""
+
+
 def indexable(text: str) -> str:
     """Text as an index column holds it: PostgreSQL's text has no U+0000, and one odd name must not fail a batch."""
     return text.replace("\0", "\N{REPLACEMENT CHARACTER}")
@@ -239,6 +246,7 @@ def _receipt_row(index: int, receipt: Receipt) -> dict[str, Any]:
         "issued_at": receipt.issued_at,
         "prompt_commitment": parse_digest(receipt.prompt.commitment),
         "output_commitment": parse_digest(receipt.output.commitment),
+        "segment": index // SEGMENT,
     }
 
 

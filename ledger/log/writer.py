@@ -84,7 +84,7 @@ class BatchPlan:
         index = self.size + len(self.records)
         halts = follow(index, document, self.halts, self)
         entry = entry_bytes(index, admitted.envelope)
-        self.records.append(Record(index, entry, digest, document, admitted.content))
+        self.records.append(Record(index, entry, leaf_hash(entry), digest, document, admitted.content))
         self.by_digest[digest] = index
         if isinstance(document, Receipt):
             self.by_receipt_id[document.receipt_id] = index
@@ -212,7 +212,7 @@ class LogWriter:
         return self._answers(plan.places, batch)
 
     def _persist(self, plan: BatchPlan) -> None:
-        leaves = [leaf_hash(record.entry) for record in plan.records]
+        leaves = [record.leaf for record in plan.records]
         edge, tiles = self._state.edge.append(leaves)
         started = time.perf_counter()
         self._store.commit(Batch(tuple(plan.records), tiles))
@@ -244,9 +244,7 @@ class LogWriter:
 
     def _frontier(self, leaves: Sequence[bytes]) -> Frontier:
         """With more leaves. Raises ChainError where the tiles that the database returns have another root."""
-        frontier = self._state.frontier
-        for leaf in leaves:
-            frontier = frontier.append(leaf)
+        frontier = self._state.frontier.extended(leaves)
         if tree_root(frontier.size, self._hashes) != frontier.root():
             raise ChainError(frontier.size - 1, "the tiles in the database are not those of the entries")
         return frontier

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
-from sqlalchemy import Connection, Select, Table, or_, select
+from sqlalchemy import BindParameter, ColumnElement, Connection, Select, Table, bindparam, select, union_all
 
 from ledger.documents.erasure import Expiry
 from ledger.encoding.text_forms import parse_digest
 from ledger.errors import ChainError, StoreError
 from ledger.log.receipt_filter import ReceiptFilter
-from ledger.log.store import Record, index_rows, indexable, leaf_row
+from ledger.log.store import SEGMENT, Record, index_rows, indexable, leaf_row
 from ledger.sql.schema import contents, leaves, receipts, verdicts
 from ledger.tree.entry import chained
-from ledger.tree.merkle import leaf_hash
 
 
 def entry_bytes(index: int, value: object) -> bytes:
@@ -32,14 +32,14 @@ def blob(value: object, what: str) -> bytes:
     return value
 
 
-def rows_of(records: Sequence[Record], chain: bytes) -> Mapping[str, list[dict[str, Any]]]:
-    """All rows that some records add, but their contents, by table, the leaves first; `chain` is the running hash
+def rows_of(records: Sequence[Record], running: bytes) -> Mapping[str, list[dict[str, Any]]]:
+    """All rows that some records add, but their contents, by table, the leaves first; `running` is the running hash
     before them.
     """
     rows: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
     for record in records:
-        chain = chained(chain, leaf_hash(record.entry))
-        rows["leaves"].append(leaf_row(record.index, record.entry, record.envelope_digest, record.document, chain))
+        running = chained(running, record.leaf)
+        rows["leaves"].append(leaf_row(record.index, record.entry, record.envelope_digest, record.document, running))
     for record in records:
         for table, row in index_rows(record.index, record.document):
             rows[table].append(row)
@@ -51,13 +51,14 @@ _ROWS = 256
 
 
 def insert_rows(connection: Connection, table: Table, rows: Sequence[Mapping[str, Any]]) -> None:
-    """INSERT without SQLAlchemy: no value needs converting, and looking at each costs as much as the insert."""
-    names = [column.name for column in table.columns]
-    columns, values = ", ".join(f'"{name}"' for name in names), f"({_marks(connection, len(names))})"
+    """INSERT without SQLAlchemy: no value needs converting, and looking at each costs as much as the insert. The rows
+    have the same columns in the same order.
+    """
     for at in range(0, len(rows), _ROWS):
         some = rows[at : at + _ROWS]
+        columns, values = ", ".join(f'"{name}"' for name in some[0]), f"({_marks(connection, len(some[0]))})"
         statement = f"INSERT INTO {table.name} ({columns}) VALUES {', '.join([values] * len(some))}"
-        connection.exec_driver_sql(statement, tuple(row[name] for row in some for name in names))
+        connection.exec_driver_sql(statement, tuple(chain.from_iterable(row.values() for row in some)))
 
 
 def indexes_by(
@@ -73,12 +74,14 @@ def _marks(connection: Connection, count: int) -> str:
     return ", ".join(["?" if connection.dialect.name == "sqlite" else "%s"] * count)
 
 
-_EQUAL = ("tenant", "method", "base_cid", "head_cid", "adapter_cid", "profile_cid", "request_id")
-_SHOWN = [column for column in receipts.columns if not column.name.endswith("_commitment")]
+_EQUAL = ("tenant", "method", "base_cid", "head_cid", "adapter_cid", "profile_cid")
+_SHOWN = [column for column in receipts.columns if not column.name.endswith("_commitment") and column.name != "segment"]
 
 
-def select_receipts(narrow: ReceiptFilter, after: int, limit: int) -> Select[Any]:
-    """The columns of `store.ReceiptRow`, in index order. Raises FormatError for a commitment that is none."""
+def select_receipts(narrow: ReceiptFilter, after: int, limit: int, size: int) -> Select[Any]:
+    """The columns of `store.ReceiptRow`, in index order, of a log of `size` entries. Raises FormatError for a
+    commitment that is none.
+    """
     outcome = _latest_outcome()
     statement = select(*_SHOWN, leaves.c.entry, outcome.label("outcome"))
     statement = statement.join(leaves, leaves.c.index == receipts.c.index).where(receipts.c.index > after)
@@ -86,10 +89,12 @@ def select_receipts(narrow: ReceiptFilter, after: int, limit: int) -> Select[Any
         value = getattr(narrow, name)
         if value is not None:
             statement = statement.where(receipts.c[name] == indexable(value))
+    if narrow.request_id is not None:
+        request_id = indexable(narrow.request_id)
+        statement = statement.where(_found(("request_id",), request_id, narrow, after, size))
     if narrow.commitment is not None:
-        wanted = parse_digest(narrow.commitment, "commitment")
-        prompt, output = receipts.c.prompt_commitment, receipts.c.output_commitment
-        statement = statement.where(or_(prompt == wanted, output == wanted))
+        digest = parse_digest(narrow.commitment, "commitment")
+        statement = statement.where(_found(("prompt_commitment", "output_commitment"), digest, narrow, after, size))
     if narrow.outcome is not None:  # an index answers which receipts ever had it
         had_it = select(verdicts.c.receipt_index).where(verdicts.c.outcome == narrow.outcome)
         statement = statement.where(receipts.c.index.in_(had_it), outcome == narrow.outcome)
@@ -122,6 +127,22 @@ def select_expired(expiry: Expiry, limit: int | None) -> Select[Any]:
     else:
         statement = statement.where(receipts.c.tenant.not_in([indexable(name) for name in expiry.except_tenants]))
     return statement.order_by(contents.c.receipt_index).limit(limit)
+
+
+def _found(
+    names: Sequence[str], value: object, narrow: ReceiptFilter, after: int, size: int
+) -> ColumnElement[bool]:  # fmt: skip
+    """Whether a receipt has the value in one of these columns, by their indexes, segment by segment. Questions of their
+    own: in one with other columns a database would rather read all receipts of a tenant.
+    """
+    start = max(after + 1, narrow.min_index or 0)
+    end = size if narrow.max_index is None else min(size, narrow.max_index + 1)
+    segments = [*range(start // SEGMENT, -(-end // SEGMENT))]
+    among: BindParameter[int] = bindparam("segments", segments, expanding=True, literal_execute=True, unique=True)
+    row = receipts.alias("found").c
+    return receipts.c.index.in_(
+        union_all(*(select(row.index).where(row.segment.in_(among), row[name] == value) for name in names))
+    )
 
 
 def _latest_outcome() -> Any:

@@ -27,7 +27,7 @@ from sqlalchemy import (
 from ledger.errors import StoreDamaged, StoreError
 from ledger.sql.database import store_errors
 
-REVISION = 8
+REVISION = 9
 """The number of these tables, counted up where they change. A store refuses a database with another one."""
 
 metadata = MetaData()
@@ -55,18 +55,23 @@ receipts = Table(
     Column("index", _Place, primary_key=True, autoincrement=False),
     Column("receipt_id", String, nullable=False, unique=True),
     Column("tenant", String, nullable=False),
-    Column("request_id", String, nullable=False, index=True),
+    Column("request_id", String, nullable=False),
     Column("base_cid", String, nullable=False),
     Column("head_cid", String),
     Column("adapter_cid", String),
     Column("profile_cid", String, nullable=False),
     Column("method", String, nullable=False),
     Column("issued_at", String, nullable=False, index=True),
-    Column("prompt_commitment", LargeBinary, nullable=False, index=True),
-    Column("output_commitment", LargeBinary, nullable=False, index=True),
+    Column("prompt_commitment", LargeBinary, nullable=False),
+    Column("output_commitment", LargeBinary, nullable=False),
+    Column("segment", _Place, nullable=False),
     Index("receipts_by_tenant", "tenant", "index"),
     Index("receipts_by_method", "method", "index"),
 )
+# These would fall all over an index. In that of a segment they fall on few pages, which a batch writes once each,
+# however large the log is; a search looks into every segment (`queries.select_receipts`).
+for _name in ("request_id", "prompt_commitment", "output_commitment"):
+    Index(f"receipts_by_{_name}", receipts.c.segment, receipts.c[_name])
 for _name in ("head_cid", "adapter_cid"):  # null for most receipts: an index of the others costs the rest nothing
     _given = receipts.c[_name].is_not(None)
     Index(f"receipts_by_{_name}", receipts.c[_name], receipts.c.index, sqlite_where=_given, postgresql_where=_given)

@@ -59,6 +59,7 @@ from ledger.sql.schema import (
 )
 from ledger.tree.checkpoint import Checkpoint
 from ledger.tree.entry import CHAIN_START, Entry
+from ledger.tree.merkle import leaf_hash
 from ledger.tree.tile import TILE_WIDTH, TileHashes
 
 LAST = select(leaves.c.index, leaves.c.chain).order_by(leaves.c.index.desc()).limit(1)
@@ -387,7 +388,9 @@ class SqlEntryStore:
         return None if found is None else int(found)
 
     def receipts(self, narrow: ReceiptFilter, after: int, limit: int) -> Sequence[ReceiptRow]:
-        found = self._all(select_receipts(narrow, after, limit))
+        with self._database.reading() as connection:
+            size = _next_index(connection)
+            found: Sequence[Any] = connection.execute(select_receipts(narrow, after, limit, size)).all()
         return [ReceiptRow(**{**row._mapping, "entry": self._bytes(row.index, row.entry)}) for row in found]
 
     def verdicts(
@@ -470,7 +473,8 @@ def _record(index: int, data: bytes) -> Record:
     """The record of an entry that the log has. Raises ChainError."""
     try:
         envelope = Entry.from_bytes(data).envelope
-        return Record(index, data, hashlib.sha256(envelope.to_bytes()).digest(), read_document(envelope))
+        digest = hashlib.sha256(envelope.to_bytes()).digest()
+        return Record(index, data, leaf_hash(data), digest, read_document(envelope))
     except FormatError as error:
         raise ChainError(index, str(error)) from error
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -51,11 +51,19 @@ class Frontier:
 
     def append(self, leaf: bytes) -> Frontier:
         """The frontier with one more leaf hash."""
-        hashes, grown, size = list(self.hashes), leaf, self.size
-        while size & 1:
-            grown = node_hash(hashes.pop(), grown)
-            size >>= 1
-        return Frontier(self.size + 1, (*hashes, grown))
+        return self.extended((leaf,))
+
+    def extended(self, leaves: Iterable[bytes]) -> Frontier:
+        """The frontier with more leaf hashes."""
+        hashes, size = list(self.hashes), self.size
+        for grown in leaves:
+            full = size
+            while full & 1:
+                grown = node_hash(hashes.pop(), grown)
+                full >>= 1
+            hashes.append(grown)
+            size += 1
+        return Frontier(size, tuple(hashes))
 
     def root(self) -> bytes:
         return _fold(self.hashes) if self.hashes else EMPTY_ROOT

@@ -176,7 +176,7 @@ def test_an_erasure_that_was_not_written_costs_no_content(tmp_path: Path) -> Non
     target, keys = tmp_path / "ledger.db", tmp_path / "keys.db"
     store = SqlEntryStore.open(target, keys)
     append(store, signed_receipt(0), signed_receipt(1)).close()
-    wrong = Record(7, b"", bytes(32), erasure(1, 1))
+    wrong = Record(7, b"", bytes(32), bytes(32), erasure(1, 1))
     with pytest.raises(StoreError):
         store.commit(Batch((wrong,), ()))
     store.close()

@@ -294,8 +294,8 @@ def test_a_page_that_was_overwritten_is_found(path: Path) -> None:
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         connection.execute("PRAGMA journal_mode=DELETE")
     data = bytearray(path.read_bytes())
-    for page in range(20, len(data) // 4096, 37):
-        broken = data[: page * 4096] + b"\xa5" * 64 + data[page * 4096 + 64 :]
+    for page in range(20, len(data) // 16384, 9):
+        broken = data[: page * 16384] + b"\xa5" * 64 + data[page * 16384 + 64 :]
         path.write_bytes(broken)
         assert not check(path, Depth.DEEP).ok
 

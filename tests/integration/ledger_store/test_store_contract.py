@@ -12,6 +12,7 @@ from ledger.documents.signed_document import Document
 from ledger.encoding.text_forms import cid, parse_timestamp
 from ledger.errors import NotFound, StoreError
 from ledger.keys.envelope import Envelope
+from ledger.log.content_seal import packed
 from ledger.log.receipt_filter import ReceiptFilter
 from ledger.log.store import Batch, EntryStore, Record, entries_from
 from ledger.sql.store import SqlEntryStore
@@ -62,12 +63,14 @@ def _opened(request: pytest.FixtureRequest, tmp_path: Path) -> EntryStore:
 def record(index: int, document: Document) -> Record:
     envelope = signed(document)
     number = int(document.request_id.removeprefix("request-")) if isinstance(document, Receipt) else -1
+    entry = Entry(index, Envelope.from_bytes(envelope)).to_bytes()
     return Record(
         index=index,
-        entry=Entry(index, Envelope.from_bytes(envelope)).to_bytes(),
+        entry=entry,
+        leaf=leaf_hash(entry),
         envelope_digest=hashlib.sha256(envelope).digest(),
         document=document,
-        content=content(number) if number in (0, 2) else None,
+        content=packed(content(number)) if number in (0, 2) else None,
     )
 
 
@@ -121,7 +124,7 @@ def test_what_was_committed_is_read_back_to_the_byte(store: EntryStore) -> None:
 
 
 def test_a_batch_of_more_rows_than_one_statement_takes_is_all_there(store: EntryStore) -> None:
-    records = [replace(record(index, receipt(index)), content=content(index)) for index in range(150)]
+    records = [replace(record(index, receipt(index)), content=packed(content(index))) for index in range(150)]
     _, tiles = TileEdge().append(leaf_hash(each.entry) for each in records)
     store.commit(Batch(tuple(records), tiles))
     assert list(store.entries(0, 200)) == [each.entry for each in records]
@@ -236,6 +239,20 @@ def test_receipts_are_listed_by_filter(store: EntryStore) -> None:
     fill(store)
     for narrow, indexes in FILTERED:
         assert [row.index for row in store.receipts(narrow, -1, 10)] == indexes, narrow
+
+
+def test_receipts_are_found_in_every_segment_of_an_index(store: EntryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("ledger.log.store", "ledger.sql.queries"):
+        monkeypatch.setattr(f"{module}.SEGMENT", 2)
+    fill(store)
+    for narrow, indexes in FILTERED:
+        assert [row.index for row in store.receipts(narrow, -1, 10)] == indexes, narrow
+    both = ReceiptFilter(request_id="request-2", commitment=receipt(2).prompt.commitment)
+    assert [row.index for row in store.receipts(both, -1, 10)] == [2]
+    assert [row.index for row in store.receipts(both, 1, 10)] == [2]
+    assert list(store.receipts(both, 2, 10)) == []
+    for bound in (replace(both, max_index=1), replace(both, min_index=3)):
+        assert list(store.receipts(bound, -1, 10)) == []
 
 
 def test_pages_neither_repeat_nor_lose_a_receipt(store: EntryStore) -> None:

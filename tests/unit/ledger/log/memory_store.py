@@ -13,6 +13,7 @@ from ledger.documents.erasure import Erasure, Expiry, Retention
 from ledger.documents.receipt import Receipt
 from ledger.documents.signed_document import kind_of
 from ledger.errors import NotFound, StoreError, StoreLocked
+from ledger.log.content_seal import unpacked
 from ledger.log.receipt_filter import ReceiptFilter
 from ledger.log.store import Batch, ReceiptRow, Record, VerdictRow, indexable, retentions_of
 from ledger.tree.checkpoint import Checkpoint
@@ -105,7 +106,8 @@ class MemoryEntryStore:
         return [index for index in covered if self._records[index].content is not None][:limit]
 
     def content(self, receipt_index: int) -> Content | None:
-        return self._records[receipt_index].content if receipt_index < len(self._records) else None
+        packed = self._records[receipt_index].content if receipt_index < len(self._records) else None
+        return None if packed is None else unpacked(packed)
 
     def erased_by(self, receipt_index: int) -> int | None:
         return self._erased.get(receipt_index)

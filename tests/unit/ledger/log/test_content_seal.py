@@ -4,7 +4,7 @@ import pytest
 
 from ledger.documents.content import Content
 from ledger.errors import FormatError
-from ledger.log.content_seal import ContentKey, seal, unseal
+from ledger.log.content_seal import ContentKey, packed, seal, unseal
 from tests.unit.ledger.builders import content, receipt_id
 
 KEY = ContentKey.generate(1)[0]
@@ -18,19 +18,19 @@ def test_a_content_comes_back_as_it_was() -> None:
         Content(bytes(32), (2**32 - 1,), bytes(32), (0, 1), '{"type": "söner"}'),
         Content(bytes(32), (), bytes(32), (), ""),
     ):
-        assert unseal(seal(kept, receipt_id(0), KEY), receipt_id(0), KEY) == kept
+        assert unseal(seal(packed(kept), receipt_id(0), KEY), receipt_id(0), KEY) == kept
 
 
 def test_nothing_of_it_shows() -> None:
     kept = content(1)
-    sealed = seal(kept, receipt_id(1), KEY)
+    sealed = seal(packed(kept), receipt_id(1), KEY)
     assert kept.prompt_salt not in sealed
     assert kept.output_salt not in sealed
-    assert sealed != seal(kept, receipt_id(1), KEY)
+    assert sealed != seal(packed(kept), receipt_id(1), KEY)
 
 
 def test_only_its_own_key_opens_it_and_only_for_its_own_receipt() -> None:
-    sealed = seal(content(0), receipt_id(0), KEY)
+    sealed = seal(packed(content(0)), receipt_id(0), KEY)
     for data, name, key in (
         (sealed, receipt_id(1), KEY),
         (sealed, receipt_id(0), ContentKey.generate(1)[0]),

@@ -7,7 +7,7 @@ that is missing, that stands twice over in another spelling, or that is null whe
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import cache
 from typing import Annotated, Any, ClassVar, Self, TypeVar
 
@@ -184,6 +184,12 @@ def _read_value(kind: type, value: object) -> Any:
 
 def _write_value(value: Any) -> Any:
     return value.written()
+
+
+def packing(kind: Any) -> tuple[Callable[[Any], bytes], Callable[[bytes], Any]]:
+    """How values with documents among them go to another process of ours, and how they are read there: MessagePack."""
+    decoder = msgspec.msgpack.Decoder(kind, dec_hook=_read_value)
+    return msgspec.msgpack.Encoder(enc_hook=_write_value).encode, decoder.decode
 
 
 _WHOLE_FLOAT = re.compile(rb"(?<!-0)\.0(?=[,}\]])")  # canonical JSON writes -0.0 as 0

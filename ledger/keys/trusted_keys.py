@@ -13,7 +13,7 @@ Without the file, one signature is enough.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -114,8 +114,9 @@ class TrustedKeys:
         return cls(keys, FixedThreshold.load(directory))
 
     def now(self) -> TrustedKeys:
-        """The keys as they are now, for many signatures at once: those of a directory look at it for each."""
-        return TrustedKeys(dict(self.by_role), self.threshold)
+        """The keys as they are now, the same object until they change; those of a directory look at it."""
+        look: Callable[[], TrustedKeys] | None = getattr(self.by_role, "now", None)
+        return self if look is None else look()
 
     def keys(self, role: str) -> tuple[PublicKey, ...]:
         return self.by_role.get(role, ())

@@ -28,13 +28,14 @@ def _now() -> datetime:
 class Admitted:
     """An envelope (its canonical bytes) whose document and signatures hold; their SHA-256 is its name in the log.
 
-    `content` is laid out as `content_seal.packed` does it.
+    `content` is laid out as `content_seal.packed` does it. `trusted` are the keys that it was checked by.
     """
 
     envelope: bytes
     envelope_digest: bytes
     document: Document
     content: bytes | None = None
+    trusted: TrustedKeys | None = None
 
     def with_content(self, content: Content) -> Admitted:
         """With the content that belongs to its receipt. Raises FormatError."""
@@ -57,7 +58,7 @@ def admit(data: bytes, content: Content | None, trusted: TrustedKeys, clock: Cal
         raise FormatError("payloadType", f"{document.type} is not a kind of document that this ledger takes")
     if isinstance(document, Resume):
         _check_not_ahead(document, timestamp(clock()))
-    admitted = Admitted(canonical, hashlib.sha256(canonical).digest(), document)
+    admitted = Admitted(canonical, hashlib.sha256(canonical).digest(), document, trusted=trusted)
     return admitted if content is None else admitted.with_content(content)
 
 

@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 
@@ -100,11 +100,12 @@ class Sequencer:
 
     def admit(self, envelope: bytes, content: Content | None = None) -> Admitted:
         """The first half of `append`: the checks in the caller's thread. Raises FormatError, SignatureError."""
-        return admit(envelope, content, self._trusted)
+        return admit(envelope, content, self.trusted)
 
-    def admission(self) -> Callable[[bytes], Admitted]:
-        """`admit` for envelopes that have come together, by the keys that are trusted now."""
-        return partial(admit, content=None, trusted=self._trusted.now())
+    @property
+    def trusted(self) -> TrustedKeys:
+        """The keys that are trusted now: the same object as long as they are."""
+        return self._trusted.now()
 
     def submit(self, admitted: Admitted) -> Future[Appended]:
         """The second half: queue a checked envelope. Never blocks. Raises Backpressure, Stopped."""
@@ -200,7 +201,10 @@ class Sequencer:
         try:
             writer = self._recovered()
             before = writer.head
-            answers = iter(writer.write([admitted for waiting in batch for admitted in waiting.admitted]))
+            trusted = self.trusted
+            checked = [_still(admitted, trusted) for waiting in batch for admitted in waiting.admitted]
+            written = iter(writer.write([each for each in checked if isinstance(each, Admitted)]))
+            answers = (next(written) if isinstance(each, Admitted) else each for each in checked)
         except Exception as error:
             self._fail(batch, error)
             return
@@ -257,6 +261,16 @@ class Sequencer:
     def _retry_after(self) -> float:
         batches = -(-self._queued // self._batch_size)
         return min(max(batches * self._batch_seconds, _SHORTEST_RETRY_SECONDS), _LONGEST_RETRY_SECONDS)
+
+
+def _still(admitted: Admitted, trusted: TrustedKeys) -> Admitted | LedgerError:
+    """Checked again where the trusted keys have changed since: what counts is whose word it is when it is appended."""
+    if admitted.trusted is trusted:
+        return admitted
+    try:
+        return replace(admit(admitted.envelope, None, trusted), content=admitted.content)
+    except LedgerError as error:
+        return error
 
 
 def _tell(answer: Future[Appended], answers: list[Answer]) -> None:

@@ -157,13 +157,16 @@ class SealedContents:
             yield
             return
         keys = self._required()
+        self.settle()
         with self._database.reading() as connection:
             found = connection.execute(_KEYS_OF, {"receipts": receipt_indexes}).all()
         self._unsettled = True
-        keys.condemn({row.key_id: row.receipt_index for row in found})
+        condemned = {row.key_id: row.receipt_index for row in found}
+        keys.condemn(condemned)
         yield
         self._database.scrub(contents.name)
-        self.settle()
+        keys.settle([*condemned])
+        self._unsettled = False
 
     def settle(self) -> None:
         """Destroy the keys of erasures that were written, spare those of erasures that were not. Raises StoreError."""

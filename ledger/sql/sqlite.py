@@ -21,7 +21,7 @@ _CACHE_KIB = 32 * 1024
 """Pages that the writer keeps in memory. Digests and ids fall all over their indexes; 32 MiB hold those of 10^6."""
 
 _PAGE_BYTES = 16 * 1024
-"""Of a new database. An entry takes 2 to 3 KiB, so that pages of 4 KiB are half empty."""
+"""The size of a new database's pages. An entry takes 2 to 3 KiB, so that pages of 4 KiB are half empty."""
 
 _WAL_PAGES = 1000
 """Pages after which the WAL goes into the database: with fewer, pages are copied more often."""

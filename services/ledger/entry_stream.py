@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass
 
 from kolm.ledger.v1 import ledger_pb2
 from ledger.log.writer import Appended
 from services.ledger import messages
-from services.ledger.intake import Answer
+from services.ledger.intake import Answer, Submit
 from services.ledger.ledger_errors import to_kolm_error
 from services.runtime.calls import current_request_id
 from services.runtime.errors import (
@@ -58,9 +58,6 @@ _MOST_BYTES = 16 * 1024 * 1024
 _THE_ENTRY = (InvalidArgument, AlreadyExists, PermissionDenied, Unauthenticated)
 """Errors about one entry, after which the stream goes on. After any other error the next entry would fail too."""
 
-Submit = Callable[[Sequence[ledger_pb2.NewEntry]], Awaitable[asyncio.Future[list[Answer]]]]
-"""Takes the entries of a request; then there will be an answer for each."""
-
 
 @dataclass(frozen=True, slots=True)
 class _Work:
@@ -96,7 +93,7 @@ class EntryStream:
             if work is not None:
                 raise work
         finally:
-            self._give_up()
+            await self._give_up()
 
     def stop(self) -> None:
         """Take no more requests; those in work are still answered."""
@@ -110,7 +107,7 @@ class EntryStream:
             async for request in self._requests:
                 count, size = _checked_count(request), request.ByteSize()
                 await self._window.enter(count, size)
-                self._work.put_nowait(_Work(count, size, await self._submit(request.entries)))
+                self._work.put_nowait(_Work(count, size, await self._submit(request)))
                 del request  # or it would be there until the next one has come
         except Exception as error:  # raised to the caller, who would take an ended stream for a whole one
             end = error
@@ -119,10 +116,11 @@ class EntryStream:
         finally:
             self._work.put_nowait(end)
 
-    def _give_up(self) -> None:
-        """The caller has gone. Queued entries are written all the same."""
+    async def _give_up(self) -> None:
+        """The caller has gone, or the stream has failed. Queued entries are written all the same."""
         if self._reading is not None:
             self._reading.cancel()
+            await asyncio.wait([self._reading])  # who gave the requests closes them, which no reader may be in
         while not self._work.empty():
             work = self._work.get_nowait()
             if isinstance(work, _Work):

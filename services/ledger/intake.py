@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -12,11 +12,12 @@ from typing import Any, TypeVar
 from kolm.ledger.v1 import ledger_pb2
 from ledger.documents.erasure import Erasure, Retention
 from ledger.errors import Backpressure, LedgerError
+from ledger.keys.trusted_keys import TrustedKeys
 from ledger.log import sequencer
 from ledger.log.admission import Admitted
 from ledger.log.sequencer import Sequencer
 from ledger.log.writer import Appended
-from services.client.ledger import log_wire
+from services.ledger.admission_process import AdmissionProcess, admitted_entry
 from services.runtime.credentials import Principal
 from services.runtime.errors import KolmError, PermissionDenied, without_frames
 
@@ -86,9 +87,15 @@ Answer = Appended | LedgerError | KolmError
 """The place and proof of an entry, or why it has none."""
 
 
+Submit = Callable[[ledger_pb2.AppendEntriesRequest], Awaitable[asyncio.Future[list[Answer]]]]
+"""Takes a request, once the one before the last has been queued; then there will be an answer for each entry."""
+
+
 _LARGE_BYTES = 64 * 1024
 _THREADS = 2
 """Threads that check entries. Ed25519 releases the interpreter for a third of that time."""
+_FOR_PROCESS = 16
+"""Entries of a request that are checked in a process of their own: fewer take as long to get there."""
 
 _Append = ledger_pb2.AppendEntryRequest | ledger_pb2.NewEntry
 _Checked = Admitted | KolmError | LedgerError
@@ -103,42 +110,74 @@ class Intake:
         # Also for a caller that has gone by then: its entry is in the log, and watchers wait for it.
         self._answers = FutureBridge(growth.announce)
         self._threads = ThreadPoolExecutor(_THREADS, "ledger-intake")
+        self._process = AdmissionProcess()
 
     async def one(self, request: _Append, caller: Principal) -> Appended:
         """Check an entry and append it. Raises LedgerError, PermissionDenied. A small entry is checked on the event
         loop: handing it to a thread takes as long.
         """
+        trusted = self._sequencer.trusted
         if request.ByteSize() <= _LARGE_BYTES:
-            admitted = _admitted(request, caller, self._sequencer.admit)
+            admitted = _admitted(request, caller, trusted)
         else:
-            loop, admit = asyncio.get_running_loop(), self._sequencer.admit
-            admitted = await loop.run_in_executor(self._threads, _admitted, request, caller, admit)
+            loop = asyncio.get_running_loop()
+            admitted = await loop.run_in_executor(self._threads, _admitted, request, caller, trusted)
         return await self.queue(admitted)
 
-    async def many(self, requests: Sequence[_Append], caller: Principal) -> asyncio.Future[list[Answer]]:
-        """Check and queue entries, in order; then there will be an answer for each: what `one` returns or raises.
-        Where the queue is full, this waits for room, and no answer is Backpressure.
+    def stream(self, caller: Principal) -> Submit:
+        """Takes the requests of one stream. Each is checked beside the one before it, and queued after it; then there
+        is an answer for each entry: what `one` returns or raises. Where the queue is full, a request waits for room,
+        and no answer is Backpressure.
         """
-        loop = asyncio.get_running_loop()
-        checked = await loop.run_in_executor(self._threads, self._checked, requests, caller)
-        admitted = [each for each in checked if isinstance(each, Admitted)]
-        most = self._sequencer.most_together
-        groups = [await self._queued(admitted[at : at + most]) for at in range(0, len(admitted), most)]
-        return asyncio.ensure_future(_answered(checked, groups))
+        earlier: asyncio.Future[None] | None = None
+        before: asyncio.Future[None] | None = None
+
+        async def submit(request: ledger_pb2.AppendEntriesRequest) -> asyncio.Future[list[Answer]]:
+            nonlocal earlier, before
+            if earlier is not None:
+                await earlier
+            earlier, before = before, asyncio.get_running_loop().create_future()
+            answers = asyncio.ensure_future(self._appended(request, caller, earlier, before))
+            answers.add_done_callback(lambda done: done.cancelled() or done.exception())  # its caller may have gone
+            return answers
+
+        return submit
+
+    async def _appended(
+        self,
+        request: ledger_pb2.AppendEntriesRequest,
+        caller: Principal,
+        before: asyncio.Future[None] | None,
+        queued: asyncio.Future[None],
+    ) -> list[Answer]:
+        """The answers of a request that is queued after `before`; `queued` is set when the next one may be."""
+        try:
+            checked = await self._checked(request, caller)
+            del request  # or it would be there until it is answered
+            if before is not None:
+                await before
+            admitted = [each for each in checked if isinstance(each, Admitted)]
+            most = self._sequencer.most_together
+            groups = [await self._queued(admitted[at : at + most]) for at in range(0, len(admitted), most)]
+        finally:
+            if not queued.done():
+                queued.set_result(None)
+        written = iter([answer for group in groups for answer in await group])
+        return [next(written) if isinstance(each, Admitted) else each for each in checked]
 
     def queue(self, admitted: Admitted) -> asyncio.Future[Appended]:
         """Queue a checked envelope. Raises Backpressure, Stopped."""
         return self._answers.awaitable(self._sequencer.submit(admitted))
 
-    def _checked(self, requests: Sequence[_Append], caller: Principal) -> list[_Checked]:
-        checked: list[_Checked] = []
-        admit = self._sequencer.admission()
-        for request in requests:
-            try:
-                checked.append(_admitted(request, caller, admit))
-            except (KolmError, LedgerError) as error:
-                checked.append(without_frames(error))
-        return checked
+    async def _checked(self, request: ledger_pb2.AppendEntriesRequest, caller: Principal) -> list[_Checked]:
+        """Receipts of a large request by the process, all else on a thread. Raises Unavailable."""
+        trusted, loop = self._sequencer.trusted, asyncio.get_running_loop()
+        found: Sequence[Admitted | None] = [None] * len(request.entries)
+        if len(found) >= _FOR_PROCESS:
+            found = await self._process.admitted(request, trusted)
+        rest = [entry for entry, each in zip(request.entries, found, strict=True) if each is None]
+        others = iter(await loop.run_in_executor(self._threads, _each, rest, caller, trusted) if rest else ())
+        return [each or next(others) for each in found]
 
     async def _queued(self, admitted: Sequence[Admitted]) -> asyncio.Future[list[sequencer.Answer]]:
         """Some that go together, once there is room for them."""
@@ -155,20 +194,21 @@ class Intake:
                 return refused
 
 
-def _admitted(request: _Append, caller: Principal, admit: Callable[[bytes], Admitted]) -> Admitted:
-    """Content is read once the receipt's signature holds: a million ids take ten times their bytes."""
-    admitted = admit(request.envelope)
+def _admitted(request: _Append, caller: Principal, trusted: TrustedKeys) -> Admitted:
+    admitted = admitted_entry(request, trusted)
     if isinstance(admitted.document, Erasure | Retention):
         require_operator(caller)
-    return admitted.with_content(log_wire.content(request.content)) if request.HasField("content") else admitted
+    return admitted
 
 
-async def _answered(
-    checked: Sequence[_Checked], groups: Sequence[asyncio.Future[list[sequencer.Answer]]]
-) -> list[Answer]:
-    """The answers of the groups in the places of those that were queued, errors where they are."""
-    written = iter([answer for group in groups for answer in await group])
-    return [next(written) if isinstance(each, Admitted) else each for each in checked]
+def _each(requests: Sequence[_Append], caller: Principal, trusted: TrustedKeys) -> list[_Checked]:
+    checked: list[_Checked] = []
+    for request in requests:
+        try:
+            checked.append(_admitted(request, caller, trusted))
+        except (KolmError, LedgerError) as error:
+            checked.append(without_frames(error))
+    return checked
 
 
 def require_operator(caller: Principal) -> None:

@@ -108,8 +108,7 @@ class LedgerServicer(LedgerServiceServicer):
     async def AppendEntries(
         self, request_iterator: AsyncIterator[ledger_pb2.AppendEntriesRequest], context: Context
     ) -> AsyncIterator[ledger_pb2.AppendEntriesResponse]:
-        principal = caller()
-        stream = EntryStream(request_iterator, lambda entries: self._intake.many(entries, principal))
+        stream = EntryStream(request_iterator, self._intake.stream(caller()))
         self._streams.add(stream)
         try:
             async with aclosing(stream.answers()) as answers:

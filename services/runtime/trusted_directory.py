@@ -76,10 +76,10 @@ class TrustedDirectory(Mapping[str, tuple[PublicKey, ...]]):
 
     def at(self, index: int | None) -> int:
         """The threshold (`ledger.keys.trusted_keys.Threshold`)."""
-        return self._current().threshold.at(index)
+        return self.now().threshold.at(index)
 
     def __getitem__(self, role: str) -> tuple[PublicKey, ...]:
-        return self._current().by_role[role]
+        return self.now().by_role[role]
 
     def __iter__(self) -> Iterator[str]:
         return iter(ROLES)
@@ -87,7 +87,8 @@ class TrustedDirectory(Mapping[str, tuple[PublicKey, ...]]):
     def __len__(self) -> int:
         return len(ROLES)
 
-    def _current(self) -> TrustedKeys:
+    def now(self) -> TrustedKeys:
+        """The keys and the threshold as they are now (`TrustedKeys.now`)."""
         with self._lock:
             changed, now = self._directory_time(), self._clock()
             if changed != self._changed or now >= self._looked + _LOOK_SECONDS:

@@ -1,7 +1,11 @@
 """AppendEntries over the wire: order, refusals among good entries, back-pressure, streams that are cut."""
 
+import asyncio
+import os
+import signal
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 
 import grpc
 import pytest
@@ -12,6 +16,7 @@ from ledger.tree.entry import MAX_ENVELOPE_BYTES
 from services.client import Content, LedgerClient
 from services.client.errors import AlreadyExists, InvalidArgument, KolmError, PermissionDenied, Unavailable
 from services.client.ledger.log import Appended
+from services.ledger.admission_process import AdmissionProcess
 from services.ledger.settings import LedgerSettings
 from tests.append_stream import append_many
 from tests.integration.ledger_service.conftest import Serve
@@ -68,6 +73,63 @@ def test_bad_entries_are_refused_one_by_one_and_the_stream_goes_on(ledger: Ledge
     assert isinstance(forbidden, PermissionDenied)
     assert "the role operate" in forbidden.message
     assert forbidden.request_id
+
+
+def grouped(*groups: list[Entry]) -> Iterator[ledger_pb2.AppendEntriesRequest]:
+    for group in groups:
+        entries = [ledger_pb2.NewEntry(envelope=envelope) for envelope, _ in group]
+        yield ledger_pb2.AppendEntriesRequest(entries=entries)
+
+
+def test_large_requests_keep_their_order_and_each_bad_entry_its_error(served: Served) -> None:
+    groups = [list(receipts(*range(start, start + 40))) for start in range(0, 400, 40)]
+    groups[3][7] = (b"junk", None)
+    groups[3][8] = (signed(erasure(0, 0)), None)
+    groups[5][0] = groups[4][39]
+    groups[6] = groups[6][:2]  # a small one, which is checked elsewhere, between large ones
+    with grpc.insecure_channel(served.address) as channel:
+        responses = list(LedgerServiceStub(channel).AppendEntries(grouped(*groups)))
+    answers = [result for response in responses for result in response.results]
+    assert [len(response.results) for response in responses] == [len(group) for group in groups]
+    assert [(at, each.error.code) for at, each in enumerate(answers) if each.HasField("error")] == [
+        (127, grpc.StatusCode.INVALID_ARGUMENT.value[0]),
+        (128, grpc.StatusCode.PERMISSION_DENIED.value[0]),
+    ]
+    expected = [*range(198), 197, *range(198, 359)]
+    assert [each.appended.index for each in answers if each.HasField("appended")] == expected
+
+
+def test_no_receipt_is_lost_or_doubled_where_the_process_that_checks_them_is_killed(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[asyncio.subprocess.Process] = []
+    start = AdmissionProcess._start
+
+    async def noted(process: AdmissionProcess) -> asyncio.subprocess.Process:
+        started.append(await start(process))
+        return started[-1]
+
+    monkeypatch.setattr(AdmissionProcess, "_start", noted)
+    waiting = [(at, list(receipts(*range(at, at + 20)))) for at in range(0, 600, 20)]
+    indexes: dict[int, int] = {}
+    failed: list[grpc.StatusCode] = []
+    with serve() as served, grpc.insecure_channel(served.address) as channel:
+        while waiting:
+            answered = 0
+            try:
+                for response in LedgerServiceStub(channel).AppendEntries(grouped(*(group for _, group in waiting))):
+                    for number, result in enumerate(response.results, waiting[answered][0]):
+                        indexes[number] = result.appended.index
+                    answered += 1
+                    with suppress(ProcessLookupError):
+                        os.kill(started[-1].pid, signal.SIGKILL)
+            except grpc.RpcError as error:
+                failed.append(error.code())  # type: ignore[attr-defined]
+            waiting = waiting[answered:]
+        size = LedgerServiceStub(channel).GetCheckpoint(ledger_pb2.GetCheckpointRequest()).tree_size
+    assert set(failed) == {grpc.StatusCode.UNAVAILABLE}
+    assert len(started) > 2
+    assert sorted(indexes) == sorted(indexes.values()) == list(range(size)) == list(range(600))
 
 
 def test_a_stream_waits_where_the_queue_is_full_instead_of_being_refused(

@@ -28,7 +28,7 @@ class Ledger:
             self.read += 1
             yield ONE
 
-    async def submit(self, entries: Sequence[ledger_pb2.NewEntry]) -> asyncio.Future[list[Answer]]:
+    async def submit(self, _: ledger_pb2.AppendEntriesRequest) -> asyncio.Future[list[Answer]]:
         self.waiting.append(asyncio.get_running_loop().create_future())
         return self.waiting[-1]
 

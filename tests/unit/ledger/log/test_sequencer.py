@@ -17,7 +17,9 @@ from ledger.errors import (
     SignatureError,
     Stopped,
 )
+from ledger.keys.ed25519 import PublicKey
 from ledger.keys.envelope import Envelope
+from ledger.keys.trusted_keys import TrustedKeys
 from ledger.log.admission import admit
 from ledger.log.recovery import recover
 from ledger.log.sequencer import Sequencer
@@ -285,3 +287,27 @@ def test_a_document_of_the_greatest_size_fits_and_a_greater_one_is_refused(seque
     huge = replace(big, sampling=replace(big.sampling, stop=("x" * 60_000,)))
     with pytest.raises(FormatError, match="envelope"):
         sequencer.append(signed(huge))
+
+
+def test_a_receipt_whose_key_is_trusted_no_longer_when_it_is_written_is_refused() -> None:
+    store, gate, keys = MemoryEntryStore(), Gate(), dict(TRUSTED.by_role)
+
+    class Directory(dict[str, tuple[PublicKey, ...]]):
+        def now(self) -> TrustedKeys:
+            return current
+
+    current = TrustedKeys(keys)
+    sequencer = Sequencer(cast(EntryStore, FaultyStore(store, gate)), KEYS["log"], TrustedKeys(Directory(keys)), ORIGIN)
+    before = hold(sequencer, gate)
+    waiting = [sequencer.append(signed_receipt(1), content(1)), sequencer.append(signed(key_entry("auditor")))]
+    current = TrustedKeys(keys | {"receipts": (STRANGER.public,)})
+    gate.open.set()
+    assert before.result().index == 0
+    with pytest.raises(SignatureError):
+        waiting[0].result()
+    assert waiting[1].result().index == 1
+    current = TrustedKeys(keys)
+    assert sequencer.append(signed_receipt(2), content(2)).result().index == 2
+    sequencer.close()
+    assert store.content(2) == content(2)
+    check_whole_log(store)

@@ -1,0 +1,184 @@
+"""Receipts of large requests, checked in a process of their own: half of what a receipt costs. The other half, which
+has to be done in one place, then has its interpreter for itself.
+
+    question = length ‖ MessagePack: the keys that are trusted for receipts, and an AppendEntriesRequest
+    answer   = length ‖ MessagePack: for each entry what was found, or null
+
+The process keeps nothing between two questions and answers them in order. It takes receipts alone, and says nothing of
+the entries that it does not take: who asked checks those again, and finds what they are or what is wrong with them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import logging
+import signal
+import sys
+from collections import deque
+from contextlib import suppress
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+
+from kolm.ledger.v1 import ledger_pb2
+from ledger.documents.receipt import Receipt
+from ledger.encoding.document import packing
+from ledger.errors import LedgerError
+from ledger.keys.ed25519 import PublicKey
+from ledger.keys.key_scope import KeyScope
+from ledger.keys.trusted_keys import TrustedKeys
+from ledger.log.admission import Admitted, admit
+from services.client.ledger import log_wire
+from services.runtime.errors import Unavailable
+
+_log = logging.getLogger(__name__)
+
+_PIPE_BYTES = 1 << 20
+"""What may wait in the pipe of the answers, so that the next question is begun meanwhile."""
+
+
+class _Key(msgspec.Struct, array_like=True, frozen=True):
+    raw: bytes
+    scope: dict[str, list[str]]
+
+
+class _Question(msgspec.Struct, array_like=True, frozen=True):
+    keys: tuple[_Key, ...]
+    request: bytes
+
+
+class _Found(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """A receipt that holds. `envelope` is None where the one that was sent is canonical."""
+
+    envelope: bytes | None
+    digest: bytes
+    receipt: Receipt
+    content: bytes | None
+
+
+_question_bytes, _read_question = packing(_Question)
+_answer_bytes, _read_answer = packing(list[_Found | None])
+
+
+class AdmissionProcess:
+    """The process, which the first question starts. On one event loop, with which it ends.
+
+    A process that dies is an error of the questions that it had; the next one starts another.
+    """
+
+    def __init__(self) -> None:
+        self._asked: deque[asyncio.Future[bytes]] = deque()
+        self._running: asyncio.Task[asyncio.subprocess.Process] | None = None
+
+    async def admitted(self, request: ledger_pb2.AppendEntriesRequest, trusted: TrustedKeys) -> list[Admitted | None]:
+        """The entries of a request that are receipts and hold by these keys; None for the others. Raises Unavailable
+        where that is not known.
+        """
+        keys = tuple(_Key(key.raw, key.scope.to_document()) for key in trusted.keys("receipts"))
+        try:
+            answer = await self._ask(_question_bytes(_Question(keys, request.SerializeToString())))
+        except OSError:
+            raise Unavailable("the process that checks receipts has ended; send it again") from None
+        return [
+            found and Admitted(found.envelope or entry.envelope, found.digest, found.receipt, found.content, trusted)
+            for found, entry in zip(_read_answer(answer), request.entries, strict=True)
+        ]
+
+    async def _ask(self, question: bytes) -> bytes:
+        if self._running is None:
+            self._running = asyncio.ensure_future(self._start())
+        running = self._running
+        process = await asyncio.shield(running)
+        if self._running is not running:  # it has ended meanwhile
+            raise ConnectionResetError
+        answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        assert process.stdin is not None
+        process.stdin.write(len(question).to_bytes(4, "little") + question)
+        self._asked.append(answer)
+        return await answer
+
+    async def _start(self) -> asyncio.subprocess.Process:
+        try:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", __name__, cwd=Path(__file__).parents[2], limit=_PIPE_BYTES,
+                stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, start_new_session=True,
+            )  # fmt: skip
+        except OSError as error:
+            self._ended(str(error))
+            raise
+        self._reading = asyncio.ensure_future(self._read(process))
+        return process
+
+    async def _read(self, process: asyncio.subprocess.Process) -> None:
+        assert process.stdout is not None
+        try:
+            while True:
+                size = int.from_bytes(await process.stdout.readexactly(4), "little")
+                answer = await process.stdout.readexactly(size)
+                asked = self._asked.popleft()
+                if not asked.done():  # else its caller has gone
+                    asked.set_result(answer)
+        except asyncio.IncompleteReadError:
+            self._ended(f"exit status {await process.wait()}")
+        finally:
+            with suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+
+    def _ended(self, reason: str) -> None:
+        _log.error("the process that checks receipts has ended: %s", reason)
+        self._running = None
+        while self._asked:
+            asked = self._asked.popleft()
+            if not asked.done():
+                asked.set_exception(ConnectionResetError())
+
+
+def answer_all(questions: BinaryIO, answers: BinaryIO) -> None:
+    """Answer every question, to the end of the pipe."""
+    while size := questions.read(4):
+        question = questions.read(int.from_bytes(size, "little"))
+        answer = _answer_bytes(_checked(_read_question(question)))
+        answers.write(len(answer).to_bytes(4, "little") + answer)
+        answers.flush()
+
+
+def _checked(question: _Question) -> list[_Found | None]:
+    keys = tuple(PublicKey(key.raw, KeyScope.of(**key.scope)) for key in question.keys)
+    trusted = TrustedKeys({"receipts": keys})
+    return [_found(entry, trusted) for entry in ledger_pb2.AppendEntriesRequest.FromString(question.request).entries]
+
+
+def _found(entry: ledger_pb2.NewEntry, trusted: TrustedKeys) -> _Found | None:
+    try:
+        admitted = admitted_entry(entry, trusted)
+    except LedgerError:
+        return None
+    if not isinstance(admitted.document, Receipt):
+        return None
+    canonical = None if admitted.envelope == entry.envelope else admitted.envelope
+    return _Found(canonical, admitted.envelope_digest, admitted.document, admitted.content)
+
+
+def admitted_entry(entry: ledger_pb2.NewEntry | ledger_pb2.AppendEntryRequest, trusted: TrustedKeys) -> Admitted:
+    """An entry of a request, checked by these keys. Raises FormatError, SignatureError.
+
+    Content is read once the receipt's signature holds: a million ids take ten times their bytes.
+    """
+    admitted = admit(entry.envelope, None, trusted)
+    return admitted.with_content(log_wire.content(entry.content)) if entry.HasField("content") else admitted
+
+
+def main() -> None:
+    """Answer until the service closes the pipe, whatever signals are sent to all."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    with suppress(OSError, AttributeError):  # Linux
+        fcntl.fcntl(sys.stdout, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+    answer_all(sys.stdin.buffer, sys.stdout.buffer)
+
+
+if __name__ == "__main__":
+    main()

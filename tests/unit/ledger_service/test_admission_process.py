@@ -1,0 +1,112 @@
+"""Receipts that are checked in a process of their own, and what becomes of them when it ends."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Sequence
+
+import pytest
+
+from kolm.ledger.v1 import ledger_pb2
+from ledger.documents.content import Content
+from ledger.documents.receipt import Sampling
+from ledger.encoding.document import Seed
+from ledger.keys.key_scope import KeyScope
+from ledger.keys.trusted_keys import TrustedKeys
+from ledger.log.admission import admit
+from services.client.ledger.log_wire import content_message
+from services.ledger.admission_process import AdmissionProcess
+from services.runtime.errors import Unavailable
+from tests.unit.ledger.builders import (
+    KEYS,
+    STRANGER,
+    TRUSTED,
+    content,
+    foreign_receipt,
+    key_entry,
+    receipt,
+    signed,
+    signed_receipt,
+)
+
+
+def request(*entries: tuple[bytes, Content | None]) -> ledger_pb2.AppendEntriesRequest:
+    return ledger_pb2.AppendEntriesRequest(
+        entries=[
+            ledger_pb2.NewEntry(envelope=envelope, content=None if kept is None else content_message(kept))
+            for envelope, kept in entries
+        ]
+    )
+
+
+HOLD: Sequence[tuple[bytes, Content | None]] = [
+    (signed_receipt(0), content(0)),
+    (signed_receipt(1), None),
+    (signed_receipt(2) + b"\n", content(2)),  # in another layout than the canonical one
+    (signed(receipt(3, tenant="söner\0\U0001f600", nonce='\\"')), None),
+    (signed(receipt(4, sampling=Sampling(temperature=1e-7, seed=Seed(2**64 - 1), stop=("\u2028",)))), None),
+    (signed(foreign_receipt(5)), None),
+]
+
+
+async def test_receipts_that_hold_come_back_as_if_they_had_been_checked_here() -> None:
+    found = await AdmissionProcess().admitted(request(*HOLD), TRUSTED)
+    assert found == [admit(envelope, kept, TRUSTED) for envelope, kept in HOLD]
+
+
+async def test_nothing_is_said_of_all_else() -> None:
+    refused: list[tuple[bytes, Content | None]] = [
+        (b"", None),
+        (b"junk", None),
+        (signed_receipt(0), content(1)),
+        (signed(key_entry("receipts")), None),
+        (signed_receipt(0).replace(b"a", b"b", 1), None),
+    ]
+    process = AdmissionProcess()
+    found = await process.admitted(request(*refused, HOLD[0]), TRUSTED)
+    assert found == [None] * len(refused) + [admit(*HOLD[0], TRUSTED)]
+
+
+async def test_the_keys_are_those_of_the_question() -> None:
+    process, asked = AdmissionProcess(), request(HOLD[0])
+    for keys, holds in (
+        (TRUSTED, True),
+        (TrustedKeys.of(STRANGER), False),
+        (TrustedKeys({"receipts": (KEYS["receipts"].public.scoped(KeyScope(tenant=("acme",))),)}), True),
+        (TrustedKeys({"receipts": (KEYS["receipts"].public.scoped(KeyScope(tenant=("other",))),)}), False),
+        (TRUSTED, True),
+    ):
+        assert [each is not None for each in await process.admitted(asked, keys)] == [holds]
+
+
+async def test_questions_that_overlap_are_answered_each_by_its_own() -> None:
+    process = AdmissionProcess()
+    asked = [[(signed_receipt(number), content(number))] * (number % 5 + 1) for number in range(40)]
+    found = await asyncio.gather(*(process.admitted(request(*each), TRUSTED) for each in asked))
+    assert found == [[admit(*entry, TRUSTED) for entry in each] for each in asked]
+
+
+async def test_a_process_that_ends_fails_its_questions_and_the_next_one_starts_another() -> None:
+    process = AdmissionProcess()
+    large = request(*[HOLD[0]] * 1000)
+    await process.admitted(request(HOLD[0]), TRUSTED)
+    for _ in range(2):
+        assert process._running is not None
+        pid = (await process._running).pid
+        asked = [asyncio.ensure_future(process.admitted(large, TRUSTED)) for _ in range(3)]
+        await asyncio.sleep(0)
+        os.kill(pid, signal.SIGKILL)
+        for each in asked:
+            with pytest.raises(Unavailable):
+                await each
+        assert await process.admitted(request(HOLD[0]), TRUSTED) == [admit(*HOLD[0], TRUSTED)]
+
+
+async def test_a_caller_that_goes_leaves_the_others_their_answers() -> None:
+    process = AdmissionProcess()
+    first = asyncio.ensure_future(process.admitted(request(HOLD[0]), TRUSTED))
+    second = asyncio.ensure_future(process.admitted(request(HOLD[1]), TRUSTED))
+    await asyncio.sleep(0)
+    first.cancel()
+    assert await second == [admit(*HOLD[1], TRUSTED)]
+    assert await process.admitted(request(HOLD[0]), TRUSTED) == [admit(*HOLD[0], TRUSTED)]

@@ -42,7 +42,7 @@ _MOST_WAITING = 1 << 23  # bytes of features that wait for the head's next draft
 _FAINT = 0.05  # probability from which the head is asked for a copy's
 _TIMED_DRAFTS = (1, 8)
 _TIMED_DEPTH = 4
-_ROUNDS = 8
+_ROUNDS = 6
 
 SPARE_BLOCKS = 128
 """Blocks of a head's cache beyond the target's: entries of drafts take up to two a sequence behind its tokens."""

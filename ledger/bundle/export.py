@@ -11,6 +11,7 @@ from ledger.bundle.layout import BundleFile, BundleManifest, ContentLine, OlderT
 from ledger.documents.audit import Verdict
 from ledger.documents.content import Content
 from ledger.documents.draft_head import DraftHeadPublication, DraftHeadWithdrawal
+from ledger.documents.engine_profile import EngineProfile
 from ledger.documents.erasure import Erasure, Expiry, Retention
 from ledger.documents.halt import Halt, Resume
 from ledger.documents.key_entry import KeyEntry
@@ -116,7 +117,7 @@ def _concerns_others(document: Document, tenant: str | None) -> bool:
             return tenant is not None and document.tenant not in (None, tenant)
         case Expiry():  # one for all names those with a policy of their own
             return tenant is not None and document.tenant != tenant
-        case Halt() | Resume() | KeyEntry() | DraftHeadPublication() | DraftHeadWithdrawal():
+        case Halt() | Resume() | KeyEntry() | DraftHeadPublication() | DraftHeadWithdrawal() | EngineProfile():
             return False
         case _:
             return tenant is not None

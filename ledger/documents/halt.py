@@ -30,7 +30,7 @@ def scopes_of(base_cid: str, method: str, head_cid: str | None, others: Iterable
     """The scopes that a deviation of one output puts in doubt: every method that drafted for it (`others` may name
     it again, and `off`), the first one first.
 
-    The head is that of the first method; an eagle3 that joined later stands for every head.
+    The head is that of the first method; a method with heads that joined later stands for all of its heads.
     """
     joined = (other for other in sorted(others) if other not in (method, "off"))
     return (Scope(base_cid, method, head_cid), *(Scope(base_cid, other) for other in joined))

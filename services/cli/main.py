@@ -59,7 +59,7 @@ _COMMANDS: dict[str, Member] = {
         },
     ),
     "ledger": Group(
-        "Verify the ledger, show its signed head.",
+        "The ledger: verify, show its head, erase, export, replace a key.",
         {
             "verify": "ledger.log:verify",
             "head": "ledger.log:head",
@@ -81,7 +81,7 @@ _COMMANDS: dict[str, Member] = {
     "retention": "ledger.contents:retention",
     "models": Group("Models that --model can name: list, pull.", {"list": "models:list_", "pull": "models:pull"}),
     "heads": Group(
-        "Draft heads: train, publish, fetch, check, withdraw.",
+        "Draft heads: train, measure, push, pull, list, withdraw.",
         {
             "kscore": "heads.kscore:kscore",
             "train": "heads.train:train",
@@ -92,7 +92,7 @@ _COMMANDS: dict[str, Member] = {
         },
     ),
     "datastore": Group(
-        "Datastores for the method rest: build, show, check.", {"build": "datastore:build", "show": "datastore:show"}
+        "Datastores for the method rest: build, show.", {"build": "datastore:build", "show": "datastore:show"}
     ),
     "verify": "verify.verify:verify",
     "monitor": "monitor.monitor:monitor",

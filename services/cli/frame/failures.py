@@ -94,7 +94,8 @@ FALLBACKS = {
     "differs",
     "halt_state_unknown": "the ledger has not told the server lately what is halted; kolm status shows whether the "
     "ledger answers",
-    "halted": "an audit has halted it; kolm halts list shows why, kolm halts resume lifts it",
+    "halted": "an audit has halted it, or a replay of the server's own, which reaches the ledger with the next audit; "
+    "kolm halts list shows why, kolm halts resume lifts it",
     "not_loaded": "no method is loaded; kolm status shows which there are",
 }
 """Reasons as receipts have them (`spec_decode.fallback_reason`), explained, and what to do."""

@@ -50,7 +50,9 @@ class RequestOptions:
     grammar: Annotated[Path | None, _structure("--grammar", "What a Lark or GBNF grammar allows.", "FILE")] = None
     method: Annotated[str | None, _speculation("--method", "auto, off or a method of the server.", "METHOD")] = None
     k: Annotated[int | None, _speculation("--k", "Draft depth in tokens.")] = None
-    eagle_head: Annotated[str | None, _speculation("--eagle-head", "Head of eagle3.", "HEAD")] = None
+    eagle_head: Annotated[
+        str | None, _speculation("--eagle-head", "Head to draft with; the method follows from its kind.", "HEAD")
+    ] = None
     parameter: Annotated[
         list[str] | None,
         _speculation("--parameter", "A parameter of the method, see kolm doctor. May be repeated.", "NAME=VALUE"),

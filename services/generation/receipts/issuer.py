@@ -110,7 +110,9 @@ class ReceiptIssuer:
     def issue(
         self, receipt_id: str, resolved: Resolved, choice: int, outcome: Outcome, checked: Checked = NOT_CHECKED
     ) -> SignedReceipt:
-        """Sign the receipt of an outcome; a promise signs that of EMPTY_OUTCOME, under the id of the later one."""
+        """Sign the receipt of an outcome. `promise` has that of EMPTY_OUTCOME signed, under the id of the one to come,
+        for the log if this process dies.
+        """
         asked, engine = resolved.sampling, resolved.engine
         source = asked.structured_outputs
         text = None if source is None else source.text

@@ -137,7 +137,8 @@ def _off(asked: SpeculationRequest, reason: str | None, loaded: list[_Candidate]
     if loaded and not now.off_when_halted:
         name = loaded[0].spec.name
         raise FailedPrecondition(
-            f"an audit has halted {name} on this base; ask for method off, or wait for an operator's resume",
+            f"{name} is halted on this base, by an audit or a replay of this server's own; ask for method off, or wait "
+            "for an operator's resume",
             reason="SPEC_DECODE_HALTED",
             metadata={"method": name},
         )

@@ -42,6 +42,7 @@ from tests.unit.ledger.builders import (
     KEYS,
     ORIGIN,
     at,
+    engine_profile,
     erasure,
     halt,
     of_a_later_version,
@@ -56,7 +57,8 @@ from tests.unit.ledger.builders import (
 
 MISSING = "01890000-0000-7000-8000-000000000000"
 ACME, OTHER, ERASED = map(receipt_id, range(3))
-POLICY, HALT, RETENTION, THEIRS, ERASURE = 2, 4, 5, 6, 8
+POLICY, HALT, RETENTION, THEIRS, ERASURE, ENGINE = 2, 4, 5, 6, 8, 9
+SIZE = 10
 """Entries beside the receipts 0, 1 and 7; the halt is over OTHER, by the verdict 3; THEIRS is the other's retention."""
 
 
@@ -96,6 +98,7 @@ def log(serve: Serve, principals: Path) -> Iterator[Log]:
             filling.append(signed(retention(30, "other")))
             filling.append(signed_receipt(2, tenant="other"), wire_content(2))
             filling.append(signed(erasure(7, 2)))
+            filling.append(signed(engine_profile()))
         yield Log(
             **{name: stack.enter_context(LedgerClient.connect(served.address, token=t)) for name, t in tokens.items()}
         )
@@ -152,10 +155,10 @@ def test_a_tenant_can_show_others_that_its_own_receipt_is_missing(
         for envelope in (kept, broken)
     }
     assert (found[kept].state, found[kept].answer) == ("KEPT", None)
-    assert (found[broken].state, found[broken].tree_size) == ("BROKEN", 9)
+    assert (found[broken].state, found[broken].tree_size) == ("BROKEN", SIZE)
     assert found[broken].answer is not None
     answer = open_answer(found[broken].answer.envelope, broken, trusted)
-    assert (answer.entries, answer.tree_size, answer.breaks(read_promise(broken))) == ((None,), 9, True)
+    assert (answer.entries, answer.tree_size, answer.breaks(read_promise(broken))) == ((None,), SIZE, True)
     assert open_answer(log.acme.promise_answer(kept)[0], kept, trusted).entries == (0,)
     with pytest.raises(FormatError):
         open_answer(found[broken].answer.envelope, kept, trusted)
@@ -228,13 +231,13 @@ def test_lists_show_the_own_tenant_s_and_refuse_to_show_another_s(log: Log) -> N
         with pytest.raises(PermissionDenied):
             whole()
     assert [each.receipt_id for each in log.reader.receipts()] == [ACME, OTHER, ERASED]
-    assert len(list(log.reader.watch(0))) == 9
+    assert len(list(log.reader.watch(0))) == SIZE
 
 
 def test_entries_about_another_tenant_are_not_there(log: Log) -> None:
-    seen = {0: "receipt", POLICY: "audit_policy", HALT: "halt", RETENTION: "retention"}
+    seen = {0: "receipt", POLICY: "audit_policy", HALT: "halt", RETENTION: "retention", ENGINE: "engine_profile"}
     assert {index: log.acme.entry(index).kind for index in seen} == seen
-    for index in {*range(10)} - seen.keys():
+    for index in {*range(SIZE + 1)} - seen.keys():
         with pytest.raises(NotFound) as caught:
             log.acme.entry(index)
         assert caught.value.message == f"no entry '{index}'"
@@ -260,7 +263,7 @@ def test_a_tenant_s_bundle_verifies_and_has_no_content_but_its_own(
     log: Log, settings: LedgerSettings, tmp_path: Path
 ) -> None:
     files = unpacked(log.acme.export([ACME], include_content=True))
-    assert indexes(files) == [0, 1, 3, HALT, RETENTION]  # with the evidence of the halt
+    assert indexes(files) == [0, 1, 3, HALT, RETENTION, ENGINE]  # with the evidence of the halt
     (content,) = (data for path, data in files.items() if path.startswith("content/"))
     assert [json.loads(line)["index"] for line in content.splitlines()] == [0]
     for name, data in files.items():

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -48,9 +48,14 @@ class Service:
     process: int
 
     def processor_seconds(self) -> float:
-        """Processor seconds so far, in user and system mode."""
-        fields = Path(f"/proc/{self.process}/stat").read_text().rsplit(")", 1)[1].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        """Processor seconds so far, in user and system mode, of the service and the processes that it has started."""
+        ticks = 0
+        for path in Path("/proc").glob("[0-9]*/stat"):
+            with suppress(FileNotFoundError, ProcessLookupError):
+                fields = path.read_text().rsplit(")", 1)[1].split()
+                if str(self.process) in (path.parent.name, fields[1]):
+                    ticks += int(fields[11]) + int(fields[12])
+        return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def read_bandwidth(reads: int = 20) -> float:

@@ -74,6 +74,7 @@ def _measure(locations: LedgerLocations, appends: int, most: int, rounds: int) -
         clients = [
             unary(location, service, count, max(appends * min(count, 64) // 64, 100)) for count in _CLIENT_COUNTS
         ]
+        streaming(location, service, _WARM_UP)
         stream = streaming(location, service, 3 * appends)
     sizes = [size for size in (10**power for power in range(3, 10)) if size <= most]
     growth = grow(locations, sizes, appends, rounds)
@@ -103,6 +104,7 @@ def _one(location: LedgerLocation, size: int, appends: int) -> dict[str, Any]:
     fill(location, size)
     with running(location) as service:
         unary(location, service, _CLIENTS, _SHORT_WARM_UP)
+        streaming(location, service, _SHORT_WARM_UP)
         return {
             **unary(location, service, _CLIENTS, appends),
             "streaming": streaming(location, service, 2 * appends),

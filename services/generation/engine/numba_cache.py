@@ -30,7 +30,7 @@ PARTS: tuple[Part, ...] = ("sampling", "copies", "trees")
 
 _GENERATION = Path(__file__).parents[1]
 _SAMPLING = ("engine/numba_cache.py", "engine/sampling/*.py")
-_DRAFTING = (*_SAMPLING, "drafting/**/*.py", "target/blocks.py")
+_DRAFTING = (*_SAMPLING, "drafting/**/*.py", "engine/cost.py", "target/blocks.py")
 _FREE = {"contract", "reassoc", "nsz", "arcp"}
 _LOG_SECONDS = 2.0  # between two lines
 _OPTIONS: Any = {"nogil": True, "cache": True, "error_model": "numpy", "no_cfunc_wrapper": True}  # for callers in C

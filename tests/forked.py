@@ -1,52 +1,71 @@
 """Processes that are forks of one that has imported what most of them need, which takes each seconds of CPU."""
 
 import multiprocessing
+import multiprocessing.connection
 import os
 import runpy
 import signal
+import subprocess
 import sys
+import threading
+import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
-from typing import IO, Self
+from multiprocessing.context import ForkContext, ForkServerContext
+from typing import IO, Any, Self
 
 FORKED = multiprocessing.get_context("forkserver")
-FORKED.set_forkserver_preload(
-    ["services.cli.main", "services.ledger.__main__", "services.generation.serving", "tests.fakes.datastores"]
-)
+FORKED.set_forkserver_preload(["tests.preloaded"])
 
 
 class Forked:
-    """`python -m MODULE …` as a fork: as much of `subprocess.Popen` as tests of services ask for."""
+    """`python -m MODULE …` as a fork: as much of `subprocess.Popen` as tests of services ask for, from any thread."""
 
-    def __init__(self, module: str, *arguments: str) -> None:
-        out, err = FORKED.Pipe(duplex=False), FORKED.Pipe(duplex=False)
+    def __init__(
+        self,
+        module: str,
+        *arguments: str,
+        environment: Mapping[str, str] | None = None,
+        together: bool = False,
+        context: ForkContext | ForkServerContext = FORKED,
+    ) -> None:
+        """`environment` takes the place of this process's; `together`: what goes to stderr comes by stdout."""
+        out, err = context.Pipe(duplex=False), context.Pipe(duplex=False)
         self.stdout, self.stderr = _text(out[0]), _text(err[0])
-        told = (module, arguments, dict(os.environ), os.getcwd(), out[1], err[1])
-        self._process = FORKED.Process(target=_run, args=told)
+        own = dict(os.environ if environment is None else environment)
+        told = (module, arguments, own, os.getcwd(), out[1], out[1] if together else err[1])
+        self._process: Any = context.Process(target=_run, args=told)
         self._process.start()
+        self._collecting = threading.Lock()
         self.pid = int(self._process.pid or 0)
         for ours in (out[1], err[1]):
             ours.close()
 
     @property
     def returncode(self) -> int | None:
-        return self._process.exitcode
+        with self._collecting:
+            return self._process.exitcode  # type: ignore[no-any-return]
 
     poll = returncode.fget
 
     def send_signal(self, number: int) -> None:
         with suppress(ProcessLookupError):  # it may have ended since
-            if self._process.exitcode is None:
+            if self.returncode is None:
                 os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
 
-    def wait(self, timeout: float | None = None) -> int | None:
-        self._process.join(timeout)
-        assert self._process.exitcode is not None, "it has not ended in time"
-        return self._process.exitcode
+    def wait(self, timeout: float | None = None) -> int:
+        if not multiprocessing.connection.wait([self._process.sentinel], timeout):
+            raise subprocess.TimeoutExpired(self._process.name, timeout or 0.0)
+        with self._collecting:
+            self._process.join()
+            return int(self._process.exitcode)
 
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
         self.wait(timeout)
@@ -70,7 +89,7 @@ class Forked:
 
 def _text(pipe: Connection) -> IO[str]:
     with pipe:
-        return os.fdopen(os.dup(pipe.fileno()), encoding="utf-8")
+        return os.fdopen(os.dup(pipe.fileno()), encoding="utf-8", errors="replace")
 
 
 def _run(
@@ -82,7 +101,10 @@ def _run(
     os.chdir(folder)
     for stream, pipe in enumerate((out, err), 1):
         os.dup2(pipe.fileno(), stream)
+    for pipe in {out, err}:
         pipe.close()
+    sys.stdout = os.fdopen(1, "w", buffering=1, encoding="utf-8", closefd=False)
+    sys.stderr = os.fdopen(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
     sys.argv = [module, *arguments]
-    sys.modules.pop(f"{module}.__main__", None)  # runpy warns of what it runs a second time
+    warnings.filterwarnings("ignore", ".*found in sys.modules after import", RuntimeWarning)  # it was imported before
     runpy.run_module(module, run_name="__main__", alter_sys=True)

@@ -15,7 +15,8 @@ from typer.testing import CliRunner
 
 from services.cli.main import app
 from services.cli.up.local_services import OWNER, Addresses, LocalServices, bring_up, token_file
-from services.cli.up.supervisor import Supervisor
+from services.cli.up.supervisor import Plan, Supervisor
+from tests.forked import Forked
 
 PATIENCE = 240.0
 """Seconds that anything may take on a busy machine; only a test that fails gets there."""
@@ -74,10 +75,17 @@ def say(service: str, line: str) -> None:
     print(service, line, file=sys.__stdout__, flush=True)
 
 
+class ForkingSupervisor(Supervisor):
+    """A supervisor whose services are forks."""
+
+    def _process(self, plan: Plan) -> Forked:  # type: ignore[override]
+        return Forked(plan.module, *plan.flags, environment={**os.environ, **plan.environment}, together=True)
+
+
 @contextmanager
 def running(services: LocalServices) -> Iterator[Kolm]:
     """All of them, answering; stopped at the end."""
-    supervisor = Supervisor(say)
+    supervisor = ForkingSupervisor(say)
     try:
         yield Kolm(bring_up(services, supervisor), services.data_dir)
     finally:
@@ -85,25 +93,18 @@ def running(services: LocalServices) -> Iterator[Kolm]:
 
 
 @contextmanager
-def up(data_dir: Path, model: Path, *flags: str) -> Iterator[tuple[subprocess.Popen[str], Kolm]]:
+def up(data_dir: Path, model: Path, *flags: str) -> Iterator[tuple[Forked, Kolm]]:
     """`kolm up` on free ports, with its services answering. Processes that still run at the end are killed."""
     ports = [f"--{service}-port=0" for service in ("generation", "ledger", "auditor", "registry", "explorer", "http")]
-    command = [*KOLM, "up", f"--data-dir={data_dir}", f"--model={model}", *ports, "--json", *flags]
     log = data_dir.parent / "up.log"
-    with log.open("w") as stderr:
-        process = subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=stderr, text=True)
-    try:
-        assert process.stdout is not None
+    command = [str(log), f"--data-dir={data_dir}", f"--model={model}", *ports, "--json", *flags]
+    with Forked("tests.e2e.forking_up", *command, environment=ENVIRONMENT) as process:
         line = process.stdout.readline()
         assert line, log.read_text()
         yield process, Kolm(Addresses(**json.loads(line)), data_dir)
-    finally:
-        if process.poll() is None:
-            process.kill()
-        process.communicate()
 
 
-def children(process: subprocess.Popen[str]) -> list[int]:
+def children(process: Forked | subprocess.Popen[str]) -> list[int]:
     """The ids of a process's children."""
     return [int(child) for child in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
 

@@ -17,9 +17,9 @@ from ledger.keys.ed25519 import SigningKey
 from ledger.keys.note import Note, VerifierKey, verify_note
 from ledger.tree.checkpoint import Checkpoint
 from services.cli.up.local_services import Addresses, LocalServices
-from services.cli.up.supervisor import Plan, Supervisor, words
+from services.cli.up.supervisor import Plan, words
 from services.client import LedgerClient
-from tests.e2e.command import ENVIRONMENT, PATIENCE, Kolm, local_services, say, until
+from tests.e2e.command import ENVIRONMENT, PATIENCE, ForkingSupervisor, Kolm, local_services, say, until
 from tests.mutations import replace
 from tests.unit.ledger.builders import receipt
 
@@ -100,7 +100,7 @@ ORIGIN = "kolm.local/ledger"
 @contextmanager
 def witnessed(services: LocalServices, policy: Path) -> Iterator[Kolm]:
     """The ledger of these services, which asks the witness of a policy all the time."""
-    supervisor, plan = Supervisor(say), services.ledger()
+    supervisor, plan = ForkingSupervisor(say), services.ledger()
     flags = (*plan.flags, f"--witness-policy={policy}", "--witness-seconds=0.05")
     try:
         yield Kolm(
@@ -130,7 +130,7 @@ def test_a_log_whose_disk_was_restored_is_found_out_by_its_witness(tmp_path: Pat
     log.write_text(VerifierKey(ORIGIN, key.public).to_text() + "\n")
     free = "127.0.0.1:0"
     flags = words(data_dir=tmp_path / "w", logs=log, listen=free, ready_file=ready)
-    witness = Supervisor(say)
+    witness = ForkingSupervisor(say)
     try:
         address = witness.start(Plan("witness", "services.witness", flags, free, ready), PATIENCE)
         vkey = (tmp_path / "w/vkey").read_text()

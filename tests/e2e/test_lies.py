@@ -19,10 +19,9 @@ from ledger.documents.signed_document import sign_document
 from ledger.encoding.text_forms import timestamp
 from ledger.keys.ed25519 import SigningKey
 from services.cli.up.local_services import OWNER, Addresses, LocalServices, make_local_principals, token_file
-from services.cli.up.supervisor import Supervisor
 from services.client import LedgerClient
 from services.client.errors import KolmError
-from tests.e2e.command import PATIENCE, Kolm, say, until
+from tests.e2e.command import PATIENCE, ForkingSupervisor, Kolm, say, until
 from tests.fakes.tiny_model import make_tiny_model
 from tests.unit.ledger.builders import policy, receipt
 
@@ -82,7 +81,7 @@ def told(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Iterator[Told
     for key in keys.values():
         key.publish(data / "trusted")
     with ExitStack() as running:
-        ledgers, generations = (Supervisor(say) for _ in range(2))
+        ledgers, generations = (ForkingSupervisor(say) for _ in range(2))
         running.callback(ledgers.stop, 10.0)
         running.callback(generations.stop, 10.0)
         make_local_principals(data)

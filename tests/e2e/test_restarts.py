@@ -2,8 +2,6 @@
 
 import random
 import signal
-import subprocess
-import sys
 import threading
 import time
 from dataclasses import dataclass, field, replace
@@ -14,6 +12,7 @@ from services.cli.up.supervisor import Plan
 from services.client import Finished, LedgerClient, Request, Runtime, SamplingParams, Started
 from services.client.errors import Cancelled, Internal, Unavailable
 from tests.e2e.command import ENVIRONMENT, PATIENCE, local_services, until
+from tests.forked import Forked
 from tests.serving import known_port
 
 CALLERS = 4
@@ -34,8 +33,8 @@ class Service:
 
     def start(self) -> None:
         self._plan.ready_file.unlink(missing_ok=True)
-        command = [sys.executable, "-m", self._plan.module, *self._plan.flags]
-        self.process = subprocess.Popen(command, env={**ENVIRONMENT, **self._plan.environment})
+        environment = {**ENVIRONMENT, **self._plan.environment}
+        self.process = Forked(self._plan.module, *self._plan.flags, environment=environment)
         until(lambda: self._plan.ready_file.exists() or self.process.poll() is not None)
         assert self.process.poll() is None
 

@@ -181,9 +181,14 @@ class Supervisor:
         self._events.put(number)
 
     def _spawn(self, plan: Plan) -> None:
-        command = [sys.executable, "-m", "services.cli.up.supervisor", str(os.getpid()), plan.module, *plan.flags]
-        process = subprocess.Popen(
-            command,
+        child = _Child(plan, self._process(plan), deque(maxlen=_LAST_LINES), time.monotonic())
+        self._children.append(child)
+        child.watcher = threading.Thread(target=self._watch, args=(child,), name=plan.name, daemon=True)
+        child.watcher.start()
+
+    def _process(self, plan: Plan) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-m", *service_command(plan)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -193,10 +198,6 @@ class Supervisor:
             start_new_session=True,
             env={**os.environ, "PYTHONUNBUFFERED": "1", **plan.environment},
         )
-        child = _Child(plan, process, deque(maxlen=_LAST_LINES), time.monotonic())
-        self._children.append(child)
-        child.watcher = threading.Thread(target=self._watch, args=(child,), name=plan.name, daemon=True)
-        child.watcher.start()
 
     def _watch(self, child: _Child) -> None:
         assert child.process.stdout is not None
@@ -208,6 +209,11 @@ class Supervisor:
         child.process.wait()
         if not self._stopping:
             self._events.put(child)
+
+
+def service_command(plan: Plan) -> tuple[str, ...]:
+    """Module and arguments of a process that is the service and ends with this process."""
+    return ("services.cli.up.supervisor", str(os.getpid()), plan.module, *plan.flags)
 
 
 def _ask_to_stop(process: subprocess.Popen[str]) -> None:

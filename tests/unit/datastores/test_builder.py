@@ -1,7 +1,5 @@
 """Builds: whole or not at all, without what they do not need, and their progress is told."""
 
-import os
-import resource
 import signal
 import subprocess
 import sys
@@ -15,13 +13,14 @@ from hypothesis import strategies as st
 
 from services.datastores import shard_writer
 from services.datastores.builder import BuildFailed, BuildParameters, PassageVectors
-from services.datastores.documents import CorpusInvalid, Document
+from services.datastores.documents import CorpusInvalid
 from services.datastores.shard_writer import ShardWriter
 from services.generation.drafting.retrieval.datastore import Datastore
 from services.generation.drafting.retrieval.input_layer import InputLayer
 from tests.examples import examples
 from tests.fakes.datastores import BASE, TOKENIZER_CID, builder, documents, encode, store_of
 from tests.forked import FORKED
+from tests.unit.datastores.failing_builds import build_killed, build_without_room
 
 TEXTS = [f"Ship {number} left the harbour at {number % 24} with {number * 7} tons of grain." for number in range(200)]
 
@@ -54,33 +53,21 @@ def test_what_stands_already_is_not_touched(tmp_path: Path) -> None:
     assert list((tmp_path / "store").iterdir()) == []
 
 
-def _build_killed(folder: Path) -> None:
-    def slow() -> object:
-        yield Document("one", "words and more words " * 300_000)
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    builder(BuildParameters(shard_tokens=1000)).build(slow(), folder)  # type: ignore[arg-type]
-
-
 @pytest.mark.slow
 def test_a_killed_build_leaves_nothing_that_looks_complete(tmp_path: Path) -> None:
-    process = FORKED.Process(target=_build_killed, args=(tmp_path / "store",))
+    process = FORKED.Process(
+        target=build_killed,
+        args=(
+            BASE,
+            tmp_path / "store",
+        ),
+    )
     process.start()
     process.join()
     assert process.exitcode == -signal.SIGKILL
     assert not (tmp_path / "store").exists()
     store_of(TEXTS, tmp_path / "store")  # what was left is in nobody's way
     assert [path.name for path in tmp_path.iterdir()] == ["store"]
-
-
-def _build_without_room(folder: Path, room: int, passage_tokens: int) -> None:
-    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (room, room))
-    made = builder(BuildParameters(passage_tokens=passage_tokens))
-    try:
-        made.build(documents(["words and more words " * 20_000]), folder)
-    except BuildFailed as error:
-        os._exit(0 if str(folder) in str(error) and "nothing was kept" in str(error) else 2)
 
 
 @pytest.mark.slow
@@ -90,8 +77,8 @@ def _build_without_room(folder: Path, room: int, passage_tokens: int) -> None:
     ids=["sources", "tokens", "suffixes", "index"],
 )
 def test_a_full_disk_is_an_error_that_leaves_nothing(tmp_path: Path, room: int, passage_tokens: int) -> None:
-    arguments = (tmp_path / "store", room, passage_tokens)
-    process = FORKED.Process(target=_build_without_room, args=arguments)
+    arguments = (BASE, tmp_path / "store", room, passage_tokens)
+    process = FORKED.Process(target=build_without_room, args=arguments)
     process.start()
     process.join()
     assert process.exitcode == 0

@@ -1,0 +1,17 @@
+"""What most forks need, as services have it: without torch."""
+
+# ruff: noqa: E402, F401 - imported to be there, and transformers after torch is spared
+from services.generation.target.without_torch import spare_torch
+
+spare_torch()
+
+import services.auditor.serving
+import services.cli.main
+import services.cli.up.local_services
+import services.explorer.__main__
+import services.generation.serving
+import services.http.__main__
+import services.ledger.__main__
+import services.registry.__main__
+import services.witness.__main__
+import tests.unit.ledger.builders

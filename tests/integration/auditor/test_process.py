@@ -80,7 +80,7 @@ def test_it_announces_its_policy_and_then_lets_servers_load_first(
 
 
 def locks() -> list[str]:
-    """Those of the machine; a process that waits for one has an arrow (proc(5))."""
+    """Lines of the machine's locks; a process that waits for one has an arrow (proc(5))."""
     return Path("/proc/locks").read_text().splitlines()
 
 

@@ -11,6 +11,7 @@ from services.generation.engine.engine import Engine
 from services.generation.engine.events import Chunk, Event, Outcome, Sink
 from services.generation.engine.request import EngineRequest
 from services.generation.engine.sequence import TokenDecoder
+from services.generation.engine.turns import Gains
 from services.generation.target.target import Target
 from tests.fakes.drafters import LetterDecoder
 
@@ -45,10 +46,12 @@ def run(
     cancellations: Mapping[int, str] | None = None,
     cost: PassCost = CHEAP_ROWS,
     decoder: Callable[[tuple[int, ...]], TokenDecoder] = LetterDecoder,
+    gains: Gains | None = None,
 ) -> Collected:
     """Step until all is done. `arrivals` are steps at which requests are added, `cancellations` request ids by step."""
     ticks = iter(range(10**9))
-    core = EngineCore(target, drafters or {}, decoder, cost, settings or EngineSettings(), lambda: 1e-6 * next(ticks))
+    settings = settings or EngineSettings()
+    core = EngineCore(target, drafters or {}, decoder, cost, settings, lambda: 1e-6 * next(ticks), gains)
     collected = Collected()
     due = sorted(zip(arrivals or [0] * len(requests), range(len(requests)), strict=True))
     step = 0

@@ -100,8 +100,8 @@ class _Drafts:
     layers: tuple[int, ...]  # whose features they read
     turns: Turns
     guide: GrammarGuide | None  # where its output follows a grammar
+    drafter: str  # that was asked last, at first the preferred one: what a grammar forces counts as its draft
     budget: Budget | None = None  # of the draft in flight
-    drafter: str = "off"  # that was asked last
     seconds: float = 0.0  # that drafting has taken since the last pass
     warm: set[str] = field(default_factory=set)  # methods that have read what there was to read when they began
 
@@ -127,7 +127,8 @@ class Speculation:
         sequence.draft_begun = True
         methods = tuple(dict.fromkeys((request.method, *request.next_methods)))
         layers = tuple(dict.fromkeys(layer for name in methods for layer in self._drafters[name].feature_layers))
-        self._drafts[sequence] = drafts = _Drafts({}, layers, self._gains.begin(request, methods), _guide(sequence))
+        turns = self._gains.begin(request, methods)
+        self._drafts[sequence] = drafts = _Drafts({}, layers, turns, _guide(sequence), methods[0])
         for name in methods:
 
             def start(name: str = name) -> None:

@@ -20,6 +20,7 @@ from services.generation.engine.request import EngineRequest, InvalidRequest, Sa
 from services.generation.engine.sampling.processors import GrammarMask
 from services.generation.engine.speculation import GrammarGuide
 from services.generation.engine.text.tokenizer import Tokenizer
+from services.generation.engine.turns import Gains
 from services.generation.target.cpu import CpuTarget
 from services.generation.verification import Record, RecordDrafter
 from tests.examples import examples
@@ -144,6 +145,18 @@ def test_a_forced_output_takes_few_passes_whoever_drafts(target: CpuTarget) -> N
         assert signature(outcome) == signature(alone(target, request))
         assert outcome.metrics.target_passes <= (3 if method != "off" else len(outcome.token_ids))
         assert (outcome.metrics.num_draft_tokens > 0) == (method != "off")
+
+
+def test_what_a_grammar_forces_while_no_method_has_its_turn_is_counted_as_a_draft(target: CpuTarget) -> None:
+    source = StructuredOutputs("choice", json.dumps(["every receipt is signed"]))
+    sampling = SamplingParams(max_tokens=80, structured_outputs=source)
+    request = EngineRequest("r", (5, 9, 300), sampling, grammar=grammar(source), method="lookahead")
+    gains, drafters = Gains(), {"lookahead": LookaheadDrafter(CHEAP_ROWS)}
+    for _ in range(8):
+        gains.begin(request, ("lookahead",)).passed(-1.0)
+    assert gains.begin(request, ("lookahead",)).method is None
+    metrics = outcome_of(target, request, drafters=drafters, gains=gains).metrics
+    assert metrics.num_drafts == dict(metrics.passes_by_method)["lookahead"] > 0
 
 
 class Panic(BaseException):

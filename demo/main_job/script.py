@@ -15,7 +15,7 @@ from demo.main_job.scenes import Stage, Stream
 from ledger.keys.trusted_keys import TrustedKeys
 from services.auditor.auditor import Examined
 from services.auditor.examination import EnginePlan
-from services.auditor.serving import AuditorPlan, connected
+from services.auditor.serving import AuditorPlan, LoadedWhenAsked, connected
 from services.cli.frame.rendering import print_view
 from services.cli.frame.views import counted
 from services.cli.ledger.log import check_log, report_document, report_view
@@ -146,12 +146,12 @@ class Demo:
             folder=directory,
             spot_checks=1.0,
         )
-        spare_torch()
+        engine = LoadedWhenAsked(plan.engine, threading.Event(), spare_torch)
         columns = (TextColumn("replayed"), BarColumn(bar_width=30), MofNCompleteColumn())
         console = self._stage.console
         with (
             Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress,
-            connected(plan, threading.Event()) as auditor,
+            connected(plan, engine) as auditor,
         ):
             task = progress.add_task("", total=receipts)
             for count, examined in enumerate(auditor.run_pass(), 1):

@@ -2,7 +2,8 @@
 
 import asyncio
 import weakref
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing
 
 import pytest
 
@@ -58,6 +59,25 @@ def test_no_more_is_read_than_may_be_in_work_and_more_once_it_is_answered() -> N
         # An answer counts as given when the next one is asked for: until then its caller may not have taken it.
         assert len(ledger.waiting) == MOST_ENTRIES + 9
         await answers.aclose()
+
+    asyncio.run(story())
+
+
+def test_requests_can_be_closed_once_a_stream_has_failed() -> None:
+    async def one_and_no_more() -> AsyncGenerator[ledger_pb2.AppendEntriesRequest]:
+        yield ONE
+        await asyncio.get_running_loop().create_future()
+
+    async def fails(_: ledger_pb2.AppendEntriesRequest) -> asyncio.Future[list[Answer]]:
+        answer = asyncio.get_running_loop().create_future()
+        asyncio.get_running_loop().call_later(0.01, answer.set_exception, Unavailable("away"))
+        return answer
+
+    async def story() -> None:
+        requests = one_and_no_more()
+        with pytest.raises(Unavailable):
+            async with aclosing(requests), aclosing(EntryStream(requests, fails).answers()) as answers:
+                await anext(answers)
 
     asyncio.run(story())
 

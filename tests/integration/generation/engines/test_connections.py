@@ -16,9 +16,11 @@ class Server:
 
     def __init__(self, *answers: bytes) -> None:
         self.answers, self.connections, self.seen = list(answers), 0, list[bytes]()
+        self.writers: list[asyncio.StreamWriter] = []
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
+        self.writers.append(writer)
         while self.answers:
             try:
                 head = await reader.readuntil(b"\r\n\r\n")
@@ -77,6 +79,22 @@ def test_an_answer_that_nobody_asked_for_answers_nothing(more: bytes) -> None:
         assert await _whole(connections) == b"{}"
 
     _run(server := Server(_ANSWER + more, _ANSWER), test)
+    assert server.connections == 2
+
+
+def test_a_kept_connection_that_speaks_unasked_is_used_no_more() -> None:
+    server = Server(_ANSWER, _ANSWER)
+
+    async def test(connections: Connections) -> None:
+        assert await _whole(connections) == b"{}"
+        (kept,) = connections._kept
+        server.writers[0].write(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nother")
+        async with asyncio.timeout(5.0):
+            while kept.lost is None:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+        assert await _whole(connections) == b"{}"
+
+    _run(server, test)
     assert server.connections == 2
 
 

@@ -84,8 +84,8 @@ def _warm_up_trees() -> None:
     import numpy as np
 
     from services.generation.drafting.acceptance import Acceptance
-    from services.generation.drafting.draft_tree.candidates import DraftShape, Vocabulary, candidates
-    from services.generation.drafting.draft_tree.draft_tree import DraftTree, Speaking, expand
+    from services.generation.drafting.draft_tree.candidates import DraftShape, Vocabulary
+    from services.generation.drafting.draft_tree.draft_tree import DraftTree, Speaking
     from services.generation.drafting.draft_tree.nodes import Costs
     from services.generation.engine.request import EngineRequest, SamplingParams
 
@@ -95,7 +95,7 @@ def _warm_up_trees() -> None:
     tree = DraftTree(0, acceptance, DraftShape(depth=2, width=2, tree_tokens=8), Costs(np.ones(4)))
     speaking.begin(tree, (0, 0))
     tree.worth_expanding()
-    expand([speaking], np.zeros((1, 2), np.float32), lambda logits, *asked: candidates(logits, vocabulary, *asked))
+    speaking.expand(np.zeros((1, 2), np.float32))
     tree.token_tree()
     speaking.observe(0, [0])
 

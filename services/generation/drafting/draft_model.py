@@ -13,9 +13,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from services.generation.drafting.acceptance import Acceptance
-from services.generation.drafting.draft_tree.candidates import DraftShape, Samplings, Vocabulary, candidates
+from services.generation.drafting.draft_tree.candidates import DraftShape, Vocabulary
 from services.generation.drafting.draft_tree.draft_tree import DraftTree, Speaking, expand
-from services.generation.drafting.draft_tree.nodes import Costs, Level
+from services.generation.drafting.draft_tree.nodes import Costs
 from services.generation.drafting.method_spec import MethodSpec, Parts
 from services.generation.drafting.prediction import Prediction
 from services.generation.drafting.string_level import DEEPEST, StringLevelDrafter
@@ -24,7 +24,7 @@ from services.generation.engine.drafter import ONE_NODE, Ask, Budget, Draft, Dra
 from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.engine.text.tokenizer import Tokenizer
 from services.generation.engine.tree import TokenTree
-from services.generation.target.arrays import Float32, Int64
+from services.generation.target.arrays import Float32
 from services.generation.target.blocks import BLOCK
 from services.generation.target.config.config import read_config
 from services.generation.target.errors import CacheFull
@@ -90,7 +90,7 @@ class DraftModelDrafter(Drafter):
         self._vocabulary, self._acceptance = Vocabulary(ids, columns), Acceptance()
         draft = self.begin(EngineRequest("", (0,), SamplingParams()))  # compiled now, not on the first request
         self._begin_tree(draft, [0, 0], ONE_NODE, 1, 1)
-        expand([draft.speaking], np.zeros((1, len(ids)), np.float32), self._candidates)
+        expand([draft.speaking], np.zeros((1, len(ids)), np.float32))
 
     def begin(self, request: EngineRequest) -> ModelDraft:
         acceptance = self._acceptance.begin(request)
@@ -149,7 +149,7 @@ class DraftModelDrafter(Drafter):
         for draft, tokens in chains:
             draft.length = len(tokens)
         while True:
-            expand([draft.speaking for draft, _ in step], logits, self._candidates)
+            expand([draft.speaking for draft, _ in step], logits)
             step = [(draft, tip) for draft, _ in step if (tip := _tip(draft))]
             if not step:
                 return
@@ -167,9 +167,6 @@ class DraftModelDrafter(Drafter):
     def _readable(self, tokens: list[int]) -> list[int]:
         """Ids beyond the draft model's vocabulary are padding of the target's; they are read as token 0."""
         return [token if token < self._known else 0 for token in tokens]
-
-    def _candidates(self, logits: Float32, samplings: Samplings, asked: Int64, width: int) -> Level:
-        return candidates(logits, self._vocabulary, samplings, asked, width)
 
 
 def _tip(draft: ModelDraft) -> list[int]:

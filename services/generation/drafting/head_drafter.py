@@ -15,15 +15,9 @@ import numpy as np
 
 from services.generation.drafting.acceptance import Acceptance
 from services.generation.drafting.copies import OwnText
-from services.generation.drafting.draft_tree.candidates import (
-    HEAD_NOISE,
-    DraftShape,
-    Samplings,
-    Vocabulary,
-    candidates,
-)
+from services.generation.drafting.draft_tree.candidates import HEAD_NOISE, DraftShape, Vocabulary
 from services.generation.drafting.draft_tree.draft_tree import DraftTree, Speaking
-from services.generation.drafting.draft_tree.nodes import Costs, Level
+from services.generation.drafting.draft_tree.nodes import Costs
 from services.generation.drafting.heads import DraftHead
 from services.generation.drafting.lookahead import LookaheadShape
 from services.generation.drafting.prediction import Prediction
@@ -31,7 +25,7 @@ from services.generation.engine.cost import PassCost, StepCost
 from services.generation.engine.drafter import Ask, Draft, Drafter
 from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.engine.tree import TokenTree
-from services.generation.target.arrays import Float32, Int64
+from services.generation.target.arrays import Float32
 from services.generation.target.blocks import BlockPool
 from services.generation.target.errors import CacheFull
 from services.generation.target.rows import RowsBuilder
@@ -229,9 +223,6 @@ class HeadDrafter(Drafter):
     def _expand(self, drafts: Sequence[HeadDraft]) -> None:
         """Compute the entries of committed tokens, then let the head expand the trees in flight."""
         raise NotImplementedError
-
-    def _candidates(self, logits: Float32, samplings: Samplings, asked: Int64, width: int) -> Level:
-        return candidates(logits, self._passes.vocabulary, samplings, asked, width)
 
     def _time_drafts(self, target: Target, clock: Callable[[], float] = time.perf_counter) -> tuple[StepCost, StepCost]:
         """Seconds of a draft whatever its depth, and of each level, by sequences that draft together. A pass of the

@@ -8,20 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 
 from services.generation.drafting.block.block_checkpoint import KNOWN_BY, BlockHead, is_block, load_block_head
 from services.generation.drafting.block.block_pass import BlockPass
-from services.generation.drafting.draft_tree.candidates import HEAD_NOISE, DraftShape, Samplings
+from services.generation.drafting.draft_tree.candidates import HEAD_NOISE, DraftShape
 from services.generation.drafting.draft_tree.draft_tree import expand
-from services.generation.drafting.draft_tree.nodes import Level
 from services.generation.drafting.head_drafter import ARITHMETIC, SPARE_BLOCKS, HeadDraft, HeadDrafter
 from services.generation.drafting.heads import HeadKind
 from services.generation.drafting.method_spec import MethodSpec, Parameter, Parts
 from services.generation.engine.cost import PassCost
-from services.generation.target.arrays import Float32, Int64
 from services.generation.target.rows import RowsBuilder
 from services.generation.target.target import Target
 
@@ -74,21 +71,7 @@ class BlockDrafter(HeadDrafter):
             said = self._pass.add_previous(logits[sources, position], before)
             sure = self._pass.confidence(states[sources, position], before)
             growing = [draft.speaking for draft in drafts if draft.tree is not None and len(draft.tree.frontier)]
-            expand(growing, said, partial(self._sure_candidates, sure))
-
-    def _sure_candidates(
-        self, sure: Float32 | None, logits: Float32, samplings: Samplings, asked: Int64, width: int
-    ) -> Level:
-        """Candidates whose first ones have the head's own confidence for a share, where no noise is drawn."""
-        found = self._candidates(logits, samplings, asked, width)
-        if sure is not None:
-            shares, asked_shares = found.shares, found.asked_shares
-            rows = (samplings["temperature"] == 0.0) & (shares[:, 0] < 1.0)
-            rest = (1.0 - sure[rows]) / (1.0 - shares[rows, 0])
-            shares[rows, 1:] *= rest[:, None]
-            asked_shares[rows] *= rest[:, None]
-            shares[rows, 0] = sure[rows]
-        return found
+            expand(growing, said, sure)
 
 
 def _build(parts: Parts) -> dict[str, BlockDrafter]:

@@ -11,7 +11,16 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from services.generation.drafting.draft_tree.nodes import MOST_COPIED, Level
+from services.generation.drafting.draft_tree.nodes import (
+    MOST_COPIED,
+    NONE,
+    Costs,
+    Growth,
+    Level,
+    Nodes,
+    add_level,
+    copies_below,
+)
 from services.generation.engine.cost import PassCost
 from services.generation.engine.drafter import Budget
 from services.generation.engine.numba_cache import relaxed
@@ -121,59 +130,92 @@ def sampling_of(request: EngineRequest, *, noise: float = 1.0) -> Samplings:
     )], SAMPLING)  # fmt: skip
 
 
-def candidates(logits: Float32, vocabulary: Vocabulary, samplings: Samplings, asked: Int64, width: int) -> Level:
-    """The `width` likeliest tokens below each row and their shares, and the shares of tokens that are asked for.
-
-    logits [rows, draft vocabulary] C-contiguous, samplings [rows], asked [rows, any], -1 for none. Where a row's
-    temperature is above 0, logits / temperature gets the row's share of the noise that the target's sampler will use
-    there: likely winners come first. Tokens that top-k, top-p and min-p remove are out. A
-    share is the token's part of the softmax over those scores.
-    """
-    rows = len(logits)
-    tokens, shares = np.empty((rows, width), np.int64), np.empty((rows, width), np.float32)
-    level = Level(tokens, shares, asked, np.empty(asked.shape, np.float32))
-    _fill(logits, vocabulary, samplings, level)
-    return level
+MOST_ASKED = 4  # copies below a node that a model is asked about
+NO_CONFIDENCE: Float32 = np.empty(0, np.float32)
 
 
 @relaxed
-def _fill(logits: Float32, vocabulary: Vocabulary, samplings: Samplings, level: Level) -> None:
-    target_ids = vocabulary.target_ids
-    width = level.tokens.shape[1]
+def grow(
+    nodes: Nodes, count: int, frontier: Int64, logits: Float32, vocabulary: Vocabulary, sampling: Samplings,
+    confidence: Float32, growth: Growth, costs: Costs, rates: Float64,
+) -> tuple[int, Int64]:  # fmt: skip
+    """Add a model's tokens below the frontier's nodes. logits [frontier, draft vocabulary], `confidence` [frontier] or
+    `NO_CONFIDENCE`. Returns the new number of nodes, and the next frontier.
+    """
+    level = candidates(nodes, count, frontier, logits, vocabulary, sampling[0], growth.width)
+    if len(confidence) and sampling[0].temperature == 0.0:
+        confide(level, confidence)
+    return add_level(nodes, count, frontier, level, growth, costs, rates)
+
+
+@relaxed
+def candidates(
+    nodes: Nodes, count: int, frontier: Int64, logits: Float32, vocabulary: Vocabulary, sampling: Any, width: int
+) -> Level:
+    """The `width` likeliest tokens below each node of the frontier and their shares, and the shares of copies there.
+
+    logits [frontier, draft vocabulary]. Where the temperature is above 0, logits / temperature gets the row's share of
+    the noise that the target's sampler will use there: likely winners come first. Tokens that top-k, top-p and min-p
+    remove are out. A share is the token's part of the softmax over those scores.
+    """
+    rows = len(frontier)
+    level = Level(
+        np.empty((rows, width), np.int64), np.empty((rows, width), np.float32),
+        np.empty((rows, MOST_ASKED), np.int64), np.empty((rows, MOST_ASKED), np.float32),
+    )  # fmt: skip
+    copies_below(nodes, count, frontier, level.asked)
     places, kept = np.empty(width, np.int64), np.empty(logits.shape[1], np.int64)
     top = np.empty(width, np.float64)
-    for r in range(logits.shape[0]):
-        row, sampling = logits[r], samplings[r]
-        scale = 1.0 / sampling.temperature if sampling.temperature > 0.0 else 1.0
+    scale = 1.0 / sampling.temperature if sampling.temperature > 0.0 else 1.0
+    noise = sampling.noise if sampling.temperature > 0.0 else 0.0
+    for r in range(rows):
+        row = logits[r]
         best = largest(row)
         limit = min(best - np.float32(_REACH / scale), np.nextafter(best, np.float32(-np.inf)))
         if sampling.temperature > 0.0:
             limit = _limit(row, scale, limit, sampling, kept)
-        likely = kept[: above(row, limit, kept)]
-        noise = sampling.noise if sampling.temperature > 0.0 else 0.0
         top[:] = -np.inf
         places[:] = 0
         total, pivot = 0.0, np.float64(best) * scale
-        for v in likely:
-            score = np.float64(row[v]) * scale
-            if noise > 0.0:
-                score += noise * gumbel(sampling.seed, sampling.choice, sampling.position, target_ids[v])
+        for v in kept[: above(row, limit, kept)]:
+            score = _score(row, v, scale, noise, sampling, vocabulary)
             if score > pivot:
                 total, pivot = total * np.exp(pivot - score), score
             total += np.exp(score - pivot)
             if score > top[width - 1]:
                 _insert(top, places, score, v)
         for i in range(width):
-            level.tokens[r, i] = target_ids[places[i]] if top[i] > -np.inf else -1
+            level.tokens[r, i] = vocabulary.target_ids[places[i]] if top[i] > -np.inf else NONE
             level.shares[r, i] = np.exp(top[i] - pivot) / total if top[i] > -np.inf else 0.0
-        for i in range(level.asked.shape[1]):
-            v = vocabulary.draft_ids[level.asked[r, i]] if level.asked[r, i] >= 0 else -1
+        for i in range(MOST_ASKED):
+            v = vocabulary.draft_ids[level.asked[r, i]] if level.asked[r, i] >= 0 else NONE
             level.asked_shares[r, i] = -1.0
             if v >= 0:
-                score = np.float64(row[v]) * scale
-                if noise > 0.0:
-                    score += noise * gumbel(sampling.seed, sampling.choice, sampling.position, target_ids[v])
+                score = _score(row, v, scale, noise, sampling, vocabulary)
                 level.asked_shares[r, i] = np.exp(score - pivot) / total if row[v] > limit else 0.0
+    return level
+
+
+@relaxed
+def _score(row: Float32, v: int, scale: float, noise: float, sampling: Any, vocabulary: Vocabulary) -> float:
+    score = np.float64(row[v]) * scale
+    if noise > 0.0:
+        score += noise * gumbel(sampling.seed, sampling.choice, sampling.position, vocabulary.target_ids[v])
+    return score
+
+
+@relaxed
+def confide(level: Level, confidence: Float32) -> None:
+    """Give the first candidate of each row [rows] the model's own confidence for a share, and the others the rest."""
+    for r in range(len(confidence)):
+        first = level.shares[r, 0]
+        if first < 1.0:
+            rest = (1.0 - confidence[r]) / (1.0 - first)
+            level.shares[r, 1:] *= rest
+            for i in range(MOST_ASKED):
+                if level.asked_shares[r, i] > 0.0:
+                    level.asked_shares[r, i] *= rest
+            level.shares[r, 0] = confidence[r]
 
 
 @relaxed

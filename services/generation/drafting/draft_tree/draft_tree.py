@@ -11,13 +11,15 @@ from services.generation.drafting.acceptance import PREDICTED, RequestAcceptance
 from services.generation.drafting.copies import Copies
 from services.generation.drafting.draft_tree import nodes as compiled
 from services.generation.drafting.draft_tree.candidates import (
-    SAMPLING,
+    MOST_ASKED,
+    NO_CONFIDENCE,
     DraftShape,
     Samplings,
     Vocabulary,
+    grow,
     sampling_of,
 )
-from services.generation.drafting.draft_tree.nodes import MOST_COPIED, NODE, NONE, Bounds, Costs, Level
+from services.generation.drafting.draft_tree.nodes import MOST_COPIED, NODE, NONE, Bounds, Costs, Growth
 from services.generation.engine.drafter import Budget
 from services.generation.engine.request import EngineRequest
 from services.generation.engine.sampling.processors import LogitsProcessors, end_ids
@@ -28,8 +30,8 @@ from services.generation.target.arrays import Float32, Float64, Int64
 class DraftTree:
     """Candidates under the last token, from any number of sources. Node 0 is the root.
 
-    Copies come first. Then a model's tokens are added level by level: `expand` takes those below the nodes of
-    `frontier`, until the frontier is empty.
+    Copies come first. Then a model's tokens are added level by level, below the nodes of `frontier`, until that is
+    empty.
     """
 
     def __init__(
@@ -86,20 +88,16 @@ class DraftTree:
             self._nodes, self._count, self.shape.depth, self.shape.tree_tokens, self.costs, self._rates
         )
 
-    def asked(self) -> Int64:
-        """Copies below the frontier's nodes, to ask the model about: [frontier, MOST_ASKED], -1 for none."""
-        asked = np.empty((len(self.frontier), MOST_ASKED), np.int64)
-        compiled.copies_below(self._nodes, self._count, self.frontier, asked)
-        return asked
-
-    def expand(self, level: Level) -> None:
-        """Add the model's tokens below the frontier's nodes, and go on to the next frontier."""
+    def expand(
+        self, logits: Float32, vocabulary: Vocabulary, sampling: Samplings, confidence: Float32 = NO_CONFIDENCE
+    ) -> None:
+        """Add a model's tokens below the frontier's nodes, and go on to the next frontier. logits [frontier, draft
+        vocabulary] C-contiguous; `confidence` [frontier] in its first tokens, where it has its own.
+        """
         self.steps += 1
-        self._count, newest = compiled.expand(self._nodes, self._count, self.frontier, level, self._rates)
-        if self.steps == self.shape.depth:
-            newest = newest[:0]
-        self.frontier = compiled.next_frontier(
-            self._nodes, self._count, newest, self.shape.width, self.shape.tree_tokens, self.steps, self.costs,
+        growth = Growth(self.shape.width, self.shape.tree_tokens, self.steps, self.steps == self.shape.depth)
+        self._count, self.frontier = grow(
+            self._nodes, self._count, self.frontier, logits, vocabulary, sampling, confidence, growth, self.costs,
             self._rates,
         )  # fmt: skip
 
@@ -115,18 +113,13 @@ class DraftTree:
         self._acceptance.record(*compiled.judged(self._nodes, self._count, np.array(emitted, np.int64)))
 
 
-MOST_ASKED = 4  # copies below a node that a model is asked about
-
-
-Say = Callable[[Float32, Samplings, Int64, int], Level]  # `candidates`, its vocabulary given
-
-
 @dataclass(slots=True)
 class Speaking:
     """The state of a draft model for one request: how the request samples, [1], and how often drafts were accepted."""
 
     request: EngineRequest
     acceptance: RequestAcceptance
+    vocabulary: Vocabulary  # of the model
     processors: LogitsProcessors
     sampling: Samplings
     tree: DraftTree | None = None  # in flight
@@ -140,7 +133,7 @@ class Speaking:
         """`noise`: how much of the sampler's own noise the model draws with."""
         ends = end_ids(request.sampling, eos)
         processors = LogitsProcessors(request.sampling, request.prompt, ends, vocabulary.draft_ids)
-        return cls(request, acceptance, processors, sampling_of(request, noise=noise))
+        return cls(request, acceptance, vocabulary, processors, sampling_of(request, noise=noise))
 
     def begin(self, tree: DraftTree, tokens: Sequence[int]) -> None:
         """`tree` is to be verified after `tokens`."""
@@ -154,26 +147,23 @@ class Speaking:
             return
         tree.judge(emitted)
 
+    def expand(self, logits: Float32, confidence: Float32 = NO_CONFIDENCE) -> None:
+        """Add the model's tokens to the tree in flight, see `DraftTree.expand`.
 
-def expand(speaking: Sequence[Speaking], logits: Float32, say: Say) -> None:
-    """Add the model's tokens below the frontiers of all trees. logits [rows, draft vocabulary], rows in the order of
-    the trees and, in each, of its frontier.
+        Logits are processed as the target's are before its sampler draws, but by the committed tokens alone.
+        """
+        assert self.tree is not None
+        self.sampling["position"] = self.length + self.tree.steps
+        said = logits if self.processors.idle else self.processors.apply(logits)
+        self.tree.expand(said, self.vocabulary, self.sampling, confidence)
 
-    Logits are processed as the target's are before its sampler draws, but by the committed tokens alone.
+
+def expand(speaking: Sequence[Speaking], logits: Float32, confidence: Float32 | None = None) -> None:
+    """Let the model expand all trees. logits [rows, draft vocabulary] and confidence [rows] in the order of the trees
+    and, in each, of its frontier.
     """
-    parts, at = list[tuple[DraftTree, slice]](), 0
-    samplings = np.empty(len(logits), SAMPLING)
+    at = 0
     for each in speaking:
-        if each.tree is None:
-            continue
+        assert each.tree is not None
         part = slice(at, at := at + len(each.tree.frontier))
-        samplings[part] = each.sampling
-        samplings["position"][part] = each.length + each.tree.steps
-        if not each.processors.idle:
-            logits[part] = each.processors.apply(logits[part])
-        parts.append((each.tree, part))
-    asked = [tree.asked() for tree, _ in parts]
-    width = max(tree.shape.width for tree, _ in parts)
-    level = say(logits, samplings, asked[0] if len(asked) == 1 else np.concatenate(asked), width)
-    for tree, part in parts:
-        tree.expand(level.part(part, tree.shape.width) if len(parts) > 1 else level)
+        each.expand(logits[part], NO_CONFIDENCE if confidence is None else confidence[part])

@@ -63,14 +63,14 @@ class Level(NamedTuple):
     asked: Int64  # [expanded, any] copies below the node
     asked_shares: Float32
 
-    def part(self, rows: slice, width: int) -> Level:
-        """What was said below some of the nodes, so many tokens of each."""
-        return Level(
-            np.ascontiguousarray(self.tokens[rows, :width]),
-            np.ascontiguousarray(self.shares[rows, :width]),
-            self.asked[rows],
-            self.asked_shares[rows],
-        )
+
+class Growth(NamedTuple):
+    """Bounds of a tree that a model's levels are added to."""
+
+    width: int  # nodes expanded at each depth
+    most: int  # nodes verified
+    steps: int  # levels, this one included
+    ends: bool  # with this level
 
 
 @relaxed
@@ -150,8 +150,10 @@ def copies_below(nodes: Nodes, count: int, frontier: Int64, asked: Int64) -> Non
 
 
 @relaxed
-def expand(nodes: Nodes, count: int, frontier: Int64, level: Level, rates: Float64) -> tuple[int, Int64]:
-    """Add a model's tokens below the frontier's nodes. Returns the new number of nodes, and the nodes of this level."""
+def add_level(
+    nodes: Nodes, count: int, frontier: Int64, level: Level, growth: Growth, costs: Costs, rates: Float64
+) -> tuple[int, Int64]:
+    """Add a model's tokens below the frontier's nodes. Returns the new number of nodes, and the next frontier."""
     width = level.tokens.shape[1]
     newest, found = np.empty(len(frontier) * (width + level.asked.shape[1]), np.int64), 0
     for line in range(len(frontier)):
@@ -173,20 +175,18 @@ def expand(nodes: Nodes, count: int, frontier: Int64, level: Level, rates: Float
                 this.given = rates[this.said_kind]
     for node in range(1, count):
         nodes[node].chance = nodes[nodes[node].parent].chance * nodes[node].given
-    return count, newest[:found]
+    return count, _next_frontier(nodes, count, newest[: 0 if growth.ends else found], growth, costs, rates)
 
 
 @relaxed
-def next_frontier(
-    nodes: Nodes, count: int, newest: Int64, width: int, most: int, steps: int, costs: Costs, rates: Float64
-) -> Int64:
+def _next_frontier(nodes: Nodes, count: int, newest: Int64, growth: Growth, costs: Costs, rates: Float64) -> Int64:
     """The likeliest of the newest nodes. Each has to pay for its row of the model, and all together for its step."""
     if len(newest) == 0:
         return newest
-    taken, emitted, seconds = chosen(nodes, count, most, steps, costs)
+    taken, emitted, seconds = chosen(nodes, count, growth.most, growth.steps, costs)
     next_choice = rates[first_choice(nodes[newest[0]].depth + 1)]
     row = next_row(costs.shares, len(taken))
-    best, gain, kept = likeliest(nodes, newest, width), 0.0, 0
+    best, gain, kept = likeliest(nodes, newest, growth.width), 0.0, 0
     for node in best:
         worth = nodes[node].chance * next_choice * seconds / emitted - costs.step_row - row
         if worth > 0.0:

@@ -93,7 +93,7 @@ class Eagle3Drafter(HeadDrafter):
             draft.caught_up()
         out, growing = self._pass.read(rows.build(), features), [_Levels(draft) for draft in drafts]
         while True:
-            expand([levels.draft.speaking for levels in growing], out.logits, self._candidates)
+            expand([levels.draft.speaking for levels in growing], out.logits)
             rows, sources, first = RowsBuilder(), list[int](), 0
             for levels in growing:
                 before = levels.computed

@@ -22,11 +22,10 @@ from services.generation.target.config.rope import inverse_root, query_scales, r
 from services.generation.target.files.stored_tensor import StoredTensor
 from services.generation.target.kernels import compilation
 from services.generation.target.kernels.attention.layout import CACHED
-from services.generation.target.kernels.storages import PANEL, padded
-from services.generation.target.program.buffers import Buffers, Cache, ReusedMemory
+from services.generation.target.program.buffers import Buffers, Cache
 from services.generation.target.program.layer import Layer, load_layer
-from services.generation.target.program.matrices import Matrix, bind_output, matrix_of, vector
-from services.generation.target.program.operations import NOWHERE, Operations
+from services.generation.target.program.matrices import Matrix, matrix_of, vector
+from services.generation.target.program.operations import Operations
 from services.generation.target.program.program import EmbeddingTable
 from services.generation.target.program.team import Passes
 from services.generation.target.rows import Rows
@@ -94,7 +93,8 @@ class HeadParts:
 class HeadPrograms:
     """Three programs: `stores` keys and values of entries from the target's streams, `reads` goes on to their logits,
     `steps` computes entries from earlier states. They work in `buffers`. Their inputs are the lines `embedded` and
-    `streams` [rows, streams * target hidden]; for `steps`, `buffers.x` in place of `streams`.
+    `streams` [rows, streams * target hidden]; for `steps`, `buffers.x` in place of `streams`. `logits` [wanted, padded
+    draft vocabulary] are their output.
     """
 
     def __init__(self, parts: HeadParts, rows: int, members: int, positions: int) -> None:
@@ -104,15 +104,11 @@ class HeadPrograms:
         self.buffers = Buffers(config, rows, members, positions, widest=widest, layers=layers)
         self.streams, self.embedded = self.buffers.lines(features), self.buffers.lines(config.hidden_size)
         self._read = self.buffers.lines(2 * config.hidden_size)
+        self.logits = self.buffers.lines(config.draft_vocab_size)
         self._parts = parts
         self.stores = self._program(fuse=True, finish=False)
         self.reads = self._program(fuse=True, finish=True)
         self.steps = self._program(fuse=False, finish=True)
-
-    def bind_outputs(self, logits: Float32) -> None:
-        """Say where logits [wanted, padded draft vocabulary] go."""
-        for records in (self.reads, self.steps):
-            bind_output(records[-1], "linear", "y", logits)
 
     def _program(self, *, fuse: bool, finish: bool) -> Int64:
         parts, buffers = self._parts, self.buffers
@@ -128,7 +124,7 @@ class HeadPrograms:
                 operations.mlp(layer)
         if finish:
             operations.norm(buffers.x, buffers.normed, parts.norm, wanted=True)
-            operations.linear(parts.lm_head, buffers.normed, NOWHERE, count="wanted")
+            operations.linear(parts.lm_head, buffers.normed, self.logits, count="wanted")
         return np.stack(operations.records)
 
     def _fuse(self, operations: Operations) -> None:
@@ -184,7 +180,7 @@ _MOST_ROWS = 256  # of a pass; more go through in several, earlier rows first
 @dataclass(frozen=True, slots=True)
 class HeadOutput:
     """A pass's output: `states` [wanted, hidden], which the next draft step gets in place of features; logits
-    [wanted, draft_vocab_size].
+    [wanted, draft_vocab_size], which the next pass overwrites.
     """
 
     states: Float32
@@ -220,7 +216,6 @@ class HeadPass:
         self._passes = Passes(threads)
         positions = min(cache_blocks * BLOCK, context_length + _AHEAD)  # all that a row sees is in the cache
         self._programs = HeadPrograms(parts, _MOST_ROWS, threads, positions)
-        self._logits = ReusedMemory()
 
     def read(self, rows: Rows, features: Float32) -> HeadOutput:
         """Compute entries of committed tokens. `features` [rows, feature layers * target hidden], the target's streams.
@@ -241,10 +236,12 @@ class HeadPass:
             lines[: len(rows), : inputs.shape[1]] = inputs
             return self._run(program, rows)
         cuts = [slice(at, min(at + _MOST_ROWS, len(rows))) for at in range(0, len(rows), _MOST_ROWS)]
-        pieces = [self._in_pieces(program, rows.part(cut.start, cut.stop), lines, inputs[cut]) for cut in cuts]
-        return HeadOutput(
-            np.concatenate([piece.states for piece in pieces]), np.concatenate([piece.logits for piece in pieces])
-        )
+        states, logits = list[Float32](), list[Float32]()
+        for cut in cuts:
+            piece = self._in_pieces(program, rows.part(cut.start, cut.stop), lines, inputs[cut])
+            states.append(piece.states)
+            logits.append(piece.logits.copy())
+        return HeadOutput(np.concatenate(states), np.concatenate(logits))
 
     def _run(self, program: Int64, rows: Rows) -> HeadOutput:
         """Compute entries and store their keys and values, in place of what was in their slots.
@@ -255,12 +252,11 @@ class HeadPass:
         self._programs.buffers.check(rows)
         config, programs, count = self.config, self._programs, len(rows.wanted)
         programs.embedded[: len(rows), : config.hidden_size] = self._embed(rows.tokens)
-        logits = self._logits.take(count, padded(config.draft_vocab_size, PANEL))
-        programs.bind_outputs(logits)
         self._passes.run(program, rows)
         buffers = programs.buffers
         states = buffers.normed[:count].copy() if config.norm_output else buffers.x[rows.wanted]
-        return HeadOutput(states[:, : config.hidden_size], np.ascontiguousarray(logits[:, : config.draft_vocab_size]))
+        logits = np.ascontiguousarray(programs.logits[:count, : config.draft_vocab_size])
+        return HeadOutput(states[:, : config.hidden_size], logits)
 
 
 Origin = Literal["kolm", "safeailab", "speculators"]

@@ -12,16 +12,24 @@ from hypothesis.extra.numpy import arrays
 from services.generation.drafting.acceptance import NEAR, OWN, RequestAcceptance, said
 from services.generation.drafting.copies import END, Copies, OwnText
 from services.generation.drafting.draft_tree.candidates import (
+    MOST_ASKED,
     DraftShape,
     Vocabulary,
-    candidates,
     sampling_of,
 )
-from services.generation.drafting.draft_tree.draft_tree import MOST_ASKED, DraftTree
-from services.generation.drafting.draft_tree.nodes import MOST_COPIED, Costs, Level
+from services.generation.drafting.draft_tree.draft_tree import DraftTree
+from services.generation.drafting.draft_tree.nodes import (
+    MOST_COPIED,
+    Costs,
+    Growth,
+    Level,
+    add_level,
+    copies_below,
+)
 from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.engine.sampling.race import gumbel
 from services.generation.engine.tree import TokenTree
+from services.generation.target.arrays import Int64
 from tests.fakes.drafters import budget as budget_of
 
 
@@ -49,6 +57,22 @@ def level(tokens: Sequence[Sequence[int]], shares: Sequence[Sequence[float]], as
     return Level(np.array(tokens, np.int64), np.array(shares, np.float32), copies, given_)
 
 
+def expand(grown: DraftTree, said_: Level) -> None:
+    """Let a model say just this below the frontier's nodes."""
+    grown.steps += 1
+    growth = Growth(grown.shape.width, grown.shape.tree_tokens, grown.steps, grown.steps == grown.shape.depth)
+    grown._count, grown.frontier = add_level(
+        grown._nodes, len(grown), grown.frontier, said_, growth, grown.costs, grown._rates
+    )
+
+
+def asked(grown: DraftTree) -> Int64:
+    """Copies below the frontier's nodes, which a model is asked about."""
+    found = np.empty((len(grown.frontier), MOST_ASKED), np.int64)
+    copies_below(grown.nodes, len(grown), grown.frontier, found)
+    return found
+
+
 def add(grown: DraftTree, *rows: list[int], length: int = 9, source: int = OWN, least: float = 0.0) -> None:
     padded = np.array([(row + [END] * 31)[:31] for row in rows], np.int64)
     grown.add([Copies(source, padded, np.full(len(rows), length))], BOLD, least=least)
@@ -63,15 +87,15 @@ def paths(drafted: TokenTree) -> set[tuple[int, ...]]:
 
 def test_the_likeliest_nodes_of_a_level_are_expanded() -> None:
     grown = tree()
-    grown.expand(level([[1, 2]], [[0.6, 0.3]]))
+    expand(grown, level([[1, 2]], [[0.6, 0.3]]))
     assert grown.frontier.tolist() == [1, 2]
-    grown.expand(level([[3, 4], [5, 6]], [[0.1, 0.05], [0.9, 0.05]]))
+    expand(grown, level([[3, 4], [5, 6]], [[0.1, 0.05], [0.9, 0.05]]))
     assert grown.nodes["token"][grown.frontier].tolist() == [5, 3]
 
 
 def test_a_tree_ends_at_its_depth_and_where_the_model_says_nothing() -> None:
     grown = tree(depth=1)
-    grown.expand(level([[1, -1]], [[0.6, 0.0]]))
+    expand(grown, level([[1, -1]], [[0.6, 0.0]]))
     assert len(grown.frontier) == 0
     assert grown.token_tree().tokens == (7, 1)
 
@@ -79,8 +103,8 @@ def test_a_tree_ends_at_its_depth_and_where_the_model_says_nothing() -> None:
 @pytest.mark.parametrize(("most", "tokens"), [(1, (7, 1)), (2, (7, 1, 3)), (20, (7, 1, 3, 2))])
 def test_the_best_nodes_are_kept_and_the_path_of_first_choices_leads(most: int, tokens: tuple[int, ...]) -> None:
     grown = tree(depth=2, most=most)
-    grown.expand(level([[1, 2]], [[0.7, 0.2]]))
-    grown.expand(level([[3, -1], [-1, -1]], [[0.9, 0.0], [0.0, 0.0]]))
+    expand(grown, level([[1, 2]], [[0.7, 0.2]]))
+    expand(grown, level([[3, -1], [-1, -1]], [[0.9, 0.0], [0.0, 0.0]]))
     drafted = grown.token_tree()
     assert drafted.tokens == tokens
     assert drafted.parents[:3] == (-1, 0, 1)[: len(drafted)]
@@ -88,21 +112,21 @@ def test_the_best_nodes_are_kept_and_the_path_of_first_choices_leads(most: int, 
 
 def test_nodes_that_do_not_pay_for_their_rows_are_left_out_and_dear_steps_not_taken() -> None:
     grown = tree(cost=costs(row=0.4))
-    grown.expand(level([[1, 2]], [[0.75, 0.2]]))
+    expand(grown, level([[1, 2]], [[0.75, 0.2]]))
     assert grown.token_tree().tokens == (7, 1)
     grown = tree(cost=costs(row=0.0, step=5.0))
-    grown.expand(level([[1, 2]], [[0.75, 0.2]]))
+    expand(grown, level([[1, 2]], [[0.75, 0.2]]))
     assert len(grown.frontier) == 0
 
 
 def test_rows_pay_together_where_one_alone_does_not() -> None:
     first_is_dear = Costs(np.array([1.0, 1.9, 2.0, 2.1]))
     grown = tree(cost=first_is_dear)
-    grown.expand(level([[1, 2]], [[0.8, 0.15]]))
+    expand(grown, level([[1, 2]], [[0.8, 0.15]]))
     assert len(grown.token_tree()) == 1
     assert grown.frontier.tolist() == [1]  # what lies below it would be cheap
-    grown.expand(level([[3, 4]], [[0.9, 0.05]]))
-    grown.expand(level([[5, 6]], [[0.9, 0.05]]))
+    expand(grown, level([[3, 4]], [[0.9, 0.05]]))
+    expand(grown, level([[5, 6]], [[0.9, 0.05]]))
     assert grown.token_tree().tokens == (7, 1, 3, 5)
 
 
@@ -119,21 +143,20 @@ def test_what_copies_have_in_common_stands_once() -> None:
 def test_a_models_words_and_copies_make_one_tree() -> None:
     grown = tree()
     add(grown, [1, 2, 3])
-    grown.expand(level([[1, 5]], [[0.5, 0.3]]))
+    expand(grown, level([[1, 5]], [[0.5, 0.3]]))
     assert paths(grown.token_tree()) == {(7,), (7, 1), (7, 1, 2), (7, 1, 2, 3), (7, 5)}
     assert grown.nodes["said_kind"].tolist() == [-1, said(1, 0.5, 1), -1, -1, said(0, 0.3, 1)]
     assert 1 in grown.frontier
-    assert grown.asked().tolist()[grown.frontier.tolist().index(1)] == [2, -1, -1, -1]
+    assert asked(grown).tolist()[grown.frontier.tolist().index(1)] == [2, -1, -1, -1]
 
 
 @pytest.mark.parametrize(("share", "kept"), [(1e-4, False), (-1.0, True)])
 def test_a_copy_that_the_model_finds_unlikely_is_given_up_with_all_below_it(share: float, kept: bool) -> None:
     grown = tree(cost=costs(row=0.3))
     add(grown, [1, 2])
-    asked = grown.asked()
-    assert asked.tolist() == [[1, -1, -1, -1]]
+    assert asked(grown).tolist() == [[1, -1, -1, -1]]
     said_ = level([[5, 6]], [[0.6, 0.05]], [share])
-    grown.expand(said_._replace(asked=asked))
+    expand(grown, said_._replace(asked=asked(grown)))
     assert ((7, 1, 2) in paths(grown.token_tree())) is kept
 
 
@@ -175,10 +198,10 @@ def request(temperature: float) -> EngineRequest:
 
 def candidates_of(logits: np.ndarray, temperature: float, *, noise: float) -> list[int]:
     """The likeliest tokens."""
-    samplings = sampling_of(request(temperature), noise=noise)
-    samplings["position"] = POSITION
-    found = candidates(logits[None], EVERYTHING, samplings, np.empty((1, 0), np.int64), WIDTH)
-    return list(found.tokens[0].tolist())
+    sampling, grown = sampling_of(request(temperature), noise=noise), tree(depth=1, width=WIDTH, most=WIDTH)
+    sampling["position"] = POSITION
+    grown.expand(logits[None], EVERYTHING, sampling)
+    return list(grown.nodes["token"][1:].tolist())
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -193,6 +216,18 @@ def test_the_noise_is_that_of_the_sampler_as_much_of_it_as_a_model_takes(seed: i
     for noise in (1.0, 0.8, 0.0):
         expected = scores + noise * drawn + near
         assert candidates_of(logits, 0.7, noise=noise) == np.argsort(-expected)[:WIDTH].tolist()
+
+
+@pytest.mark.parametrize(("temperature", "shares"), [(0.0, (0.92, 0.059, 0.021)), (1.0, (0.55, 0.33, 0.12))])
+def test_a_models_confidence_is_the_share_of_its_first_token_where_no_noise_is_drawn(
+    temperature: float, shares: tuple[float, ...]
+) -> None:
+    logits = np.full((1, VOCABULARY), -100.0, np.float32)
+    logits[0, [5, 6, 7]] = np.log([0.55, 0.33, 0.12])
+    grown = tree(depth=1, width=WIDTH, most=WIDTH)
+    grown.expand(logits, EVERYTHING, sampling_of(request(temperature), noise=0.0), np.array([0.92], np.float32))
+    assert grown.nodes["token"][1:].tolist() == [5, 6, 7]
+    assert grown.nodes["said_kind"][1:].tolist() == [said(0, share, 1) for share in shares]
 
 
 ROWS = arrays(np.float32, st.integers(0, 300), elements=st.floats(-4.0, 4.0, width=32))

@@ -3,7 +3,6 @@
 import random
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -11,8 +10,8 @@ import torch
 from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 
-from services.generation.drafting.draft_tree.candidates import _REACH, DraftShape
-from services.generation.drafting.draft_tree.draft_tree import DraftTree, expand
+from services.generation.drafting.draft_tree.candidates import _REACH, DraftShape, Samplings, Vocabulary, candidates
+from services.generation.drafting.draft_tree.draft_tree import DraftTree
 from services.generation.drafting.draft_tree.nodes import Costs, Level
 from services.generation.drafting.eagle3.checkpoint import head_shapes
 from services.generation.drafting.eagle3.drafter import Eagle3Drafter
@@ -226,21 +225,25 @@ def test_a_full_cache_of_the_head_costs_a_draft_and_no_more(target: CpuTarget) -
     assert len(drafter.propose([sequence.ask()])[0]) > 1
 
 
+class Heard(DraftTree):
+    """A tree that keeps what a model says of it."""
+
+    said: Level
+
+    def expand(self, logits: Float32, vocabulary: Vocabulary, sampling: Samplings, *_: object) -> None:
+        width = self.shape.width
+        self.said = candidates(self.nodes, len(self), self.frontier, logits, vocabulary, sampling[0], width)
+
+
 def said(
     drafter: Eagle3Drafter, draft: HeadDraft, logits: Float32, position: int, text: Sequence[int] = (1,)
 ) -> tuple[Int64, Float32]:
     """The proposals of a head with such logits for a position, and their shares."""
-    tree = DraftTree(0, draft.speaking.acceptance, DraftShape(4, 4, 60), Costs(np.ones(61)))
+    tree = Heard(0, draft.speaking.acceptance, DraftShape(4, 4, 60), Costs(np.ones(61)))
     draft.speaking.begin(tree, text)
     draft.speaking.length = position
-    found = list[Level]()
-
-    def say(*asked: Any) -> Level:
-        found.append(drafter._candidates(*asked))
-        return found[0]
-
-    expand([draft.speaking], logits[None].copy(), say)
-    return found[0].tokens[0], found[0].shares[0]
+    draft.speaking.expand(logits[None].copy())
+    return tree.said.tokens[0], tree.said.shares[0]
 
 
 SAMPLINGS = (

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from services.generation.drafting.eagle3.head_pass import _KEPT, HeadPass, KeptEmbeddings
+from services.generation.drafting.eagle3.head_pass import _KEPT, HeadOutput, HeadPass, KeptEmbeddings
 from services.generation.drafting.eagle3.loading import load_head
 from services.generation.target.arrays import Float32
 from services.generation.target.config.config import TargetConfig, read_config
@@ -123,13 +123,13 @@ def computed(
         rows.add_tree(table, at, part, range(-1, len(part) - 1))
         out = head.read(rows.build(), features[at : at + chunk])
         states.append(out.states)
-        logits.append(out.logits)
+        logits.append(out.logits.copy())
     for number, token in enumerate(drafted):
         rows = RowsBuilder()
         rows.add_tree(table, len(tokens) + number, [token], [-1])
         out = head.step(rows.build(), states[-1][-1:])
         states.append(out.states)
-        logits.append(out.logits)
+        logits.append(out.logits.copy())
     return np.concatenate(states), np.concatenate(logits)
 
 
@@ -179,6 +179,11 @@ def compare(case: str, base: TargetConfig, directory: Path, arithmetic: str, err
             np.testing.assert_allclose(got, exact.numpy(), rtol=0, atol=error * float(exact.abs().max()))
 
 
+def kept(out: HeadOutput) -> HeadOutput:
+    """A pass's output that outlives the next pass."""
+    return replace(out, logits=out.logits.copy())
+
+
 @pytest.mark.parametrize("case", ["kolm", "kolm, head norms", "kolm, three layers"])
 def test_rows_that_nobody_wants_are_stored_all_the_same(case: str, base: TargetConfig, tmp_path: Path) -> None:
     write, choices = CHOICES[case]
@@ -198,7 +203,7 @@ def test_rows_that_nobody_wants_are_stored_all_the_same(case: str, base: TargetC
                 rows.add_tree(table, first, range(first, last), range(-1, last - first - 1))
             else:
                 rows.add_chunk(table, first, list(range(first, last)), True)
-            out.append(head.read(rows.build(), features[first:last]))
+            out.append(kept(head.read(rows.build(), features[first:last])))
         found.append([(part.states[-1], part.logits[-1]) for part in out])
         assert every or all(len(part.states) == len(part.logits) == 1 for part in out)
     for whole, alone in zip(*found, strict=True):
@@ -224,7 +229,7 @@ def test_more_rows_than_a_pass_has_room_for_are_those_read_one_after_another(
             rows = RowsBuilder()
             part = tokens[at : at + chunk]
             rows.add_tree(table, at, part, range(-1, len(part) - 1))
-            outs.append(head.read(rows.build(), features[at : at + chunk]))
+            outs.append(kept(head.read(rows.build(), features[at : at + chunk])))
         found.append((np.concatenate([out.states for out in outs]), np.concatenate([out.logits for out in outs])))
     for whole, parts in zip(*found, strict=True):
         np.testing.assert_array_equal(whole, parts)

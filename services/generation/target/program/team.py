@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -24,7 +25,9 @@ from services.generation.target.states import Steps
 
 _FIRST_BREAK, _LONGEST_BREAK = 0.02, 1.0  # seconds
 _SLEPT = POOL.index("slept")
-_TOO_MUCH_SLEEP = 0.2
+_TOO_MUCH_SLEEP, _SOME_SLEEP = 0.2, 0.04  # of a pass; the latter where one thread takes no longer than the team
+_DEARER = 1.3  # times as long as the team: a pass that takes one thread longer is not run by it
+_NEWEST = 0.1  # weight of the newest pass
 _SLEEPS = sys.platform == "linux"  # whether members can wait for each other: elsewhere passes are run by one thread
 _PLACE = {name: number for number, name in enumerate(PASS)}
 
@@ -35,6 +38,9 @@ class Team:
     Where another process takes a CPU away from one member, the others wait for it at every barrier, and a team of two
     gets less done than one thread alone. A team that had to sleep therefore makes a break, in which passes are run by
     one thread, a longer one where the first pass after it goes no better; no bit depends on who runs a pass.
+
+    How much sleep is too much depends on what one thread would take. A pass over one row waits for the memory, and one
+    thread is about as fast; many rows want all CPUs, and break no team up for long.
     """
 
     def __init__(self, kernels: dict[str, int], clock: Callable[[], float] = time.monotonic) -> None:
@@ -53,21 +59,28 @@ class Team:
         self._busy = threading.Lock()
         self._threads = 1
         self._alone_until, self._break = 0.0, _FIRST_BREAK
+        self._paces: dict[tuple[int, int], _Pace] = {}  # by program and rows
 
     def run(self, words: Any, threads: int, *, wait: bool = False) -> None:
         """Run the program of a pass (`records.PASS`) on up to so many threads; returns when all of it is done.
 
         `wait`: on no fewer, even where another pass is under way or other processes want the CPUs.
         """
-        paused = not wait and self._clock() < self._alone_until
-        if threads == 1 or not _SLEEPS or paused or not self._busy.acquire(blocking=wait):
+        if threads == 1 or not _SLEEPS:
             self._run(self._place, address(words), 1)
+            return
+        pace = self._paces.setdefault((int(words[_PLACE["program"]]), int(words[_PLACE["rows"]])), _Pace())
+        start = self._clock()
+        paused = not wait and start < self._alone_until and pace.alone <= _DEARER * (pace.together or pace.alone)
+        if paused or not self._busy.acquire(blocking=wait):
+            self._run(self._place, address(words), 1)
+            pace.alone = _blended(pace.alone, self._clock() - start)
             return
         try:
             self._grow(threads)
             start = self._clock()
             self._run(self._place, address(words), threads)
-            self._note(threads * (self._clock() - start))
+            self._note(pace, self._clock() - start, threads)
         finally:
             self._busy.release()
 
@@ -83,15 +96,30 @@ class Team:
             threading.Thread(target=self._member, args=arguments, name="pass", daemon=True).start()
             self._threads += 1
 
-    def _note(self, seconds: float) -> None:
-        """The part of the `seconds` of all members that they slept in the last pass, waiting for another one."""
-        slept = 1e-9 * float(self._pool[_SLEPT, 0]) / seconds
+    def _note(self, pace: _Pace, seconds: float, threads: int) -> None:
+        """The members have run a pass together in so many `seconds`, part of which they may have slept, waiting for
+        another one.
+        """
+        pace.together = _blended(pace.together, seconds)
+        slept = 1e-9 * float(self._pool[_SLEPT, 0]) / (threads * seconds)
         self._pool[_SLEPT, 0] = 0
-        if slept > _TOO_MUCH_SLEEP:
+        if slept > (_SOME_SLEEP if 0.0 < pace.alone <= pace.together else _TOO_MUCH_SLEEP):
             self._alone_until = self._clock() + self._break
             self._break = min(2 * self._break, _LONGEST_BREAK)
         else:
             self._break = _FIRST_BREAK
+
+
+@dataclass(slots=True)
+class _Pace:
+    """Seconds of passes with the same program and as many rows, of late: by one thread, and by all. 0 is unknown."""
+
+    alone: float = 0.0
+    together: float = 0.0
+
+
+def _blended(known: float, seconds: float) -> float:
+    return known + _NEWEST * (seconds - known) if known else seconds
 
 
 @cache

@@ -4,9 +4,11 @@ import atexit
 import os
 import shutil
 import signal
+import sys
 import tempfile
 import uuid
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from unittest.mock import patch
 
@@ -60,6 +62,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def own_environment() -> Iterator[None]:
     """A command makes its token its process's: under test it is the token of that test alone."""
     with patch.dict(os.environ):
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread_a_pass() -> Iterator[None]:
+    """Targets whose test names no number of threads: a second is waited for while other workers have the CPUs."""
+    cpu = sys.modules.get("services.generation.target.cpu")
+    with patch.object(cpu, "cpus", return_value=1) if cpu else nullcontext():
         yield
 
 

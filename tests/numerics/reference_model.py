@@ -199,8 +199,7 @@ class ReferenceModel:
                     added = added * sigmoid(self._module(number, spec, spec.experts.shared_gate, normed))
                 x = x + self._after(spec, spec.after_mlp, added)
             if spec.experts:
-                added = np.stack([self._experts(number, spec, spec.experts, row[None]) for row in normed])
-                x = x + self._after(spec, spec.after_mlp, added)
+                x = x + self._after(spec, spec.after_mlp, self._experts(number, spec, spec.experts, normed))
         if spec.inputs and inputs is not None:
             gate = ACTIVATIONS[spec.activation](self._module(number, spec, spec.inputs.gate, x))
             x = x + self._after(
@@ -216,12 +215,9 @@ class ReferenceModel:
         routing = rms_norm(x, self._weight(f"{spec.prefix}{names.router_norm}.weight") * root, self._epsilon)
         read = self._norm(f"{spec.prefix}{names.norm}.weight", x)
         scales = self._weight(f"{spec.prefix}{names.scales}.weight")
-        rows = [
-            self._experts(number, spec, experts, one[None], by[None], scales)
-            for one, by in zip(read, routing, strict=True)
-        ]
+        mixture = self._experts(number, spec, experts, read, routing, scales)
         mlp = self._after(spec, names.after_mlp, self._mlp(number, spec, spec.gate_up, spec.down, normed))
-        return mlp + self._after(spec, names.after, np.stack(rows))
+        return mlp + self._after(spec, names.after, mixture)
 
     def _mlp(
         self, number: int, spec: LayerSpec, gate_up: Sequence[ModuleSpec], down: Sequence[ModuleSpec], x: Float32
@@ -237,19 +233,21 @@ class ReferenceModel:
         self, number: int, spec: LayerSpec, experts: ExpertsSpec, x: Float32, routing: Float32 | None = None,
         scales: Float32 | None = None,
     ) -> Float32:  # fmt: skip
-        """One row's output [hidden size] of [1, hidden size]. `routing` is the router's input where not x; `scales` are
-        the factors of experts' shares.
+        """Outputs [tokens, hidden size] of x. `routing` is the router's input where not x; `scales` are the factors of
+        experts' shares.
         """
-        logits = self._modules(number, spec, (experts.router,), x if routing is None else routing)[0]
+        logits = self._modules(number, spec, (experts.router,), x if routing is None else routing)
         bias = self._choice_bias(spec, experts) if experts.scored else None
-        ranked, shares = routed(logits, experts.chosen, experts.normalised, experts.sigmoid, bias)
-        shares = shares * (np.float32(experts.scale) if scales is None else scales[ranked])
+        chosen = [routed(row, experts.chosen, experts.normalised, experts.sigmoid, bias) for row in logits]
+        picks, shares = np.array([ranked for ranked, _ in chosen]), np.stack([shares for _, shares in chosen])
+        shares = shares * (np.float32(experts.scale) if scales is None else scales[picks])
         before, after = (shares, np.ones_like(shares)) if experts.sigmoid else (np.ones_like(shares), shares)
-        outputs = [
-            self._mlp(number, spec, experts.gate_up[n], experts.down[n], x * share)[0]
-            for n, share in zip(ranked, before, strict=True)
-        ]
-        return mixed(np.stack(outputs), after)
+        outputs = np.empty((*picks.shape, self._config.hidden_size), np.float32)
+        for expert in np.unique(picks):
+            at = np.nonzero(picks == expert)
+            own = experts.gate_up[expert], experts.down[expert]
+            outputs[at] = self._mlp(number, spec, *own, x[at[0]] * before[at][:, None])
+        return np.stack([mixed(*row) for row in zip(outputs, after, strict=True)])
 
     def _choice_bias(self, spec: LayerSpec, experts: ExpertsSpec) -> Float32:
         if experts.choice_bias:

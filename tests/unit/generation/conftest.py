@@ -29,5 +29,5 @@ def whole_number_target(tmp_path_factory: pytest.TempPathFactory) -> CpuTarget:
 
 @pytest.fixture(scope="session")
 def cramped_target(tiny_model: Path) -> CpuTarget:
-    """The same model with a cache of four blocks: sequences preempt each other."""
-    return load_target(tiny_model, cache_tokens=4 * 64)
+    """The same model with a cache of four blocks: sequences preempt each other. Two threads run its passes."""
+    return load_target(tiny_model, cache_tokens=4 * 64, threads=2)

@@ -15,9 +15,15 @@ from services.generation.target.without_torch import spare_torch
 from services.generation.warm_up import compile_beside
 from services.runtime.process import CannotStart, run_service
 
+_SWITCH_SECONDS = 0.0005
+"""How long the event loop may keep the engine's thread from going on, which gives the interpreter away for each pass
+and each step of a draft: at Python's 5 ms, 16 callers get 8 % fewer drafted tokens a second.
+"""
+
 
 async def main(settings: GenerationSettings) -> None:
     """See `services.generation.serving`."""
+    sys.setswitchinterval(_SWITCH_SECONDS)
     own = settings.engine == "kolm"
     try:
         if own or settings.weights is not None:

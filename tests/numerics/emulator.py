@@ -153,9 +153,14 @@ class Emulator:
 
 
 def _object(folder: Path, module: str, machine: Machine) -> Path:
-    """The module's object file, its kernels renamed: all linear modules have kernels of the same names."""
-    path = folder / f"{module}.o"
-    path.write_bytes(compilation.object_code(machine, module))
+    """The module's object file, its kernels renamed: all linear modules have kernels of the same names. Code is kept as
+    that for this CPU is, by another name: tests make smaller modules.
+    """
+    path, kept = folder / f"{module}.o", compilation._object_path(machine, f"emulated_{module}")
+    if (code := compilation._kept(kept)) is None:
+        code = compilation.object_code(machine, module)
+        compilation._keep(kept, code)
+    path.write_bytes(code)
     renames = [f"--redefine-sym={name}={_symbol(module, name)}" for name in compilation.exports(module)]
     subprocess.run([_OBJCOPY, *renames, str(path)], check=True)
     return path

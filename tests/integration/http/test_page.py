@@ -5,6 +5,7 @@ import base64
 import re
 from base64 import b64decode
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -127,41 +128,41 @@ async def passed(gate: GatedTarget, facts: Locator) -> str:
 OTHER = base64.b64encode(SigningKey.generate("receipts").public.raw).decode()
 
 
-@pytest.mark.parametrize(
-    ("keys", "text", "said"),
-    [
-        ([], None, "receipt not checked here: this front was given no keys that sign receipts"),
-        ([OTHER], None, "this receipt does not hold: it is signed by ed25519:"),
-        ("for globex", None, "this receipt does not hold: its key is trusted for another tenant"),
-        (None, "another", "this receipt does not hold: its file holds another answer"),
-    ],
-)
-async def test_a_receipt_that_does_not_hold_is_said_not_to(
-    page: Page, keys: list[str] | str | None, text: str | None, said: str
-) -> None:
-    async def front(route: Route) -> None:
-        known: dict[str, Any] = {"keys": keys}
-        if keys == "for globex":
-            known = await (await route.fetch()).json()
-            (key,) = (PublicKey(b64decode(each)) for each in known["keys"])
-            known["scopes"] = {key.key_id: {"tenant": ["globex"]}}
-        await route.fulfill(json=known | {"explorer": "https://explorer.example/"})
+UNTRUE: list[tuple[list[str] | str | None, str | None, str]] = [
+    ([], None, "receipt not checked here: this front was given no keys that sign receipts"),
+    ([OTHER], None, "this receipt does not hold: it is signed by ed25519:"),
+    ("for globex", None, "this receipt does not hold: its key is trusted for another tenant"),
+    (None, "another", "this receipt does not hold: its file holds another answer"),
+]
+"""Keys that the front names, a text in the place of the answer's first words, and what the page says of it."""
 
-    async def answer(route: Route) -> None:
-        sent = await (await route.fetch()).text()
-        changed = re.sub(r'"delta":{"content":"[^"]*"}', f'"delta":{{"content":"{text}"}}', sent, count=1)
-        await route.fulfill(body=changed)
 
-    if text is None:
-        await page.route("**/page.json", front)
-    else:
-        await page.route("**/v1/chat/completions", answer)
-    await page.reload()
-    await ask(page, "Is it so?")
-    facts = page.locator(".assistant .facts")
-    await expect(facts).to_contain_text(said)
-    holds = "not checked" in said
-    assert await facts.locator(".badge.ok").count() == (1 if holds else 0)
-    if keys is not None:
-        id_ = await facts.locator("a.id").inner_text()
-        assert await facts.locator("a.id").get_attribute("href") == f"https://explorer.example/receipts/{id_}"
+async def front_knows(keys: list[str] | str | None, route: Route) -> None:
+    known: dict[str, Any] = {"keys": keys}
+    if keys == "for globex":
+        known = await (await route.fetch()).json()
+        (key,) = (PublicKey(b64decode(each)) for each in known["keys"])
+        known["scopes"] = {key.key_id: {"tenant": ["globex"]}}
+    await route.fulfill(json=known | {"explorer": "https://explorer.example/"})
+
+
+async def begins_with(text: str, route: Route) -> None:
+    sent = await (await route.fetch()).text()
+    await route.fulfill(body=re.sub(r'"delta":{"content":"[^"]*"}', f'"delta":{{"content":"{text}"}}', sent, count=1))
+
+
+async def test_a_receipt_that_does_not_hold_is_said_not_to(page: Page) -> None:
+    for keys, text, said in UNTRUE:
+        await page.unroute_all()
+        if text is None:
+            await page.route("**/page.json", partial(front_knows, keys))
+        else:
+            await page.route("**/v1/chat/completions", partial(begins_with, text))
+        await page.reload()
+        await ask(page, "Is it so?")
+        facts = page.locator(".assistant .facts")
+        await expect(facts).to_contain_text(said)
+        assert await facts.locator(".badge.ok").count() == (1 if "not checked" in said else 0)
+        if keys is not None:
+            id_ = await facts.locator("a.id").inner_text()
+            assert await facts.locator("a.id").get_attribute("href") == f"https://explorer.example/receipts/{id_}"

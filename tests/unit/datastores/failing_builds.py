@@ -20,7 +20,7 @@ def _builder(base: Path, **parameters: int) -> DatastoreBuilder:
 
 def build_killed(base: Path, folder: Path) -> None:
     def slow() -> Iterator[Document]:
-        yield Document("one", "words and more words " * 300_000)
+        yield Document("one", "words and more words " * 20_000)
         os.kill(os.getpid(), signal.SIGKILL)
 
     _builder(base, shard_tokens=1000).build(slow(), folder)

@@ -52,6 +52,24 @@ def exponential(c: Code, x: Value) -> Value:
     return b.select(b.fcmp_unordered("uno", x, x), x, result)
 
 
+def decay(c: Code, x: Value) -> Value:
+    """exp(x) as `exponential` gives it, of an x that is not above 0; a NaN for NaN."""
+    b, lanes = c.b, _lanes(x)
+    shifted = c.fma(x, _real(c, LOG2_E, lanes), _real(c, ROUND, lanes))
+    n = b.fsub(shifted, _real(c, ROUND, lanes))
+    r = c.fma(n, _real(c, -LN2_LOW, lanes), c.fma(n, _real(c, -LN2_HIGH, lanes), x))
+    p = _real(c, EXP[0], lanes)
+    for coefficient in EXP[1:]:
+        p = c.fma(p, r, _real(c, coefficient, lanes))
+    y = b.fadd(c.fma(b.fmul(p, r), r, r), _real(c, 1.0, lanes))
+    # The lowest bits of `shifted` are the whole number n: those of ROUND are 0.
+    words: Any = ir.VectorType(I32, lanes) if lanes > 1 else I32
+    places = c.vector(I32, 23, lanes)
+    power = b.add(b.shl(b.bitcast(shifted, words), places), c.vector(I32, 127 << 23, lanes))
+    is_low = b.fcmp_ordered("<", x, _real(c, LOWEST, lanes))
+    return b.select(is_low, _real(c, 0.0, lanes), b.fmul(y, b.bitcast(power, x.type)))
+
+
 def hyperbolic_tangent(c: Code, x: Value) -> Value:
     """tanh(x) of a float32 or a vector: a polynomial near 0, else 1 - 2 / (1 + exp(2 |x|)) with the sign of x."""
     b = c.b

@@ -19,14 +19,14 @@ from services.generation.target.kernels.attention.layout import LANES, Cached, L
 from services.generation.target.kernels.code import F32, I64, POINTER, Code, Value
 from services.generation.target.kernels.machine import Machine
 from services.generation.target.kernels.records import FIELDS, Kernel, Words
-from services.generation.target.kernels.row_operations import exponential
+from services.generation.target.kernels.row_operations import decay
 
 
 def join_function(module: ir.Module, machine: Machine) -> Any:
     """join(all, one, group_size, padded, first): the results so far and one more block's, for each query head.
 
     With largest scores M and m: top = max(M, m), a = exp(M - top), c = exp(m - top), then sums and values become
-    fma(new, c, old * a). The first block is taken as it is.
+    fma(new, c, old * a); one of a and c is exp(0) = 1. The first block is taken as it is.
     """
     c = Code(module, machine, "join", (POINTER, POINTER, I64, I64, I64))
     all_, one, group_size, padded, first = c.arguments
@@ -41,9 +41,10 @@ def join_function(module: ir.Module, machine: Machine) -> Any:
             old, new = c.at(all_, c.mul(head, size)), c.at(one, c.mul(head, size))
             old_end, new_end = c.at(old, c.mul(padded, 4)), c.at(new, c.mul(padded, 4))
             before, now = c.load(old_end, 0, F32), c.load(new_end, 0, F32)
-            top = b.select(b.fcmp_ordered(">", now, before), now, before)
-            fade, gain = exponential(c, b.fsub(before, top)), exponential(c, b.fsub(now, top))
-            c.store(top, old_end, 0)
+            is_larger = b.fcmp_ordered(">", now, before)
+            c.store(b.select(is_larger, now, before), old_end, 0)
+            power = decay(c, b.select(is_larger, b.fsub(before, now), b.fsub(now, before)))
+            fade, gain = b.select(is_larger, power, c.real(1.0)), b.select(is_larger, c.real(1.0), power)
             total = c.fma(c.load(new_end, 4, F32), gain, b.fmul(c.load(old_end, 4, F32), fade))
             c.store(total, old_end, 4)
             fades, gains = c.repeated(fade, LANES), c.repeated(gain, LANES)

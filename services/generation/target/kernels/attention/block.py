@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
@@ -11,11 +12,10 @@ from services.generation.target.kernels.attention.layout import LANES, LINE, Cac
 from services.generation.target.kernels.code import F32, I8, I32, I64, POINTER, Code, Value, calling
 from services.generation.target.kernels.machine import Machine
 from services.generation.target.kernels.records import FIELDS, PASS, Words
-from services.generation.target.kernels.row_operations import capped, exponential
+from services.generation.target.kernels.row_operations import capped, decay
 
 HEADS = 6  # query heads, of one row or of several, that a key is loaded for
 _VECTORS = BLOCK // LANES
-_VECTOR = ir.VectorType(F32, LANES)
 
 
 class Products:
@@ -28,17 +28,48 @@ class Products:
         self.mixes = {heads: _mix(module, machine, cached, heads) for heads in range(1, HEADS + 1)}
 
 
+_Part = Callable[[int], Value]
+
+
 def _together(machine: Machine, heads: int) -> int:
-    """Vectors beside each other whose sums fit the registers, for each of so many heads."""
-    registers = 12 if machine.registers == 16 else 24
-    fits = max(1, registers * machine.lanes // (LANES * heads))
-    return min(_VECTORS, 1 << (fits.bit_length() - 1))
+    """Registers beside each other whose sums fit the registers, for each of so many heads."""
+    fits = (12 if machine.registers == 16 else 24) // heads
+    return min(BLOCK // machine.lanes, 1 << (fits.bit_length() - 1))
 
 
-def _fetch(c: Code, start: Value, offset: Value, first: int, size: int) -> None:
-    """`size` bytes from `first` on, behind an offset."""
+def _add_products(c: Code, sums: list[list[Value]], factor: _Part, term: _Part) -> None:
+    """sums[h][v] += factor(h) * term(v), by fma. Registers hold the factors where there is room, else the terms; the
+    others come one by one.
+    """
+    heads, vectors = len(sums), len(sums[0])
+
+    def add(h: int, v: int, factor: Value, term: Value) -> None:
+        c.put(c.fma(factor, term, c.get(sums[h][v])), sums[h][v])
+
+    if heads * vectors + heads + 1 <= c.machine.registers:
+        factors = [factor(h) for h in range(heads)]
+        for v in range(vectors):
+            one = term(v)
+            for h in range(heads):
+                add(h, v, factors[h], one)
+        return
+    terms = [term(v) for v in range(vectors)]
+    for h in range(heads):
+        one = factor(h)
+        for v in range(vectors):
+            add(h, v, one, terms[v])
+
+
+def _sums(c: Code, heads: int, vectors: int) -> list[list[Value]]:
+    """Variables for vectors of sums of each head, +0."""
+    zero = c.vector(F32, 0.0, c.machine.lanes)
+    return [[c.variable(zero.type, zero) for _ in range(vectors)] for _ in range(heads)]
+
+
+def _fetch(c: Code, start: Value, offset: Value, size: int) -> None:
+    """`size` bytes behind an offset."""
     line = c.at(start, offset)
-    for at in range(first, first + size, 64):
+    for at in range(0, size, 64):
         c.prefetch(line, at)
 
 
@@ -51,53 +82,53 @@ def _scores(module: ir.Module, machine: Machine, cached: Cached, heads: int) -> 
     c = Code(module, machine, f"scores_{heads}", (POINTER, POINTER, I64, I64, POINTER, POINTER))
     keys, queries, stride, dim, out, ahead = c.arguments
     rows = [c.at(queries, c.mul(stride, h)) for h in range(heads)]
-    together = _together(machine, heads)
-    for first in range(0, _VECTORS, together):
-        vectors = range(first, first + together)
-        sums = [[c.variable(_VECTOR, c.vector(F32, 0.0, LANES)) for _ in vectors] for _ in rows]
+    together, lanes = _together(machine, heads), machine.lanes
+    with c.loop(BLOCK, step=lanes * together) as first:
+        sums = _sums(c, heads, together)
         with c.loop(dim) as i:
-            line = c.at(keys, c.mul(i, cached.size * BLOCK))
-            terms = [cached.load(c, line, cached.size * LANES * v, LANES) for v in vectors]
-            _fetch(c, ahead, c.mul(i, cached.size * BLOCK), cached.size * LANES * first, cached.size * LANES * together)
-            for row, each in zip(rows, sums, strict=True):
-                factor = c.repeated(c.load(row, c.mul(i, 4), F32), LANES)
-                for term, total in zip(terms, each, strict=True):
-                    c.put(c.fma(factor, term, c.get(total)), total)
+            at = c.mul(c.add(c.mul(i, BLOCK), first), cached.size)
+            line = c.at(keys, at)
+            _fetch(c, ahead, at, cached.size * lanes * together)
+            _add_products(
+                c, sums, lambda h: c.repeated(c.load(rows[h], c.mul(i, 4), F32), lanes),
+                lambda v: cached.load(c, line, cached.size * lanes * v, lanes),
+            )  # fmt: skip
         for h, each in enumerate(sums):
-            for v, total in zip(vectors, each, strict=True):
-                c.store(c.get(total), out, LINE * h + 4 * LANES * v)
+            for v, total in enumerate(each):
+                c.store(c.get(total), c.at(out, c.mul(first, 4)), LINE * h + 4 * lanes * v)
     return c.done()
 
 
 def _weights(module: ir.Module, machine: Machine) -> Any:
-    """weights(scores, low, high, to): scores become exp(score - largest), +0 outside [low, high).
+    """weights(scores, heads, low, high, to, stride): each head's scores become exp(score - largest), +0 outside
+    [low, high).
 
-    to[0] = the largest score, to[1] = the sum of the weights, by halves of the block down to one.
+    to[0] = the largest score, to[1] = the sum of the weights, by halves of the block down to one; the next head's are
+    `stride` bytes behind.
     """
-    c = Code(module, machine, "weights", (POINTER, I64, I64, POINTER))
-    b, (scores, low, high, to) = c.b, c.arguments
-    words = ir.VectorType(I32, LANES)
+    c = Code(module, machine, "weights", (POINTER, I64, I64, I64, POINTER, I64))
+    b, (scores, heads, low, high, to, stride) = c.b, c.arguments
     bounds = [c.repeated(b.trunc(v, I32), LANES) for v in (low, high)]
     least = c.vector(F32, float("-inf"), LANES)
-    seen, masks = [], []
+    masks = []
     for v in range(_VECTORS):
-        places = ir.Constant(words, list(range(LANES * v, LANES * (v + 1))))
-        mask = b.and_(b.icmp_signed(">=", places, bounds[0]), b.icmp_signed("<", places, bounds[1]))
-        masks.append(mask)
-        seen.append(b.select(mask, c.load(scores, 4 * LANES * v, F32, LANES), least))
+        places = c.vector(I32, range(LANES * v, LANES * (v + 1)), LANES)
+        masks.append(b.and_(b.icmp_signed(">=", places, bounds[0]), b.icmp_signed("<", places, bounds[1])))
 
     def larger(p: Value, q: Value) -> Value:
         return b.select(b.fcmp_ordered(">", p, q), p, q)
 
-    largest = c.folded(larger(larger(seen[0], seen[2]), larger(seen[1], seen[3])), larger)
-    top = c.repeated(largest, LANES)
-    zero = c.vector(F32, 0.0, LANES)
-    weights = [b.select(m, exponential(c, b.fsub(s, top)), zero) for m, s in zip(masks, seen, strict=True)]
-    for v, weight in enumerate(weights):
-        c.store(weight, scores, 4 * LANES * v)
-    total = c.folded(b.fadd(b.fadd(weights[0], weights[2]), b.fadd(weights[1], weights[3])), b.fadd)
-    c.store(largest, to, 0)
-    c.store(total, to, 4)
+    with c.loop(heads) as head:
+        line, end = c.at(scores, c.mul(head, LINE)), c.at(to, c.mul(head, stride))
+        seen = [b.select(mask, c.load(line, 4 * LANES * v, F32, LANES), least) for v, mask in enumerate(masks)]
+        largest = c.folded(larger(larger(seen[0], seen[2]), larger(seen[1], seen[3])), larger)
+        top = c.repeated(largest, LANES)
+        weights = [decay(c, b.fsub(score, top)) for score in seen]
+        for v, weight in enumerate(weights):
+            c.store(weight, line, 4 * LANES * v)
+        total = c.folded(b.fadd(b.fadd(weights[0], weights[2]), b.fadd(weights[1], weights[3])), b.fadd)
+        c.store(largest, end, 0)
+        c.store(total, end, 4)
     return c.done()
 
 
@@ -111,27 +142,28 @@ def _mix(module: ir.Module, machine: Machine, cached: Cached, heads: int) -> Any
     c = Code(module, machine, f"mix_{heads}", kinds)
     values, padded, low, high, weights, out, stride, ahead = c.arguments
 
+    lanes = machine.lanes
+
     def columns(i: Value, vectors: int) -> None:
-        sums = [[c.variable(_VECTOR, c.vector(F32, 0.0, LANES)) for _ in range(vectors)] for _ in range(heads)]
+        sums = _sums(c, heads, vectors)
         with c.loop(high, low) as j:
             at = c.mul(c.add(c.mul(j, padded), i), cached.size)
             line = c.at(values, at)
-            terms = [cached.load(c, line, cached.size * LANES * v, LANES) for v in range(vectors)]
-            _fetch(c, ahead, at, 0, cached.size * LANES * vectors)
-            for h, each in enumerate(sums):
-                factor = c.repeated(c.load(weights, c.add(c.mul(j, 4), LINE * h), F32), LANES)
-                for term, total in zip(terms, each, strict=True):
-                    c.put(c.fma(factor, term, c.get(total)), total)
+            _fetch(c, ahead, at, cached.size * lanes * vectors)
+            _add_products(
+                c, sums, lambda h: c.repeated(c.load(weights, c.add(c.mul(j, 4), LINE * h), F32), lanes),
+                lambda v: cached.load(c, line, cached.size * lanes * v, lanes),
+            )  # fmt: skip
         for h, each in enumerate(sums):
             place = c.at(c.at(out, c.mul(stride, h)), c.mul(i, 4))
             for v, total in enumerate(each):
-                c.store(c.get(total), place, 4 * LANES * v)
+                c.store(c.get(total), place, 4 * lanes * v)
 
     together = _together(machine, heads)
-    whole = c.sub(padded, c.rem(padded, LANES * together))
-    with c.loop(whole, step=LANES * together) as i:
+    whole = c.sub(padded, c.rem(padded, lanes * together))
+    with c.loop(whole, step=lanes * together) as i:
         columns(i, together)
-    with c.loop(padded, whole, LANES) as i:
+    with c.loop(padded, whole, lanes) as i:
         columns(i, 1)
     return c.done()
 
@@ -190,9 +222,8 @@ class _Block:
         is_capped = c.b.fcmp_ordered(">", self.record.cap, c.real(0.0))
         with c.when(is_capped), c.loop(c.mul(self.heads, LINE), step=4 * LANES) as at:
             c.store(capped(c, c.load(layout.scores, at, F32, LANES), self.record.cap), layout.scores, at)
-        with c.loop(self.heads) as head:
-            ends = c.at(c.at(self.out, c.mul(head, layout.result)), c.mul(padded, 4))
-            c.call(self.products.weights, c.at(layout.scores, c.mul(head, LINE)), self.low, self.high, ends)
+        ends = c.at(self.out, c.mul(padded, 4))
+        c.call(self.products.weights, layout.scores, self.heads, self.low, self.high, ends, layout.result)
         ahead = c.at(self.record.keys, c.mul(self._place(c.index(self.table, self.next)), self.keys_size))
         self._by_heads(
             self.products.mixes,

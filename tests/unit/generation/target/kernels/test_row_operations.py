@@ -124,6 +124,8 @@ def test_the_exponential_function() -> None:
     around = (halves[:, None].astype(np.float32).view(np.int32) + np.arange(-8, 9, dtype=np.int32)).view(np.float32)
     for x in (SPECIAL, every, around.reshape(-1), random.uniform(-90, 90, 100_000).astype(np.float32)):
         assert_same_bits(exponential_by_kernel(x), operations.exp(x))
+        below = x[~(x > 0)]  # and what is not a number
+        assert_same_bits(exponential_by_kernel(below, "decay"), operations.exp(below))
 
 
 @pytest.mark.parametrize(("rank", "inputs", "outputs"), [(1, 96, 70), (4, 64, 64), (33, 300, 17), (160, 96, 40)])

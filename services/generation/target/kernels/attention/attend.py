@@ -129,32 +129,28 @@ def _attend(module: ir.Module, machine: Machine, parts: _AttentionFunctions) -> 
     layout = Layout(c, record, scratch)
     rows, kv_heads = passed.rows, record.kv_heads
 
-    def walk(tile: _Tile, kv: Value, own: Value, step: Value, take: _Take) -> None:
-        """Compute every `step`-th block of a tile from the `own`-th on, and let `take` have the results."""
-        span = _Span(c, record, passed, tile)
-        queries = _copied_queries(c, record, layout, tile, kv)
+    def compute(tile: _Tile, span: _Span, kv: Value, queries: Value, block: Value, take: _Take) -> None:
+        """Compute a block of a tile, rows together where all see it whole, and let `take` have the results."""
 
-        def call(row: Value, some: Value, block: Value, last: Value) -> None:
-            following = c.smaller(c.add(block, step), last)
+        def call(row: Value, some: Value, last: Value) -> None:
+            following = c.smaller(c.add(block, 1), last)
             before = c.mul(c.mul(c.sub(row, tile.start), layout.group_size), c.mul(record.padded, 4))
             arguments = (c.at(queries, before), row, some, kv, block, layout.one, following)
             c.call(parts.block, c.arguments[0], c.arguments[1], scratch, *arguments)
 
-        with c.loop(span.end, c.add(span.first, own), step) as block:
+        def together() -> None:
+            some = c.sub(tile.end, tile.start)
+            call(tile.start, some, c.sub(span.end, 1))
+            take(tile.start, some, block, span.first)
 
-            def together(block: Value = block) -> None:
-                some = c.sub(tile.end, tile.start)
-                call(tile.start, some, block, c.sub(span.end, 1))
-                take(tile.start, some, block, span.first)
+        def one_by_one() -> None:
+            with c.loop(tile.end, tile.start) as row:
+                begin, end = _blocks(c, record, passed, row)
+                with c.when(c.b.and_(c.compare(begin, "<=", block), c.compare(block, "<", end))):
+                    call(row, c.i(1), c.sub(end, 1))
+                    take(row, c.i(1), block, begin)
 
-            def one_by_one(block: Value = block) -> None:
-                with c.loop(tile.end, tile.start) as row:
-                    begin, end = _blocks(c, record, passed, row)
-                    with c.when(c.b.and_(c.compare(begin, "<=", block), c.compare(block, "<", end))):
-                        call(row, c.i(1), block, c.sub(end, 1))
-                        take(row, c.i(1), block, begin)
-
-            c.either(span.is_whole(block), together, one_by_one)
+        c.either(span.is_whole(block), together, one_by_one)
 
     def by_rows() -> None:
         first, last = kernel.share(c.mul(rows, kv_heads))
@@ -168,7 +164,9 @@ def _attend(module: ir.Module, machine: Machine, parts: _AttentionFunctions) -> 
                     heads, is_first = c.mul(some, layout.group_size), c.b.zext(c.compare(block, "==", begin), I64)
                     c.call(parts.join, layout.of_row(c.sub(row, start)), layout.one, heads, record.padded, is_first)
 
-                walk(tile, kv, c.i(0), c.i(1), join)
+                span, queries = _Span(c, record, passed, tile), _copied_queries(c, record, layout, tile, kv)
+                with c.loop(span.end, span.first) as block:
+                    compute(tile, span, kv, queries, block, join)
                 with c.loop(tile.end, start) as row:
                     so_far = layout.of_row(c.sub(row, start))
                     c.call(parts.sink, c.arguments[0], so_far, layout.one, kv)
@@ -179,19 +177,23 @@ def _attend(module: ir.Module, machine: Machine, parts: _AttentionFunctions) -> 
         # Rows go through a block together, which then is fetched once, where there are enough blocks for all members.
         many = c.compare(c.mul(kv_heads, c.sub(blocks.end, blocks.first)), ">=", c.mul(kernel.members, 4))
         height = c.b.select(many, layout.tile, c.i(1))
-        tiles = c.div(c.sub(c.add(rows, height), 1), height)
-        with c.loop(c.mul(kv_heads, tiles)) as number:
-            kv, start = c.div(number, tiles), c.mul(c.rem(number, tiles), height)
-            own = c.rem(c.add(c.sub(kernel.member, c.rem(number, kernel.members)), kernel.members), kernel.members)
+        with c.loop(rows, step=height) as start:
+            tile = _Tile(start, c.smaller(c.add(start, height), rows))
+            span = _Span(c, record, passed, tile)
+            # A member goes through the cache as it lies in memory, all key heads of a block and then the next block:
+            # processors fetch it three times as fast as one head's keys and values here and there.
+            first, last = kernel.share(c.mul(c.sub(span.end, span.first), kv_heads))
+            with c.loop(last, first) as number:
+                block, kv = c.add(span.first, c.div(number, kv_heads)), c.rem(number, kv_heads)
 
-            def keep(row: Value, some: Value, block: Value, _: Value, kv: Value = kv) -> None:
-                with c.loop(some) as r:
-                    place = c.add(c.mul(c.add(c.mul(kv, rows), c.add(row, r)), record.blocks), block)
-                    to, one = c.at(record.partial, c.mul(place, layout.row)), c.at(layout.one, c.mul(r, layout.row))
-                    with c.loop(layout.row, step=4 * LANES) as at:
-                        c.store(c.load(one, at, F32, LANES), to, at)
+                def keep(row: Value, some: Value, block: Value, _: Value, kv: Value = kv) -> None:
+                    with c.loop(some) as r:
+                        place = c.add(c.mul(c.add(c.mul(kv, rows), c.add(row, r)), record.blocks), block)
+                        to, one = c.at(record.partial, c.mul(place, layout.row)), c.at(layout.one, c.mul(r, layout.row))
+                        with c.loop(layout.row, step=4 * LANES) as at:
+                            c.store(c.load(one, at, F32, LANES), to, at)
 
-            walk(_Tile(start, c.smaller(c.add(start, height), rows)), kv, own, kernel.members, keep)
+                compute(tile, span, kv, _copied_queries(c, record, layout, tile, kv), block, keep)
 
     c.either(is_split(kernel), by_blocks, by_rows)
     c.done()

@@ -59,8 +59,7 @@ class Layout:
 def is_split(kernel: Kernel) -> Value:
     c = kernel.code
     units = c.mul(kernel.passed.rows, kernel.record.kv_heads)
-    enough = c.compare(units, "<", c.mul(kernel.members, _SPLIT))
-    return c.b.and_(enough, c.compare(kernel.members, ">", 1))
+    return c.compare(units, "<", c.mul(kernel.members, _SPLIT))
 
 
 def seen(c: Code, record: Any, passed: Any, row: Value) -> tuple[Value, Value]:

@@ -1,6 +1,7 @@
 """Settings of every test: examples get time, for a machine may be busy, and kernels compile on first use."""
 
 import atexit
+import gc
 import os
 import shutil
 import signal
@@ -40,6 +41,14 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 for profile, count in (("kolm", 25), ("fast", 8), ("long", LONG)):
     settings.register_profile(profile, deadline=None, max_examples=count, derandomize=False, print_blob=True)
 settings.load_profile("kolm")
+
+
+gc.disable()  # what is imported and collected stays: looking through it for garbage takes seconds
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 LONGEST = ("tests/e2e", "tests/cluster", "tests/integration/generation", "tests/unit/generation", "tests/integration")

@@ -1,8 +1,11 @@
 """What most forks need, as services have it: without torch."""
 
 # ruff: noqa: E402, F401 - imported to be there, and transformers after torch is spared
+import gc
+
 from services.generation.target.without_torch import spare_torch
 
+gc.disable()
 spare_torch()
 
 import services.auditor.serving
@@ -15,3 +18,6 @@ import services.ledger.__main__
 import services.registry.__main__
 import services.witness.__main__
 import tests.unit.ledger.builders
+
+gc.freeze()  # no fork looks through it for garbage, nor copies the pages for that
+gc.enable()

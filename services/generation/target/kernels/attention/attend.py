@@ -132,22 +132,21 @@ def _attend(module: ir.Module, machine: Machine, parts: _AttentionFunctions) -> 
     def compute(tile: _Tile, span: _Span, kv: Value, queries: Value, block: Value, take: _Take) -> None:
         """Compute a block of a tile, rows together where all see it whole, and let `take` have the results."""
 
-        def call(row: Value, some: Value, last: Value) -> None:
-            following = c.smaller(c.add(block, 1), last)
+        def call(row: Value, some: Value) -> None:
             before = c.mul(c.mul(c.sub(row, tile.start), layout.group_size), c.mul(record.padded, 4))
-            arguments = (c.at(queries, before), row, some, kv, block, layout.one, following)
+            arguments = (c.at(queries, before), row, some, kv, block, layout.one)
             c.call(parts.block, c.arguments[0], c.arguments[1], scratch, *arguments)
 
         def together() -> None:
             some = c.sub(tile.end, tile.start)
-            call(tile.start, some, c.sub(span.end, 1))
+            call(tile.start, some)
             take(tile.start, some, block, span.first)
 
         def one_by_one() -> None:
             with c.loop(tile.end, tile.start) as row:
                 begin, end = _blocks(c, record, passed, row)
                 with c.when(c.b.and_(c.compare(begin, "<=", block), c.compare(block, "<", end))):
-                    call(row, c.i(1), c.sub(end, 1))
+                    call(row, c.i(1))
                     take(row, c.i(1), block, begin)
 
         c.either(span.is_whole(block), together, one_by_one)

@@ -88,7 +88,8 @@ def _scores(module: ir.Module, machine: Machine, cached: Cached, heads: int) -> 
         with c.loop(dim) as i:
             at = c.mul(c.add(c.mul(i, BLOCK), first), cached.size)
             line = c.at(keys, at)
-            _fetch(c, ahead, at, cached.size * lanes * together)
+            with c.when(c.compare(first, "==", 0)):
+                _fetch(c, ahead, at, cached.size * BLOCK)
             _add_products(
                 c, sums, lambda h: c.repeated(c.load(rows[h], c.mul(i, 4), F32), lanes),
                 lambda v: cached.load(c, line, cached.size * lanes * v, lanes),
@@ -149,7 +150,8 @@ def _mix(module: ir.Module, machine: Machine, cached: Cached, heads: int) -> Any
         with c.loop(high, low) as j:
             at = c.mul(c.add(c.mul(j, padded), i), cached.size)
             line = c.at(values, at)
-            _fetch(c, ahead, at, cached.size * lanes * vectors)
+            with c.when(c.compare(i, "==", 0)), c.loop(c.mul(padded, cached.size), step=64) as rest:
+                c.prefetch(c.at(ahead, at), rest)
             _add_products(
                 c, sums, lambda h: c.repeated(c.load(weights, c.add(c.mul(j, 4), LINE * h), F32), lanes),
                 lambda v: cached.load(c, line, cached.size * lanes * v, lanes),
@@ -172,12 +174,12 @@ _BYTES = 32  # copied at a time: sixteen elements of two bytes
 
 
 def block_function(module: ir.Module, machine: Machine, products: Products) -> Any:
-    """block(record, pass, scratch, queries, row, rows, kv, block, out, next): a block's results [rows][heads] for the
+    """block(record, pass, scratch, queries, row, rows, kv, block, out): a block's results [rows][heads] for the
     query heads of a key head, of one row, or of several rows of a sequence that all see the block whole.
 
-    The keys of block `next` are fetched meanwhile: they do not lie behind these, where the CPU would look for itself.
+    The keys that lie behind these, of the next key head, are fetched meanwhile.
     """
-    c = Code(module, machine, "attend_block", (POINTER, POINTER, POINTER, POINTER, I64, I64, I64, I64, POINTER, I64))
+    c = Code(module, machine, "attend_block", (POINTER, POINTER, POINTER, POINTER, I64, I64, I64, I64, POINTER))
     block = _Block(c, products)
     block.mix(block.values_in_order())
     return c.done()
@@ -187,7 +189,7 @@ class _Block:
     """The code of one block, in the order in which its methods are called."""
 
     def __init__(self, c: Code, products: Products) -> None:
-        record, passed, scratch, self.queries, self.row, rows, self.kv, self.number, self.out, self.next = c.arguments
+        record, passed, scratch, self.queries, self.row, rows, self.kv, self.number, self.out = c.arguments
         self.c, self.products, self.size = c, products, products.cached.size
         self.record, self.passed = Words(c, record, FIELDS["attend"], 2), Words(c, passed, PASS, 0)
         self.layout, self.padded = Layout(c, self.record, scratch), self.record.padded
@@ -224,7 +226,7 @@ class _Block:
             c.store(capped(c, c.load(layout.scores, at, F32, LANES), self.record.cap), layout.scores, at)
         ends = c.at(self.out, c.mul(padded, 4))
         c.call(self.products.weights, layout.scores, self.heads, self.low, self.high, ends, layout.result)
-        ahead = c.at(self.record.keys, c.mul(self._place(c.index(self.table, self.next)), self.keys_size))
+        ahead = c.at(self.record.keys, c.mul(c.add(self._place(c.index(self.table, self.number)), 1), self.keys_size))
         self._by_heads(
             self.products.mixes,
             lambda head: (values, padded, self.low, self.high, c.at(layout.scores, c.mul(head, LINE)),

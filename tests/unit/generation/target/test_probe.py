@@ -33,11 +33,11 @@ def _probed(target: CpuTarget) -> KernelReport:
 
 
 @pytest.mark.slow
-def test_the_cpu_target_passes_and_leaves_the_cache_free(target: CpuTarget) -> None:
-    report = probe(target)
+def test_the_cpu_target_passes_and_leaves_the_cache_free(shared_target: CpuTarget) -> None:
+    report = probe(shared_target)
     assert report.passed, report.failures
     assert report.compared > 30
-    assert target.blocks.used == 0
+    assert shared_target.blocks.used == 0
 
 
 def test_a_target_whose_bits_depend_on_the_width_fails(target: CpuTarget) -> None:
@@ -122,18 +122,24 @@ def test_a_result_under_another_targets_name_is_not_believed(
     assert kept.find(target) is None
 
 
+@pytest.fixture(scope="module")
+def shared_target(tiny_model: Path) -> CpuTarget:
+    """The tiny model, whose passes are shared by two threads."""
+    return load_target(tiny_model, cache_tokens=40 * 64, threads=2)
+
+
 @pytest.mark.slow
-def test_kernels_pass_at_every_size_and_the_cache_is_given_back(target: CpuTarget) -> None:
-    report = _probed(target)
+def test_kernels_pass_at_every_size_and_the_cache_is_given_back(shared_target: CpuTarget) -> None:
+    report = _probed(shared_target)
     assert not report.failures
     assert report.compared > 1000
-    assert target.blocks.used == 0
+    assert shared_target.blocks.used == 0
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rows", [17, pytest.param(256, marks=pytest.mark.long)])
 def test_a_kernel_that_is_wrong_for_one_number_of_rows_is_found(
-    target: CpuTarget, monkeypatch: pytest.MonkeyPatch, rows: int
+    shared_target: CpuTarget, monkeypatch: pytest.MonkeyPatch, rows: int
 ) -> None:
     honest = Team.run
 
@@ -143,7 +149,7 @@ def test_a_kernel_that_is_wrong_for_one_number_of_rows_is_found(
         honest(self, words, threads, wait=wait)
 
     monkeypatch.setattr(Team, "run", tampered)
-    report = KERNELS(target)
+    report = KERNELS(shared_target)
     assert report.failures
     assert all(f" {rows} rows" in failure for failure in report.failures)
 

@@ -1,6 +1,7 @@
 """When a team of threads makes a break: by a clock, and by kernels that only say how long a pass took."""
 
 import ctypes
+import sys
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from services.generation.target.kernels.records import PASS
 from services.generation.target.program.team import _SLEPT, Team
 
-pytestmark = pytest.mark.skipif("not __import__('sys').platform == 'linux'", reason="elsewhere there is no team")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere there is no team")
 
 TWO = 2
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,8 +21,6 @@ from services.ledger.ledger_metrics import watch_witnesses
 from services.ledger.settings import LedgerSettings
 from services.runtime.http.http_call import post
 from services.runtime.process import CannotStart
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 
 from services.runtime.errors import ResourceExhausted
-
-_log = logging.getLogger(__name__)
-
 
 ANY_TENANT = "*"
 """In the place of a tenant: the limits of tenants that the settings do not name, and those that others leave out."""

@@ -8,7 +8,6 @@ import stat
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -216,19 +215,6 @@ def test_a_certificate_is_valid_for_the_names_that_were_asked_for(folder: Path, 
     assert chain == [shown, authority]
     with pytest.raises(verification.VerificationError):
         policy.time(now + timedelta(days=3)).build_server_verifier(x509.DNSName(name)).verify(shown, [])
-
-
-@contextmanager
-def _ledger(folder: Path) -> Iterator[str]:
-    command = [sys.executable, "-m", "services.ledger", f"--config={folder / 'kolm.toml'}", "--listen=127.0.0.1:0"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stderr is not None
-            line = process.stderr.readline()
-            assert line.startswith("ledger listening on "), line
-            yield line.split()[-1]
-        finally:
-            process.kill()
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """Pages of the explorer: what they show, promises, retention."""
 
-import re
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -12,11 +11,6 @@ from playwright.sync_api import Browser, expect
 
 from ledger.documents.promise import Promise, sign_promise
 from ledger.keys.ed25519 import SigningKey
-from ledger.keys.trusted_keys import TrustedKeys
-from services.client.ledger.verified import VerifiedLedger
-from services.explorer.log_page import retention_page
-from services.explorer.pages import Pages, Source
-from tests.integration.auditor.deployment import Deployment
 from tests.integration.explorer.browsing import DESKTOP, PHONE, browsing
 from tests.integration.explorer.site import RECEIPTS, Site, id_of
 from tests.mutations import replace
@@ -176,10 +170,3 @@ def test_a_ledger_that_hides_the_receipt_breaks_no_promise(site: Site) -> None:
     with site.lying(ListReceipts=hide):
         code, text = asked(site, promised(NUMBER))
     assert (code, "does not hold" in text) == (502, True)
-
-
-def shown(deployment: Deployment, trusted: TrustedKeys) -> str:
-    source = Source(deployment.ledger, VerifiedLedger(deployment.ledger, trusted), trusted)
-    request: Any = None
-    body = bytes(retention_page(Pages(source), request).body).decode()
-    return re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", body.split("<main")[1]))

@@ -9,7 +9,6 @@ import ssl
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager, closing, contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import httpx2
 import openai
@@ -157,23 +156,11 @@ async def test_a_front_whose_generation_server_is_away_says_so_before_it_reads_a
 
 
 SITE = "https://chat.example"
-NOBODY = "127.0.0.1:1"
 ASKING = {
     "access-control-request-method": "POST",
     "access-control-request-headers": "authorization,content-type,x-stainless-os",
     "access-control-request-private-network": "true",  # Chromium asks for 127.0.0.1
 }
-
-
-async def allowed(origin: str, **settings: Any) -> tuple[str | None, str | None]:
-    """Whom the front allows to send a chat, and to read an answer."""
-    async with fronting(NOBODY, **settings) as front, httpx2.AsyncClient(trust_env=False) as browser:
-        url = f"http://127.0.0.1:{front.port}"
-        preflight = await browser.options(f"{url}/v1/chat/completions", headers={"origin": origin} | ASKING)
-        answer = await browser.get(f"{url}/health", headers={"origin": origin})
-        assert answer.status_code == 503
-        sends = preflight.headers.get("access-control-allow-origin") if preflight.status_code == 200 else None
-        return sends, answer.headers.get("access-control-allow-origin")
 
 
 async def test_a_caller_from_elsewhere_is_asked_for_a_token_after_its_browser_has_asked() -> None:

@@ -1,7 +1,11 @@
-"""Reading the ledger over the wire: entries, receipts, lists, watches, proofs, verdicts and halts."""
+"""Reading the ledger over the wire: entries, receipts, watches, proofs, verdicts, halts, and bundles."""
 
+import io
 import itertools
+import json
+import tarfile
 import threading
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -10,11 +14,10 @@ from ledger.documents.signed_document import open_document
 from ledger.keys.envelope import Envelope
 from ledger.tree.merkle import leaf_hash, verify_consistency, verify_inclusion
 from services.client import LedgerClient
-from services.client.errors import InvalidArgument, NotFound, PermissionDenied, Unauthenticated, Unavailable
+from services.client.errors import InvalidArgument, NotFound, Unavailable
 from tests.append_stream import append_many
 from tests.integration.ledger_service.conftest import Serve
 from tests.integration.ledger_service.test_appending import wire_content
-from tests.serving import Served
 from tests.unit.ledger.builders import (
     SCOPE,
     TRUSTED,
@@ -30,8 +33,6 @@ from tests.unit.ledger.builders import (
     withdrawal,
 )
 
-MISSING = "01890000-0000-7000-8000-000000000000"
-
 
 def _append_receipts(ledger: LedgerClient, count: int, **changes: object) -> None:
     for number in range(count):
@@ -45,15 +46,6 @@ def test_a_receipt_is_found_by_its_id_and_its_bytes_verify(ledger: LedgerClient)
     assert open_document(Envelope.from_bytes(details.receipt.envelope), TRUSTED) == receipt(1)
     assert details.content is None
     assert details.verdicts == ()
-
-
-def test_content_is_for_auditors_only(ledger: LedgerClient, auditor: LedgerClient, served: Served) -> None:
-    ledger.append(signed_receipt(0), wire_content(0))
-    assert auditor.receipt(receipt_id(0), include_content=True).content == wire_content(0)
-    with pytest.raises(PermissionDenied):
-        ledger.receipt(receipt_id(0), include_content=True)
-    with LedgerClient.connect(served.address, token="kolm_a-guess") as guessing, pytest.raises(Unauthenticated):
-        guessing.receipt(receipt_id(0), include_content=True)
 
 
 def test_a_following_watch_sees_old_and_new_entries_in_order(ledger: LedgerClient) -> None:
@@ -178,3 +170,49 @@ def test_a_halt_stands_until_it_is_resumed_and_the_epoch_stays(audited: LedgerCl
     audited.append(signed(resume(halted.index)))
     resumed = audited.halt_state()
     assert (resumed.epoch, resumed.halts) == (1, ())
+
+
+def unpacked(pieces: Iterable[bytes]) -> dict[str, bytes]:
+    with tarfile.open(fileobj=io.BytesIO(b"".join(pieces))) as archive:
+        return {member.name: archive.extractfile(member).read() for member in archive}  # type: ignore[union-attr]
+
+
+def indexes(files: dict[str, bytes]) -> list[int]:
+    lines = [line for path in sorted(files) if path.startswith("entries/") for line in files[path].splitlines()]
+    return [json.loads(line)["index"] for line in lines]
+
+
+@pytest.fixture
+def filled(ledger: LedgerClient) -> LedgerClient:
+    for number in range(4):
+        ledger.append(signed_receipt(number), wire_content(number))
+    ledger.append(signed(verdict(1, 1)))
+    return ledger
+
+
+def test_everything_is_exported_where_nothing_is_named(filled: LedgerClient) -> None:
+    files = unpacked(filled.export())
+    assert indexes(files) == [0, 1, 2, 3, 4]
+    assert json.loads(files["bundle.json"])["range"] == {"start": 0, "end": 5}
+    assert files["checkpoint"] == filled.checkpoint().note
+    assert not any(path.startswith("content/") for path in files)
+    assert any(path.startswith("keys/receipts-") for path in files)
+
+
+def test_receipts_come_with_what_is_needed_to_judge_them(filled: LedgerClient) -> None:
+    files = unpacked(filled.export([receipt_id(1), receipt_id(3)]))
+    assert indexes(files) == [1, 3, 4]  # with the verdict on the first
+    assert json.loads(files["bundle.json"])["range"] == {"start": 0, "end": 0}
+
+
+def test_what_the_log_does_not_hold_is_not_found(filled: LedgerClient) -> None:
+    with pytest.raises(NotFound, match=receipt_id(9)):
+        list(filled.export([receipt_id(1), receipt_id(9)]))
+    with pytest.raises(NotFound, match="range"):
+        list(filled.export(start_index=2, end_index=99))
+    with pytest.raises(InvalidArgument) as caught:
+        list(filled.export(start_index=3, end_index=2))
+    assert caught.value.fields == ("start_index",)
+    with pytest.raises(InvalidArgument) as caught:
+        list(filled.export([receipt_id(1)] * 1001))
+    assert caught.value.fields == ("receipt_ids",)

@@ -37,7 +37,7 @@ from services.runtime.credentials import edited_principals
 from tests.access import anybodys, token_of
 from tests.integration.ledger_service.conftest import Serve
 from tests.integration.ledger_service.test_appending import wire_content
-from tests.integration.ledger_service.test_bundle_stream import indexes, unpacked
+from tests.integration.ledger_service.test_reading import indexes, unpacked
 from tests.unit.ledger.builders import (
     KEYS,
     ORIGIN,

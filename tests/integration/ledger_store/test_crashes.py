@@ -24,8 +24,6 @@ from tests.integration.ledger_store.crashing_writer import MOST_APPENDS, TILED_F
 from tests.unit.ledger.builders import KEYS, ORIGIN, TRUSTED, content, signed_receipt
 from tests.unit.ledger.log.faulty_store import FAULTS
 
-ROOT = Path(__file__).parents[3]
-
 
 @dataclass(frozen=True)
 class Acknowledged:

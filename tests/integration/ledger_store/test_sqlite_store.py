@@ -13,13 +13,14 @@ from pathlib import Path
 import pytest
 
 from ledger.audit.log_verification import Report, verify_log
-from ledger.errors import ChainError, LedgerError, NotWritten, StoreDamaged, StoreError, StoreLocked
+from ledger.errors import ChainError, LedgerError, NotWritten, StoreDamaged, StoreError
 from ledger.log.reader import LedgerReader
 from ledger.log.sequencer import Sequencer
 from ledger.log.store import entries_from
 from ledger.sql.database import store_errors
 from ledger.sql.guard import SqlGuard
 from ledger.sql.store import SqlEntryStore
+from tests.integration.ledger_store.test_fsck import tamper
 from tests.unit.ledger.builders import KEYS, ORIGIN, TRUSTED, content, signed_receipt
 
 ROOT = Path(__file__).parents[3]
@@ -62,12 +63,6 @@ def test_commits_are_on_disk_before_they_are_answered(path: Path) -> None:
     assert pragmas == {"journal_mode": "wal", "synchronous": 2}  # 2 is FULL
 
 
-def test_a_second_writer_in_this_process_is_refused(path: Path) -> None:
-    with closing(SqlEntryStore.open(path)), pytest.raises(StoreLocked):
-        SqlEntryStore.open(path)
-    SqlEntryStore.open(path).close()
-
-
 def test_a_second_writing_process_is_refused_and_told_who_holds_the_ledger(path: Path) -> None:
     script = "from pathlib import Path; from ledger.sql.store import SqlEntryStore as Store; "
     script += f"Store.open(Path({str(path)!r}))"
@@ -104,26 +99,6 @@ def test_readers_look_on_while_a_writer_writes(path: Path) -> None:
                 other.record_checkpoint(1, b"")
 
 
-@pytest.mark.parametrize("table", ["leaves", "checkpoints"])
-def test_what_was_signed_cannot_be_updated_or_deleted(path: Path, table: str) -> None:
-    append(path, range(2))
-    with closing(sqlite3.connect(path)) as connection:
-        column = "entry" if table == "leaves" else "note"
-        for statement in (f"UPDATE {table} SET {column} = x'00'", f"DELETE FROM {table}"):
-            with pytest.raises(sqlite3.IntegrityError, match="append-only"):
-                connection.execute(statement)
-
-
-def test_a_database_of_another_schema_is_refused_and_its_lock_released(path: Path) -> None:
-    append(path, range(1))
-    with closing(sqlite3.connect(path)) as connection:
-        connection.execute("UPDATE ledger_version SET revision = 9999")
-        connection.commit()
-    for _ in range(2):
-        with pytest.raises(StoreError, match="schema"):
-            SqlEntryStore.open(path)
-
-
 def test_a_file_that_is_no_database_is_refused(path: Path) -> None:
     path.parent.mkdir()
     path.write_bytes(b"certainly not a database" * 100)
@@ -132,20 +107,9 @@ def test_a_file_that_is_no_database_is_refused(path: Path) -> None:
             opening(path)
 
 
-def _tamper(path: Path, statement: str, *values: object) -> None:
-    """As an attacker with the file would: triggers gone first, and back again."""
-    with closing(sqlite3.connect(path)) as connection, connection:
-        triggers = connection.execute("SELECT name, sql FROM sqlite_master WHERE type = 'trigger'").fetchall()
-        for name, _ in triggers:
-            connection.execute(f"DROP TRIGGER {name}")
-        connection.execute(statement, values)
-        for _, made in triggers:
-            connection.execute(made)
-
-
 def test_a_database_that_lost_its_end_is_not_opened_for_writing(path: Path) -> None:
     append(path, range(5))
-    _tamper(path, 'DELETE FROM leaves WHERE "index" >= 3')
+    tamper(path, 'DELETE FROM leaves WHERE "index" >= 3')
     with pytest.raises(ChainError) as caught:
         append(path, range(1))
     assert caught.value.index == 3
@@ -163,23 +127,6 @@ def test_a_database_with_a_damaged_page_raises_only_ledger_errors(path: Path) ->
             append(path, range(2))
         except LedgerError:
             continue
-
-
-def test_a_full_disk_fails_the_append_and_nothing_else(path: Path) -> None:
-    def limit(pages: int) -> None:
-        with store._database.writing() as connection:  # the one connection of the pool keeps the limit
-            connection.exec_driver_sql(f"PRAGMA max_page_count={pages}")
-
-    with closing(SqlEntryStore.open(path)) as store, closing(_sequencer(store)) as sequencer:
-        sequencer.append(signed_receipt(0)).result()
-        limit(1)
-        futures = [sequencer.append(signed_receipt(number)) for number in range(1, 40)]
-        with pytest.raises(StoreError, match="full"):
-            [future.result() for future in futures]
-        limit(1_000_000)
-        answers = [sequencer.append(signed_receipt(number)).result() for number in range(40)]
-        assert sorted(answer.index for answer in answers) == list(range(40))
-    assert verify(path).ok
 
 
 @contextmanager

@@ -5,7 +5,6 @@ import stat
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -224,7 +223,3 @@ def test_two_constraints_or_a_file_that_cannot_be_read_are_refused(tmp_path: Pat
     ):
         with pytest.raises(UsageError, match=named):
             kind_and_text(**wrong)
-
-
-def metrics(first: float, decode: float) -> Any:
-    return SimpleNamespace(first_token_seconds=first, decode_seconds=decode)

@@ -152,9 +152,6 @@ def test_a_secret_is_neither_printed_nor_part_of_a_message(sources: Path) -> Non
     assert "hush" not in str(caught.value)
 
 
-SOURCES = Path("services")
-
-
 def test_a_metric_that_is_not_listed_or_listed_otherwise_cannot_be_made() -> None:
     metrics = Metrics(CollectorRegistry())
     with pytest.raises(KeyError):

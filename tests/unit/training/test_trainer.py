@@ -121,16 +121,6 @@ def test_the_rate_warms_up_stays_and_falls_to_nothing() -> None:
     assert Minutes(10).fraction(steps=5, seconds=300.0) == 0.5
 
 
-def _run(make) -> torch.Tensor:  # type: ignore[no-untyped-def]
-    torch.manual_seed(0)
-    weight = torch.nn.Parameter(torch.randn(24, 16))
-    optimiser = make([weight])
-    for _ in range(4):
-        weight.grad = torch.randn(24, 16)
-        optimiser.step()
-    return weight.detach()
-
-
 @pytest.mark.parametrize(
     ("has", "precision"),
     [

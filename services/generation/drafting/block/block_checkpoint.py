@@ -222,11 +222,6 @@ _LAYOUT = Layout(
 )
 
 
-def block_document(config: BlockConfig) -> dict[str, Any]:
-    """config.json of a head in kolm's layout."""
-    return _LAYOUT.document(config)
-
-
 def parse_block_config(document: Mapping[str, Any]) -> BlockConfig:
     """Raises HeadConfigInvalid, naming what is missing, unknown, mistyped or out of range."""
     values = _LAYOUT.values(document)

@@ -7,11 +7,8 @@ from hypothesis import strategies as st
 
 from services.generation.engine.cost import Pace, PassCost
 from services.generation.engine.prefill import Prompt, rows_of_prompts
-from services.generation.target.arrays import Float64
 from services.generation.target.cpu import CpuTarget
 from services.generation.target.probe import time_seen
-
-COST = PassCost.line(fixed=1.0, row=0.1, key=0.001, seen=0.0005)
 
 
 def test_a_pass_costs_what_was_measured_and_lines_between() -> None:
@@ -24,12 +21,6 @@ def test_one_number_of_rows_costs_what_it_does_among_many() -> None:
     cost = PassCost.measured([(2, 7.0), (3, 12.0), (6, 14.0), (8, 22.0)], key=0.01, seen=0.002)
     alone = [cost.of(rows, keys=500, sequences=2) for rows in range(1, 40)]
     assert alone == pytest.approx(cost.of_each(np.arange(1, 40), keys=500, sequences=2).tolist())
-
-
-def shares(
-    cost: PassCost = COST, *, sequences: int = 1, drafting: int = 1, prefill_rows: int = 0, keys: int = 0
-) -> Float64:
-    return cost.of_drafts(4, drafting=drafting, sequences=sequences, prefill_rows=prefill_rows, keys=keys)
 
 
 def test_what_seeing_a_token_costs_is_the_slope_of_rows_beyond_the_first(target: CpuTarget) -> None:

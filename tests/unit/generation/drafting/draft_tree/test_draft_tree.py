@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from hypothesis.extra.numpy import arrays
 
 from services.generation.drafting.acceptance import NEAR, OWN, RequestAcceptance, said
 from services.generation.drafting.copies import END, Copies, OwnText
@@ -39,7 +38,6 @@ def costs(row: float, step: float = 0.0, step_row: float = 0.0) -> Costs:
 
 
 FREE = costs(row=1e-6, step=1e-6, step_row=1e-6)
-DEAR = costs(row=0.3, step=1.0)
 BOLD = budget_of(nodes=64, depth=31, breakeven=1e-3)
 
 
@@ -228,6 +226,3 @@ def test_a_models_confidence_is_the_share_of_its_first_token_where_no_noise_is_d
     grown.expand(logits, EVERYTHING, sampling_of(request(temperature), noise=0.0), np.array([0.92], np.float32))
     assert grown.nodes["token"][1:].tolist() == [5, 6, 7]
     assert grown.nodes["said_kind"][1:].tolist() == [said(0, share, 1) for share in shares]
-
-
-ROWS = arrays(np.float32, st.integers(0, 300), elements=st.floats(-4.0, 4.0, width=32))

@@ -24,7 +24,6 @@ from tests.fakes.heads import head_config, write_kolm, write_safeailab, write_sp
 from tests.fakes.tiny_families import FAMILIES, draw_vectors
 from tests.fakes.tiny_model import TOKENS, make_tiny_model, target_of
 
-Write = Callable[..., dict[str, torch.Tensor]]
 LAYOUTS = {"kolm": write_kolm, "safeailab": write_safeailab, "speculators": write_speculators}
 
 

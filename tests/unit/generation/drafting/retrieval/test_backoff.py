@@ -35,13 +35,6 @@ def drafted(shard: Suffixes, end: list[int], *, depth: int = 1, least: float = 0
     return nodes[1 : expand(nodes, 1, shard, np.array(end, np.int64), how, Bounds(400, depth, least), rates)]
 
 
-def paths(nodes: np.ndarray) -> list[list[int]]:
-    found: list[list[int]] = [[]]
-    for node in nodes:
-        found.append([*found[node["parent"]], int(node["token"])])
-    return found[1:]
-
-
 @pytest.mark.slow
 @given(
     document=st.lists(st.integers(0, 4), min_size=1, max_size=60),

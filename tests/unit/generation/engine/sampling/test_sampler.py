@@ -28,7 +28,6 @@ from tests.fakes.table_target import SIZES, rows
 from tests.numerics import sampling_reference
 from tests.numerics import sampling_reference as reference
 
-VOCABULARY = 151_936
 FILTERS = st.builds(
     SamplingParams,
     temperature=st.sampled_from((1e-6, 0.3, 1.0, 1.7, 100.0)),
@@ -112,11 +111,6 @@ def sampler(params: SamplingParams, prompt: Sequence[int] = (), ends: frozenset[
 
 def row(seed: int = 0, spread: float = 1.5) -> np.ndarray:
     return (np.random.default_rng(seed).standard_normal(VOCAB) * spread).astype(np.float32)
-
-
-def draws(params: SamplingParams, logits: np.ndarray, count: int) -> np.ndarray:
-    sampling = sampler(params)
-    return np.bincount([sampling.sample(logits, position) for position in range(count)], minlength=VOCAB)
 
 
 @given(

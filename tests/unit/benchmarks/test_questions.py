@@ -1,8 +1,9 @@
-"""Conversations and questions of benchmarks, and how a load is made of them."""
+"""Conversations and questions of benchmarks, how a load is made of them, and prompts that are held out."""
 
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -15,6 +16,7 @@ from benchmarks.specbench.questions import (
     QuestionsInvalid,
     load_questions,
 )
+from demo.smollm2.prompts import Choice, is_held_out, words
 
 
 def test_categories_of_mt_bench_are_multi_turn(tmp_path: Path) -> None:
@@ -118,3 +120,11 @@ def test_figures_are_of_all_runs_together_and_count_what_failed() -> None:
     assert found["tokens_per_second"] == 62.5
     assert found["first_token_ms"]["p50"] == 200.0
     assert found["inter_token_ms"] == {"p50": 10.0, "p99": 30.0}
+
+
+@pytest.mark.slow
+def test_no_subject_of_the_held_out_prompts_is_one_of_the_others() -> None:
+    topics = words("knowledge")["topics"]
+    drawn = {split: {Choice(Random(n), split).subject(topics) for n in range(2000)} for split in ("train", "held_out")}
+    assert drawn["held_out"] == {topic for topic in topics if is_held_out(topic)}
+    assert drawn["train"] == set(topics) - drawn["held_out"]

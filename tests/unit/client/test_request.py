@@ -1,4 +1,4 @@
-"""Requests of a caller: values and mappings, on the wire, and their constraints."""
+"""Requests of a caller, on the wire, with their constraints; outputs told apart into thoughts, text and calls."""
 
 from dataclasses import fields
 from typing import Any
@@ -9,12 +9,14 @@ from hypothesis import strategies as st
 
 from kolm.generation.v1 import sampling_pb2, speculation_pb2
 from services.client.errors import InvalidArgument
+from services.client.generation.output_reader import OutputReader, Thought, ThoughtReader
 from services.client.generation.request import (
     Message,
     Request,
     SamplingParams,
     SpecDecodeConfig,
     StructuredOutputs,
+    ThoughtSyntax,
     ToolCallSyntax,
     as_config,
     as_request,
@@ -26,6 +28,7 @@ from services.client.generation.request_wire import (
     structured_outputs_value,
 )
 from services.client.generation.tool_call_reader import Arguments, CallBegins, Text, ToolCallReader
+from services.generation.engine.text.thoughts import known_thoughts
 from tests.examples import examples
 
 ODD: tuple[Any, ...] = (None, 5, -1, 1.5, "x", b"x", [], [None], [[1]], {}, {"a": object()}, {1: "x"}, object(), True)
@@ -262,3 +265,48 @@ def test_an_output_under_a_constraint_calls_from_its_beginning_or_not_at_all() -
             assert any(isinstance(part, CallBegins) for part in parts) == begins
             text = "".join(part.text for part in parts if isinstance(part, Text))
             assert text == ("" if begins else output)
+
+
+TAGS = ThoughtSyntax("<think>", ("</think>",))
+BEGUN = ThoughtSyntax("<think>", ("</think>",), begun=True)
+HARMONY = ThoughtSyntax("analysis", ("assistantfinal", "assistantcommentary", "assistant to="), "final")
+CALLS = ToolCallSyntax(" to=functions.", "commentary json", None, "")
+
+
+def sorted_out(syntax: ThoughtSyntax, text: str, size: int) -> tuple[str, str, str, str]:
+    """Thought, text, name and arguments."""
+    reader = OutputReader(ThoughtReader(syntax), ToolCallReader(CALLS, ["look"]))
+    parts = [part for at in range(0, len(text), size) for part in reader.feed(text[at : at + size])] + reader.end()
+    kinds = (Thought, Text, Arguments)
+    thought, said, arguments = ("".join(p.text for p in parts if isinstance(p, kind)) for kind in kinds)
+    return thought, said, "".join(p.name for p in parts if isinstance(p, CallBegins)), arguments
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
+@pytest.mark.parametrize(
+    ("syntax", "text", "found"),
+    [
+        (TAGS, "<think>\nLet me see, 1 < 2.\n</think>\n\nYes.", ("Let me see, 1 < 2.", "Yes.", "", "")),
+        (TAGS, "<think>\n\n</think>\n\nYes.", ("", "Yes.", "", "")),
+        (TAGS, "Yes, <think> is a tag.", ("", "Yes, <think> is a tag.", "", "")),
+        (TAGS, "<thin", ("", "<thin", "", "")),
+        (TAGS, "<think>cut </thi", ("cut </thi", "", "", "")),
+        (BEGUN, "I see.\n</think>\nYes.", ("I see.", "Yes.", "", "")),
+        (BEGUN, "I see", ("I see", "", "", "")),
+        (HARMONY, "analysisAs an assistant I say.assistantfinalYes.", ("As an assistant I say.", "Yes.", "", "")),
+        (HARMONY, "finalYes.", ("", "Yes.", "", "")),
+        (HARMONY, 'analysisLook.assistant to=functions.lookcommentary json{"a": 1}', ("Look.", "", "look", '{"a": 1}')),
+    ],
+)
+def test_thoughts_are_told_from_the_answer(
+    syntax: ThoughtSyntax, text: str, found: tuple[str, str, str, str], size: int
+) -> None:
+    assert sorted_out(syntax, text, size) == found
+
+
+def test_templates_say_how_their_models_think() -> None:
+    assert known_thoughts("{{ '<think>' }} … </think>") is not None
+    harmony = known_thoughts("<|channel|>analysis<|message|>")
+    assert harmony is not None
+    assert (harmony.open, harmony.bare) == ("analysis", "final")
+    assert known_thoughts("{{ messages }}") is None

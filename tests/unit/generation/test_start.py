@@ -4,10 +4,14 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from numba import config
 
+from services.generation.engine.numba_cache import compiled, inlined, relaxed
 from services.generation.settings import GenerationSettings
 from services.generation.state_folder import StateTaken, state_folder
 from services.generation.target.config.config import read_config
@@ -64,13 +68,6 @@ def test_what_is_not_there_is_named_with_its_flag_before_anything_is_loaded(
 ) -> None:
     with pytest.raises(SettingsError, match=f"^{setting.partition('=')[0]}: {re.escape(said)}"):
         GenerationSettings.load(["--model", str(tiny_model), setting], environment={})
-
-
-@pytest.mark.parametrize("flag", ["--model", "--draft-model"])
-def test_a_model_whose_package_is_missing_is_refused_by_its_flag(monkeypatch: pytest.MonkeyPatch, flag: str) -> None:
-    monkeypatch.setattr("services.generation.target.model_path.find_spec", lambda name: None)
-    with pytest.raises(SettingsError):
-        GenerationSettings.load([flag, "smollm2"], environment={})
 
 
 _SERVER = """
@@ -152,3 +149,21 @@ def test_the_process_ends_with_the_one_that_started_it(kernels: Path) -> None:
     process.stdin.close()
     assert process.wait(60) == 1
     assert not list(kernels.glob("sampling-*"))
+
+
+@pytest.mark.parametrize(("how", "name"), [(compiled, "sampling"), (inlined, "sampling"), (relaxed, "drafting")])
+def test_they_lie_in_a_folder_of_their_version_and_numba_is_left_as_it_was(
+    how: Callable[[Any], Any], name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KOLM_KERNEL_CACHE", str(tmp_path))
+    before = config.CACHE_DIR
+
+    @how
+    def twice(value: int) -> int:
+        return 2 * value
+
+    assert twice(4) == 8
+    assert before == config.CACHE_DIR
+    (folder,) = tmp_path.iterdir()
+    assert folder.name.startswith(f"{name}-")
+    assert any(folder.rglob("*.nbi"))

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from services.generation.engine.core import EngineSettings
@@ -14,19 +14,12 @@ from services.generation.engine.request import EngineRequest, InvalidRequest, Sa
 from services.generation.target.cpu import CpuTarget, load_target
 from services.generation.target.probe import NumericsProfile, ProbeReport
 from services.generation.verification import Record, Stopped, Verifier
-from tests.examples import examples
 from tests.fakes.drafters import LetterDecoder
 from tests.fakes.engine_runs import run
 from tests.fakes.tiny_head import make_tiny_adapter
-from tests.unit.generation.engine.test_identity import drafters_of, requests_of
+from tests.unit.generation.engine.test_identity import battery, drafters_of, requests_of
 
 PROVEN = NumericsProfile({}, "cidv1:sha256:" + "0" * 64, ProbeReport(1, (), ""))
-
-battery = settings(
-    max_examples=examples(60),
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
 
 
 @pytest.fixture(scope="module")

@@ -1,12 +1,17 @@
-"""Imports that `ledger` may make; every module of it is documented and can be imported alone."""
+"""What `ledger` may import, and the one way in which it writes files."""
 
 import ast
+import os
+import stat
 import sys
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 import ledger
+from ledger.durable_file import create_durably, replaced_durably, write_durably
 
 PACKAGE = Path(ledger.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))
@@ -38,3 +43,60 @@ def test_a_module_imports_only_what_the_ledger_may(path: Path) -> None:
 def test_the_map_names_every_folder() -> None:
     text = (PACKAGE / "README.md").read_text(encoding="utf-8")
     assert {path.parent.name for path in PACKAGE.glob("*/__init__.py") if f"`{path.parent.name}/`" not in text} == set()
+
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What was asked of the disk, in order: what reached it, and which file took a name."""
+    found: list[str] = []
+    fsync, replace, link = os.fsync, os.replace, os.link
+
+    def synced(descriptor: int) -> None:
+        found.append("folder" if stat.S_ISDIR(os.fstat(descriptor).st_mode) else "data")
+        fsync(descriptor)
+
+    def named(do: Callable[..., None]) -> Callable[..., None]:
+        def done(*where: object) -> None:
+            found.append("name")
+            do(*where)
+
+        return done
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(os, "replace", named(replace))
+    monkeypatch.setattr(os, "link", named(link))
+    return found
+
+
+def test_the_data_comes_first_then_the_name_then_the_folder(tmp_path: Path, asked: list[str]) -> None:
+    write_durably(tmp_path / "a" / "file", b"one", mode=0o640)
+    assert asked == ["data", "name", "folder"]
+    assert stat.S_IMODE((tmp_path / "a" / "file").stat().st_mode) == 0o640
+    create_durably(tmp_path / "new", b"first")
+    assert asked[3:] == ["data", "name", "folder"]
+    with pytest.raises(FileExistsError):
+        create_durably(tmp_path / "new", b"second")
+    assert (tmp_path / "new").read_bytes() == b"first"
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["a", "file", "new"]
+
+
+def test_a_file_that_could_not_be_written_whole_leaves_the_old_one_and_nothing_else(tmp_path: Path) -> None:
+    write_durably(tmp_path / "file", b"old")
+    with suppress(RuntimeError), replaced_durably(tmp_path / "file") as file:
+        file.write(b"ne")
+        raise RuntimeError
+    assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("file", b"old")]
+
+
+def test_nobody_else_asks_the_disk_in_a_way_of_their_own() -> None:
+    """But the journals, which append to one file each."""
+    asking = {
+        str(path.relative_to(ROOT))
+        for folder in ("ledger", "services")
+        for path in (ROOT / folder).rglob("*.py")
+        if "os.fsync" in path.read_text(encoding="utf-8")
+    }
+    assert asking == {"ledger/durable_file.py", "ledger/log/folder.py", "services/generation/receipts/journal.py"}

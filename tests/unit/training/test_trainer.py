@@ -1,4 +1,4 @@
-"""A run that is stopped continues to the same bits, and a head learns."""
+"""A run that is stopped continues to the same bits, a head learns, and the curve says when more brings nothing."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +9,7 @@ import torch
 
 from services.generation.drafting.eagle3.head_pass import Head
 from services.generation.target.rows import RowsBuilder
+from services.training.curve import Curve, Point
 from services.training.plan import LessonPlan, Minutes, OutputInvalid, Steps
 from services.training.trainer import (
     Ends,
@@ -138,3 +139,38 @@ def test_a_cpu_trains_in_bfloat16_where_it_has_instructions_for_it(
     monkeypatch.setattr(llvm, "get_host_cpu_features", lambda: has)
     assert faster_precision("cpu") == precision
     assert faster_precision("cuda") == "bfloat16"
+
+
+def point(steps: int, length: float) -> Point:
+    return Point(100 * steps, steps, length, (0.5, 0.25))
+
+
+def curve_of(folder: Path, lengths: list[float]) -> Curve:
+    curve = Curve(folder)
+    for steps, length in enumerate(lengths, 1):
+        curve.add(point(steps, length))
+    return curve
+
+
+def test_a_curve_goes_on_from_its_file_and_forgets_what_a_crash_undid(tmp_path: Path) -> None:
+    curve_of(tmp_path, [1.1, 1.2, 1.3])
+    again = Curve(tmp_path)
+    assert again.points == [point(1, 1.1), point(2, 1.2), point(3, 1.3)]
+    again.add(point(2, 1.25))
+    assert Curve(tmp_path).points == [point(1, 1.1), point(2, 1.25)]
+
+
+@pytest.mark.parametrize(
+    ("lengths", "over"),
+    [
+        ([], False),
+        ([1.0] * 6, False),  # too few to judge
+        ([1.0] * 7, True),
+        ([1.0 + 0.01 * n for n in range(20)], False),
+        ([1.5, 1.4, 1.4, 1.4, 1.4, 1.4, 1.502], True),
+        ([1.5, 1.4, 1.4, 1.4, 1.4, 1.4, 1.52], False),
+    ],
+)
+def test_a_run_ends_once_the_last_checkpoints_bring_nothing(lengths: list[float], over: bool, tmp_path: Path) -> None:
+    assert curve_of(tmp_path, lengths).is_over(0.4) is over
+    assert not curve_of(tmp_path, lengths).is_over(0.6)

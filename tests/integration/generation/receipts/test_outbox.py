@@ -69,17 +69,6 @@ async def test_nothing_is_served_unreceipted_past_the_limit(deployment: Deployme
     assert (await failure(stub.Generate(asking(max_tokens=3, n=4)))).reason == "LEDGER_UNAVAILABLE"
 
 
-async def test_receipts_left_by_a_stopped_server_go_out_at_its_next_start(deployment: Deployment) -> None:
-    await deployment.stop_ledger()
-    stub = await deployment.start_generation()
-    for name in ("one", "two"):
-        await stub.Generate(asking(max_tokens=3, request_id=name))
-    await deployment.stop_generation()
-    await deployment.start_ledger()
-    stub = await deployment.start_generation()
-    assert [receipt.request_id for receipt in await deployment.receipts(2)] == ["one", "two"]
-
-
 async def test_a_receipt_that_was_confirmed_but_not_yet_removed_is_not_appended_twice(deployment: Deployment) -> None:
     await deployment.stop_ledger()
     stub = await deployment.start_generation()
@@ -175,18 +164,6 @@ async def test_a_client_that_stops_reading_holds_nobody_up(deployment: Deploymen
     while (event := await stalled.read()) is not grpc.aio.EOF:
         events.append(event)
     assert sum(event.HasField("finished") for event in events) == 4
-
-
-async def test_stopping_the_server_ends_what_runs_and_hands_its_receipts_over(deployment: Deployment) -> None:
-    loader = Loader(GatedTarget)
-    stub = await deployment.start_generation(loader)
-    assert isinstance(loader.target, GatedTarget)
-    call = stub.GenerateStream(pb.GenerateStreamRequest(request=asking(max_tokens=400, method="off")))
-    loader.target.close()
-    assert (await call.read()).HasField("started")
-    loader.target.open()
-    await deployment.stop_generation()
-    assert len(await deployment.receipts(1)) == 1
 
 
 async def test_an_engine_that_breaks_ends_its_requests_with_receipts_and_takes_no_more(deployment: Deployment) -> None:

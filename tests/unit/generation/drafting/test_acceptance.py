@@ -9,23 +9,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.generation.drafting.acceptance import (
-    Acceptance,
-    RequestAcceptance,
-    first_choice,
-)
+from services.generation.drafting.acceptance import Acceptance, RequestAcceptance, first_choice
 from services.generation.drafting.lookahead import LookaheadDrafter
 from services.generation.drafting.prediction import Prediction
 from services.generation.drafting.rest import RestDrafter
 from services.generation.drafting.suffix import SuffixDrafter
-from services.generation.engine.core import EngineSettings
 from services.generation.engine.drafter import Drafter
 from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.target.cpu import CpuTarget
 from tests.fakes.engine_runs import CHEAP_ROWS, run
 from tests.fakes.heads import eagle3
-from tests.unit.generation.drafting.test_draft_model import battery, drafter_of
-from tests.unit.generation.engine.test_identity import alone, parameters, signature
+from tests.unit.generation.drafting.test_draft_model import drafter_of
+from tests.unit.generation.engine.test_identity import alone, check_unchanged, parameters, short_battery, signature
 
 
 def request(temperature: float = 0.0, adapter: str | None = None) -> EngineRequest:
@@ -127,20 +122,18 @@ def test_every_method_drafts_what_is_expected(target: CpuTarget, method: str) ->
 
 
 @given(seed=st.integers(0, 2**32))
-@battery
+@short_battery
 def test_no_prediction_changes_a_token(target: CpuTarget, cramped_target: CpuTarget, seed: int) -> None:
     rng = random.Random(seed)
-    requests, expected = [], []
+    requests, expected = [], {}
     for number in range(3):
         prompt = tuple(rng.randrange(384) for _ in range(rng.choice((1, 3, 40, 65))))
         method = rng.choice(METHODS)
         request = EngineRequest(f"r{number}", prompt, parameters(rng), method=method, k=rng.choice((None, None, 3)))
-        expected.append(alone(target, request))
-        requests.append(replace(request, prediction=edited(rng, expected[-1][0])))
+        expected[request.key] = alone(target, request)
+        requests.append(replace(request, prediction=edited(rng, expected[request.key][0])))
     serving = rng.choice((target, cramped_target))
-    schedule = EngineSettings(max_rows=rng.choice((8, 17, 256)), prefill_rows=rng.choice((7, 64)))
-    collected = run(serving, requests, drafters=drafters_of(serving), settings=schedule, arrivals=range(0, 15, 5))
-    assert [signature(collected, request) for request in requests] == expected
+    check_unchanged(serving, requests, expected, drafters_of(serving), rng)
 
 
 def edited(rng: random.Random, output: Sequence[int]) -> tuple[int, ...]:

@@ -13,14 +13,13 @@ from services.generation.drafting.acceptance import NEAR, OWN
 from services.generation.drafting.copies import END, LONGEST, Copies, OwnText, copies_from
 from services.generation.drafting.lookahead import JacobiWindow, LookaheadDrafter, NgramPool
 from services.generation.drafting.suffix import MOST_PASTS, MOST_TOKENS, Past, SuffixDraft, SuffixDrafter
-from services.generation.engine.core import EngineSettings
 from services.generation.engine.cost import PassCost
 from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.engine.tree import TokenTree
 from services.generation.target.cpu import CpuTarget
 from tests.fakes.drafters import budget as budget_of
 from tests.fakes.engine_runs import CHEAP_ROWS, run
-from tests.unit.generation.engine.test_identity import ONE_ROW, battery, parameters, signature
+from tests.unit.generation.engine.test_identity import alone, battery, check_unchanged, parameters
 
 TOKENS = st.lists(st.integers(0, 3), max_size=60)
 
@@ -204,16 +203,9 @@ def test_no_past_changes_a_token(target: CpuTarget, cramped_target: CpuTarget, s
             tenant=rng.choice(("a", "b", None)),
         )  # fmt: skip
         requests.append(asked)
-    expected = []
-    for asked in requests:
-        off = EngineRequest(asked.request_id, asked.prompt, asked.sampling, asked.choice)
-        expected.append(signature(run(target, [off], settings=ONE_ROW), off))
-    for serving, schedule in (
-        (target, EngineSettings()),
-        (cramped_target, EngineSettings(max_rows=17, prefill_rows=7)),
-    ):
-        collected = run(serving, requests, drafters=drafters, settings=schedule, arrivals=range(0, 25, 5))
-        assert [signature(collected, asked) for asked in requests] == expected
+    expected = {asked.key: alone(target, asked) for asked in requests}
+    for serving in (target, cramped_target):
+        check_unchanged(serving, requests, expected, drafters, rng, late=25)
         if rng.random() < 0.5:
             drafters["suffix"].forget(rng.choice("ab"), rng.choice((None, requests[0].key)))
 

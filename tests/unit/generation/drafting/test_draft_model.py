@@ -9,14 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from services.generation.drafting.acceptance import first_choice, said
 from services.generation.drafting.draft_model import DraftModelDrafter, ModelDraft
 from services.generation.drafting.lookahead import LookaheadDrafter
-from services.generation.engine.core import EngineSettings
 from services.generation.engine.cost import StepCost
 from services.generation.engine.drafter import Ask
 from services.generation.engine.request import EngineRequest, SamplingParams
@@ -25,19 +24,13 @@ from services.generation.target.arrays import Float32
 from services.generation.target.cpu import CpuTarget, load_target
 from services.generation.target.rows import Rows, RowsBuilder
 from services.generation.target.target import PassOutput
-from tests.examples import examples
 from tests.fakes.drafters import budget as budget_of
 from tests.fakes.engine_runs import CHEAP_ROWS, run
 from tests.fakes.tiny_model import make_tiny_model
-from tests.unit.generation.engine.test_identity import alone, parameters, signature
+from tests.unit.generation.engine.test_identity import alone, check_unchanged, parameters, short_battery, signature
 
 BOLD = budget_of(nodes=64, depth=8, breakeven=0.001)
 STEP = StepCost(fixed=0.01, row=0.0001)
-battery = settings(
-    max_examples=examples(25),
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
 NOTHING = np.empty((1, 384), np.float32)
 
 
@@ -81,22 +74,15 @@ def requests_of(rng: random.Random, count: int) -> list[EngineRequest]:
 
 
 @given(seed=st.integers(0, 2**32))
-@battery
+@short_battery
 def test_no_draft_model_changes_a_token(
     target: CpuTarget, cramped_target: CpuTarget, kin_target: CpuTarget, seed: int
 ) -> None:
     rng = random.Random(seed)
     requests = requests_of(rng, rng.randrange(1, 6))
     expected = {request.key: alone(target, request) for request in requests}
-    schedule = EngineSettings(
-        max_sequences=rng.choice((1, 2, 8)), max_rows=rng.choice((8, 17, 256)), prefill_rows=rng.choice((1, 7, 64))
-    )
     drafters = {"draft": drafter_of(kin_target), "lookahead": LookaheadDrafter(CHEAP_ROWS)}
-    serving = rng.choice((target, cramped_target))
-    arrivals = [rng.randrange(20) for _ in requests]
-    collected = run(serving, requests, drafters=drafters, settings=schedule, arrivals=arrivals)
-    for request in requests:
-        assert signature(collected, request) == expected[request.key], (request, schedule)
+    check_unchanged(rng.choice((target, cramped_target)), requests, expected, drafters, rng)
     assert kin_target.blocks.used == 0
 
 
@@ -145,7 +131,7 @@ def cached(model: CpuTarget, table: Sequence[int], length: int) -> Float32:
 
 
 @given(seed=st.integers(0, 2**32))
-@battery
+@short_battery
 def test_the_cache_follows_the_accepted_path(kin_target: CpuTarget, seed: int) -> None:
     rng = random.Random(seed)
     drafter = drafter_of(kin_target)

@@ -20,7 +20,7 @@ from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.target.cpu import CpuTarget
 from tests.fakes.drafters import budget as budget_of
 from tests.fakes.engine_runs import CHEAP_ROWS, run
-from tests.unit.generation.engine.test_identity import ONE_ROW, battery, parameters, signature
+from tests.unit.generation.engine.test_identity import alone, battery, check_unchanged, parameters
 
 BOLD = budget_of(nodes=64, depth=16, breakeven=0.001)
 DEAR = budget_of(nodes=64, depth=16, breakeven=0.95)
@@ -42,11 +42,6 @@ def request(prompt: list[int], tenant: str | None = None, **sampling: object) ->
     return EngineRequest("r", tuple(prompt), params, method="rest", tenant=tenant)
 
 
-def tokens_of(target: CpuTarget, asked: EngineRequest) -> tuple[int, ...]:
-    off = EngineRequest(asked.request_id, asked.prompt, asked.sampling, asked.choice)
-    return run(target, [off], settings=ONE_ROW).outcomes[off.key].token_ids
-
-
 @pytest.mark.slow
 @given(seed=st.integers(0, 2**32))
 @battery
@@ -57,9 +52,8 @@ def test_no_store_changes_a_token(target: CpuTarget, tiny_model: Path, seed: int
         prompt = tuple(rng.randrange(384) for _ in range(rng.choice((1, 3, 40, 65))))
         method = rng.choice(("rest", "rest", "lookahead", "off"))
         asked = EngineRequest(f"r{number}", prompt, parameters(rng), choice=number, method=method)
-        off = EngineRequest(asked.request_id, prompt, asked.sampling, asked.choice)
         requests.append(asked)
-        expected[asked.key] = signature(run(target, [off], settings=ONE_ROW), off)
+        expected[asked.key] = alone(target, asked)
     # The requests' outputs, cut and changed here and there: drafts that are right for a while.
     known = [[*r.prompt[-4:], *expected[r.key][0]] for r in requests]
     for document in known:
@@ -67,14 +61,12 @@ def test_no_store_changes_a_token(target: CpuTarget, tiny_model: Path, seed: int
             document[rng.randrange(len(document))] = rng.randrange(384)
     store = store_of([d for d in known if d] or [[1]], tiny_model, tmp_path_factory.mktemp("rest") / "store")  # type: ignore[attr-defined]
     drafters = {"rest": RestDrafter({None: [store]}), "lookahead": LookaheadDrafter(CHEAP_ROWS)}
-    collected = run(target, requests, drafters=drafters)
-    for asked in requests:
-        assert signature(collected, asked) == expected[asked.key]
+    check_unchanged(target, requests, expected, drafters, rng)
 
 
 def test_text_that_is_in_the_store_takes_few_passes(target: CpuTarget, tiny_model: Path, tmp_path: Path) -> None:
     asked = request([5, 9, 300, 17])
-    answer = tokens_of(target, asked)
+    answer = alone(target, asked)[0]
     store = store_of([[5, 9, 300, 17, *answer]], tiny_model, tmp_path / "store")
     collected = run(target, [asked], drafters={"rest": RestDrafter({None: [store]})})
     outcome = collected.outcomes[asked.key]

@@ -7,31 +7,24 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from services.generation.drafting.string_level import Retokenized, StringLevelDrafter
-from services.generation.engine.core import EngineSettings
 from services.generation.engine.cost import StepCost
 from services.generation.engine.drafter import Ask
 from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.engine.text.tokenizer import Tokenizer
 from services.generation.target.cpu import CpuTarget, load_target
 from services.generation.target.model_path import model_path
-from tests.examples import examples
 from tests.fakes.drafters import budget as budget_of
 from tests.fakes.engine_runs import run
 from tests.fakes.tiny_model import make_tiny_model
-from tests.unit.generation.engine.test_identity import alone, parameters, signature
+from tests.unit.generation.engine.test_identity import alone, check_unchanged, parameters, short_battery, signature
 
 BOLD = budget_of(nodes=64, depth=8, breakeven=0.001)
 STEP = StepCost(fixed=0.01, row=0.0001)
-battery = settings(
-    max_examples=examples(25),
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
 TEXTS = st.one_of(
     st.text(st.characters(max_codepoint=0x24F), max_size=300),
     st.lists(
@@ -46,7 +39,7 @@ def tokenizers(tiny_model: Path) -> list[Tokenizer]:
 
 
 @given(text=TEXTS, seed=st.integers(0, 2**32), to=st.integers(0, 1))
-@battery
+@short_battery
 def test_a_text_that_grows_is_the_same_text_in_other_ids(
     tokenizers: list[Tokenizer], text: str, seed: int, to: int
 ) -> None:
@@ -178,7 +171,7 @@ def test_a_model_of_the_same_mind_is_right_whatever_its_ids(
 
 
 @given(seed=st.integers(0, 2**32))
-@battery
+@short_battery
 def test_what_is_kept_of_the_cache_is_that_of_the_text(
     spelling_target: CpuTarget, spelling: Path, renumbered: tuple[Path, CpuTarget], seed: int
 ) -> None:
@@ -204,7 +197,7 @@ def test_what_is_kept_of_the_cache_is_that_of_the_text(
 
 
 @given(seed=st.integers(0, 2**32))
-@battery
+@short_battery
 def test_no_such_model_changes_a_token(
     target: CpuTarget, cramped_target: CpuTarget, tiny_model: Path, foreign: tuple[Path, CpuTarget], seed: int
 ) -> None:
@@ -215,17 +208,9 @@ def test_no_such_model_changes_a_token(
         method = rng.choice(("draft", "draft", "off"))
         requests.append(EngineRequest(f"r{number}", prompt, parameters(rng), rng.randrange(3), method=method))
     expected = {request.key: alone(target, request) for request in requests}
-    schedule = EngineSettings(
-        max_sequences=rng.choice((1, 2, 8)), max_rows=rng.choice((8, 17, 256)), prefill_rows=rng.choice((1, 7, 64))
-    )
     own, model = foreign
-    arrivals = [rng.randrange(20) for _ in requests]
     drafters = {"draft": drafter_of(target, tiny_model, model, own)}
-    collected = run(
-        rng.choice((target, cramped_target)), requests, drafters=drafters, settings=schedule, arrivals=arrivals
-    )
-    for request in requests:
-        assert signature(collected, request) == expected[request.key], (request, schedule)
+    check_unchanged(rng.choice((target, cramped_target)), requests, expected, drafters, rng)
     assert model.blocks.used == 0
 
 

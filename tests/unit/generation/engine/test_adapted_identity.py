@@ -7,24 +7,23 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from services.generation.engine.core import EngineSettings
 from services.generation.engine.request import EngineRequest, InvalidRequest, SamplingParams
 from services.generation.target.cpu import CpuTarget, load_target
-from tests.examples import examples
 from tests.fakes.engine_runs import run
 from tests.fakes.tiny_head import make_tiny_adapter
-from tests.unit.generation.engine.test_identity import ONE_ROW, drafters_of, requests_of, signature
+from tests.unit.generation.engine.test_identity import (
+    alone,
+    check_unchanged,
+    drafters_of,
+    requests_of,
+    short_battery,
+    signature,
+)
 
 ADAPTERS = {"small": {"rank": 3, "modules": ("q_proj", "up_proj")}, "wide": {"rank": 16}}
-
-battery = settings(
-    max_examples=examples(30),
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
 
 
 @pytest.fixture(scope="module")
@@ -50,40 +49,27 @@ def cramped(tiny_model: Path, directories: dict[str, Path]) -> CpuTarget:
 @pytest.fixture(scope="module")
 def lone(tiny_model: Path, directories: dict[str, Path]) -> dict[str | None, CpuTarget]:
     """By the identifier that a request names: a target that has that adapter only; for None, one that has none."""
-    alone = [load_target(tiny_model, cache_tokens=20 * 64, adapters={n: path}) for n, path in directories.items()]
-    return {t.adapters[0].cid: t for t in alone} | {None: load_target(tiny_model, cache_tokens=20 * 64)}
-
-
-def expected_of(lone: dict[str | None, CpuTarget], request: EngineRequest):  # type: ignore[no-untyped-def]
-    off = EngineRequest(request.request_id, request.prompt, request.sampling, request.choice, request.adapter)
-    return signature(run(lone[request.adapter], [off], settings=ONE_ROW), off)
+    each = [load_target(tiny_model, cache_tokens=20 * 64, adapters={n: path}) for n, path in directories.items()]
+    return {t.adapters[0].cid: t for t in each} | {None: load_target(tiny_model, cache_tokens=20 * 64)}
 
 
 def check_identity(target: CpuTarget, lone: dict[str | None, CpuTarget], seed: int) -> None:
     rng = random.Random(seed)
     adapters = [None, *(adapter.cid for adapter in target.adapters)]
     requests = [replace(each, adapter=rng.choice(adapters)) for each in requests_of(rng, rng.randrange(2, 6))]
-    expected = {request.key: expected_of(lone, request) for request in requests}
+    expected = {request.key: alone(lone[request.adapter], request) for request in requests}
     truth = {key: tokens for key, (tokens, *_) in expected.items()}
-    drafters = drafters_of(target, seed, truth)
-    schedule = EngineSettings(
-        max_sequences=rng.choice((2, 8)), max_rows=rng.choice((8, 17, 64, 256)), prefill_rows=rng.choice((1, 7, 64))
-    )
-    collected = run(
-        target, requests, drafters=drafters, settings=schedule, arrivals=[rng.randrange(20) for _ in requests]
-    )
-    for request in requests:
-        assert signature(collected, request) == expected[request.key], (request, schedule)
+    check_unchanged(target, requests, expected, drafters_of(target, seed, truth), rng)
 
 
 @given(seed=st.integers(0, 2**32))
-@battery
+@short_battery
 def test_no_neighbour_s_adapter_changes_a_token(mixed: CpuTarget, lone: dict[str | None, CpuTarget], seed: int) -> None:
     check_identity(mixed, lone, seed)
 
 
 @given(seed=st.integers(0, 2**32))
-@battery
+@short_battery
 def test_preemption_keeps_the_adapter(cramped: CpuTarget, lone: dict[str | None, CpuTarget], seed: int) -> None:
     check_identity(cramped, lone, seed)
 
@@ -97,7 +83,7 @@ def test_one_prompt_under_each_adapter_gives_texts_of_its_own(
     collected = run(mixed, requests)
     outputs = [signature(collected, request) for request in requests]
     assert len({tokens for tokens, *_ in outputs}) == 3
-    assert outputs == [expected_of(lone, request) for request in requests]
+    assert outputs == [alone(lone[request.adapter], request) for request in requests]
 
 
 def test_a_prefix_is_shared_under_the_same_adapter_only(mixed: CpuTarget, lone: dict[str | None, CpuTarget]) -> None:
@@ -106,7 +92,7 @@ def test_a_prefix_is_shared_under_the_same_adapter_only(mixed: CpuTarget, lone: 
     requests = [EngineRequest(f"r{n}", prompt, sampling, adapter=cid) for n, cid in enumerate([*adapters, *adapters])]
     collected = run(mixed, requests, arrivals=[60 * n for n in range(len(requests))])
     for number, request in enumerate(requests):
-        assert signature(collected, request) == expected_of(lone, request)
+        assert signature(collected, request) == alone(lone[request.adapter], request)
         reused = collected.outcomes[request.key].metrics.cached_prompt_tokens
         assert reused == (0 if number < len(adapters) else 128)
 

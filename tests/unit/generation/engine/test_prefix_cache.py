@@ -5,24 +5,24 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from services.generation.engine.core import EngineCore, EngineSettings
 from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.target.blocks import BLOCK
 from services.generation.target.cpu import CpuTarget
-from tests.examples import examples
 from tests.fakes.drafters import LetterDecoder
-from tests.fakes.engine_runs import CHEAP_ROWS, Collected, run
+from tests.fakes.engine_runs import CHEAP_ROWS, Collected
 from tests.fakes.heads import eagle3
-from tests.unit.generation.engine.test_identity import alone, drafters_of, requests_of, signature
-
-battery = settings(
-    max_examples=examples(25),
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+from tests.unit.generation.engine.test_identity import (
+    alone,
+    check_unchanged,
+    drafters_of,
+    requests_of,
+    short_battery,
 )
+
 PLAIN = SamplingParams(max_tokens=6, ignore_eos=True)
 LONGEST = 4 * BLOCK - 48  # of a prompt, so that it fits into the cramped target with its answer
 PROMPT = tuple((7 * i * i + 3 * i) % 384 for i in range(2 * BLOCK + 20))
@@ -45,25 +45,18 @@ def check(target: CpuTarget, reference: CpuTarget, seed: int) -> int:
     requests = alike(rng)
     expected = {request.key: alone(reference, request) for request in requests}
     drafters = drafters_of(target, seed, {key: tokens for key, (tokens, *_) in expected.items()})
-    schedule = EngineSettings(
-        max_sequences=rng.choice((1, 2, 8)), max_rows=rng.choice((8, 17, 64, 256)), prefill_rows=rng.choice((1, 7, 64))
-    )
-    late = rng.choice((1, 60))
-    arrivals = [rng.randrange(late) for _ in requests]
-    collected = run(target, requests, drafters=drafters, settings=schedule, arrivals=arrivals)
-    for request in requests:
-        assert signature(collected, request) == expected[request.key], (request, schedule)
+    collected = check_unchanged(target, requests, expected, drafters, rng, rng.choice((1, 60)))
     return sum(outcome.metrics.cached_prompt_tokens for outcome in collected.outcomes.values())
 
 
 @given(seed=st.integers(0, 2**32))
-@battery
+@short_battery
 def test_a_prefix_computed_by_another_changes_no_token(target: CpuTarget, seed: int) -> None:
     check(target, target, seed)
 
 
 @given(seed=st.integers(0, 2**32))
-@battery
+@short_battery
 def test_nor_where_blocks_are_short(cramped_target: CpuTarget, target: CpuTarget, seed: int) -> None:
     check(cramped_target, target, seed)
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import jsonschema
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from services.generation.drafting.lookahead import LookaheadDrafter
@@ -23,13 +23,12 @@ from services.generation.engine.text.tokenizer import Tokenizer
 from services.generation.engine.turns import Gains
 from services.generation.target.cpu import CpuTarget
 from services.generation.verification import Record, RecordDrafter
-from tests.examples import examples
 from tests.fakes.drafters import LyingDrafter
 from tests.fakes.engine_runs import CHEAP_ROWS, run
 from tests.fakes.grammars import CONSTRAINTS, PERSON, grammar
 from tests.fakes.heads import InformedDrafter, eagle3
+from tests.unit.generation.engine.test_identity import ONE_ROW, battery
 
-ONE_ROW = EngineSettings(max_sequences=1, max_rows=1, prefill_rows=1)
 METHODS = ("off", "lying", "lookahead", "suffix", "rest", "eagle3")
 
 
@@ -71,11 +70,7 @@ def signature(outcome: Outcome) -> tuple[object, ...]:
 
 
 @given(seed=st.integers(0, 2**32))
-@settings(
-    max_examples=examples(60),
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
+@battery
 def test_no_method_and_no_schedule_changes_a_token_under_a_grammar(
     target: CpuTarget, cramped_target: CpuTarget, tokenizer: Tokenizer, seed: int
 ) -> None:

@@ -12,8 +12,9 @@ from kolm.generation.v1 import sampling_pb2
 from ledger.documents.receipt import Sampling
 from ledger.encoding.canonical import canonical
 from ledger.errors import FormatError
-from services.generation.engine.request import SamplingParams, StructuredOutputs, grammar_engine
+from services.generation.engine.request import EngineRequest, SamplingParams, StructuredOutputs, grammar_engine
 from services.generation.engine.text.tool_calls import PLAIN, ToolCallSyntax
+from services.generation.remote.dialects import DIALECTS
 from services.generation.requests.parameters import read_sampling, receipt_sampling, sampling_message
 from services.generation.requests.prompt import Tools, chat_turns, read_tools
 from services.runtime.errors import FailedPrecondition, InvalidArgument
@@ -169,3 +170,9 @@ def test_what_only_python_reads_as_json_is_refused_by_its_field(odd: str) -> Non
     call = pb.ToolCall(id="1", name="get", arguments=f'{{"a": {odd}}}')
     with pytest.raises(InvalidArgument, match=r"messages.messages\[0\].tool_calls\[0\].arguments"):
         chat_turns([pb.Message(role="assistant", tool_calls=[call])])
+
+
+def test_top_p_and_min_p_are_shares_of_what_the_temperature_leaves_at_llama_server_too() -> None:
+    asked = EngineRequest("r", (1,), SamplingParams(temperature=0.7, top_p=0.9, min_p=0.05, top_k=40))
+    order = DIALECTS["llama-server"].body(asked, "m", None, stream=False)["samplers"]
+    assert order.index("penalties") < order.index("temperature") < order.index("min_p") < order.index("top_p")

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import pytest
 
 from ledger.log.sequencer import Sequencer
+from tests.unit.ledger.log.faulty_store import open_sequencer
 from tests.unit.ledger.log.memory_store import MemoryEntryStore, MemoryGuard
-from tests.unit.ledger.log.sequencing import open_sequencer
 
 
 @pytest.fixture

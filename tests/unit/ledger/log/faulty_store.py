@@ -1,13 +1,18 @@
-"""Stores and guards that fail, or wait, where a test tells them to. They wrap any EntryStore, any Guard."""
+"""A store and a guard that fail at any step of a write, a sequencer over them, and the check of all that it wrote."""
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from concurrent.futures import Future
+from typing import Any, cast
 
+from ledger.audit.log_verification import verify_log
 from ledger.errors import StoreError
 from ledger.log.guard import Guard
+from ledger.log.sequencer import Sequencer
 from ledger.log.store import Batch, EntryStore
+from ledger.log.writer import Appended
 from ledger.tree.checkpoint import Checkpoint
+from tests.unit.ledger.builders import KEYS, ORIGIN, TRUSTED, signed_receipt
 
 BEFORE_COMMIT = "before commit"
 AFTER_COMMIT = "after commit"
@@ -92,3 +97,22 @@ class Gate:
             self.commits += 1
             self.reached.release()
             self.open.wait()
+
+
+def open_sequencer(store: object, **options: Any) -> Sequencer:
+    return Sequencer(cast(EntryStore, store), KEYS["log"], TRUSTED, ORIGIN, **options)
+
+
+def check_whole_log(store: EntryStore) -> None:
+    report = verify_log(store.entries(0, 10_000), store.latest_checkpoint(), TRUSTED, ORIGIN)
+    assert report.ok, report.problem
+
+
+def hold(sequencer: Sequencer, gate: Gate) -> Future[Appended]:
+    """Append one receipt and return once the writer stands at the closed gate with it."""
+    while gate.reached.acquire(blocking=False):  # commits of before
+        pass
+    gate.open.clear()
+    waiting = sequencer.append(signed_receipt(900))
+    gate.reached.acquire()
+    return waiting

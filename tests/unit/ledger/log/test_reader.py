@@ -9,9 +9,8 @@ from ledger.log.reader import LedgerReader
 from ledger.log.receipt_filter import ReceiptFilter
 from ledger.log.sequencer import Sequencer
 from tests.unit.ledger.builders import content, receipt_id, signed, signed_receipt, verdict
-from tests.unit.ledger.log.faulty_store import FaultyStore, Gate
+from tests.unit.ledger.log.faulty_store import FaultyStore, Gate, open_sequencer
 from tests.unit.ledger.log.memory_store import MemoryEntryStore
-from tests.unit.ledger.log.sequencing import open_sequencer
 
 
 def test_a_reader_sees_nothing_that_is_not_signed_yet(store: MemoryEntryStore) -> None:

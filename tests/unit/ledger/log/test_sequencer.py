@@ -46,9 +46,8 @@ from tests.unit.ledger.builders import (
     signed_receipt,
     verdict,
 )
-from tests.unit.ledger.log.faulty_store import FaultyStore, Gate
+from tests.unit.ledger.log.faulty_store import FaultyStore, Gate, check_whole_log, hold, open_sequencer
 from tests.unit.ledger.log.memory_store import MemoryEntryStore
-from tests.unit.ledger.log.sequencing import check_whole_log, hold, open_sequencer
 
 LOG_KEYS = (KEYS["log"].public,)
 

@@ -12,9 +12,19 @@ from ledger.log.sequencer import Sequencer
 from ledger.tree.checkpoint import Checkpoint
 from ledger.tree.merkle import leaf_hash, verify_consistency, verify_inclusion
 from tests.unit.ledger.builders import KEYS, ORIGIN, TRUSTED, receipt, signed, signed_receipt
-from tests.unit.ledger.log.faulty_store import BEFORE_COMMIT, FAULTS, PROBE, FaultyGuard, FaultyStore, Gate, Once
+from tests.unit.ledger.log.faulty_store import (
+    BEFORE_COMMIT,
+    FAULTS,
+    PROBE,
+    FaultyGuard,
+    FaultyStore,
+    Gate,
+    Once,
+    check_whole_log,
+    hold,
+    open_sequencer,
+)
 from tests.unit.ledger.log.memory_store import MemoryEntryStore, MemoryGuard
-from tests.unit.ledger.log.sequencing import check_whole_log, hold, open_sequencer
 
 
 @pytest.mark.parametrize("fault", FAULTS)

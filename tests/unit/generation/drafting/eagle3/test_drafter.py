@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, assume, example, given, settings
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from services.generation.drafting.draft_tree.candidates import _REACH, DraftShape, Samplings, Vocabulary, candidates
@@ -28,20 +28,15 @@ from services.generation.target.blocks import slot_of
 from services.generation.target.cpu import CpuTarget
 from services.generation.target.rows import Rows, RowsBuilder
 from services.generation.target.target import PassOutput
-from tests.examples import examples
 from tests.fakes.drafters import budget as budget_of
 from tests.fakes.engine_runs import CHEAP_ROWS
 from tests.fakes.heads import eagle3, head_config
 from tests.fakes.table_target import TableTarget
+from tests.unit.generation.engine.test_identity import short_battery
 
 KeysAndValues = tuple[Float32, Float32]
 
 WIDE = budget_of(nodes=60, depth=8, breakeven=CHEAP_ROWS.row_share)
-battery = settings(
-    max_examples=examples(25),
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +102,7 @@ def from_scratch(drafter: Eagle3Drafter, sequence: Fed, entries: int) -> KeysAnd
 
 
 @given(seed=st.integers(0, 2**32))
-@battery
+@short_battery
 def test_the_cache_after_accepted_paths_is_that_of_the_tokens_from_scratch(drafter: Eagle3Drafter, seed: int) -> None:
     rng = random.Random(seed)
     sequences = [Fed(drafter, seed + n, tree_width=rng.choice((1, 2, 4))) for n in range(3)]
@@ -132,7 +127,7 @@ def test_the_cache_after_accepted_paths_is_that_of_the_tokens_from_scratch(draft
 
 
 @given(seed=st.integers(0, 2**32), nodes=st.integers(1, 20), depth=st.integers(1, 9), width=st.integers(1, 8))
-@battery
+@short_battery
 def test_trees_keep_to_their_bounds(drafter: Eagle3Drafter, seed: int, nodes: int, depth: int, width: int) -> None:
     sequence = Fed(drafter, seed, k=6, tree_width=width, tree_tokens=12)
     sequence.prompt()
@@ -262,7 +257,7 @@ SAMPLINGS = (
 @pytest.mark.slow
 @given(seed=st.integers(0, 2**63), position=st.integers(2, 2000), known=st.sampled_from(SAMPLINGS))
 @example(seed=55_143_981_152_585, position=891, known=SAMPLINGS[0])  # draws a token out of reach
-@battery
+@short_battery
 def test_a_head_with_the_targets_logits_and_all_of_the_noise_draws_the_targets_token(
     drafter: Eagle3Drafter, seed: int, position: int, known: SamplingParams
 ) -> None:

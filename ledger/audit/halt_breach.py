@@ -88,6 +88,8 @@ class HaltWatch:
     def observe(self, index: int, document: Document) -> None:
         """The next entry."""
         match document:
+            case Receipt():
+                self._check(index, document)
             case Halt():
                 span = _Span(index, len(self._spans) + 1, document.scope, document.issued_at)
                 self._spans.append(span)
@@ -98,8 +100,6 @@ class HaltWatch:
                 self._auditors_clock = max(self._auditors_clock, document.issued_at)
             case Resume():
                 self._end(index, document)
-            case Receipt():
-                self._check(index, document)
 
     def _end(self, index: int, resume: Resume) -> None:
         """A halt ends where the resume stands, however early the operator dates it: every document that the auditor

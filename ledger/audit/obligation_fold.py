@@ -29,6 +29,7 @@ from ledger.keys.envelope import Envelope
 from ledger.keys.trusted_keys import TrustedKeys
 from ledger.tree.entry import Entry
 from ledger.tree.merkle import Frontier, leaf_hash
+from ledger.tree.multiproof import GrowingTree
 
 
 @dataclass(slots=True)
@@ -48,7 +49,7 @@ class ObligationFold:
     """The latest time that any document names; the log has no other clock."""
 
     _auditor_spoke: str = ""
-    _base: Frontier = field(default_factory=Frontier)
+    _base: GrowingTree = field(default_factory=GrowingTree)
     _leaves: list[bytes] = field(default_factory=list)  # from the base on, while a draw may still decide about them
     _undrawn: dict[int, Obligation] = field(default_factory=dict)
     _open: dict[int, Obligation] = field(default_factory=dict)
@@ -150,7 +151,7 @@ class ObligationFold:
             "unpromised": self.unpromised,
             "latest": self.latest,
             "auditor_spoke": self._auditor_spoke,
-            "base": self._base.to_document(),
+            "base": self._base.frontier().to_document(),
             "leaves": [leaf.hex() for leaf in self._leaves],
             "undrawn": [asdict(one) for one in self._undrawn.values()],
             "open": [asdict(one) for one in self._open.values()],
@@ -169,7 +170,7 @@ class ObligationFold:
             unpromised=document["unpromised"],
             latest=document["latest"],
             _auditor_spoke=document["auditor_spoke"],
-            _base=Frontier.from_document(document["base"]),
+            _base=GrowingTree(Frontier.from_document(document["base"])),
             _leaves=[bytes.fromhex(leaf) for leaf in document["leaves"]],
             _undrawn={one["index"]: Obligation(**one) for one in document["undrawn"]},
             _open={one["index"]: Obligation(**one) for one in document["open"]},
@@ -182,6 +183,9 @@ class ObligationFold:
         self._see(receipt.issued_at)
         # The issuer's own replay deviated: its halt must not be left to chance.
         confesses = receipt.spec_decode.verified_identical_to_off is False
+        if not self.policies and not confesses:
+            self.unpromised += 1
+            return
         obligation = self._promised(index, receipt)
         self.unpromised += obligation.policy_index is None
         if confesses or obligation.rate == 1.0:
@@ -243,7 +247,7 @@ class ObligationFold:
 
     def _grow(self, leaf: bytes) -> None:
         if not self._undrawn and not self._leaves:
-            self._base = self._base.append(leaf)  # a draw over any tree up to here would decide nothing
+            self._base.add(self._base.size, leaf)  # a draw over any tree up to here would decide nothing
             return
         self._leaves.append(leaf)
         if not self._undrawn and (frontier := self._frontier_at(self.size)) is not None:
@@ -252,14 +256,11 @@ class ObligationFold:
     def _frontier_at(self, size: int) -> Frontier | None:
         if not self._base.size <= size <= self.size:
             return None
-        frontier = self._base
-        for leaf in self._leaves[: size - self._base.size]:
-            frontier = frontier.append(leaf)
-        return frontier
+        return self._base.frontier().extended(self._leaves[: size - self._base.size])
 
     def _rebase(self, frontier: Frontier) -> None:
         del self._leaves[: frontier.size - self._base.size]
-        self._base = frontier
+        self._base = GrowingTree(frontier)
 
     def _see(self, time: str) -> None:
         self.latest = max(self.latest, time)

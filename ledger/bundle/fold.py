@@ -212,9 +212,10 @@ class BundleFold:
         return f"{name} was in use before the entry that introduces it" if name in self._signers else None
 
     def _rule_problem(self, index: int, document: Document) -> str | None:
-        if isinstance(document, Receipt) and self.seen.knows(document.receipt_id):
-            return f"is a second receipt with the id {document.receipt_id}"
-        if isinstance(document, Verdict | Erasure) and self._is_elsewhere(document.receipt_index, index):
+        if isinstance(document, Receipt):
+            if self.seen.knows(document.receipt_id):
+                return f"is a second receipt with the id {document.receipt_id}"
+        elif isinstance(document, Verdict | Erasure) and self._is_elsewhere(document.receipt_index, index):
             return None  # about a receipt that is not in the bundle
         try:
             self.halts = follow(index, document, self.halts, self)

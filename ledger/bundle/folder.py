@@ -173,9 +173,10 @@ class BundleFolder:
             # Neither a link to somewhere else nor a pipe that never ends.
             descriptor = os.open(self.folder / path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
             with os.fdopen(descriptor, "rb") as file:
-                if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                status = os.fstat(descriptor)
+                if not stat.S_ISREG(status.st_mode):
                     raise FormatError("bundle", f"{path} is not a regular file")
-                data = file.read(bound + 1)
+                data = file.read(min(status.st_size, bound) + 1)  # a buffer of the bound takes longer than the file
         except OSError as error:
             raise FormatError("bundle", f"cannot read {path}: {error.strerror}") from None
         if len(data) > bound:

@@ -41,8 +41,10 @@ def follow(index: int, document: Document, halts: HaltState, before: References)
     open halt of exactly its scope, and is not dated before it. An expiry erases what the retention policies before it
     say.
     """
-    if isinstance(document, Receipt) and document.halt_epoch > halts.epoch:
-        raise FormatError("halt_epoch", f"is {document.halt_epoch}, but the log counts {halts.epoch} halts so far")
+    if isinstance(document, Receipt):
+        if document.halt_epoch > halts.epoch:
+            raise FormatError("halt_epoch", f"is {document.halt_epoch}, but the log counts {halts.epoch} halts so far")
+        return halts
     if isinstance(document, Verdict | Erasure) and before.receipt_id_at(document.receipt_index) != document.receipt_id:
         raise FormatError("receipt_index", f"entry {document.receipt_index} is not the receipt {document.receipt_id}")
     if isinstance(document, Verdict):

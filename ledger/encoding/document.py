@@ -221,20 +221,35 @@ def read_plain(kind: type[_Read], data: bytes) -> _Read | None:
     Such bytes are canonical, and say no more and no less than the value: see `is_plain`. Whole floats are written with
     ".0", which canonical JSON leaves out.
     """
-    if not (data.isascii() if _only_integers(kind) else is_plain(data)):
+    numbers = _numbers(kind)
+    if not (is_plain(data) if numbers == _ANY else data.isascii()) or (numbers == _FLOATS and _has_odd_float(data)):
         return None
     try:
         value = _decoder(kind).decode(data)
         again = _encode_sorted(value)
     except (msgspec.MsgspecError, UnicodeEncodeError):
         return None
-    return value if again == data or _WHOLE_FLOAT.sub(b"", again) == data else None
+    return value if (again if numbers == _INTEGERS else _WHOLE_FLOAT.sub(b"", again)) == data else None
+
+
+_INTEGERS, _FLOATS, _ANY = range(3)
+_PUNCTUATION = bytes.maketrans(b":]{}", b",,[,")
+_REST = bytes(set(range(256)) - set(b'",:[]{}eul'))  # true and false keep a letter more than an exponent
+
+
+def _has_odd_float(data: bytes) -> bool:
+    """Whether a number of canonical bytes, once read as a float, may be written the same and not as ECMAScript does:
+    one with an exponent, or -0.0. Found inside text too, which then is read the slow way.
+    """
+    outside = data.translate(_PUNCTUATION, _REST)  # a number stands between punctuation, without quotation marks
+    return b",e," in outside or b"[e," in outside or b"-0.0" in data
 
 
 @cache
-def _only_integers(kind: type[Part]) -> bool:
-    """Whether a kind has no number but integers of a range, which all writers print alike, and nothing of any depth."""
+def _numbers(kind: type[Part]) -> int:
+    """What numbers a kind has: integers of a range, which all writers print alike; floats too; or any, at any depth."""
     waiting: list[Any] = [msgspec.inspect.type_info(kind)]
+    found = _INTEGERS
     while waiting:
         match waiting.pop():
             case msgspec.inspect.StructType(fields=fields):
@@ -243,13 +258,17 @@ def _only_integers(kind: type[Part]) -> bool:
                 waiting += types
             case msgspec.inspect.VarTupleType(item_type=item):
                 waiting.append(item)
+            case msgspec.inspect.DictType(key_type=key, value_type=each):
+                waiting += [key, each]
             case msgspec.inspect.IntType(ge=int(), le=int()) | msgspec.inspect.StrType() | msgspec.inspect.BytesType():
                 pass
-            case msgspec.inspect.NoneType() | msgspec.inspect.BoolType():
+            case msgspec.inspect.NoneType() | msgspec.inspect.BoolType() | msgspec.inspect.CustomType():
                 pass
+            case msgspec.inspect.FloatType():
+                found = _FLOATS
             case _:
-                return False
-    return True
+                return _ANY
+    return found
 
 
 @cache

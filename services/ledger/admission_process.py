@@ -4,8 +4,9 @@ has to be done in one place, then has its interpreter for itself.
     question = length ‖ MessagePack: the keys that are trusted for receipts, and an AppendEntriesRequest
     answer   = length ‖ MessagePack: for each entry what was found, or null
 
-The process keeps nothing between two questions and answers them in order. It takes receipts alone, and says nothing of
-the entries that it does not take: who asked checks those again, and finds what they are or what is wrong with them.
+Four zero bytes come before the first answer, once the process can begin. It keeps nothing between two questions and
+answers them in order. It takes receipts alone, and says nothing of the entries that it does not take: who asked checks
+those again, and finds what they are or what is wrong with them.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from services.runtime.errors import Unavailable
 
 _log = logging.getLogger(__name__)
 
+_READY = bytes(4)
 _PIPE_BYTES = 1 << 20
 """What may wait in the pipe of the answers, so that the next question is begun meanwhile."""
 
@@ -65,10 +67,12 @@ _answer_bytes, _read_answer = packing(list[_Found | None])
 class AdmissionProcess:
     """The process, which the first question starts. On one event loop, with which it ends.
 
-    A process that dies is an error of the questions that it had; the next one starts another.
+    Nothing is said of any entry until it is `there`, as it takes half a second to start. A process that dies is an
+    error of the questions that it had; the next one starts another, and waits for it.
     """
 
     def __init__(self) -> None:
+        self.there = asyncio.Event()
         self._asked: deque[asyncio.Future[bytes]] = deque()
         self._running: asyncio.Task[asyncio.subprocess.Process] | None = None
 
@@ -76,9 +80,15 @@ class AdmissionProcess:
         """The entries of a request that are receipts and hold by these keys; None for the others. Raises Unavailable
         where that is not known.
         """
+        if self._running is None:
+            self._running = asyncio.ensure_future(self._start())
+            self._running.add_done_callback(lambda done: done.cancelled() or done.exception())
+        if not self.there.is_set():
+            return [None] * len(request.entries)
         keys = tuple(_Key(key.raw, key.scope.to_document()) for key in trusted.keys("receipts"))
         try:
-            answer = await self._ask(_question_bytes(_Question(keys, request.SerializeToString())))
+            question = _question_bytes(_Question(keys, request.SerializeToString()))
+            answer = await self._ask(question, self._running)
         except OSError:
             raise Unavailable("the process that checks receipts has ended; send it again") from None
         return [
@@ -86,10 +96,7 @@ class AdmissionProcess:
             for found, entry in zip(_read_answer(answer), request.entries, strict=True)
         ]
 
-    async def _ask(self, question: bytes) -> bytes:
-        if self._running is None:
-            self._running = asyncio.ensure_future(self._start())
-        running = self._running
+    async def _ask(self, question: bytes, running: asyncio.Task[asyncio.subprocess.Process]) -> bytes:
         process = await asyncio.shield(running)
         if self._running is not running:  # it has ended meanwhile
             raise ConnectionResetError
@@ -114,6 +121,8 @@ class AdmissionProcess:
     async def _read(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdout is not None
         try:
+            await process.stdout.readexactly(len(_READY))
+            self.there.set()
             while True:
                 size = int.from_bytes(await process.stdout.readexactly(4), "little")
                 answer = await process.stdout.readexactly(size)
@@ -138,6 +147,8 @@ class AdmissionProcess:
 
 def answer_all(questions: BinaryIO, answers: BinaryIO) -> None:
     """Answer every question, to the end of the pipe."""
+    answers.write(_READY)
+    answers.flush()
     while size := questions.read(4):
         question = questions.read(int.from_bytes(size, "little"))
         answer = _answer_bytes(_checked(_read_question(question)))

@@ -103,10 +103,12 @@ def test_no_receipt_is_lost_or_doubled_where_the_process_that_checks_them_is_kil
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started: list[asyncio.subprocess.Process] = []
-    start = AdmissionProcess._start
+    start, there = AdmissionProcess._start, threading.Event()
 
     async def noted(process: AdmissionProcess) -> asyncio.subprocess.Process:
         started.append(await start(process))
+        await process.there.wait()
+        there.set()
         return started[-1]
 
     monkeypatch.setattr(AdmissionProcess, "_start", noted)
@@ -114,6 +116,8 @@ def test_no_receipt_is_lost_or_doubled_where_the_process_that_checks_them_is_kil
     indexes: dict[int, int] = {}
     failed: list[grpc.StatusCode] = []
     with serve() as served, grpc.insecure_channel(served.address) as channel:
+        assert len(list(LedgerServiceStub(channel).AppendEntries(grouped(waiting[0][1])))) == 1
+        assert there.wait(60)
         while waiting:
             answered = 0
             try:

@@ -49,8 +49,34 @@ HOLD: Sequence[tuple[bytes, Content | None]] = [
 ]
 
 
+async def started() -> AdmissionProcess:
+    process = AdmissionProcess()
+    await process.admitted(request(), TRUSTED)
+    await process.there.wait()
+    return process
+
+
+async def test_nobody_waits_for_its_start() -> None:
+    process = AdmissionProcess()
+    for _ in range(2):
+        assert await process.admitted(request(*HOLD), TRUSTED) == [None] * len(HOLD)
+        assert not process.there.is_set()
+    await process.there.wait()
+    assert None not in await process.admitted(request(*HOLD), TRUSTED)
+
+
+async def test_a_process_that_cannot_start_is_missed_by_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.executable", "/nowhere/python")
+    process = AdmissionProcess()
+    for _ in range(2):
+        assert await process.admitted(request(HOLD[0]), TRUSTED) == [None]
+        assert process._running is not None
+        await asyncio.wait([process._running])
+        assert process._running is None
+
+
 async def test_receipts_that_hold_come_back_as_if_they_had_been_checked_here() -> None:
-    found = await AdmissionProcess().admitted(request(*HOLD), TRUSTED)
+    found = await (await started()).admitted(request(*HOLD), TRUSTED)
     assert found == [admit(envelope, kept, TRUSTED) for envelope, kept in HOLD]
 
 
@@ -62,13 +88,13 @@ async def test_nothing_is_said_of_all_else() -> None:
         (signed(key_entry("receipts")), None),
         (signed_receipt(0).replace(b"a", b"b", 1), None),
     ]
-    process = AdmissionProcess()
+    process = await started()
     found = await process.admitted(request(*refused, HOLD[0]), TRUSTED)
     assert found == [None] * len(refused) + [admit(*HOLD[0], TRUSTED)]
 
 
 async def test_the_keys_are_those_of_the_question() -> None:
-    process, asked = AdmissionProcess(), request(HOLD[0])
+    process, asked = await started(), request(HOLD[0])
     for keys, holds in (
         (TRUSTED, True),
         (TrustedKeys.of(STRANGER), False),
@@ -80,14 +106,14 @@ async def test_the_keys_are_those_of_the_question() -> None:
 
 
 async def test_questions_that_overlap_are_answered_each_by_its_own() -> None:
-    process = AdmissionProcess()
+    process = await started()
     asked = [[(signed_receipt(number), content(number))] * (number % 5 + 1) for number in range(40)]
     found = await asyncio.gather(*(process.admitted(request(*each), TRUSTED) for each in asked))
     assert found == [[admit(*entry, TRUSTED) for entry in each] for each in asked]
 
 
 async def test_a_process_that_ends_fails_its_questions_and_the_next_one_starts_another() -> None:
-    process = AdmissionProcess()
+    process = await started()
     large = request(*[HOLD[0]] * 1000)
     await process.admitted(request(HOLD[0]), TRUSTED)
     for _ in range(2):
@@ -103,7 +129,7 @@ async def test_a_process_that_ends_fails_its_questions_and_the_next_one_starts_a
 
 
 async def test_a_caller_that_goes_leaves_the_others_their_answers() -> None:
-    process = AdmissionProcess()
+    process = await started()
     first = asyncio.ensure_future(process.admitted(request(HOLD[0]), TRUSTED))
     second = asyncio.ensure_future(process.admitted(request(HOLD[1]), TRUSTED))
     await asyncio.sleep(0)

@@ -42,8 +42,8 @@ _SCRATCH = Path(__file__).parent / "scratch" / "lies"
 _SYSTEM = "You are a helpful assistant."
 _OTHER_SYSTEM = "You are a helpful assistant. Recommend the products of Acme wherever you can."
 _PART, _MAX_TOKENS = 16, 192
-_SEEN = 96
-"""Prompts in whose view thresholds were set: the first ones, which are not asked again."""
+_SEEN, _SEEN_PAGES, _SEEDS = 256, 112, 5000
+"""Prompts in whose view thresholds were set, the first ones, which are not asked again; and the first new seed."""
 _NOISY = "q8_0 with noise"
 
 GREEDY = SamplingParams(max_tokens=_MAX_TOKENS)
@@ -96,7 +96,7 @@ def parts(tokenizer: Tokenizer, outputs: int, honest: int) -> Iterator[Part]:
     """Parts of each lie, and of honest operators with 8 and 4 bits: each in the order in which they are served."""
     most = max(outputs, honest * len(HONEST_SAMPLING))
     new, others = (conversations(tokenizer, most, system) for system in (_SYSTEM, _OTHER_SYSTEM))
-    long = long_prompts(tokenizer)[_SEEN:]
+    long = long_prompts(tokenizer)[_SEEN_PAGES:]
     cut = [prompt[-512:] for prompt in long]
 
     def some(
@@ -104,8 +104,8 @@ def parts(tokenizer: Tokenizer, outputs: int, honest: int) -> Iterator[Part]:
         receipted: SamplingParams | None = None, promised: str = "q8_0", most: int = outputs,
     ) -> Iterator[Part]:  # fmt: skip
         count = min(most, len(sent))
-        seeded = [(prompt, replace(asked, seed=1000 + at)) for at, prompt in enumerate(sent[:count])]
-        receipts = [(prompt, replace(receipted or asked, seed=1000 + at)) for at, prompt in enumerate(told or sent)]
+        seeded = [(prompt, replace(asked, seed=_SEEDS + at)) for at, prompt in enumerate(sent[:count])]
+        receipts = [(prompt, replace(receipted or asked, seed=_SEEDS + at)) for at, prompt in enumerate(told or sent)]
         for number, at in enumerate(range(0, count, _PART)):
             end = min(at + _PART, count)
             yield Part(case, number, serves, promised, seeded[at:end], receipts[at:end])

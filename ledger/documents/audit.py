@@ -82,8 +82,14 @@ NO_ANSWERS = (UNREPLAYABLE, UNSTABLE, UNCHECKED)
 
 class ReferenceThresholds(Part, frozen=True):
     """The most that an honest output of another engine may have, before a reference pass calls it INCONSISTENT. The
-    members are those of `ReferencePass`; `surprise` bounds both sides of zero. `drift` bounds each sum of `Drift`; None
-    judges each output alone. `missed` is for a llama-server whose draws are known; None asks nothing of them.
+    members are those of `ReferencePass`; `surprise` bounds both sides of zero, and a sampled output may have SAMPLED
+    times `largest`. `drift` bounds each sum of `Drift`; None judges each output alone. `missed` is for a llama-server
+    whose draws are known; None asks nothing of them.
+    """
+
+    SAMPLED: ClassVar = 2.0
+    """At temperature 0 a token is held against the few that are likely there. What top_k, top_p and min_p cut off ends
+    among many unlikely ones, whose logits are the least certain, and one of so many gets in by more.
     """
 
     mean: NotNegative
@@ -97,6 +103,8 @@ class ReferenceThresholds(Part, frozen=True):
         """The first statistic that is beyond, in words; None where the output is consistent with the weights."""
         for name in ("mean", "largest", "surprise", "rarest", "missed"):
             value, most = getattr(by, name), getattr(self, name)
+            if name == "largest" and by.rarest is not None:
+                most *= self.SAMPLED
             if None not in (value, most) and abs(value) > most:
                 return f"{name} is {value:.4g}, at most {most:g} is expected of an honest engine"
         if by.drift is not None and self.drift is not None and by.drift.largest > self.drift:

@@ -98,6 +98,15 @@ def test_each_statistic_beyond_its_threshold_is_inconsistent(statistics: dict[st
     assert (found.outcome, next(iter(statistics)) in (found.reason or "")) == ("INCONSISTENT", True)
 
 
+@pytest.mark.parametrize(("largest", "rarest", "outcome"), [
+    (1.1, None, "INCONSISTENT"), (1.1, 4.0, "CONSISTENT"), (2.1, 4.0, "INCONSISTENT"),
+])  # fmt: skip
+def test_a_sampled_token_may_be_further_behind_what_is_left_than_one_of_temperature_0(
+    largest: float, rarest: float | None, outcome: str
+) -> None:
+    assert outcomes(judged(None, changed(HONEST, largest=largest, rarest=rarest))) == [outcome]
+
+
 def test_what_nobody_can_check_is_unchecked_with_its_reasons() -> None:
     (found,) = judged()
     assert found.outcome == "UNCHECKED"

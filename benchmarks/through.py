@@ -24,6 +24,7 @@ import httpx2
 
 from benchmarks.machine import RESULTS, machine
 from services.generation.engine.text.tokenizer import Tokenizer
+from services.generation.target.model_path import model_path
 
 _TEXT = "The ledger of a harbour lists every ship, its cargo and the day on which it left. Caller {} asks: "
 
@@ -111,13 +112,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--bare", help="the engine's own OpenAI API, which ends with /v1")
     parser.add_argument("--kolm", help="kolm's OpenAI API before it, which ends with /v1")
-    parser.add_argument("--weights", type=Path, required=True, help="the model, for its tokenizer")
+    parser.add_argument("--weights", type=Path, required=True, help="the model or its name, for its tokenizer")
     parser.add_argument("--key-file", type=Path, help="kolm's API key: .kolm/tokens/owner beside a `kolm up`")
     parser.add_argument("--callers", type=int, default=16)
     parser.add_argument("--tokens", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--fake", type=int, metavar="PORT", help="serve a fake vLLM there, and nothing else")
     options = parser.parse_args()
+    options.weights = model_path(options.weights)
     if options.fake:
         asyncio.run(fake(options.fake, options.weights))
         return

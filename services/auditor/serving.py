@@ -349,7 +349,7 @@ def plan(settings: AuditorSettings) -> AuditorPlan:
 def _start(
     auditor: Auditor, engine: LoadedWhenAsked, settings: AuditorSettings, stop: threading.Event
 ) -> tuple[asyncio.Future[None], asyncio.Future[None]]:
-    """The auditing thread announces the terms, loads the engine, and audits; once it is loaded, health is served."""
+    """The auditing thread announces the terms, loads the engine, and audits; before that, health is not served."""
     registry = CollectorRegistry()
     metrics = AuditorMetrics(registry)
     loaded, loop = asyncio.Event(), asyncio.get_running_loop()
@@ -361,7 +361,8 @@ def _start(
                 auditor.announce()  # before the seconds that loading takes: receipts of that time fall under the terms
                 break
             stop.wait(_POLL_SECONDS)
-        engine.load()
+        if settings.rate > 0.0:  # else there may be nothing to replay, and what there is loads it
+            engine.load()
         loop.call_soon_threadsafe(loaded.set)
         follow(auditor, stop, _POLL_SECONDS, metrics.examined, metrics.read)
 

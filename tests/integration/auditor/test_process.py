@@ -1,5 +1,6 @@
 """The auditor's processes: their start and end, and those that are killed."""
 
+import shutil
 import signal
 import subprocess
 import sys
@@ -62,6 +63,16 @@ def test_it_serves_health_and_stops_cleanly_also_while_the_ledger_is_away(tmp_pa
         assert process.wait(PATIENCE) == 0
         assert process.stderr is not None
         assert "auditor stopped" in process.stderr.read()
+
+
+def test_at_rate_0_no_weights_are_loaded_before_there_is_something_to_replay(tmp_path: Path, model: Path) -> None:
+    broken = shutil.copytree(model, tmp_path / "model")
+    (broken / "model.safetensors").write_bytes(b"no weights")
+    flags = "--ledger=127.0.0.1:1", f"--model={broken}"
+    with auditor_process(tmp_path / "with", *flags) as process:
+        assert process.wait(PATIENCE) == 1
+    with auditor_process(tmp_path / "without", *flags, "--rate=0") as process:
+        assert address_of(process)
 
 
 def test_it_announces_its_policy_and_then_lets_servers_load_first(

@@ -123,28 +123,28 @@ def a_checkpoint_without_signature(page: pb.ListReceiptsResponse) -> None:
 QUERY = ReceiptFilter(tenant="acme", max_index=5)
 
 
-@pytest.mark.parametrize("complete", [False, True])
-@pytest.mark.parametrize(
-    ("lie", "error"),
-    [
-        (flip_a_hash, ProofError),
-        (another_size, ProofError),
-        (another_order, ProofError),
-        (another_receipt, ProofError),
-        (a_receipt_that_was_not_asked_for, ProofError),
-        (an_unsigned_receipt, LedgerError),
-        (a_checkpoint_without_signature, LedgerError),
-    ],
+TAMPERED = (
+    (flip_a_hash, ProofError),
+    (another_size, ProofError),
+    (another_order, ProofError),
+    (another_receipt, ProofError),
+    (a_receipt_that_was_not_asked_for, ProofError),
+    (an_unsigned_receipt, LedgerError),
+    (a_checkpoint_without_signature, LedgerError),
 )
+
+
+@pytest.mark.parametrize("complete", [False, True])
 def test_a_tampered_page_is_not_believed(
-    liar_and_client: tuple[Liar, LedgerClient], settings: LedgerSettings, complete: bool, lie: Lie, error: type
+    liar_and_client: tuple[Liar, LedgerClient], settings: LedgerSettings, complete: bool, subtests: pytest.Subtests
 ) -> None:
     liar, client = liar_and_client
     ledger = proving(client, settings)
     assert len(list(ledger.receipts(QUERY, complete=complete))) == 5
-    liar.lies["ListReceipts"] = lie
-    with pytest.raises(error):
-        list(ledger.receipts(QUERY, complete=complete))
+    for lie, error in TAMPERED:
+        liar.lies["ListReceipts"] = lie
+        with subtests.test(lie.__name__), pytest.raises(error):
+            list(ledger.receipts(QUERY, complete=complete))
 
 
 def test_a_row_that_is_left_out_is_missed_by_who_asks_for_everything_and_by_nobody_else(
@@ -197,35 +197,35 @@ def claim_nothing(page: pb.ListReceiptsResponse) -> None:
     page.ClearField("complete_range")
 
 
-@pytest.mark.parametrize(
-    ("lie", "page_size", "why"),
-    [
-        (hide_as_another_entry, 0, "entry 1 is a receipt that was asked for, and the list leaves it out"),
-        (swap_the_hidden, 0, "shown in the place of entry 1"),
-        (shorten, 0, "leads to another root|too"),
-        (end_early, 2, "the list ends at entry 2, expected the range up to entry 6"),
-        (begin_late, 0, "leads to another root|too|begins at entry 1"),
-        (claim_nothing, 0, "does not show that nothing was left out"),
-    ],
+INCOMPLETE = (
+    (hide_as_another_entry, 0, "entry 1 is a receipt that was asked for, and the list leaves it out"),
+    (swap_the_hidden, 0, "shown in the place of entry 1"),
+    (shorten, 0, "leads to another root|too"),
+    (end_early, 2, "the list ends at entry 2, expected the range up to entry 6"),
+    (begin_late, 0, "leads to another root|too|begins at entry 1"),
+    (claim_nothing, 0, "does not show that nothing was left out"),
 )
+
+
 def test_a_list_that_is_not_complete_is_not_believed(
-    liar_and_client: tuple[Liar, LedgerClient], settings: LedgerSettings, lie: Lie, page_size: int, why: str
+    liar_and_client: tuple[Liar, LedgerClient], settings: LedgerSettings, subtests: pytest.Subtests
 ) -> None:
     liar, client = liar_and_client
-    liar.lies["ListReceipts"] = lie
-    with pytest.raises(ProofError, match=why):
-        list(proving(client, settings).receipts(QUERY, complete=True, page_size=page_size))
+    for lie, page_size, why in INCOMPLETE:
+        liar.lies["ListReceipts"] = lie
+        with subtests.test(lie.__name__), pytest.raises(ProofError, match=why):
+            list(proving(client, settings).receipts(QUERY, complete=True, page_size=page_size))
 
 
-@pytest.mark.parametrize("complete", [False, True])
-@pytest.mark.parametrize(("query", "unheard"), [({"tenant": "other"}, "tenant"), ({"max_index": 3}, "max_index")])
 def test_proven_rows_that_were_not_asked_for_are_not_believed(
-    liar_and_client: tuple[Liar, LedgerClient], settings: LedgerSettings, complete: bool, query: Any, unheard: str
+    liar_and_client: tuple[Liar, LedgerClient], settings: LedgerSettings, subtests: pytest.Subtests
 ) -> None:
     liar, client = liar_and_client
-    liar.mishearings["ListReceipts"] = lambda request: request.ClearField(unheard)
-    with pytest.raises(ProofError):
-        list(proving(client, settings).receipts(ReceiptFilter(**query), complete=complete))
+    for unheard, query in (("tenant", ReceiptFilter(tenant="other")), ("max_index", ReceiptFilter(max_index=3))):
+        liar.mishearings["ListReceipts"] = lambda request, unheard=unheard: request.ClearField(unheard)
+        for complete in (False, True):
+            with subtests.test(unheard, complete=complete), pytest.raises(ProofError):
+                list(proving(client, settings).receipts(query, complete=complete))
 
 
 @pytest.mark.parametrize(
@@ -324,18 +324,17 @@ def _asked_for(field: str, value: Any) -> Lie:
     return lambda request: setattr(request, field, value)
 
 
-@pytest.mark.parametrize("lie", [_unproven, _wrongly_proven, _unsigned_checkpoint])
 def test_an_entry_or_a_receipt_that_is_not_proven_is_not_believed(
-    liar_and_client: tuple[Liar, LedgerClient], settings: LedgerSettings, lie: Lie
+    liar_and_client: tuple[Liar, LedgerClient], settings: LedgerSettings, subtests: pytest.Subtests
 ) -> None:
     liar, client = liar_and_client
     ledger = proving(client, settings)
     assert Entry.from_bytes(ledger.entry(2).entry).index == ledger.receipt(receipt_id(2)).receipt.index == 2
-    liar.lies["GetEntry"] = liar.lies["GetReceipt"] = lie
-    with pytest.raises(LedgerError):
-        ledger.entry(2)
-    with pytest.raises(LedgerError):
-        ledger.receipt(receipt_id(2))
+    for lie in (_unproven, _wrongly_proven, _unsigned_checkpoint):
+        liar.lies["GetEntry"] = liar.lies["GetReceipt"] = lie
+        for ask, name in ((ledger.entry, 2), (ledger.receipt, receipt_id(2))):
+            with subtests.test(lie.__name__, name=name), pytest.raises(LedgerError):
+                ask(name)  # type: ignore[operator]
 
 
 def test_another_entry_or_receipt_than_the_one_asked_for_is_not_believed(
@@ -356,30 +355,27 @@ def _forged_content(answer: Any) -> None:
     answer.content.output_token_ids.extend(kept.output_token_ids)
 
 
-@pytest.mark.parametrize(
-    ("lie", "why"),
-    [
-        (lambda answer: answer.inclusion_proof.hashes.__setitem__(0, bytes(32)), "root"),
-        (_forged_content, "not what the receipt commits to"),
-        (
-            lambda answer: setattr(answer.receipt, "outcome", documents_pb2.OUTCOME_EXACT),
-            "its newest verdict as DEVIATION",
-        ),
-        (lambda answer: setattr(answer.verdicts[0], "envelope", signed(verdict(1, 1))), "is not on"),
-        (lambda answer: setattr(answer.verdicts[0], "envelope", signed_receipt(2)), "is none"),
-        (lambda answer: answer.ClearField("verdicts"), "its newest verdict as None"),
-    ],
+BESIDE: tuple[tuple[Lie, str], ...] = (
+    (_wrongly_proven, "root"),
+    (_forged_content, "not what the receipt commits to"),
+    (lambda answer: setattr(answer.receipt, "outcome", documents_pb2.OUTCOME_EXACT), "newest verdict as DEVIATION"),
+    (lambda answer: setattr(answer.verdicts[0], "envelope", signed(verdict(1, 1))), "is not on"),
+    (lambda answer: setattr(answer.verdicts[0], "envelope", signed_receipt(2)), "is none"),
+    (lambda answer: answer.ClearField("verdicts"), "its newest verdict as None"),
 )
+
+
 def test_a_receipt_beside_which_something_else_is_said_is_not_believed(
-    liar_and_client: tuple[Liar, LedgerClient], settings: LedgerSettings, lie: Lie, why: str
+    liar_and_client: tuple[Liar, LedgerClient], settings: LedgerSettings, subtests: pytest.Subtests
 ) -> None:
     liar, client = liar_and_client
     client.append(signed(verdict(2, 2, "DEVIATION")))
     ledger = proving(client, settings)
     assert ledger.receipt(receipt_id(2)).verdicts[0].document.outcome == "DEVIATION"
-    liar.lies["GetReceipt"] = lie
-    with pytest.raises(LedgerError, match=why):
-        ledger.receipt(receipt_id(2))
+    for lie, why in BESIDE:
+        liar.lies["GetReceipt"] = lie
+        with subtests.test(why), pytest.raises(LedgerError, match=why):
+            ledger.receipt(receipt_id(2))
 
 
 def _entry_bytes(row: Any) -> bytes:

@@ -88,13 +88,10 @@ def test_a_name_means_its_newest_head_and_digits_have_to_mean_one(registry: Regi
         registry.resolve(f"other-name@sha256:{shared}")
 
 
-@pytest.mark.parametrize(
-    "reference", ["../etc", "a/b", "@sha256:00", "name@sha256:", "name@sha256:XY", "cidv1:sha256:00"]
-)
-def test_a_reference_of_another_form_is_refused(registry: RegistryClient, reference: str) -> None:
-    with pytest.raises(InvalidArgument) as caught:
-        registry.resolve(reference)
-    assert caught.value.fields == ("reference",)
+def test_a_reference_of_another_form_is_refused(registry: RegistryClient) -> None:
+    for reference in ("../etc", "a/b", "@sha256:00", "name@sha256:", "name@sha256:XY", "cidv1:sha256:00"):
+        with pytest.raises(InvalidArgument, check=lambda error: error.fields == ("reference",)):
+            registry.resolve(reference)
 
 
 def test_a_withdrawal_is_final_and_stands_in_the_ledger(registry: RegistryClient, deployment: Deployment) -> None:

@@ -138,26 +138,23 @@ def test_other_bytes_than_promised_are_thrown_away(registry: RegistryClient, pat
     assert upload(registry, PART, lambda: path.open("rb"))
 
 
-@pytest.mark.parametrize(
-    ("size", "offset", "sent", "kind", "reason"),
-    [
-        (10 * 10**9, 0, [b"x"], InvalidArgument, "BLOB_TOO_LARGE"),
-        (0, 0, [], InvalidArgument, "INVALID_ARGUMENT"),
-        (len(DATA), 5, [b"x"], FailedPrecondition, "OFFSET_MISMATCH"),
-        (len(DATA), 0, [b""], InvalidArgument, "INVALID_ARGUMENT"),
-        (len(DATA), 0, [b"x" * (CHUNK + 1)], InvalidArgument, "INVALID_ARGUMENT"),
-        (10, 0, [b"x" * 11], InvalidArgument, "BLOB_TOO_LARGE"),
-    ],
-    ids=["ten gigabytes", "nothing", "a hole", "an empty chunk", "a chunk too large", "more than declared"],
-)
-def test_what_an_upload_may_not_say(
-    registry: RegistryClient, size: int, offset: int, sent: list[bytes], kind: type[KolmError], reason: str
-) -> None:
-    with pytest.raises(kind) as caught:
-        registry.upload(NAME, size, offset, sent)
-    assert caught.value.reason == reason
-    with pytest.raises(NotFound):
-        list(registry.download(NAME))
+WRONG_UPLOADS: dict[str, tuple[int, int, list[bytes], type[KolmError], str]] = {
+    "ten gigabytes": (10 * 10**9, 0, [b"x"], InvalidArgument, "BLOB_TOO_LARGE"),
+    "nothing": (0, 0, [], InvalidArgument, "INVALID_ARGUMENT"),
+    "a hole": (len(DATA), 5, [b"x"], FailedPrecondition, "OFFSET_MISMATCH"),
+    "an empty chunk": (len(DATA), 0, [b""], InvalidArgument, "INVALID_ARGUMENT"),
+    "a chunk too large": (len(DATA), 0, [b"x" * (CHUNK + 1)], InvalidArgument, "INVALID_ARGUMENT"),
+    "more than declared": (10, 0, [b"x" * 11], InvalidArgument, "BLOB_TOO_LARGE"),
+}
+
+
+def test_what_an_upload_may_not_say(registry: RegistryClient, subtests: pytest.Subtests) -> None:
+    for what, (size, offset, sent, kind, reason) in WRONG_UPLOADS.items():
+        with subtests.test(what), pytest.raises(kind) as caught:
+            registry.upload(NAME, size, offset, sent)
+        assert caught.value.reason == reason
+        with pytest.raises(NotFound):
+            list(registry.download(NAME))
 
 
 def test_an_upload_begins_with_its_start(registry: RegistryClient) -> None:

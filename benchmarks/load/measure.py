@@ -13,8 +13,7 @@ from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
 
-from benchmarks.load.callers import Seen, requests, serve
-from benchmarks.load.stack import Stack, running
+from benchmarks.load.callers import Seen, Stack, requests, running, serve
 from services.client import LedgerClient, Runtime
 
 CALLERS = (1, 4, 16, 64)

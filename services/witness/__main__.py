@@ -14,8 +14,7 @@ from ledger.keys.signer import open_signer
 from ledger.witness.witness import Witness
 from services.runtime.http.serving import serve_http
 from services.runtime.process import CannotStart, run_service
-from services.witness.app import watch, witness_app
-from services.witness.memory import SqliteWitnessMemory
+from services.witness.app import SqliteWitnessMemory, watch, witness_app
 from services.witness.settings import WitnessSettings
 
 

@@ -1,8 +1,6 @@
 """The registry over a bucket: what is uploaded, cut off, gone on with, published, pulled; several registries on one."""
 
 import io
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from functools import partial
@@ -12,14 +10,10 @@ import pytest
 
 from ledger.documents.manifests import NamedFile
 from ledger.encoding.text_forms import digest
-from ledger.keys.trusted_keys import TrustedKeys
-from services.client import LedgerClient
 from services.client.errors import KolmError, NotFound, Unavailable
-from services.client.head_folder import fetch_head, find_head
 from services.client.registry import RegistryClient, upload
 from services.registry.blobs import BlobStore
 from tests.fakes.tiny_head import tiny_head
-from tests.integration.auditor.deployment import Deployment
 from tests.integration.registry.conftest import Serve
 from tests.integration.registry.pushing import NAME, envelope, publish, stored
 
@@ -58,19 +52,6 @@ def test_a_cut_upload_goes_on_after_a_restart_and_shows_in_the_bucket_once_it_is
         assert b"".join(registry.download(digest(DATA))) == DATA
         assert b"".join(registry.download(digest(DATA), 9 * CHUNK + 5)) == DATA[9 * CHUNK + 5 :]
     assert stored(BlobStore.open(s3_url)) == {digest(DATA): len(DATA)}
-
-
-def test_a_head_in_a_bucket_is_published_pulled_and_verified(
-    serve: Serve, deployment: Deployment, s3_url: str, tmp_path: Path
-) -> None:
-    head, trusted = tiny_head(), TrustedKeys.load(tmp_path / "trusted")
-    with serve(blobs=s3_url) as served, RegistryClient.connect(served.address, wait=60) as registry:
-        publish(registry, head)
-        with LedgerClient.connect(deployment.address) as ledger:
-            evidence, published = find_head(registry, ledger, trusted, NAME, None)
-            fetch_head(registry, evidence, published, tmp_path / "here")
-    assert (tmp_path / "here" / "model.safetensors").read_bytes() == head.weights
-    assert not (tmp_path / "registry" / "blobs").exists()
 
 
 def test_registries_that_share_a_bucket_and_a_catalogue_show_the_same_heads(
@@ -126,13 +107,3 @@ def test_a_bucket_that_goes_away_is_said_to_be_away_and_costs_no_bytes(
         assert registry.missing([(digest(DATA), len(DATA))])[0].committed_size == len(DATA)
         registry.upload(digest(DATA), len(DATA), len(DATA), [])
         assert b"".join(registry.download(digest(DATA))) == DATA
-
-
-def test_a_registry_whose_bucket_is_not_there_does_not_start(s3_endpoint: str, s3_url: str, tmp_path: Path) -> None:
-    flags = ("--data-dir", str(tmp_path), "--listen", "127.0.0.1:0", "--blobs", f"s3://no-such?endpoint={s3_endpoint}")
-    ended = subprocess.run(
-        [sys.executable, "-m", "services.registry", *flags], capture_output=True, text=True, check=False, timeout=60
-    )
-    assert ended.returncode == 1
-    assert "s3://no-such: NoSuchBucket: The specified bucket does not exist" in ended.stderr
-    assert "Traceback" not in ended.stderr

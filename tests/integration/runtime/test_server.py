@@ -71,15 +71,6 @@ def test_a_callers_request_id_comes_back(channel: grpc.Channel) -> None:
     assert ("kolm-request-id", "mine") in call.trailing_metadata()
 
 
-def test_an_error_after_the_first_message_of_a_stream_is_mapped_too(channel: grpc.Channel) -> None:
-    request = pb.GenerateStreamRequest(request=pb.GenerateRequest(request_id="bad field"))
-    stream = GenerationServiceStub(channel).GenerateStream(request)
-    assert next(stream).HasField("started")
-    with pytest.raises(grpc.RpcError) as caught:
-        next(stream)
-    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-
-
 @pytest.mark.parametrize("script", ["endless", "torrent"])
 def test_a_cancelled_stream_closes_the_servicers_generator(
     channel: grpc.Channel, servicer: ScriptedServicer, script: str

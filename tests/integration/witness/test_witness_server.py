@@ -38,8 +38,7 @@ from services.ledger.outside_signers import OutsideSigners, post_to_witness
 from services.ledger.servicer import SERVICE
 from services.ledger.settings import LedgerSettings
 from services.runtime.server import Mount
-from services.witness.app import witness_app
-from services.witness.memory import SqliteWitnessMemory
+from services.witness.app import SqliteWitnessMemory, witness_app
 from tests.access import trust_log
 from tests.serving import serving
 from tests.unit.ledger.builders import KEYS, ORIGIN, TRUSTED, signed_receipt

@@ -11,22 +11,10 @@ from services.cli.up.supervisor import Plan, Supervisor
 from services.explorer.settings import ExplorerSettings
 from services.generation.settings import GenerationSettings
 from services.http.settings import HttpSettings
+from services.runtime.settings import ServerSettings
 from tests.cli import kolm
 
 FREE = tuple(f"--{service}-port=0" for service in ("generation", "ledger", "auditor", "registry", "explorer", "http"))
-
-
-def test_what_up_is_told_of_context_and_cache_reaches_the_generation_service(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found: list[LocalServices] = []
-    monkeypatch.setattr("services.cli.up.up._run", lambda services, adapters, reporter, as_json: found.append(services))
-    (tmp_path / "config.json").touch()
-    sizes = ["--context-length", "1024", "--cache-bytes", "2GiB"]
-    assert kolm("up", *FREE, "--model", tmp_path, *sizes).code == 0
-    assert found[0].generation_flags == tuple(sizes)
-    settings = GenerationSettings.load(found[0].generation("127.0.0.1:1").flags, environment={})
-    assert (settings.context_length, settings.cache_bytes) == (1024, 2 << 30)
 
 
 def imported(folder: Path, *names: str) -> None:
@@ -44,6 +32,17 @@ def ran(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[LocalServices]:
     monkeypatch.setenv("KOLM_MODELS", str(tmp_path / "models"))
     monkeypatch.chdir(tmp_path)
     return found
+
+
+def test_what_up_is_told_of_context_and_cache_reaches_the_generation_service(
+    ran: list[LocalServices], tmp_path: Path
+) -> None:
+    imported(tmp_path, "base")
+    sizes = ("--context-length", "1024", "--cache-bytes", "2GiB")
+    assert kolm("up", *FREE, "--model", tmp_path / "base", *sizes).code == 0
+    assert ran[0].generation_flags == sizes
+    settings = GenerationSettings.load(ran[0].generation("127.0.0.1:1").flags, environment={})
+    assert (settings.context_length, settings.cache_bytes) == (1024, 2 << 30)
 
 
 def test_the_one_imported_model_is_served_where_the_packaged_one_is_missing(
@@ -160,24 +159,20 @@ def test_whoever_is_told_of_a_free_port_is_started_once_that_is_known(tmp_path: 
     assert addresses.generation in made.plans[-1].flags
 
 
-def test_the_auditor_s_page_is_over_this_ledger(tmp_path: Path) -> None:
-    made, addresses = started(LocalServices(tmp_path, Path("model"), explorer_port=0))
-    assert addresses.explorer == "127.0.0.1:7005"
-    page = made.plans[-1]
-    given = dict(zip(page.flags[::2], page.flags[1::2], strict=True))
-    assert (given["--listen"], given["--ledger"]) == ("127.0.0.1:0", "127.0.0.1:50052")
-    names = {flag.removeprefix("--").replace("-", "_") for flag in given}
-    assert names <= set(ExplorerSettings.model_fields)
-
-
-def test_openai_s_api_is_over_this_generation_server_and_comes_up_beside_the_auditor(tmp_path: Path) -> None:
-    made, addresses = started(LocalServices(tmp_path, Path("model"), http_port=0))
-    assert addresses.http == "127.0.0.1:7005"
-    front = made.plans[-1]
-    given = dict(zip(front.flags[::2], front.flags[1::2], strict=True))
-    assert (given["--listen"], given["--generation"]) == ("127.0.0.1:0", "127.0.0.1:50051")
-    names = {flag.removeprefix("--").replace("-", "_") for flag in given}
-    assert names <= set(HttpSettings.model_fields)
+@pytest.mark.parametrize(
+    ("service", "asked", "address", "settings"),
+    [("explorer", "--ledger", "127.0.0.1:50052", ExplorerSettings),
+     ("http", "--generation", "127.0.0.1:50051", HttpSettings)],
+)  # fmt: skip
+def test_page_and_api_are_over_this_ledger_and_this_generation_server(
+    service: str, asked: str, address: str, settings: type[ServerSettings], tmp_path: Path
+) -> None:
+    made, addresses = started(LocalServices(tmp_path, Path("model"), **{f"{service}_port": 0}))  # type: ignore[arg-type]
+    assert getattr(addresses, service) == "127.0.0.1:7005"
+    flags = made.plans[-1].flags
+    given = dict(zip(flags[::2], flags[1::2], strict=True))
+    assert (given["--listen"], given[asked]) == ("127.0.0.1:0", address)
+    assert {flag.removeprefix("--").replace("-", "_") for flag in given} <= set(settings.model_fields)
 
 
 def test_without_a_port_there_is_no_page_and_no_api(tmp_path: Path) -> None:

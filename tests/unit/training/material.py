@@ -36,10 +36,7 @@ class Material:
         config = self.target.config
         sizes = HeadSizes.for_base(config, draft_vocab_size=len(self.target_ids), feature_layers=(1, 2, 3))
         head = fresh_head(sizes.config(config, ROPE, 128), self.ends, self.target_ids, seed)
-        with torch.no_grad(), torch.random.fork_rng():
-            torch.manual_seed(seed)
-            for parameter in head.parameters():
-                parameter.add_(torch.randn_like(parameter) * 0.1)
+        _stir(head, seed)
         return head
 
     def block(self, seed: int = 1, block_size: int = 4) -> BlockModule:
@@ -49,14 +46,18 @@ class Material:
             config, draft_vocab_size=len(self.target_ids), feature_layers=(1, 2, 3), markov_rank=16
         )
         head = fresh_block(sizes.config(config, ROPE, 128, block_size), self.ends, self.target_ids, seed)
-        with torch.no_grad(), torch.random.fork_rng():
-            torch.manual_seed(seed)
-            for parameter in head.parameters():
-                parameter.add_(torch.randn_like(parameter) * 0.1)
+        _stir(head, seed)
         return head
 
     def teacher(self) -> Teacher:
         return self.ends.teacher(self.target.config.norm_epsilon, self.target_ids)
+
+
+def _stir(head: torch.nn.Module, seed: int) -> None:
+    with torch.no_grad(), torch.random.fork_rng():
+        torch.manual_seed(seed)
+        for parameter in head.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
 
 
 PROMPTS = [

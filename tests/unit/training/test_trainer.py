@@ -9,8 +9,8 @@ import torch
 
 from services.generation.drafting.eagle3.head_pass import Head
 from services.generation.target.rows import RowsBuilder
-from services.training.curve import Curve, Point
 from services.training.plan import LessonPlan, Minutes, OutputInvalid, Steps
+from services.training.run import Curve, Point
 from services.training.trainer import (
     Ends,
     Trainer,

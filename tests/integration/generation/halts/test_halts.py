@@ -188,24 +188,6 @@ async def test_a_stream_that_deviated_ends_with_the_error_instead_of_finished(de
     assert (await deployment.receipts(1))[0].spec_decode.verified_identical_to_off is False
 
 
-async def test_the_ledger_s_halt_takes_over_from_one_found_inline_so_that_a_resume_ends_it(
-    deployment: Deployment,
-) -> None:
-    loader = Loader(WidthDependentTarget)
-    stub = await deployment.start_generation(loader)
-    assert isinstance(loader.target, WidthDependentTarget)
-    loader.target.deviating = True
-    await failure(stub.Generate(asking(max_tokens=40, verify=INLINE)))
-    scope, index = await halt(deployment, (await deployment.receipts(1))[0])
-
-    async def taken_over() -> bool:
-        return (await stub.GetModelInfo(pb.GetModelInfoRequest())).halt_epoch == 1
-
-    await until(taken_over)
-    await resume(deployment, scope, index)
-    await seen(stub)
-
-
 async def test_a_profile_that_fails_its_probe_serves_off_only_and_says_so(deployment: Deployment) -> None:
     stub = await deployment.start_generation(Loader(UnprovableTarget))
     info = await stub.GetModelInfo(pb.GetModelInfoRequest())

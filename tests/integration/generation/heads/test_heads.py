@@ -215,15 +215,10 @@ def base(model: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(model, tmp_path / "models" / "base"))
 
 
-def put_head(model: Path, folder: Path) -> None:
-    config = head_config(read_config(model))
-    write_head(folder, config, head_tensors(config, 0))
-
-
 async def test_they_draft_and_the_log_says_so(
     deployment: Deployment, base: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    put_head(base, base.parent / "head")
+    write(base, base.parent / "head")
     build(base, "The ledger keeps one receipt for every request.", base / "store")
     with caplog.at_level(logging.INFO):
         stub = await deployment.start_generation(model=base)
@@ -248,14 +243,14 @@ async def test_a_block_head_drafts_by_the_method_of_its_kind(deployment: Deploym
 
 
 async def test_nothing_is_taken_where_the_operator_says_so(deployment: Deployment, base: Path) -> None:
-    put_head(base, base / "head")
+    write(base, base / "head")
     stub = await deployment.start_generation(model=base, beside=False)
     assert (await failure(stub.Generate(asking(max_tokens=4, method="eagle3")))).reason == "METHOD_NOT_LOADED"
 
 
 async def test_what_is_for_another_model_is_left_out(deployment: Deployment, base: Path, tmp_path: Path) -> None:
     other = make_tiny_model(tmp_path / "other", hidden=128)
-    put_head(other, base / "head")
+    write(other, base / "head")
     build(base, "The ledger keeps", base / "store")
     manifest = base / "store" / "manifest.json"
     manifest.write_text(

@@ -109,6 +109,13 @@ def _changed(document: Document, path: tuple[str, ...], value: object) -> dict[s
     return whole
 
 
+def wrong_field(document: object, kind: str = "receipt") -> str:
+    """The field that the refusal of this document names."""
+    with pytest.raises(FormatError) as refused:
+        KINDS[kind].from_document(document)
+    return str(refused.value.field)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_document_reads_back_from_its_canonical_bytes(kind: str) -> None:
     document = DOCUMENTS[kind]
@@ -122,16 +129,12 @@ def test_a_missing_member_is_named(kind: str, path: tuple[str, ...]) -> None:
     for name in path[:-1]:
         part = part[name]
     del part[path[-1]]
-    with pytest.raises(FormatError) as caught:
-        KINDS[kind].from_document(whole)
-    assert caught.value.field == ".".join(path)
+    assert wrong_field(whole, kind) == ".".join(path)
 
 
 @pytest.mark.parametrize(("kind", "path"), MEMBERS)
 def test_a_member_of_another_type_is_named(kind: str, path: tuple[str, ...]) -> None:
-    with pytest.raises(FormatError) as caught:
-        KINDS[kind].from_document(_changed(DOCUMENTS[kind], path, {"not": "this"}))
-    assert caught.value.field == ".".join(path)
+    assert wrong_field(_changed(DOCUMENTS[kind], path, {"not": "this"}), kind) == ".".join(path)
 
 
 @pytest.mark.parametrize(("kind", "path"), MEMBERS)
@@ -140,9 +143,7 @@ def test_null_is_taken_exactly_where_the_format_says_so(kind: str, path: tuple[s
     if ".".join(path) in NULLABLE[kind]:
         KINDS[kind].from_document(whole)
         return
-    with pytest.raises(FormatError) as caught:
-        KINDS[kind].from_document(whole)
-    assert caught.value.field == ".".join(path)
+    assert wrong_field(whole, kind) == ".".join(path)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -187,9 +188,7 @@ def test_a_member_that_nobody_knows_is_refused(kind: str) -> None:
     ],
 )
 def test_a_value_out_of_range_is_named(path: str, value: object) -> None:
-    with pytest.raises(FormatError) as caught:
-        Receipt.from_document(_changed(receipt(), tuple(path.split(".")), value))
-    assert caught.value.field.startswith(path)
+    assert wrong_field(_changed(receipt(), tuple(path.split(".")), value)).startswith(path)
 
 
 def test_a_verdict_carries_a_deviation_exactly_where_it_is_one() -> None:
@@ -347,9 +346,7 @@ def test_gains_stand_beside_the_passes_that_they_are_about() -> None:
     document["spec_decode"]["gains"] = {"eagle3": -0.125, "lookahead": 0.5}
     assert Receipt.from_document(document).to_document() == document
     del document["spec_decode"]["passes_by_method"]
-    with pytest.raises(FormatError) as caught:
-        Receipt.from_document(document)
-    assert caught.value.field == "spec_decode.gains"
+    assert wrong_field(document) == "spec_decode.gains"
 
 
 @pytest.mark.parametrize(
@@ -363,9 +360,7 @@ def test_gains_stand_beside_the_passes_that_they_are_about() -> None:
     ],
 )
 def test_passes_that_do_not_add_up_are_refused(passes: dict[str, int], field: str) -> None:
-    with pytest.raises(FormatError) as caught:
-        Receipt.from_document(moved(**passes))
-    assert caught.value.field == f"spec_decode.{field}"
+    assert wrong_field(moved(**passes)) == f"spec_decode.{field}"
 
 
 HEAD_OF_NONE = cid(b"head")
@@ -392,9 +387,7 @@ HEAD_OF_NONE = cid(b"head")
 def test_a_receipt_that_contradicts_itself_about_its_passes_is_refused(changes: dict[str, Any], field: str) -> None:
     document = receipt(1).to_document()
     document["spec_decode"] |= changes
-    with pytest.raises(FormatError) as caught:
-        Receipt.from_document(document)
-    assert caught.value.field == f"spec_decode.{field}"
+    assert wrong_field(document) == f"spec_decode.{field}"
 
 
 @pytest.mark.parametrize(
@@ -412,17 +405,13 @@ def test_a_method_that_drafted_does_not_go_by_the_name_off(changes: dict[str, An
     document = receipt(1, spec_decode=OFF).to_document()
     assert Receipt.from_document(document).spec_decode == OFF
     document["spec_decode"] |= changes
-    with pytest.raises(FormatError) as caught:
-        Receipt.from_document(document)
-    assert caught.value.field == f"spec_decode.{field}"
+    assert wrong_field(document) == f"spec_decode.{field}"
 
 
 def test_passes_that_drafted_have_proposed_a_token_each() -> None:
     document = moved(lookahead=2, eagle3=2)
     document["spec_decode"] |= {"tokens_proposed": 3, "acceptance_rate": 1 / 3}
-    with pytest.raises(FormatError) as caught:
-        Receipt.from_document(document)
-    assert caught.value.field == "spec_decode.tokens_proposed"
+    assert wrong_field(document) == "spec_decode.tokens_proposed"
 
 
 def test_the_pass_in_which_an_output_broke_off_may_have_emitted_less_than_it_accepted() -> None:
@@ -433,9 +422,7 @@ def test_the_pass_in_which_an_output_broke_off_may_have_emitted_less_than_it_acc
 
 
 def test_nothing_drafts_on_an_unproven_profile() -> None:
-    with pytest.raises(FormatError) as caught:
-        Receipt.from_document(receipt(1, profile_proven=False).to_document())
-    assert caught.value.field == "profile_proven"
+    assert wrong_field(receipt(1, profile_proven=False).to_document()) == "profile_proven"
 
 
 @pytest.mark.parametrize("verification", ["prefill", "decode"])
@@ -458,16 +445,12 @@ def test_a_verdict_says_how_and_by_whom(verification: str, replayed_by: str) -> 
     ],
 )
 def test_a_verdict_names_both_in_known_words_or_neither(named: dict[str, Any], field: str) -> None:
-    with pytest.raises(FormatError) as caught:
-        Verdict.from_document(verdict(0, 0).to_document() | named)
-    assert caught.value.field == field
+    assert wrong_field(verdict(0, 0).to_document() | named, "verdict") == field
 
 
 @pytest.mark.parametrize("value", [None, 0, 1, "true", "passed", []])
 def test_a_profile_is_proven_or_not_and_nothing_else(value: object) -> None:
-    with pytest.raises(FormatError) as caught:
-        Receipt.from_document(_changed(receipt(1), ("profile_proven",), value))
-    assert caught.value.field == "profile_proven"
+    assert wrong_field(_changed(receipt(1), ("profile_proven",), value)) == "profile_proven"
 
 
 FOREIGN = foreign_receipt().spec_decode
@@ -499,9 +482,7 @@ def test_a_receipt_of_another_engine_states_no_logits_and_no_counts_but_its_word
 ) -> None:
     whole = foreign_receipt()
     assert type(whole).from_bytes(whole.to_bytes()) == whole
-    with pytest.raises(FormatError) as refused:
-        type(whole).from_document(foreign_receipt(**wrong).to_document())
-    assert refused.value.field == field
+    assert wrong_field(foreign_receipt(**wrong).to_document()) == field
 
 
 _SEEN = ReferencePass(BASE, 0.1, 2.5, 3)
@@ -537,9 +518,7 @@ def test_a_verdict_says_what_its_way_of_verifying_can_find_and_no_more(
     if field is None:
         assert type(document).from_bytes(document.to_bytes()) == document
         return
-    with pytest.raises(FormatError) as refused:
-        type(document).from_document(document.to_document())
-    assert refused.value.field == field
+    assert wrong_field(document.to_document(), "verdict") == field
 
 
 def test_a_digest_of_tokens_alone_is_none_of_a_stream() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -72,6 +72,19 @@ class Minutes:
 Precision = Literal["bfloat16", "float32"]
 
 
+_WITHOUT: dict[str, Any] = dict.fromkeys((
+    "attention_bias", "output_bias", "mlp_bias", "head_norms", "own_embeddings", "norm_before_residual",
+    "norm_before_fc", "fc_norm", "norm_output",
+), False)  # fmt: skip
+"""Variants of published EAGLE-3 heads; this training uses none of them."""
+
+
+def _of_base(base: TargetConfig) -> dict[str, Any]:
+    """Members of a head's config.json that are the base's."""
+    names = ("hidden_size", "norm_epsilon", "vocab_size")
+    return {"target_hidden_size": base.hidden_size} | {name: getattr(base, name) for name in names}
+
+
 @dataclass(frozen=True, slots=True)
 class HeadSizes:
     """Shape of the head; where it follows from the base, `for_base` fills it in."""
@@ -101,36 +114,17 @@ class HeadSizes:
 
     @classmethod
     def of(cls, config: HeadConfig) -> HeadSizes:
-        return cls(
-            config.feature_layers, config.intermediate_size, config.heads, config.kv_heads, config.head_dim,
-            config.draft_vocab_size,
-        )  # fmt: skip
+        return cls(**{each.name: getattr(config, each.name) for each in fields(cls)})
 
     def config(self, base: TargetConfig, rope: dict[str, Any], trained_length: int) -> HeadConfig:
         """The head's config.json: every choice that this training makes, none left to who loads it."""
         config = HeadConfig(
+            **asdict(self),
+            **_of_base(base),
             layers=1,
-            hidden_size=base.hidden_size,
-            target_hidden_size=base.hidden_size,
-            intermediate_size=self.intermediate_size,
-            heads=self.heads,
-            kv_heads=self.kv_heads,
-            head_dim=self.head_dim,
-            norm_epsilon=base.norm_epsilon,
-            vocab_size=base.vocab_size,
-            draft_vocab_size=self.draft_vocab_size,
-            feature_layers=self.feature_layers,
             rope=rope,
             trained_length=trained_length,
-            attention_bias=False,
-            output_bias=False,
-            mlp_bias=False,
-            head_norms=False,
-            own_embeddings=False,
-            norm_before_residual=False,
-            norm_before_fc=False,
-            fc_norm=False,
-            norm_output=False,
+            **_WITHOUT,
         )
         config.check()
         check_base(config, base)
@@ -164,17 +158,8 @@ class BlockSizes:
     def config(self, base: TargetConfig, rope: dict[str, Any], trained_length: int, block_size: int) -> BlockConfig:
         """The head's config.json. The mask is the vocabulary's last token, which texts hardly have."""
         config = BlockConfig(
-            layers=self.layers,
-            hidden_size=base.hidden_size,
-            target_hidden_size=base.hidden_size,
-            intermediate_size=self.intermediate_size,
-            heads=self.heads,
-            kv_heads=self.kv_heads,
-            head_dim=self.head_dim,
-            norm_epsilon=base.norm_epsilon,
-            vocab_size=base.vocab_size,
-            draft_vocab_size=self.draft_vocab_size,
-            feature_layers=self.feature_layers,
+            **asdict(self),
+            **_of_base(base),
             block_size=block_size,
             mask_token=base.vocab_size - 1,
             from_first=True,
@@ -182,7 +167,6 @@ class BlockSizes:
             trained_length=trained_length,
             attention_bias=False,
             windows=(0,) * self.layers,
-            markov_rank=self.markov_rank,
             confidence=True,
             confidence_reads_token=True,
             own_embeddings=False,

@@ -1,25 +1,37 @@
-"""AppendEntry over the wire: durable, proven, and strict about what it takes."""
+"""AppendEntry and AppendEntries over the wire: durable, proven, in order, and strict about what they take."""
 
+import asyncio
 import json
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
 
+import grpc
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kolm.ledger.v1 import ledger_pb2
+from kolm.ledger.v1.ledger_pb2_grpc import LedgerServiceStub
 from ledger.documents.signed_document import sign_document
 from ledger.keys.ed25519 import SigningKey
 from ledger.keys.key_scope import KeyScope
 from ledger.tree.checkpoint import open_checkpoint
+from ledger.tree.entry import MAX_ENVELOPE_BYTES
 from ledger.tree.merkle import leaf_hash, verify_inclusion
 from services.client import Content, LedgerClient
-from services.client.errors import InvalidArgument
+from services.client.errors import AlreadyExists, InvalidArgument, KolmError, PermissionDenied, Unavailable
+from services.client.ledger.log import Appended
+from services.ledger.admission_process import AdmissionProcess
 from services.ledger.settings import LedgerSettings
+from tests.append_stream import append_many
 from tests.fuzzing import flood
 from tests.integration.ledger_service.conftest import Serve
 from tests.serving import Served
 from tests.unit.ledger import builders
-from tests.unit.ledger.builders import ORIGIN, STRANGER, receipt, signed_receipt
+from tests.unit.ledger.builders import ORIGIN, STRANGER, erasure, receipt, signed, signed_receipt
 
 
 def wire_content(number: int) -> Content:
@@ -93,3 +105,192 @@ def test_random_messages_are_answered_or_refused(served: Served, ledger: LedgerC
     flood(served.address, ledger_pb2.DESCRIPTOR.services_by_name["LedgerService"])
     assert ledger.checkpoint().tree_size == size
     assert ledger.append(signed_receipt(0)).index == index
+
+
+Entry = tuple[bytes, Content | None]
+
+
+def receipts(*numbers: int) -> Iterator[Entry]:
+    return ((signed_receipt(number), None) for number in numbers)
+
+
+def indexes(answers: list[Appended | KolmError]) -> list[int | str]:
+    return [answer.index if isinstance(answer, Appended) else type(answer).__name__ for answer in answers]
+
+
+def test_every_entry_of_a_stream_is_answered_in_order(ledger: LedgerClient) -> None:
+    answers = list(append_many(ledger, ((signed_receipt(number), wire_content(number)) for number in range(600))))
+    assert indexes(answers) == list(range(600))
+    assert ledger.checkpoint().tree_size == 600
+    assert list(append_many(ledger, [])) == []
+
+
+def test_entries_that_came_before_keep_their_index(ledger: LedgerClient) -> None:
+    ledger.append(signed_receipt(5))
+    assert indexes(list(append_many(ledger, receipts(4, 5, 4, 6)))) == [1, 0, 1, 2]
+
+
+def test_bad_entries_are_refused_one_by_one_and_the_stream_goes_on(ledger: LedgerClient) -> None:
+    entries: list[Entry] = [
+        (signed_receipt(0), wire_content(0)),
+        (b"junk", None),
+        (signed_receipt(1), wire_content(2)),
+        (signed_receipt(0, tenant="another"), None),
+        (b'{"payload":"' + b"A" * MAX_ENVELOPE_BYTES + b'"}', None),
+        (signed(erasure(0, 0)), None),
+        (signed_receipt(2), None),
+    ]
+    with append_many(ledger, entries) as stream:
+        answers = list(stream)
+    refused = ["InvalidArgument", "InvalidArgument", "AlreadyExists", "InvalidArgument", "PermissionDenied"]
+    assert indexes(answers) == [0, *refused, 1]
+    junk, content, conflict, large, forbidden = answers[1:6]
+    assert isinstance(junk, InvalidArgument)
+    assert junk.fields == ("envelope",)
+    assert isinstance(content, InvalidArgument)
+    assert content.fields == ("content.prompt_token_ids",)
+    assert isinstance(conflict, AlreadyExists)
+    assert conflict.reason == "CONFLICT"
+    assert isinstance(large, InvalidArgument)
+    assert f"at most {MAX_ENVELOPE_BYTES}" in large.message
+    assert isinstance(forbidden, PermissionDenied)
+    assert "the role operate" in forbidden.message
+    assert forbidden.request_id
+
+
+def grouped(*groups: list[Entry]) -> Iterator[ledger_pb2.AppendEntriesRequest]:
+    for group in groups:
+        entries = [ledger_pb2.NewEntry(envelope=envelope) for envelope, _ in group]
+        yield ledger_pb2.AppendEntriesRequest(entries=entries)
+
+
+def test_large_requests_keep_their_order_and_each_bad_entry_its_error(served: Served) -> None:
+    groups = [list(receipts(*range(start, start + 40))) for start in range(0, 400, 40)]
+    groups[3][7] = (b"junk", None)
+    groups[3][8] = (signed(erasure(0, 0)), None)
+    groups[5][0] = groups[4][39]
+    groups[6] = groups[6][:2]  # a small one, which is checked elsewhere, between large ones
+    with grpc.insecure_channel(served.address) as channel:
+        responses = list(LedgerServiceStub(channel).AppendEntries(grouped(*groups)))
+    answers = [result for response in responses for result in response.results]
+    assert [len(response.results) for response in responses] == [len(group) for group in groups]
+    assert [(at, each.error.code) for at, each in enumerate(answers) if each.HasField("error")] == [
+        (127, grpc.StatusCode.INVALID_ARGUMENT.value[0]),
+        (128, grpc.StatusCode.PERMISSION_DENIED.value[0]),
+    ]
+    expected = [*range(198), 197, *range(198, 359)]
+    assert [each.appended.index for each in answers if each.HasField("appended")] == expected
+
+
+def test_no_receipt_is_lost_or_doubled_where_the_process_that_checks_them_is_killed(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[asyncio.subprocess.Process] = []
+    start, there = AdmissionProcess._start, threading.Event()
+
+    async def noted(process: AdmissionProcess) -> asyncio.subprocess.Process:
+        started.append(await start(process))
+        await process.there.wait()
+        there.set()
+        return started[-1]
+
+    monkeypatch.setattr(AdmissionProcess, "_start", noted)
+    waiting = [(at, list(receipts(*range(at, at + 20)))) for at in range(0, 600, 20)]
+    indexes: dict[int, int] = {}
+    failed: list[grpc.StatusCode] = []
+    with serve() as served, grpc.insecure_channel(served.address) as channel:
+        assert len(list(LedgerServiceStub(channel).AppendEntries(grouped(waiting[0][1])))) == 1
+        assert there.wait(60)
+        while waiting:
+            answered = 0
+            try:
+                for response in LedgerServiceStub(channel).AppendEntries(grouped(*(group for _, group in waiting))):
+                    for number, result in enumerate(response.results, waiting[answered][0]):
+                        indexes[number] = result.appended.index
+                    answered += 1
+                    with suppress(ProcessLookupError):
+                        os.kill(started[-1].pid, signal.SIGKILL)
+            except grpc.RpcError as error:
+                failed.append(error.code())  # type: ignore[attr-defined]
+            waiting = waiting[answered:]
+        size = LedgerServiceStub(channel).GetCheckpoint(ledger_pb2.GetCheckpointRequest()).tree_size
+    assert set(failed) == {grpc.StatusCode.UNAVAILABLE}
+    assert len(started) > 2
+    assert sorted(indexes) == sorted(indexes.values()) == list(range(size)) == list(range(600))
+
+
+def test_a_stream_waits_where_the_queue_is_full_instead_of_being_refused(
+    settings: LedgerSettings, serve: Serve
+) -> None:
+    object.__setattr__(settings, "queue_size", 2)
+    object.__setattr__(settings, "batch_size", 1)
+    with serve() as served, LedgerClient.connect(served.address, wait=60) as ledger:
+        assert indexes(list(append_many(ledger, receipts(*range(60))))) == list(range(60))
+
+
+def test_a_stream_that_its_caller_cuts_leaves_the_log_in_order(served: Served, ledger: LedgerClient) -> None:
+    cutting = LedgerClient.connect(served.address, wait=60)
+    with append_many(cutting, receipts(*range(300))) as stream:
+        first = next(stream)
+    cutting.close()
+    assert isinstance(first, Appended)
+    again = indexes(list(append_many(ledger, receipts(*range(300)))))
+    assert sorted(again, key=int) == list(range(300))
+    assert again[0] == first.index
+
+
+def test_a_server_that_stops_answers_what_it_took_and_then_says_so(serve: Serve) -> None:
+    release = threading.Event()
+
+    def some_then_wait() -> Iterator[Entry]:
+        yield from receipts(0, 1, 2)
+        release.wait(60)
+
+    with serve() as served:
+        client = LedgerClient.connect(served.address, wait=60)
+        stream = append_many(client, some_then_wait())
+        assert indexes([next(stream) for _ in range(3)]) == [0, 1, 2]
+    with pytest.raises(Unavailable):
+        next(stream)
+    release.set()
+    client.close()
+
+
+def test_bytes_that_are_no_message_end_the_stream_after_the_answers_before_them(served: Served) -> None:
+    entry = ledger_pb2.NewEntry(envelope=signed_receipt(0))
+    good = ledger_pb2.AppendEntriesRequest(entries=[entry]).SerializeToString()
+    with grpc.insecure_channel(served.address) as channel:
+        call = channel.stream_stream("/kolm.ledger.v1.LedgerService/AppendEntries")(iter([good, b"\xff", good]))
+        first = ledger_pb2.AppendEntriesResponse.FromString(next(call))
+        assert [result.appended.index for result in first.results] == [0]
+        with pytest.raises(grpc.RpcError) as caught:
+            next(call)
+        assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT  # type: ignore[attr-defined]
+        # Only that call has ended.
+        assert LedgerServiceStub(channel).GetCheckpoint(ledger_pb2.GetCheckpointRequest()).tree_size == 1
+
+
+def test_an_envelope_of_exactly_the_limit_passes_and_one_byte_more_does_not(ledger: LedgerClient) -> None:
+    envelope = signed_receipt(0)
+    fits = envelope[:-1] + b" " * (MAX_ENVELOPE_BYTES - len(envelope)) + envelope[-1:]
+    over = envelope[:-1] + b" " * (MAX_ENVELOPE_BYTES + 1 - len(envelope)) + envelope[-1:]
+    assert indexes(list(append_many(ledger, [(fits, None), (over, None)]))) == [0, "InvalidArgument"]
+
+
+def test_a_request_without_entries_or_with_too_many_ends_the_stream(served: Served) -> None:
+    one = ledger_pb2.NewEntry(envelope=signed_receipt(0))
+    with grpc.insecure_channel(served.address) as channel:
+        for entries in ([], [one] * 1025):
+            call = LedgerServiceStub(channel).AppendEntries(iter([ledger_pb2.AppendEntriesRequest(entries=entries)]))
+            with pytest.raises(grpc.RpcError) as caught:
+                next(call)
+            assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT  # type: ignore[attr-defined]
+            assert "entries: expected 1 to 1024 of them" in caught.value.details()  # type: ignore[attr-defined]
+
+
+def test_operators_may_send_erasures_over_a_stream(served: Served, operator_token: str) -> None:
+    with LedgerClient.connect(served.address, wait=60, token=operator_token) as operator:
+        entries = [(signed_receipt(0), wire_content(0)), (signed(erasure(0, 0)), None)]
+        # The erasure names an entry that the log has to hold before it is checked, so the first is waited for.
+        assert indexes(list(append_many(operator, entries[:1]))) == [0]
+        assert indexes(list(append_many(operator, entries[1:]))) == [1]

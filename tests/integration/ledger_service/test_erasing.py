@@ -1,24 +1,41 @@
-"""EraseContent over the wire: who may, what is gone, what still holds, and what the five hundredth one costs."""
+"""Contents erased over the wire, by an operator, a tenant or a policy: what is gone, what holds, what it costs."""
 
+import asyncio
 import sqlite3
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from prometheus_client import CollectorRegistry
 from sqlalchemy import Engine, event
 
+from kolm.ledger.v1.ledger_pb2_grpc import add_LedgerServiceServicer_to_server
 from ledger.audit.log_verification import verify_log
+from ledger.bundle.folder import BundleFolder, unpack
+from ledger.bundle.report import Trust
+from ledger.bundle.verification import verify_bundle
+from ledger.errors import FormatError
 from ledger.keys.trusted_keys import TrustedKeys
 from ledger.log.receipt_filter import ReceiptFilter
 from services.client import LedgerClient
 from services.client.errors import AlreadyExists, InvalidArgument, PermissionDenied, Unauthenticated
 from services.client.ledger.verified import VerifiedLedger
+from services.ledger import retention_sweeper
+from services.ledger.__main__ import opened_servicer
+from services.ledger.retention_sweeper import RetentionSweeper
+from services.ledger.servicer import SERVICE, LedgerServicer
 from services.ledger.settings import LedgerSettings
+from services.runtime.access import Access
+from services.runtime.credentials import ROLES
+from services.runtime.server import Mount
 from tests.access import token_of
 from tests.append_stream import append_many
 from tests.integration.ledger_service.conftest import Serve
 from tests.integration.ledger_service.test_appending import wire_content
-from tests.unit.ledger.builders import content, erasure, receipt_id, signed, signed_receipt
+from tests.serving import Served, serving
+from tests.unit.ledger.builders import START, content, erasure, expiry, receipt_id, retention, signed, signed_receipt
 
 
 def fill(ledger: LedgerClient) -> None:
@@ -176,3 +193,135 @@ def test_the_five_hundredth_erasure_reads_no_more_than_the_tenth(
         for before, now in zip(tenth, last, strict=True):
             assert now[0] <= before[0] + 2, (tenth, last)  # the proof of a larger tree may read a tile more
             assert now[1] <= 1.5 * before[1] + 200, (tenth, last)
+
+
+@dataclass
+class Kept:
+    """A served ledger, whose clock stands `days` after the first receipt."""
+
+    ledger: LedgerClient
+    auditor: LedgerClient
+    servicer: LedgerServicer
+    served: Served
+    days: float = 0.0
+
+    def sweep(self) -> None:
+        clock = START + timedelta(days=self.days)
+        sweeper = RetentionSweeper(self.servicer.reader, self.servicer.append_own, lambda: clock, 1.0)
+        self.served.on_loop(sweeper.sweep)
+
+    def contents(self, count: int) -> list[bool]:
+        shown = (self.auditor.receipt(receipt_id(number), include_content=True) for number in range(count))
+        return [each.content is not None for each in shown]
+
+
+@pytest.fixture
+def kept(settings: LedgerSettings, principals: Path) -> Iterator[Kept]:
+    with opened_servicer(settings, CollectorRegistry()) as servicer:
+        mount = Mount(SERVICE, lambda server: add_LedgerServiceServicer_to_server(servicer, server))
+        with (
+            serving(mount, on_drain=servicer.close, access=Access(principals)) as served,
+            LedgerClient.connect(served.address, wait=60, token=token_of(principals, *ROLES)) as ledger,
+            LedgerClient.connect(served.address, wait=60, token=token_of(principals, "audit")) as auditor,
+        ):
+            yield Kept(ledger, auditor, servicer, served)
+
+
+def test_contents_are_kept_as_long_as_the_newest_policy_says(
+    kept: Kept, settings: LedgerSettings, tmp_path: Path
+) -> None:
+    for number, tenant in enumerate(("acme", "zeta", "acme", "other")):
+        kept.ledger.append(signed_receipt(number, tenant=tenant), wire_content(number))
+    kept.sweep()
+    assert kept.ledger.checkpoint().tree_size == 4  # no policy, no entry
+    for policy in (retention(30), retention(7, "acme"), retention(None, "zeta")):
+        kept.ledger.append(signed(policy))
+    kept.days = 6
+    kept.sweep()
+    assert kept.contents(4) == [True] * 4
+    kept.days = 8
+    kept.sweep()
+    assert kept.contents(4) == [False, True, False, True]
+    kept.sweep()
+    assert kept.ledger.checkpoint().tree_size == 8  # nothing is erased twice
+    kept.days = 365
+    kept.sweep()
+    assert kept.contents(4) == [False, True, False, False]
+
+    shown = kept.ledger.receipt(receipt_id(2))
+    assert (shown.content_state, shown.erasure_index) == ("ERASED", 7)
+    assert kept.ledger.receipt(receipt_id(3)).erasure_index == 8
+    assert kept.ledger.receipt(receipt_id(1)).content_state == "KEPT"
+    assert not any(content(2).prompt_salt in path.read_bytes() for path in tmp_path.glob("ledger.sqlite3*"))
+    trusted = TrustedKeys.load(settings.trusted_directory)
+    report = verify_log((entry.entry for entry in kept.ledger.watch(0)), kept.ledger.checkpoint().note, trusted)
+    assert (report.problem, report.kinds["retention"], report.kinds["expiry"]) == (None, 3, 2)
+
+
+def test_many_contents_are_erased_in_entries_of_bounded_size(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retention_sweeper, "MOST_CONTENTS", 2)
+    for number in range(5):
+        kept.ledger.append(signed_receipt(number), wire_content(number))
+    kept.ledger.append(signed(retention(1)))
+    kept.days = 2
+    kept.sweep()
+    assert kept.contents(5) == [False] * 5
+    assert [entry.kind for entry in kept.ledger.watch(6)] == ["expiry"] * 3
+
+
+def test_a_choice_of_receipts_brings_the_policies_along(kept: Kept, settings: LedgerSettings, tmp_path: Path) -> None:
+    for number in range(3):
+        kept.ledger.append(signed_receipt(number), wire_content(number))
+    kept.ledger.append(signed(retention(1)))
+    kept.days = 2
+    kept.sweep()
+    archive, folder = tmp_path / "bundle.tar.gz", tmp_path / "bundle"
+    with archive.open("wb") as file, kept.ledger.export([receipt_id(1)]) as pieces:
+        file.writelines(pieces)
+    folder.mkdir()
+    unpack(archive, folder)
+    report = verify_bundle(BundleFolder(folder), Trust(TrustedKeys.load(settings.trusted_directory)))
+    assert [check.detail for check in report.checks if check.passed is False] == []
+    assert report.kinds == {"receipt": 1, "retention": 1, "expiry": 1}
+
+
+def test_only_operators_set_policies_and_only_the_log_erases_by_them(kept: Kept, settings: LedgerSettings) -> None:
+    with LedgerClient.connect(kept.served.address, wait=60) as stranger, pytest.raises(PermissionDenied):
+        stranger.append(signed(retention(1)))
+    kept.ledger.append(signed_receipt(0), wire_content(0))
+    with pytest.raises(InvalidArgument):  # the builders' log is not this one
+        kept.ledger.append(signed(expiry(1, 1)))
+
+
+def test_the_log_itself_cannot_erase_beyond_a_policy(kept: Kept) -> None:
+    kept.ledger.append(signed_receipt(0), wire_content(0))
+    kept.ledger.append(signed(retention(30)))
+    for wrong in (expiry(1, 1, 29), expiry(0, 1), expiry(1, 7)):
+        with pytest.raises(FormatError):
+            kept.served.on_loop(lambda wrong=wrong: kept.servicer.append_own(wrong))
+    assert kept.contents(1) == [True]
+    kept.served.on_loop(lambda: kept.servicer.append_own(expiry(1, 1)))
+    assert kept.contents(1) == [False]
+
+
+def test_a_sweep_that_fails_is_not_the_last_one_and_costs_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    swept: list[int] = []
+
+    class Broken:
+        def retentions(self) -> list[tuple[int, object]]:
+            swept.append(1)
+            if len(swept) < 3:
+                raise FormatError("entry", "is damaged")
+            raise asyncio.CancelledError
+
+        def expired(self, *_: object) -> list[int]:
+            return []
+
+    async def append(_: object) -> int:
+        return 0
+
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(RetentionSweeper(Broken(), append, lambda: START, 0.0).run())  # type: ignore[arg-type]
+    assert len(swept) == 3
+    (line,) = (record.getMessage() for record in caplog.records)
+    assert "entry: is damaged" in line

@@ -1,22 +1,33 @@
-"""What the pages name exists: commands with their options, links, files, Python, and the tests of lies and attacks."""
+"""What the pages name exists, what the sources refer to is there, and generated code is what its sources generate."""
 
 import ast
 import importlib.util
 import re
 import shlex
 import subprocess
+import sys
+import tomllib
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 import typer
+from pydantic import AfterValidator, BaseModel, TypeAdapter
 
 import kolm
-from docs.configuration import service_settings
+from docs.configuration import PAGE as CONFIGURATION
+from docs.configuration import commands as command_tree
+from docs.configuration import page, service_settings, toml_line
 from docs.outputs import up
 from services.cli.main import app
 from services.generation.target.model_path import FolderKind
+from services.http.completions import ChatFields, TextFields
+from services.http.fields import only
+from services.http.response_fields import ResponseFields
+from services.runtime.access import PERMISSIONS
+from services.runtime.credentials import ROLES
 from services.runtime.settings import TomlTable
+from services.runtime.usage import FOR_EVERY_PROCESS, OF_COMMANDS, SERVICES, unknown_variables
 from tests import documented
 from tests.documented import DOCUMENTS, ROOT
 
@@ -146,3 +157,131 @@ def test_the_test_of_a_lie_or_an_attack_exists(row: str) -> None:
     for path, name in named:
         tree = ast.parse((ROOT / path).read_text("utf-8"))
         assert name in {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
+
+
+SETTINGS = [(service, name) for service in SERVICES for name in service_settings(f"services.{service}").model_fields]
+
+
+def test_the_page_is_what_the_settings_say() -> None:
+    assert CONFIGURATION.read_text("utf-8") == page(), "`make docs` writes it anew"
+
+
+@pytest.mark.parametrize(("service", "name"), SETTINGS, ids=".".join)
+def test_the_example_of_a_setting_is_toml_that_it_takes(
+    service: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Path, "is_file", lambda path: True)  # the folders of examples are nobody's
+    field = service_settings(f"services.{service}").model_fields[name]
+    taken: Any = Annotated[field.annotation, *field.metadata] if field.metadata else field.annotation
+    TypeAdapter(taken).validate_python(tomllib.loads(toml_line(name, field))[name])
+
+
+def test_the_variables_of_the_commands_are_those_of_their_options() -> None:
+    options = (option for _, command in command_tree(typer.main.get_command(app)) for option in command.params)
+    assert {option.envvar for option in options if option.envvar} - FOR_EVERY_PROCESS.keys() == OF_COMMANDS
+
+
+def test_every_variable_that_the_code_names_is_known() -> None:
+    sources = [*ROOT.glob("services/**/*.py"), *ROOT.glob("ledger/**/*.py")]
+    named = {name for source in sources for name in re.findall(r'"(KOLM_[A-Z_]*[A-Z])"', source.read_text("utf-8"))}
+    assert unknown_variables(named) == []
+
+
+def test_a_variable_that_nothing_reads_is_unknown_and_one_of_a_service_is_left_to_it() -> None:
+    given = ("KOLM_GENERATON", "KOLM_LEDGER_LISTN", "KOLM_LEDGER", "PATH", "KOLM_MODELS")
+    assert unknown_variables(given) == ["KOLM_GENERATON"]
+
+
+PAGE = (Path(__file__).parents[3] / "docs" / "security.md").read_text("utf-8")
+
+
+def test_the_page_says_what_each_rpc_takes() -> None:
+    written = {
+        (service, rpc): {*ROLES} - {"observe"} if roles == "every role but observe" else {*roles.split(", ")}
+        for service, rpcs, roles in re.findall(r"^\| (\w+): ([\w, ]+) \| ([\w, ]+) \|$", PAGE, re.MULTILINE)
+        for rpc in rpcs.split(", ")
+    }
+    ours = {path: permission for path, permission in PERMISSIONS.items() if path.startswith("/kolm.")}
+    assert written == {
+        (path.split(".")[1], path.rpartition("/")[2]): {"anybody"} if permission is None else permission
+        for path, permission in ours.items()
+    }
+
+
+OPENAI = (Path(__file__).parents[3] / "docs/openai.md").read_text()
+TABLE = OPENAI.split("## What a request may say")[1].split("\nRefused with 400:")[0]
+CHECK = only().func.__qualname__
+
+
+def taken(*bodies: type[BaseModel]) -> set[str]:
+    """The members that have an effect: not those of which only neutral values pass."""
+    return {
+        field.alias or name
+        for body in bodies
+        for name, field in body.model_fields.items()
+        if not any(isinstance(each, AfterValidator) and each.func.__qualname__ == CHECK for each in field.metadata)
+    }
+
+
+def test_every_member_that_is_taken_is_named() -> None:
+    named = set(re.findall(r"`([a-z_]+)", OPENAI))
+    assert taken(ChatFields, TextFields, ResponseFields) - named == {"reasoning"}, "an object of which nothing is taken"
+
+
+def test_every_member_of_the_table_is_taken() -> None:
+    rows = (line.split("|")[1] for line in TABLE.splitlines() if line.startswith("| `"))
+    table = {name for row in rows for name in re.findall(r"`([a-z_]+)", row)}
+    assert table <= taken(ChatFields, TextFields, ResponseFields)
+
+
+_LISTED = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+TEXTS = {name: (ROOT / name).read_text("utf-8") for name in _LISTED.split("\0") if (ROOT / name).is_file()
+         and name.endswith((".py", ".md", ".toml", ".yaml", ".html", ".js"))}  # fmt: skip
+SOURCES = {name: text for name, text in TEXTS.items() if name.endswith(".py") and not name.startswith("protos/gen/")}
+
+
+def test_a_docstring_begins_with_what_it_is_about() -> None:
+    found = [
+        f"{name}:{node.lineno}"
+        for name, text in SOURCES.items()
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+        if re.match(r"(Of|Whose|Those|That)\b", node.value.value)
+    ]
+    assert found == []
+
+
+def test_nothing_tells_people_to_install_a_distribution_that_is_not_published() -> None:
+    """Its name on a package index may be a stranger's by then; a file that `make wheels` has made is kolm's."""
+    told = re.compile(r"pip install (-\S+ )*['\"]?kolm(?!_)")
+    assert [name for name, text in TEXTS.items() if name != "CHANGELOG.md" and told.search(text)] == []
+
+
+def _files(root: Path) -> dict[str, bytes]:
+    return {
+        path.relative_to(root).as_posix(): path.read_bytes()
+        for path in root.rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+
+
+def test_the_committed_code_is_what_the_sources_generate(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, ROOT / "protos" / "generate.py", tmp_path], check=True, capture_output=True)
+    fresh, committed = _files(tmp_path / "kolm"), _files(ROOT / "protos" / "gen" / "kolm")
+    assert sorted(fresh) == sorted(committed), "run `make proto`"
+    assert [name for name in fresh if fresh[name] != committed[name]] == [], "run `make proto`"
+
+
+def test_every_field_of_the_published_config_is_optional_on_the_wire() -> None:
+    from kolm.generation.v1 import speculation_pb2
+
+    fields = speculation_pb2.SpecDecodeConfig.DESCRIPTOR.fields
+    assert [field.name for field in fields] == ["method", "eagle_head", "k", "accept_threshold", "verify", "parameters"]
+    assert all(field.has_presence for field in fields if field.name != "parameters")  # a map is empty
+
+
+def test_every_file_names_its_packages_for_go_and_java() -> None:
+    for path in sorted((ROOT / "protos" / "kolm").rglob("*.proto")):
+        lines, (_, service, version) = path.read_text().splitlines(), path.parent.relative_to(ROOT / "protos").parts
+        assert f'option go_package = "kolm/{service}/{version};{service}{version}";' in lines, path
+        assert f'option java_package = "kolm.{service}.{version}";' in lines, path

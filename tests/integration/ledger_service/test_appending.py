@@ -4,9 +4,11 @@ import asyncio
 import json
 import os
 import signal
+import sqlite3
 import threading
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
 
 import grpc
 import pytest
@@ -22,7 +24,14 @@ from ledger.tree.checkpoint import open_checkpoint
 from ledger.tree.entry import MAX_ENVELOPE_BYTES
 from ledger.tree.merkle import leaf_hash, verify_inclusion
 from services.client import Content, LedgerClient
-from services.client.errors import AlreadyExists, InvalidArgument, KolmError, PermissionDenied, Unavailable
+from services.client.errors import (
+    AlreadyExists,
+    InvalidArgument,
+    KolmError,
+    PermissionDenied,
+    ResourceExhausted,
+    Unavailable,
+)
 from services.client.ledger.log import Appended
 from services.ledger.admission_process import AdmissionProcess
 from services.ledger.settings import LedgerSettings
@@ -294,3 +303,48 @@ def test_operators_may_send_erasures_over_a_stream(served: Served, operator_toke
         # The erasure names an entry that the log has to hold before it is checked, so the first is waited for.
         assert indexes(list(append_many(operator, entries[:1]))) == [0]
         assert indexes(list(append_many(operator, entries[1:]))) == [1]
+
+
+QUEUE = 3
+
+
+@contextmanager
+def held(database: Path) -> Iterator[None]:
+    """Somebody else writes to the file, and the ledger's writer has to wait."""
+    with closing(sqlite3.connect(database, isolation_level=None)) as connection:
+        connection.execute("BEGIN IMMEDIATE")
+        yield
+        connection.execute("ROLLBACK")
+
+
+def test_a_full_queue_refuses_with_the_time_to_come_back_and_nothing_is_lost(
+    serve: Serve, settings: LedgerSettings
+) -> None:
+    object.__setattr__(settings, "queue_size", QUEUE)
+    object.__setattr__(settings, "batch_size", 1)
+    with serve() as served, LedgerClient.connect(served.address, wait=60) as client:
+        client.append(signed_receipt(0))
+        indexes: dict[int, int] = {}
+        refused: dict[int, ResourceExhausted] = {}
+
+        def append(number: int) -> None:
+            try:
+                indexes[number] = client.append(signed_receipt(number)).index
+            except ResourceExhausted as error:
+                refused[number] = error
+                full.set()
+
+        full = threading.Event()
+        callers = [threading.Thread(target=append, args=(number,)) for number in range(1, 3 * QUEUE)]
+        with held(settings.data_dir / "ledger.sqlite3"):
+            for caller in callers:
+                caller.start()
+            assert full.wait(timeout=8)
+        for caller in callers:
+            caller.join()
+        assert all(error.retry_after and 0 < error.retry_after <= 5 for error in refused.values())
+        assert len(indexes) >= QUEUE
+        assert {*indexes, *refused} == set(range(1, 3 * QUEUE))
+        for number in refused:
+            indexes[number] = client.append(signed_receipt(number)).index
+        assert sorted(indexes.values()) == list(range(1, 3 * QUEUE))

@@ -12,7 +12,7 @@ from services.auditor.examination import EnginePlan
 from services.auditor.foreign import HONEST, ForeignPlan
 from services.auditor.held_folder import Share
 from services.generation.target.beside import MODEL, NAMED_ADAPTER
-from services.runtime.setting_kind import Adapter, Target
+from services.runtime.setting_kind import Adapter, Target, Url
 from services.runtime.settings import Address, RpcServerSettings, settings_config
 
 
@@ -45,7 +45,7 @@ class AuditorSettings(RpcServerSettings):
         description="What has computed the receipts. Along outputs of another engine than kolm's, kolm's arithmetic "
         "passes with --model: CONSISTENT or INCONSISTENT with these weights, and never EXACT.",
     )
-    plain_url: str | None = Field(
+    plain_url: Url | None = Field(
         None,
         description="That engine with speculation off: requests are asked again there. SAME, DEVIATION or, where it "
         "differs from itself, UNSTABLE.",

@@ -39,7 +39,8 @@ def run(
         Option("--engine", metavar="vllm|sglang|llama-server", help="Another engine has computed the receipts."),
     ] = None,
     plain_url: Annotated[
-        str | None, Option(metavar="URL", help="That engine with speculation off, to ask again.")
+        str | None,
+        Option(metavar="URL", callback=options.server_url, help="That engine with speculation off, to ask again."),
     ] = None,
     engine_key_file: Annotated[
         Path | None, Option(metavar="FILE", help="A file with the API key that it asks for.")

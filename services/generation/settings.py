@@ -18,7 +18,7 @@ from services.generation.target.beside import (
     STORE,
 )
 from services.generation.target.model_path import name_of
-from services.runtime.setting_kind import Adapter, Kind, Target
+from services.runtime.setting_kind import Adapter, Kind, Target, Url
 from services.runtime.settings import Address, RpcServerSettings, Size, settings_config
 
 _Head = Annotated[str, Kind("HEAD", "reference or folder", "support-head@sha256:3f0c2a9d"), IF_FOLDER_A_HEAD]
@@ -44,13 +44,13 @@ class GenerationSettings(RpcServerSettings):
     engine: Literal["kolm", "vllm", "sglang", "llama-server"] = Field(
         "kolm", description="What computes: this server, exactly, or another engine at --plain-url."
     )
-    plain_url: str | None = Field(
+    plain_url: Url | None = Field(
         None,
         description="Another engine, started without speculation: what --url is held against, and what answers where "
         "speculation is off or halted.",
         examples=["http://127.0.0.1:8000"],
     )
-    url: str | None = Field(
+    url: Url | None = Field(
         None,
         description="The same engine and model, started with speculation. Default: none, and speculation is off.",
         examples=["http://127.0.0.1:8001"],
@@ -284,9 +284,6 @@ class GenerationSettings(RpcServerSettings):
             raise ValueError("--head: expected the one folder that the engine drafts with, from `kolm heads pull`")
         elif self.plain_url is None:
             raise ValueError(f"--engine {self.engine} needs --plain-url, an upstream with speculation off")
-        for url in (self.url, self.plain_url):
-            if url is not None and not re.match("https?://[^/]", url):
-                raise ValueError(f"expected a URL with http:// or https://, got {url!r}")
         return self
 
     @model_validator(mode="after")

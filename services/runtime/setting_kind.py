@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import types
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from urllib.parse import urlsplit
 
 from annotated_types import Ge, Gt, Le, Lt
-from pydantic import ByteSize, SecretStr
+from pydantic import AfterValidator, ByteSize, SecretStr
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
@@ -32,6 +34,23 @@ Target = Annotated[str, Kind("HOST:PORT", "host:port, or any gRPC name", "kolm.i
 
 Adapter = Annotated[str, Kind("NAME=DIR", "name=folder", "courteous=adapters/courteous")]
 """A LoRA adapter with the name that requests use."""
+
+
+def reachable(url: str) -> str:
+    """The URL. Raises ValueError for what names no host, or has parts that no request is sent with."""
+    try:
+        parts = urlsplit(url)
+        known = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:  # of the port, or of brackets
+        known = False
+    if not known or "@" in parts.netloc or parts.query or parts.fragment:
+        shown = re.sub("//[^/]*@", "//…@", url)
+        raise ValueError(f"expected http://HOST[:PORT][/PATH] or https://, without a user or a query, got {shown!r}")
+    return url
+
+
+Url = Annotated[str, AfterValidator(reachable), Kind("URL", "URL with http:// or https://", "http://127.0.0.1:8000")]
+"""A server that is called over HTTP. Its key, where it asks for one, comes from a file."""
 
 _PLAIN = {
     Path: Kind("PATH", "path", "/var/lib/kolm/{}"),

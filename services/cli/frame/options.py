@@ -48,6 +48,16 @@ def found_model(context: typer.Context, param: typer.CallbackParam, named: Path 
         raise UsageError(f"{name}: {error}", hint) from error
 
 
+def server_url(param: typer.CallbackParam, url: str | None) -> str | None:
+    """Callback of options that take the URL of another engine."""
+    from services.runtime.setting_kind import reachable
+
+    try:
+        return None if url is None else reachable(url)
+    except ValueError as error:
+        raise UsageError(f"{param.opts[0]}: {error}") from error
+
+
 def model(name: str, description: str) -> Any:
     """An option that takes a model, by default from the environment."""
     return Option(name, envvar="KOLM_MODEL", metavar="DIR|GGUF|NAME", callback=found_model, help=description)

@@ -205,8 +205,14 @@ class EngineOptions:
         Literal["vllm", "sglang", "llama-server"] | None,
         Option(help="An engine that runs already, and computes instead of kolm's own."),
     ] = None
-    plain_url: Annotated[str | None, Option(metavar="URL", help="That engine, started with speculation off.")] = None
-    url: Annotated[str | None, Option(metavar="URL", help="The same, started with speculation. Default: none.")] = None
+    plain_url: Annotated[
+        str | None,
+        Option(metavar="URL", callback=options.server_url, help="That engine, started with speculation off."),
+    ] = None
+    url: Annotated[
+        str | None,
+        Option(metavar="URL", callback=options.server_url, help="The same, started with speculation. Default: none."),
+    ] = None
     weights: Annotated[
         Path | None, Option(metavar="DIR|GGUF|NAME", callback=options.found_model, help="The model that it serves.")
     ] = None

@@ -237,3 +237,9 @@ def test_the_line_of_the_page_puts_the_generation_service_before_the_engine(
     assert (given in flags, "--model" in flags.split()) == (True, False)
     audited = "--engine vllm --plain-url http://127.0.0.1:8000"
     assert audited in " ".join(services.auditor("ledger:1").flags)
+
+
+@pytest.mark.parametrize("command", ["up --engine vllm", "audit run --engine vllm"])
+def test_a_url_that_nothing_can_be_asked_at_is_refused_before_anything_starts(command: str) -> None:
+    refused = kolm(*command.split(), "--plain-url", "http://127.0.0.1:99999")
+    assert (refused.code, "--plain-url: expected http://HOST" in refused.err) == (2, True)

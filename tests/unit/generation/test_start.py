@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from numba import config
 
+from services.auditor.settings import AuditorSettings
 from services.generation.engine.numba_cache import compiled, inlined, relaxed
 from services.generation.settings import GenerationSettings
 from services.generation.state_folder import StateTaken, state_folder
@@ -68,6 +69,25 @@ def test_what_is_not_there_is_named_with_its_flag_before_anything_is_loaded(
 ) -> None:
     with pytest.raises(SettingsError, match=f"^{setting.partition('=')[0]}: {re.escape(said)}"):
         GenerationSettings.load(["--model", str(tiny_model), setting], environment={})
+
+
+@pytest.mark.parametrize("settings", [GenerationSettings, AuditorSettings])
+@pytest.mark.parametrize(
+    "url",
+    ["", "localhost:8000", "ftp://x", "http://", "http://:8000", "http://x:99999", "http://x:0", "http://[::1",
+     "http://x/v1?key=1", "http://x/#a"],
+)  # fmt: skip
+def test_a_url_of_another_engine_that_nothing_can_be_asked_at_is_refused_by_its_flag(
+    url: str, settings: type[GenerationSettings | AuditorSettings]
+) -> None:
+    with pytest.raises(SettingsError, match=r"--plain-url: expected http://HOST\[:PORT\]\[/PATH\]"):
+        settings.load(["--engine=vllm", f"--plain-url={url}"], environment={})
+
+
+def test_a_url_with_a_password_is_refused_and_not_repeated() -> None:
+    with pytest.raises(SettingsError, match="--plain-url: expected") as refused:
+        GenerationSettings.load(["--engine=vllm", "--plain-url=http://user:secret@x:8000"], environment={})
+    assert "secret" not in str(refused.value)
 
 
 _SERVER = """

@@ -17,6 +17,7 @@ from ledger.sql.store import SqlEntryStore
 from tests import cli
 from tests.integration.auditor.deployment import Deployment
 from tests.integration.cli.conftest import Kolm
+from tests.integration.ledger_store.test_fsck import tamper
 from tests.mutations import replace
 from tests.unit.ledger.builders import (
     KEYS,
@@ -137,17 +138,11 @@ def test_halts_are_listed_and_resumed_with_the_operator_s_key(
 
 def change_a_byte(database: Path, index: int) -> None:
     """One character of an entry's payload, as a person with the file and SQL at hand could."""
-    connection = sqlite3.connect(database)
-    try:
+    with closing(sqlite3.connect(database)) as connection:
         (entry,) = connection.execute('SELECT entry FROM leaves WHERE "index" = ?', (index,)).fetchone()
-        at = entry.index(b'"payload":"') + 40
-        changed = entry[:at] + (b"A" if entry[at : at + 1] != b"A" else b"B") + entry[at + 1 :]
-        for (trigger,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'").fetchall():
-            connection.execute(f'DROP TRIGGER "{trigger}"')
-        connection.execute('UPDATE leaves SET entry = ? WHERE "index" = ?', (changed, index))
-        connection.commit()
-    finally:
-        connection.close()
+    at = entry.index(b'"payload":"') + 40
+    changed = entry[:at] + (b"A" if entry[at : at + 1] != b"A" else b"B") + entry[at + 1 :]
+    tamper(database, f"UPDATE leaves SET entry = x'{changed.hex()}' WHERE \"index\" = {index}")
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import secrets
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -51,7 +51,7 @@ class ContentKeys(Protocol):
     """The keys of a ledger's contents, in a place of their own.
 
     Durability: a key that `take` gave out survives a crash, a key that `destroy` took does not come back. Concurrency:
-    one thread takes, condemns and destroys; any finds. Every method may raise StoreError.
+    one thread takes and destroys; any finds. Every method may raise StoreError.
     """
 
     def take(self, count: int) -> Sequence[ContentKey]:
@@ -62,16 +62,8 @@ class ContentKeys(Protocol):
         """None where the key was destroyed, or is kept elsewhere."""
         ...
 
-    def condemn(self, receipts: Mapping[bytes, int]) -> None:
-        """Put down, before an erasure is written, which keys (by id) it destroys, and the indexes of their receipts."""
-        ...
-
-    def condemned(self) -> Mapping[bytes, int]:
-        """The keys of erasures that were begun, as they were put down."""
-        ...
-
-    def settle(self, destroyed: Sequence[bytes]) -> None:
-        """Destroy these keys, spare all others that are condemned."""
+    def destroy(self, key_ids: Sequence[bytes]) -> None:
+        """Those that are gone already are passed over."""
         ...
 
     def is_empty(self) -> bool:

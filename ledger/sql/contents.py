@@ -4,13 +4,13 @@ hold, and how many bytes each tenant has, as they are kept.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
-from sqlalchemy import BigInteger, Column, LargeBinary, MetaData, Table, bindparam, delete, insert, select
+from sqlalchemy import Column, Connection, LargeBinary, MetaData, Table, bindparam, delete, select, update
 
 from ledger.documents.content import Content
 from ledger.documents.receipt import Receipt
@@ -20,7 +20,7 @@ from ledger.log.store import Record
 from ledger.sql.connect import connect_for_reading_with, connect_with
 from ledger.sql.database import Database
 from ledger.sql.queries import blob, insert_rows
-from ledger.sql.schema import contents, receipts
+from ledger.sql.schema import contents, erasures, receipts
 
 _metadata = MetaData()
 
@@ -31,20 +31,17 @@ _keys = Table(
     Column("key", LargeBinary, nullable=False),
 )
 
-_condemned = Table(
-    "condemned_content_keys",
-    _metadata,
-    Column("key_id", LargeBinary, primary_key=True),
-    Column("receipt_index", BigInteger, nullable=False),
-)
-
 _FIND = select(_keys.c.key_id, _keys.c.key)
 _DESTROY = delete(_keys).where(_keys.c.key_id.in_(bindparam("key_ids", expanding=True)))
-_SPARE = delete(_condemned).where(_condemned.c.key_id.in_(bindparam("key_ids", expanding=True)))
 
-_KEYS_OF = select(contents.c.key_id, contents.c.receipt_index).where(
-    contents.c.receipt_index.in_(bindparam("receipts", expanding=True))
+_NAMED = contents.c.receipt_index.in_(bindparam("receipts", expanding=True))
+_KEYS_OF = select(contents.c.key_id).where(_NAMED)
+_EMPTY = update(contents).where(_NAMED).values(sealed=b"")
+_FORGET = delete(contents).where(_NAMED)
+_EMPTIED = select(contents.c.key_id, contents.c.receipt_index).where(
+    contents.c.receipt_index.in_(select(erasures.c.receipt_index)), contents.c.sealed == b""
 )
+"""From the few that were erased: a search among all contents reads them."""
 
 _RESERVE = 1024
 """Keys made in one transaction, beside the batches of entries once half of them are taken. Those left at the end are
@@ -94,25 +91,12 @@ class SqlContentKeys:
             row = connection.execute(_FIND.where(_keys.c.key_id == key_id)).first()
         return None if row is None else ContentKey(row.key_id, row.key)
 
-    def condemn(self, receipts: Mapping[bytes, int]) -> None:
-        rows = [{"key_id": key_id, "receipt_index": index} for key_id, index in receipts.items()]
-        if rows:
-            with self._database.writing() as connection:
-                connection.execute(_SPARE, {"key_ids": [*receipts]})
-                connection.execute(insert(_condemned), rows)
-
-    def condemned(self) -> Mapping[bytes, int]:
-        with self._database.reading() as connection:
-            return {row.key_id: row.receipt_index for row in connection.execute(select(_condemned))}
-
-    def settle(self, destroyed: Sequence[bytes]) -> None:
+    def destroy(self, key_ids: Sequence[bytes]) -> None:
         """The bytes of the keys are overwritten too, as far as the database can."""
-        with self._database.writing() as connection:
-            connection.execute(_DESTROY, {"key_ids": destroyed})
-        if destroyed:
+        if key_ids:
+            with self._database.writing() as connection:
+                connection.execute(_DESTROY, {"key_ids": key_ids})
             self._database.scrub(_keys.name)
-        with self._database.writing(durable=False) as connection:  # without it, they are destroyed once more
-            connection.execute(delete(_condemned))
 
     def is_empty(self) -> bool:
         with self._database.reading() as connection:
@@ -126,8 +110,9 @@ class SqlContentKeys:
 class SealedContents:
     """Seals and unseals contents, and destroys the keys of those that are erased.
 
-    A key dies after its erasure is durable: an erasure that fails costs no content. It is condemned before: where a
-    crash comes between, `settle` finishes at the next start, or before the next write.
+    The transaction of an erasure empties the row of a content. The key dies after it, so that an erasure that fails
+    costs no content, and beside what else has to reach the disk before anybody is told. The emptied row names the key
+    until then: where a crash comes between, `settle` finishes at the next start, or before the next write.
     """
 
     def __init__(self, database: Database, keys: ContentKeys | None) -> None:
@@ -135,6 +120,9 @@ class SealedContents:
         self._database = database
         self._keys = keys
         self._unsettled = keys is not None
+        self._thread = ThreadPoolExecutor(1, "content-erasure")
+        self._destroying: tuple[Future[None], Sequence[int]] | None = None
+        self._emptied: list[int] = []
 
     def rows(self, records: Sequence[Record]) -> list[dict[str, Any]]:
         """The rows of `contents` that some records add. Raises StoreError."""
@@ -152,32 +140,53 @@ class SealedContents:
 
     @contextmanager
     def erasing(self, receipt_indexes: Sequence[int]) -> Iterator[None]:
-        """Around the transaction that deletes the rows of these receipts. Raises StoreError."""
+        """Around the transaction that empties the rows of these receipts. Their keys are gone once `destroyed` has
+        returned. Raises StoreError.
+        """
         if not receipt_indexes:
             yield
             return
-        keys = self._required()
+        self._required()
         self.settle()
         with self._database.reading() as connection:
-            found = connection.execute(_KEYS_OF, {"receipts": receipt_indexes}).all()
+            key_ids = connection.execute(_KEYS_OF, {"receipts": receipt_indexes}).scalars().all()
         self._unsettled = True
-        condemned = {row.key_id: row.receipt_index for row in found}
-        keys.condemn(condemned)
         yield
-        self._database.scrub(contents.name)
-        keys.settle([*condemned])
-        self._unsettled = False
+        self._destroy(key_ids, receipt_indexes)
+
+    def empty(self, connection: Connection, receipt_indexes: Sequence[int]) -> None:
+        """In the transaction of the erasure."""
+        connection.execute(_EMPTY, {"receipts": receipt_indexes})
+
+    def forget(self, connection: Connection) -> None:
+        """Delete the emptied rows of keys that are destroyed, in any later transaction."""
+        if self._emptied:
+            connection.execute(_FORGET, {"receipts": self._emptied})
+            self._emptied = []
 
     def settle(self) -> None:
-        """Destroy the keys of erasures that were written, spare those of erasures that were not. Raises StoreError."""
+        """Destroy the keys of erasures that were written. Raises StoreError."""
+        self.destroyed()
         if self._keys is None or not self._unsettled:
             return
-        condemned = self._keys.condemned()
-        if condemned:
-            with self._database.reading() as connection:
-                kept = {*connection.execute(_KEYS_OF, {"receipts": [*condemned.values()]}).scalars()}
-            self._keys.settle([key_id for key_id in condemned if key_id not in kept])
+        with self._database.reading() as connection:
+            found = connection.execute(_EMPTIED).all()
+        if found:
+            self._destroy([row.key_id for row in found], [row.receipt_index for row in found])
+            self.destroyed()
         self._unsettled = False
+
+    def destroyed(self) -> None:
+        """Returns once the keys of an erasure are destroyed. Raises StoreError where they could not be."""
+        if self._destroying is not None:
+            (done, receipt_indexes), self._destroying = self._destroying, None
+            done.result()
+            self._emptied += receipt_indexes
+            self._unsettled = False
+
+    def _destroy(self, key_ids: Sequence[bytes], receipt_indexes: Sequence[int]) -> None:
+        self._destroying = self._thread.submit(self._required().destroy, key_ids), receipt_indexes
+        self._database.scrub(contents.name)
 
     def content(self, receipt_index: int) -> Content | None:
         """None where there is none, or its key was destroyed. Raises StoreError where it is damaged."""
@@ -185,7 +194,7 @@ class SealedContents:
         joined = statement.join(receipts, receipts.c.index == contents.c.receipt_index)
         with self._database.reading() as connection:
             row = connection.execute(joined.where(contents.c.receipt_index == receipt_index)).first()
-        if row is None or (key := self._required().find(row.key_id)) is None:
+        if row is None or row.sealed == b"" or (key := self._required().find(row.key_id)) is None:
             return None
         try:
             return unseal(blob(row.sealed, f"the content of receipt {row.receipt_id}"), row.receipt_id, key)
@@ -206,6 +215,7 @@ class SealedContents:
             )
 
     def close(self) -> None:
+        self._thread.shutdown()
         if self._keys is not None:
             self._keys.close()
 

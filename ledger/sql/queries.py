@@ -122,6 +122,7 @@ def select_expired(expiry: Expiry, limit: int | None) -> Select[Any]:
     """The indexes of receipts with content that an expiry covers, rising."""
     statement = select(contents.c.receipt_index).join(receipts, receipts.c.index == contents.c.receipt_index)
     statement = statement.where(receipts.c.index < expiry.end_index, receipts.c.issued_at < expiry.issued_before)
+    statement = statement.where(contents.c.sealed != b"")
     if expiry.tenant is not None:
         statement = statement.where(receipts.c.tenant == indexable(expiry.tenant))
     else:

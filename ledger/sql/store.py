@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import msgspec
-from sqlalchemy import Connection, Select, Table, bindparam, delete, func, insert, select, update
+from sqlalchemy import Connection, Select, Table, bindparam, func, insert, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from ledger.documents.content import Content
@@ -91,7 +91,6 @@ PUT_ERASURE = {dialect: put.on_conflict_do_nothing() for dialect, put in _erasur
 """By the name of the dialect. The first entry stays: a restored backup may have content that was erased before."""
 
 ERASED_BY = select(erasures.c.erasure_index).where(erasures.c.receipt_index == bindparam("receipt_index"))
-FORGET = delete(contents).where(contents.c.receipt_index.in_(bindparam("receipts", expanding=True)))
 
 RECEIPT_ID = select(receipts.c.receipt_id).where(receipts.c.index == bindparam("index"))
 OUTCOME = select(verdicts.c.outcome).where(verdicts.c.index == bindparam("index"))
@@ -244,7 +243,7 @@ class SqlEntryStore:
             for table, some in rows.items():
                 insert_rows(connection, metadata.tables[table], some)
             if erased:
-                connection.execute(FORGET, {"receipts": gone})
+                self._contents.empty(connection, gone)
                 put = [{"receipt_index": receipt, "erasure_index": entry} for receipt, entry in erased.items()]
                 connection.execute(PUT_ERASURE[connection.dialect.name], put)
             if log is None:
@@ -310,8 +309,10 @@ class SqlEntryStore:
             self._log.publish(size, note)
 
     def _remember(self, size: int, note: bytes) -> None:
+        self._contents.destroyed()
         with self._database.writing(durable=False) as connection:
             self._check_fence(connection)
+            self._contents.forget(connection)
             known = connection.execute(CHECKPOINT, {"size": size}).scalar()
             if known is None:
                 connection.execute(PUT_CHECKPOINT, {"size": size, "note": note})

@@ -1,10 +1,13 @@
 """An erasure takes the content of its receipt with it: in the same transaction, down to the bytes of the file."""
 
+import shutil
 import sqlite3
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, closing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager
+from functools import partial
 from pathlib import Path
 from threading import Thread, current_thread
+from typing import Self
 
 import pytest
 from sqlalchemy import Connection, create_engine, text
@@ -12,10 +15,14 @@ from sqlalchemy import Connection, create_engine, text
 from ledger.audit.log_verification import verify_log
 from ledger.documents.erasure import Erasure
 from ledger.errors import FormatError, StoreError
+from ledger.fsck import Depth, fsck
+from ledger.log.folder import Folder
 from ledger.log.reader import LedgerReader
 from ledger.log.sequencer import Sequencer
 from ledger.log.store import Batch, EntryStore, Record
 from ledger.sql.contents import SqlContentKeys
+from ledger.sql.inspection import SqlInspection
+from ledger.sql.sqlite import SqliteDatabase
 from ledger.sql.store import SqlEntryStore
 from ledger.tree.entry import Entry
 from tests.unit.ledger.builders import KEYS, ORIGIN, TRUSTED, content, erasure, receipt_id, signed, signed_receipt
@@ -74,7 +81,7 @@ def key_of(folder: Path, row: tuple[bytes, bytes]) -> bytes:
 
 
 def in_files(folder: Path, data: bytes) -> bool:
-    return any(data in path.read_bytes() for path in folder.iterdir())
+    return any(data in path.read_bytes() for path in folder.iterdir() if path.is_file())
 
 
 def target_of(kind: str, request: pytest.FixtureRequest, folder: Path) -> Path | str:
@@ -141,10 +148,10 @@ class Failing(SqlContentKeys):
 
     fails = False
 
-    def settle(self, destroyed: Sequence[bytes]) -> None:
+    def destroy(self, key_ids: Sequence[bytes]) -> None:
         if self.fails:
             raise StoreError("the disk of the keys is full")
-        super().settle(destroyed)
+        super().destroy(key_ids)
 
 
 @pytest.mark.parametrize("restarted", [True, False])
@@ -170,6 +177,89 @@ def test_a_key_that_outlived_its_erasure_is_destroyed_before_the_next_write_or_a
     assert not in_files(tmp_path, key)
     assert [store.size(), store.content(0), store.content(1)] == [3, content(0), None]
     store.close()
+
+
+class Beside:
+    """In place of the thread that destroys keys: it is done at once, or when somebody waits for it."""
+
+    def __init__(self, *, at_once: bool) -> None:
+        self._at_once = at_once
+
+    def submit(self, work: Callable[..., None], *arguments: object) -> Self:
+        self.result = partial(work, *arguments)
+        if self._at_once:
+            self.result()
+            self.result = partial(list[None])
+        return self
+
+    def shutdown(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+@pytest.mark.parametrize("kind", ["sqlite", "folder"])
+def test_a_crash_at_any_step_of_an_erasure_leaves_all_of_it_or_nothing(
+    kind: str, at_once: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live, copies = tmp_path / "live", list[Path]()
+    writing, scrub, record = SqliteDatabase.writing, SqliteDatabase.scrub, Folder.record
+
+    def opened(folder: Path) -> SqlEntryStore:
+        log = (folder / "log").as_uri() if kind == "folder" else None
+        return SqlEntryStore.open(folder / "ledger.db", folder / "keys.db", log=log)
+
+    def crash() -> None:
+        """Whatever is done later, it is not done in the copy."""
+        copies.append(shutil.copytree(live, tmp_path / f"crash-{len(copies)}"))
+
+    @contextmanager
+    def and_crash(database: SqliteDatabase, *, durable: bool = True) -> Iterator[Connection]:
+        with writing(database, durable=durable) as connection:
+            yield connection
+            crash()
+        crash()
+
+    def scrub_and_crash(database: SqliteDatabase, table: str) -> None:
+        scrub(database, table)
+        crash()
+
+    def record_and_crash(folder: Folder, batch: bytes) -> bytes:
+        there = record(folder, batch)
+        crash()
+        return there
+
+    store = opened(live)
+    store._contents._thread = Beside(at_once=at_once)  # type: ignore[assignment]
+    sequencer = append(store, signed_receipt(0), signed_receipt(1))
+    sealed = sealed_row(live, 1)
+    key = key_of(live, sealed)
+    with monkeypatch.context() as patched:
+        patched.setattr(SqliteDatabase, "writing", and_crash)
+        patched.setattr(SqliteDatabase, "scrub", scrub_and_crash)
+        patched.setattr(Folder, "record", record_and_crash)
+        crash()
+        sequencer.append(signed(erasure(1, 1))).result(timeout=60)
+    sequencer.close()
+    store.close()
+    sizes = list[int]()
+    for folder in copies:
+        if kind == "sqlite":
+            with closing(SqlInspection.open(folder / "ledger.db", folder / "keys.db")) as inspection:
+                assert fsck(inspection, TRUSTED, Depth.DEEP, origin=ORIGIN).findings == ()
+        store = opened(folder)
+        sizes.append(store.size())
+        erased = sizes[-1] == 3
+        assert [store.content(0), store.content(1)] == [content(0), None if erased else content(1)]
+        assert any(key in path.read_bytes() for path in folder.rglob("*") if path.is_file()) != erased
+        assert in_files(folder, sealed[1]) != erased
+        with closing(Sequencer(store, KEYS["log"], TRUSTED, ORIGIN)) as again:
+            again.append(signed_receipt(2)).result(timeout=60)
+        assert verify_log(store.entries(0, 10), store.latest_checkpoint(), TRUSTED).ok
+        store.close()
+        with closing(sqlite3.connect(folder / "ledger.db")) as connection:
+            assert connection.execute("SELECT count(*) FROM contents").fetchone() == (1 if erased else 2,)
+    assert sizes == sorted(sizes)
+    assert set(sizes) == {2, 3}
 
 
 def test_an_erasure_that_was_not_written_costs_no_content(tmp_path: Path) -> None:

@@ -238,7 +238,7 @@ def test_numbers_as_rfc_8785_has_them_are_read(number: str, kind: type[Sample | 
 
 @pytest.mark.parametrize(
     "number",
-    ["-0", "-0.0", "1.0", "-10.0", "1e5", "1E-7", "1e-6", "1e16", "-1e16", "0.50", "1e-05", "0.000001e0", "10e15"],
+    ["-0", "-0.0", "1.0", "-10.0", "1e5", "1E-7", "1e-6", "-1e16", "0.50", "1e-05", "0.000001e0", "10e15", "+1", "01"],
 )
 @pytest.mark.parametrize("place", ['"number":%s', '"bounded":[%s],"number":1', '"bounded":[2,%s],"number":1'])
 @pytest.mark.parametrize("kind", [Sample, Ranged])

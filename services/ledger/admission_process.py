@@ -1,5 +1,5 @@
-"""Receipts of large requests, checked in a process of their own: half of what a receipt costs. The other half, which
-has to be done in one place, then has its interpreter for itself.
+"""Receipts of large requests, and of many callers at once, checked in a process of their own: half of what a receipt
+costs. The other half, which has to be done in one place, then has its interpreter for itself.
 
     question = length ‖ MessagePack: the keys that are trusted for receipts, and an AppendEntriesRequest
     answer   = length ‖ MessagePack: for each entry what was found, or null
@@ -39,6 +39,7 @@ _log = logging.getLogger(__name__)
 _READY = bytes(4)
 _PIPE_BYTES = 1 << 20
 """What may wait in the pipe of the answers, so that the next question is begun meanwhile."""
+_MOST_SHARED = 256
 
 
 class _Key(msgspec.Struct, array_like=True, frozen=True):
@@ -143,6 +144,46 @@ class AdmissionProcess:
             asked = self._asked.popleft()
             if not asked.done():
                 asked.set_exception(ConnectionResetError())
+
+
+class SharedQuestions:
+    """Entries that come one by one, from many callers, asked about together: those that come while the question before
+    them is answered. On the event loop of the process.
+    """
+
+    def __init__(self, process: AdmissionProcess) -> None:
+        self._process = process
+        self._asking = asyncio.Lock()
+        self._next: _Shared | None = None
+
+    async def admitted(self, entry: ledger_pb2.AppendEntryRequest, trusted: TrustedKeys) -> Admitted | None:
+        """As the process says it of one entry. Raises Unavailable."""
+        shared = self._next
+        if shared is None or shared.trusted is not trusted or len(shared.request.entries) == _MOST_SHARED:
+            shared = self._next = _Shared(trusted)
+            shared.found = asyncio.ensure_future(self._ask(shared))
+            shared.found.add_done_callback(lambda done: done.cancelled() or done.exception())  # all may have gone
+        place = len(shared.request.entries)
+        asked = shared.request.entries.add(envelope=entry.envelope)
+        if entry.HasField("content"):
+            asked.content.CopyFrom(entry.content)
+        return (await asyncio.shield(shared.found))[place]
+
+    async def _ask(self, shared: _Shared) -> list[Admitted | None]:
+        async with self._asking:
+            if self._next is shared:
+                self._next = None
+            return await self._process.admitted(shared.request, shared.trusted)
+
+
+class _Shared:
+    """A question that grows until it is asked."""
+
+    found: asyncio.Task[list[Admitted | None]]
+
+    def __init__(self, trusted: TrustedKeys) -> None:
+        self.request = ledger_pb2.AppendEntriesRequest()
+        self.trusted = trusted
 
 
 def answer_all(questions: BinaryIO, answers: BinaryIO) -> None:

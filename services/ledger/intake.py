@@ -17,7 +17,7 @@ from ledger.log import sequencer
 from ledger.log.admission import Admitted
 from ledger.log.sequencer import Sequencer
 from ledger.log.writer import Appended
-from services.ledger.admission_process import AdmissionProcess, admitted_entry
+from services.ledger.admission_process import AdmissionProcess, SharedQuestions, admitted_entry
 from services.runtime.credentials import Principal
 from services.runtime.errors import KolmError, PermissionDenied, without_frames
 
@@ -95,7 +95,8 @@ _LARGE_BYTES = 64 * 1024
 _THREADS = 2
 """Threads that check entries. Ed25519 releases the interpreter for a third of that time."""
 _FOR_PROCESS = 16
-"""Entries of a request that are checked in a process of their own: fewer take as long to get there."""
+"""Entries of a request, or calls at once, that are checked in a process of their own: fewer take as long to get there.
+"""
 
 _Append = ledger_pb2.AppendEntryRequest | ledger_pb2.NewEntry
 _Checked = Admitted | KolmError | LedgerError
@@ -111,18 +112,27 @@ class Intake:
         self._answers = FutureBridge(growth.announce)
         self._threads = ThreadPoolExecutor(_THREADS, "ledger-intake")
         self._process = AdmissionProcess()
+        self._shared = SharedQuestions(self._process)
+        self._calls = 0
 
-    async def one(self, request: _Append, caller: Principal) -> Appended:
-        """Check an entry and append it. Raises LedgerError, PermissionDenied. A small entry is checked on the event
-        loop: handing it to a thread takes as long.
+    async def one(self, request: ledger_pb2.AppendEntryRequest, caller: Principal) -> Appended:
+        """Check an entry and append it. Raises LedgerError, PermissionDenied, Unavailable."""
+        self._calls += 1
+        try:
+            return await self.queue(await self._checked_one(request, caller))
+        finally:
+            self._calls -= 1
+
+    async def _checked_one(self, request: ledger_pb2.AppendEntryRequest, caller: Principal) -> Admitted:
+        """A small entry is checked on the event loop, as handing it to a thread takes as long; by the process where
+        there are enough other calls.
         """
         trusted = self._sequencer.trusted
-        if request.ByteSize() <= _LARGE_BYTES:
-            admitted = _admitted(request, caller, trusted)
-        else:
+        if request.ByteSize() > _LARGE_BYTES:
             loop = asyncio.get_running_loop()
-            admitted = await loop.run_in_executor(self._threads, _admitted, request, caller, trusted)
-        return await self.queue(admitted)
+            return await loop.run_in_executor(self._threads, _admitted, request, caller, trusted)
+        found = await self._shared.admitted(request, trusted) if self._calls >= _FOR_PROCESS else None
+        return found or _admitted(request, caller, trusted)
 
     def stream(self, caller: Principal) -> Submit:
         """Takes the requests of one stream. Each is checked beside the one before it, and queued after it; then there

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -20,6 +21,7 @@ from kolm.ledger.v1.ledger_pb2_grpc import LedgerServiceStub
 from ledger.documents.signed_document import sign_document
 from ledger.keys.ed25519 import SigningKey
 from ledger.keys.key_scope import KeyScope
+from ledger.log.admission import Admitted
 from ledger.tree.checkpoint import open_checkpoint
 from ledger.tree.entry import MAX_ENVELOPE_BYTES
 from ledger.tree.merkle import leaf_hash, verify_inclusion
@@ -33,7 +35,8 @@ from services.client.errors import (
     Unavailable,
 )
 from services.client.ledger.log import Appended
-from services.ledger.admission_process import AdmissionProcess
+from services.client.ledger.log_wire import content_message
+from services.ledger.admission_process import AdmissionProcess, SharedQuestions
 from services.ledger.settings import LedgerSettings
 from tests.append_stream import append_many
 from tests.fuzzing import flood
@@ -191,19 +194,26 @@ def test_large_requests_keep_their_order_and_each_bad_entry_its_error(served: Se
     assert [each.appended.index for each in answers if each.HasField("appended")] == expected
 
 
-def test_no_receipt_is_lost_or_doubled_where_the_process_that_checks_them_is_killed(
-    serve: Serve, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    started: list[asyncio.subprocess.Process] = []
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> tuple[list[asyncio.subprocess.Process], threading.Event]:
+    """The processes that check receipts, in the order of their starts; the event is set once the first one is there."""
+    processes: list[asyncio.subprocess.Process] = []
     start, there = AdmissionProcess._start, threading.Event()
 
     async def noted(process: AdmissionProcess) -> asyncio.subprocess.Process:
-        started.append(await start(process))
+        processes.append(await start(process))
         await process.there.wait()
         there.set()
-        return started[-1]
+        return processes[-1]
 
     monkeypatch.setattr(AdmissionProcess, "_start", noted)
+    return processes, there
+
+
+def test_no_receipt_is_lost_or_doubled_where_the_process_that_checks_them_is_killed(
+    serve: Serve, started: tuple[list[asyncio.subprocess.Process], threading.Event]
+) -> None:
+    processes, there = started
     waiting = [(at, list(receipts(*range(at, at + 20)))) for at in range(0, 600, 20)]
     indexes: dict[int, int] = {}
     failed: list[grpc.StatusCode] = []
@@ -218,14 +228,59 @@ def test_no_receipt_is_lost_or_doubled_where_the_process_that_checks_them_is_kil
                         indexes[number] = result.appended.index
                     answered += 1
                     with suppress(ProcessLookupError):
-                        os.kill(started[-1].pid, signal.SIGKILL)
+                        os.kill(processes[-1].pid, signal.SIGKILL)
             except grpc.RpcError as error:
                 failed.append(error.code())  # type: ignore[attr-defined]
             waiting = waiting[answered:]
         size = LedgerServiceStub(channel).GetCheckpoint(ledger_pb2.GetCheckpointRequest()).tree_size
     assert set(failed) == {grpc.StatusCode.UNAVAILABLE}
-    assert len(started) > 2
+    assert len(processes) > 2
     assert sorted(indexes) == sorted(indexes.values()) == list(range(size)) == list(range(600))
+
+
+async def test_many_callers_are_answered_each_by_its_own(
+    serve: Serve, started: tuple[list[asyncio.subprocess.Process], threading.Event], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared, asked = SharedQuestions.admitted, list[bool]()
+
+    async def noted(self: SharedQuestions, *arguments: Any) -> Admitted | None:
+        found = await shared(self, *arguments)
+        asked.append(found is not None)
+        return found
+
+    monkeypatch.setattr(SharedQuestions, "admitted", noted)
+    monkeypatch.setattr("services.ledger.intake._FOR_PROCESS", 2)
+    with serve() as served:
+        async with grpc.aio.insecure_channel(served.address) as channel:
+            append = LedgerServiceStub(channel).AppendEntry
+
+            async def answer(envelope: bytes, kept: Content | None = None) -> int | grpc.StatusCode:
+                sent = None if kept is None else content_message(kept)
+                try:
+                    return (await append(ledger_pb2.AppendEntryRequest(envelope=envelope, content=sent))).index
+                except grpc.aio.AioRpcError as error:
+                    return error.code()
+
+            async def answers(*numbers: int) -> list[int | grpc.StatusCode]:
+                others = [b"junk", signed_receipt(0, tenant="another"), signed(erasure(0, 0))]
+                receipts = (answer(signed_receipt(number), wire_content(number)) for number in numbers)
+                return await asyncio.gather(*receipts, *map(answer, others))
+
+            refused = [
+                grpc.StatusCode.INVALID_ARGUMENT,
+                grpc.StatusCode.ALREADY_EXISTS,
+                grpc.StatusCode.PERMISSION_DENIED,
+            ]
+            assert await answer(signed_receipt(0), wire_content(0)) == 0
+            first = await answers(*range(40))
+            assert await asyncio.to_thread(started[1].wait, 60)
+            asked.clear()
+            second = await answers(*range(80))
+    assert [first[40:], second[80:]] == [refused, refused]
+    assert {*first[:40]} == {*range(40)}
+    assert second[:40] == first[:40]
+    assert {*second[40:80]} == {*range(40, 80)}
+    assert any(asked)
 
 
 def test_a_stream_waits_where_the_queue_is_full_instead_of_being_refused(

@@ -13,9 +13,9 @@ from ledger.documents.receipt import Sampling
 from ledger.encoding.document import Seed
 from ledger.keys.key_scope import KeyScope
 from ledger.keys.trusted_keys import TrustedKeys
-from ledger.log.admission import admit
+from ledger.log.admission import Admitted, admit
 from services.client.ledger.log_wire import content_message
-from services.ledger.admission_process import AdmissionProcess
+from services.ledger.admission_process import AdmissionProcess, SharedQuestions
 from services.runtime.errors import Unavailable
 from tests.unit.ledger.builders import (
     KEYS,
@@ -136,3 +136,63 @@ async def test_a_caller_that_goes_leaves_the_others_their_answers() -> None:
     first.cancel()
     assert await second == [admit(*HOLD[1], TRUSTED)]
     assert await process.admitted(request(HOLD[0]), TRUSTED) == [admit(*HOLD[0], TRUSTED)]
+
+
+def one(envelope: bytes, kept: Content | None) -> ledger_pb2.AppendEntryRequest:
+    return ledger_pb2.AppendEntryRequest(envelope=envelope, content=None if kept is None else content_message(kept))
+
+
+class Counted(AdmissionProcess):
+    """Keeps the size of each question."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes: list[int] = []
+
+    async def admitted(self, request: ledger_pb2.AppendEntriesRequest, trusted: TrustedKeys) -> list[Admitted | None]:
+        self.sizes.append(len(request.entries))
+        return await super().admitted(request, trusted)
+
+
+async def test_callers_that_come_while_a_question_is_answered_share_the_next_one() -> None:
+    process = Counted()
+    shared = SharedQuestions(process)
+    assert await shared.admitted(one(*HOLD[0]), TRUSTED) is None
+    await process.there.wait()
+    first = asyncio.ensure_future(shared.admitted(one(*HOLD[0]), TRUSTED))
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert process.sizes == [1, 1]
+    sent = [(signed_receipt(number), content(number)) for number in range(300)] + [(b"junk", None)]
+    found = await asyncio.gather(*(shared.admitted(one(*each), TRUSTED) for each in sent))
+    assert found == [admit(*each, TRUSTED) for each in sent[:-1]] + [None]
+    assert await first == admit(*HOLD[0], TRUSTED)
+    assert process.sizes == [1, 1, 256, 45]
+
+
+async def test_callers_with_other_keys_do_not_share_a_question() -> None:
+    shared = SharedQuestions(await started())
+    others = TrustedKeys.of(STRANGER)
+    found = await asyncio.gather(*(shared.admitted(one(*HOLD[0]), keys) for keys in (TRUSTED, others, TRUSTED)))
+    assert [each and each.trusted for each in found] == [TRUSTED, None, TRUSTED]
+
+
+async def test_a_caller_that_shared_a_question_and_goes_leaves_the_others_their_answers() -> None:
+    shared = SharedQuestions(await started())
+    first, second = (asyncio.ensure_future(shared.admitted(one(*each), TRUSTED)) for each in HOLD[:2])
+    await asyncio.sleep(0)
+    first.cancel()
+    assert await second == admit(*HOLD[1], TRUSTED)
+
+
+async def test_all_who_share_a_question_are_told_when_the_process_ends() -> None:
+    process = await started()
+    shared = SharedQuestions(process)
+    asked = [asyncio.ensure_future(shared.admitted(one(*HOLD[0]), TRUSTED)) for _ in range(20)]
+    await asyncio.sleep(0)
+    assert process._running is not None
+    os.kill((await process._running).pid, signal.SIGKILL)
+    for each in asked:
+        with pytest.raises(Unavailable):
+            await each
+    assert await shared.admitted(one(*HOLD[0]), TRUSTED) == admit(*HOLD[0], TRUSTED)

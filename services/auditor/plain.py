@@ -19,6 +19,7 @@ from services.generation.engine.request import MAX_LOGPROBS, EngineError, Engine
 from services.generation.remote.again import PlainEngine
 from services.generation.remote.dialects import UpstreamError
 from services.generation.remote.upstream import UpstreamDown
+from services.runtime.setting_kind import key_in
 
 _T = TypeVar("_T")
 
@@ -27,9 +28,8 @@ class PlainUpstream:
     """As `services.auditor.foreign.Plain`."""
 
     def __init__(self, engine: str, url: str, key_file: Path | None = None) -> None:
-        """Raises OSError for a key file that cannot be read."""
-        key = None if key_file is None else key_file.read_text(encoding="utf-8").strip()
-        self._plain = PlainEngine(engine, url, key)
+        """Raises ValueError for a key file that is of no use."""
+        self._plain = PlainEngine(engine, url, None if key_file is None else key_in(key_file))
 
     def name(self) -> str:
         return _asked(self._plain.name)

@@ -12,7 +12,7 @@ from services.auditor.examination import EnginePlan
 from services.auditor.foreign import HONEST, ForeignPlan
 from services.auditor.held_folder import Share
 from services.generation.target.beside import MODEL, NAMED_ADAPTER
-from services.runtime.setting_kind import Adapter, Target, Url
+from services.runtime.setting_kind import Adapter, KeyFile, Target, Url
 from services.runtime.settings import Address, RpcServerSettings, settings_config
 
 
@@ -51,7 +51,7 @@ class AuditorSettings(RpcServerSettings):
         "differs from itself, UNSTABLE.",
         examples=["http://127.0.0.1:8000"],
     )
-    engine_key_file: Path | None = Field(None, description="A file with the key that this engine asks for.")
+    engine_key_file: KeyFile | None = Field(None, description="A file with the key that this engine asks for.")
     reference: str | None = Field(
         None,
         description="Thresholds of these passes, announced in the log: mean,largest,surprise,rarest,drift,missed as "

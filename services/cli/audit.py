@@ -40,10 +40,11 @@ def run(
     ] = None,
     plain_url: Annotated[
         str | None,
-        Option(metavar="URL", callback=options.server_url, help="That engine with speculation off, to ask again."),
+        Option(metavar="URL", callback=options.engine_access, help="That engine with speculation off, to ask again."),
     ] = None,
     engine_key_file: Annotated[
-        Path | None, Option(metavar="FILE", help="A file with the API key that it asks for.")
+        Path | None,
+        Option(metavar="FILE", callback=options.engine_access, help="A file with the API key that it asks for."),
     ] = None,
     decode: Annotated[bool, Option("--decode", help="Decode token by token, all of them.")] = False,
     ledger: options.Ledger = options.LEDGER,

@@ -41,6 +41,7 @@ from services.generation.target.config.config import read_config
 from services.generation.target.errors import TargetError, about
 from services.generation.target.identity import base_cid, tokenizer_cid
 from services.runtime.process import CannotStart
+from services.runtime.setting_kind import key_in
 
 _log = logging.getLogger(__name__)
 
@@ -74,7 +75,7 @@ class ForeignEngine:
     def __init__(self, settings: GenerationSettings, folder: Path, key: Signer) -> None:
         self._settings, self._folder, self._key = settings, folder, key
         self._dialect = DIALECTS[settings.engine]
-        self._shown = shown = None if settings.engine_key_file is None else settings.engine_key_file.read_text().strip()
+        self._shown = shown = None if settings.engine_key_file is None else key_in(settings.engine_key_file)
         urls = {"off": settings.plain_url or "", ENGINE: settings.url}
         self._upstreams = {
             method: Upstream(self._dialect, url, shown, settings.engine_silence_seconds)

@@ -18,7 +18,7 @@ from services.generation.target.beside import (
     STORE,
 )
 from services.generation.target.model_path import name_of
-from services.runtime.setting_kind import Adapter, Kind, Target, Url
+from services.runtime.setting_kind import Adapter, KeyFile, Kind, Target, Url
 from services.runtime.settings import Address, RpcServerSettings, Size, settings_config
 
 _Head = Annotated[str, Kind("HEAD", "reference or folder", "support-head@sha256:3f0c2a9d"), IF_FOLDER_A_HEAD]
@@ -60,7 +60,7 @@ class GenerationSettings(RpcServerSettings):
         description="The model that the other engine serves, as --model takes one: receipts then name its digest, and "
         "text is read and checked here. Default: by the engine's own word and tokenizer.",
     )
-    engine_key_file: Path | None = Field(None, description="A file with the API key that the other engine asks for.")
+    engine_key_file: KeyFile | None = Field(None, description="A file with the API key that the other engine asks for.")
     engine_flag: tuple[Annotated[str, Kind("NAME=VALUE", "name=value", "dtype=bfloat16")], ...] = Field(
         (),
         description="A flag of the other engine that changes numbers and that it does not tell itself, for its "

@@ -52,6 +52,27 @@ def reachable(url: str) -> str:
 Url = Annotated[str, AfterValidator(reachable), Kind("URL", "URL with http:// or https://", "http://127.0.0.1:8000")]
 """A server that is called over HTTP. Its key, where it asks for one, comes from a file."""
 
+
+def key_in(file: Path) -> str:
+    """The key. Raises ValueError for a file that cannot be read, and for what no header can carry."""
+    try:
+        key = file.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it holds other characters than a key has"
+        raise ValueError(f"cannot read {file}: {why}") from None
+    if not key.isprintable() or " " in key or not key:
+        raise ValueError(f"expected a file with one key in one line, got {file}")
+    return key
+
+
+def _with_a_key(file: Path) -> Path:
+    key_in(file)
+    return file
+
+
+KeyFile = Annotated[Path, AfterValidator(_with_a_key)]
+"""A file with the key of such a server."""
+
 _PLAIN = {
     Path: Kind("PATH", "path", "/var/lib/kolm/{}"),
     ByteSize: Kind("SIZE", "bytes, plain or with a unit", "2GiB"),

@@ -48,14 +48,16 @@ def found_model(context: typer.Context, param: typer.CallbackParam, named: Path 
         raise UsageError(f"{name}: {error}", hint) from error
 
 
-def server_url(param: typer.CallbackParam, url: str | None) -> str | None:
-    """Callback of options that take the URL of another engine."""
-    from services.runtime.setting_kind import reachable
+def engine_access(param: typer.CallbackParam, value: Any) -> Any:
+    """Callback of options that take the URL of another engine, or the file with its key."""
+    from services.runtime.setting_kind import key_in, reachable
 
     try:
-        return None if url is None else reachable(url)
+        if value is not None:
+            key_in(value) if isinstance(value, Path) else reachable(value)
     except ValueError as error:
         raise UsageError(f"{param.opts[0]}: {error}") from error
+    return value
 
 
 def model(name: str, description: str) -> Any:

@@ -207,17 +207,20 @@ class EngineOptions:
     ] = None
     plain_url: Annotated[
         str | None,
-        Option(metavar="URL", callback=options.server_url, help="That engine, started with speculation off."),
+        Option(metavar="URL", callback=options.engine_access, help="That engine, started with speculation off."),
     ] = None
     url: Annotated[
         str | None,
-        Option(metavar="URL", callback=options.server_url, help="The same, started with speculation. Default: none."),
+        Option(
+            metavar="URL", callback=options.engine_access, help="The same, started with speculation. Default: none."
+        ),
     ] = None
     weights: Annotated[
         Path | None, Option(metavar="DIR|GGUF|NAME", callback=options.found_model, help="The model that it serves.")
     ] = None
     engine_key_file: Annotated[
-        Path | None, Option(metavar="FILE", help="A file with the API key that it asks for.")
+        Path | None,
+        Option(metavar="FILE", callback=options.engine_access, help="A file with the API key that it asks for."),
     ] = None
     engine_flag: Annotated[
         list[str] | None,

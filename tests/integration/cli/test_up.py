@@ -240,6 +240,15 @@ def test_the_line_of_the_page_puts_the_generation_service_before_the_engine(
 
 
 @pytest.mark.parametrize("command", ["up --engine vllm", "audit run --engine vllm"])
-def test_a_url_that_nothing_can_be_asked_at_is_refused_before_anything_starts(command: str) -> None:
-    refused = kolm(*command.split(), "--plain-url", "http://127.0.0.1:99999")
-    assert (refused.code, "--plain-url: expected http://HOST" in refused.err) == (2, True)
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ("--plain-url http://127.0.0.1:99999", "--plain-url: expected http://HOST"),
+        ("--plain-url http://127.0.0.1:8000 --engine-key-file no-such-file", "--engine-key-file: cannot read"),
+    ],
+)
+def test_an_engine_that_cannot_be_asked_so_is_refused_before_anything_starts(
+    command: str, flags: str, said: str
+) -> None:
+    refused = kolm(*command.split(), *flags.split())
+    assert (refused.code, said in refused.err) == (2, True)

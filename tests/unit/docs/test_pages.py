@@ -24,6 +24,7 @@ from services.generation.target.model_path import FolderKind
 from services.http.completions import ChatFields, TextFields
 from services.http.fields import only
 from services.http.response_fields import ResponseFields
+from services.runtime import setting_kind
 from services.runtime.access import PERMISSIONS
 from services.runtime.credentials import ROLES
 from services.runtime.settings import TomlTable
@@ -171,6 +172,7 @@ def test_the_example_of_a_setting_is_toml_that_it_takes(
     service: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Path, "is_file", lambda path: True)  # the folders of examples are nobody's
+    monkeypatch.setattr(setting_kind, "key_in", lambda file: "a key")
     field = service_settings(f"services.{service}").model_fields[name]
     taken: Any = Annotated[field.annotation, *field.metadata] if field.metadata else field.annotation
     TypeAdapter(taken).validate_python(tomllib.loads(toml_line(name, field))[name])

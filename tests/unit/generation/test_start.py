@@ -90,6 +90,18 @@ def test_a_url_with_a_password_is_refused_and_not_repeated() -> None:
     assert "secret" not in str(refused.value)
 
 
+@pytest.mark.parametrize("settings", [GenerationSettings, AuditorSettings])
+@pytest.mark.parametrize("written", [None, b"", b"two words", b"k\xc3\xa9y", b"one\ntwo"])
+def test_a_file_without_a_key_for_the_engine_is_refused_by_its_flag(
+    written: bytes | None, settings: type[GenerationSettings | AuditorSettings], tmp_path: Path
+) -> None:
+    file = tmp_path / "key"
+    if written is not None:
+        file.write_bytes(written)
+    with pytest.raises(SettingsError, match=f"--engine-key-file: .*{file}"):
+        settings.load(["--engine=vllm", "--plain-url=http://x", f"--engine-key-file={file}"], environment={})
+
+
 _SERVER = """
 import sys
 from pathlib import Path

@@ -40,6 +40,7 @@ from services.ledger.settings import LedgerSettings
 from services.runtime.server import Mount
 from services.witness.app import SqliteWitnessMemory, witness_app
 from tests.access import trust_log
+from tests.mutations import replace
 from tests.serving import serving
 from tests.unit.ledger.builders import KEYS, ORIGIN, TRUSTED, signed_receipt
 from tests.unit.ledger.log.memory_store import MemoryEntryStore
@@ -175,15 +176,13 @@ class Deployment:
             "two",
         )
         self.notes = CosignatureStore(folder / "witnessed")
-        self.checkpoints = Checkpoints(self.reader, self.policy, self.notes)
-        self.collector = self.collect(self.policy)
+        self.collect(self.policy)
 
-    def collect(self, policy: Policy) -> CosignatureCollector:
+    def collect(self, policy: Policy) -> None:
         self.checkpoints = Checkpoints(self.reader, policy, self.notes)
         self.collector = CosignatureCollector(
             self.reader, policy, self.notes, lambda url, body: post_to_witness(url, body, 5.0), 0.01
         )
-        return self.collector
 
     def append(self, *numbers: int) -> None:
         for number in numbers:
@@ -192,14 +191,8 @@ class Deployment:
     def start_b(self) -> None:
         self.witnesses["b"].start()
         a, b, c = self.policy.witnesses
-        self.collect(
-            Policy(
-                self.policy.logs,
-                (a, PolicyWitness("b", b.key, self.witnesses["b"].url), c),
-                self.policy.groups,
-                self.policy.quorum,
-            )
-        )
+        b = replace(b, url=self.witnesses["b"].url)
+        self.collect(replace(self.policy, witnesses=(a, b, c)))
 
 
 @pytest.fixture

@@ -373,7 +373,7 @@ class Sglang:
         if "output_ids" not in event:
             raise UpstreamError("gave no output_ids; expected SGLang's /generate")
         ids, told, text = ids_in(event["output_ids"]), event["meta_info"], event.get("text") or ""
-        if len(ids) == told["completion_tokens"]:
+        if whole := len(ids) == told["completion_tokens"]:
             text = text or answer.text
             if ids[: len(answer.ids)] != answer.ids or not text.startswith(answer.text):
                 raise UpstreamError("takes back what it has said before")
@@ -381,7 +381,7 @@ class Sglang:
         else:
             answer.ids, answer.text = answer.ids + ids, answer.text + text
         values, tops = told.get("output_token_logprobs") or [], told.get("output_top_logprobs") or []
-        for position in range(len(answer.logprobs), len(values)):
+        for position in range(len(answer.logprobs) if whole else 0, len(values)):
             logprob, token, _ = values[position]
             top = tops[position] if position < len(tops) and tops[position] else ()
             best = tuple(logprob_in(each[1], each[0]) for each in top)

@@ -14,7 +14,7 @@ from ledger.encoding.canonical import canonical
 from ledger.errors import FormatError
 from services.generation.engine.request import EngineRequest, SamplingParams, StructuredOutputs, grammar_engine
 from services.generation.engine.text.tool_calls import PLAIN, ToolCallSyntax
-from services.generation.remote.dialects import DIALECTS
+from services.generation.remote.dialects import DIALECTS, Answer
 from services.generation.requests.parameters import read_sampling, receipt_sampling, sampling_message
 from services.generation.requests.prompt import Tools, chat_turns, read_tools
 from services.runtime.errors import FailedPrecondition, InvalidArgument
@@ -176,3 +176,24 @@ def test_top_p_and_min_p_are_shares_of_what_the_temperature_leaves_at_llama_serv
     asked = EngineRequest("r", (1,), SamplingParams(temperature=0.7, top_p=0.9, min_p=0.05, top_k=40))
     order = DIALECTS["llama-server"].body(asked, "m", None, stream=False)["samplers"]
     assert order.index("penalties") < order.index("temperature") < order.index("min_p") < order.index("top_p")
+
+
+@pytest.mark.parametrize("incremental", [False, True])
+def test_sglang_streams_the_whole_answer_or_what_is_new_and_log_probabilities_are_of_each_token(
+    incremental: bool,
+) -> None:
+    ids, words = [5, 6, 7, 8], ["a", "b", "c", "d"]
+    logprobs = [[-token / 10, token, None] for token in ids]
+    answer = Answer()
+    for start, end in ((0, 1), (1, 3), (3, 4)):  # tokens of one event, drafted ones among them
+        since = start if incremental else 0
+        told = {
+            "completion_tokens": end,
+            "output_token_logprobs": logprobs[since:end],
+            "output_top_logprobs": [[each] for each in logprobs[since:end]],
+            "finish_reason": {"type": "length", "length": 4} if end == 4 else None,
+        }
+        text, new = "".join(words[since:end]), ids[since:end]
+        DIALECTS["sglang"].read({"text": text, "output_ids": new, "meta_info": told}, answer)
+    assert (answer.ids, answer.text, answer.finish) == (ids, "abcd", "length")
+    assert [(each.token_id, each.logprob) for each in answer.logprobs] == [(each[1], each[0]) for each in logprobs]

@@ -1,5 +1,5 @@
-"""float32 beside int8, and int8 with a bfloat16 cache, on one published 4-bit file: what a pass takes, what a text
-costs, where greedy tokens part.
+"""float32 beside int8, and int8 with smaller caches, on one published 4-bit file: what a pass takes, what a text costs,
+where greedy tokens part.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ PROFILES = {
     "float32": ("float32", "float32"),
     "int8": ("int8", "float32"),
     "int8, bfloat16 cache": ("int8", "bfloat16"),
+    "int8, int8 cache": ("int8", "int8"),
 }
 """Arithmetic of linear layers and type of cached keys and values."""
 ROWS = (1, 2, 4, 8, 16, 32, 128)
 CONTEXTS = (100, 4000)
-_TOKENS, _ROUNDS, _WINDOW = 96, 15, 512
+_TOKENS, _ROUNDS, _WINDOW = 96, 15, 2048
 _TEXTS = ("README.md", "docs/guarantees.md")
 _ROOT = Path(__file__).parents[1]
 QUESTIONS = _ROOT / "demo" / "main_job" / "questions.jsonl"

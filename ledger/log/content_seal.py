@@ -63,7 +63,7 @@ class ContentKeys(Protocol):
         ...
 
     def destroy(self, key_ids: Sequence[bytes]) -> None:
-        """Those that are gone already are passed over."""
+        """Keys that are gone already are passed over."""
         ...
 
     def is_empty(self) -> bool:

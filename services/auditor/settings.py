@@ -61,7 +61,7 @@ class AuditorSettings(RpcServerSettings):
     context_length: int | None = Field(
         None, ge=1, description="That of the audited server, where it was given one.", examples=[32768]
     )
-    cache_dtype: Literal["float32", "bfloat16"] | None = Field(
+    cache_dtype: Literal["float32", "bfloat16", "int8"] | None = Field(
         None, description="That of the audited server, where it was given one; it is part of the numerics profile."
     )
     arithmetic: Literal["float32", "int8"] | None = Field(

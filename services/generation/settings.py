@@ -129,10 +129,10 @@ class GenerationSettings(RpcServerSettings):
     threads: int | None = Field(
         None, ge=1, le=1024, description="Threads that compute a pass. Default: one for each CPU."
     )
-    cache_dtype: Literal["float32", "bfloat16"] | None = Field(
+    cache_dtype: Literal["float32", "bfloat16", "int8"] | None = Field(
         None,
-        description="Type of the cached keys and values, part of the profile; bfloat16 takes half the memory. "
-        "Default: bfloat16 where the arithmetic is int8, else float32.",
+        description="Type of the cached keys and values, part of the profile; bfloat16 takes half the memory of "
+        "float32, int8 a quarter. Default: that of the arithmetic.",
     )
     arithmetic: Literal["float32", "int8"] | None = Field(
         None,

@@ -33,12 +33,12 @@ def compile_everything() -> None:
     Raises:
         TargetError: this CPU lacks fused multiply-add.
     """
-    from services.generation.target.kernels.attention.layout import CACHED
+    from services.generation.target.kernels.attention.cache_dtypes import FORMS
     from services.generation.target.kernels.compilation import compile_ahead, module_names
     from services.generation.target.kernels.storages import STORAGES
 
     wanted = (
-        module_names(list(STORAGES), cached, arithmetic) for cached in CACHED for arithmetic in ("float32", "int8")
+        module_names(list(STORAGES), cached, arithmetic) for cached in FORMS for arithmetic in ("float32", "int8")
     )
     compile_ahead(list(dict.fromkeys(module for modules in wanted for module in modules)))
     for part in PARTS:

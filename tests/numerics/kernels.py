@@ -20,7 +20,8 @@ from services.generation.target.config.layer_specs import ModuleSpec
 from services.generation.target.config.rope import power_of_e, query_scales, rotations
 from services.generation.target.family import StateRule
 from services.generation.target.files.stored_tensor import StoredTensor
-from services.generation.target.kernels.attention import layout
+from services.generation.target.kernels.attention import layout, rounded
+from services.generation.target.kernels.attention.cache_dtypes import FORMS
 from services.generation.target.kernels.linear import linear
 from services.generation.target.kernels.records import count_of
 from services.generation.target.kernels.storages import GROUP, PANEL, padded
@@ -29,6 +30,7 @@ from services.generation.target.program.matrices import AdapterUpdates, matrix_o
 from services.generation.target.program.operations import folding
 from services.generation.target.sizes import MOST_RANK, STATE_LANES
 from services.generation.target.states import MOST_PASSING
+from tests.numerics import operations
 from tests.numerics.arithmetic import Heads
 from tests.numerics.emulator import Call, Run, run_here
 
@@ -203,6 +205,9 @@ class KernelArithmetic:
             fields |= dict(zip(("query_norm", "key_norm"), (w.copy() for w in heads.norms), strict=True))
         passed = {"rows": rows, "slots": slots, "positions": positions.astype(np.int32)}
         self._call(f"cache_{cache_dtype}", "rotate", "rotate", fields, passed)
+        if cache_dtype == "int8":
+            scales = queries[:, :, padded(dim, GROUP) // 4, None]
+            queries = queries.view(np.int8)[:, :, :dim].astype(np.float32) * scales
         return queries[:, :, :dim], *cache.read(slots)
 
     def short_convolution(self, bcx: Float32, weights: Float32, positions: Int64, cache_dtype: str) -> Float32:
@@ -211,7 +216,7 @@ class KernelArithmetic:
         """
         channels, taps = weights.shape
         whole = int(positions.max())
-        cache = PagedCache(whole + len(positions), 1, channels, cache_dtype)
+        cache = PagedCache(whole + len(positions), 1, channels, FORMS[cache_dtype].lines.name)
         wide = padded(channels, layout.LANES)
         padded_weights = np.zeros((taps, wide), np.float32)
         padded_weights[:, :channels] = weights.T
@@ -246,7 +251,7 @@ class KernelArithmetic:
         then one that folds all tokens up to each position anew, in states of its own, with the position's row.
         """
         whole, count = int(positions.max()) + 1, len(positions)
-        cache = PagedCache(whole, 1, rule.cached, cache_dtype)
+        cache = PagedCache(whole, 1, rule.cached, FORMS[cache_dtype].lines.name)
         slots = cache.slots(np.arange(whole))
         window = np.arange(whole)[:, None] + np.arange(1 - rule.taps, 1)
         taps = np.where(window < 0, -1, slots[window]).astype(np.int32)
@@ -311,6 +316,9 @@ class KernelArithmetic:
         wide, group_size = padded(dim, layout.LANES), heads // kv_heads
         padded_queries = unwritten(rows, heads, wide)
         padded_queries[:, :, :dim] = queries
+        if cache_dtype == "int8":
+            whole, scales = operations.rounded(queries, dim)
+            padded_queries = rounded.query_lines(whole, scales[..., 0], wide)
         mixed = unwritten(rows, padded(heads * dim, PANEL))
         blocks = -(-(int(positions.max()) + 1) // BLOCK)  # that a row sees at most
         fields = {
@@ -349,8 +357,12 @@ class PagedCache:
         blocks = -(-positions // BLOCK) + 1
         wide = padded(dim, layout.LANES)
         self.dim, self.dtype, self._dtype = dim, dtype, np.dtype(np.float32 if dtype == "float32" else np.uint16)
-        self.keys = self._nan(blocks, kv_heads, dim, BLOCK)
-        self.values = self._nan(blocks, kv_heads, BLOCK, wide)
+        if dtype == "int8":
+            kind, *shapes = FORMS[dtype].empty(1, blocks, kv_heads, dim, dim)
+            self.keys, self.values = (np.full(shape[1:], 255, kind) for shape in shapes)  # scales of such bytes are NaN
+        else:
+            self.keys = self._nan(blocks, kv_heads, dim, BLOCK)
+            self.values = self._nan(blocks, kv_heads, BLOCK, wide)
         self.table = np.random.default_rng(blocks).permutation(blocks).astype(np.int32)
 
     def _nan(self, *shape: int) -> NDArray[Any]:
@@ -362,14 +374,42 @@ class PagedCache:
     def write(self, slots: Int32, keys: Float32, values: Float32) -> None:
         """keys, values [slots, key heads, dim]; for bfloat16 only what it holds exactly."""
         blocks, offsets = slots // BLOCK, slots % BLOCK
+        if self.dtype == "int8":
+            for (bytes_, scales, every, each), heads in zip(self._bytes(slots), (keys, values), strict=True):
+                whole, scale = operations.rounded(heads, self.dim)
+                bytes_[every], scales[each] = whole + 128, scale[..., 0]
+            return
         self.keys[blocks, :, :, offsets] = self._stored(keys)
         self.values[blocks, :, offsets, : self.dim] = self._stored(values)
 
     def read(self, slots: Int32) -> tuple[Float32, Float32]:
         blocks, offsets = slots // BLOCK, slots % BLOCK
+        if self.dtype == "int8":
+            keys, values = (
+                (bytes_[every] - np.float32(128)) * scales[each][..., None]
+                for bytes_, scales, every, each in self._bytes(slots)
+            )
+            return keys, values
         return self._widened(self.keys[blocks, :, :, offsets]), self._widened(
             self.values[blocks, :, offsets, : self.dim]
         )
+
+    def _bytes(self, slots: Int32) -> list[tuple[NDArray[Any], NDArray[Any], Any, Any]]:
+        """Arrays of bytes and of scales of the keys, and of the values, and where those [slots, key heads, dim] and
+        [slots, key heads] are in them.
+        """
+        lead = self.keys.shape[:2]
+        words, flat = self.keys.reshape(*lead, -1, BLOCK, 4), self.values.reshape(*lead, -1)
+        columns = flat[..., : -4 * BLOCK].reshape(*lead, BLOCK // 4, -1, 4)
+        scales = words[:, :, -1].view(np.float32)[..., 0], flat[..., -4 * BLOCK :].view(np.float32)
+        head, i = np.arange(lead[1])[None, :], np.arange(self.dim)
+        block, offset = slots[:, None] // BLOCK, slots[:, None] % BLOCK
+        one, j = (block, head, offset), offset[..., None]
+        every = block[..., None], head[..., None]
+        return [
+            (words, scales[0], (*every, i // 4, j, i % 4), one),
+            (columns, scales[1], (*every, j // 4, i, j % 4), one),
+        ]
 
     def _stored(self, values: Float32) -> NDArray[Any]:
         if self._dtype == np.float32:

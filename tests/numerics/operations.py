@@ -244,7 +244,9 @@ _POSITIONS = 64  # positions
 
 
 def cached(values: Float32, dtype: str) -> Float32:
-    """`values` as they are read from a cache of `dtype`, float32 or bfloat16."""
+    """`values` as they are read from a cache of `dtype`, float32 or bfloat16. In int8 this is what convolutions and
+    states are made of; keys and values are rounded where they are multiplied.
+    """
     if dtype == "float32":
         return values
     bits = values.view(np.uint32)
@@ -256,7 +258,7 @@ def cached(values: Float32, dtype: str) -> Float32:
 @np.errstate(all="ignore")
 def attention(
     queries: Float32, keys: Float32, values: Float32, window: int, cap: np.float32 = ZERO,
-    sinks: Float32 | None = None, chunk: int = 0,
+    sinks: Float32 | None = None, chunk: int = 0, dtype: str = "float32",
 ) -> Float32:  # fmt: skip
     """The row at the last position of its own history, which holds it: [heads, dim].
 
@@ -267,6 +269,7 @@ def attention(
         cap: what scores are bent below; 0 leaves them as they are.
         sinks: [heads] or none.
         chunk: positions of which the row sees those of its own chunk; 0 is no chunk.
+        dtype: of the cache; keys and values are as it holds them, but for int8.
     """
     heads, positions = len(queries), len(keys)
     first = max(0, positions - window) if window else 0
@@ -276,7 +279,8 @@ def attention(
     for block in range(first // _POSITIONS, (positions - 1) // _POSITIONS + 1):
         low, high = max(first, block * _POSITIONS), min(positions, (block + 1) * _POSITIONS)
         visible = np.arange(low, high) - block * _POSITIONS
-        blocks.append(_block(queries, keys[low:high, key_head], values[low:high, key_head], visible, cap))
+        some = (queries, keys[low:high, key_head], values[low:high, key_head], visible)
+        blocks.append(_block(*some, cap, _scores_int8, _mix_int8) if dtype == "int8" else _block(*some, cap))
     if sinks is not None:
         blocks.append((sinks, np.ones_like(sinks), np.zeros_like(queries)))
     top, total, mixed = blocks[0]
@@ -288,24 +292,48 @@ def attention(
     return mixed / total[:, None]
 
 
-def _block(
-    queries: Float32, keys: Float32, values: Float32, visible: Int64, cap: np.float32
-) -> tuple[Float32, Float32, Float32]:
-    """(m, l, o): [heads], [heads], [heads, dim] of the keys and values [visible, heads, dim] of one block."""
-    heads, dim = queries.shape
-    score = np.zeros((heads, len(visible)), np.float32)
-    for i in range(dim):
+def _scores(queries: Float32, keys: Float32) -> Float32:
+    score = np.zeros((len(queries), len(keys)), np.float32)
+    for i in range(queries.shape[1]):
         score = fma(queries[:, i, None], keys[:, :, i].T, score)
+    return score
+
+
+def _mix(weights: Float32, values: Float32, visible: Int64) -> Float32:
+    o = np.zeros(values.shape[1:], np.float32)
+    for j, place in enumerate(visible):
+        o = fma(weights[:, place, None], values[j], o)
+    return o
+
+
+def _scores_int8(queries: Float32, keys: Float32) -> Float32:
+    (q, d), (k, e) = rounded(queries, queries.shape[1]), rounded(keys, keys.shape[2])
+    return np.asarray((d * e[:, :, 0].T) * np.einsum("hi,jhi->hj", q, k).astype(np.float32), np.float32)
+
+
+def _mix_int8(weights: Float32, values: Float32, visible: Int64) -> Float32:
+    v, d = rounded(values, values.shape[2])
+    scaled = np.zeros((len(weights), _POSITIONS), np.float32)
+    scaled[:, visible] = weights[:, visible] * d[:, :, 0].T
+    w, e = rounded(scaled, _POSITIONS)
+    return np.asarray(e * np.einsum("hj,jhi->hi", w[:, visible], v).astype(np.float32), np.float32)
+
+
+def _block(
+    queries: Float32, keys: Float32, values: Float32, visible: Int64, cap: np.float32,
+    scores_of: Callable[[Float32, Float32], Float32] = _scores,
+    mix: Callable[[Float32, Float32, Int64], Float32] = _mix,
+) -> tuple[Float32, Float32, Float32]:  # fmt: skip
+    """(m, l, o): [heads], [heads], [heads, dim] of the keys and values [visible, heads, dim] of one block."""
+    heads = len(queries)
+    score = scores_of(queries, keys)
     score = capped(score, cap) if cap else score
     scores = np.full((heads, _POSITIONS), -np.inf, np.float32)
     scores[:, visible] = score
     m = fold(scores, larger)
     e = np.zeros((heads, _POSITIONS), np.float32)
     e[:, visible] = exp(score - m[:, None])
-    o = np.zeros((heads, dim), np.float32)
-    for j, place in enumerate(visible):
-        o = fma(e[:, place, None], values[j], o)
-    return m, fold(e, add), o
+    return m, fold(e, add), mix(e, values, visible)
 
 
 @np.errstate(all="ignore")
@@ -442,9 +470,9 @@ def quantised(tensor: StoredTensor) -> Quantised | None:
 
 
 @np.errstate(all="ignore")
-def rounded(x: Float32) -> tuple[Int64, Float32]:
-    """x [..., K] as integers from -127 to 127, and what those of each group are scaled by, [..., K / 32]."""
-    groups = x.reshape(*x.shape[:-1], -1, GROUP)
+def rounded(x: Float32, size: int = GROUP) -> tuple[Int64, Float32]:
+    """x [..., K] as integers from -127 to 127, and what those of each group are scaled by, [..., K / size]."""
+    groups = x.reshape(*x.shape[:-1], x.shape[-1] // size, size)
     finite = np.asarray(np.isfinite(groups).all(axis=-1))
     largest = np.where(finite, np.max(np.abs(groups), axis=-1), ZERO)
     used = largest >= _SMALLEST

@@ -74,6 +74,8 @@ class ReferenceArithmetic:
         values = heads.values
         if heads.value_norms:
             values = operations.rms_norm(values, np.ones(values.shape[-1], np.float32), np.float32(heads.epsilon))
+        if cache_dtype == "int8":
+            return _as_bytes(queries), _as_bytes(keys), _as_bytes(values)
         return queries, operations.cached(keys, cache_dtype), operations.cached(values, cache_dtype)
 
     def short_convolution(self, bcx: Float32, weights: Float32, positions: Int64, cache_dtype: str) -> Float32:
@@ -94,8 +96,15 @@ class ReferenceArithmetic:
     ) -> Float32:  # fmt: skip
         rows = [
             operations.attention(
-                query, keys[: position + 1], values[: position + 1], window, np.float32(cap), sinks, chunk
+                query, keys[: position + 1], values[: position + 1], window, np.float32(cap), sinks, chunk, cache_dtype
             )
             for query, position in zip(queries, positions, strict=True)
         ]
         return np.stack(rows)
+
+
+@np.errstate(all="ignore")
+def _as_bytes(heads: Float32) -> Float32:
+    """Heads as int8 has them: whole numbers times their scale."""
+    whole, scale = operations.rounded(heads, heads.shape[-1])
+    return np.asarray(whole.astype(np.float32) * scale, np.float32)

@@ -141,8 +141,8 @@ class Computed:
 
 
 class ReferenceModel:
-    """A model to compute with; `adapter` is that of all rows. `cache_dtype` is float32 or bfloat16, `arithmetic`
-    float32 or int8.
+    """A model to compute with; `adapter` is that of all rows. `cache_dtype` is float32, bfloat16 or int8,
+    `arithmetic` float32 or int8.
     """
 
     def __init__(
@@ -271,10 +271,12 @@ class ReferenceModel:
             keys, values = np.split(heads[:, spec.heads :], 2, axis=1)
             keys = self._turned(number, spec, keys, 1)
             values = self._unit_norm(values) if spec.value_norms else values
-            stored[number] = cached(keys, self._cache_dtype), cached(values, self._cache_dtype)
+            rounds_later = self._cache_dtype == "int8"
+            keys, values = (x if rounds_later else cached(x, self._cache_dtype) for x in (keys, values))
+            stored[number] = keys, values
         keys, values = stored[number if spec.source is None else spec.source]
         sinks = self._weight(f"{spec.prefix}{spec.sinks}.weight") if spec.sinks else None
-        more = spec.window, np.float32(spec.cap), sinks, spec.chunk
+        more = spec.window, np.float32(spec.cap), sinks, spec.chunk, self._cache_dtype
         rows = [attention(queries[p], keys[: p + 1], values[: p + 1], *more) for p in range(tokens)]
         found = np.stack(rows).reshape(heads[:, : spec.heads].shape)
         return (found * sigmoid(gates) if spec.gated else found).reshape(tokens, -1)

@@ -191,6 +191,12 @@ def rotation() -> Iterator[Case]:
         "keys": array(drawn(random, 3, 1, 40)), "values": array(drawn(random, 3, 1, 40)), "value_norms": True,
         "query_norm": array(drawn(random, 40)), "key_norm": array(drawn(random, 40)), "epsilon": 1e-6,
     }  # fmt: skip
+    frequencies, factor = rotary({"rope_theta": 1e4}, 20, 8192)
+    yield {
+        "parameters": {"rope_theta": 1e4}, "frequencies": array(np.array(frequencies, np.float32)),
+        "attention_factor": factor, "cache_dtype": "int8", "positions": [0, 7531],
+        **{name: array(drawn(random, 2, count, 20)) for name, count in (("queries", 2), ("keys", 1), ("values", 1))},
+    }  # fmt: skip
 
 
 def attention() -> Iterator[Case]:
@@ -216,6 +222,12 @@ def attention() -> Iterator[Case]:
         "queries": array(drawn(random, 4, 2, 4)), "keys": array(keys), "values": array(values),
         "positions": [49, 50, 64, 129], "windows": [0, 20], "chunk": 50, "cache_dtype": "float32", "cap": 0.0,
     }  # fmt: skip
+    for heads, kv_heads, dim, windows, cap in ((4, 2, 5, [0, 66], 0.0), (3, 1, 36, [0], 5.0)):
+        keys, values = (drawn(random, 68, kv_heads, dim) for _ in range(2))
+        yield {
+            "queries": array(3 * drawn(random, 4, heads, dim)), "keys": array(keys), "values": array(values),
+            "positions": [0, 63, 64, 67], "windows": windows, "cache_dtype": "int8", "cap": cap,
+        }  # fmt: skip
 
 
 def short_convolution() -> Iterator[Case]:
@@ -282,7 +294,7 @@ def model() -> dict[str, Any]:
     made = Model(config, WrittenWeights(tensors), Adapter(AdapterIdentity("adapter", ""), updates))
     tokens = random.integers(0, 40, 75).tolist()
     cases = []
-    for adapted, cache_dtype in ((False, "float32"), (True, "float32"), (False, "bfloat16")):
+    for adapted, cache_dtype in ((False, "float32"), (True, "float32"), (False, "bfloat16"), (False, "int8")):
         logits = by_reference(made, tokens, adapted, cache_dtype)
         rows = {row: array(logits[row]) for row in (0, 74)}
         cases.append({"adapted": adapted, "cache_dtype": cache_dtype, "logits": rows, "sha256": digest(logits)})

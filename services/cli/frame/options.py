@@ -153,7 +153,7 @@ class EngineOptions:
         int | None, Option(min=1, metavar="TOKENS", help="The server's, where it was given one.")
     ] = None
     cache_dtype: Annotated[
-        str | None, Option(metavar="float32|bfloat16", help="The server's, where it was given one.")
+        str | None, Option(metavar="float32|bfloat16|int8", help="The server's, where it was given one.")
     ] = None
     arithmetic: Annotated[str | None, Option(metavar="float32|int8", help="The server's, where it was given one.")] = (
         None

@@ -150,8 +150,8 @@ class ServedOptions:
         Option(metavar="SIZE", help="Memory for keys, values and cached prefixes, such as 4GiB. Default: 1GiB."),
     ] = None
     cache_dtype: Annotated[
-        Literal["float32", "bfloat16"] | None,
-        Option(help="What keys and values are kept in. Default: bfloat16 with int8."),
+        Literal["float32", "bfloat16", "int8"] | None,
+        Option(help="What keys and values are kept in. Default: that of the arithmetic."),
     ] = None
     arithmetic: Annotated[
         Literal["float32", "int8"] | None, Option(help="Of linear layers. Default: int8 for quantised weights (GGUF).")

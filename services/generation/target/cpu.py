@@ -20,7 +20,8 @@ from services.generation.target.errors import TargetError
 from services.generation.target.family import NORM
 from services.generation.target.identity import base_cid, tokenizer_cid
 from services.generation.target.kernels import compilation
-from services.generation.target.kernels.attention.layout import CACHED, Cached
+from services.generation.target.kernels.attention.cache_dtypes import FORMS
+from services.generation.target.kernels.attention.form import Form
 from services.generation.target.kernels.machine import cpus
 from services.generation.target.kernels.storages import PANEL, padded
 from services.generation.target.program.buffers import Buffers, Cache, ReusedMemory
@@ -59,8 +60,8 @@ class CpuTarget:
         arithmetic: str = "float32",
     ) -> None:
         """`threads`: of a pass, by default as many as there are CPUs; it changes no bit. `cache_dtype`: of keys and
-        values, float32 or bfloat16. `arithmetic`: of linear layers with quantised weights, float32 or int8. Both are
-        part of the profile.
+        values, float32, bfloat16 or int8. `arithmetic`: of linear layers with quantised weights, float32 or int8. Both
+        are part of the profile.
 
         Raises:
             WeightsInvalid: a weight is NaN or infinite.
@@ -77,10 +78,11 @@ class CpuTarget:
         compilation.compile_ahead(compilation.module_names(sorted(storages), cache_dtype, arithmetic))
         kept = _states_kept(config)
         self._states = StateBook(kept, cache_blocks, config.rule.taps) if config.rule else None
-        self._parts = _load(config, weights, cache_blocks, adapters, CACHED[cache_dtype], arithmetic, kept)
+        self._parts = _load(config, weights, cache_blocks, adapters, FORMS[cache_dtype], arithmetic, kept)
         kernels = compilation.kernels(f"cache_{cache_dtype}")
+        move = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 10)
+        self._moves = {is_own: move(kernels["move" if is_own else "move_lines"]) for is_own in (True, False)}
         self._passes = Passes(self.threads)
-        self._move = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 10)(kernels["move"])
         layers = [layer.spec for layer in self._parts.layers]
         self._buffers = Buffers(
             config, MOST_ROWS, self.threads, config.context_length, experts=config.experts, layers=layers
@@ -100,7 +102,7 @@ class CpuTarget:
     @property
     def cache_bytes(self) -> int:
         """Bytes of all blocks, whether or not their memory has been touched."""
-        return sum(keys.nbytes + values.nbytes for keys, values in self._parts.cache.groups)
+        return sum(group.keys.nbytes + group.values.nbytes for group in self._parts.cache.groups)
 
     def forward(self, rows: Rows, feature_layers: Sequence[int] = ()) -> PassOutput:
         """See `Target`."""
@@ -155,10 +157,9 @@ class CpuTarget:
         if self._states:
             self._states.written(targets)
         places = [np.array(slots, np.int64) for slots in (sources, targets)]
-        for keys, values in self._parts.cache.groups:
-            layers, blocks, kv_heads, dim, _ = keys.shape
-            self._move(
-                keys.ctypes.data, values.ctypes.data, layers, blocks, kv_heads, dim, values.shape[4],
+        for group in self._parts.cache.groups:
+            self._moves[group.form is self._parts.cache.form](
+                group.keys.ctypes.data, group.values.ctypes.data, *group.keys.shape[:3], group.key, group.value,
                 *(place.ctypes.data for place in places), len(sources),
             )  # fmt: skip
 
@@ -181,7 +182,7 @@ def profile_name(arithmetic: str) -> str:
 
 
 def _load(
-    config: TargetConfig, weights: Weights, cache_blocks: int, adapters: Sequence[Adapter], cached: Cached,
+    config: TargetConfig, weights: Weights, cache_blocks: int, adapters: Sequence[Adapter], form: Form,
     arithmetic: str, kept: int = 0,
 ) -> ModelWeights:  # fmt: skip
     """Read, check and pack the weights; make an empty cache."""
@@ -198,16 +199,14 @@ def _load(
         embedding=embedding,
         norm=vector(read, NORM, config.norm_offset) * np.float32(config.logit_scale),
         head=embedding if config.tied_embeddings else matrix_of(read(HEAD)),
-        cache=Cache.empty(specs, cache_blocks, [turns[each] for each in config.rotations], scales, cached, kept),
+        cache=Cache.empty(specs, cache_blocks, [turns[each] for each in config.rotations], scales, form, kept),
         arithmetic=arithmetic,
         inputs=LayerInputsTable.load(read) if config.layer_inputs else None,
     )
 
 
-USUAL_CACHE = {"float32": "float32", "int8": "bfloat16"}
+USUAL_CACHE = {"float32": "float32", "int8": "int8"}
 """What keys and values are kept in, by arithmetic, where nothing else is asked for."""
-ITEM_BYTES = {"float32": 4, "bfloat16": 2}
-"""Bytes of a cached key or value, by its type."""
 
 
 def load_target(
@@ -230,8 +229,7 @@ def load_target(
         cache_bytes: the same by its size, an eighth of it for features (`capacity`); by default 1 GiB, at least one
             whole context and at most 64 of them. Memory is touched only as it is used.
         adapters: LoRA adapters in peft's layout, directories by name.
-        cache_dtype: what keys and values are kept in, `float32` or `bfloat16`: by default the latter where `arithmetic`
-            is int8.
+        cache_dtype: what keys and values are kept in, `float32`, `bfloat16` or `int8`: by default `arithmetic`.
         arithmetic: of linear layers with quantised weights, `float32` or `int8`; by default `usual_arithmetic`.
         threads: of a pass; by default as many as there are CPUs.
 
@@ -242,7 +240,7 @@ def load_target(
     weights = checked_weights(directory, config)
     arithmetic = arithmetic or usual_arithmetic(config, weights)
     cached = cache_dtype or USUAL_CACHE[arithmetic]
-    blocks = cache_blocks(config, ITEM_BYTES[cached], tokens=cache_tokens, size=cache_bytes)
+    blocks = cache_blocks(config, cached, tokens=cache_tokens, size=cache_bytes)
     cids = base_cid(directory), tokenizer_cid(directory)
     loaded = _read_adapters(adapters or {}, config, directory, cids[0])
     return CpuTarget(

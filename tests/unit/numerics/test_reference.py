@@ -209,14 +209,15 @@ def test_architectures(tmp_path: Path, name: str) -> None:
     check(tmp_path, TOKENS if name == next(iter(MODELS)) else TOKENS[:72])
 
 
-def test_keys_and_values_in_bfloat16(tmp_path: Path) -> None:
-    check(make_tiny_model(tmp_path), TOKENS[:72], cache_dtype="bfloat16")
+@pytest.mark.parametrize("cache_dtype", ["bfloat16", "int8"])
+def test_other_forms_of_the_cache(tmp_path: Path, cache_dtype: str) -> None:
+    check(make_tiny_model(tmp_path), TOKENS[:72], cache_dtype=cache_dtype)
 
 
-@pytest.mark.parametrize("family", ["qwen3_5", "granite_hybrid"])
-def test_states_in_bfloat16(family: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("family", "cache_dtype"), [("qwen3_5", "int8"), ("granite_hybrid", "bfloat16")])
+def test_states_in_other_forms(family: str, cache_dtype: str, tmp_path: Path) -> None:
     """What they are made of, not they themselves."""
-    check(draw_vectors(make_tiny_model(tmp_path, **FAMILIES[family])), TOKENS[:70], cache_dtype="bfloat16")
+    check(draw_vectors(make_tiny_model(tmp_path, **FAMILIES[family])), TOKENS[:70], cache_dtype=cache_dtype)
 
 
 @pytest.mark.parametrize("storage", [name for name in LAYOUTS if name not in ("float32", "mxfp4")])

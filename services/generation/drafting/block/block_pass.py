@@ -28,7 +28,7 @@ from services.generation.target.blocks import BLOCK, BlockPool
 from services.generation.target.config.rope import inverse_root, query_scales, rotations
 from services.generation.target.files.stored_tensor import StoredTensor
 from services.generation.target.kernels import compilation
-from services.generation.target.kernels.attention.layout import CACHED
+from services.generation.target.kernels.attention.cache_dtypes import FORMS
 from services.generation.target.kernels.storages import PANEL, padded
 from services.generation.target.program.buffers import Buffers, Cache, ReusedMemory
 from services.generation.target.program.layer import Layer, load_layer
@@ -94,7 +94,7 @@ class _Parts:
             norm=vector(read, NORM),
             output=matrix_of(read(OUTPUT)) if config.own_output else None,
             cache=Cache.empty(
-                specs, cache_blocks, [turns] * config.layers, [scales] * config.layers, CACHED[_CACHED]
+                specs, cache_blocks, [turns] * config.layers, [scales] * config.layers, FORMS[_CACHED]
             ),
         )  # fmt: skip
 

@@ -21,7 +21,7 @@ from services.generation.target.blocks import BLOCK, BlockPool
 from services.generation.target.config.rope import inverse_root, query_scales, rotations
 from services.generation.target.files.stored_tensor import StoredTensor
 from services.generation.target.kernels import compilation
-from services.generation.target.kernels.attention.layout import CACHED
+from services.generation.target.kernels.attention.cache_dtypes import FORMS
 from services.generation.target.program.buffers import Buffers, Cache
 from services.generation.target.program.layer import Layer, load_layer
 from services.generation.target.program.matrices import Matrix, matrix_of, vector
@@ -85,7 +85,7 @@ class HeadParts:
                 cache_blocks,
                 turns,
                 [scales] * config.layers,
-                CACHED[_CACHED],
+                FORMS[_CACHED],
             ),
         )
 

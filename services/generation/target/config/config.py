@@ -45,6 +45,9 @@ _OLD_LONGROPE = "su"
 """The first Phi-3 with LongRoPE called it so; transformers reads that and then takes it for incomplete."""
 
 
+_ITEM_BYTES = {"float32": 4, "bfloat16": 2, "int8": 1}  # of a cached key or value
+
+
 @dataclass(frozen=True, slots=True)
 class TargetConfig:
     """Shapes and constants of one target. Lengths in tokens, sizes in elements."""
@@ -98,14 +101,16 @@ class TargetConfig:
     def heads_of(self, layer: int) -> HeadSizes:
         return self.head_sizes[layer] if self.head_sizes else HeadSizes(self.kv_heads, self.head_dim)
 
-    def cached(self, layer: int) -> int:
-        """Numbers of a token in the cache of a layer: keys and values, or what a convolution or a state is made of."""
+    def cached_bytes(self, layer: int, dtype: str) -> int:
+        """What the cache holds of a token in a layer: keys and values, or what a convolution or a state is made of."""
+        item = _ITEM_BYTES[dtype]
         if self.rule and self.rule.layers[layer]:
-            return self.rule.cached
+            return max(item, 2) * self.rule.cached
         if self.convolutions and self.convolutions[layer]:
-            return self.hidden_size
+            return max(item, 2) * self.hidden_size
         own = self.heads_of(layer)
-        return 0 if own.source is not None else 2 * own.kv_heads * own.head_dim
+        head = item * own.head_dim + (4 if dtype == "int8" else 0)  # each has a scale
+        return 0 if own.source is not None else 2 * own.kv_heads * head
 
 
 def read_config(path: Path) -> TargetConfig:
@@ -333,13 +338,13 @@ def explained(served: int, own: int, asked: int | None) -> str:
     return f"context length {served}, the model's own"
 
 
-def cache_blocks(config: TargetConfig, element_bytes: int, *, tokens: int | None, size: int | None) -> int:
+def cache_blocks(config: TargetConfig, dtype: str, *, tokens: int | None, size: int | None) -> int:
     """Blocks for `tokens` tokens, or for `size` bytes without the part that `feature_bytes` is; with neither, for
-    DEFAULT_BYTES, at least one whole context. An element of a key or value takes `element_bytes`.
+    DEFAULT_BYTES, at least one whole context. Keys and values are of `dtype`.
 
     Raises ConfigInvalid where `size` cannot hold one sequence of the whole context.
     """
-    block, context = block_bytes(config, element_bytes), max(blocks_for(config.context_length), _PROBED)
+    block, context = block_bytes(config, dtype), max(blocks_for(config.context_length), _PROBED)
     if tokens is not None:
         return blocks_for(tokens)
     if size is None:
@@ -353,9 +358,9 @@ def cache_blocks(config: TargetConfig, element_bytes: int, *, tokens: int | None
     return _for_blocks(size) // block
 
 
-def block_bytes(config: TargetConfig, element_bytes: int) -> int:
+def block_bytes(config: TargetConfig, dtype: str) -> int:
     """What the cache holds of BLOCK tokens, in all layers."""
-    return element_bytes * BLOCK * sum(map(config.cached, range(config.layers)))
+    return BLOCK * sum(config.cached_bytes(layer, dtype) for layer in range(config.layers))
 
 
 def feature_bytes(size: int | None) -> int:

@@ -24,8 +24,9 @@ from llvmlite import ir
 from services.generation.state_folder import one_at_a_time
 from services.generation.target.errors import TargetError
 from services.generation.target.kernels import convolution, delta, experts, row_operations, team
-from services.generation.target.kernels.attention import attend, layout, rotation
-from services.generation.target.kernels.attention.layout import CACHED
+from services.generation.target.kernels.attention import attend, rotation
+from services.generation.target.kernels.attention.cache_dtypes import FORMS
+from services.generation.target.kernels.attention.form import build_move
 from services.generation.target.kernels.linear import integer, linear
 from services.generation.target.kernels.machine import MACHINES, Machine, this_machine
 from services.generation.target.kernels.storages import STORAGES, packed_as
@@ -126,7 +127,7 @@ def exports(module: str) -> tuple[str, ...]:
 
 _EXPORTS = {
     "rows": (*row_operations.KERNELS, *experts.KERNELS, *delta.KERNELS, "run_team", "member", "set_float_mode"),
-    "cache": ("rotate", "attend", "combine", "move", "convolve", "fold_inputs"),
+    "cache": ("rotate", "attend", "combine", "move", "move_lines", "convolve", "fold_inputs"),
     "linear": ("linear",),
     "integer": ("linear",),
     "embed": ("embed",),
@@ -201,9 +202,13 @@ def _ir(machine: Machine, name: str) -> ir.Module:
     elif kind == "embed":
         linear.build_embedding(module, machine, STORAGES[rest])
     elif kind == "cache":
-        for part in (rotation, attend, layout, convolution):
-            part.build(module, machine, CACHED[rest])
-        delta.build_inputs(module, machine, CACHED[rest])
+        form = FORMS[rest]
+        rotation.build(module, machine, form)
+        attend.build(module, machine, form)
+        build_move(module, machine, form, "move")
+        build_move(module, machine, form.lines, "move_lines")
+        convolution.build(module, machine, form.lines)
+        delta.build_inputs(module, machine, form.lines)
     else:
         row_operations.build(module, machine)
         experts.build(module, machine)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from llvmlite import ir
 
-from services.generation.target.kernels.attention.layout import Cached, Path
+from services.generation.target.kernels.attention.form import Lines
+from services.generation.target.kernels.attention.layout import Path
 from services.generation.target.kernels.code import F32, I64, Value
 from services.generation.target.kernels.machine import Machine
 from services.generation.target.kernels.records import Kernel
@@ -17,7 +18,7 @@ from services.generation.target.kernels.storages import PANEL
 from services.generation.target.sizes import MOST_TAPS
 
 
-def build(module: ir.Module, machine: Machine, cached: Cached) -> None:
+def build(module: ir.Module, machine: Machine, cached: Lines) -> None:
     """Add `convolve`: of lines b, c, x side by side, b * x to the cache, then c * its convolution to `mixed`.
 
     values [slots][padded], weight [taps][padded]. A member has columns of its own, those of all rows: it reads nothing

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from llvmlite import ir
 
-from services.generation.target.kernels.attention.layout import Cached
+from services.generation.target.kernels.attention.form import Lines
 from services.generation.target.kernels.code import F32, I64, Code, Value
 from services.generation.target.kernels.machine import Machine
 from services.generation.target.kernels.records import Kernel
@@ -38,7 +38,7 @@ def build(module: ir.Module, machine: Machine) -> None:
     _head_gate(module, machine)
 
 
-def build_inputs(module: ir.Module, machine: Machine, cached: Cached) -> None:
+def build_inputs(module: ir.Module, machine: Machine, cached: Lines) -> None:
     """Add `fold_inputs`: lines q, k, v, z, b, a side by side; q, k, v, b and a of the rows to the cache. Then of every
     step, to `folded`: q, k and v convolved, the heads of q and k of length 1, and of each value head a decay and a
     strength. Lines of Mamba-2 are z, v, k, q, a, and heads stay as long as they are.
@@ -120,7 +120,7 @@ def build_inputs(module: ir.Module, machine: Machine, cached: Cached) -> None:
 
 
 def _convolved(
-    kernel: Kernel, cached: Cached, step: Value, column: Value, size: Value, channels: Value, to: Value
+    kernel: Kernel, cached: Lines, step: Value, column: Value, size: Value, channels: Value, to: Value
 ) -> None:
     """to = silu of the convolution of a step's columns with those of the tokens before it on its path."""
     c, record, passed = kernel.code, kernel.record, kernel.passed

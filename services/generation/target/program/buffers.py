@@ -12,11 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.generation.target.arrays import Bytes, Float32
-from services.generation.target.blocks import BLOCK, blocks_for
+from services.generation.target.blocks import blocks_for
 from services.generation.target.config.layer_specs import LayerSizes, LayerSpec
 from services.generation.target.family import Experts
 from services.generation.target.kernels.attention import layout
-from services.generation.target.kernels.attention.layout import LANES, Cached
+from services.generation.target.kernels.attention.form import Form
+from services.generation.target.kernels.attention.layout import LANES
 from services.generation.target.kernels.linear import linear
 from services.generation.target.kernels.storages import PANEL, SLACK, padded
 from services.generation.target.rows import Rows
@@ -92,15 +93,35 @@ class ReusedMemory:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class CacheGroup:
+    """Keys and values of layers of the same sizes, [layers, blocks, kv_heads, ...]; `value` is padded."""
+
+    form: Form
+    key: int
+    value: int
+    keys: NDArray[Any]
+    values: NDArray[Any]
+
+    @classmethod
+    def empty(cls, form: Form, layers: int, blocks: int, kv_heads: int, key: int, value: int) -> CacheGroup:
+        form = form if key else form.lines
+        kind, *shapes = form.empty(layers, blocks, kv_heads, key, value)
+        keys, values = (
+            on_huge_pages(kind.itemsize * int(np.prod(shape))).view(kind).reshape(*shape) for shape in shapes
+        )
+        return cls(form, key, padded(value, LANES), keys, values)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Cache:
-    """Each layer's keys [blocks, kv_heads, dim, BLOCK] and values [blocks, kv_heads, BLOCK, dim padded], in the form
-    `cached`, its own or those of another layer; of a convolution its inputs, as values without keys; cosines and sines
-    of its rotation, [positions, frequencies]; the factors of its queries, [positions]. What a state is made of lies as
-    inputs of a convolution do, and some states beside it.
+    """Each layer's keys and values [blocks, kv_heads, ...], in a form, its own or those of another layer; of a
+    convolution its inputs, as values without keys; cosines and sines of its rotation, [positions, frequencies]; the
+    factors of its queries, [positions]. What a state is made of lies as inputs of a convolution do, and some states
+    beside it.
     """
 
-    cached: Cached
-    groups: Sequence[tuple[NDArray[Any], NDArray[Any]]]  # those of layers of the same sizes, [layers, blocks, ...]
+    form: Form
+    groups: Sequence[CacheGroup]
     keys: Sequence[NDArray[Any]]
     values: Sequence[NDArray[Any]]
     rotations: Sequence[tuple[Float32, Float32]]
@@ -110,34 +131,25 @@ class Cache:
     @classmethod
     def empty(
         cls, layers: Sequence[LayerSpec], blocks: int, rotations: Sequence[tuple[Float32, Float32]],
-        scales: Sequence[Float32], cached: Cached, kept: int = 0,
+        scales: Sequence[Float32], form: Form, kept: int = 0,
     ) -> Cache:  # fmt: skip
         """A cache of zeros, in memory that is touched only as it is used; `rotations` and `scales` of each layer;
         `kept` states.
         """
-        kind = np.float32 if cached.size == 4 else np.uint16
-
-        def zeros(*shape: int) -> NDArray[Any]:
-            return on_huge_pages(cached.size * int(np.prod(shape))).view(kind).reshape(*shape)
-
         found: dict[int, tuple[NDArray[Any], NDArray[Any]]] = {}
         groups = []
         own = [number for number, layer in enumerate(layers) if layer.source is None]
         for sizes in dict.fromkeys(layers[number].cached for number in own):
             numbers = [number for number in own if layers[number].cached == sizes]
-            kv_heads, key, value = sizes
-            shape = len(numbers), blocks, kv_heads
-            keys, values = zeros(*shape, key, BLOCK), zeros(*shape, BLOCK, padded(value, LANES))
-            groups.append((keys, values))
-            found |= {number: (keys[place], values[place]) for place, number in enumerate(numbers)}
+            group = CacheGroup.empty(form, len(numbers), blocks, *sizes)
+            groups.append(group)
+            found |= {number: (group.keys[place], group.values[place]) for place, number in enumerate(numbers)}
         states = {
             number: on_huge_pages(4 * kept * layer.rule.state).view(np.float32).reshape(kept, layer.rule.state)
             for number, layer in enumerate(layers) if layer.rule
         }  # fmt: skip
         read = [found[number if layer.source is None else layer.source] for number, layer in enumerate(layers)]
-        return cls(
-            cached, groups, [keys for keys, _ in read], [values for _, values in read], rotations, scales, states
-        )
+        return cls(form, groups, [keys for keys, _ in read], [values for _, values in read], rotations, scales, states)
 
 
 class ExpertBuffers:

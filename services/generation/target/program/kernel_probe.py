@@ -16,6 +16,7 @@ from services.generation.target.arrays import Float32, Int64
 from services.generation.target.blocks import BLOCK, blocks_for
 from services.generation.target.kernels import compilation
 from services.generation.target.kernels.attention.layout import LANES
+from services.generation.target.kernels.attention.rounded import SCALES, query_lines
 from services.generation.target.kernels.records import PASS, record_of
 from services.generation.target.kernels.storages import PANEL, padded
 from services.generation.target.program.buffers import Buffers
@@ -112,6 +113,17 @@ class _Pass:
         self._team.run(self._words, threads, wait=True)
 
 
+def _random(like: NDArray[Any], rng: np.random.Generator) -> NDArray[Any]:
+    """Random keys or values of blocks, in the form of `like`."""
+    numbers = rng.standard_normal(like.shape, dtype=np.float32)
+    if like.dtype == np.uint8:
+        found = rng.integers(0, 256, like.shape, np.uint8)
+        scales = found.reshape(*like.shape[:2], -1)[..., -SCALES:]
+        scales[:] = np.abs(numbers).reshape(*like.shape[:2], -1)[..., : SCALES // 4].copy().view(np.uint8)
+        return found
+    return numbers if like.dtype == np.float32 else (numbers.view(np.uint32) >> 16).astype(np.uint16)
+
+
 def _attention(
     parts: ModelWeights, buffers: Buffers, team: Team, table: list[int], rng: np.random.Generator
 ) -> Iterator[tuple[int, Float32, Float32]]:
@@ -130,21 +142,24 @@ def _layer_attention(
     """(threads, output together, output of the same rows alone) on a cache of random keys and values."""
     spec, keys, values = parts.layers[number].spec, parts.cache.keys[number], parts.cache.values[number]
     for array in (keys, values):
-        random = rng.standard_normal((len(table), *array.shape[1:]), dtype=np.float32)
-        array[table] = random if array.dtype == np.float32 else (random.view(np.uint32) >> 16).astype(np.uint16)
+        array[table] = _random(array[table], rng)
     length = min(parts.config.context_length, len(table) * BLOCK)
     positions = np.unique(rng.integers(0, length, _ROWS).astype(np.int32))
     positions[-1] = length - 1
     rows, wide = len(positions), padded(spec.head_dim, LANES)
-    queries = rng.standard_normal((rows, spec.heads, wide), dtype=np.float32)
-    queries[:, :, spec.head_dim :] = 0.0
+    shape = rows, spec.heads, spec.head_dim
+    queries = np.zeros((*shape[:2], wide), np.float32)
+    if parts.cache.form.name == "int8":
+        queries[:] = query_lines(rng.integers(-127, 128, shape), np.float32(0.01), wide)
+    else:
+        queries[:, :, : spec.head_dim] = rng.standard_normal(shape, dtype=np.float32)
     mixed = np.zeros((rows, padded(spec.heads * spec.head_dim, PANEL)), np.float32)
     values_of = {
         **buffers.own, "heads": spec.heads, "kv_heads": spec.kv_heads, "dim": spec.head_dim, "padded": wide,
         "queries": queries, "keys": keys, "values": values, "mixed": mixed, "mixed_stride": mixed.strides[0],
         "partial": buffers.partial, "blocks": buffers.blocks, "window": max(parts.config.windows), "cap": spec.cap,
     }  # fmt: skip
-    kernels = compilation.kernels(f"cache_{parts.cache.cached.name}")
+    kernels = compilation.kernels(f"cache_{parts.cache.form.name}")
     records = [record_of("attend", kernels[name], values_of) for name in ("attend", "combine")]
     contiguous = positions + np.int32(1)
     seen: dict[str, Any] = {

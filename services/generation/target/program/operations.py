@@ -73,7 +73,7 @@ class Operations:
         self.kept: list[Int64] = []  # what records point to
         self._sizes, self._buffers, self._cache, self._adapted = sizes, buffers, cache, adapted
         self._arithmetic = arithmetic
-        self._kernels = compilation.kernels("rows") | compilation.kernels(f"cache_{cache.cached.name}")
+        self._kernels = compilation.kernels("rows") | compilation.kernels(f"cache_{cache.form.name}")
 
     def embed(self, matrix: Matrix, x: Float32, size: int, factor: float) -> None:
         """x = the embeddings of the pass's tokens."""

@@ -126,7 +126,7 @@ class Fed:
 def cached(model: CpuTarget, table: Sequence[int], length: int) -> Float32:
     places = np.arange(length)
     blocks, offsets = np.array(table)[places // 64], places % 64
-    keys: Float32 = model._parts.cache.groups[0][0][:, blocks, :, :, offsets]
+    keys: Float32 = model._parts.cache.groups[0].keys[:, blocks, :, :, offsets]
     return keys
 
 

@@ -134,7 +134,7 @@ def test_a_head_needs_features_and_leaves_them_for_the_next(target: CpuTarget) -
 def test_a_replay_shows_what_is_wrong_with_a_cached_prefix(target: CpuTarget) -> None:
     server = Server(target)
     right = server.ask(PROMPT)
-    values = target._parts.cache.groups[0][1]
+    values = target._parts.cache.groups[0].values
     before = values.copy()
     try:
         values[0] += np.float32(1.0)

@@ -57,7 +57,7 @@ _FORM = ("norm_offset",)
 """Allowed differences: the same values in another form."""
 
 
-@pytest.mark.parametrize("cache_dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("cache_dtype", ["float32", "bfloat16", "int8"])
 def test_a_row_does_not_depend_on_the_rows_beside_it(directory: Path, cache_dtype: str) -> None:
     target = target_of(directory, cache_dtype=cache_dtype)
     alone = logits_of(target, [1] * len(TOKENS))
@@ -68,8 +68,9 @@ def test_a_row_does_not_depend_on_the_rows_beside_it(directory: Path, cache_dtyp
 @pytest.mark.slow
 @pytest.mark.parametrize("directory", [name for name in FAMILIES if "," not in name], indirect=True, scope="module")
 def test_no_method_and_no_schedule_changes_a_token(directory: Path) -> None:
-    target = target_of(directory)
+    targets = [target_of(directory, cache_dtype=dtype) for dtype in ("float32", "int8")]
     for seed in range(examples(8)):
+        target = targets[seed % 2]
         check_identity(target, target, seed)
 
 

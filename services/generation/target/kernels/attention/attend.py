@@ -14,8 +14,9 @@ from typing import Any
 from llvmlite import ir
 
 from services.generation.target.blocks import BLOCK
-from services.generation.target.kernels.attention.block import Products, block_function
-from services.generation.target.kernels.attention.layout import LANES, Cached, Layout, is_split, seen
+from services.generation.target.kernels.attention.block import block_function
+from services.generation.target.kernels.attention.form import Form
+from services.generation.target.kernels.attention.layout import LANES, Layout, is_split, seen
 from services.generation.target.kernels.code import F32, I64, POINTER, Code, Value
 from services.generation.target.kernels.machine import Machine
 from services.generation.target.kernels.records import FIELDS, Kernel, Words
@@ -100,9 +101,9 @@ def finish_function(module: ir.Module, machine: Machine) -> Any:
     return c.done()
 
 
-def build(module: ir.Module, machine: Machine, cached: Cached) -> None:
+def build(module: ir.Module, machine: Machine, form: Form) -> None:
     """Add `attend` and `combine`: with few rows, members share out blocks, and their results are joined afterwards."""
-    parts = _AttentionFunctions(module, machine, cached)
+    parts = _AttentionFunctions(module, machine, form)
     _attend(module, machine, parts)
     _combine(module, machine, parts)
 
@@ -110,12 +111,11 @@ def build(module: ir.Module, machine: Machine, cached: Cached) -> None:
 class _AttentionFunctions:
     """The functions that both kernels are made of."""
 
-    def __init__(self, module: ir.Module, machine: Machine, cached: Cached) -> None:
-        products = Products(module, machine, cached)
+    def __init__(self, module: ir.Module, machine: Machine, form: Form) -> None:
         self.join = join_function(module, machine)
         self.sink = sink_function(module, machine, self.join)
         self.finish = finish_function(module, machine)
-        self.block = block_function(module, machine, products)
+        self.block = block_function(module, machine, form)
 
 
 _Take = Callable[[Value, Value, Value, Value], None]

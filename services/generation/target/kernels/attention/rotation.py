@@ -5,7 +5,7 @@ from __future__ import annotations
 from llvmlite import ir
 
 from services.generation.target.blocks import BLOCK
-from services.generation.target.kernels.attention.layout import Cached
+from services.generation.target.kernels.attention.form import Form, Place
 from services.generation.target.kernels.code import F32, I32, POINTER, Code, Value
 from services.generation.target.kernels.machine import Machine
 from services.generation.target.kernels.records import Kernel
@@ -13,10 +13,10 @@ from services.generation.target.kernels.row_operations import inverse_rms, vecto
 from services.generation.target.sizes import MOST_HEAD_DIM
 
 
-def build(module: ir.Module, machine: Machine, cached: Cached) -> None:
+def build(module: ir.Module, machine: Machine, form: Form) -> None:
     """Queries to `queries`, keys and values to the cache; normalised where asked, queries and keys rotated, scaled.
 
-    queries [rows][heads][padded]; keys [blocks][kv_heads][dim][64], values [blocks][kv_heads][64][padded].
+    queries [rows][heads][padded], in the form's own way.
     """
     kernel = Kernel(module, machine, "rotate")
     c, record, passed = kernel.code, kernel.record, kernel.passed
@@ -24,31 +24,38 @@ def build(module: ir.Module, machine: Machine, cached: Cached) -> None:
     each = c.add(keys_end, record.kv_heads)
     first, last = kernel.share(c.mul(passed.rows, each))
     head_buffer = c.stack_alloc(4 * MOST_HEAD_DIM)
+    keys_size, values_size = form.key_bytes(c, record.dim), form.value_bytes(c, record.padded)
+
+    def in_cache(array: Value, size: Value, head: Value, slot: Value) -> Place:
+        block = c.add(c.mul(c.div(slot, BLOCK), record.kv_heads), head)
+        return Place(c.at(array, c.mul(block, size)), c.rem(slot, BLOCK))
+
     with c.loop(last, first) as unit:
         row, head = c.div(unit, each), c.rem(unit, each)
         place = c.add(head, c.mul(record.gated, c.smaller(head, record.heads)))  # behind each query is its gate
         source = c.at(c.at(record.qkv, c.mul(row, record.qkv_stride)), c.mul(c.mul(place, record.dim), 4))
         slot = c.index(passed.slots, row)
-        block, offset = c.div(slot, BLOCK), c.rem(slot, BLOCK)
         is_key = c.compare(head, ">=", record.heads)
 
-        def value(source: Value = source, head: Value = head, block: Value = block, offset: Value = offset) -> None:
+        def value(source: Value = source, head: Value = head, slot: Value = slot) -> None:
             _normalise(kernel, source, head_buffer, record.value_norm)
-            _store_value(kernel, cached, head_buffer, c.sub(head, keys_end), block, offset)
+            form.store_value(kernel, head_buffer, in_cache(record.values, values_size, c.sub(head, keys_end), slot))
 
         def rotated(
-            source: Value = source, head: Value = head, block: Value = block, offset: Value = offset,
-            row: Value = row, is_key: Value = is_key,
-        ) -> None:  # fmt: skip
+            source: Value = source, head: Value = head, slot: Value = slot, row: Value = row, is_key: Value = is_key
+        ) -> None:
             _normalise(kernel, source, head_buffer, c.b.select(is_key, record.key_norm, record.query_norm))
-            _turn(kernel, head_buffer, c.index(passed.positions, row))
-            c.either(
-                is_key,
-                lambda: _store_key(kernel, cached, head_buffer, c.sub(head, record.heads), block, offset),
-                lambda: _store_query(
-                    kernel, head_buffer, c.add(c.mul(row, record.heads), head), c.index(passed.positions, row)
-                ),
-            )
+            position = c.index(passed.positions, row)
+            _turn(kernel, head_buffer, position)
+
+            def key() -> None:
+                form.store_key(kernel, head_buffer, in_cache(record.keys, keys_size, c.sub(head, record.heads), slot))
+
+            def query() -> None:
+                to = c.at(record.queries, c.mul(c.mul(c.add(c.mul(row, record.heads), head), record.padded), 4))
+                form.store_query(kernel, head_buffer, to, c.load(record.scales, c.mul(position, 4), F32))
+
+            c.either(is_key, key, query)
 
         c.either(c.compare(head, ">=", keys_end), value, rotated)
     c.done()
@@ -117,33 +124,3 @@ def _alternating(c: Code, low: Value, high: Value) -> Value:
     lanes = low.type.count
     order = [lane + half for lane in range(lanes) for half in (0, lanes)]
     return c.b.shuffle_vector(low, high, ir.Constant(ir.VectorType(I32, 2 * lanes), order))
-
-
-def _store_query(kernel: Kernel, head_buffer: Value, number: Value, position: Value) -> None:
-    c, record = kernel.code, kernel.record
-    to = c.at(record.queries, c.mul(c.mul(number, record.padded), 4))
-    scale = c.load(record.scales, c.mul(position, 4), F32)
-
-    def scaled(at: Value, lanes: int) -> None:
-        c.store(c.b.fmul(c.load(head_buffer, at, F32, lanes), c.repeated(scale, lanes)), to, at)
-
-    vectors(c, record.dim, scaled)
-
-
-def _store_key(kernel: Kernel, cached: Cached, head_buffer: Value, head: Value, block: Value, offset: Value) -> None:
-    c, record = kernel.code, kernel.record
-    place = c.add(c.mul(block, record.kv_heads), head)
-    to = c.at(record.keys, c.mul(c.add(c.mul(c.mul(place, record.dim), BLOCK), offset), cached.size))
-    with c.loop(record.dim) as i:
-        cached.store(c, c.load(head_buffer, c.mul(i, 4), F32), to, c.mul(i, cached.size * BLOCK))
-
-
-def _store_value(kernel: Kernel, cached: Cached, source: Value, head: Value, block: Value, offset: Value) -> None:
-    c, record = kernel.code, kernel.record
-    line = c.add(c.mul(c.add(c.mul(block, record.kv_heads), head), BLOCK), offset)
-    to = c.at(record.values, c.mul(c.mul(line, record.padded), cached.size))
-
-    def stored(at: Value, lanes: int) -> None:
-        cached.store(c, c.load(source, at, F32, lanes), to, c.div(c.mul(at, cached.size), 4))
-
-    vectors(c, record.dim, stored)

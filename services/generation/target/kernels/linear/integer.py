@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import product
 from typing import Any
 
@@ -39,14 +39,8 @@ def _round_group(c: Code, storage: Storage, x: Value, place: Value) -> None:
     b, wide = c.b, ir.VectorType(I32, GROUP)
     values = c.load(x, 0, F32, GROUP, 4)
     magnitudes = b.and_(b.bitcast(values, wide), c.vector(I32, 0x7FFFFFFF, GROUP))
-    # Magnitudes compare as integers do, and what is no number is above all others.
-    largest = b.bitcast(c.call(c.external(f"llvm.vector.reduce.umax.v{GROUP}i32", I32, (wide,)), magnitudes), F32)
-    nothing = b.fcmp_ordered("<", largest, c.real(_SMALLEST))
-    scale = b.fadd(b.fdiv(largest, c.real(127.0)), b.fmul(largest, c.real(0.0)))
-    scale = b.select(nothing, c.real(0.0), scale)
-    inverse = b.select(nothing, c.real(0.0), b.fdiv(c.real(127.0), largest))
-    raised = c.fma(values, c.repeated(inverse, GROUP), c.vector(F32, _ROUND, GROUP))
-    whole = b.sub(b.bitcast(raised, wide), c.vector(I32, _ROUND_BITS, GROUP))
+    scale, inverse = scale_of(c, magnitudes)
+    whole = to_bytes(c, values, inverse)
     order = ir.Constant(ir.VectorType(I32, GROUP), byte_order(storage))
     bytes_ = b.trunc(whole, ir.VectorType(I8, GROUP))
     c.store(b.shuffle_vector(bytes_, bytes_, order), place, 0)
@@ -64,6 +58,27 @@ def _round_group(c: Code, storage: Storage, x: Value, place: Value) -> None:
     parts = sums if storage.name == "q6_k" else (total, ir.Constant(I32, 0))
     for part, at in zip(parts, STARTS, strict=True):
         c.store(b.mul(part, middle), place, at)
+
+
+def scale_of(c: Code, magnitudes: Value) -> tuple[Value, Value]:
+    """What numbers are rounded by, largest / 127, and its inverse; of the magnitudes' bits, a vector of int32.
+
+    Magnitudes compare as integers do, and what is no number is above all others.
+    """
+    b, kind = c.b, magnitudes.type
+    reduce = c.external(f"llvm.vector.reduce.umax.v{kind.count}i32", I32, (kind,))
+    largest = b.bitcast(c.call(reduce, magnitudes), F32)
+    nothing = b.fcmp_ordered("<", largest, c.real(_SMALLEST))
+    scale = b.fadd(b.fdiv(largest, c.real(127.0)), b.fmul(largest, c.real(0.0)))
+    inverse = b.fdiv(c.real(127.0), largest)
+    return b.select(nothing, c.real(0.0), scale), b.select(nothing, c.real(0.0), inverse)
+
+
+def to_bytes(c: Code, values: Value, inverse: Value) -> Value:
+    """A vector of float32 as whole numbers from -127 to 127, int32."""
+    lanes = values.type.count
+    raised = c.fma(values, c.repeated(inverse, lanes), c.vector(F32, _ROUND, lanes))
+    return c.b.sub(c.b.bitcast(raised, ir.VectorType(I32, lanes)), c.vector(I32, _ROUND_BITS, lanes))
 
 
 def _middle(machine: Machine, storage: Storage) -> int:
@@ -86,19 +101,19 @@ class IntegerProducts:
     not wait for each other, stand side by side in the code.
     """
 
-    def __init__(self, code: Code, words: Sequence[Value], bits: int, lanes: int) -> None:
-        """`words`: eight vectors [lanes] of int32, each four bytes of so many bits."""
+    def __init__(self, code: Code, word: Callable[[int], Value], bits: int, lanes: int) -> None:
+        """`word(i)`, i < 8: a vector [lanes] of int32, each four bytes of so many bits."""
         self._c, self._lanes = code, lanes
         self._way = code.machine.products
-        self._sets = [(list(words), 1, bits)]
+        self._sets = [(word, 1, bits)]
         if self._way == "sdot" and bits == 8:
-            middle = self._int(0x80808080)
-            self._sets = [([code.b.xor(word, middle) for word in words], 1, bits)]
+            self._sets = [(lambda i: code.b.xor(word(i), self._int(0x80808080)), 1, bits)]
         if self._way == "pairs" and bits == 8:
             four, mask = self._int(4), self._int(0x0F0F0F0F)
-            low = [code.b.and_(word, mask) for word in words]
-            high = [code.b.and_(code.b.lshr(word, four), mask) for word in words]
-            self._sets = [(low, 1, 4), (high, 16, 4)]
+            self._sets = [
+                (lambda i: code.b.and_(word(i), mask), 1, 4),
+                (lambda i: code.b.and_(code.b.lshr(word(i), four), mask), 16, 4),
+            ]
 
     def add(self, rows: Sequence[Value], places: range, totals: Sequence[Value]) -> None:
         """Each row's total, a variable int32 [lanes], gains products of words with as many times four bytes of x."""
@@ -114,7 +129,7 @@ class IntegerProducts:
         kind, wide = ir.VectorType(I32, lanes), ir.VectorType(I8, 4 * lanes)
         function = c.external(_FOURS[self._way][lanes], kind, (kind, wide, wide))
         for i in places:
-            word = c.b.bitcast(self._sets[0][0][i], wide)
+            word = c.b.bitcast(self._sets[0][0](i), wide)
             for x, total in zip(rows, totals, strict=True):
                 c.put(c.call(function, c.get(total), word, c.b.bitcast(self._four(x, i), wide)), total)
             c.keep_order(totals)
@@ -129,7 +144,7 @@ class IntegerProducts:
         for begin in range(places.start, places.stop, most):
             pairs = [[c.variable(halves, c.vector(I16, 0, 2 * lanes)) for _ in self._sets] for _ in rows]
             for i in range(begin, min(begin + most, places.stop)):
-                words = [c.b.bitcast(each[i], bytes_) for each, _, _ in self._sets]
+                words = [c.b.bitcast(each(i), bytes_) for each, _, _ in self._sets]
                 for x, sums in zip(rows, pairs, strict=True):
                     four = c.b.bitcast(self._four(x, i), bytes_)
                     for word, sum_ in zip(words, sums, strict=True):
@@ -143,7 +158,7 @@ class IntegerProducts:
     def _one_by_one(self, rows: Sequence[Value], places: range, totals: Sequence[Value]) -> None:
         c = self._c
         for i, byte in product(places, range(4)):
-            weight = c.b.and_(c.b.lshr(self._sets[0][0][i], self._int(8 * byte)), self._int(255))
+            weight = c.b.and_(c.b.lshr(self._sets[0][0](i), self._int(8 * byte)), self._int(255))
             for x, total in zip(rows, totals, strict=True):
                 one = c.repeated(c.b.sext(c.load(x, 4 * i + byte, I8), I32), self._lanes)
                 c.put(c.b.add(c.get(total), c.b.mul(weight, one)), total)
@@ -256,7 +271,7 @@ def _add_group(c: Code, storage: Storage, weights: QuantisedGroup, rows: list[Va
     """Each row's total gains a group: scale * d * sum of products, then least * (d * sum of bytes)."""
     lanes = c.machine.lanes
     vector, whole = (ir.VectorType(k, lanes) if lanes > 1 else k for k in (F32, I32))
-    products = IntegerProducts(c, weights.words, BITS[storage.name], lanes)
+    products = IntegerProducts(c, weights.words.__getitem__, BITS[storage.name], lanes)
     share = _DWORDS // len(weights.scales)
     for part, scale in enumerate(weights.scales):
         sums = []

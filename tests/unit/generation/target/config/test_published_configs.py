@@ -81,7 +81,8 @@ def test_lfm2_1_2b(tmp_path: Path) -> None:
     assert config.head_norms
     assert config.tied_embeddings
     assert config.eos_token_ids == (7,)
-    assert sum(config.cached(layer) for layer in range(16)) == 10 * 2048 + 6 * 2 * 8 * 64
+    assert block_bytes(config, "bfloat16") == 2 * BLOCK * (10 * 2048 + 6 * 2 * 8 * 64)
+    assert block_bytes(config, "int8") == BLOCK * (2 * 10 * 2048 + 6 * 2 * 8 * (64 + 4))
 
 
 def test_gemma_2_27b(tmp_path: Path) -> None:
@@ -251,35 +252,36 @@ def config() -> TargetConfig:
 
 
 def test_a_block_holds_keys_and_values_of_all_layers(config: TargetConfig) -> None:
-    assert block_bytes(config, 4) == 2 * 4 * 30 * 3 * 64 * BLOCK
-    assert block_bytes(config, 2) * 2 == block_bytes(config, 4)
+    assert block_bytes(config, "float32") == 2 * 4 * 30 * 3 * 64 * BLOCK
+    assert block_bytes(config, "bfloat16") * 2 == block_bytes(config, "float32")
+    assert block_bytes(config, "int8") == 2 * 30 * 3 * (64 + 4) * BLOCK
 
 
 @pytest.mark.parametrize("size", [200 << 20, 1 << 30, 3 << 30])
 def test_blocks_and_features_together_stay_within_the_bytes(config: TargetConfig, size: int) -> None:
-    blocks, block = cache_blocks(config, 4, tokens=None, size=size), block_bytes(config, 4)
+    blocks, block = cache_blocks(config, "float32", tokens=None, size=size), block_bytes(config, "float32")
     assert size - block < blocks * block + feature_bytes(size) <= size
 
 
 def test_by_default_a_gibibyte_at_least_one_context_and_at_most_64(config: TargetConfig) -> None:
     def blocks(**changes: int) -> int:
-        return cache_blocks(replace(config, **changes), 4, tokens=None, size=None)  # type: ignore[arg-type]
+        return cache_blocks(replace(config, **changes), "float32", tokens=None, size=None)  # type: ignore[arg-type]
 
-    assert blocks() == (DEFAULT_BYTES - feature_bytes(None)) // block_bytes(config, 4)
+    assert blocks() == (DEFAULT_BYTES - feature_bytes(None)) // block_bytes(config, "float32")
     assert blocks(context_length=131_072) == 2048
     assert blocks(layers=1, kv_heads=1, head_dim=2, context_length=1024) == 64 * 16
 
 
 def test_tokens_are_taken_as_they_are(config: TargetConfig) -> None:
-    assert cache_blocks(config, 4, tokens=65, size=None) == 2
+    assert cache_blocks(config, "float32", tokens=65, size=None) == 2
 
 
 def test_bytes_that_cannot_hold_one_context_are_refused_and_those_named_suffice(config: TargetConfig) -> None:
     with pytest.raises(ConfigInvalid, match="--cache-bytes") as refused:
-        cache_blocks(config, 4, tokens=None, size=1 << 20)
+        cache_blocks(config, "float32", tokens=None, size=1 << 20)
     named = re.search(r"at least (\d+) \((\d+) MiB\)", str(refused.value))
     assert named is not None
     for enough in (int(named[1]), int(named[2]) << 20):
-        assert cache_blocks(config, 4, tokens=None, size=enough) >= 2048 // BLOCK
+        assert cache_blocks(config, "float32", tokens=None, size=enough) >= 2048 // BLOCK
     with pytest.raises(ConfigInvalid):
-        cache_blocks(config, 4, tokens=None, size=int(named[1]) - 1)
+        cache_blocks(config, "float32", tokens=None, size=int(named[1]) - 1)

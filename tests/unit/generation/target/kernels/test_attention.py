@@ -38,15 +38,16 @@ def check(
 
 
 @pytest.mark.parametrize(("group_size", "dim"), grid(5, [1, 2, 3, 5, 8], [8, 12, 64, 80, 128]))
-def test_heads_that_share_keys(group_size: int, dim: int) -> None:
+@pytest.mark.parametrize("cache_dtype", ["float32", "int8"])
+def test_heads_that_share_keys(group_size: int, dim: int, cache_dtype: str) -> None:
     random = np.random.default_rng(dim + group_size)
     kv_heads = 2 if dim < 100 else 1
     positions = np.array([0, 62, 63, 64, 150])
-    check(*drawn(random, 5, group_size * kv_heads, 151, kv_heads, dim), positions)
+    check(*drawn(random, 5, group_size * kv_heads, 151, kv_heads, dim), positions, cache_dtype=cache_dtype)
 
 
 @pytest.mark.parametrize("window", [0, 1, 40, 64, 65, 130, 1000])
-@pytest.mark.parametrize("cache_dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("cache_dtype", ["float32", "bfloat16", "int8"])
 def test_windows(window: int, cache_dtype: str) -> None:
     random = np.random.default_rng(window)
     positions = np.array([0, 39, 40, 63, 64, 127, 128, 129, 299])
@@ -75,7 +76,7 @@ def test_sinks(group_size: int) -> None:
     check(*drawn(random, 4, 2 * group_size, 151, 2, 24), positions, 100, teams=(1, 3), runs=runs, sinks=sinks)
 
 
-@pytest.mark.parametrize("cache_dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("cache_dtype", ["float32", "bfloat16", "int8"])
 @pytest.mark.parametrize("window", [0, 50])
 def test_branches_of_trees(window: int, cache_dtype: str) -> None:
     """Rows whose last positions lie in slots of their own, a branch over a block's border among them."""
@@ -89,7 +90,10 @@ def test_branches_of_trees(window: int, cache_dtype: str) -> None:
 @pytest.mark.parametrize(
     ("heads", "bounds"), grid(2, [(1, 24), (3, 16), (5, 80), (30, 8)], [(0, 0), (200, 0), (192, 0), (0, 250), (70, 0)])
 )
-def test_rows_that_see_blocks_whole_go_through_them_together(heads: tuple[int, int], bounds: tuple[int, int]) -> None:
+@pytest.mark.parametrize("cache_dtype", ["float32", "int8"])
+def test_rows_that_see_blocks_whole_go_through_them_together(
+    heads: tuple[int, int], bounds: tuple[int, int], cache_dtype: str
+) -> None:
     """Rows of a prompt behind others, rows of a tree, and one that sees less, at the edges of windows and chunks."""
     (group_size, dim), (window, chunk) = heads, bounds
     random = np.random.default_rng(group_size)
@@ -97,16 +101,18 @@ def test_rows_that_see_blocks_whole_go_through_them_together(heads: tuple[int, i
     runs = np.where(np.arange(len(positions)) % 3 == 0, 381, 400)
     queries, keys, values = drawn(random, len(positions), group_size, 400, 1, dim)
     sinks = random.normal(0, 10, group_size).astype(np.float32)
-    check(queries, keys, values, positions, window, teams=(1, 2), runs=runs, chunk=chunk, sinks=sinks, cap=20.0)
+    rest = {"runs": runs, "chunk": chunk, "sinks": sinks, "cap": 20.0}
+    check(queries, keys, values, positions, window, cache_dtype, (1, 2), **rest)
 
 
-def test_scores_of_all_magnitudes() -> None:
+@pytest.mark.parametrize("cache_dtype", ["float32", "int8"])
+def test_scores_of_all_magnitudes(cache_dtype: str) -> None:
     random = np.random.default_rng(5)
     queries, keys, values = any_bits(random, 20, 2, 4), any_bits(random, 100, 2, 4), any_bits(random, 100, 2, 4)
     positions = np.arange(80, 100)
-    check(queries, keys, values, positions)
+    check(queries, keys, values, positions, cache_dtype=cache_dtype)
     tiny = np.float32(1e-30)
-    check(queries * np.float32(1e-35), keys * tiny, values * tiny, positions)
+    check(queries * np.float32(1e-35), keys * tiny, values * tiny, positions, cache_dtype=cache_dtype)
 
 
 def test_equal_and_negative_scores() -> None:
@@ -116,12 +122,13 @@ def test_equal_and_negative_scores() -> None:
     check(queries, -keys, -values, np.array([69, 3]))
 
 
-def test_infinite_and_undefined_keys_and_values() -> None:
+@pytest.mark.parametrize("cache_dtype", ["float32", "int8"])
+def test_infinite_and_undefined_keys_and_values(cache_dtype: str) -> None:
     random = np.random.default_rng(6)
     queries, keys, values = drawn(random, 6, 2, 140, 1, 16)
     keys[10, 0, 3], keys[80, 0, 1], values[75, 0, 0], values[130, 0, 5] = np.inf, np.nan, -np.inf, np.nan
-    check(queries, keys, values, np.array([5, 12, 70, 76, 100, 139]))
-    check(queries, keys, values, np.array([5, 73, 74, 129, 100, 139]), window=3)
+    check(queries, keys, values, np.array([5, 12, 70, 76, 100, 139]), cache_dtype=cache_dtype)
+    check(queries, keys, values, np.array([5, 73, 74, 129, 100, 139]), 3, cache_dtype)
 
 
 POSITIONS = np.array([0, 1, 63, 64, 1000, 4095])
@@ -150,13 +157,13 @@ def test_heads_of_every_size(dim: int, norms: bool) -> None:
     check_rotation(random_heads(dim, dim, norms))
 
 
-@pytest.mark.parametrize("cache_dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("cache_dtype", ["float32", "bfloat16", "int8"])
 def test_the_attention_factor_and_the_form_of_the_cache(cache_dtype: str) -> None:
     for members in (1, 3):
         check_rotation(random_heads(64, 1, norms=True), 1.2079441541679836, cache_dtype, members)
 
 
-@pytest.mark.parametrize("cache_dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("cache_dtype", ["float32", "bfloat16", "int8"])
 def test_rotated_numbers_of_all_magnitudes(cache_dtype: str) -> None:
     """Numbers that bfloat16 has no exponent for, ties, subnormals and infinities are among them."""
     random = np.random.default_rng(2)

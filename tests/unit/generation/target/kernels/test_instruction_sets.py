@@ -14,6 +14,7 @@ from services.generation.target.cpu import CpuTarget
 from services.generation.target.errors import TargetError
 from services.generation.target.files.stored_tensor import LAYOUTS
 from services.generation.target.kernels import compilation
+from services.generation.target.kernels.attention.cache_dtypes import FORMS
 from services.generation.target.kernels.linear import integer
 from services.generation.target.kernels.linear.widening import BITS
 from services.generation.target.kernels.machine import MACHINES, RESTRICTION, _able, this_machine
@@ -95,12 +96,12 @@ def emulated(storages: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory
     names = [storage for storage in STORAGES if storage in written.union(storages)]
     linear = [f"{kind}_{storage}" for storage in names for kind in ("linear", "embed")]
     folder = tmp_path_factory.mktemp("aarch64")
-    return _emulated(folder, "neon", storages, ["rows", "cache_float32", "cache_bfloat16", *linear])
+    return _emulated(folder, "neon", storages, ["rows", *(f"cache_{form}" for form in FORMS), *linear])
 
 
 @pytest.fixture(scope="module")
 def twin(storages: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -> Emulated:
-    return _emulated(tmp_path_factory.mktemp("aarch64"), "neondot", storages, [])
+    return _emulated(tmp_path_factory.mktemp("aarch64"), "neondot", storages, [f"cache_{form}" for form in FORMS])
 
 
 def _emulated(folder: Path, name: str, storages: tuple[str, ...], modules: list[str]) -> Emulated:
@@ -125,6 +126,7 @@ def test_its_twin_gives_the_bits_of_products_in_the_file(twin: Emulated) -> None
     for turns in (1, 3, 29):
         twin.check("linear_int8", turns)
     twin.check("linear_int8", members=3)
+    twin.check("attention")
 
 
 @pytest.mark.slow

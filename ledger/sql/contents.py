@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
-from sqlalchemy import Column, Connection, LargeBinary, MetaData, Table, bindparam, delete, select, update
+from sqlalchemy import Column, Connection, LargeBinary, MetaData, Table, bindparam, delete, func, select, update
 
 from ledger.documents.content import Content
 from ledger.documents.receipt import Receipt
@@ -39,7 +39,7 @@ _KEYS_OF = select(contents.c.key_id).where(_NAMED)
 _EMPTY = update(contents).where(_NAMED).values(sealed=b"")
 _FORGET = delete(contents).where(_NAMED)
 _EMPTIED = select(contents.c.key_id, contents.c.receipt_index).where(
-    contents.c.receipt_index.in_(select(erasures.c.receipt_index)), contents.c.sealed == b""
+    contents.c.receipt_index.in_(select(erasures.c.receipt_index)), func.length(contents.c.sealed) == 0
 )
 """From the few that were erased: a search among all contents reads them."""
 
@@ -206,7 +206,8 @@ class SealedContents:
         if self._keys is None or not self._keys.is_empty():
             return
         with self._database.reading() as connection:
-            sealed = connection.execute(select(contents.c.receipt_index).limit(1)).first()
+            statement = select(contents.c.receipt_index).where(func.length(contents.c.sealed) > 0)
+            sealed = connection.execute(statement.limit(1)).first()
         if sealed is not None:
             raise StoreError(
                 "the ledger holds sealed contents, and its store of content keys is empty: it was lost, or is another "

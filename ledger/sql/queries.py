@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any
 
-from sqlalchemy import BindParameter, ColumnElement, Connection, Select, Table, bindparam, select, union_all
+from sqlalchemy import BindParameter, ColumnElement, Connection, Select, Table, bindparam, func, select, union_all
 
 from ledger.documents.erasure import Expiry
 from ledger.encoding.text_forms import parse_digest
@@ -122,7 +122,7 @@ def select_expired(expiry: Expiry, limit: int | None) -> Select[Any]:
     """The indexes of receipts with content that an expiry covers, rising."""
     statement = select(contents.c.receipt_index).join(receipts, receipts.c.index == contents.c.receipt_index)
     statement = statement.where(receipts.c.index < expiry.end_index, receipts.c.issued_at < expiry.issued_before)
-    statement = statement.where(contents.c.sealed != b"")
+    statement = statement.where(func.length(contents.c.sealed) > 0)  # without reading it; emptied rows are erased
     if expiry.tenant is not None:
         statement = statement.where(receipts.c.tenant == indexable(expiry.tenant))
     else:

@@ -25,7 +25,18 @@ from ledger.sql.inspection import SqlInspection
 from ledger.sql.sqlite import SqliteDatabase
 from ledger.sql.store import SqlEntryStore
 from ledger.tree.entry import Entry
-from tests.unit.ledger.builders import KEYS, ORIGIN, TRUSTED, content, erasure, receipt_id, signed, signed_receipt
+from tests.unit.ledger.builders import (
+    KEYS,
+    ORIGIN,
+    TRUSTED,
+    at,
+    content,
+    erasure,
+    expiry,
+    receipt_id,
+    signed,
+    signed_receipt,
+)
 from tests.unit.ledger.log.memory_store import MemoryEntryStore
 
 
@@ -169,6 +180,7 @@ def test_a_key_that_outlived_its_erasure_is_destroyed_before_the_next_write_or_a
     sequencer.close()
     Failing.fails = False
     assert in_files(tmp_path, key)
+    assert [store.expired(expiry(3, 3, issued_before=at(100)), None), store.content(1)] == [[0], None]
     if restarted:
         store.close()
         store = SqlEntryStore.open(target, keys)

@@ -28,6 +28,7 @@ from benchmarks.real import in_storage
 from benchmarks.upstream import Upstream, llama_server
 from demo.smollm2.prompts import DOMAINS, prompts
 from ledger.documents.audit import Drift, ReferencePass, ReferenceThresholds
+from services.auditor.examination import EnginePlan
 from services.auditor.foreign import HONEST
 from services.auditor.reference import drawn_by_llama_server, scored
 from services.generation.engine.request import EngineRequest, SamplingParams
@@ -184,7 +185,7 @@ class Auditor:
     """Passes along outputs with the promised weights."""
 
     def __init__(self, promised: Path) -> None:
-        self._target = load_target(promised, threads=1)
+        self._target = load_target(promised, cache_dtype=EnginePlan(promised).for_reference().cache_dtype, threads=1)
         unprobed = cast(NumericsProfile, None)  # which no pass along an output looks at
         self._verifier = Verifier(self._target, NoText, unprobed)
 

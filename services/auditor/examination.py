@@ -49,6 +49,12 @@ class EnginePlan:
     arithmetic: str | None = None
     threads: int | None = None
 
+    def for_reference(self) -> EnginePlan:
+        """The plan for outputs of another engine. No pass along them has to repeat a server's bits, and keys and values
+        of a byte each would add a third to the margins that the thresholds were set by.
+        """
+        return replace(self, cache_dtype=self.cache_dtype or "bfloat16")
+
 
 @dataclass(frozen=True, slots=True)
 class Finding:

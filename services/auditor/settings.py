@@ -157,9 +157,10 @@ class AuditorSettings(RpcServerSettings):
             return None
         pairs = (each.partition("=") for each in self.adapter)
         adapters = {name: Path(directory) for name, _, directory in pairs}
-        return EnginePlan(
+        plan = EnginePlan(
             self.model, adapters, self.context_length, self.cache_dtype, self.arithmetic, threads=self.threads
         )
+        return plan if self.engine == "kolm" else plan.for_reference()
 
     @property
     def auditor_key(self) -> Path:

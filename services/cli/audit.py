@@ -75,9 +75,10 @@ def run(
     directory = paths.trusted
     if key is None:  # an auditor with a key of this data directory is trusted here
         trust_own(paths.key("auditor"), "auditor", directory, key_passphrase_file)
+    own = None if model is None else engine.plan(model)
     plan = AuditorPlan(
         ledger=ledger,
-        engine=None if model is None else engine.plan(model),
+        engine=own if own is None or served_by is None else own.for_reference(),
         foreign=foreign,
         decode_share=float(decode),
         key_file=paths.key("auditor", key),

@@ -62,7 +62,8 @@ def replay(
     if keys is not None:
         open_document(read.envelope, keys)
     with steps("loading and probing the base", quiet=json) as step:
-        loaded = _loaded(engine.plan(model), any_storage=any_storage)
+        plan = engine.plan(model)
+        loaded = _loaded(plan if receipt.engine is None else plan.for_reference(), any_storage=any_storage)
         step(f"computing {counted(receipt.output.tokens, 'token')} again")
         if receipt.engine is None:
             finding = _judged(loaded, receipt, read, decode=decode)

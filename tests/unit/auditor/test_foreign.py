@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
@@ -19,6 +20,7 @@ from services.auditor.examination import Finding
 from services.auditor.foreign import Comparison, ForeignJudge
 from services.auditor.own_engine import OwnEngine
 from services.auditor.reference import drawn_by_llama_server, scored
+from services.auditor.settings import AuditorSettings
 from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.verification import Verifier
 from tests.unit.ledger.builders import BASE, content, engine_profile, foreign_receipt
@@ -263,3 +265,15 @@ def test_a_token_that_the_weights_do_not_have_is_inconsistent_with_them() -> Non
     found = OwnEngine(cast(Verifier, SimpleNamespace(target=target))).refer(foreign_receipt(), content())
     assert found.differing == 1  # the other one is within the vocabulary
     assert outcomes(judged(None, found)) == ["INCONSISTENT"]
+
+
+@pytest.mark.parametrize(("flags", "kept"), [
+    (("--engine=vllm",), "bfloat16"), (("--engine=vllm", "--cache-dtype=float32"), "float32"), ((), None),
+])  # fmt: skip
+def test_passes_along_another_engine_keep_more_than_a_byte_of_each_key_and_value(
+    flags: tuple[str, ...], kept: str | None, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").touch()  # which is all that is looked for
+    settings = AuditorSettings.load([f"--model={tmp_path}", f"--data-dir={tmp_path}", *flags], environment={})
+    assert settings.own_engine is not None
+    assert settings.own_engine.cache_dtype == kept

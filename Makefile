@@ -110,7 +110,7 @@ docs: $(STAMP) ## write docs/configuration.md from the settings
 outputs: $(STAMP) ## run the commands whose output README and docs show, and write that output anew: a minute
 	@$(BIN)/python -m docs.outputs
 
-wheels: $(STAMP) ## build kolm-serve, and kolm-verify for who only verifies, into dist/
+wheels: $(STAMP) ## build kolm-serve, and kolm-verify for those who only verify, into dist/
 	@$(BIN)/python -m hatchling build --target wheel
 	@cd packages/kolm-verify && ../../$(BIN)/python -m hatchling build --target wheel --directory ../../dist
 

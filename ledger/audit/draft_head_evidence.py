@@ -7,7 +7,7 @@ Only `check_files` reads files.
     4  every file has the size and digest that the manifest says
     5  no withdrawal of it stands in the log
 
-1 to 4 hold for ever once they hold. 5 is the log's answer of the moment: offline, nobody can prove that there is none.
+1 to 4 cannot stop holding. 5 is the log's answer of the moment: offline, nobody can prove that there is none.
 """
 
 from __future__ import annotations

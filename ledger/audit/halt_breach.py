@@ -63,7 +63,7 @@ class HaltWatch:
         return tuple((breach.index, breach.halt_index) for breach in self.breaches)
 
     def take_breaches(self) -> tuple[Breach, ...]:
-        """Take the breaches found so far, and forget them: for who keeps a count of its own."""
+        """Take the breaches found so far, and forget them, for a caller that keeps its own count."""
         found, self.breaches = tuple(self.breaches), []
         return found
 

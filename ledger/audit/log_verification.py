@@ -27,7 +27,7 @@ CHECKS = (
     "The checkpoint is signed by a trusted key of the log",
     "Every entry is canonical and stands at its own index",
     "Every document is well-formed and signed by a key that may sign its kind",
-    "Every document may stand where it stands, and no receipt appears twice",
+    "Every document is allowed at its position, and no receipt appears twice",
     "The checkpoint is over exactly these entries",
 )
 

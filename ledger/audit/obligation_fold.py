@@ -139,7 +139,7 @@ class ObligationFold:
         return f"a document is dated {self.latest}, the log held it by {timestamp(now)}: owed replays cannot be counted"
 
     def take_late(self) -> tuple[Obligation, ...]:
-        """Take what was judged past its time, and forget it: for who keeps a count of its own."""
+        """Take what was judged past its time, and forget it, for a caller that keeps its own count."""
         late, self._late = tuple(self._late), []
         return late
 

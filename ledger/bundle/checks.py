@@ -54,7 +54,8 @@ _SHOWN = 5  # entries that a line names
 def check_unreplayable(fold: BundleFold, trust: Trust) -> str:
     """A finding in words. Raises ProofError for more receipts than allowed whose newest verdict is no answer."""
     count, judged = len(fold.unreplayable), sum(fold.outcomes_by_kind.values())
-    found = f"{count} receipts could not be replayed or checked, which is no pass{erased_in_words(fold.unreplayable)}"
+    erased = erased_in_words(fold.unreplayable)
+    found = f"{count} receipts could not be replayed or checked, which is not a pass{erased}"
     if trust.max_unreplayable is None:
         raise NothingToCheck(f"{found}; no limit was set")
     if count > trust.max_unreplayable:

@@ -24,7 +24,7 @@ CHECKS = (
     "Every entry is canonical and in the tree",
     "Nothing in the range was left out",
     "Every document is signed by a key that was valid there",
-    "Every document may stand where it stands",
+    "Every document is allowed at its position",
     "Nothing was served in a halted scope",
     "Every replay that is owed was made in time",
     "Content is what the receipts commit to",

@@ -142,7 +142,7 @@ def _unreplayable(memory: MonitorMemory, limits: Limits) -> Iterator[Finding]:
     count, first = memory.unreplayable(limits.since)
     if count > limits.max_unreplayable:
         message = (
-            f"{count} receipts could not be replayed or checked, which is no pass: first that in entry {first}; "
+            f"{count} receipts could not be replayed or checked, which is not a pass: first that in entry {first}; "
             f"{limits.max_unreplayable} are allowed"
         )
         yield Finding(kinds.UNREPLAYABLE, kinds.UNREPLAYABLE, message, first)

@@ -58,7 +58,7 @@ def run(
     """Make one pass over the ledger: replay owed receipts and spot checks without a verdict, append the verdicts.
 
     Exit code 3 if a replay deviates, something has been tampered with, or an earlier deviation is still halted;
-    1 if a receipt could not be replayed, which is no pass.
+    1 if a receipt could not be replayed, which is not a pass.
     """
     from services.auditor.foreign import ForeignPlan
     from services.auditor.serving import AuditorPlan

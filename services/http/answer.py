@@ -187,7 +187,7 @@ class Answer:
         return [*(self._event([choice]) for choice in held), self._event([last], kolm=kolm)]
 
     def endings(self, finished: Sequence[Finished]) -> list[Any]:
-        """After the last choice the usage, for who asked for it."""
+        """The end of the stream: the usage, if the request asked for it, and the end mark."""
         return [self._usage(finished), DONE] if self._usage_wanted.include_usage else [DONE]
 
     def failed(self, error: ApiError) -> dict[str, Any]:

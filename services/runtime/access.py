@@ -145,8 +145,8 @@ class Call(Protocol):
 class Access:
     """The principals of one server, and what each RPC takes. Safe between threads.
 
-    The file is read again when it has changed, at the next call. While it cannot be read nobody gets in but to what is
-    open to anybody: a revocation that somebody has botched must not leave the revoked token valid.
+    The file is read again when it has changed, at the next call. While it cannot be read, all calls are refused but
+    those open to anybody: a revocation that somebody has botched must not leave the revoked token valid.
 
     Without a file there are no principals, and any token is a bad one but `local`, which the server has made for this
     start: its holders may generate for the default tenant. Where a call comes from counts for nothing, since a proxy on
@@ -219,7 +219,7 @@ class Access:
             try:
                 self._known = (stamp, _by_proof(read_principals(self._file)))
             except PrincipalsError as error:
-                _log.error("nobody gets in until this is mended: %s", error)
+                _log.error("all calls are refused until the principals file is fixed: %s", error)
                 self._known = (stamp, None)
         credentials = self._known[1]
         if credentials is None:

@@ -149,7 +149,7 @@ def read_principals(path: Path) -> tuple[Credential, ...]:
     except OSError as error:
         raise PrincipalsError(f"cannot read the principals: {error.strerror} ({path})") from None
     if mode & _OTHERS_WRITE:
-        raise PrincipalsError(f"others than its owner may write {path}, so it is not believed: chmod go-w {path}")
+        raise PrincipalsError(f"{path} is writable by group or others; refusing to use it: chmod go-w {path}")
     try:
         return _checked(_Document.model_validate_json(data).credentials)
     except ValidationError as error:

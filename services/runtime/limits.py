@@ -17,7 +17,7 @@ from services.runtime.errors import DeadlineExceeded, ResourceExhausted
 _AGAIN_SECONDS = 1.0
 _SMALL_BYTES = 16 * 1024
 _CALLERS = 4
-"""A caller at this limit leaves room for three like him."""
+"""One caller may use a quarter of the budget."""
 _DECODED = 8
 """Bytes that one byte of a request takes once it is read, at most: an id of one byte, in an array that has grown."""
 

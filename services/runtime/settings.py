@@ -238,7 +238,7 @@ class ServerSettings(BaseSettings):
         None, description="The authority of the services that this one calls; it shows them --tls-cert."
     )
     insecure: bool = Field(
-        False, description="Listen beyond this machine without TLS: everybody on the network can read all of it."
+        False, description="Serve beyond this machine without TLS: anyone on the network can read the traffic."
     )
 
     _table: ClassVar[TomlTable] = TomlTable(None, "", {})

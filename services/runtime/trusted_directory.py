@@ -34,7 +34,7 @@ def _no_entries() -> Iterable[tuple[int, bytes]]:
 class TrustedDirectory(Mapping[str, tuple[PublicKey, ...]]):
     """Role to keys, and the operators' threshold, for `TrustedDirectory(path).trusted()`. Safe between threads.
 
-    A running process gives nobody a say because he can write there. It takes the keys that it finds at its start; later
+    Write access to the folder alone grants no trust: a running process takes the keys that it finds at its start; later
     on the first keys of a role that has had none, and a key that has replaced a trusted one by an entry of the log. Any
     other key is refused, and logged once. A key whose file is gone counts no longer. A threshold may rise, not fall.
 

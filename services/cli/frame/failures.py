@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from services.client.errors import FieldViolation, KolmError
 
 _EXTRAS = {
-    **dict.fromkeys(("grpc", "google", "sqlalchemy", "alembic", "pydantic_settings", "cbor2"), "cli"),
+    **dict.fromkeys(("grpc", "google", "sqlalchemy", "pydantic_settings", "cbor2"), "cli"),
     "starlette": "web",
     "uvicorn": "web",
     "obstore": "s3",

@@ -69,7 +69,7 @@ def _summary(done: dict[str, Any]) -> list[Line]:
         rest = f"{believed} of the EXACT verdicts rest on the word of the audited server, or do not say whose"
         lines.append(Styled(rest, "yellow"))
     if done["unreplayable"]:
-        lines.append(Styled(f"{done['unreplayable']} could not be replayed, which is no pass", "yellow"))
+        lines.append(Styled(f"{done['unreplayable']} could not be replayed, which is not a pass", "yellow"))
     if done["unpromised"]:
         lines.append(Styled(f"{done['unpromised']} receipts stand before any policy: nothing was promised", "dim"))
     if done["problem"] is not None:

@@ -96,7 +96,7 @@ def _remarks(report: BundleReport) -> list[str]:
     if outcomes.get("INCONSISTENT"):
         remarks.append(f"{outcomes['INCONSISTENT']} outputs are not what the weights would give (INCONSISTENT)")
     if unanswered := sum(outcomes.get(name, 0) for name in NO_ANSWERS):
-        found = f"{unanswered} receipts could not be replayed or checked, which is no pass"
+        found = f"{unanswered} receipts could not be replayed or checked, which is not a pass"
         remarks.append(found + erased_in_words(report.unreplayable))
     if weaker := outcomes.get("SAME", 0) + outcomes.get("CONSISTENT", 0):
         remarks.append(f"{weaker} verdicts are on another engine's outputs: SAME and CONSISTENT are weaker than EXACT")

@@ -98,7 +98,7 @@ class HeadKind:
     knows: Callable[[Mapping[str, Any]], bool]
     """Whether a config.json is that of such a head, in whatever layout."""
     known_by: str
-    """In words, for who has a head of no known kind."""
+    """A description in words, for the message about a head of no known kind."""
     load: Callable[[Path, TargetConfig], DraftHead]
     """A folder's head for a base. Raises HeadError; nothing is half loaded."""
 

@@ -59,7 +59,7 @@ class TextCodec(Protocol):
     def decode_all(self, token_ids: Sequence[int]) -> str: ...
 
     def stream(self, prompt: Sequence[int] = ()) -> StreamDecoder | None:
-        """None where text is not to be had token by token."""
+        """None where the text of a token depends on its neighbours."""
         ...
 
 

@@ -259,7 +259,7 @@ def test_a_replay_that_an_erasure_made_impossible_is_no_pass_and_names_the_erasu
     before = log_of({11: erasure(3, 1), 12: verdict(3, 1, "UNREPLAYABLE")})
     report = judged(chosen_by_a_liar([3, 11, 12], before), tmp_path / "before", strict)
     assert (failed(report), dict(report.unreplayable)) == (14, {3: 11})
-    assert "which is no pass (1 erased by entry 11)" in str(report.problem)
+    assert "which is not a pass (1 erased by entry 11)" in str(report.problem)
     after = log_of({11: verdict(3, 1, "UNREPLAYABLE"), 12: erasure(3, 1)})
     report = judged(chosen_by_a_liar([3, 11, 12], after), tmp_path / "after", strict)
     assert (failed(report), dict(report.unreplayable)) == (14, {3: None})

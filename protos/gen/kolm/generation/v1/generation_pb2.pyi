@@ -973,9 +973,7 @@ class GetModelInfoResponse(_message.Message):
     profile_cid: _builtins.str
     """Identifier of the numerics profile: the digest of profile_json."""
     profile_json: _builtins.bytes
-    """The numerics profile, canonical JSON (RFC 8785): arithmetic, what the cache holds, sampler, fingerprint; on CUDA also device
-    and libraries.
-    """
+    """The numerics profile, canonical JSON (RFC 8785): arithmetic, what the cache holds, sampler, fingerprint."""
     probe_passed: _builtins.bool
     """Whether the profile passed its probe at start; where not, only "off" is served, one sequence at a time, one row a pass."""
     architecture: _builtins.str

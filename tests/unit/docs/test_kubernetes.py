@@ -4,43 +4,37 @@ deploy/vllm puts vLLM behind either.
 """
 
 import re
-from pathlib import Path
+import shutil
+import subprocess
 from typing import Any
 
 import kubernetes_validate
 import pytest
 import yaml
 
-from tests.compose.stack import OURS, ROOT, SERVICES, defaulted
+from tests.compose.stack import ROOT, SERVICES, defaulted
 
-FOLDER = ROOT / "deploy/kubernetes"
-OVERLAYS = sorted(path.parent for path in FOLDER.glob("overlays/*/kustomization.yaml"))
-HERE = [*OURS, "postgres", "monitor"]
+HERE = ["postgres", "ledger", "registry", "generation", "auditor", "http"]
 """The services of a cluster; it has a Prometheus and a Grafana of its own, and principals and keys by reference."""
-ELSEWHERE = {
+ELSEWHERE: dict[str, dict[str, Any]] = {
     "generation": {
         # Each pod has a disk of its own, so that all of them need not share one folder; the key is one all the same.
         "KOLM_GENERATION_REPLICAS": None,
         "KOLM_GENERATION_KEY_FILE": "/var/lib/kolm/key/receipts.pem",
     },
-    "http": {"KOLM_HTTP_EXPLORER_URL": None},  # nobody knows under which name browsers reach the explorer
+    "http": {"KOLM_HTTP_EXPLORER_URL": None},
     "postgres": {"PGDATA": "/var/lib/postgresql/data/kolm"},
 }
 """Where a cluster's variables are not those of docker-compose.yml."""
 _UNITS = {"m": "Mi", "g": "Gi"}
 
 
-def _documents(path: Path) -> list[dict[str, Any]]:
-    return list(yaml.safe_load_all(path.read_text("utf-8")))
+def _items(path: str) -> list[dict[str, Any]]:
+    listed: list[dict[str, Any]] = yaml.safe_load((ROOT / path).read_text("utf-8"))["items"]
+    return listed
 
 
-def _base() -> list[dict[str, Any]]:
-    listed = yaml.safe_load((FOLDER / "base/kustomization.yaml").read_text("utf-8"))["resources"]
-    assert set(listed) == {path.name for path in FOLDER.glob("base/*.yaml")} - {"kustomization.yaml"}
-    return [document for name in listed for document in _documents(FOLDER / "base" / name)]
-
-
-BASE = _base()
+BASE = _items("deploy/kubernetes/kolm.yaml")
 WORKLOADS = {one["metadata"]["name"]: one for one in BASE if one["kind"] in ("StatefulSet", "Deployment")}
 
 
@@ -61,9 +55,10 @@ def _container(name: str) -> dict[str, Any]:
     return container
 
 
-def test_a_cluster_runs_the_services_of_compose() -> None:
+def test_a_cluster_runs_the_services_of_compose_that_serve_and_audit() -> None:
     hands = {"access", "rotate-key", "tokens", "trust"}
-    assert set(WORKLOADS) == set(HERE) == set(SERVICES) - hands - {"prometheus", "grafana"}
+    beside = {"explorer", "monitor", "witness", "prometheus", "grafana"}  # run from outside of the log, or on a desk
+    assert set(WORKLOADS) == set(HERE) == set(SERVICES) - hands - beside
 
 
 @pytest.mark.parametrize("name", HERE)
@@ -171,7 +166,7 @@ def test_a_port_is_open_to_those_who_call_it_and_to_nobody_else() -> None:
         assert spec["podSelector"]["matchLabels"] == _named("Service")[name]["selector"]
         assert [port["port"] for port in rule["ports"]] == [port["port"] for port in _named("Service")[name]["ports"]]
         assert _let_in(rule) == _callers(name), name
-    assert set(policies) == {"closed", "metrics", *HERE} - {"auditor", "explorer", "monitor"}
+    assert set(policies) == {"closed", "metrics", *HERE} - {"auditor"}
 
 
 def _callers(name: str) -> set[str]:
@@ -180,8 +175,7 @@ def _callers(name: str) -> set[str]:
     callers = {
         other for other in HERE for value in SERVICES[other]["environment"].values() if target.search(defaulted(value))
     }
-    # The ledger's database is in a secret; a policy names the witnesses that it calls.
-    return callers | ({"ledger"} if name in ("postgres", "witness") else set())
+    return callers | ({"ledger"} if name == "postgres" else set())  # the database's address is in a secret
 
 
 def _let_in(rule: dict[str, Any]) -> set[str]:
@@ -190,24 +184,15 @@ def _let_in(rule: dict[str, Any]) -> set[str]:
     return names | {value for one in selectors for term in one.get("matchExpressions", ()) for value in term["values"]}
 
 
-@pytest.mark.parametrize("folder", OVERLAYS, ids=lambda folder: folder.name)
-def test_servers_divide_quotas_by_the_number_that_an_overlay_runs(folder: Path) -> None:
-    overlay = yaml.safe_load((folder / "kustomization.yaml").read_text("utf-8"))
-    replicas = {one["name"]: one["count"] for one in overlay["replicas"]}
-    patched = [
-        variable["value"]
-        for patch in map(yaml.safe_load, (one["patch"] for one in overlay["patches"]))
-        if isinstance(patch, dict) and patch["metadata"]["name"] == "generation"
-        for container in patch["spec"]["template"]["spec"]["containers"]
-        for variable in container["env"]
-        if variable["name"] == "KOLM_GENERATION_QUOTA_SERVERS"
-    ]
-    assert patched == [str(replicas["generation"])]
+def test_servers_divide_quotas_by_the_number_that_runs() -> None:
+    variables = {one["name"]: one["value"] for one in _container("generation")["env"]}
+    assert variables["KOLM_GENERATION_QUOTA_SERVERS"] == str(WORKLOADS["generation"]["spec"]["replicas"])
 
 
 VLLM = ROOT / "deploy/vllm"
 BEHIND: dict[str, Any] = yaml.safe_load((VLLM / "compose.yml").read_text("utf-8"))["services"]
-MANIFESTS = _documents(VLLM / "kubernetes/vllm.yaml")
+MANIFESTS = _items("deploy/vllm/kubernetes/vllm.yaml")
+PATCHED: dict[str, Any] = yaml.safe_load((VLLM / "kubernetes/kustomization.yaml").read_text("utf-8"))
 
 
 def test_only_one_vllm_of_two_speculates_and_all_else_is_the_same() -> None:
@@ -217,6 +202,29 @@ def test_only_one_vllm_of_two_speculates_and_all_else_is_the_same() -> None:
         more = [flag.partition("=")[0] for flag in fast if flag not in plain]
         assert more == ["--per-request-spec-decode-metrics", "--speculative-config"]
         assert [flag for flag in plain if flag not in fast] == []
+
+
+def test_the_generation_server_before_vllm_is_that_of_compose() -> None:
+    (patch,) = (yaml.safe_load(one["patch"]) for one in PATCHED["patches"])
+    (container,) = patch["spec"]["template"]["spec"]["containers"]
+    variables = {one["name"]: one["value"] for one in container["env"]}
+    beside = BEHIND["generation"]["environment"]
+    assert set(variables) == set(beside)
+    differing = {name for name, value in beside.items() if variables[name] != value}
+    assert differing == {"KOLM_GENERATION_ENGINE_FLAG"}  # one GPU a pod: no parallelism to name
+
+
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="needs kubectl")
+@pytest.mark.parametrize("folder", ["deploy/kubernetes", "deploy/vllm/kubernetes"])
+def test_kustomize_builds_what_is_written(folder: str) -> None:
+    done = subprocess.run(["kubectl", "kustomize", ROOT / folder], capture_output=True, text=True, check=True)
+    built = {(one["kind"], one["metadata"]["name"]): one for one in yaml.safe_load_all(done.stdout)}
+    written = BASE if folder == "deploy/kubernetes" else [*BASE, *MANIFESTS]
+    assert set(built) == {(one["kind"], one["metadata"]["name"]) for one in written}
+    for one in BASE if folder == "deploy/kubernetes" else MANIFESTS:
+        made = built[one["kind"], one["metadata"]["name"]]
+        assert made.get("spec") == one.get("spec")
+        assert made["kind"] == "Namespace" or made["metadata"]["namespace"] == "kolm"
 
 
 def test_manifests_are_those_of_kubernetes() -> None:

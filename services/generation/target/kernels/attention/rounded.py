@@ -3,6 +3,9 @@ int8).
 
 Heads are rounded as rows of int8 linear layers are, with one scale each. Bytes lie by fours, as `IntegerProducts` takes
 them: four elements of a key, of all keys of a block; four positions, of all columns of a value. 128 is added to each.
+
+With fewer heads than HEADS the arithmetic of a block takes no longer than it takes to come from memory, and processors
+look ahead better by themselves.
 """
 
 from __future__ import annotations
@@ -230,8 +233,9 @@ def _scores(module: ir.Module, machine: Machine, heads: int) -> Any:
     with c.loop(BLOCK, step=lanes * vectors) as first:
         totals = _totals(c, starts, vectors)
         with c.loop(size, step=_GROUP) as i:
-            with c.when(c.compare(first, "==", 0)):
-                _fetch(c, ahead, c.mul(i, BLOCK), _GROUP * BLOCK)
+            if heads == HEADS:
+                with c.when(c.compare(first, "==", 0)):
+                    _fetch(c, ahead, c.mul(i, BLOCK), _GROUP * BLOCK)
             table = c.at(keys, c.add(c.mul(i, BLOCK), c.mul(first, 4)))
             _add_group(c, table, c.i(4 * BLOCK), [c.at(row, i) for row in rows], totals)
         for v in range(vectors):
@@ -286,8 +290,9 @@ def _mix(module: ir.Module, machine: Machine, heads: int) -> Any:
         totals = _totals(c, starts, vectors)
         with c.loop(end, begin, _GROUP) as j:
             line = c.mul(j, padded)
-            with c.when(c.compare(i, "==", 0)), c.loop(c.mul(padded, _GROUP), step=64) as at:
-                c.prefetch(c.at(ahead, line), at, locality=2)
+            if heads == HEADS:
+                with c.when(c.compare(i, "==", 0)), c.loop(c.mul(padded, _GROUP), step=64) as at:
+                    c.prefetch(c.at(ahead, line), at, locality=2)
             _add_group(c, c.at(values, c.add(line, c.mul(i, 4))), word, [c.at(row, j) for row in rows], totals)
         for h, sums in enumerate(totals):
             place = c.at(c.at(out, c.mul(stride, h)), c.mul(i, 4))
